@@ -1,0 +1,1 @@
+"""Publishing: metric declarations, const families, the web server and its page. Renders only; no input here."""

@@ -1,0 +1,273 @@
+"""What is read: frozen dataclasses that sources fill and signals consume.
+
+Rules that hold for every field here:
+
+* ``None`` (or a missing mapping key) means *not known*. A failed or unsupported reading is never 0 and never
+  the value from last time.
+* Units are base units: bytes, seconds, watts; ratios run from 0 to 1; tokens and requests are counts.
+* Times are Unix seconds as floats.
+
+Engine pages keep their values under canonical names (the constants below), so that signals never see the
+spelling of a particular vLLM version; ``sources.vllm.aliases`` is the only place that knows those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+# --- canonical names of what an engine page carries -------------------------------------------------------
+
+# Gauges
+RUNNING: Final = "running"  # requests in the scheduler's RUNNING list
+WAITING: Final = "waiting"  # requests waiting, preempted and deferred ones included
+SWAPPED: Final = "swapped"  # V0 only: sequence groups swapped to the CPU
+WAITING_CAPACITY: Final = "waiting_capacity"  # waiting{reason="capacity"}
+WAITING_DEFERRED: Final = "waiting_deferred"  # waiting{reason="deferred"}: LoRA, grammar, remote KV
+KV_USAGE: Final = "kv_usage"  # ratio of KV blocks in use, evictable prefix blocks count as free
+GENERATION_RATE: Final = "generation_rate"  # V0 <= 0.7 only: tokens per second as a gauge
+PROMPT_RATE: Final = "prompt_rate"  # V0 <= 0.7 only
+ASLEEP: Final = "asleep"  # 1 when sleep mode has offloaded the weights
+
+# Counters
+PREEMPTIONS: Final = "preemptions"
+PROMPT_TOKENS: Final = "prompt_tokens"  # full prompt lengths, booked in one lump at the first token
+PROMPT_TOKENS_COMPUTED: Final = "prompt_tokens_computed"  # prompt_tokens_by_source{source="local_compute"}
+GENERATION_TOKENS: Final = "generation_tokens"
+PREFIX_QUERIES: Final = "prefix_queries"
+PREFIX_HITS: Final = "prefix_hits"
+ESTIMATED_FLOPS: Final = "estimated_flops"  # per GPU; stays 0 unless --enable-mfu-metrics
+ESTIMATED_READ_BYTES: Final = "estimated_read_bytes"
+ESTIMATED_WRITE_BYTES: Final = "estimated_write_bytes"
+FINISHED_PREFIX: Final = "finished:"  # + finished_reason; "finished:stop", "finished:length", ...
+REJECTED_PREFIX: Final = "rejected:"  # + reason, from admission_rejections (no engine label there)
+
+# Histograms
+TTFT: Final = "ttft"  # time to first token, seconds
+INTER_TOKEN: Final = "inter_token"  # one observation per decoding request and output step, seconds
+E2E: Final = "e2e"
+QUEUE: Final = "queue"  # first queued -> first scheduled
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+INFERENCE: Final = "inference"
+ITERATION_TOKENS: Final = "iteration_tokens"
+REQUEST_PROMPT: Final = "request_prompt_tokens"
+REQUEST_OUTPUT: Final = "request_generation_tokens"
+REQUEST_MAX_TOKENS: Final = "request_params_max_tokens"
+
+# Page values (one API server process; absent with several API servers)
+PROCESS_CPU_SECONDS: Final = "process_cpu_seconds"
+PROCESS_RSS_BYTES: Final = "process_resident_memory_bytes"
+PROCESS_START: Final = "process_start_time_seconds"
+HTTP_PREFIX: Final = "http:"  # + status class, "http:2xx", "http:4xx", "http:5xx": counters of requests
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process on a GPU: host pid and its device memory in bytes (``None`` = the driver does not say)."""
+
+    pid: int
+    used_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU (or MIG instance, or AMD partition) as read at one moment.
+
+    ``memory_used_bytes`` is total minus free, which means the same under both NVML memory structures.
+    ``utilization_ratio`` is a duty cycle (some kernel was running), not an occupancy. ``error`` says why the
+    device could not be read (``lost``, ``reset_required``, ``no_permission``, ...); other fields are then None.
+    """
+
+    uuid: str
+    index: int
+    vendor: str
+    name: str | None = None
+    driver: str | None = None
+    pci_bus_id: str | None = None
+    minor: int | None = None
+    parent_uuid: str | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    utilization_ratio: float | None = None
+    sm_activity_ratio: float | None = None
+    tensor_activity_ratio: float | None = None
+    dram_activity_ratio: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    xid_errors: Mapping[int, int] = field(default_factory=dict)
+    processes: tuple[GpuProcess, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A cumulative classic histogram as served.
+
+    ``bounds`` ends with ``inf`` when buckets were served and is empty when only sum and count were;
+    ``counts`` are cumulative and as long as ``bounds``.
+    """
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
+    sum: float | None = None
+    count: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """One engine (model, data-parallel rank) on a vLLM page, under canonical names."""
+
+    model_name: str
+    engine: str
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    counters: Mapping[str, float] = field(default_factory=dict)
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    cache_config: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePage:
+    """One scrape of one vLLM API server.
+
+    ``error`` is a reason from the closed set of ``sources.vllm.fetch.REASONS`` when the scrape failed; then
+    ``engines`` is empty. ``exposition`` is the raw text, kept only while somebody records. ``bad_lines`` counts
+    lines that looked wanted and could not be read. ``multi_process`` = several API servers (no process_* series).
+    ``flavour`` is "v0", "v1" or "rust" when the page tells, else None.
+    """
+
+    target: str
+    time: float
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    gpus: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    engines: tuple[EngineReading, ...] = ()
+    page: Mapping[str, float] = field(default_factory=dict)
+    version: str | None = None
+    flavour: str | None = None
+    multi_process: bool | None = None
+    bad_lines: int = 0
+    error: str | None = None
+    duration_seconds: float | None = None
+    exposition: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """How a container ended last: kubelet's reason ("OOMKilled", "Error", ...), exit code, when."""
+
+    reason: str | None = None
+    exit_code: int | None = None
+    finished_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerReading:
+    """The container around an engine, from the pod status and cgroup v2. CPU and memory fields are counters
+    and levels as the kernel gives them; ``memory_limit_bytes`` None = no limit or not known.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    restarts: int | None = None
+    ready: bool | None = None
+    last_termination: Termination | None = None
+    cpu_usage_seconds: float | None = None
+    cpu_limit_cores: float | None = None
+    cpu_periods: int | None = None
+    cpu_throttled_periods: int | None = None
+    cpu_pressure_some_ratio: float | None = None
+    memory_working_set_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of an engine container's log, prefix and ANSI colours already removed."""
+
+    namespace: str
+    pod: str
+    container: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorReading:
+    """torch's caching allocator in one worker, from the plugin. Bytes; ``rank`` is the worker's rank."""
+
+    namespace: str
+    pod: str
+    rank: int
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    alloc_retries: int | None = None
+    ooms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOwner:
+    """One container that holds a GPU. A shared GPU has several of these, all with ``shared`` True."""
+
+    uuid: str
+    namespace: str
+    pod: str
+    container: str
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """A condition of this node, e.g. ("MemoryPressure", True)."""
+
+    type: str
+    status: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceHealth:
+    """How one source is doing, apart from its data.
+
+    ``up`` None = has not answered yet. ``reason`` is from a closed set per source. ``errors`` counts failures by
+    reason since start.
+    """
+
+    name: str
+    up: bool | None = None
+    reason: str | None = None
+    last_success: float | None = None
+    duration_seconds: float | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that arrived for one tick. What did not arrive is absent."""
+
+    time: float
+    gpus: tuple[GpuReading, ...] = ()
+    pages: tuple[EnginePage, ...] = ()
+    containers: tuple[ContainerReading, ...] = ()
+    owners: tuple[GpuOwner, ...] = ()
+    logs: tuple[LogLine, ...] = ()
+    allocator: tuple[AllocatorReading, ...] = ()
+    node_conditions: tuple[NodeCondition, ...] = ()
+    health: Mapping[str, SourceHealth] = field(default_factory=dict)
+    targets: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EngineKey:
+    """Identity of an engine: all labels that its series carry."""
+
+    namespace: str
+    pod: str
+    model_name: str
+    engine: str

@@ -1,0 +1,1 @@
+"""Sources: the only code that does input. One file each, one protocol, one registry (``base``)."""

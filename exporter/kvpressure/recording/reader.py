@@ -1,0 +1,130 @@
+"""Read a recording tick by tick: gzip or plain, memory independent of its length, damage reported and skipped."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final, cast
+
+from kvpressure.readings import EnginePage, Snapshot
+from kvpressure.recording.format import (
+    Header,
+    MalformedTick,
+    RecordingError,
+    header_from_json,
+    tick_from_json,
+)
+
+MAX_LINE_BYTES: Final = 64 * 1024 * 1024  # a page of a node full of engines is below 1 MiB
+_MAX_SCANNERS: Final = 1024
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A line that was skipped, or the place where a damaged file ends."""
+
+    line: int
+    text: str
+
+
+class Reader:
+    """Iterate over the snapshots of one recording; use as a context manager.
+
+    ``on_problem`` is called for every skipped line and for a truncated end; the rest is read. ``keep_exposition``
+    keeps the raw text in the pages (for recording again). ``rewrite`` edits every page's text before it is parsed.
+    Raises ``RecordingError`` when the file cannot be opened or its first line is no header.
+    """
+
+    def __init__(self, path: str | Path, *, on_problem: Callable[[Problem], None] | None = None,
+                 keep_exposition: bool = False, rewrite: Callable[[str], str] | None = None) -> None:
+        self.path = Path(path)
+        self._on_problem = on_problem or (lambda _problem: None)
+        self._keep = keep_exposition
+        self._rewrite = rewrite
+        self._scanners: OrderedDict[str, Any] = OrderedDict()
+        self._line = 0
+        try:
+            self._stream = _open(self.path)
+        except OSError as error:
+            raise RecordingError(f"{path}: {error.strerror or error}") from error
+        try:
+            self.header: Header = header_from_json(self._first_line(), str(path))
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._stream.close()
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        while True:
+            line = self._next_line()
+            if line is None:
+                return
+            if line.isspace():
+                continue
+            try:
+                yield tick_from_json(line, self._page)
+            except MalformedTick as error:
+                cut = "" if line.endswith(b"\n") else "cut off: "
+                self._on_problem(Problem(self._line, f"{cut}{error}"))
+
+    def _first_line(self) -> bytes:
+        try:
+            line = self._read_line()
+        except (EOFError, OSError, zlib.error) as error:
+            raise RecordingError(f"{self.path}: damaged: {error}") from error
+        return line or b""
+
+    def _next_line(self) -> bytes | None:
+        """The next line that is short enough; None at the end, be it a damaged one."""
+        while True:
+            try:
+                line = self._read_line()
+            except (EOFError, OSError, zlib.error) as error:
+                self._on_problem(Problem(self._line + 1, f"file ends here: {error}"))
+                return None
+            if line is not None:
+                return line or None
+            self._on_problem(Problem(self._line, f"longer than {MAX_LINE_BYTES} bytes"))
+
+    def _read_line(self) -> bytes | None:
+        """A line with its end, empty at the end of the file, None for one that was too long (it is skipped)."""
+        line = self._stream.readline(MAX_LINE_BYTES)
+        if line:
+            self._line += 1
+        if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
+            return line
+        while line and not line.endswith(b"\n"):
+            line = self._stream.readline(MAX_LINE_BYTES)
+        return None
+
+    def _page(self, text: str | None, *, target: str, **identity: Any) -> EnginePage:
+        """One engine's page; a scanner per target remembers the page's layout, which makes replay fast."""
+        from kvpressure.sources.vllm.exposition import Scanner, page_from_text
+
+        scanner = self._scanners.get(target)
+        if scanner is None:
+            scanner = self._scanners[target] = Scanner()
+            if len(self._scanners) > _MAX_SCANNERS:
+                self._scanners.popitem(last=False)
+        if text is not None and self._rewrite is not None:
+            text = self._rewrite(text)
+        page = page_from_text(text, target=target, scanner=scanner, **identity)
+        return replace(page, exposition=text) if self._keep else page
+
+
+def _open(path: Path) -> BinaryIO:
+    with path.open("rb") as probe:
+        zipped = probe.read(2) == _GZIP_MAGIC
+    return cast("BinaryIO", gzip.open(path, "rb")) if zipped else path.open("rb")

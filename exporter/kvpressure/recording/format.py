@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from kvpressure.readings import (
@@ -157,6 +158,17 @@ def _xid_map(value: object) -> dict[int, int]:
         raise MalformedTick(f"expected XID numbers as keys, found {_describe(value)}") from error
 
 
+def _moment(value: object) -> float:
+    """Unix seconds, or a time as Kubernetes writes it (``2023-11-14T22:27:25Z``)."""
+    if not isinstance(value, str):
+        return _number(value)
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise MalformedTick(f"expected seconds or an RFC 3339 time, found {_describe(value)}") from error
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
 # --- records: one table per reading, used in both directions ---------------------------------------------------
 
 
@@ -186,7 +198,8 @@ def _decode(cls: Callable[..., T], table: tuple[_Field, ...], entry: object, whe
         try:
             values[item.name] = item.read(raw)
         except MalformedTick as error:
-            raise MalformedTick(f"{where}.{item.name}: {error}") from error
+            deeper = str(error).startswith((".", "["))
+            raise MalformedTick(f"{where}.{item.name}{'' if deeper else ': '}{error}") from error
     return cls(**values)
 
 
@@ -202,7 +215,7 @@ def _encode(table: tuple[_Field, ...], record: object) -> dict[str, object]:
 _CONTAINER_NAME: Final = _fields(_text, "namespace", "pod", "container", required=True)
 _HEADER: Final = (_Field("interval_seconds", _number), *_fields(_text, "node", "source"))
 _PROCESS: Final = (_Field("pid", _whole, required=True), _Field("used_bytes", _whole))
-_TERMINATION: Final = (_Field("reason", _text), _Field("exit_code", _whole), _Field("finished_at", _number))
+_TERMINATION: Final = (_Field("reason", _text), _Field("exit_code", _whole), _Field("finished_at", _moment))
 
 
 def _processes(value: object) -> tuple[GpuProcess, ...]:

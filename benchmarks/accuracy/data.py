@@ -1,0 +1,131 @@
+"""The labelled recordings under ``tests/fixtures/recordings`` and which of them nothing is tuned on."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+RECORDINGS: Final = ROOT / "tests" / "fixtures" / "recordings"
+
+NEAR_FULL: Final = "kv_near_full_no_preemption"
+NOT_RECORDED: Final = "kv_usage_not_recorded"
+BAIT: Final = "no_kv_pressure_memory_high_compute_low"
+PRESSURE: Final = "kv_pressure"
+
+_SCORED_ONLY_BURSTGPT: Final = ("burstgpt/scale-500.jsonl.gz", "burstgpt/scale-1500.jsonl.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """A recording of ``h100/``, ``burstgpt/`` or ``v1/`` with its label."""
+
+    name: str
+    label: str
+    scored_only: bool
+
+    @property
+    def part(self) -> str:
+        """The folder."""
+        return self.name.split("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A line of ``incidents/labels.csv``; sets may be empty. Times are seconds from the first tick."""
+
+    name: str
+    id: str
+    kind: str
+    expected: frozenset[str]
+    expected_conditions: frozenset[str]
+    forbidden: frozenset[str]
+    forbidden_conditions: frozenset[str]
+    page: str
+    grade: str
+    start: float
+    end: float
+    scored_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A stretch of a capture of a live server: what may be said there, and what most ticks must say.
+
+    ``most`` is the verdict that must be the most frequent one; empty = any of ``allowed`` (empty = no limit).
+    """
+
+    name: str
+    engine: str
+    what: str
+    start: float
+    end: float
+    most: frozenset[str]
+    never: frozenset[str] = frozenset()
+
+
+def telemetry() -> list[Telemetry]:
+    """Every recording of real telemetry, in the order of its table."""
+    return [Telemetry(row["recording"], row["label"], _scored_only(row["recording"]))
+            for row in _rows(RECORDINGS / "labels.csv")]
+
+
+def _scored_only(name: str) -> bool:
+    return name.startswith("h100/opt-1.3b") or name in _SCORED_ONLY_BURSTGPT
+
+
+def incidents() -> list[Incident]:
+    """Every reconstructed incident, sorted by name; each third one is scored only."""
+    rows = sorted(_rows(RECORDINGS / "incidents" / "labels.csv"), key=lambda row: row["recording"])
+    return [
+        Incident(
+            name=f"incidents/{row['recording']}", id=row["recording"].removesuffix(".jsonl.gz"), kind=row["class"],
+            expected=_set(row["expected_verdict"]), expected_conditions=_set(row["expected_conditions"]),
+            forbidden=_set(row["forbidden_verdicts"]), forbidden_conditions=_set(row["forbidden_conditions"]),
+            page=row["page"], grade=row["grade"], start=float(row["from_seconds"]), end=float(row["to_seconds"]),
+            scored_only=place % 3 == 2,
+        )
+        for place, row in enumerate(rows)
+    ]
+
+
+_PRESSURE: Final = frozenset({"kv_pressure"})
+_NO_PRESSURE: Final = frozenset({"kv_pressure"})
+_END: Final = float("inf")
+
+
+def captures() -> list[Capture]:
+    """What ``vllm-cpu/labels.csv`` expects, as stretches; the burst and frozen times are read off the pages."""
+    def whole(name: str, most: str, never: frozenset[str] = frozenset(), engine: str = "0") -> Capture:
+        return Capture(f"vllm-cpu/{name}.jsonl.gz", engine, "whole capture", 0.0, _END, frozenset({most}), never)
+
+    burst, frozen = "vllm-cpu/e_burst.jsonl.gz", "vllm-cpu/m_v0270_pressure.jsonl.gz"
+    return [
+        whole("a_idle", "idle", _NO_PRESSURE),
+        whole("b_light", "healthy", _NO_PRESSURE),
+        whole("c_steady", "healthy", _NO_PRESSURE),
+        whole("d_kv_pressure", "kv_pressure"),
+        Capture("vllm-cpu/d_kv_pressure.jsonl.gz", "0", "counter still 0", 3.0, 19.0, _PRESSURE),
+        Capture(burst, "0", "first burst, cache full or queue", 2.0, 7.0, _PRESSURE),
+        Capture(burst, "0", "between the bursts", 11.0, 20.0, frozenset({"idle"})),
+        Capture(burst, "0", "second burst, cache full or queue", 22.0, 27.0, _PRESSURE),
+        Capture(burst, "0", "after the bursts", 31.0, _END, frozenset({"idle"})),
+        whole("f_recovery", "healthy", _NO_PRESSURE),
+        whole("k_api_server_count2", "kv_pressure"),
+        whole("l_dp2", "kv_pressure", engine="0"),
+        whole("l_dp2", "kv_pressure", engine="1"),
+        Capture(frozen, "0", "gauges frozen at 0", 0.0, 16.0, frozenset({"unknown", "idle"}),
+                frozenset({"healthy", "kv_pressure"})),
+        Capture(frozen, "0", "cache full", 22.0, _END, _PRESSURE),
+    ]
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split("|")) if text else frozenset()

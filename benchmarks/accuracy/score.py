@@ -1,0 +1,137 @@
+"""Run everything and add it up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.accuracy import data
+from benchmarks.accuracy.incidents import Answer, CaptureAnswer, judge, judge_capture
+from benchmarks.accuracy.run import Run, replay_all
+from benchmarks.accuracy.telemetry import (
+    EPISODE,
+    NEUTRAL,
+    NO_CLAIM,
+    OTHER,
+    POSITIVE,
+    Detection,
+    Window,
+    changes,
+    detection,
+    windows,
+)
+
+PARTS = ("h100", "burstgpt", "v1", "incidents", "vllm-cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Windows of one selection, counted. ``false_any`` and ``found_any`` count windows with any such tick."""
+
+    positive: int
+    found: int
+    found_any: int
+    episode: int
+    episode_found: int
+    other: int
+    false: int
+    false_any: int
+    false_full: int
+    informative: int
+    neutral: int
+    neutral_claimed: int
+    not_recorded: int
+    claimed_unrecorded: int
+
+    @property
+    def recall(self) -> float | None:
+        """Share of windows with preemptions that were called pressure."""
+        return self.found / self.positive if self.positive else None
+
+    @property
+    def false_per_1000(self) -> float | None:
+        """Windows without pressure that were called pressure, of 1 000."""
+        return 1000 * self.false / self.other if self.other else None
+
+    @property
+    def informative_share(self) -> float | None:
+        """Share of windows without pressure whose verdict is not ``unknown``."""
+        return self.informative / self.other if self.other else None
+
+
+def rates(found: Sequence[Window]) -> Rates:
+    """Count windows by what they were and what was said."""
+    by_kind = {kind: [w for w in found if w.kind == kind] for kind in (POSITIVE, EPISODE, OTHER, NEUTRAL, NO_CLAIM)}
+    positive, episode, other = by_kind[POSITIVE], by_kind[EPISODE], by_kind[OTHER]
+    false = [w for w in other if _claims(w)]
+    return Rates(
+        len(positive), sum(map(_claims, positive)), sum(w.any_pressure for w in positive),
+        len(episode), sum(map(_claims, episode)),
+        len(other), len(false), sum(w.any_pressure for w in other), sum(w.full_with_queue for w in false),
+        sum(w.verdict != "unknown" for w in other),
+        len(by_kind[NEUTRAL]), sum(map(_claims, by_kind[NEUTRAL])),
+        len(by_kind[NO_CLAIM]), sum(w.any_pressure for w in by_kind[NO_CLAIM]),
+    )
+
+
+def _claims(window: Window) -> bool:
+    return window.verdict == "kv_pressure"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Everything scored: with the preemption counter in the input and with its lines removed."""
+
+    windows: tuple[Window, ...]
+    windows_without_counter: tuple[Window, ...]
+    detections: tuple[Detection, ...]
+    detections_without_counter: tuple[Detection, ...]
+    flaps: tuple[tuple[str, int, int], ...]  # recording, changes of verdict, ticks
+    answers: tuple[Answer, ...]
+    captures: tuple[CaptureAnswer, ...]
+    problems: tuple[str, ...]
+    ticks: int
+
+    def rates(self, *, without_counter: bool = False, keep: Callable[[Window], bool] = lambda _w: True) -> Rates:
+        """Rates over a selection of windows."""
+        return rates([w for w in (self.windows_without_counter if without_counter else self.windows) if keep(w)])
+
+    def graded(self, *, scored_only: bool | None = None) -> list[Answer]:
+        """Incidents whose cause is confirmed or plausibly stated (grades A and B)."""
+        return [a for a in self.answers if a.incident.grade != "C"
+                and (scored_only is None or a.incident.scored_only == scored_only)]
+
+
+def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = "") -> Result:
+    """Replay and score some parts; ``only`` restricts to recordings whose name contains it."""
+    telemetry = [item for item in data.telemetry() if item.part in parts and only in item.name]
+    incidents = [item for item in data.incidents() if "incidents" in parts and only in item.name]
+    captures = [item for item in data.captures() if "vllm-cpu" in parts and only in item.name]
+    jobs = [(item.name, without) for item in telemetry for without in (False, True)]
+    jobs += [(name, False) for name in (*(i.name for i in incidents), *(c.name for c in captures))]
+    runs = replay_all(jobs, workers or os.cpu_count() or 1)
+    plain = {name: run for (name, without), run in sorted(runs.items()) if not without}
+    stripped = {name: run for (name, without), run in sorted(runs.items()) if without}
+    return Result(
+        _windows(telemetry, plain), _windows(telemetry, stripped),
+        _detections(telemetry, plain), _detections(telemetry, stripped),
+        tuple((item.name, *_flaps(plain[item.name])) for item in telemetry),
+        tuple(judge(item, plain[item.name]) for item in incidents),
+        tuple(judge_capture(item, plain[item.name]) for item in captures),
+        tuple(problem for run in runs.values() for problem in run.problems),
+        sum(len(ticks) for run in runs.values() for ticks in run.said.values()),
+    )
+
+
+def _windows(items: Sequence[data.Telemetry], runs: dict[str, Run]) -> tuple[Window, ...]:
+    return tuple(window for item in items for window in windows(item, runs[item.name]))
+
+
+def _detections(items: Sequence[data.Telemetry], runs: dict[str, Run]) -> tuple[Detection, ...]:
+    found = (detection(item, runs[item.name]) for item in items)
+    return tuple(item for item in found if item is not None)
+
+
+def _flaps(run: Run) -> tuple[int, int]:
+    return sum(changes(ticks) for ticks in run.said.values()), sum(len(ticks) for ticks in run.said.values())

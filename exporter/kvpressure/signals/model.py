@@ -116,7 +116,8 @@ class ProgressSignals:
     work_present: bool | None = None
     progressing: bool | None = None  # token or request counters moved in the last seconds
     seconds_without_progress: float | None = None
-    gauges_frozen: bool | None = None  # every number on the page unchanged while work is said to be there
+    seconds_still: float | None = None  # neither counters nor gauges moved while work is said to be there
+    http_moved: bool | None = None  # the API server answered requests lately
     fresh_seconds: float | None = None  # age of the newest page
     pages_failing: float | None = None  # consecutive failed scrapes
     tokens_flow: bool | None = None

@@ -1,0 +1,74 @@
+"""Effective batch size, and whether it has collapsed against demand."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Final
+
+from kvpressure import readings as r
+from kvpressure.signals.model import BatchSignals
+from kvpressure.signals.window import EngineWindow, quantile
+
+RUNNING_BOUNDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, float("inf"))
+WINDOW_SECONDS: Final = 60.0
+MEAN_SECONDS: Final = 30.0
+MIN_SAMPLES: Final = 3
+
+
+class RunningHistogram:
+    """Histogram of the samples of requests running since the exporter saw the engine."""
+
+    __slots__ = ("_counts", "total")
+
+    def __init__(self) -> None:
+        self._counts = [0] * len(RUNNING_BOUNDS)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one sample."""
+        self._counts[bisect_left(RUNNING_BOUNDS, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> Mapping[float, int]:
+        """Cumulative counts by upper bound."""
+        seen, result = 0, {}
+        for bound, amount in zip(RUNNING_BOUNDS, self._counts, strict=True):
+            seen += amount
+            result[bound] = seen
+        return result
+
+
+def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | None) -> BatchSignals:
+    """Mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
+    speculative decoding and chunked prefill); quantiles from samples of requests running."""
+    observed = window.observed(r.INTER_TOKEN, MEAN_SECONDS)
+    mean = step = None
+    if observed is not None:
+        increase, span = observed
+        mean = None if increase.sum is None else increase.sum / span
+        step = increase.mean()
+    running = sorted(window.gauge_values(r.RUNNING, WINDOW_SECONDS))
+    p50 = p95 = p99 = None
+    if len(running) >= MIN_SAMPLES:
+        p50, p95, p99 = (quantile(running, q) for q in (0.5, 0.95, 0.99))
+    return BatchSignals(
+        batch_mean=mean, batch_p50=p50, batch_p95=p95, batch_p99=p99, step_seconds=step,
+        batch_collapse_ratio=collapse(window, p95, limit),
+        running_histogram=histogram.cumulative(), running_samples_sum=histogram.total,
+    )
+
+
+def collapse(window: EngineWindow, p95: float | None, limit: float | None) -> float | None:
+    """1 - batch p95 / wanted batch, at least 0. Wanted = running plus waiting, at most the limit: a batch of one
+    with one user is no collapse. ``None`` without demand."""
+    if p95 is None:
+        return None
+    demand = [s.gauges[r.RUNNING] + s.gauges.get(r.WAITING, 0.0) - s.gauges.get(r.WAITING_DEFERRED, 0.0)
+              for s in window.since(WINDOW_SECONDS) if r.RUNNING in s.gauges]
+    wanted = sum(demand) / len(demand) if demand else 0.0
+    if limit is not None:
+        wanted = min(wanted, limit)
+    if wanted <= 0:
+        return None
+    return min(1.0, max(0.0, 1.0 - p95 / wanted))

@@ -1,0 +1,199 @@
+"""Length and shape of requests: prompt, output, context, max_tokens, streams, two humps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvpressure import readings as r
+from kvpressure.signals.model import ContextSignals
+from kvpressure.signals.window import EngineWindow, HistogramIncrease, Sample, histogram_increase
+
+QUANTILES: Final = (("0.5", 0.5), ("0.95", 0.95), ("0.99", 0.99))
+MIN_REQUESTS: Final = 3
+HUMP_MIN_REQUESTS: Final = 20
+HUMP_MIN_SHARE: Final = 0.15
+HUMP_MIN_DISTANCE: Final = 8.0
+SHAPE_SECONDS: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Mean lengths over five minutes, in tokens, and arrival rate times service time (requests)."""
+
+    prompt: float | None = None
+    output: float | None = None
+    arrivals_times_service: float | None = None
+
+    @property
+    def mean_context(self) -> float | None:
+        """Prompt plus output tokens of a mean request; prompt alone when no output length is known."""
+        if self.prompt is None:
+            return None
+        return self.prompt + (self.output or 0.0)
+
+
+class LongestContext:
+    """Longest context lengths of the last five minutes, from one sample to the next.
+
+    Exact when a single request finished (difference of the sums) or passed its prefill (the lump in prompt
+    tokens at its first token, which shows before it finishes). With several at once only a lower bound: the
+    bound of the highest bucket that grew, or their mean if that is larger.
+    """
+
+    __slots__ = ("_before", "_recent", "_window_seconds")
+
+    def __init__(self, window_seconds: float) -> None:
+        self._window_seconds = window_seconds
+        self._recent: deque[tuple[float, float]] = deque()
+        self._before: Sample | None = None
+
+    def observe(self, sample: Sample) -> None:
+        """Take the newest sample."""
+        before, self._before = self._before, sample
+        while self._recent and self._recent[0][0] < sample.t - self._window_seconds:
+            self._recent.popleft()
+        if before is None or sample.t <= before.t:
+            return
+        lengths = [value for value in (_finished_context(before, sample), _prefilled_prompt(before, sample))
+                   if value is not None]
+        if lengths:
+            longest = max(lengths)
+            while self._recent and self._recent[-1][1] <= longest:
+                self._recent.pop()
+            self._recent.append((sample.t, longest))
+
+    def maximum(self) -> float | None:
+        """The longest of the window in tokens; ``None`` if nothing finished or passed prefill in it."""
+        return self._recent[0][1] if self._recent else None
+
+
+def _finished_context(before: Sample, after: Sample) -> float | None:
+    prompt = _grown(before, after, r.REQUEST_PROMPT)
+    output = _grown(before, after, r.REQUEST_OUTPUT)
+    longest = _longest(prompt)
+    if longest is None:
+        return None
+    if prompt is not None and output is not None and prompt.count == 1 and output.count == 1:
+        return longest + (output.sum or 0.0)
+    return longest
+
+
+def _grown(before: Sample, after: Sample, name: str) -> HistogramIncrease | None:
+    begin, end = before.histograms.get(name), after.histograms.get(name)
+    if begin is None or end is None or begin.count == end.count:
+        return None
+    return histogram_increase(begin, end)
+
+
+def _longest(increase: HistogramIncrease | None) -> float | None:
+    if increase is None or not increase.count or increase.sum is None:
+        return None
+    if increase.count == 1:
+        return increase.sum
+    lower = 0.0
+    for index, amount in enumerate(increase.increments):
+        if amount > 0 and index > 0:
+            lower = increase.bounds[index - 1]
+    return max(lower, increase.sum / increase.count)
+
+
+def _prefilled_prompt(before: Sample, after: Sample) -> float | None:
+    begin, end = before.histograms.get(r.TTFT), after.histograms.get(r.TTFT)
+    if begin is None or end is None or begin.count is None or end.count is None:
+        return None
+    number = end.count - begin.count
+    tokens = after.counters.get(r.PROMPT_TOKENS, 0.0) - before.counters.get(r.PROMPT_TOKENS, 0.0)
+    return tokens / number if number >= 1 and tokens > 0 else None
+
+
+def shape(window: EngineWindow) -> Shape:
+    """Mean request shape over five minutes; prompt from the token lumps when no request finished yet."""
+    prompt = _mean(window, r.REQUEST_PROMPT)
+    output = _mean(window, r.REQUEST_OUTPUT)
+    started = window.observed(r.TTFT, SHAPE_SECONDS)
+    if prompt is None and started is not None and started[0].count:
+        tokens = window.increase(r.PROMPT_TOKENS, SHAPE_SECONDS)
+        prompt = tokens[0] / started[0].count if tokens else None
+    if prompt is None:
+        prompt, output = _from_counters(window, output)
+    service = window.observed(r.INFERENCE, SHAPE_SECONDS)
+    reach = None
+    if service is not None and service[0].sum is not None:
+        reach = service[0].sum / service[1]
+    return Shape(prompt, output, reach)
+
+
+def _from_counters(window: EngineWindow, output: float | None) -> tuple[float | None, float | None]:
+    """Mean lengths where the page has counters only (V0 names without histograms)."""
+    pairs = window.since(SHAPE_SECONDS)
+    if len(pairs) < 2:
+        return None, output
+    done = sum(value - pairs[0].counters.get(name, 0.0) for name, value in pairs[-1].counters.items()
+               if name.startswith(r.FINISHED_PREFIX))
+    if done < MIN_REQUESTS:
+        return None, output
+    prompt, generated = window.increase(r.PROMPT_TOKENS, SHAPE_SECONDS), window.increase(r.GENERATION_TOKENS,
+                                                                                         SHAPE_SECONDS)
+    return (prompt[0] / done if prompt and prompt[0] > 0 else None,
+            output if output is not None else (generated[0] / done if generated else None))
+
+
+def _mean(window: EngineWindow, name: str) -> float | None:
+    found = window.observed(name, SHAPE_SECONDS)
+    return found[0].mean() if found else None
+
+
+def compute(window: EngineWindow, longest: LongestContext, means: Shape) -> ContextSignals:
+    """Context length and request shape over five minutes."""
+    maximum, mean = longest.maximum(), means.mean_context
+    prompts = window.observed(r.REQUEST_PROMPT, SHAPE_SECONDS)
+    finished = prompts[0].count if prompts else None
+    spike = None
+    if maximum is not None and mean and (finished or 0) >= MIN_REQUESTS:
+        maximum = max(maximum, mean)
+        spike = maximum / mean
+    return ContextSignals(
+        context_max_5m=maximum, context_mean=mean, context_spike_ratio=spike,
+        prompt_mean=means.prompt, output_mean=means.output,
+        prompt_quantiles=quantiles(window, r.REQUEST_PROMPT, SHAPE_SECONDS),
+        output_quantiles=quantiles(window, r.REQUEST_OUTPUT, SHAPE_SECONDS),
+        max_tokens_quantiles=quantiles(window, r.REQUEST_MAX_TOKENS, SHAPE_SECONDS),
+        stream_quantiles=quantiles(window, r.E2E, SHAPE_SECONDS),
+        two_humps=two_humps(prompts[0]) if prompts else None,
+    )
+
+
+def quantiles(window: EngineWindow, name: str, seconds: float) -> Mapping[str, float]:
+    """Quantiles of a histogram over the window by name ("0.5", "0.95", "0.99"); empty without observations."""
+    found = window.observed(name, seconds)
+    if found is None or not found[0].count:
+        return {}
+    values = ((text, found[0].quantile(q)) for text, q in QUANTILES)
+    return {text: value for text, value in values if value is not None}
+
+
+def two_humps(increase: HistogramIncrease) -> bool | None:
+    """Short- and long-prompt requests on one server: two groups of buckets, each with a real share, far apart, and
+    a valley between. ``None`` with too few requests to tell."""
+    total = sum(increase.increments)
+    if total < HUMP_MIN_REQUESTS or not increase.bounds:
+        return None
+    shares = [amount / total for amount in increase.increments]
+    peaks = [i for i, share in enumerate(shares)
+             if share > 0 and share >= (shares[i - 1] if i else 0.0)
+             and share >= (shares[i + 1] if i + 1 < len(shares) else 0.0)]
+    for left in peaks:
+        for right in peaks:
+            if right <= left + 1 or increase.bounds[right] < HUMP_MIN_DISTANCE * increase.bounds[left]:
+                continue
+            valley = min(range(left + 1, right), key=lambda i: shares[i])
+            heights = min(shares[left], shares[right])
+            if (shares[valley] <= heights / 2 and sum(shares[:valley + 1]) >= HUMP_MIN_SHARE
+                    and sum(shares[valley + 1:]) >= HUMP_MIN_SHARE):
+                return True
+    return False
+
+

@@ -1,0 +1,106 @@
+"""CPU, memory and restarts of the container around the engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from kvpressure import readings as r
+from kvpressure.readings import ContainerReading
+from kvpressure.signals.model import HostSignals
+from kvpressure.signals.window import EngineWindow, History, slope
+
+RATE_SECONDS: Final = 60.0
+RESTART_WINDOW_SECONDS: Final = 1800.0
+GROWTH_MIN_SECONDS: Final = 300.0
+MAX_RESTARTS_KEPT: Final = 64
+
+
+class ContainerWindow:
+    """History of one container."""
+
+    __slots__ = ("_restarts", "history", "last", "last_t")
+
+    def __init__(self) -> None:
+        self.history: History[tuple[float, ContainerReading]] = History()
+        self.last: ContainerReading | None = None
+        self.last_t = float("-inf")
+        self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS_KEPT)
+
+    def observe(self, t: float, reading: ContainerReading) -> None:
+        """Take a reading that is newer than all before; others are ignored."""
+        if t <= self.last_t:
+            return
+        before, self.last, self.last_t = self.last, reading, t
+        if before is not None and before.restarts is not None and reading.restarts is not None:
+            for _ in range(min(MAX_RESTARTS_KEPT, max(0, reading.restarts - before.restarts))):
+                self._restarts.append(t)
+        self.history.append(t, (t, reading))
+
+    def restarts_since(self, start: float) -> int:
+        """Restarts seen from ``start`` on."""
+        return sum(1 for t in self._restarts if t >= start)
+
+    def cpu_used_ratio(self) -> float | None:
+        """CPU seconds per second over the last minute, divided by the limit."""
+        pair = self._pair("cpu_usage_seconds")
+        limit = self.last.cpu_limit_cores if self.last else None
+        if pair is None or not limit:
+            return None
+        (begin, first), (end, last) = pair
+        used = (last.cpu_usage_seconds or 0.0) - (first.cpu_usage_seconds or 0.0)
+        return used / (end - begin) / limit if used >= 0 else None
+
+    def throttled_ratio(self) -> float | None:
+        """Share of CFS periods throttled over the last minute; ``None`` without elapsed periods."""
+        pair = self._pair("cpu_periods")
+        if pair is None:
+            return None
+        (_, first), (_, last) = pair
+        periods = (last.cpu_periods or 0) - (first.cpu_periods or 0)
+        throttled = (last.cpu_throttled_periods or 0) - (first.cpu_throttled_periods or 0)
+        return min(1.0, throttled / periods) if periods > 0 and throttled >= 0 else None
+
+    def memory_used_ratio(self) -> float | None:
+        """Working set divided by the limit."""
+        reading = self.last
+        if reading is None or reading.memory_working_set_bytes is None or not reading.memory_limit_bytes:
+            return None
+        return reading.memory_working_set_bytes / reading.memory_limit_bytes
+
+    def memory_growth_per_hour_ratio(self) -> float | None:
+        """Growth of the working set per hour, as a share of its present size; ``None`` below five minutes of history."""
+        points = [(t, float(c.memory_working_set_bytes)) for t, c in self.history
+                  if c.memory_working_set_bytes is not None]
+        if len(points) < 4 or points[-1][0] - points[0][0] < GROWTH_MIN_SECONDS or points[-1][1] <= 0:
+            return None
+        rise = slope(points)
+        return None if rise is None else rise * 3600.0 / points[-1][1]
+
+    def _pair(self, name: str) -> tuple[tuple[float, ContainerReading], tuple[float, ContainerReading]] | None:
+        carriers = [entry for entry in self.history.since(self.last_t - RATE_SECONDS)
+                    if getattr(entry[1], name) is not None]
+        return (carriers[0], carriers[-1]) if len(carriers) > 1 else None
+
+
+def compute(window: EngineWindow, container: ContainerWindow | None, now: float) -> HostSignals:
+    """Host side of one engine."""
+    api_cpu = None
+    samples = [s for s in window.since(RATE_SECONDS) if r.PROCESS_CPU_SECONDS in s.page] if window.last else []
+    if len(samples) > 1:
+        used = samples[-1].page[r.PROCESS_CPU_SECONDS] - samples[0].page[r.PROCESS_CPU_SECONDS]
+        api_cpu = max(0.0, used) / (samples[-1].t - samples[0].t)
+    if container is None or container.last is None:
+        return HostSignals(api_cpu_cores=api_cpu)
+    ended = container.last.last_termination
+    return HostSignals(
+        api_cpu_cores=api_cpu, cpu_used_ratio=container.cpu_used_ratio(),
+        cpu_throttled_ratio=container.throttled_ratio(),
+        cpu_pressure_ratio=container.last.cpu_pressure_some_ratio,
+        memory_used_ratio=container.memory_used_ratio(),
+        memory_growth_per_hour_ratio=container.memory_growth_per_hour_ratio(),
+        restarts=None if container.last.restarts is None else float(container.last.restarts),
+        restarts_recent=float(container.restarts_since(now - RESTART_WINDOW_SECONDS)),
+        last_termination_reason=ended.reason if ended else None,
+        last_exit_code=None if ended is None or ended.exit_code is None else float(ended.exit_code),
+    )

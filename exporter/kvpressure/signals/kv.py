@@ -1,0 +1,168 @@
+"""KV cache: level, capacity, slope, time to exhaustion, over-commit and preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kvpressure import readings as r
+from kvpressure.signals.context import Shape
+from kvpressure.signals.model import KvSignals
+from kvpressure.signals.window import EngineWindow, Sample, slope
+from kvpressure.thresholds import Thresholds
+
+RECENT_SECONDS: Final = 15.0
+SLOPE_SECONDS: Final = 15.0
+NOT_RECORDED_SECONDS: Final = 5.0
+LONGEST_FORECAST_SECONDS: Final = 3600.0
+
+
+def kv_recorded(window: EngineWindow, ever_positive: bool) -> bool | None:
+    """Whether the KV gauge can be believed.
+
+    False when the page has none, or when it is exactly 0 while requests run and tokens flow: a running request
+    always holds a block. ``None`` while nothing has run yet.
+    """
+    last = window.last
+    if last is None:
+        return None
+    if r.KV_USAGE not in last.gauges:
+        return False
+    if ever_positive:
+        return True
+    recent = [s for s in window.since(30.0) if s.gauges.get(r.RUNNING, 0.0) > 0]
+    if len(recent) < 3 or recent[-1].t - recent[0].t < NOT_RECORDED_SECONDS:
+        return None
+    generated = recent[-1].counters.get(r.GENERATION_TOKENS, 0.0) - recent[0].counters.get(r.GENERATION_TOKENS, 0.0)
+    return False if generated > 0 else None
+
+
+def capacity_tokens(config: Mapping[str, str], engines_on_page: int) -> float | None:
+    """Tokens the cache holds.
+
+    ``kv_cache_size_tokens`` where given (right for hybrid models). Else usable blocks times block size, which holds
+    for models with one KV group; ``num_gpu_blocks`` is summed over the data-parallel engines of a page and
+    block 0 is never used.
+    """
+    size = _number(config.get("kv_cache_size_tokens"))
+    if size:
+        return size
+    blocks = _number(config.get("num_gpu_blocks"))
+    block_size = _number(config.get("effective_attention_block_size")) or _number(config.get("block_size"))
+    if not blocks or not block_size:
+        return None
+    per_engine = blocks / max(1, engines_on_page)
+    return (per_engine - 1) * block_size if per_engine > 1 else None
+
+
+def _number(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < float("inf") else None
+
+
+def silent_preemptions(samples: Sequence[Sample]) -> float | None:
+    """Preemptions by their immediate sign: between two samples running falls, waiting rises by about as much, and
+    nothing finishes. The counter can be 20 s late (measured on vLLM 0.32 with synchronous scheduling).
+
+    ``None`` without the three inputs.
+    """
+    total, seen = 0.0, False
+    for before, after in zip(samples, samples[1:], strict=False):
+        finished_before, finished_after = finished(before), finished(after)
+        if r.RUNNING not in after.gauges or r.WAITING not in after.gauges or finished_after is None:
+            continue
+        if r.RUNNING not in before.gauges or r.WAITING not in before.gauges or finished_before is None:
+            continue
+        seen = True
+        fell = before.gauges[r.RUNNING] - after.gauges[r.RUNNING]
+        rose = after.gauges[r.WAITING] - before.gauges[r.WAITING]
+        if fell > 0 and finished_after == finished_before and 0.5 * fell <= rose <= 2 * fell + 1:
+            total += min(fell, rose)
+    return total if seen else None
+
+
+def finished(sample: Sample) -> float | None:
+    """Requests finished so far, all reasons; ``None`` if the page does not count them."""
+    values = [value for name, value in sample.counters.items() if name.startswith(r.FINISHED_PREFIX)]
+    return sum(values) if values else None
+
+
+def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: int, ever_positive: bool,
+            logged_capacity: float | None, shape: Shape, max_num_seqs: float | None,
+            thresholds: Thresholds) -> KvSignals:
+    """All KV signals of one engine now."""
+    recorded = kv_recorded(window, ever_positive)
+    capacity = capacity_tokens(config, engines_on_page) or logged_capacity
+    counted, silent, rate = _preemptions(window)
+    running = window.gauge_values(r.RUNNING, 60.0)
+    mean_running = sum(running) / len(running) if running else None
+    context = shape.mean_context
+    usage = window.gauge(r.KV_USAGE) if recorded is not False else None
+    peak = recent_max = recent_min = rise = seconds = None
+    if usage is not None:
+        peak = max(window.gauge_values(r.KV_USAGE, thresholds["kv_window_seconds"]))
+        recent = [(s.t, s.gauges[r.KV_USAGE]) for s in window.since(RECENT_SECONDS) if r.KV_USAGE in s.gauges]
+        recent_max, recent_min = max(v for _, v in recent), min(v for _, v in recent)
+        rise = slope([point for point in recent if point[0] >= recent[-1][0] - SLOPE_SECONDS])
+        seconds = seconds_to_full(usage, rise, thresholds["kv_warm_ratio"])
+    return KvSignals(
+        kv_recorded=recorded, kv_used_ratio=usage, kv_used_ratio_max=peak, kv_used_ratio_recent_max=recent_max,
+        kv_used_ratio_recent_min=recent_min, kv_capacity_tokens=capacity,
+        kv_used_tokens=None if usage is None or capacity is None else usage * capacity,
+        kv_slope_per_second=rise, kv_seconds_to_full=seconds,
+        kv_overcommit_ratio=overcommit(window, shape, capacity, max_num_seqs),
+        preemption_rate=rate, preemptions_counted=counted, preemptions_silent=silent,
+        preemptions_per_running_minute=None if rate is None or not mean_running else rate * 60.0 / mean_running,
+        recomputed_tokens_rate=None if rate is None or context is None else rate * context,
+        prefix_hit_ratio=_hit_ratio(window),
+    )
+
+
+def seconds_to_full(usage: float, rise: float | None, warm: float) -> float | None:
+    """Time until the cache is full at the present slope; ``None`` below the warm level or when not rising."""
+    if rise is None or rise <= 1e-4 or usage < warm:
+        return None
+    seconds = max(0.0, 1.0 - usage) / rise
+    return seconds if seconds <= LONGEST_FORECAST_SECONDS else None
+
+
+def _preemptions(window: EngineWindow) -> tuple[float | None, float | None, float | None]:
+    counted = window.increase(r.PREEMPTIONS, 60.0)
+    samples = window.since(60.0)
+    silent = silent_preemptions(samples)
+    span = samples[-1].t - samples[0].t if len(samples) > 1 else 0.0
+    amounts = [amount for amount in (counted[0] if counted else None, silent) if amount is not None]
+    rate = max(amounts) / span if amounts and span > 0 else None
+    return (counted[0] if counted else None), silent, rate
+
+
+def overcommit(window: EngineWindow, shape: Shape, capacity: float | None,
+               max_num_seqs: float | None) -> float | None:
+    """Tokens that the load can reach within the limits, divided by capacity.
+
+    Concurrency is what the load can reach (requests in flight, or arrival rate times service time), never
+    the bare cap: with the default cap nearly every configuration could over-commit on paper.
+    """
+    context = shape.mean_context
+    if capacity is None or context is None:
+        return None
+    in_flight = [s.gauges.get(r.RUNNING, 0.0) + s.gauges.get(r.WAITING, 0.0)
+                 for s in window.since(60.0) if r.RUNNING in s.gauges]
+    if not in_flight:
+        return None
+    reach = max(sum(in_flight) / len(in_flight), shape.arrivals_times_service or 0.0)
+    if max_num_seqs is not None:
+        reach = min(reach, max_num_seqs)
+    return reach * context / capacity
+
+
+def _hit_ratio(window: EngineWindow) -> float | None:
+    queries, hits = window.increase(r.PREFIX_QUERIES, 300.0), window.increase(r.PREFIX_HITS, 300.0)
+    if queries is None or hits is None or queries[0] <= 0:
+        return None
+    return min(1.0, hits[0] / queries[0])

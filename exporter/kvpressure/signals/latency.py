@@ -1,0 +1,86 @@
+"""Latency by phase, against the engine's own baseline; time spent outside the engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from kvpressure import readings as r
+from kvpressure.signals.context import quantiles
+from kvpressure.signals.model import LatencySignals
+from kvpressure.signals.window import EngineWindow
+
+PHASES: Final = (("ttft", r.TTFT), ("inter_token", r.INTER_TOKEN), ("e2e", r.E2E), ("queue", r.QUEUE))
+WINDOW_SECONDS: Final = 60.0
+BASELINE_EVERY_SECONDS: Final = 30.0
+BASELINE_VALUES: Final = 240  # two hours of calm half-minutes
+BASELINE_MIN_VALUES: Final = 6
+BASELINE_RANK: Final = 0.5
+MIN_OBSERVATIONS: Final = 5
+SMALLEST_BASELINE_SECONDS: Final = 1e-3
+
+
+class Baseline:
+    """p95 latencies of calm half-minutes: the engine's own normal.
+
+    Only calm moments enter (no lasting queue, cache not near full), so that an incident cannot drag the
+    baseline along, and the median of them is used. Not known until there are ``BASELINE_MIN_VALUES``.
+    """
+
+    __slots__ = ("_last_t", "_values")
+
+    def __init__(self) -> None:
+        self._values: dict[str, deque[float]] = {phase: deque(maxlen=BASELINE_VALUES) for phase, _ in PHASES}
+        self._last_t = float("-inf")
+
+    def learn(self, t: float, calm: bool, p95: Mapping[str, float]) -> None:
+        """Take this half-minute's values if it was calm."""
+        if not calm or t - self._last_t < BASELINE_EVERY_SECONDS:
+            return
+        self._last_t = t
+        for phase, value in p95.items():
+            self._values[phase].append(value)
+
+    def value(self, phase: str) -> float | None:
+        """The baseline p95 in seconds; ``None`` = not yet known."""
+        values = self._values[phase]
+        if len(values) < BASELINE_MIN_VALUES:
+            return None
+        return max(SMALLEST_BASELINE_SECONDS, sorted(values)[int(BASELINE_RANK * (len(values) - 1))])
+
+
+def compute(window: EngineWindow, baseline: Baseline, calm: bool) -> LatencySignals:
+    """Latency over the last minute. ``calm`` = this moment may teach the baseline."""
+    by_phase: dict[str, Mapping[str, float]] = {}
+    enough: dict[str, float] = {}
+    for phase, name in PHASES:
+        found = window.observed(name, WINDOW_SECONDS)
+        if found is None or not found[0].count:
+            continue
+        by_phase[phase] = quantiles(window, name, WINDOW_SECONDS)
+        if found[0].count >= MIN_OBSERVATIONS and "0.95" in by_phase[phase]:
+            enough[phase] = by_phase[phase]["0.95"]
+    if window.last is not None:
+        baseline.learn(window.last.t, calm, enough)
+    ratios = {phase: p95 / base for phase, p95 in enough.items() if (base := baseline.value(phase)) is not None}
+    queue = window.observed(r.QUEUE, WINDOW_SECONDS)
+    outside, share = outside_engine(window)
+    return LatencySignals(
+        ttft=by_phase.get("ttft", {}), inter_token=by_phase.get("inter_token", {}), e2e=by_phase.get("e2e", {}),
+        queue=by_phase.get("queue", {}), baseline_ratios=ratios,
+        queue_mean_seconds=queue[0].mean() if queue else None,
+        outside_engine_seconds=outside, outside_engine_share=share,
+    )
+
+
+def outside_engine(window: EngineWindow) -> tuple[float | None, float | None]:
+    """Mean seconds per finished request outside the engine (tokenizer, API server, network), and their share of the
+    end-to-end time: e2e - queue - inference. The three sums are booked for the same requests."""
+    parts = [window.observed(name, WINDOW_SECONDS) for name in (r.E2E, r.QUEUE, r.INFERENCE)]
+    sums = [part[0].sum for part in parts if part is not None and part[0].sum is not None]
+    count = parts[0][0].count if parts[0] is not None else None
+    if len(sums) < 3 or not count or sums[0] <= 0:
+        return None, None
+    outside = max(0.0, sums[0] - sums[1] - sums[2])
+    return outside / count, outside / sums[0]

@@ -1,0 +1,107 @@
+"""Device memory: level, real demand, components, growth while idle, and fragmentation by scope."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kvpressure.readings import AllocatorReading, GpuReading
+from kvpressure.signals.model import KvSignals, MemorySignals
+from kvpressure.signals.window import slope
+
+IDLE_MIN_SECONDS: Final = 600.0
+IDLE_STEP_SECONDS: Final = 30.0
+IDLE_POINTS: Final = 240
+COMPONENT_EVENTS: Final = (("weights", "weights_bytes"), ("graphs", "graphs_bytes"), ("activations", "activations_bytes"))
+
+
+class DeviceMemory:
+    """Follows the device memory of one engine: at readiness, and while it is idle."""
+
+    __slots__ = ("_idle", "at_start")
+
+    def __init__(self) -> None:
+        self.at_start: float | None = None
+        self._idle: deque[tuple[float, float]] = deque(maxlen=IDLE_POINTS)
+
+    def observe(self, t: float, used: float | None, idle: bool, ready: bool) -> None:
+        """Take the used bytes. ``ready`` = the engine answered; an idle stretch ends with work."""
+        if used is None:
+            return
+        if ready and self.at_start is None:
+            self.at_start = used
+        if not idle:
+            self._idle.clear()
+        elif not self._idle or t - self._idle[-1][0] >= IDLE_STEP_SECONDS:
+            self._idle.append((t, used))
+
+    def forget(self) -> None:
+        """A new process: begin again."""
+        self.at_start = None
+        self._idle.clear()
+
+    def idle_growth_per_hour(self) -> float | None:
+        """Bytes per hour gained during the present idle stretch; ``None`` until it has lasted ten minutes."""
+        if len(self._idle) < 4 or self._idle[-1][0] - self._idle[0][0] < IDLE_MIN_SECONDS:
+            return None
+        rise = slope(list(self._idle))
+        return None if rise is None else rise * 3600.0
+
+
+def used_ratio(gpu: GpuReading) -> float | None:
+    """Used share of device memory."""
+    if gpu.memory_used_bytes is None or not gpu.memory_total_bytes:
+        return None
+    return gpu.memory_used_bytes / gpu.memory_total_bytes
+
+
+def demand_ratio(gpu: GpuReading, empty_pool_bytes: Sequence[float | None]) -> float | None:
+    """Share of device memory really needed: used minus the parts of the KV pools on it that hold nothing.
+
+    ``empty_pool_bytes`` has one entry per engine on the GPU; ``None`` in it (or no engine) = not known.
+    """
+    if gpu.memory_used_bytes is None or not gpu.memory_total_bytes or not empty_pool_bytes:
+        return None
+    known = [value for value in empty_pool_bytes if value is not None]
+    if len(known) < len(empty_pool_bytes):
+        return None
+    return max(0.0, gpu.memory_used_bytes - sum(known)) / gpu.memory_total_bytes
+
+
+def compute(kv: KvSignals, gpus: Sequence[GpuReading], device: DeviceMemory, facts: Mapping[str, float],
+            allocator: Sequence[AllocatorReading], demand: float | None, running: float | None,
+            block_size: float | None) -> MemorySignals:
+    """Memory of one engine. ``facts`` are bytes read from start-up lines and configuration: pool_bytes, weights_bytes,
+    graphs_bytes, activations_bytes; pool and components are per GPU."""
+    ratios = [ratio for gpu in gpus if (ratio := used_ratio(gpu)) is not None]
+    used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
+    pool = facts.get("pool_bytes")
+    pool_used = None if pool is None or kv.kv_used_ratio is None else pool * kv.kv_used_ratio
+    waste = None
+    if pool and kv.kv_capacity_tokens and block_size and running is not None:
+        waste = running * (block_size - 1) / 2 * pool / kv.kv_capacity_tokens
+    worst = max((a for a in allocator if a.reserved_bytes is not None and a.allocated_bytes is not None),
+                key=lambda a: (a.reserved_bytes or 0) - (a.allocated_bytes or 0), default=None)
+    growth = None if device.at_start is None or not used else max(used) - device.at_start
+    return MemorySignals(
+        device_used_ratio=max(ratios, default=None), device_demand_ratio=demand,
+        kv_pool_bytes=pool, kv_pool_used_bytes=pool_used, kv_block_waste_bytes=waste,
+        allocator_reserved_bytes=worst.reserved_bytes if worst else None,
+        allocator_allocated_bytes=worst.allocated_bytes if worst else None,
+        allocator_inactive_split_bytes=worst.inactive_split_bytes if worst else None,
+        components=components(facts, max(used, default=None)),
+        idle_growth_bytes_per_hour=device.idle_growth_per_hour(), device_growth_bytes=growth,
+    )
+
+
+def components(facts: Mapping[str, float], used: float | None) -> Mapping[str, float]:
+    """Device memory by component, as far as the start-up lines tell; ``other`` only when weights and pool are known."""
+    found = {name: facts[key] for name, key in COMPONENT_EVENTS if key in facts}
+    if "pool_bytes" in facts:
+        found["kv_pool"] = facts["pool_bytes"]
+    if used is not None and {"weights", "kv_pool"} <= set(found):
+        resident = sum(value for name, value in found.items() if name != "activations")
+        if used >= resident:
+            found["other"] = used - resident
+    return found

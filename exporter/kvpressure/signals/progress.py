@@ -1,0 +1,130 @@
+"""Does anything move? Tells progress from a stall, and a stall from gauges that merely froze."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kvpressure import readings as r
+from kvpressure.signals.kv import finished
+from kvpressure.signals.model import ProgressSignals
+from kvpressure.signals.window import EngineWindow, Sample
+
+FLOW_SECONDS: Final = 15.0
+LONGEST_STEP_SECONDS: Final = 15.0  # a gap between samples counts as unseen beyond this
+_USEFUL: Final = (r.PROMPT_TOKENS, r.GENERATION_TOKENS)
+_LEVELS: Final = (r.RUNNING, r.WAITING, r.KV_USAGE)
+
+
+class Progress:
+    """Follows one engine sample by sample.
+
+    Useful progress is tokens, finished requests or engine steps with output. Changing gauges alone (a
+    prompt being prefilled fills the cache before its first token) count as movement, not as progress, and
+    preemptions count as neither: a livelock preempts without end.
+    """
+
+    __slots__ = ("_before", "_seen", "_still", "_without", "counters_known")
+
+    def __init__(self) -> None:
+        self._before: Sample | None = None
+        self._without = 0.0
+        self._still = 0.0
+        self._seen = False
+        self.counters_known = False
+
+    def observe(self, sample: Sample) -> None:
+        """Take the newest sample."""
+        before, self._before = self._before, sample
+        self.counters_known = any(name in sample.counters for name in _USEFUL)
+        if before is None:
+            return
+        step = min(sample.t - before.t, LONGEST_STEP_SECONDS)
+        if not work_present(sample) or not work_present(before):
+            self._without = self._still = 0.0
+            return
+        self._without = 0.0 if _progressed(before, sample) else self._without + step
+        self._still = self._still + step if _same_levels(before, sample) and self._without > 0 else 0.0
+        self._seen = True
+
+    @property
+    def seconds_without(self) -> float:
+        """Observed seconds with work present and no useful progress."""
+        return self._without
+
+    @property
+    def seconds_still(self) -> float:
+        """Observed seconds in which neither counters nor gauges moved while work was said to be present."""
+        return self._still
+
+
+def work_present(sample: Sample) -> bool | None:
+    """Requests running or waiting, by the gauges; ``None`` if the page has neither."""
+    running, waiting = sample.gauges.get(r.RUNNING), sample.gauges.get(r.WAITING)
+    if running is None and waiting is None:
+        return None
+    return (running or 0.0) + (waiting or 0.0) > 0
+
+
+def _progressed(before: Sample, after: Sample) -> bool:
+    if any(after.counters.get(name, 0.0) > before.counters.get(name, 0.0) for name in _USEFUL):
+        return True
+    if (finished(after) or 0.0) > (finished(before) or 0.0):
+        return True
+    return _count(after, r.ITERATION_TOKENS) > _count(before, r.ITERATION_TOKENS)
+
+
+def _count(sample: Sample, name: str) -> float:
+    histogram = sample.histograms.get(name)
+    return histogram.count or 0.0 if histogram is not None else 0.0
+
+
+def _same_levels(before: Sample, after: Sample) -> bool:
+    return all(before.gauges.get(name) == after.gauges.get(name) for name in _LEVELS)
+
+
+def http_moved(window: EngineWindow, seconds: float) -> bool | None:
+    """Whether the API server answered any request over the window; ``None`` if it does not count them."""
+    samples = [s for s in window.since(seconds) if any(name.startswith(r.HTTP_PREFIX) for name in s.page)]
+    if len(samples) < 2:
+        return None
+    return _http(samples[-1].page) > _http(samples[0].page)
+
+
+def _http(page: Mapping[str, float]) -> float:
+    return sum(value for name, value in page.items() if name.startswith(r.HTTP_PREFIX))
+
+
+def compute(window: EngineWindow, progress: Progress, age_seconds: float, failing: int) -> ProgressSignals:
+    """Progress now. ``age_seconds`` = age of the newest page, ``failing`` = failed scrapes in a row."""
+    last = window.last
+    if last is None:
+        return ProgressSignals(fresh_seconds=None, pages_failing=float(failing))
+    work = work_present(last)
+    known = progress.counters_known
+    flowing = _flow(window)
+    return ProgressSignals(
+        work_present=work,
+        progressing=None if not known or not work else progress.seconds_without == 0.0,
+        seconds_without_progress=progress.seconds_without if known and work else None,
+        seconds_still=progress.seconds_still if known and work else None,
+        http_moved=http_moved(window, max(30.0, progress.seconds_still)),
+        fresh_seconds=age_seconds, pages_failing=float(failing),
+        tokens_flow=flowing, finished_flow=_finished_flow(window),
+    )
+
+
+def _flow(window: EngineWindow) -> bool | None:
+    increases = [window.increase(name, FLOW_SECONDS) for name in _USEFUL]
+    if any(found is not None and found[0] > 0 for found in increases):
+        return True
+    if any(found is not None for found in increases):
+        return False
+    rate = window.gauge(r.GENERATION_RATE)
+    return None if rate is None else rate > 0
+
+
+def _finished_flow(window: EngineWindow) -> bool | None:
+    samples = window.since(FLOW_SECONDS)
+    counts = [count for s in samples if (count := finished(s)) is not None]
+    return counts[-1] > counts[0] if len(counts) > 1 else None

@@ -1,0 +1,147 @@
+"""GPU activity by level of evidence, and the memory-high-compute-low score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvpressure import readings as r
+from kvpressure.readings import GpuReading
+from kvpressure.signals.model import ComputeSignals, KvSignals, LoadSignals
+from kvpressure.signals.window import EngineWindow, History
+from kvpressure.thresholds import Thresholds
+
+ACTIVITY_SECONDS: Final = 30.0
+
+PROFILING: Final = "profiling"
+POWER: Final = "power"
+ESTIMATED: Final = "estimated_flops"
+UTILIZATION: Final = "utilization_weak"
+NONE: Final = "none"
+LEVELS: Final = (PROFILING, POWER, ESTIMATED, UTILIZATION, NONE)
+
+
+class GpuWindow:
+    """History of one GPU."""
+
+    __slots__ = ("history", "last", "last_t")
+
+    def __init__(self) -> None:
+        self.history: History[GpuReading] = History()
+        self.last: GpuReading | None = None
+        self.last_t = float("-inf")
+
+    def observe(self, t: float, reading: GpuReading) -> None:
+        """Take a reading that is newer than all before; others are ignored."""
+        if t > self.last_t:
+            self.last, self.last_t = reading, t
+            self.history.append(t, reading)
+
+    def mean(self, value: Callable[[GpuReading], float | None]) -> float | None:
+        """Mean of a field over the activity window; ``None`` without a reading of it."""
+        found = [v for reading in self.history.since(self.last_t - ACTIVITY_SECONDS)
+                 if (v := value(reading)) is not None]
+        return sum(found) / len(found) if found else None
+
+
+def _power_ratio(gpu: GpuReading) -> float | None:
+    return None if gpu.power_watts is None or not gpu.power_limit_watts else gpu.power_watts / gpu.power_limit_watts
+
+
+def _mean_over(gpus: Sequence[GpuWindow], value: Callable[[GpuReading], float | None]) -> float | None:
+    means = [mean for gpu in gpus if (mean := gpu.mean(value)) is not None]
+    return sum(means) / len(means) if means else None
+
+
+def ramp(value: float, low: float, high: float) -> float:
+    """0 at ``low`` and below, 1 at ``high`` and above, straight between."""
+    if high <= low:
+        return 1.0 if value >= high else 0.0
+    return min(1.0, max(0.0, (value - low) / (high - low)))
+
+
+def compute_low(level: str, activity: ComputeSignals, t: Thresholds) -> float | None:
+    """How low compute is, 0-1, by the given level of evidence.
+
+    * profiling: tensor activity relative to DRAM activity, counted only while DRAM is busy (both low is the
+      host's doing, not the memory's);
+    * power: decode draws 0.4-0.7 of the limit, prefill 0.9-1.0, a starved GPU less than 0.35;
+    * estimated_flops: FLOPs per byte of vLLM's own estimate; decode is far below the roofline's knee;
+    * utilization_weak: NVML utilization around the documented 0.60. Weak: it is a duty cycle.
+    """
+    if level == PROFILING and activity.tensor_activity is not None and activity.dram_activity is not None:
+        busy = ramp(activity.dram_activity, t["dram_busy_ratio"] / 2, t["dram_busy_ratio"])
+        return busy * (1.0 - min(1.0, activity.tensor_activity / max(activity.dram_activity, 1e-6)))
+    if level == POWER and activity.power_ratio is not None:
+        if activity.power_ratio < t["power_starved_ratio"]:
+            return 0.0
+        return 1.0 - ramp(activity.power_ratio, t["power_decode_ratio"], t["power_prefill_ratio"])
+    if level == ESTIMATED and activity.estimated_flops_per_second and activity.estimated_bytes_per_second:
+        intensity = activity.estimated_flops_per_second / activity.estimated_bytes_per_second
+        return 1.0 - ramp(intensity, t["roofline_decode_flops_per_byte"], t["roofline_knee_flops_per_byte"])
+    if level == UTILIZATION and activity.gpu_utilization is not None:
+        return 1.0 - ramp(activity.gpu_utilization, t["signature_utilization_ratio"],
+                          t["compute_bound_utilization_ratio"])
+    return None
+
+
+def _level(activity: ComputeSignals) -> str:
+    if activity.tensor_activity is not None and activity.dram_activity is not None:
+        return PROFILING
+    if activity.power_ratio is not None:
+        return POWER
+    if activity.estimated_flops_per_second and activity.estimated_bytes_per_second:
+        return ESTIMATED
+    return UTILIZATION if activity.gpu_utilization is not None else NONE
+
+
+def compute(window: EngineWindow, gpus: Sequence[GpuWindow], kv: KvSignals, load: LoadSignals,
+            demand: float | None, t: Thresholds) -> ComputeSignals:
+    """Activity, the three factors and their product; a factor that cannot be known leaves the score absent."""
+    utilizations = [mean for gpu in gpus if (mean := gpu.mean(lambda g: g.utilization_ratio)) is not None]
+    read = window.rate(r.ESTIMATED_READ_BYTES, ACTIVITY_SECONDS)
+    written = window.rate(r.ESTIMATED_WRITE_BYTES, ACTIVITY_SECONDS)
+    activity = ComputeSignals(
+        gpu_utilization=sum(utilizations) / len(utilizations) if utilizations else None,
+        gpu_utilization_low=min(utilizations, default=None),
+        sm_activity=_mean_over(gpus, lambda g: g.sm_activity_ratio),
+        tensor_activity=_mean_over(gpus, lambda g: g.tensor_activity_ratio),
+        dram_activity=_mean_over(gpus, lambda g: g.dram_activity_ratio),
+        power_ratio=_mean_over(gpus, _power_ratio),
+        estimated_flops_per_second=window.rate(r.ESTIMATED_FLOPS, ACTIVITY_SECONDS) or None,
+        estimated_bytes_per_second=None if read is None else (read + (written or 0.0)) or None,
+    )
+    level = _level(activity)
+    low = compute_low(level, activity, t)
+    memory = memory_factor(kv, demand, t)
+    wanted = demand_factor(kv, load)
+    score = None if low is None or memory is None or wanted is None else low * memory * wanted
+    return ComputeSignals(
+        gpu_utilization=activity.gpu_utilization, gpu_utilization_low=activity.gpu_utilization_low,
+        sm_activity=activity.sm_activity, tensor_activity=activity.tensor_activity,
+        dram_activity=activity.dram_activity, power_ratio=activity.power_ratio,
+        estimated_flops_per_second=activity.estimated_flops_per_second,
+        estimated_bytes_per_second=activity.estimated_bytes_per_second, activity_level=level,
+        score_memory_factor=memory, score_compute_factor=low, score_demand_factor=wanted,
+        memory_high_compute_low_score=score,
+    )
+
+
+def memory_factor(kv: KvSignals, demand: float | None, t: Thresholds) -> float | None:
+    """Memory in demand: KV usage maximum, or the demand ratio of the device, on the ramp between the documented 0.85
+    and 0.90. The device level alone never counts: a preallocating engine keeps it high for ever."""
+    levels = [level for level in (kv.kv_used_ratio_max, demand) if level is not None]
+    if not levels:
+        return None
+    return max(ramp(level, t["signature_memory_ratio"], t["signature_memory_full_ratio"]) for level in levels)
+
+
+def demand_factor(kv: KvSignals, load: LoadSignals) -> float | None:
+    """Demand present: 0 when nothing runs or waits, 1 with a queue or preemptions, else load against the limit."""
+    if load.in_flight is None:
+        return None
+    if load.in_flight <= 0:
+        return 0.0
+    if (load.waiting or 0.0) > 0 or (kv.preemption_rate or 0.0) > 0:
+        return 1.0
+    return None if load.concurrency_ratio is None else min(1.0, load.concurrency_ratio)

@@ -1,0 +1,151 @@
+"""The command line of a vLLM container as ``EngineArgs``. Pure; see ``parse``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from kvpressure.args import MAX_TEXT, EngineArgs
+
+_UNKNOWN: Final = "\x00"  # stands for text that a variable or substitution would have brought
+_SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
+_NOT_MODELS: Final = frozenset({"python", "python3", "ray", "env", "tini", "dumb-init", "uv", "uvicorn", "nsys",
+                                "numactl", "torchrun", "mpirun", "sleep", "exec"})
+_SHORT: Final = {
+    "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
+    "-dcp": "decode_context_parallel_size", "-q": "quantization", "-asc": "api_server_count", "-n": "nnodes",
+    "-r": "node_rank", "-ep": "enable_expert_parallel", "-O": "optimization_level",
+}
+_FLAG = re.compile(r"(?:enable|disable|allow|skip|use|show|log|return|trust)_\w+|enforce_eager|headless|async_scheduling|"
+                   r"calculate_kv_scales|language_model_only|fully_sharded_loras|h2c|aggregate_engine_logging")
+_VALUED: Final = frozenset({"log_config_file", "show_hidden_metrics_for_version"})  # named like a flag, yet with a value
+_NUMBER = re.compile(r"-\d+(?:\.\d+)?")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+_ASSIGNMENT = re.compile(r"(?:^|[;&\n])[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]*)")
+
+
+def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> EngineArgs:
+    """Arguments from a container's command followed by its args, and its environment (literal values only).
+
+    Understands ``vllm serve MODEL``, ``python -m vllm.entrypoints...``, bare arguments of an image's entry point,
+    ``sh -c "..."`` scripts, ``$(VAR)`` of Kubernetes and ``$VAR`` of the shell. Never raises.
+    """
+    known = dict(env or {})
+    tokens = [_kubernetes(str(item)[:MAX_TEXT], known) for item in argv]
+    shelled = _script(tokens)
+    if shelled is not None:
+        tokens = _shell_tokens(*shelled, known)
+    rest, model, complete = _engine_part(tokens)
+    values = dict(_options(rest))
+    if model is not None:
+        values.setdefault("model", None if _UNKNOWN in model else model)
+    complete = complete and "config" not in values and not any(token == _UNKNOWN for token in rest)
+    return EngineArgs(values, frozenset(values), complete,
+                      {name: value for name, value in known.items() if name.startswith("VLLM_")})
+
+
+def _kubernetes(text: str, env: Mapping[str, str]) -> str:
+    """Expand ``$(VAR)`` the way the kubelet does; unknown names stay as they are, ``$$(VAR)`` is an escape."""
+    if "$(" not in text:
+        return text
+    return re.sub(r"\$?\$\(([A-Za-z_][\w.-]*)\)",
+                  lambda m: m[0][1:] if m[0].startswith("$$") else env.get(m[1], m[0]), text)
+
+
+def _script(tokens: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """The script and its positional parameters, when the tokens run a shell with ``-c``."""
+    for index, token in enumerate(tokens[:-1]):
+        if re.fullmatch(r"-[a-z]*c", token) and index and any(_base(t) in _SHELLS for t in tokens[:index]):
+            return tokens[index + 1], tokens[index + 3:]
+    return None
+
+
+def _base(token: str) -> str:
+    return token.rsplit("/", 1)[-1]
+
+
+def _shell_tokens(script: str, parameters: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Words of the one simple command in ``script`` that starts vLLM (all words when none does)."""
+    known = {**env, **{m[1]: m[2].strip("\"'") for m in _ASSIGNMENT.finditer(script)}}
+    text = script.replace("\\\n", " ")
+    text = re.sub(r"\"?\$[@*]\"?", lambda _: shlex.join(parameters), text)
+    text = re.sub(r"\$\([^()]*\)|`[^`]*`", _UNKNOWN, text)
+    for _ in range(3):  # a variable may name another one
+        text = _VARIABLE.sub(lambda m: known.get(m[1] or m[3] or "", m[2] if m[2] is not None else _UNKNOWN), text)
+    lexer = shlex.shlex(text[:MAX_TEXT], posix=True, punctuation_chars=";|&\n")
+    lexer.whitespace, lexer.whitespace_split = " \t\r", True
+    try:
+        words = list(lexer)
+    except ValueError:  # an unclosed quotation
+        words = text.split()
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if word.strip(";|&\n"):
+            commands[-1].append(word)
+        else:
+            commands.append([])
+    return next((command for command in commands if _anchor(command) is not None), [w for c in commands for w in c])
+
+
+def _anchor(tokens: Sequence[str]) -> int | None:
+    """Index of the first token after the words that start a vLLM server."""
+    for index, token in enumerate(tokens):
+        following = tokens[index + 1] if index + 1 < len(tokens) else ""
+        if _base(token) == "vllm" and following == "serve":
+            return index + 2
+        if token.startswith("vllm.entrypoints.") or re.search(r"(?:^|[/.])api_server(?:\.py)?$", token):
+            return index + 1
+    return 1 if tokens[:1] == ["serve"] else None
+
+
+def _engine_part(tokens: Sequence[str]) -> tuple[Sequence[str], str | None, bool]:
+    """Tokens after the start words, the positional model if there is one, and whether nothing is hidden."""
+    start = _anchor(tokens)
+    if start is not None:
+        rest = tokens[start:]
+        if rest and not rest[0].startswith("-"):
+            return rest[1:], rest[0], True
+        return rest, None, True
+    if not tokens or tokens[0].startswith("-"):
+        return tokens, None, bool(tokens)
+    first = tokens[0]
+    entry_point_model = _base(first) not in _NOT_MODELS | _SHELLS and not first.endswith((".sh", ".py")) and (
+        len(tokens) == 1 or tokens[1].startswith("-"))
+    return (tokens[1:], first, True) if entry_point_model else (tokens, None, False)
+
+
+def _options(tokens: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """``(name, value)`` of every option; a flag is ``True``, ``--no-x`` makes x ``False``."""
+    index = 0
+    while index < len(tokens):
+        token = tokens[index]
+        index += 1
+        name, value = _name(token)
+        if not name:
+            continue
+        if value is None and index < len(tokens) and _takes(name, tokens[index]):
+            value = tokens[index]
+            index += 1
+        if value is None and name.startswith("no_"):
+            yield name[3:], "False"
+        else:
+            yield name, "True" if value is None else None if _UNKNOWN in value else value
+
+
+def _name(token: str) -> tuple[str, str | None]:
+    """Option name and the value after ``=``; an empty name for what is no option."""
+    head, equals, value = token.partition("=")
+    if head in _SHORT:
+        return _SHORT[head], value if equals else None
+    if not head.startswith("--") or len(head) < 3:
+        return "", None
+    return head[2:].replace("-", "_"), value if equals else None
+
+
+def _takes(name: str, following: str) -> bool:
+    """Whether ``following`` is the value of option ``name`` rather than the next option or a positional."""
+    if name.startswith("no_") or (_FLAG.fullmatch(name) and name not in _VALUED):
+        return following.lower() in ("true", "false", "0", "1")
+    return not following.startswith("-") or _NUMBER.fullmatch(following) is not None

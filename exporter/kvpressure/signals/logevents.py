@@ -1,0 +1,405 @@
+"""What a line of a vLLM log says: one event with its numbers, or nothing.
+
+Pure. The texts are those of vLLM 0.5.5 to 0.33 (V0, V1 and the Rust frontend); matching looks at the message, never
+at the prefix, because prefixes changed more often than messages. Byte figures are bytes, ratios 0-1, times seconds.
+A line without any keyword costs about a microsecond; a line of any length costs no more than its first
+``MAX_LINE`` characters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Final
+
+from kvpressure.args import parse_logged
+
+MAX_LINE: Final = 16384  # characters looked at; the longest start-up line of a real server has about 6 000
+
+Values = dict[str, float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One recognised line. ``event`` is one of ``EVENTS``; which ``values`` an event can carry stands there."""
+
+    event: str
+    values: Mapping[str, float | str] = field(default_factory=dict)
+
+
+# Closed set: event -> what it means and what its values are. A value is missing when the line does not give it.
+EVENTS: Final[Mapping[str, str]] = {
+    "cuda_oom": "the device allocator failed at run time: runtime, requested_bytes, total_bytes, free_bytes, "
+                "allocated_bytes, private_pool_bytes, reserved_unallocated_bytes",
+    "warmup_oom": "out of device memory while warming up: stage, dummy_requests",
+    "load_oom": "out of device memory while loading the model",
+    "no_kv_blocks": "start failed: nothing left for the KV pool",
+    "context_too_long": "start failed: one request of max_model_len does not fit: max_model_len, needed_bytes, "
+                        "available_bytes, estimated_max_model_len, capacity_tokens",
+    "memory_profiling_failed": "start failed: the device is in use by others: free_bytes, total_bytes, utilization, "
+                               "desired_bytes",
+    "host_oom": "a worker was killed because the node ran low on memory (Ray)",
+    "preemption": "V0 warning, at the first and every 50th preemption: mode, cumulative",
+    "engine_dead": "the engine process failed or is gone",
+    "start_failed": "the engine did not start",
+    "broadcast_wait": "a process has waited for another for a minute: seconds",
+    "stats": "periodic line: flavour (v0, v1, rust), engine, engines, prompt_rate, generation_rate (tokens/s), running, "
+             "waiting, deferred, swapped, preemptions (of the interval), kv_usage, cpu_kv_usage, prefix_hit_ratio",
+    "iteration": "one engine step: index, context_requests, context_tokens, generation_requests, generation_tokens, "
+                 "elapsed_seconds, kv_usage",
+    "capacity": "size of the KV cache: tokens, max_model_len, max_concurrency, device_blocks, cpu_blocks",
+    "pool_bytes": "memory for the KV pool of one worker: bytes, or shortfall_bytes when negative",
+    "weights_bytes": "memory of the weights of one worker: bytes, seconds",
+    "graphs_bytes": "memory of CUDA graphs of one worker: bytes, seconds",
+    "breakdown": "memory of one worker after profiling: consumed_bytes (weights and non-torch), weights_bytes, "
+                 "non_torch_bytes, activation_bytes, graphs_bytes, kv_bytes",
+    "max_num_batched_tokens": "token budget of a step in force: tokens",
+    "max_model_len": "context limit in force: tokens",
+    "args": "arguments as logged at start: form (non_default, all) and every argument by name",
+    "engine_config": "configuration in force: version, model, max_model_len, tensor_parallel_size, "
+                     "pipeline_parallel_size, data_parallel_size, kv_cache_dtype, ...",
+    "sleep": "sleep mode: freed_bytes, used_bytes, seconds",
+    "kv_padding": "a hybrid model pads layers: waste_ratio, an upper bound",
+}
+
+ALLOCATION_EVENTS: Final = frozenset({
+    "cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed",
+})
+"""Events that mean "an allocation failed" (the documented log check of the triage)."""
+
+# --- prefixes ---------------------------------------------------------------------------------------------
+
+_ANSI = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
+_PROCESS = re.compile(r"^\([A-Za-z][\w .:-]{0,60}?pid=\d{1,10}\) ")
+_LEVEL = re.compile(
+    r"\b(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})? "
+    r"\[?[\w./-]{1,80}:\d{1,6}\] ?"
+)
+_PREFIX_REACH = 240  # VLLM_LOGGING_PREFIX may stand in front of the level
+
+
+def strip(line: str) -> str:
+    """The message of a log line: JSON wrapper, ANSI colours, process name, level, time and file removed.
+
+    A line that has none of these comes back as it is. At most ``MAX_LINE`` characters are kept.
+    """
+    text = line[:MAX_LINE].rstrip("\r\n")
+    if text.startswith("{"):
+        text = _json_message(text)
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    level = _LEVEL.search(text, 0, _PREFIX_REACH)
+    if level is not None:
+        return text[level.end():]
+    return _PROCESS.sub("", text, count=1)
+
+
+def _json_message(text: str) -> str:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(document, dict):
+        for key in ("message", "msg", "log"):
+            if isinstance(document.get(key), str):
+                return str(document[key]).rstrip("\n")
+    return text
+
+
+# --- numbers ----------------------------------------------------------------------------------------------
+
+_UNITS: Final = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = r"(-?[\d.]{1,20}) ?(bytes|B|[KMGT]iB)"
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text.replace(",", ""))
+    except ValueError:
+        return None
+    return number if isfinite(number) else None
+
+
+def _collect(match: re.Match[str] | None, scale: Mapping[str, float]) -> Values:
+    """Named groups of ``match`` as numbers; ``scale`` gives factors for some names."""
+    values: Values = {}
+    if match is None:
+        return values
+    for name, text in match.groupdict().items():
+        number = None if text is None else _number(text)
+        if number is not None:
+            values[name] = number * scale.get(name, 1)
+    return values
+
+
+def _search(pattern: str, **scale: float) -> Callable[[str], Values | None]:
+    """A parser whose pattern has to match; groups ending in ``_bytes`` are given in GiB."""
+    regex = re.compile(pattern)
+    factors = {name: 2.0**30 for name in regex.groupindex if name.endswith("bytes")} | scale
+
+    def parse(line: str) -> Values | None:
+        match = regex.search(line)
+        return None if match is None else _collect(match, factors)
+
+    return parse
+
+
+def _always(_line: str) -> Values:
+    return {}
+
+
+# --- single events ----------------------------------------------------------------------------------------
+
+_OOM = re.compile(r"\b(CUDA|HIP|XPU|NPU)(?: error:)? out of memory\b")
+_OOM_PARTS: Final = tuple((name, re.compile(pattern)) for name, pattern in (
+    ("requested_bytes", rf"Tried to allocate {_SIZE}"),
+    ("total_bytes", rf"has a total capacity of {_SIZE}"),
+    ("free_bytes", rf"of which {_SIZE} is free"),
+    ("allocated_bytes", rf"{_SIZE} is allocated by PyTorch"),
+    ("private_pool_bytes", rf"with {_SIZE} allocated in private pools"),
+    ("reserved_unallocated_bytes", rf"and {_SIZE} is reserved by PyTorch but unallocated"),
+))
+
+
+def _sizes(line: str, parts: tuple[tuple[str, re.Pattern[str]], ...]) -> Values:
+    values: Values = {}
+    for name, regex in parts:
+        match = regex.search(line)
+        number = None if match is None else _number(match[1])
+        if match is not None and number is not None:
+            values[name] = number * _UNITS[match[2]]
+    return values
+
+
+def _oom(line: str) -> Values | None:
+    match = _OOM.search(line)
+    if match is None:
+        return None
+    return {"runtime": match[1], **_sizes(line, _OOM_PARTS)}
+
+
+def _warmup(line: str) -> Values:
+    match = re.search(r"when warming up (sampler|pooler)(?: with (\d{1,9}) dummy requests)?", line)
+    if match is None:
+        return {}
+    values: Values = {"stage": match[1]}
+    if match[2] is not None:
+        values["dummy_requests"] = float(match[2])
+    return values
+
+
+_CONTEXT_V1 = re.compile(
+    r"max seq len \((?P<max_model_len>\d{1,12})\), \((?P<needed_bytes>[\d.]+) GiB KV cache is needed, which is larger "
+    r"than the available KV cache memory \((?P<available_bytes>-?[\d.]+) GiB\)"
+)
+_CONTEXT_ESTIMATE = re.compile(r"estimated maximum model length is (?P<estimated_max_model_len>\d{1,12})")
+_CONTEXT_V0 = re.compile(
+    r"max seq len \((?P<max_model_len>\d{1,12})\) is larger than the maximum number of tokens that can be stored in KV "
+    r"cache \((?P<capacity_tokens>\d{1,12})\)"
+)
+
+
+def _context(line: str) -> Values | None:
+    match = _CONTEXT_V1.search(line) or _CONTEXT_V0.search(line)
+    if match is None:
+        return None
+    values = _collect(match, {"needed_bytes": 2.0**30, "available_bytes": 2.0**30})
+    return values | _collect(_CONTEXT_ESTIMATE.search(line), {})
+
+
+def _preemption(line: str) -> Values | None:
+    match = re.search(r"is preempted by (?:PreemptionMode\.)?(\w{1,40}) mode because there is not enough KV cache", line)
+    if match is None:
+        return None
+    return {"mode": match[1].lower()} | _collect(
+        re.search(r"total_num_cumulative_preemption=(?P<cumulative>\d{1,15})", line), {})
+
+
+_STATS_PARTS: Final = tuple(re.compile(pattern) for pattern in (
+    r"Avg prompt (?:throughput|tput): (?P<prompt_rate>[\d.]+) tok",
+    r"Avg generation (?:throughput|tput): (?P<generation_rate>[\d.]+) tok",
+    r"Running: (?P<running>\d{1,9})\b",
+    r"(?:Waiting|Pending): (?P<waiting>\d{1,9})\b",
+    r"Swapped: (?P<swapped>\d{1,9}) reqs",
+    r"Deferred: (?P<deferred>\d{1,9}) reqs",
+    r"Preemptions: (?P<preemptions>\d{1,9})",
+    r", (?!CPU KV cache usage: [\d.]+%\.)[A-Z]+ KV cache (?:usage|used): (?P<kv_usage>-?[\d.]+)%",
+    r"CPU KV cache usage: (?P<cpu_kv_usage>[\d.]+)%\.",
+    r"Prefix cache hit rate: (?P<prefix_hit_ratio>[\d.]+)%",
+    r"Engine (?P<engine>\d{3}): ",
+    r"(?P<engines>\d{1,5}) Engines Aggregated: ",
+))
+_PERCENT: Final = {"kv_usage": 0.01, "cpu_kv_usage": 0.01, "prefix_hit_ratio": 0.01}
+
+
+def _stats(line: str) -> Values | None:
+    """The periodic line of V0, V1 or the Rust frontend; parts that a version leaves out are missing."""
+    values: Values = {}
+    for regex in _STATS_PARTS:
+        values.update(_collect(regex.search(line), _PERCENT))
+    if not {"running", "waiting", "kv_usage"} <= values.keys():
+        return None
+    values["flavour"] = "v0" if "Pending: " in line else "rust" if "Reqs Running: " in line else "v1"
+    return values
+
+
+_CAPACITY_PARTS: Final = tuple(re.compile(pattern) for pattern in (
+    r"\b[A-Z]+(?: \+ host)? KV cache size: (?P<tokens>[\d,]{1,20}) tokens",
+    r"Maximum concurrency for (?P<max_model_len>[\d,]{1,20}) tokens per request: (?P<max_concurrency>[\d.]+)x",
+    r"# \w{1,20} blocks: (?P<device_blocks>\d{1,12})",
+    r", # CPU blocks: (?P<cpu_blocks>\d{1,12})",
+))
+
+
+def _capacity(line: str) -> Values | None:
+    values: Values = {}
+    for regex in _CAPACITY_PARTS:
+        values.update(_collect(regex.search(line), {}))
+    return values or None
+
+
+def _pool(line: str) -> Values | None:
+    match = re.search(r"Available KV cache memory: (-?[\d.]+) GiB", line)
+    number = None if match is None else _number(match[1])
+    if number is None:
+        return None
+    return {"bytes": number * 2.0**30} if number >= 0 else {"shortfall_bytes": -number * 2.0**30}
+
+
+_BREAKDOWN_PARTS: Final = tuple((name, re.compile(pattern)) for name, pattern in (
+    ("consumed_bytes", rf"Actual usage is {_SIZE} for consumed memory"),
+    ("weights_bytes", rf"(?:Actual usage is|model weights take) {_SIZE}(?: for weight\b|;)"),
+    ("activation_bytes", rf"{_SIZE} for peak activation"),
+    ("activation_bytes", rf"activation peak memory takes {_SIZE}"),
+    ("non_torch_bytes", rf"{_SIZE} for non-torch memory"),
+    ("non_torch_bytes", rf"non_torch_memory takes {_SIZE}"),
+    ("graphs_bytes", rf"{_SIZE} for CUDAGraph memory"),
+    ("kv_bytes", rf"Current kv cache memory in use is {_SIZE}"),
+    ("kv_bytes", rf"the rest of the memory reserved for KV Cache is {_SIZE}"),
+))
+
+
+def _breakdown(line: str) -> Values | None:
+    return _sizes(line, _BREAKDOWN_PARTS) or None
+
+
+def _args(line: str) -> Values | None:
+    form, arguments = parse_logged(line)
+    if form is None:
+        return None
+    values: Values = {"form": form}
+    for name, text in arguments.items():
+        if text is not None:
+            number = _number(text) if text[:1].isdigit() else None
+            values[name] = text if number is None else number
+    return values
+
+
+_CONFIG: Final = {
+    "version": r"LLM engine \(v([^)]{1,60})\)", "model": r"\bmodel='([^']{1,300})'",
+    "max_model_len": r"\bmax_seq_len=(\d+)", "tensor_parallel_size": r"\btensor_parallel_size=(\d+)",
+    "pipeline_parallel_size": r"\bpipeline_parallel_size=(\d+)", "data_parallel_size": r"\bdata_parallel_size=(\d+)",
+    "decode_context_parallel_size": r"\bdecode_context_parallel_size=(\d+)",
+    "kv_cache_dtype": r"\bkv_cache_dtype=([\w.-]{1,40})", "served_model_name": r"\bserved_model_name=([^,)]{1,300})",
+    "enable_prefix_caching": r"\benable_prefix_caching=(True|False)",
+    "enable_chunked_prefill": r"\benable_chunked_prefill=(True|False)",
+}
+_CONFIG_PARTS: Final = {name: re.compile(pattern) for name, pattern in _CONFIG.items()}
+
+
+def _engine_config(line: str) -> Values | None:
+    values: Values = {}
+    for name, regex in _CONFIG_PARTS.items():
+        match = regex.search(line)
+        if match is not None:
+            number = _number(match[1]) if match[1].isdigit() else None
+            values[name] = match[1] if number is None else number
+    return values if "version" in values else None
+
+
+# --- the table --------------------------------------------------------------------------------------------
+
+_GIB = r"[\d.]{1,20}"
+
+# (keyword, event, parser): the first row whose keyword is in the line and whose parser accepts it wins.
+_TABLE: Final[tuple[tuple[str, str, Callable[[str], Values | None]], ...]] = (
+    ("out of memory occurred when warming up", "warmup_oom", _warmup),
+    ("out of memory", "cuda_oom", _oom),
+    ("not enough GPU memory", "load_oom", _search(r"Failed to load model - not enough GPU memory")),
+    ("No available memory for the cache blocks", "no_kv_blocks", _always),
+    ("max seq len (", "context_too_long", _context),
+    ("less than desired GPU memory utilization", "memory_profiling_failed", _search(
+        rf"\((?P<free_bytes>{_GIB})/(?P<total_bytes>{_GIB}) GiB\) on startup is less than desired GPU memory utilization "
+        rf"\((?P<utilization>[\d.]+), (?P<desired_bytes>{_GIB}) GiB\)")),
+    ("Error in memory profiling", "memory_profiling_failed", _always),
+    ("node running low on memory", "host_oom", _always),
+    ("is preempted by", "preemption", _preemption),
+    ("EngineCore encountered", "engine_dead", _always),
+    ("EngineDeadError", "engine_dead", _always),
+    ("ngine core initialization failed", "start_failed", _always),
+    ("EngineCore failed to start", "start_failed", _always),
+    ("block found in", "broadcast_wait", _search(
+        r"No available (?:shared memory broadcast )?block found in (?P<seconds>\d{1,9}) second")),
+    ("Running: ", "stats", _stats),
+    ("Iteration(", "iteration", _search(
+        r"Iteration\((?P<index>\d{1,15})\): (?P<context_requests>\d{1,9}) context requests, "
+        r"(?P<context_tokens>\d{1,12}) context tokens, (?P<generation_requests>\d{1,9}) generation requests, "
+        r"(?P<generation_tokens>\d{1,12}) generation tokens, iteration elapsed time: (?P<elapsed_seconds>[\d.]+) ms"
+        r"(?: \(dummy\))?(?:, [A-Z]+ KV cache usage: (?P<kv_usage>[\d.]+)%)?", elapsed_seconds=0.001, kv_usage=0.01)),
+    (" KV cache size: ", "capacity", _capacity),
+    ("Maximum concurrency for ", "capacity", _capacity),
+    (" blocks: ", "capacity", _capacity),
+    ("Available KV cache memory: ", "pool_bytes", _pool),
+    ("Model loading took ", "weights_bytes", _search(
+        r"Model loading took (?P<bytes>[\d.]+) GiB(?: memory)?(?: and (?P<seconds>[\d.]+) seconds)?")),
+    ("Loading model weights took ", "weights_bytes", _search(  # "GB", yet divided by 2**30
+        r"Loading model weights took (?P<bytes>[\d.]+) GB")),
+    ("Graph capturing finished in ", "graphs_bytes", _search(
+        r"Graph capturing finished in (?P<seconds>[\d.]+) secs(?:, took (?P<bytes>[\d.]+) GiB)?")),
+    ("CUDA graph pool memory: ", "graphs_bytes", _search(r"CUDA graph pool memory: (?P<bytes>[\d.]+) GiB \(actual\)")),
+    ("Actual usage is ", "breakdown", _breakdown),
+    ("the rest of the memory reserved for KV Cache is ", "breakdown", _breakdown),
+    ("Chunked prefill is enabled with", "max_num_batched_tokens", _search(
+        r"max_num_batched_tokens=(?P<tokens>\d{1,12})")),
+    ("non-default args: ", "args", _args),
+    ("args: Namespace(", "args", _args),
+    ("LLM engine (v", "engine_config", _engine_config),
+    ("Using max model len ", "max_model_len", _search(r"Using max model len (?P<tokens>\d{1,12})")),
+    ("Sleep mode freed ", "sleep", _search(
+        r"Sleep mode freed (?P<freed_bytes>[\d.]+) GiB memory, (?P<used_bytes>[\d.]+) GiB")),
+    ("seconds to fall asleep", "sleep", _search(r"It took (?P<seconds>[\d.]+) seconds to fall asleep")),
+    ("may waste at most ", "kv_padding", _search(
+        r"may waste at most (?P<waste_ratio>[\d.]+)% KV cache memory", waste_ratio=0.01)),
+)
+
+# A few short words, at least one of which is in every keyword above: the cheap first look.
+_WORDS: Final = ("memory", "KV ", "Running: ", "took ", "rror", "EngineCore ", "ngine core", "preempted", "block",
+                 "Iteration(", "Maximum conc", "max ", "Chunked", "args: ", "LLM engine", "Sleep", "asleep",
+                 "Graph capt", "Actual")
+
+# Lines that quote what a user sent or got: their content must not be taken for an event.
+_USER_TEXT = re.compile(r"Received request |Generated response |prompt: ['\"]|output: ['\"]|details: prompt")
+
+
+def match(line: str) -> LogEvent | None:
+    """The event that ``line`` reports, or None. Never raises; linear in the line's length, at most ``MAX_LINE``."""
+    if len(line) > MAX_LINE:
+        line = line[:MAX_LINE]
+    for word in _WORDS:
+        if word in line:
+            break
+    else:
+        return None
+    for keyword, event, parse in _TABLE:
+        if keyword in line:
+            if _USER_TEXT.search(line) is not None:
+                return None
+            if "\x1b" in line:
+                line = _ANSI.sub("", line)
+            values = parse(line)
+            if values is not None:
+                return LogEvent(event, values)
+    return None

@@ -117,10 +117,14 @@ class TargetState:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """A GPU as last read (readings of slower sources are held for their interval, never longer)."""
+    """A GPU as last read (readings of slower sources are held for their interval, never longer).
+
+    ``process_bytes``: device memory of its processes by owning (namespace, pod); ("", "") = no pod owns them.
+    """
 
     reading: GpuReading
     demand_ratio: float | None = None
+    process_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

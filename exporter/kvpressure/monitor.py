@@ -1,0 +1,244 @@
+"""The loop: gathers what the sources read into snapshots, and publishes what the pipeline concludes.
+
+Every source reads in a worker of its own (``kvpressure.worker``), so that a slow or hanging one delays nobody. A
+tick takes what is there, never waits for a source, and publishes by one assignment to ``Monitor.state``; whoever
+renders only reads that attribute.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kvpressure.readings import Snapshot, SourceHealth
+from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError, SourceSpec, registry
+from kvpressure.state import State
+from kvpressure.worker import OnceLog, Worker, next_due
+
+if TYPE_CHECKING:
+    from kvpressure.settings import Settings
+
+log = logging.getLogger(__name__)
+
+PIPELINE: Final = "pipeline"  # the pipeline's own entry among the sources' health
+HEARTBEAT_SECONDS: Final = 30.0  # a loop that has not ticked for this long (or 5 ticks) is dead
+HANG_SECONDS: Final = 600.0  # a read that hangs this long is cured by nothing but a new process
+FIRST_TICK_SECONDS: Final = 1.0  # the first tick waits so long at most for every source to answer
+STOP_SECONDS: Final = 2.0  # bound of a clean stop, whatever hangs
+
+Listener = Callable[[Snapshot, State], None]
+
+
+class Observer(Protocol):
+    """What the monitor drives: ``kvpressure.pipeline.Pipeline``."""
+
+    def observe(self, snapshot: Snapshot) -> State:
+        """Take one snapshot, say what it means."""
+        ...
+
+
+class Monitor:
+    """Drives the sources and the pipeline. ``state`` is the newest conclusion, never half written.
+
+    ``fatal`` is set when a source found that only a new process can help; ``wait`` returns then. Snapshots carry
+    wall-clock time; schedules and deadlines run on the monotonic clock, so a clock step moves neither.
+    """
+
+    def __init__(self, sources: Mapping[str, tuple[SourceSpec, Source]], pipeline: Observer, interval: float = 1.0,
+                 *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+        self.interval = interval
+        self.fatal: FatalSourceError | None = None
+        self.workers = {name: Worker(spec, source, self._on_fatal, clock=clock, wall=wall)
+                        for name, (spec, source) in sources.items()}
+        self.state = State(time=wall())
+        self._pipeline = pipeline
+        self._clock = clock
+        self._wall = wall
+        self._listeners: list[Listener] = []
+        self._health = SourceHealth(PIPELINE)
+        self._ticks = 0
+        self._beat = clock()
+        self._stop = threading.Event()
+        self._once = OnceLog(log)
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+
+    def add_listener(self, listener: Listener) -> None:
+        """Call ``listener(snapshot, state)`` after every tick, in the loop's thread. Its exceptions are logged."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        """Start the workers and the loop."""
+        for worker in self.workers.values():
+            worker.start(self._stop)
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the monitor was stopped or a source was fatal; False when ``timeout`` passed first."""
+        return self._stop.wait(timeout)
+
+    def stop(self) -> None:
+        """Stop within ``STOP_SECONDS``: what hangs is left behind in its daemon thread."""
+        self._stop.set()
+        end = time.monotonic() + STOP_SECONDS
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS / 4)
+        for worker in self.workers.values():
+            worker.join(max(0.0, end - STOP_SECONDS / 2 - time.monotonic()))
+        closers = [threading.Thread(target=_close, args=(worker.source,), name=f"close-{name}", daemon=True)
+                   for name, worker in self.workers.items()]
+        for closer in closers:
+            closer.start()
+        for closer in closers:
+            closer.join(max(0.0, end - time.monotonic()))
+
+    def tick(self, lag: float = 0.0) -> State:
+        """Gather, conclude, publish. Never waits for a source and never raises."""
+        now = self._clock()
+        readings = [reading for worker in self.workers.values() if (reading := worker.take(now)) is not None]
+        health = {name: worker.health(now) for name, worker in self.workers.items()}
+        snapshot = _snapshot(self._wall(), readings, health)
+        self._ticks += 1
+        state = self._observe(snapshot)
+        state = replace(state, ticks=self._ticks, lag_seconds=max(0.0, lag),
+                        health={**health, PIPELINE: self._health})
+        self.state = state
+        self._beat = self._clock()
+        for listener in self._listeners:
+            try:
+                listener(snapshot, state)
+            except Exception as error:
+                self._once.exception("listener failed", error)
+        return state
+
+    def why_unhealthy(self) -> str | None:
+        """Why a new process is needed; ``None`` while this one is alive.
+
+        Alive means that the loop ticks. A hanging read is no reason until it has hung for ``HANG_SECONDS``: a call
+        into a driver cannot be ended from here, and until then everything else is worth having.
+        """
+        now = self._clock()
+        silent = now - self._beat
+        if silent > max(HEARTBEAT_SECONDS, 5 * self.interval):
+            return f"no tick for {silent:.0f} s"
+        for name, worker in self.workers.items():
+            hanging = worker.hanging_seconds(now)
+            if hanging > HANG_SECONDS:
+                return f"source {name} hangs since {hanging:.0f} s"
+        return None
+
+    def why_not_ready(self) -> str | None:
+        """What is still waited for after the start; ``None`` once every source has answered or failed once."""
+        waiting = [name for name, worker in self.workers.items() if not worker.answered]
+        if waiting:
+            return f"waiting for {', '.join(waiting)}"
+        return "waiting for the first tick" if self._ticks == 0 else None
+
+    def healthy(self) -> bool:
+        """True while this process is alive."""
+        return self.why_unhealthy() is None
+
+    def ready(self) -> bool:
+        """True once there is something to publish."""
+        return self.why_not_ready() is None
+
+    def _run(self) -> None:
+        limit = self._clock() + min(self.interval, FIRST_TICK_SECONDS)
+        while self._clock() < limit and not all(worker.answered for worker in self.workers.values()):
+            if self._stop.wait(0.01):
+                return
+        due = self._clock()
+        while not self._stop.is_set():
+            self.tick(self._clock() - due)
+            due = next_due(due, self.interval, self._clock())
+            self._stop.wait(max(0.0, due - self._clock()))
+
+    def _observe(self, snapshot: Snapshot) -> State:
+        """The pipeline's state; after an exception one that holds nothing but the sources' health."""
+        started = self._clock()
+        try:
+            state = self._pipeline.observe(snapshot)
+        except Exception as error:
+            self._once.exception("pipeline failed", error)
+            errors = {**self._health.errors, "internal": self._health.errors.get("internal", 0) + 1}
+            self._health = replace(self._health, up=False, reason="internal", errors=errors)
+            return State(time=snapshot.time)
+        self._health = replace(self._health, up=True, reason=None, last_success=snapshot.time,
+                               duration_seconds=self._clock() - started)
+        return state
+
+    def _on_fatal(self, error: FatalSourceError) -> None:
+        self.fatal = error
+        self._stop.set()
+
+
+def _snapshot(now: float, readings: Iterable[Reading], health: Mapping[str, SourceHealth]) -> Snapshot:
+    readings = list(readings)
+
+    def gathered(kind: str) -> tuple[Any, ...]:
+        return tuple(item for reading in readings for item in getattr(reading, kind) or ())
+
+    return Snapshot(
+        time=now, gpus=gathered("gpus"), pages=gathered("pages"), containers=gathered("containers"),
+        owners=gathered("owners"), logs=gathered("logs"), allocator=gathered("allocator"),
+        node_conditions=gathered("node_conditions"), health=health,
+        targets=gathered("targets") if any(reading.targets is not None for reading in readings) else None,
+    )
+
+
+def _close(source: Source) -> None:
+    try:
+        source.close()
+    except Exception:
+        log.debug("closing %s failed", source.name, exc_info=True)
+
+
+class DeferredSource:
+    """A source that is built by its first read, in its own worker: one whose library hangs or is not there delays
+    nobody at start, and what failed to build is tried again with the next read (except a missing library).
+    """
+
+    def __init__(self, name: str, build: Callable[[], Source]) -> None:
+        self.name = name
+        self._build = build
+        self._source: Source | None = None
+        self._missing: str | None = None
+
+    def read(self) -> Reading:
+        """Read, after building if need be. Raises ``SourceError("not_installed")`` without the library."""
+        if self._missing is not None:
+            raise SourceError("not_installed", self._missing)
+        if self._source is None:
+            try:
+                self._source = self._build()
+            except ImportError as error:
+                self._missing = str(error)
+                raise SourceError("not_installed", self._missing) from error
+        return self._source.read()
+
+    def close(self) -> None:
+        """Close what was built."""
+        if self._source is not None:
+            self._source.close()
+
+
+def build_sources(settings: Settings) -> dict[str, tuple[SourceSpec, Source]]:
+    """The sources that are switched on, with the intervals and deadlines of the settings."""
+    sources: dict[str, tuple[SourceSpec, Source]] = {}
+    for name, spec in registry().items():
+        chosen = settings.collectors[name]
+        if not chosen.enabled:
+            continue
+        # A slower source is held longer in proportion, so that it stays part of the snapshots between two reads.
+        stretch = max(1.0, chosen.interval_seconds / spec.interval_seconds)
+        tuned = replace(spec, interval_seconds=chosen.interval_seconds, deadline_seconds=chosen.deadline_seconds,
+                        hold_seconds=spec.hold_seconds * stretch)
+
+        def build(spec: SourceSpec = spec) -> Source:
+            return spec.factory(settings)
+
+        sources[name] = (tuned, DeferredSource(name, build))
+    return sources

@@ -1,0 +1,139 @@
+"""The kinds of values a setting can have: how they are written, and what is allowed.
+
+``parse`` takes text (from a flag or variable) or a value as YAML typed it, and raises ``ValueError`` when it does
+not fit; an empty message means "say the allowed form".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+_UNITS: Final = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
+_SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value: what messages say is allowed, its parser, and its name in help."""
+
+    allowed: str
+    parse: Callable[[object], Any]
+    metavar: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where to listen: empty ``host`` = every address of the machine, port 0 = any free port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def _bool(raw: object) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and raw.lower() in ("true", "false"):
+        return raw.lower() == "true"
+    raise ValueError
+
+
+def _text(raw: object) -> str:
+    if not isinstance(raw, str) or not raw.strip() or len(raw) > 253 or not raw.isprintable():
+        raise ValueError
+    return raw
+
+
+def _whole(raw: object) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int | str):
+        raise ValueError
+    text = str(raw)
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise ValueError
+    return int(text)
+
+
+def _seconds(raw: object) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError
+    match = _SECONDS.fullmatch(str(raw).strip())
+    value = float(match[1]) * _UNITS[match[2] or ""] if match else math.nan
+    if not 0.01 <= value <= 86400:
+        raise ValueError
+    return value
+
+
+def _file(raw: object) -> Path:
+    if not isinstance(raw, str) or not raw or "\0" in raw:
+        raise ValueError
+    path = Path(raw)
+    if not path.is_file():
+        raise ValueError(f"{raw!r} is no file")
+    return path
+
+
+def _telemetry_path(raw: object) -> str:
+    if not isinstance(raw, str) or not _PATH.fullmatch(raw) or len(raw) > 200:
+        raise ValueError
+    return raw
+
+
+def _listen_address(raw: object) -> ListenAddress:
+    if not isinstance(raw, str):
+        raise ValueError
+    host, colon, port = raw.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535 or re.search(r"[\s\[\]/]", host):
+        raise ValueError
+    return ListenAddress(host, int(port))
+
+
+def _target(raw: object) -> Any:
+    from kvpressure.sources.vllm.targets import parse_target
+
+    if not isinstance(raw, str):
+        raise ValueError
+    return parse_target(raw)
+
+
+def _thresholds_file(raw: object) -> Any:
+    from kvpressure import thresholds
+
+    if not isinstance(raw, str) or not raw:
+        raise ValueError
+    return thresholds.load(raw)
+
+
+BOOL: Final = Kind("true or false", _bool, "BOOL")
+TEXT: Final = Kind("1 to 253 printable characters", _text, "TEXT")
+WHOLE: Final = Kind("a whole number from 0 to 999999999", _whole, "N")
+SECONDS: Final = Kind("seconds from 0.01 to 86400, or a number with ms, s, m or h", _seconds, "SECONDS")
+FILE: Final = Kind("an existing file", _file, "FILE")
+TELEMETRY_PATH: Final = Kind("a path that starts with / and has only letters, digits and . _ ~ / -", _telemetry_path,
+                             "PATH")
+LISTEN_ADDRESS: Final = Kind(":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _listen_address,
+                             "ADDRESS")
+TARGET: Final = Kind("an address of a vLLM server, e.g. http://127.0.0.1:8000/metrics", _target, "TARGET")
+THRESHOLDS_FILE: Final = Kind("a file of lines \"name: value\"", _thresholds_file, "FILE")
+
+
+def one_of(*words: str) -> Kind:
+    """One word out of a closed list."""
+    def parse(raw: object) -> str:
+        if raw not in words:
+            raise ValueError
+        return str(raw)
+
+    return Kind(", ".join(words[:-1]) + f" or {words[-1]}", parse, "WORD")

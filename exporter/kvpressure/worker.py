@@ -1,0 +1,200 @@
+"""One source in one thread: its schedule, its deadline, its newest reading and its health."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from kvpressure.readings import SourceHealth
+from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError, SourceSpec
+
+log = logging.getLogger(__name__)
+
+TIMEOUT: Final = "timeout"
+INTERNAL: Final = "internal"
+PENDING_PAGES: Final = 1024  # readings that no tick has taken yet are bounded by these
+PENDING_LOGS: Final = 10_000
+REASONS: Final = 64  # kinds of failure counted apart; further ones count as "other"
+KINDS_LOGGED: Final = 100
+
+_T = TypeVar("_T")
+
+
+def next_due(due: float, interval: float, now: float) -> float:
+    """The next point of the grid ``due + n * interval`` after ``now``: no drift, and missed points are skipped."""
+    missed = int(max(0.0, now - due) // interval)
+    return due + (missed + 1) * interval
+
+
+class OnceLog:
+    """Logs an exception with its traceback once for each type and place, and is silent about repetitions."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._seen: set[tuple[str, str, int]] = set()
+
+    def exception(self, text: str, error: BaseException) -> None:
+        """Log ``error`` unless it was logged before."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = (trace.tb_frame.f_code.co_filename, trace.tb_lineno) if trace is not None else ("", 0)
+        kind = (type(error).__name__, *place)
+        if kind not in self._seen and len(self._seen) < KINDS_LOGGED:
+            self._seen.add(kind)
+            self._logger.error("%s (repetitions are not logged)", text, exc_info=error)
+
+
+class Worker:
+    """Reads ``source`` every ``spec.interval_seconds`` in a daemon thread.
+
+    ``take`` and ``health`` are called by the loop and never wait for a read. A read that outlives its deadline
+    counts as failed with the reason ``timeout`` while it hangs; what it brings is used when it comes, unless it
+    took more than twice the deadline: its first values are then too old to be called a reading of now.
+    """
+
+    def __init__(self, spec: SourceSpec, source: Source, on_fatal: Callable[[FatalSourceError], None], *,
+                 clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+        self.spec = spec
+        self.source = source
+        self._on_fatal = on_fatal
+        self._clock = clock
+        self._wall = wall
+        self._lock = threading.Lock()  # held for assignments only, never during a read
+        self._health = SourceHealth(spec.name)
+        self._reading_since: float | None = None
+        self._overdue = False
+        self._unread: Reading | None = None
+        self._held: Reading | None = None
+        self._arrived = 0.0
+        self._once = OnceLog(log)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def answered(self) -> bool:
+        """True once a read has succeeded, failed or timed out."""
+        return self._health.up is not None
+
+    def start(self, stop: threading.Event) -> None:
+        """Read in a thread until ``stop`` is set."""
+        self._thread = threading.Thread(target=self._run, args=(stop,), name=f"source-{self.spec.name}", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread, at most ``timeout`` seconds."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def read_once(self) -> bool:
+        """One read with everything around it. False when no further read makes sense (fatal)."""
+        started = self._clock()
+        with self._lock:
+            self._reading_since = started
+        reason = None
+        reading = None
+        try:
+            reading = self.source.read()
+        except FatalSourceError as error:
+            self._finish(started, None, error.reason)
+            self._on_fatal(error)
+            return False
+        except SourceError as error:
+            reason = error.reason
+            log.debug("source %s: %s", self.spec.name, error)
+        except Exception as error:
+            reason = INTERNAL
+            self._once.exception(f"source {self.spec.name} failed", error)
+        self._finish(started, reading, reason)
+        return True
+
+    def take(self, now: float) -> Reading | None:
+        """What arrived since the last call; else the held reading while it may be held; else ``None``.
+
+        Pages and log lines are things that happened: they are given out once, and none is lost when two reads
+        fall between two ticks.
+        """
+        with self._lock:
+            self._note_overdue(now)
+            if self._overdue:
+                return None
+            reading, self._unread = self._unread, None
+            if reading is None and self._held is not None and now - self._arrived <= self.spec.hold_seconds:
+                reading = self._held
+            return reading
+
+    def health(self, now: float) -> SourceHealth:
+        """How the source is doing at ``now``."""
+        with self._lock:
+            self._note_overdue(now)
+            return self._health
+
+    def hanging_seconds(self, now: float) -> float:
+        """For how long the present read has been overdue; 0 when it is not."""
+        with self._lock:
+            since = self._reading_since
+        return 0.0 if since is None else max(0.0, now - since - self.spec.deadline_seconds)
+
+    def _run(self, stop: threading.Event) -> None:
+        due = self._clock()
+        while not stop.is_set():
+            if not self.read_once():
+                return
+            due = next_due(due, self.spec.interval_seconds, self._clock())
+            stop.wait(max(0.0, due - self._clock()))
+
+    def _note_overdue(self, now: float) -> None:
+        since = self._reading_since
+        if since is not None and not self._overdue and now - since > self.spec.deadline_seconds:
+            self._overdue = True
+            self._fail(TIMEOUT)
+
+    def _finish(self, started: float, reading: Reading | None, reason: str | None) -> None:
+        now = self._clock()
+        duration = now - started
+        with self._lock:
+            self._note_overdue(now)
+            known_late = self._overdue
+            self._reading_since = None
+            self._overdue = False
+            self._health = replace(self._health, duration_seconds=duration)
+            if reading is None:
+                self._fail(reason or INTERNAL)
+            elif known_late and duration > 2 * self.spec.deadline_seconds:
+                self._held = None  # already counted as a timeout
+            else:
+                self._accept(reading, now)
+
+    def _accept(self, reading: Reading, now: float) -> None:
+        self._unread = reading if self._unread is None else _merged(self._unread, reading)
+        self._held = replace(reading, pages=None, logs=None)
+        self._arrived = now
+        errors = self._health.errors
+        for reason, count in reading.errors.items():
+            errors = _counted(errors, reason, count)
+        self._health = replace(self._health, up=True, reason=None, last_success=self._wall(), errors=errors)
+
+    def _fail(self, reason: str) -> None:
+        self._held = None  # a failed reading is absent, not the one before
+        self._health = replace(self._health, up=False, reason=reason,
+                               errors=_counted(self._health.errors, reason, 1))
+
+
+def _counted(errors: Mapping[str, int], reason: str, count: int) -> dict[str, int]:
+    if reason not in errors and len(errors) >= REASONS:
+        reason = "other"
+    return {**errors, reason: errors.get(reason, 0) + count}
+
+
+def _merged(older: Reading, newer: Reading) -> Reading:
+    return replace(newer, pages=_joined(older.pages, newer.pages, PENDING_PAGES),
+                   logs=_joined(older.logs, newer.logs, PENDING_LOGS))
+
+
+def _joined(older: tuple[_T, ...] | None, newer: tuple[_T, ...] | None, limit: int) -> tuple[_T, ...] | None:
+    if older is None or newer is None:
+        return newer if older is None else older
+    return (older + newer)[-limit:]

@@ -18,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="NAME", default="",
                         help=f"a part ({', '.join(PARTS)}) or a piece of a recording's name; writes nothing")
     parser.add_argument("--verbose", action="store_true", help="show every item that is not right")
+    parser.add_argument("--scored-only", action="store_true",
+                        help="with --verbose: the items that nothing is tuned on; look, but do not tune on them")
     parser.add_argument("--jobs", type=int, default=None, help="processes (default: one a core)")
     options = parser.parse_args(argv)
     began = time.perf_counter()
@@ -26,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not result.ticks:
         parser.error(f"--only {options.only}: no recording has that in its name")
     if options.verbose:
-        print("\n".join(show.wrong_items(result)), end="\n\n")
+        print("\n".join(show.wrong_items(result, scored_only=options.scored_only)), end="\n\n")
     print("\n".join(show.summary(result)))
     print(f"{result.ticks} ticks in {time.perf_counter() - began:.1f} s", file=sys.stderr)
     if options.only:

@@ -16,6 +16,7 @@ BAIT: Final = "no_kv_pressure_memory_high_compute_low"
 PRESSURE: Final = "kv_pressure"
 
 _SCORED_ONLY_BURSTGPT: Final = ("burstgpt/scale-500.jsonl.gz", "burstgpt/scale-1500.jsonl.gz")
+SCORED_ONLY_PRESSURE: Final = tuple(f"h100/llama-2-7b-{run}.jsonl.gz" for run in ("085", "124", "173"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def telemetry() -> list[Telemetry]:
 
 
 def _scored_only(name: str) -> bool:
-    return name.startswith("h100/opt-1.3b") or name in _SCORED_ONLY_BURSTGPT
+    return name.startswith("h100/opt-1.3b") or name in (*_SCORED_ONLY_BURSTGPT, *SCORED_ONLY_PRESSURE)
 
 
 def incidents() -> list[Incident]:

@@ -1,9 +1,225 @@
-"""``docs/accuracy.md``: the score as a page."""
+"""``docs/accuracy.md``: the score as a page. Deterministic: the same code and data give the same bytes."""
 
 from __future__ import annotations
 
-from benchmarks.accuracy.score import Result
+import difflib
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from benchmarks.accuracy import data
+from benchmarks.accuracy.data import ROOT
+from benchmarks.accuracy.incidents import Answer
+from benchmarks.accuracy.score import Rates, Result
+from benchmarks.accuracy.show import ratio
+from benchmarks.accuracy.telemetry import (
+    BASELINES,
+    EPISODE,
+    NEUTRAL,
+    NO_CLAIM,
+    OTHER,
+    POSITIVE,
+    Detection,
+    Window,
+)
+
+PAGE: Final = ROOT / "docs" / "accuracy.md"
+
+_INTRO: Final = """\
+# Accuracy
+
+How right the verdict is on recordings of real vLLM servers and on reconstructed incidents. This page is generated:
+`make accuracy` (or `python -m benchmarks.accuracy`) replays every recording under `tests/fixtures/recordings` through the
+same code that serves `/metrics` and writes it; `--check` fails when it is out of date.
+
+## The data
+
+| part | what | licence |
+|---|---|---|
+| `h100` | vLLM V0 on an H100 64 GB, engine metrics and NVML side by side, 1 s | Apache-2.0, FerranAgulloLopez/vLLMBatchingMemoryGap (Recasens et al., arXiv 2503.08311) |
+| `burstgpt` | a 1B model whose memory is high and utilization low without any KV pressure: the false-alarm set | MIT, liao4s/BurstGPT_test |
+| `v1` | vLLM 0.19 (V1), engine only; one pressure episode, one run whose KV gauge was not recorded | MIT, casys-kaist/LLMServingSim |
+| `vllm-cpu` | own captures of vLLM 0.27 and 0.32 on a CPU | own measurements |
+| `incidents` | incidents and healthy controls rebuilt from numbers quoted in public threads, 5 s | numbers and short quotations, cited in each file |
+
+**Tuned on / scored only.** Nothing is tuned on: every `opt-1.3b` run, each third H100 run under pressure, `burstgpt/scale-500`
+and `scale-1500`, and each third incident by name: {held_out}. Where a table has two columns they are these two sets.
+
+## How it is scored
+
+* **Window**: 30 s counted from the first tick, with work (running or waiting requests) in at least 80 % of its samples; a last
+  one counts from 15 s on. Its **verdict is the most frequent one** over its ticks (of equals the earlier); "any tick" is the
+  count of windows in which at least one tick said `kv_pressure`.
+* **Pressure**: the preemption counter rose in the window. Where no such counter was recorded (`v1`): usage reached 0.97 with a
+  queue ("episode"). **No pressure**: every other window, also those between two preemptions of a run that is under
+  pressure. Runs labelled *near full, no preemption* are neutral; where KV usage was not recorded nothing may be claimed.
+* The truth is read from the raw pages by the harness itself, not by the exporter's parser. "Without counter" replays the same
+  pages with every `num_preemptions` line removed.
+* **Incident**: the most frequent verdict over the ticks of the judged stretch against the expected ones. *Right* also needs
+  one of the expected conditions and none of the forbidden ones. *Confident* = some tick carries that verdict with a
+  confidence of 0.7 or more. Grade C (cause not settled) is wrong only when it says what is forbidden.
+"""
+
+
+def render(result: Result) -> str:
+    """The page."""
+    held_out = ", ".join([name for name, _, _ in result.flaps if name in data.SCORED_ONLY_PRESSURE]
+                         + [a.incident.id for a in result.answers if a.incident.scored_only])
+    sections = (_windows, _confusion, _baselines, _detections, _flaps, _incidents, _captures)
+    body = "\n".join("\n".join(section(result)) + "\n" for section in sections)
+    return _INTRO.replace("{held_out}", held_out) + "\n" + body
 
 
 def publish(result: Result, *, check: bool) -> int:
+    """Write the page, or compare: 0 the same, 1 different (with the differing lines on standard error)."""
+    page = render(result)
+    old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    if check and page != old:
+        sys.stderr.writelines(difflib.unified_diff(old.splitlines(True), page.splitlines(True), str(PAGE.name), "now"))
+        print(f"{PAGE}: out of date; run `make accuracy`", file=sys.stderr)
+        return 1
+    if page != old:
+        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.write_text(page, encoding="utf-8")
     return 0
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    """A Markdown table."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(str(cell) for cell in row) + " |"
+
+
+def _windows(result: Result) -> Iterator[str]:
+    yield "## KV pressure on real telemetry\n"
+    sets = [("with counter", False), ("without counter", True)]
+    columns = [(f"{word}, {name}", result.rates(without_counter=without, scored_only=kept))
+               for word, without in sets for name, kept in (("tuned on", False), ("scored only", True))]
+    yield from table(["", *(name for name, _ in columns)], _rate_rows([rates for _, rates in columns]))
+    yield "\nBy part, with counter:\n"
+    parts = [(part, result.rates(part=part)) for part in ("h100", "v1", "burstgpt")]
+    yield from table(["", *(name for name, _ in parts)], _rate_rows([rates for _, rates in parts]))
+
+
+def _rate_rows(columns: Sequence[Rates]) -> list[list[str]]:
+    def per_1000(rates: Rates) -> str:
+        return "-" if rates.false_per_1000 is None else f"{rates.false_per_1000:.1f}"
+
+    return [
+        ["recall: windows with preemptions", *(ratio(r.found, r.positive) for r in columns)],
+        ["... any tick", *(ratio(r.found_any, r.positive) for r in columns)],
+        ["recall: episode windows", *(ratio(r.episode_found, r.episode) for r in columns)],
+        ["false: windows without pressure", *(f"{r.false} of {r.other}" for r in columns)],
+        ["... per 1 000", *(per_1000(r) for r in columns)],
+        ["... of them full (0.97) with a queue", *(str(r.false_full) for r in columns)],
+        ["... any tick", *(f"{r.false_any} of {r.other}" for r in columns)],
+        ["informative (not `unknown`) without pressure", *(ratio(r.informative, r.other) for r in columns)],
+        ["near full, no preemption: claimed (neutral)", *(f"{r.neutral_claimed} of {r.neutral}" for r in columns)],
+        ["KV usage not recorded: claimed in any tick", *(f"{r.claimed_unrecorded} of {r.not_recorded}" for r in columns)],
+    ]
+
+
+def _confusion(result: Result) -> Iterator[str]:
+    yield "## What windows were called\n"
+    kinds = (POSITIVE, EPISODE, OTHER, NEUTRAL, NO_CLAIM)
+    for title, found in (("With the preemption counter:", result.windows),
+                         ("Without:", result.windows_without_counter)):
+        seen = Counter((window.kind, window.verdict) for window in found)
+        verdicts = sorted({verdict for _, verdict in seen})
+        yield title + "\n"
+        yield from table(["was \\ said", *verdicts], [[kind, *(seen[kind, verdict] for verdict in verdicts)] for kind in kinds])
+        yield ""
+
+
+def _baselines(result: Result) -> Iterator[str]:
+    yield "## Simple rules on the same windows\n"
+    yield "A rule claims a window when it holds at more than half of its ticks.\n"
+    positive = [w for w in result.windows if w.kind in (POSITIVE, EPISODE)]
+    other = [w for w in result.windows if w.kind == OTHER]
+    rows = [("**kvpressure verdict**", *_claimed([w.verdict == "kv_pressure" for w in positive],
+                                                  [w.verdict == "kv_pressure" for w in other]))]
+    rows += [(name, *_claimed(_held(positive, name), _held(other, name))) for name, _ in BASELINES]
+    yield from table(["rule", "pressure windows found", "false of the others"], rows)
+
+
+def _claimed(positive: Sequence[bool], other: Sequence[bool]) -> tuple[str, str]:
+    return ratio(sum(positive), len(positive)), ratio(sum(other), len(other))
+
+
+def _held(windows: Sequence[Window], name: str) -> list[bool]:
+    return [dict(window.baselines)[name] for window in windows]
+
+
+def _detections(result: Result) -> Iterator[str]:
+    yield "## Time to detect\n"
+    yield ("From the first sample that makes a window qualify (usage at or above 0.97 with a queue, or the first counted "
+           "preemption) to the first `kv_pressure`, at 1 s samples; negative is early.\n")
+    without = {item.recording: item for item in result.detections_without_counter}
+    rows = [(item.recording, "scored only" if item.scored_only else "", f"{item.onset:.1f}",
+             "-" if item.first_preemption is None else f"{item.first_preemption:.1f}",
+             _delay(item), _delay(without[item.recording]), item.changes) for item in result.detections]
+    yield from table(["recording", "set", "onset s", "first preemption s", "delay s", "delay s without counter",
+                      "verdict changes"], rows)
+
+
+def _delay(item: Detection) -> str:
+    return "never" if item.delay is None else f"{item.delay:+.1f}"
+
+
+def _flaps(result: Result) -> Iterator[str]:
+    yield "## Changes of verdict\n"
+    worst = sorted(result.flaps, key=lambda item: (-item[1], item[0]))
+    steady = sum(changes <= 3 for _, changes, _ in worst)
+    yield f"{steady} of {len(worst)} telemetry recordings change their verdict at most three times. Most changes:\n"
+    yield from table(["recording", "changes", "ticks"], worst[:8])
+
+
+def _incidents(result: Result) -> Iterator[str]:
+    yield "## Incidents\n"
+    rows = [("grades A and B", *(_tally(result.graded(scored_only=kept)) for kept in (False, True, None))),
+            ("grade C", *(_tally([a for a in result.answers if a.incident.grade == "C" and kept in (None, a.incident.scored_only)])
+                          for kept in (False, True, None)))]
+    yield from table(["", "tuned on", "scored only", "all"], rows)
+    yield "\nBy class (grades A and B):\n"
+    kinds = sorted({a.incident.kind for a in result.graded()})
+    yield from table(["class", "all"], [(kind, _tally([a for a in result.graded() if a.incident.kind == kind])) for kind in kinds])
+    yield "\nOne by one (*page* is what a person should be called for; alerts are tested on these recordings elsewhere):\n"
+    yield from table(["incident", "class", "grade", "set", "page", "expected", "said", "confidence", "conditions true", "outcome"],
+                     [_incident_row(a) for a in result.answers])
+
+
+def _tally(answers: Sequence[Answer]) -> str:
+    if not answers:
+        return "-"
+    words = [f"right {ratio(sum(a.right for a in answers), len(answers))}"]
+    for word, count in (("abstained", sum(a.outcome == "abstained" for a in answers)),
+                        ("wrong", sum(a.outcome == "wrong" for a in answers)),
+                        ("wrong and confident", sum(a.wrong_and_confident for a in answers)),
+                        ("conditions wrong", sum(not a.conditions_right for a in answers)),
+                        ("confident forbidden ticks", sum(a.forbidden_ticks for a in answers))):
+        if count:
+            words.append(f"{word} {count}")
+    return ", ".join(words)
+
+
+def _incident_row(answer: Answer) -> tuple[str, ...]:
+    item = answer.incident
+    outcome = answer.outcome if answer.conditions_right else f"{answer.outcome}, conditions wrong"
+    expected = " or ".join(sorted(item.expected))
+    if item.expected_conditions:
+        expected += "; condition " + " or ".join(sorted(item.expected_conditions))
+    return (item.id, item.kind, item.grade, "scored only" if item.scored_only else "", item.page, expected, answer.verdict,
+            f"{answer.confidence:.2f}", ", ".join(answer.conditions_true) or "-",
+            outcome + (", confident" if answer.wrong_and_confident else ""))
+
+
+def _captures(result: Result) -> Iterator[str]:
+    yield "## Captures of live servers\n"
+    yield from table(
+        ["capture", "engine", "stretch", "expected", "said (ticks)", "outcome"],
+        [(c.capture.name.removeprefix("vllm-cpu/").removesuffix(".jsonl.gz"), c.capture.engine, c.capture.what,
+          " or ".join(sorted(c.capture.most)), ", ".join(f"{verdict} {count}" for verdict, count in c.histogram),
+          "right" if c.right else "wrong") for c in result.captures])

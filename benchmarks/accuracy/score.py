@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.accuracy import data
@@ -93,14 +93,15 @@ class Result:
     problems: tuple[str, ...]
     ticks: int
 
-    def rates(self, *, without_counter: bool = False, keep: Callable[[Window], bool] = lambda _w: True) -> Rates:
-        """Rates over a selection of windows."""
-        return rates([w for w in (self.windows_without_counter if without_counter else self.windows) if keep(w)])
+    def rates(self, *, without_counter: bool = False, scored_only: bool | None = None, part: str = "") -> Rates:
+        """Rates over all windows, or over those of one set or one part."""
+        found = self.windows_without_counter if without_counter else self.windows
+        return rates([w for w in found if scored_only in (None, w.scored_only) and part in ("", w.part)])
 
     def graded(self, *, scored_only: bool | None = None) -> list[Answer]:
         """Incidents whose cause is confirmed or plausibly stated (grades A and B)."""
         return [a for a in self.answers if a.incident.grade != "C"
-                and (scored_only is None or a.incident.scored_only == scored_only)]
+                and scored_only in (None, a.incident.scored_only)]
 
 
 def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = "") -> Result:

@@ -49,23 +49,23 @@ def _rates_line(title: str, rates: Rates) -> str:
             f"claimed unrecorded {rates.claimed_unrecorded} of {rates.not_recorded}")
 
 
-def wrong_items(result: Result) -> Iterator[str]:
-    """Details of everything that is not right."""
+def wrong_items(result: Result, *, scored_only: bool = False) -> Iterator[str]:
+    """Details of everything that is not right in what may be tuned on, or in what is scored only."""
     for title, found in (("", result.windows), (" without counter", result.windows_without_counter)):
         for window in found:
-            if _wrong(window):
+            if _wrong(window) and window.scored_only == scored_only:
                 yield (f"\n{window.recording}{title} {window.start:.0f} s: was {window.kind}"
                        f"{' (full with queue)' if window.full_with_queue else ''}, said {histogram(window.ticks)}")
                 yield from _details(window.ticks, window.verdict)
     for title, detections in (("", result.detections), (" without counter", result.detections_without_counter)):
         for item in detections:
-            if item.delay is None or item.delay > 10:
+            if (item.delay is None or item.delay > 10) and item.scored_only == scored_only:
                 yield f"\n{item.recording}{title}: onset {item.onset:.0f} s, delay {item.delay}"
     for answer in result.answers:
-        if not answer.right or answer.forbidden_ticks:
+        if (not answer.right or answer.forbidden_ticks) and answer.incident.scored_only == scored_only:
             yield from _answer(answer)
     for capture in result.captures:
-        if not capture.right:
+        if not capture.right and not scored_only:
             wanted = "|".join(sorted(capture.capture.most))
             yield (f"\n{capture.capture.name} engine {capture.capture.engine}, {capture.capture.what}: wanted {wanted}, "
                    f"said {histogram(capture.ticks)}, never-ticks {capture.never_ticks}")

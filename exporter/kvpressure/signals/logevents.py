@@ -1,9 +1,8 @@
 """What a line of a vLLM log says: one event with its numbers, or nothing.
 
 Pure. The texts are those of vLLM 0.5.5 to 0.33 (V0, V1 and the Rust frontend); matching looks at the message, never
-at the prefix, because prefixes changed more often than messages. Byte figures are bytes, ratios 0-1, times seconds.
-A line without any keyword costs about a microsecond; a line of any length costs no more than its first
-``MAX_LINE`` characters.
+at the prefix. Ratios are 0-1, times seconds. A line without any keyword costs about a microsecond; a line of any
+length costs no more than its first ``MAX_LINE`` characters.
 """
 
 from __future__ import annotations
@@ -82,9 +81,8 @@ _PREFIX_REACH = 240  # VLLM_LOGGING_PREFIX may stand in front of the level
 
 
 def strip(line: str) -> str:
-    """The message of a log line: JSON wrapper, ANSI colours, process name, level, time and file removed.
-
-    A line that has none of these comes back as it is. At most ``MAX_LINE`` characters are kept.
+    """The message of a log line: JSON wrapper, ANSI colours, process name, level, time and file removed. At most
+    ``MAX_LINE`` characters are kept.
     """
     text = line[:MAX_LINE].rstrip("\r\n")
     if text.startswith("{"):
@@ -185,10 +183,7 @@ def _warmup(line: str) -> Values:
     match = re.search(r"when warming up (sampler|pooler)(?: with (\d{1,9}) dummy requests)?", line)
     if match is None:
         return {}
-    values: Values = {"stage": match[1]}
-    if match[2] is not None:
-        values["dummy_requests"] = float(match[2])
-    return values
+    return {"stage": match[1]} | ({} if match[2] is None else {"dummy_requests": float(match[2])})
 
 
 _CONTEXT_V1 = re.compile(
@@ -375,10 +370,10 @@ _TABLE: Final[tuple[tuple[str, str, Callable[[str], Values | None]], ...]] = (
         r"may waste at most (?P<waste_ratio>[\d.]+)% KV cache memory", waste_ratio=0.01)),
 )
 
-# A few short words, at least one of which is in every keyword above: the cheap first look.
+# At least one of these short words is in every keyword above: the cheap first look.
 _WORDS: Final = ("memory", "KV ", "Running: ", "took ", "rror", "EngineCore ", "ngine core", "preempted", "block",
                  "Iteration(", "Maximum conc", "max ", "Chunked", "args: ", "LLM engine", "Sleep", "asleep",
-                 "Graph capt", "Actual")
+                 "Graph capt", "Actual", "may waste")
 
 # Lines that quote what a user sent or got: their content must not be taken for an event.
 _USER_TEXT = re.compile(r"Received request |Generated response |prompt: ['\"]|output: ['\"]|details: prompt")

@@ -5,7 +5,7 @@ every key of a tick but ``t`` may be missing or null, and unknown keys are ignor
 ``kvpressure.readings``; an engine page stands as ``exposition``, the raw text as scraped.
 
 Beyond the documented keys a tick may carry ``owners``, ``node_conditions``, ``targets`` and ``health``, and an engine
-``t`` (when the page was fetched, if not at the tick's time) and ``env``.
+``t`` (when the page was fetched, if not at the tick's time), ``env`` and ``version``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -237,6 +237,7 @@ _PAGE: Final = (
     _Field("gpus", _texts, list, default=()), _Field("args", _texts, lambda args: redact(args), default=()),
     _Field("env", _text_map, dict, default={}), _Field("error", _text), _Field("duration_seconds", _number),
 )
+_PAGE_GIVEN: Final = (_Field("t", _number), *_fields(_text, "exposition", "version"))  # not for the builder
 _CONTAINER: Final = (
     *_CONTAINER_NAME,
     *_fields(_whole, "restarts", "cpu_periods", "cpu_throttled_periods", "memory_working_set_bytes",
@@ -294,12 +295,10 @@ def _gpus(body: Mapping[str, Any]) -> tuple[GpuReading, ...]:
 
 def _page(entry: object, where: str, time: float, build: PageBuilder) -> EnginePage:
     body = _object(entry)
-    try:
-        text = None if body.get("exposition") is None else _text(body["exposition"])
-        fetched = time if body.get("t") is None else _number(body["t"])
-    except MalformedTick as error:
-        raise MalformedTick(f"{where}: {error}") from error
-    return _decode(lambda **values: build(text, time=fetched, **values), _PAGE, body, where)
+    given: dict[str, Any] = _decode(dict, _PAGE_GIVEN, body, where)
+    page = _decode(lambda **values: build(given.get("exposition"), time=given.get("t", time), **values), _PAGE, body,
+                   where)
+    return replace(page, version=given["version"]) if "version" in given else page
 
 
 def _health(body: Mapping[str, Any]) -> dict[str, SourceHealth]:
@@ -364,10 +363,8 @@ def tick_to_json(snapshot: Snapshot) -> str:
 
 def _page_entry(page: EnginePage, time: float) -> dict[str, object]:
     entry = _encode(_PAGE, page)
-    if page.time != time:
-        entry["t"] = page.time
-    if page.exposition is not None:
-        entry["exposition"] = page.exposition
+    given = {"t": None if page.time == time else page.time, "version": page.version, "exposition": page.exposition}
+    entry.update((key, value) for key, value in given.items() if value is not None)
     return entry
 
 

@@ -6,7 +6,7 @@ import gzip
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, cast
@@ -120,8 +120,7 @@ class Reader:
                 self._scanners.popitem(last=False)
         if text is not None and self._rewrite is not None:
             text = self._rewrite(text)
-        page = page_from_text(text, target=target, scanner=scanner, **identity)
-        return replace(page, exposition=text) if self._keep else page
+        return page_from_text(text, target=target, scanner=scanner, keep_text=self._keep, **identity)
 
 
 def _open(path: Path) -> BinaryIO:

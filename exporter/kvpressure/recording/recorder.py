@@ -1,0 +1,252 @@
+"""Write recordings: one file, or a directory of rotated files whose total size has a bound.
+
+Ticks are gathered for a moment and written as one whole gzip member, in one system call. A process that is killed
+loses what it had gathered, seconds at most, and the file stays readable. A file carries ``.part`` while it is being
+written; a directory's next recorder adopts what a killed one left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import queue
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from kvpressure.readings import Snapshot
+from kvpressure.recording.format import Header, tick_to_json
+
+DEFAULT_MAX_BYTES: Final = 64 * 1024 * 1024
+DEFAULT_KEEP: Final = 8
+FLUSH_SECONDS: Final = 2.0
+_GATHER_BYTES: Final = 4 * 1024 * 1024  # written at once from here on, whatever the time
+_COMPRESSION: Final = 3
+_PART: Final = ".part"
+
+
+class RecordingFull(Exception):
+    """A single-file recording has reached its largest size; the file is complete."""
+
+
+class _File:
+    """One recording being written under ``path`` + ``.part``, locked against other recorders."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        self.part = path.with_name(path.name + _PART)
+        self._zip = path.name.endswith(".gz")
+        self._fd = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise FileExistsError(errno.EEXIST, "is being written by another recorder", str(self.part)) from None
+        os.ftruncate(self._fd, 0)
+        self.size = 0
+        self.append(self.member([header.to_json()]))
+
+    def member(self, lines: list[str]) -> bytes:
+        """The bytes that some lines become."""
+        data = "".join(f"{line}\n" for line in lines).encode()
+        if not self._zip:
+            return data
+        packer = zlib.compressobj(_COMPRESSION, zlib.DEFLATED, 31)
+        return packer.compress(data) + packer.flush()
+
+    def append(self, data: bytes) -> None:
+        """Write all of it or, raising ``OSError``, nothing: half a member would hide what follows it."""
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view):]
+        except OSError:
+            os.ftruncate(self._fd, self.size)
+            os.lseek(self._fd, self.size, os.SEEK_SET)
+            raise
+        self.size += len(data)
+
+    def finish(self) -> None:
+        """Give the file its name."""
+        os.fsync(self._fd)
+        os.close(self._fd)
+        self.part.rename(self.path)
+
+
+class Recorder:
+    """Writes snapshots to ``out``; not for two threads at once.
+
+    ``out`` is a file if its name ends in ``.jsonl`` or ``.jsonl.gz``: ``write`` raises ``RecordingFull`` when it
+    reaches ``max_bytes``. Otherwise it is a directory: files are rotated at ``max_bytes`` and the newest ``keep``
+    stay, so that the total is at most ``max_bytes * keep``; a tick that alone exceeds ``max_bytes`` is dropped and
+    counted. Raises ``OSError`` as the file system does; ticks of a failed write are dropped and counted.
+    """
+
+    def __init__(self, out: str | Path, header: Header, *, max_bytes: int = DEFAULT_MAX_BYTES, keep: int = DEFAULT_KEEP,
+                 flush_seconds: float = FLUSH_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ticks = 0
+        self.dropped = 0
+        self._header = header
+        self._max_bytes = max_bytes
+        self._keep = max(1, keep)
+        self._flush_seconds = flush_seconds
+        self._clock = clock
+        self._gathered: list[str] = []
+        self._gathered_bytes = 0
+        self._flushed_at = clock()
+        self._number = 0
+        self._directory = None if str(out).endswith((".jsonl", ".jsonl.gz")) and not Path(out).is_dir() else Path(out)
+        if self._directory is None:
+            if Path(out).exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(out))
+            self._file = _File(Path(out), header)
+        else:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._adopt(self._directory)
+            self._file = self._next_file(self._directory)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def path(self) -> Path:
+        """The file being written, under the name it will have when it is complete."""
+        return self._file.path
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Add a tick. Its pages must carry their exposition, or they are recorded as never read."""
+        line = tick_to_json(snapshot)
+        self._gathered.append(line)
+        self._gathered_bytes += len(line)
+        due = self._clock() - self._flushed_at >= self._flush_seconds
+        if due or self._gathered_bytes >= _GATHER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was gathered; starts the next file when this one would grow past its bound."""
+        self._flushed_at = self._clock()
+        lines, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if not lines:
+            return
+        data = self._file.member(lines)
+        if self._file.size + len(data) > self._max_bytes:
+            lines = self._make_room(lines)
+            data = self._file.member(lines) if lines else b""
+        try:
+            self._file.append(data)
+        except OSError:
+            self.dropped += len(lines)
+            raise
+        self.ticks += len(lines)
+
+    def close(self) -> None:
+        """Write the rest and name the file."""
+        try:
+            self.flush()
+        except RecordingFull:
+            return  # the file is complete already
+        self._file.finish()
+
+    def _make_room(self, lines: list[str]) -> list[str]:
+        """A file with room for these lines; what would not fit into an empty one is dropped."""
+        if self._directory is None:
+            self._file.finish()
+            raise RecordingFull(f"{self._file.path} has reached {self._max_bytes} bytes")
+        self._file.finish()
+        self._file = self._next_file(self._directory)
+        room = self._max_bytes - self._file.size
+        if len(self._file.member(lines)) <= room:
+            return lines
+        fitting: list[str] = []
+        for line in lines:
+            if len(self._file.member([*fitting, line])) <= room:
+                fitting.append(line)
+            else:
+                self.dropped += 1
+        return fitting
+
+    def _next_file(self, directory: Path) -> _File:
+        """Remove the oldest files beyond ``keep`` and open the next."""
+        finished = sorted(path for path in directory.iterdir() if self._ours(path.name))
+        for path in finished[: max(0, len(finished) - self._keep + 1)]:
+            path.unlink(missing_ok=True)
+        while True:
+            self._number += 1
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+            path = directory / f"{self._prefix}{stamp}-{self._number:06d}.jsonl.gz"
+            if not path.exists() and not path.with_name(path.name + _PART).exists():
+                return _File(path, self._header)
+
+    def _adopt(self, directory: Path) -> None:
+        """Name the files that a killed recorder left; one that is still being written stays alone."""
+        for part in directory.glob(f"*{_PART}"):
+            if not self._ours(part.name.removesuffix(_PART)):
+                continue
+            with part.open("rb") as held:
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                part.rename(part.with_name(part.name.removesuffix(_PART)))
+
+    @property
+    def _prefix(self) -> str:
+        node = re.sub(r"[^A-Za-z0-9.-]", "_", self._header.node)[:63]
+        return f"kvpressure-{node}-" if node else "kvpressure-"
+
+    def _ours(self, name: str) -> bool:
+        return re.fullmatch(re.escape(self._prefix) + r"\d{8}T\d{6}Z-\d{6}\.jsonl\.gz", name) is not None
+
+
+class BackgroundRecorder:
+    """A recorder beside the monitor: a listener that never blocks it, however slow the disk is.
+
+    Snapshots that arrive while ``backlog`` of them wait are dropped. ``error`` is the latest reason why writing
+    failed; after a failure the next ticks are tried again.
+    """
+
+    def __init__(self, recorder: Recorder, *, backlog: int = 16) -> None:
+        self.recorder = recorder
+        self.dropped = 0
+        self.error: Exception | None = None
+        self.failed = threading.Event()
+        self._queue: queue.Queue[Snapshot | None] = queue.Queue(backlog)
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+        self._thread.start()
+
+    def __call__(self, snapshot: Snapshot, _state: object = None) -> None:
+        """Take a snapshot: the signature of a monitor listener."""
+        try:
+            self._queue.put_nowait(snapshot)
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Write what waits, name the file, end the thread."""
+        with contextlib.suppress(queue.Full):  # the disk hangs: leave the thread to end with the process
+            self._queue.put(None, timeout=timeout)
+            self._thread.join(timeout)
+
+    def _work(self) -> None:
+        while (snapshot := self._queue.get()) is not None:
+            self._try(self.recorder.write, snapshot)
+        self._try(self.recorder.close)
+
+    def _try(self, action: Callable[..., None], *arguments: Snapshot) -> None:
+        try:
+            action(*arguments)
+        except (OSError, RecordingFull) as error:
+            self.error = error
+            self.failed.set()

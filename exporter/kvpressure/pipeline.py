@@ -1,10 +1,148 @@
-"""Snapshot in, published state out: the one path that live, demo and replay share."""
+"""Snapshot in, published state out: the one path that live, demo and replay share.
+
+Time comes from the snapshots. What the pipeline keeps is bounded: engines, containers and GPUs that have not been
+seen for ``FORGET_SECONDS`` are dropped.
+"""
 
 from __future__ import annotations
 
-from kvpressure.readings import Snapshot
-from kvpressure.state import State
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from kvpressure.args import EngineArgs, from_log
+from kvpressure.diagnosis import advice
+from kvpressure.diagnosis.diagnose import Diagnoser
+from kvpressure.readings import (
+    AllocatorReading,
+    EngineKey,
+    EnginePage,
+    GpuReading,
+    LogLine,
+    Snapshot,
+)
+from kvpressure.signals import limits as limit_signals
+from kvpressure.signals import memory
+from kvpressure.signals.context import Shape
+from kvpressure.signals.engine import EngineTracker, Surroundings
+from kvpressure.signals.host import ContainerWindow
+from kvpressure.signals.limits import InForce
+from kvpressure.signals.logevents import match, strip
+from kvpressure.signals.model import KvSignals, Signals
+from kvpressure.signals.score import GpuWindow
+from kvpressure.state import (
+    LIMITS,
+    ContainerState,
+    Diagnosis,
+    EngineState,
+    GpuState,
+    Limit,
+    State,
+    TargetState,
+)
 from kvpressure.thresholds import Thresholds, builtin
+
+FORGET_SECONDS: Final = 300.0
+EVENT_SECONDS: Final = 600.0
+FAULT_SECONDS: Final = 1800.0
+MAX_EVENTS_KEPT: Final = 512
+HARDWARE_XIDS_IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})  # application errors; the GPU is healthy
+_NO_SIGNALS: Final[Mapping[str, int]] = {}
+
+ContainerKey = tuple[str, str, str]
+
+
+class ContainerTrack:
+    """A container: its window, its log events, and the facts its start-up lines told."""
+
+    __slots__ = ("counts", "events", "facts", "logged", "seen_log", "seen_t", "window")
+
+    def __init__(self) -> None:
+        self.window = ContainerWindow()
+        self.counts: dict[str, int] = {}
+        self.events: deque[tuple[float, str]] = deque(maxlen=MAX_EVENTS_KEPT)
+        self.facts: dict[str, float] = {}
+        self.logged: EngineArgs | None = None
+        self.seen_log = False
+        self.seen_t = float("-inf")
+
+    def take_line(self, t: float, line: LogLine) -> None:
+        """Recognise a log line, count its event and keep the facts it carries."""
+        self.seen_log, self.seen_t = True, t
+        event = match(strip(line.line))
+        if event is None:
+            return
+        self.counts[event.event] = self.counts.get(event.event, 0) + 1
+        self.events.append((t, event.event))
+        if event.event == "args":
+            self.logged = from_log(line.line)
+        values = {name: value for name, value in event.values.items() if isinstance(value, int | float)}
+        self.facts.update(_facts(event.event, values))
+
+    def recent_events(self, now: float) -> dict[str, int]:
+        """Events of the last ten minutes by name."""
+        recent: dict[str, int] = {}
+        for t, name in self.events:
+            if t >= now - EVENT_SECONDS:
+                recent[name] = recent.get(name, 0) + 1
+        return recent
+
+
+def _facts(event: str, values: Mapping[str, float]) -> dict[str, float]:
+    """What a start-up line says that no metric carries; bytes are of one worker, i.e. per GPU."""
+    names: Mapping[str, Mapping[str, str]] = {
+        "pool_bytes": {"bytes": "pool_bytes"}, "weights_bytes": {"bytes": "weights_bytes"},
+        "graphs_bytes": {"bytes": "graphs_bytes"}, "max_num_batched_tokens": {"tokens": "max_num_batched_tokens"},
+        "max_model_len": {"tokens": "max_model_len"}, "engine_config": {"max_model_len": "max_model_len"},
+        "capacity": {"tokens": "capacity_tokens", "max_model_len": "max_model_len"},
+        "breakdown": {"activation_bytes": "activations_bytes", "graphs_bytes": "graphs_bytes",
+                      "kv_bytes": "pool_bytes"},
+    }
+    return {fact: values[name] for name, fact in names.get(event, {}).items() if name in values}
+
+
+class GpuTrack:
+    """A GPU: its activity window and the faults seen lately."""
+
+    __slots__ = ("faults", "seen_t", "window", "xids")
+
+    def __init__(self) -> None:
+        self.window = GpuWindow()
+        self.xids: Mapping[int, int] | None = None
+        self.faults: deque[float] = deque(maxlen=MAX_EVENTS_KEPT)
+        self.seen_t = float("-inf")
+
+    def observe(self, t: float, gpu: GpuReading) -> None:
+        """Take a reading; new hardware XIDs and a lost device are faults."""
+        self.seen_t = t
+        self.window.observe(t, gpu)
+        before = self.xids or {}
+        for xid, count in gpu.xid_errors.items():
+            if self.xids is not None and count > before.get(xid, 0) and xid not in HARDWARE_XIDS_IGNORED:
+                self.faults.append(t)
+        self.xids = dict(gpu.xid_errors)
+        if gpu.error in ("gpu_lost", "lost", "reset_required"):
+            self.faults.append(t)
+
+    def recent_faults(self, now: float) -> int:
+        """Faults of the last half hour."""
+        return sum(1 for t in self.faults if t >= now - FAULT_SECONDS)
+
+
+class EngineTrack:
+    """An engine: tracker, diagnoser and identity."""
+
+    __slots__ = ("container", "counters", "diagnoser", "error", "first_t", "gpus", "key", "seen_t", "target", "tracker")
+
+    def __init__(self, key: EngineKey, page: EnginePage, thresholds: Thresholds) -> None:
+        self.key = key
+        self.tracker = EngineTracker(thresholds)
+        self.diagnoser = Diagnoser(thresholds)
+        self.first_t = page.time
+        self.target, self.container, self.gpus = page.target, page.container, page.gpus
+        self.seen_t = page.time
+        self.error: str | None = None
+        self.counters: Mapping[str, float] = {}
 
 
 class Pipeline:
@@ -12,7 +150,207 @@ class Pipeline:
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._thresholds = thresholds or builtin()
+        self._engines: dict[EngineKey, EngineTrack] = {}
+        self._containers: dict[ContainerKey, ContainerTrack] = {}
+        self._gpus: dict[str, GpuTrack] = {}
+        self._target_errors: dict[str, dict[str, int]] = {}
+        self._targets: dict[str, TargetState] = {}
+        self._args: dict[tuple[str, ...], EngineArgs] = {}
 
     def observe(self, snapshot: Snapshot) -> State:
-        """Take one snapshot. Snapshots come in any order of time; older ones than the newest are ignored."""
-        return State(time=snapshot.time, health=snapshot.health)
+        """Take one snapshot and say what is the case now."""
+        now = snapshot.time
+        for gpu in snapshot.gpus:
+            self._gpus.setdefault(gpu.uuid, GpuTrack()).observe(now, gpu)
+        for reading in snapshot.containers:
+            track = self._container((reading.namespace, reading.pod, reading.container))
+            track.window.observe(now, reading)
+            track.seen_t = now
+        for line in snapshot.logs:
+            self._container((line.namespace, line.pod, line.container)).take_line(now, line)
+        for page in snapshot.pages:
+            self._take_page(now, page)
+        owners = _owners_by_pod(snapshot)
+        self._forget(now, snapshot.targets)
+        engines, empty_pools = self._engine_states(now, snapshot, owners)
+        return State(
+            time=now, engines=engines, gpus=self._gpu_states(now, snapshot, empty_pools), owners=snapshot.owners,
+            containers=self._container_states(now), targets=tuple(self._targets.values()),
+            node_conditions=snapshot.node_conditions, health=snapshot.health,
+        )
+
+    # --- taking in ------------------------------------------------------------------------------------------
+
+    def _container(self, key: ContainerKey) -> ContainerTrack:
+        return self._containers.setdefault(key, ContainerTrack())
+
+    def _take_page(self, now: float, page: EnginePage) -> None:
+        errors = self._target_errors.setdefault(page.target, {})
+        if page.error is not None:
+            errors[page.error] = errors.get(page.error, 0) + 1
+        self._targets[page.target] = TargetState(page.target, page.error is None, page.duration_seconds, page.bad_lines,
+                                                 dict(errors))
+        known = [track for track in self._engines.values()
+                 if track.target == page.target and track.key.namespace == page.namespace
+                 and track.key.pod == page.pod]
+        if page.error is not None or not page.engines:
+            if not known:
+                self._engine(EngineKey(page.namespace, page.pod, self._model_from_args(page), "0"), page)
+                known = [self._engines[EngineKey(page.namespace, page.pod, self._model_from_args(page), "0")]]
+            for track in known:
+                track.tracker.fail()
+                track.error, track.seen_t = page.error, now
+            return
+        present = {EngineKey(page.namespace, page.pod, reading.model_name, reading.engine): reading
+                   for reading in page.engines}
+        for track in known:
+            if track.key not in present and track.tracker.window.last is None:
+                del self._engines[track.key]  # was only a name from the arguments until the page told the right one
+        for key, reading in present.items():
+            track = self._engine(key, page)
+            track.target, track.container, track.gpus = page.target, page.container, page.gpus
+            track.seen_t = now
+            if track.tracker.observe(page, reading):
+                track.error = None
+                last = track.tracker.window.last
+                track.counters = {**last.counters, **last.page} if last else {}
+
+    def _engine(self, key: EngineKey, page: EnginePage) -> EngineTrack:
+        if key not in self._engines:
+            self._engines[key] = EngineTrack(key, page, self._thresholds)
+        return self._engines[key]
+
+    def _parsed(self, page: EnginePage) -> EngineArgs:
+        if page.args not in self._args:
+            if len(self._args) > 256:
+                self._args.clear()
+            self._args[page.args] = limit_signals.from_page(page)
+        return self._args[page.args]
+
+    def _model_from_args(self, page: EnginePage) -> str:
+        args = self._parsed(page)
+        return args.served_model_name or args.model or ""
+
+    def _forget(self, now: float, targets: Sequence[str] | None) -> None:
+        """Drop what is gone: engines whose target was removed at once, everything else after a while."""
+        known = None if targets is None else set(targets)
+        for key in [key for key, track in self._engines.items()
+                    if now - track.seen_t > FORGET_SECONDS or (known is not None and track.target not in known)]:
+            del self._engines[key]
+        for uuid in [uuid for uuid, gpu in self._gpus.items() if now - gpu.seen_t > FORGET_SECONDS]:
+            del self._gpus[uuid]
+        for name in [name for name, held in self._containers.items() if now - held.seen_t > FORGET_SECONDS]:
+            del self._containers[name]
+        alive = {track.target for track in self._engines.values()}
+        for target in [target for target in self._targets if target not in alive]:
+            del self._targets[target]
+            self._target_errors.pop(target, None)
+
+    # --- concluding -----------------------------------------------------------------------------------------
+
+    def _engine_states(self, now: float, snapshot: Snapshot, owners: Mapping[tuple[str, str], tuple[str, ...]],
+                       ) -> tuple[tuple[EngineState, ...], dict[str, list[float | None]]]:
+        first: list[tuple[EngineTrack, Surroundings, KvSignals, Shape, Mapping[str, InForce], tuple[str, ...]]] = []
+        empty_pools: dict[str, list[float | None]] = {}
+        for track in self._engines.values():
+            gpus = track.gpus or owners.get((track.key.namespace, track.key.pod), ())
+            around, found_limits = self._surroundings(now, track, gpus, snapshot.allocator)
+            cache, shape = track.tracker.kv_signals(around)
+            pool = around.facts.get("pool_bytes")
+            empty = None if pool is None or cache.kv_used_ratio is None else pool * (1.0 - cache.kv_used_ratio)
+            for uuid in gpus:
+                empty_pools.setdefault(uuid, []).append(empty)
+            first.append((track, around, cache, shape, found_limits, gpus))
+        states = []
+        for track, around, cache, shape, found_limits, gpus in first:
+            demands = [self._demand(uuid, empty_pools) for uuid in gpus]
+            known = [demand for demand in demands if demand is not None]
+            around = _with_demand(around, max(known) if known and len(known) == len(demands) else None)
+            states.append(self._engine_state(now, track, around, cache, shape, found_limits, gpus))
+        return tuple(states), empty_pools
+
+    def _surroundings(self, now: float, track: EngineTrack, gpus: Iterable[str],
+                      allocator: Sequence[AllocatorReading]) -> tuple[Surroundings, Mapping[str, InForce]]:
+        key, page, reading = track.key, track.tracker.page, track.tracker.reading
+        container = self._containers.get((key.namespace, key.pod, track.container))
+        windows = [self._gpus[uuid] for uuid in gpus if uuid in self._gpus]
+        facts = dict(container.facts) if container else {}
+        found_limits: Mapping[str, InForce] = {}
+        if page is not None:
+            gpu = windows[0].window.last if windows else None
+            found_limits = limit_signals.in_force(self._parsed(page), container.logged if container else None, facts,
+                                                  reading.cache_config if reading else {}, page.version, page.flavour, gpu)
+        seqs = found_limits.get("max_num_seqs")
+        return Surroundings(
+            now=now, gpus=[window.window for window in windows], container=container.window if container else None,
+            allocator=[a for a in allocator if (a.namespace, a.pod) == (key.namespace, key.pod)],
+            facts=facts, events=container.recent_events(now) if container else _NO_SIGNALS,
+            events_known=container.seen_log if container else False,
+            gpu_faults=sum(window.recent_faults(now) for window in windows) if windows else None,
+            max_num_seqs=seqs.value if seqs else None, max_num_seqs_source=seqs.source if seqs else None,
+            first_t=track.first_t,
+        ), found_limits
+
+    def _demand(self, uuid: str, empty_pools: Mapping[str, Sequence[float | None]]) -> float | None:
+        gpu = self._gpus.get(uuid)
+        if gpu is None or gpu.window.last is None:
+            return None
+        return memory.demand_ratio(gpu.window.last, empty_pools.get(uuid, ()))
+
+    def _engine_state(self, now: float, track: EngineTrack, around: Surroundings, cache: KvSignals, shape: Shape,
+                      found_limits: Mapping[str, InForce], gpus: tuple[str, ...]) -> EngineState:
+        tracker, page = track.tracker, track.tracker.page
+        signals = tracker.signals(around, cache, shape)
+        utilization = found_limits.get("gpu_memory_utilization")
+        diagnosis = track.diagnoser.diagnose(signals, tracker.recent_waiting(), tracker.window.samples_seen,
+                                             utilization.value if utilization else None)
+        stale = tracker.window.last is None or (
+            now - tracker.window.last.t > self._thresholds["stale_page_seconds"])
+        up = not stale and track.error is None
+        return EngineState(
+            key=track.key, target=track.target, container=track.container, gpus=gpus, up=up, error=track.error,
+            version=page.version if page else None, flavour=page.flavour if page else None,
+            reading=tracker.reading if up else None, counters=track.counters if up else {},
+            signals=signals if not stale else Signals(time=now, host=signals.host, progress=signals.progress,
+                                                      events=signals.events, events_known=signals.events_known),
+            diagnosis=diagnosis, limits=self._limits(signals, diagnosis, found_limits),
+        )
+
+    def _limits(self, s: Signals, diagnosis: Diagnosis, found: Mapping[str, InForce]) -> dict[str, Limit]:
+        values = {name: found[name].value if name in found else None for name in LIMITS}
+        confident = diagnosis.verdict if diagnosis.confidence >= self._thresholds["confident"] else "unknown"
+        recommended = {
+            "max_num_seqs": advice.max_num_seqs(s, confident, self._thresholds),
+            "max_num_batched_tokens": advice.max_num_batched_tokens(values["max_num_batched_tokens"], confident),
+            "gpu_memory_utilization": advice.gpu_memory_utilization(
+                s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), self._thresholds),
+            "max_model_len": advice.max_model_len(s, values["max_model_len"], confident),
+        }
+        return {name: Limit(name, values[name], found[name].explicit if name in found else None,
+                            found[name].source if name in found else None, recommended[name])
+                for name in LIMITS if values[name] is not None or recommended[name] is not None}
+
+    def _gpu_states(self, now: float, snapshot: Snapshot,
+                    empty_pools: Mapping[str, Sequence[float | None]]) -> tuple[GpuState, ...]:
+        return tuple(GpuState(gpu, self._demand(gpu.uuid, empty_pools)) for gpu in snapshot.gpus)
+
+    def _container_states(self, now: float) -> tuple[ContainerState, ...]:
+        return tuple(
+            ContainerState(track.window.last, track.window.throttled_ratio(), track.window.cpu_used_ratio(),
+                           track.window.memory_used_ratio(), dict(track.counts))
+            for track in self._containers.values() if track.window.last is not None and track.window.last_t == now)
+
+
+def _with_demand(around: Surroundings, demand: float | None) -> Surroundings:
+    from dataclasses import replace
+
+    return replace(around, demand=demand)
+
+
+def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], tuple[str, ...]]:
+    found: dict[tuple[str, str], tuple[str, ...]] = {}
+    for owner in snapshot.owners:
+        pod = (owner.namespace, owner.pod)
+        if owner.uuid not in found.get(pod, ()):
+            found[pod] = (*found.get(pod, ()), owner.uuid)
+    return found

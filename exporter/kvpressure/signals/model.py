@@ -192,6 +192,9 @@ class Signals:
     host: HostSignals = HostSignals()
     compute: ComputeSignals = ComputeSignals()
     events: Mapping[str, int] = field(default_factory=dict)  # log events in the last 10 minutes
+    events_known: bool = False  # a log of this container has been seen
+    gpu_faults: int | None = None  # XID and lost-GPU events of its GPUs lately
+    first_seen: bool = False  # the engine was first seen within the last minute
 
     def flat(self) -> dict[str, float | None]:
         """Every signal as name -> number; booleans as 0/1, mappings as ``name:key``, texts left out."""

@@ -1,0 +1,1 @@
+"""Diagnosis: from signals to a verdict with evidence. Pure; readable rules, no learned weights."""

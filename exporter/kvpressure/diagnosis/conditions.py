@@ -1,0 +1,109 @@
+"""Conditions: facts that stand beside the verdict, each true, false or not known on its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvpressure.diagnosis.verdicts import Finding
+from kvpressure.signals.model import Signals
+from kvpressure.thresholds import Thresholds
+
+OOM_EVENTS: Final = ("cuda_oom", "warmup_oom", "load_oom")
+FRAGMENTED_SPLIT_SHARE: Final = 0.25
+
+
+class HeldCache:
+    """Follows KV blocks that stay occupied while nothing runs or waits.
+
+    An idle engine makes no step, so its gauge may merely be left over from aborted requests. Only a cache that is
+    held in two separate idle stretches, with work between them, is called held.
+    """
+
+    __slots__ = ("_counted", "_held_stretches", "_idle_since", "_low")
+
+    def __init__(self) -> None:
+        self._idle_since: float | None = None
+        self._low: float | None = None
+        self._held_stretches = 0
+        self._counted = False
+
+    def observe(self, t: float, in_flight: float | None, usage: float | None, thresholds: Thresholds) -> bool | None:
+        """Take the newest numbers; the condition now."""
+        if in_flight is None or usage is None:
+            return None
+        if in_flight > 0:
+            self._idle_since, self._low, self._counted = None, None, False
+            return False if self._held_stretches == 0 else None
+        if self._idle_since is None:
+            self._idle_since, self._low = t, usage
+        self._low = min(self._low if self._low is not None else usage, usage)
+        if self._low < thresholds["kv_held_ratio"]:
+            self._held_stretches = 0
+            return False
+        if t - self._idle_since < thresholds["kv_held_seconds"]:
+            return None
+        if not self._counted:
+            self._counted = True
+            self._held_stretches += 1
+        return True if self._held_stretches >= 2 else None
+
+
+def evaluate(s: Signals, finding: Finding, held: bool | None, utilization: float | None, signature: bool | None,
+             t: Thresholds) -> dict[str, bool | None]:
+    """All conditions of one engine. ``utilization`` is the configured gpu_memory_utilization."""
+    host = s.host
+    oom = sum(s.events.get(name, 0) for name in OOM_EVENTS)
+    restarts = host.restarts_recent
+    growth = s.memory.idle_growth_bytes_per_hour
+    return {
+        "memory_leak_idle": None if growth is None else growth >= t["memory_leak_bytes_per_hour"],
+        "kv_held_without_load": held,
+        "allocator_fragmentation": fragmentation(s, t),
+        "baseline_too_high": _baseline_too_high(s, utilization, t),
+        "host_memory_near_limit": None if host.memory_used_ratio is None
+        else host.memory_used_ratio >= t["host_memory_limit_ratio"],
+        "host_oom_killed": _oom_killed(s),
+        "gpu_out_of_memory": oom > 0 if s.events_known else None,
+        "crash_loop": None if restarts is None else restarts >= t["crash_loop_restarts"],
+        "gpu_fault": None if s.gpu_faults is None else s.gpu_faults > 0,
+        "metrics_frozen": _frozen(s, finding),
+        "documented_signature": signature,
+    }
+
+
+def fragmentation(s: Signals, t: Thresholds) -> bool | None:
+    """Reserved minus allocated above the documented 2 GB, from torch's allocator only.
+
+    Cached activations are not fragmentation: where the inactive split blocks are known, they must make up a real
+    share of the difference.
+    """
+    reserved, allocated = s.memory.allocator_reserved_bytes, s.memory.allocator_allocated_bytes
+    if reserved is None or allocated is None:
+        return None
+    difference = reserved - allocated
+    if difference < t["fragmentation_warning_bytes"]:
+        return False
+    split = s.memory.allocator_inactive_split_bytes
+    return True if split is None else split >= FRAGMENTED_SPLIT_SHARE * difference
+
+
+def _baseline_too_high(s: Signals, utilization: float | None, t: Thresholds) -> bool | None:
+    if s.memory.device_used_ratio is None or utilization is None:
+        return None
+    return s.memory.device_used_ratio > utilization + t["baseline_excess_ratio"]
+
+
+def _oom_killed(s: Signals) -> bool | None:
+    host = s.host
+    if host.restarts is None and host.last_termination_reason is None:
+        return None
+    recent = host.restarts_recent is not None and host.restarts_recent > 0
+    return host.last_termination_reason == "OOMKilled" and (recent or s.first_seen)
+
+
+def _frozen(s: Signals, finding: Finding) -> bool | None:
+    if finding.frozen:
+        return True
+    if finding.verdict == "stalled" or s.progress.seconds_without_progress:
+        return None
+    return False if s.progress.progressing is not None or s.progress.work_present is False else None

@@ -1,0 +1,197 @@
+"""Named evidence: each a yes, a no, or not known, with a sentence that carries the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvpressure.signals.logevents import ALLOCATION_EVENTS
+from kvpressure.signals.model import Signals
+from kvpressure.signals.score import PROFILING
+from kvpressure.state import Evidence
+from kvpressure.thresholds import Thresholds
+
+EvidenceSet = Mapping[str, Evidence]
+
+NOT_KNOWN = "not known"
+
+
+class Recent:
+    """What the last seconds of samples looked like, beyond the newest one."""
+
+    __slots__ = ("samples", "waiting_mean", "waiting_share")
+
+    def __init__(self, waiting: Sequence[float]) -> None:
+        self.samples = len(waiting)
+        self.waiting_share = sum(1 for value in waiting if value > 0) / len(waiting) if waiting else None
+        self.waiting_mean = sum(waiting) / len(waiting) if waiting else None
+
+
+def gather(s: Signals, recent: Recent, t: Thresholds) -> dict[str, Evidence]:
+    """All evidence about one engine now. ``recent`` says what most of the last samples looked like."""
+    found = [*_cache(s, recent, t), *_queue(s, recent, t), *_flow(s, recent, t), *_gpu(s, t), *_host(s, t),
+             *_harm(s, t)]
+    return {item.name: item for item in found}
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return NOT_KNOWN if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return NOT_KNOWN if value is None else f"{value * 100:.0f} %"
+
+
+def _compare(value: float | None, at_least: float) -> bool | None:
+    return None if value is None else value >= at_least
+
+
+def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
+    kv, load = s.kv, s.load
+    peak = kv.kv_used_ratio_recent_max
+    full, near = _compare(peak, t["kv_full_ratio"]), _compare(peak, t["kv_near_full_ratio"])
+    recorded = "KV usage is not recorded" if kv.kv_recorded is False else "KV usage is not known"
+    level = recorded if peak is None else f"KV cache used {_percent(kv.kv_used_ratio)}, at most {_percent(peak)} lately"
+    filling = None if peak is None else (
+        kv.kv_seconds_to_full is not None and kv.kv_seconds_to_full <= t["kv_seconds_to_full_warning"])
+    counted, silent = kv.preemptions_counted, kv.preemptions_silent
+    preempting = None
+    if counted is not None or silent is not None:
+        preempting = max(counted or 0.0, silent or 0.0) >= t["preemptions_min"]
+    sign = None if silent is None else silent >= t["preemptions_min"]
+    return [
+        Evidence("kv_full", full, f"{level} (full from {_percent(t['kv_full_ratio'])})"),
+        Evidence("kv_near_full", near, f"{level} (near full from {_percent(t['kv_near_full_ratio'])})"),
+        Evidence("kv_filling", filling, "KV cache is full in " + (
+            f"{kv.kv_seconds_to_full:.0f} s at the present slope" if kv.kv_seconds_to_full is not None
+            else "no foreseeable time")),
+        Evidence("head_of_line_blocked", _blocked(s, recent, t), _blocked_text(s)),
+        Evidence("preempting", preempting, f"preemptions in the last minute: {_number(counted)} counted, "
+                 f"{_number(silent)} by the immediate sign"),
+        Evidence("running_falls_waiting_rises", sign, f"{_number(silent)} requests went from running back to waiting "
+                 "while nothing finished"),
+        Evidence("running_at_limit", load.running_at_limit, f"{_number(load.running)} running of max_num_seqs "
+                 f"{_number(load.max_num_seqs)} ({load.max_num_seqs_source or 'limit not known'})"),
+    ]
+
+
+def _blocked(s: Signals, recent: Recent, t: Thresholds) -> bool | None:
+    """The next prompt does not fit into the free blocks although the cache is not full."""
+    kv = s.kv
+    if kv.kv_used_ratio_recent_max is None or recent.waiting_share is None:
+        return None
+    if kv.kv_used_ratio_recent_max < t["kv_head_of_line_ratio"] or recent.waiting_share < 1.0:
+        return False
+    if kv.kv_capacity_tokens is None or s.context.prompt_mean is None or kv.kv_used_ratio is None:
+        return None
+    return (1.0 - kv.kv_used_ratio_recent_max) * kv.kv_capacity_tokens < s.context.prompt_mean
+
+
+def _blocked_text(s: Signals) -> str:
+    kv = s.kv
+    if kv.kv_capacity_tokens is None or kv.kv_used_ratio is None:
+        return "free room in tokens is not known"
+    free = (1.0 - kv.kv_used_ratio) * kv.kv_capacity_tokens
+    return f"free room {free:.0f} tokens, mean prompt {_number(s.context.prompt_mean)} tokens"
+
+
+def _queue(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
+    load = s.load
+    queue = None
+    if recent.waiting_share is not None:
+        queue = recent.waiting_share >= t["queue_share_ratio"] and (load.waiting or 0.0) > 0
+    for_capacity = None
+    if queue is not None:
+        deferred_only = load.waiting_deferred is not None and load.waiting is not None \
+            and load.waiting_deferred >= load.waiting > 0
+        for_capacity = queue and not deferred_only
+    text = f"{_number(load.waiting)} requests wait, {_number(load.running)} run"
+    return [
+        Evidence("queue_present", queue, text),
+        Evidence("queue_for_capacity", for_capacity, text + (
+            "" if load.waiting_deferred is None else f" ({_number(load.waiting_deferred)} deferred)")),
+    ]
+
+
+def _flow(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
+    progress, flow = s.progress, s.throughput
+    stuck = progress.seconds_without_progress
+    prefill = None
+    prompt, generated = flow.prompt_tokens_per_second, flow.generation_tokens_per_second
+    if prompt is not None and generated is not None:
+        prefill = prompt > 0 and prompt >= t["prefill_tokens_ratio"] * generated
+    rates = f"{_number(prompt)} prompt and {_number(generated)} generated tokens/s"
+    fresh = None if progress.fresh_seconds is None else progress.fresh_seconds <= t["stale_page_seconds"]
+    return [
+        Evidence("page_fresh", fresh, "no page was ever read" if progress.fresh_seconds is None
+                 else f"newest page is {progress.fresh_seconds:.0f} s old"),
+        Evidence("work_present", progress.work_present, f"{_number(s.load.in_flight)} requests in flight"),
+        Evidence("tokens_flow", progress.tokens_flow, rates),
+        Evidence("no_progress", None if stuck is None else stuck >= t["no_progress_seconds"],
+                 "work is present and no token, finished request or step with output came for "
+                 f"{_number(stuck)} s" if stuck else "tokens or finished requests came lately"),
+        Evidence("prefill_dominates", prefill, rates),
+    ]
+
+
+def _gpu(s: Signals, t: Thresholds) -> list[Evidence]:
+    gpu = s.compute
+    starved = saturated = None
+    text = "GPU activity is not known"
+    if gpu.activity_level == PROFILING and gpu.tensor_activity is not None:
+        text = (f"tensor activity {_percent(gpu.tensor_activity)}, SM {_percent(gpu.sm_activity)}, DRAM "
+                f"{_percent(gpu.dram_activity)}")
+        busiest = max(gpu.tensor_activity, gpu.dram_activity or 0.0, gpu.sm_activity or 0.0)
+        starved = busiest < t["gpu_starved_ratio"]
+        saturated = gpu.tensor_activity >= t["dram_busy_ratio"] or (gpu.dram_activity or 0.0) >= t["dram_busy_ratio"]
+    elif gpu.gpu_utilization is not None:
+        text = f"NVML utilization {_percent(gpu.gpu_utilization)}"
+        starved = gpu.gpu_utilization < t["gpu_starved_ratio"]
+        saturated = gpu.gpu_utilization >= t["compute_bound_utilization_ratio"]
+        if gpu.power_ratio is not None:
+            text += f", power {_percent(gpu.power_ratio)} of the limit"
+            saturated = saturated or gpu.power_ratio >= t["power_prefill_ratio"]
+    elif gpu.power_ratio is not None:
+        text = f"power {_percent(gpu.power_ratio)} of the limit"
+        saturated = gpu.power_ratio >= t["power_prefill_ratio"]
+    low = None if gpu.gpu_utilization is None else gpu.gpu_utilization < t["host_queue_utilization_ratio"]
+    idle = None if gpu.gpu_utilization is None else gpu.gpu_utilization <= t["gpu_idle_ratio"]
+    return [
+        Evidence("gpu_starved", starved, f"{text} (starved below {_percent(t['gpu_starved_ratio'])})"),
+        Evidence("gpu_saturated", saturated, text),
+        Evidence("gpu_utilization_low", low, text),
+        Evidence("gpu_idle", idle, text),
+    ]
+
+
+def _host(s: Signals, t: Thresholds) -> list[Evidence]:
+    host, latency = s.host, s.latency
+    outside = None if latency.outside_engine_share is None else \
+        latency.outside_engine_share >= t["outside_engine_share_ratio"]
+    api = _compare(host.api_cpu_cores, t["api_cpu_cores"])
+    return [
+        Evidence("cpu_throttled", _compare(host.cpu_throttled_ratio, t["cpu_throttled_ratio"]),
+                 f"{_percent(host.cpu_throttled_ratio)} of CFS periods throttled"),
+        Evidence("cpu_saturated", _compare(host.cpu_used_ratio, t["cpu_saturated_ratio"]),
+                 f"CPU used {_percent(host.cpu_used_ratio)} of its limit"),
+        Evidence("api_server_saturated", api, f"API server uses {_number(host.api_cpu_cores, 2)} cores"),
+        Evidence("outside_engine_time", outside, f"{_percent(latency.outside_engine_share)} of end-to-end time is "
+                 "spent outside the engine"),
+    ]
+
+
+def _harm(s: Signals, t: Thresholds) -> list[Evidence]:
+    ratios = {phase: ratio for phase, ratio in s.latency.baseline_ratios.items()}
+    worst = max(ratios.items(), key=lambda item: item[1], default=None)
+    text = "latency against baseline is not known" if worst is None else \
+        f"{worst[0]} p95 is {worst[1]:.1f} times its baseline"
+    allocation = sum(s.events.get(name, 0) for name in ALLOCATION_EVENTS)
+    return [
+        Evidence("latency_multiplied", _compare(None if worst is None else worst[1], t["latency_multiplied_ratio"]),
+                 text),
+        Evidence("allocation_failure_logged", allocation > 0 if s.events_known else None,
+                 f"{allocation} allocation failures in the log lately"),
+        Evidence("restarted_recently", None if s.host.restarts_recent is None else s.host.restarts_recent > 0,
+                 f"{_number(s.host.restarts_recent)} restarts in half an hour"),
+    ]
+
+

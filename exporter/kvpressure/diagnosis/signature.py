@@ -1,0 +1,50 @@
+"""The documented signature, condition by condition, exactly as the guides state it.
+
+It is published next to the verdict because readers of the guides look for it; on real servers it finds no KV pressure
+and fires on healthy small models, so where the two disagree ``note`` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvpressure.signals.model import Signals
+from kvpressure.thresholds import Thresholds
+
+MIN_KNOWN = 3
+
+
+def conditions(s: Signals, t: Thresholds) -> dict[str, bool | None]:
+    """The five documented conditions: GPU memory above 85 %, GPU utilization below 60 % while traffic is present,
+    batch p95 down to about 1-2, p95/p99 latency rising, throughput flat or falling."""
+    traffic = None if s.load.in_flight is None else s.load.in_flight > 0
+    memory, used = s.memory.device_used_ratio, s.compute.gpu_utilization
+    ratios = s.latency.baseline_ratios
+    return {
+        "gpu_memory_high": None if memory is None else memory > t["signature_memory_ratio"],
+        "gpu_utilization_low": None if used is None or traffic is None
+        else traffic and used < t["signature_utilization_ratio"],
+        "batch_collapsed": None if s.batch.batch_p95 is None or traffic is None
+        else traffic and s.batch.batch_p95 <= t["signature_batch_size"],
+        "latency_rising": max(ratios.values()) >= t["latency_rising_ratio"] if ratios else None,
+        "throughput_flat": None if traffic is None else
+        (s.throughput.throughput_flat if traffic else False),
+    }
+
+
+def met(values: Mapping[str, bool | None]) -> bool | None:
+    """Most of the conditions that can be evaluated hold; ``None`` when fewer than three can be."""
+    known = [value for value in values.values() if value is not None]
+    return sum(known) * 2 > len(known) if len(known) >= MIN_KNOWN else None
+
+
+def note(s: Signals, verdict: str, is_met: bool | None) -> str:
+    """Why signature and verdict differ, in words; empty when they agree or the signature is not known."""
+    if is_met is None or is_met == (verdict == "kv_pressure"):
+        return ""
+    used = "not known" if s.kv.kv_used_ratio_max is None else f"{s.kv.kv_used_ratio_max * 100:.0f} % at most"
+    if is_met:
+        return (f"The documented signature is met, yet the KV cache is used {used}: vLLM reserves its memory at start, so "
+                "device memory is high with an empty cache, and a small model or a busy host keeps GPU utilization low.")
+    return (f"The documented signature is not met, yet the KV cache is used {used} and requests wait for it: under KV "
+            "pressure decoding keeps some kernel running nearly all the time, so GPU utilization stays high.")

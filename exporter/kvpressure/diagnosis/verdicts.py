@@ -1,0 +1,253 @@
+"""Verdicts: one small function each, asked in a fixed order. The first that holds is the answer.
+
+The order is the order of vetoes: what makes every other number meaningless comes first (no page, frozen gauges,
+a stall), then nothing to do (idle), then the binding resource (cache, sequence limit, GPU, host), then healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvpressure.signals.model import Signals
+from kvpressure.state import Evidence
+from kvpressure.thresholds import Thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict that holds. ``supporting`` and ``opposing`` name evidence, ``missing`` says what was not seen."""
+
+    verdict: str
+    confidence: float
+    stage: str | None = None
+    supporting: tuple[str, ...] = ()
+    opposing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    frozen: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What a verdict function may look at."""
+
+    signals: Signals
+    evidence: Mapping[str, Evidence]
+    thresholds: Thresholds
+    samples: int
+    notes: list[str] = field(default_factory=list)
+
+    def true(self, name: str) -> bool:
+        """The evidence is known and holds."""
+        return self.evidence[name].value is True
+
+    def false(self, name: str) -> bool:
+        """The evidence is known and does not hold."""
+        return self.evidence[name].value is False
+
+    def unknown(self, name: str) -> bool:
+        """The evidence is not known."""
+        return self.evidence[name].value is None
+
+
+def no_page(case: Case) -> Finding | None:
+    """Nothing fresh to judge by."""
+    if case.true("page_fresh"):
+        return None
+    why = "page_fresh"
+    return Finding("unknown", 0.0, supporting=(why,), missing=(case.evidence[why].text,))
+
+
+def frozen_or_stalled(case: Case) -> Finding | None:
+    """Work is said to be present and nothing useful happens: a stall, a long prefill, or gauges that froze.
+
+    * Frozen: no number moves, nobody waits, the GPU is idle and the API server answers nobody. Either all clients
+      are gone and the gauges stayed behind, or the engine hangs; from outside the two look alike.
+    * A long prefill keeps the GPU busy or the cache filling; it gets more patience.
+    * Otherwise a stall.
+    """
+    s, t = case.signals, case.thresholds
+    stuck = s.progress.seconds_without_progress
+    if stuck is None or not case.true("no_progress"):
+        return None
+    moved = (s.progress.seconds_still or 0.0) < t["no_progress_seconds"]
+    computing = s.kv.kv_slope_per_second is not None and s.kv.kv_slope_per_second > 0 and moved \
+        and (s.load.running or 0.0) > 0
+    if computing and stuck < t["prefill_patience_seconds"]:
+        if case.true("queue_present"):
+            return Finding("compute_bound", 0.6, supporting=("queue_present", "work_present"),
+                           opposing=("no_progress",), missing=_absent(case, "gpu_saturated"))
+        return None
+    if stuck < t["stalled_seconds"]:
+        return Finding("unknown", 0.3, supporting=("no_progress",), missing=("whether it moves again",))
+    nobody_waits = not (s.load.waiting or 0.0) > 0
+    gpu_silent = not case.false("gpu_idle")
+    if not moved and nobody_waits and gpu_silent and s.progress.http_moved is False:
+        return Finding("unknown", 0.4, supporting=("no_progress",), frozen=True, missing=(
+            "whether requests are really there: the API server answers nobody and no gauge moves, so the gauges may be "
+            "left over from clients that went away",))
+    supports = ["no_progress", "work_present"] + (["gpu_idle"] if case.true("gpu_idle") else [])
+    confidence = 0.9 if case.true("queue_present") or case.true("gpu_idle") else 0.8
+    return Finding("stalled", confidence, supporting=tuple(supports),
+                   opposing=("tokens_flow",) if case.true("tokens_flow") else ())
+
+
+def idle(case: Case) -> Finding | None:
+    """Nothing runs, nothing waits, nothing comes out."""
+    if not case.false("work_present") or case.true("tokens_flow"):
+        return None
+    if case.true("cpu_saturated") or case.true("cpu_throttled"):
+        return None
+    return Finding("idle", 0.9, supporting=("work_present", "tokens_flow"))
+
+
+def kv_pressure(case: Case) -> Finding | None:
+    """The cache is full, or the next prompt does not fit, and requests wait for it or are pushed out."""
+    if case.true("queue_present") and case.false("queue_for_capacity"):
+        return None
+    known_limit = case.signals.load.max_num_seqs_source in ("args", "log")
+    at_limit = case.true("running_at_limit") and known_limit
+    pushed = case.true("preempting") and not case.false("kv_near_full")
+    if at_limit and not pushed:
+        return None
+    supports = [name for name in ("kv_full", "queue_for_capacity", "preempting", "running_falls_waiting_rises",
+                                  "head_of_line_blocked", "latency_multiplied") if case.true(name)]
+    opposing = tuple(name for name in ("running_at_limit", "prefill_dominates") if case.true(name))
+    queue = case.true("queue_for_capacity")
+    if case.true("kv_full") and (queue or pushed):
+        confidence = 0.97 if pushed and queue else 0.9 if case.false("running_at_limit") else 0.8
+    elif pushed and case.true("kv_near_full"):
+        confidence = 0.85
+    elif queue and case.true("head_of_line_blocked"):
+        confidence = 0.75
+    elif queue and case.true("kv_near_full") and not case.true("running_at_limit"):
+        confidence = 0.65
+    elif pushed and case.unknown("kv_near_full"):
+        confidence = 0.6
+    else:
+        return None
+    if confidence < 0.7 and case.signals.kv.kv_recorded is not False and not queue and not pushed:
+        return None
+    missing = _absent(case, "kv_full", "running_at_limit", "gpu_saturated")
+    return Finding("kv_pressure", confidence, stage(case), tuple(supports), opposing, missing)
+
+
+def stage(case: Case) -> str:
+    """How far it has gone: failing > thrashing > saturated > building."""
+    per_running = case.signals.kv.preemptions_per_running_minute
+    if case.true("allocation_failure_logged"):
+        return "failing"
+    if per_running is not None and case.true("preempting") and (
+            per_running >= case.thresholds["thrashing_preemptions_per_running_minute"]
+            or case.true("latency_multiplied")):
+        return "thrashing"
+    return "saturated" if case.true("kv_full") or case.true("preempting") else "building"
+
+
+def concurrency_limited(case: Case) -> Finding | None:
+    """``max_num_seqs`` is reached, requests wait, the cache has room."""
+    if not (case.true("running_at_limit") and case.true("queue_present")):
+        return None
+    source = case.signals.load.max_num_seqs_source
+    confidence = {"args": 0.95, "log": 0.95, "default": 0.8, "observed": 0.7}.get(source or "", 0.6)
+    if case.true("kv_full"):
+        confidence -= 0.2
+    elif case.unknown("kv_full"):
+        confidence -= 0.15
+    return Finding("concurrency_limited", confidence, supporting=("running_at_limit", "queue_present"),
+                   opposing=tuple(n for n in ("kv_full", "gpu_starved") if case.true(n)),
+                   missing=_absent(case, "kv_full"))
+
+
+def host_bound(case: Case) -> Finding | None:
+    """The GPU waits for the host: CPU quota, a saturated API server, preprocessing, grammar work."""
+    busy = case.true("tokens_flow") or case.true("work_present")
+    reasons = [n for n in ("cpu_throttled", "cpu_saturated", "outside_engine_time", "gpu_starved") if case.true(n)]
+    if case.true("api_server_saturated") and case.true("outside_engine_time"):
+        reasons.append("api_server_saturated")
+    gpu_waits = not case.true("gpu_saturated")
+    if case.true("cpu_throttled") and gpu_waits and busy:
+        return _host(case, 0.85 if case.true("gpu_utilization_low") else 0.7, reasons)
+    if case.true("cpu_saturated") and gpu_waits and (busy or case.true("gpu_idle")):
+        return _host(case, 0.8 if case.true("gpu_utilization_low") and busy else 0.6, reasons)
+    if case.true("gpu_starved") and case.true("tokens_flow") and (case.signals.load.running or 0.0) >= 2:
+        return _host(case, 0.8, reasons)
+    if "api_server_saturated" in reasons and not case.true("kv_near_full"):
+        return _host(case, 0.7, reasons)
+    if case.true("queue_present") and case.true("gpu_utilization_low") and case.false("kv_near_full") \
+            and case.true("tokens_flow") and not case.true("prefill_dominates"):
+        return _host(case, 0.6, ["queue_present", "gpu_utilization_low"])
+    return None
+
+
+def _host(case: Case, confidence: float, reasons: list[str]) -> Finding:
+    return Finding("host_bound", confidence, supporting=tuple(reasons),
+                   opposing=tuple(n for n in ("kv_near_full", "gpu_saturated") if case.true(n)),
+                   missing=_absent(case, "cpu_throttled", "cpu_saturated"))
+
+
+def compute_bound(case: Case) -> Finding | None:
+    """Requests wait, the cache has room, the limit is not reached: prompts or decoding saturate the GPU."""
+    if not case.true("queue_present") or case.true("kv_full") or case.true("running_at_limit"):
+        return None
+    supports = [n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)]
+    if case.true("prefill_dominates"):
+        confidence = 0.85 if case.false("kv_near_full") else 0.65
+    elif case.true("gpu_saturated"):
+        confidence = 0.7 if case.false("kv_near_full") else 0.5
+    else:
+        return None
+    return Finding("compute_bound", confidence, supporting=tuple(supports),
+                   opposing=("kv_near_full",) if case.true("kv_near_full") else (),
+                   missing=_absent(case, "kv_full", "gpu_saturated"))
+
+
+def healthy(case: Case) -> Finding | None:
+    """Tokens flow and nobody waits for long."""
+    if not case.true("tokens_flow") or case.true("queue_present"):
+        return None
+    confidence = 0.9 if case.false("queue_present") and case.false("no_progress") else 0.6
+    return Finding("healthy", confidence, supporting=("tokens_flow", "queue_present"),
+                   opposing=tuple(n for n in ("kv_full", "latency_multiplied") if case.true(n)),
+                   missing=_absent(case, "queue_present", "kv_full"))
+
+
+def undecided(case: Case) -> Finding:
+    """Nothing above holds: say what is missing instead of guessing."""
+    missing = _absent(case, "tokens_flow", "work_present", "kv_full", "running_at_limit", "gpu_saturated",
+                      "cpu_throttled")
+    if case.samples < 2:
+        missing = ("a second reading", *missing)
+    present = tuple(n for n in ("queue_present", "work_present", "kv_near_full") if case.true(n))
+    return Finding("unknown", 0.3, supporting=present, missing=missing)
+
+
+_MISSING: Final[Mapping[str, str]] = {
+    "kv_full": "KV usage",
+    "running_at_limit": "max_num_seqs (arguments, start-up log or version and card)",
+    "gpu_saturated": "GPU activity",
+    "cpu_throttled": "CPU throttling of the container",
+    "cpu_saturated": "CPU use of the container",
+    "tokens_flow": "token counters",
+    "work_present": "running and waiting requests",
+    "queue_present": "waiting requests",
+}
+
+
+def _absent(case: Case, *names: str) -> tuple[str, ...]:
+    return tuple(_MISSING[name] for name in names if case.unknown(name))
+
+
+ORDER: Final[tuple[Callable[[Case], Finding | None], ...]] = (
+    no_page, frozen_or_stalled, idle, kv_pressure, concurrency_limited, host_bound, compute_bound, healthy,
+)
+
+
+def decide(case: Case) -> Finding:
+    """The first verdict of ``ORDER`` that holds."""
+    for verdict in ORDER:
+        finding = verdict(case)
+        if finding is not None:
+            return finding
+    return undecided(case)

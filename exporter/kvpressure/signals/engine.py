@@ -1,0 +1,149 @@
+"""One engine followed over time: feeds the windows and puts all its signals together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvpressure import readings as r
+from kvpressure.readings import AllocatorReading, EnginePage, EngineReading, GpuReading
+from kvpressure.signals import batch, concurrency, context, host, kv, latency, memory, progress, score, throughput
+from kvpressure.signals.batch import RunningHistogram
+from kvpressure.signals.context import LongestContext
+from kvpressure.signals.host import ContainerWindow
+from kvpressure.signals.latency import Baseline
+from kvpressure.signals.memory import DeviceMemory
+from kvpressure.signals.model import KvSignals, LoadSignals, Signals
+from kvpressure.signals.progress import Progress
+from kvpressure.signals.score import GpuWindow
+from kvpressure.signals.throughput import Trend
+from kvpressure.signals.window import EngineWindow
+from kvpressure.thresholds import Thresholds
+
+CALM_QUEUE_SHARE: Final = 0.05  # a queue this much of the batch or less still counts as calm
+FIRST_SEEN_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the engine's signals need besides its own page, at one moment."""
+
+    now: float
+    gpus: Sequence[GpuWindow] = ()
+    demand: float | None = None
+    container: ContainerWindow | None = None
+    allocator: Sequence[AllocatorReading] = ()
+    facts: Mapping[str, float] = field(default_factory=dict)
+    events: Mapping[str, int] = field(default_factory=dict)
+    events_known: bool = False
+    gpu_faults: int | None = None
+    max_num_seqs: float | None = None
+    max_num_seqs_source: str | None = None
+    first_t: float = 0.0
+
+
+class EngineTracker:
+    """History of one engine and everything derived from it."""
+
+    __slots__ = ("_baseline", "_device", "_longest", "_process_start", "_progress", "_running", "_thresholds", "_trend",
+                 "engines_on_page", "ever_positive", "failing", "page", "reading", "window")
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self.window = EngineWindow()
+        self.reading: EngineReading | None = None
+        self.page: EnginePage | None = None
+        self.failing = 0
+        self.ever_positive = False
+        self.engines_on_page = 1
+        self._running = RunningHistogram()
+        self._longest = LongestContext(thresholds["context_window_seconds"])
+        self._baseline = Baseline()
+        self._trend = Trend()
+        self._progress = Progress()
+        self._device = DeviceMemory()
+        self._process_start: float | None = None
+
+    def observe(self, page: EnginePage, reading: EngineReading) -> bool:
+        """Take a good page. False if it is not newer than what is known."""
+        if not self.window.observe(page.time, reading.gauges, reading.counters, reading.histograms, page.page):
+            return False
+        self.page, self.reading, self.failing = page, reading, 0
+        self.engines_on_page = len(page.engines)
+        start = page.page.get(r.PROCESS_START)
+        if start is not None and self._process_start is not None and start != self._process_start:
+            self._device.forget()
+            self.ever_positive = False
+        self._process_start = start if start is not None else self._process_start
+        sample = self.window.last
+        if sample is None:
+            return True
+        self.ever_positive = self.ever_positive or sample.gauges.get(r.KV_USAGE, 0.0) > 0
+        if r.RUNNING in sample.gauges:
+            self._running.add(sample.gauges[r.RUNNING])
+        self._progress.observe(sample)
+        self._longest.observe(sample)
+        return True
+
+    def fail(self) -> None:
+        """The page could not be read this time."""
+        self.failing += 1
+
+    def recent_waiting(self) -> list[float]:
+        """Requests waiting in the samples of the last seconds."""
+        return self.window.gauge_values(r.WAITING, concurrency.RECENT_SECONDS)
+
+    def kv_signals(self, around: Surroundings) -> tuple[KvSignals, context.Shape]:
+        """KV signals and mean request shape; needed first, because device memory depends on them."""
+        shape = context.shape(self.window)
+        config = self.reading.cache_config if self.reading else {}
+        found = kv.compute(self.window, config, self.engines_on_page, self.ever_positive,
+                           around.facts.get("capacity_tokens"), shape, around.max_num_seqs, self._thresholds)
+        return found, shape
+
+    def signals(self, around: Surroundings, found: KvSignals, shape: context.Shape) -> Signals:
+        """All signals now."""
+        window, t = self.window, self._thresholds
+        load = concurrency.compute(window, around.max_num_seqs, around.max_num_seqs_source, found.kv_capacity_tokens,
+                                   shape.mean_context)
+        age = None if window.last is None else max(0.0, around.now - window.last.t)
+        gpus = [gpu.last for gpu in around.gpus if gpu.last is not None]
+        self._follow_device(around.now, gpus, load)
+        return Signals(
+            time=around.now, kv=found, load=load,
+            batch=batch.compute(window, self._running, load.max_num_seqs),
+            context=context.compute(window, self._longest, shape),
+            latency=latency.compute(window, self._baseline, self._calm(found, load)),
+            throughput=throughput.compute(window, self._trend),
+            progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing),
+            memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.demand,
+                                  load.running, _block_size(self.reading)),
+            host=host.compute(window, around.container, around.now),
+            compute=score.compute(window, around.gpus, found, load, around.demand, t),
+            events=around.events, events_known=around.events_known, gpu_faults=around.gpu_faults,
+            first_seen=around.now - around.first_t <= FIRST_SEEN_SECONDS,
+        )
+
+    def _follow_device(self, now: float, gpus: Sequence[GpuReading], load: LoadSignals) -> None:
+        used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
+        idle = load.in_flight == 0
+        self._device.observe(now, float(max(used)) if used else None, idle, ready=self.window.last is not None)
+
+    def _calm(self, found: KvSignals, load: LoadSignals) -> bool:
+        """Whether this minute may teach the latency baseline: hardly a queue, cache not near full, tokens flowing."""
+        if found.kv_used_ratio_max is not None and found.kv_used_ratio_max >= self._thresholds["kv_near_full_ratio"]:
+            return False
+        if self._progress.seconds_without > 0 or load.running is None:
+            return False
+        waiting = self.window.gauge_values(r.WAITING, latency.WINDOW_SECONDS)
+        running = self.window.gauge_values(r.RUNNING, latency.WINDOW_SECONDS)
+        return sum(waiting) <= CALM_QUEUE_SHARE * sum(running) + 1
+
+
+def _block_size(reading: EngineReading | None) -> float | None:
+    text = reading.cache_config.get("block_size") if reading else None
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None

@@ -1,0 +1,79 @@
+"""The limits of an engine: value in force, whether somebody set it, and where it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvpressure.args import EngineArgs, default_limits, limits_in_force
+from kvpressure.commandline import parse
+from kvpressure.readings import EnginePage, GpuReading
+from kvpressure.state import LIMITS
+
+V0_MAX_NUM_SEQS: Final = 256.0
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """``source``: args, log, metrics, default."""
+
+    value: float
+    explicit: bool | None
+    source: str
+
+
+def from_page(page: EnginePage) -> EngineArgs:
+    """Arguments of the pod's command line; empty when none were seen."""
+    return parse(page.args, page.env)
+
+
+def in_force(args: EngineArgs, logged: EngineArgs | None, facts: Mapping[str, float], config: Mapping[str, str],
+             version: str | None, flavour: str | None, gpu: GpuReading | None) -> dict[str, InForce]:
+    """All limits that are known, from the best source: arguments, start-up log, metrics, default by version and card."""
+    merged = args if logged is None else args.merged(logged)
+    defaults = dict(default_limits(version, gpu.name if gpu else None,
+                                   gpu.memory_total_bytes if gpu else None, flavour=flavour))
+    if flavour == "v0":
+        defaults.setdefault("max_num_seqs", V0_MAX_NUM_SEQS)
+    length = facts.get("max_model_len") or _max_model_len(config)
+    values = limits_in_force(merged, defaults, length)
+    found: dict[str, InForce] = {}
+    for name in LIMITS:
+        value = values.get(name)
+        explicit = merged.is_explicit(name)
+        if name == "max_num_batched_tokens" and "max_num_batched_tokens" in facts:
+            value = facts[name]
+        if name == "gpu_memory_utilization" and value is None:
+            value = _number(config.get(name))
+        if value is None:
+            continue
+        found[name] = InForce(value, explicit, _source(name, args, logged, facts, config, explicit))
+    return found
+
+
+def _source(name: str, args: EngineArgs, logged: EngineArgs | None, facts: Mapping[str, float],
+            config: Mapping[str, str], explicit: bool | None) -> str:
+    if name in args.explicit:
+        return "args"
+    if (logged is not None and name in logged.explicit) or name in facts:
+        return "log"
+    if name == "gpu_memory_utilization" and name in config:
+        return "metrics"
+    if name == "max_model_len" and explicit is not True:
+        return "metrics"
+    return "default"
+
+
+def _max_model_len(config: Mapping[str, str]) -> float | None:
+    """Capacity over the maximum concurrency that vLLM states for max_model_len (0.24 and later)."""
+    size, concurrency = _number(config.get("kv_cache_size_tokens")), _number(config.get("kv_cache_max_concurrency"))
+    return float(round(size / concurrency)) if size and concurrency else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return value if value is not None and 0 < value < float("inf") else None

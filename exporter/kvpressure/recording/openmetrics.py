@@ -1,0 +1,109 @@
+"""Every published series of a replay, with timestamps, as OpenMetrics for ``promtool tsdb create-blocks-from``.
+
+OpenMetrics wants a family in one piece and within it a series in one piece, while a replay brings all series tick by
+tick. The samples therefore go through a temporary database on disk, which keeps memory flat however long the
+recording is; only the names of the series are held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final
+
+from kvpressure.publish.collector import families
+from kvpressure.publish.exposition import encode
+from kvpressure.state import State
+
+_BATCH: Final = 20_000
+_CACHE_KIB: Final = 8192
+
+
+class OpenMetricsWriter:
+    """Collects ticks and writes ``out`` when closed without an exception; use as a context manager."""
+
+    def __init__(self, out: str | Path) -> None:
+        self.samples = 0
+        self._out = Path(out)
+        self._directory = tempfile.TemporaryDirectory(prefix="kvpressure-")
+        self._database = sqlite3.connect(Path(self._directory.name) / "samples", isolation_level=None)
+        self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        self._database.execute("PRAGMA journal_mode = OFF")
+        self._database.execute("PRAGMA synchronous = OFF")
+        self._database.execute("CREATE TABLE samples (family INTEGER, metric INTEGER, line TEXT)")
+        self._database.execute("BEGIN")
+        self._heads: dict[str, int] = {}  # HELP and TYPE of a family -> its number
+        self._metrics: dict[tuple[int, tuple[tuple[str, str], ...]], int] = {}
+        self._batch: list[tuple[int, int, str]] = []
+        self._last_ms: int | None = None
+
+    def __enter__(self) -> OpenMetricsWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self._write()
+        finally:
+            self._database.close()
+            self._directory.cleanup()
+
+    def add(self, t: float, state: State) -> None:
+        """The series of one tick at ``t``. A tick that is not later than the one before, to the millisecond, is left
+        out: a series has one value at a time.
+        """
+        ms = round(t * 1000)
+        if self._last_ms is not None and ms <= self._last_ms:
+            return
+        self._last_ms = ms
+        stamp = f"{ms / 1000:.3f}"
+        for family in families(state).collect():
+            help, kind, *lines = encode((family,), openmetrics=True).decode().removesuffix("# EOF\n").splitlines()
+            number = self._family(f"{help}\n{kind}\n")
+            for sample, line in zip(family.samples, lines, strict=True):
+                self._batch.append((number, self._metric(number, sample.labels), f"{line} {stamp}\n"))
+        if len(self._batch) >= _BATCH:
+            self._store()
+
+    def _family(self, head: str) -> int:
+        return self._heads.setdefault(head, len(self._heads))
+
+    def _metric(self, family: int, labels: Mapping[str, str]) -> int:
+        """The number of a label set; the buckets of a histogram belong together."""
+        key = (family, tuple(pair for pair in labels.items() if pair[0] != "le"))
+        return self._metrics.setdefault(key, len(self._metrics))
+
+    def _store(self) -> None:
+        self._database.executemany("INSERT INTO samples VALUES (?, ?, ?)", self._batch)
+        self.samples += len(self._batch)
+        self._batch.clear()
+
+    def _write(self) -> None:
+        self._store()
+        part = self._out.with_name(self._out.name + ".part")
+        try:
+            with part.open("w", encoding="utf-8") as out:
+                self._write_families(out)
+            part.replace(self._out)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
+
+    def _write_families(self, out: IO[str]) -> None:
+        heads = {number: head for head, number in self._heads.items()}
+        current = -1
+        for family, line in self._ordered():
+            if family != current:
+                out.write(heads[family])
+                current = family
+            out.write(line)
+        out.write("# EOF\n")
+
+    def _ordered(self) -> Iterator[tuple[int, str]]:
+        yield from self._database.execute("SELECT family, line FROM samples ORDER BY family, metric, rowid")

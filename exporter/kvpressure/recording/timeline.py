@@ -1,0 +1,102 @@
+"""A replay as lines: JSON for programs, a timeline of changes for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from kvpressure.readings import EngineKey
+from kvpressure.state import Diagnosis, EngineState
+
+_MAX_ENGINES: Final = 4096  # followed at once; churn beyond that starts anew
+
+
+def json_line(t: float, engine: EngineState) -> str:
+    """One engine at one tick: the public contract of ``replay --format json`` (docs/recording.md)."""
+    answer = engine.diagnosis
+    return json.dumps({
+        "t": t, "namespace": engine.key.namespace, "pod": engine.key.pod, "model_name": engine.key.model_name,
+        "engine": engine.key.engine, "verdict": answer.verdict, "confidence": answer.confidence, "stage": answer.stage,
+        "evidence": {name: item.value for name, item in answer.evidence.items()},
+        "conditions": dict(answer.conditions), "signals": engine.signals.flat(),
+        "documented_signature": dict(answer.documented_signature),
+    }, separators=(",", ":"))
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What was last shown of one engine, and how long each verdict stood."""
+
+    verdict: str = ""
+    stage: str | None = None
+    conditions: frozenset[str] = frozenset()
+    since: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class Timeline:
+    """Shows what changed and why: verdicts, stages, conditions, with the sentences that carry them."""
+
+    def __init__(self) -> None:
+        self._engines: dict[EngineKey, _Followed] = {}
+        self._start: float | None = None
+        self._last = 0.0
+
+    def lines(self, t: float, engines: tuple[EngineState, ...], *, show: bool = True) -> Iterator[str]:
+        """Lines for what changed at ``t``; ``show`` False only follows."""
+        self._start = t if self._start is None else self._start
+        self._last = t
+        for engine in engines:
+            if engine.key not in self._engines and len(self._engines) >= _MAX_ENGINES:
+                self._engines.clear()
+            known = self._engines.setdefault(engine.key, _Followed(since=t))
+            found = list(self._changes(known, t, engine.diagnosis))
+            if found and show:
+                yield f"{_clock(t)}  +{t - self._start:.0f} s  {_name(engine.key)}  {found[0]}"
+                yield from (f"    {line}" for line in found[1:])
+
+    def _changes(self, known: _Followed, t: float, answer: Diagnosis) -> Iterator[str]:
+        true = frozenset(name for name, value in answer.conditions.items() if value)
+        if (answer.verdict, answer.stage, true) == (known.verdict, known.stage, known.conditions):
+            return
+        moved = (answer.verdict, answer.stage) != (known.verdict, known.stage)
+        was = f"{_verdict(known.verdict, known.stage)} -> " if moved and known.verdict else ""
+        yield f"{was}{_verdict(answer.verdict, answer.stage)}, confidence {answer.confidence:.2f}"
+        if moved:
+            yield from (f"for: {sentence}" for sentence in answer.supporting)
+            yield from (f"against: {sentence}" for sentence in answer.opposing)
+            if answer.verdict == "unknown":
+                yield from (f"missing: {sentence}" for sentence in answer.missing)
+        yield from (f"condition {name}: now true" for name in sorted(true - known.conditions))
+        yield from (f"condition {name}: no longer true" for name in sorted(known.conditions - true))
+        if answer.verdict != known.verdict:
+            known.seconds[known.verdict] = known.seconds.get(known.verdict, 0.0) + t - known.since
+            known.since = t
+        known.verdict, known.stage, known.conditions = answer.verdict, answer.stage, true
+
+    def summary(self) -> Iterator[str]:
+        """For each engine how long each verdict stood."""
+        for key, known in self._engines.items():
+            total = {**known.seconds, known.verdict: known.seconds.get(known.verdict, 0.0) + self._last - known.since}
+            ranked = sorted(total.items(), key=lambda item: -item[1])
+            shares = ", ".join(f"{verdict} {seconds:.0f} s" for verdict, seconds in ranked if verdict)
+            yield f"{_name(key)}: {shares}"
+
+
+def _verdict(verdict: str, stage: str | None) -> str:
+    return f"{verdict} ({stage})" if stage else verdict
+
+
+def _name(key: EngineKey) -> str:
+    pod = "/".join(part for part in (key.namespace, key.pod) if part) or "engine"
+    return " ".join(part for part in (pod, key.model_name, f"engine {key.engine}" if key.engine else "") if part)
+
+
+def _clock(t: float) -> str:
+    try:
+        return datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # a recording may claim any time
+        return f"t={t:.0f}"

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvpressure import thresholds as thresholds_model
 from kvpressure.settings_kinds import (
     BOOL,
+    DIRECTORY,
     FILE,
     LISTEN_ADDRESS,
     SECONDS,
@@ -153,6 +154,10 @@ class Settings:
     nvidia_release_between_readings: bool = option(
         "nvidia.release-between-readings", BOOL, False,
         "Close the driver library between readings, so that the driver can be unloaded.")
+    amd_backend: str = option(
+        "gpu.amd.backend", one_of("auto", "sysfs", "amdsmi"), "auto",
+        "Where AMD figures come from: files of the driver, AMD's library, or the files and then the library for gaps.")
+    host_sys: Path = option("host.sys", DIRECTORY, Path("/sys"), "The host's sysfs.")
     thresholds: Thresholds = option(
         "thresholds", THRESHOLDS_FILE, thresholds_model.builtin, "File of lines \"name: value\" over the built-in ones.",
         shown="built-in")

@@ -81,6 +81,15 @@ def _file(raw: object) -> Path:
     return path
 
 
+def _directory(raw: object) -> Path:
+    if not isinstance(raw, str) or not raw or "\0" in raw:
+        raise ValueError
+    path = Path(raw)
+    if not path.is_dir():
+        raise ValueError(f"{raw!r} is no directory")
+    return path
+
+
 def _telemetry_path(raw: object) -> str:
     if not isinstance(raw, str) or not _PATH.fullmatch(raw) or len(raw) > 200:
         raise ValueError
@@ -121,6 +130,7 @@ TEXT: Final = Kind("1 to 253 printable characters", _text, "TEXT")
 WHOLE: Final = Kind("a whole number from 0 to 999999999", _whole, "N")
 SECONDS: Final = Kind("seconds from 0.01 to 86400, or a number with ms, s, m or h", _seconds, "SECONDS")
 FILE: Final = Kind("an existing file", _file, "FILE")
+DIRECTORY: Final = Kind("an existing directory", _directory, "DIRECTORY")
 TELEMETRY_PATH: Final = Kind("a path that starts with / and has only letters, digits and . _ ~ / -", _telemetry_path,
                              "PATH")
 LISTEN_ADDRESS: Final = Kind(":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _listen_address,

@@ -1,0 +1,241 @@
+"""Getting one metrics page over HTTP, with everything bounded: time as a whole, bytes on the wire, bytes unpacked.
+
+The far side is a pod that anybody may have started. There are no redirects, no proxies, no credentials and no
+cookies. ``http.client`` reads the response; sockets are our own, because a timeout per ``recv`` lets a server that
+drips one byte a second hold us for hours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import socket
+import ssl
+import threading
+import zlib
+from time import monotonic
+from typing import TYPE_CHECKING, Final, cast
+
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.vllm.reasons import (
+    BAD_ENCODING,
+    DNS,
+    HTTP_4XX,
+    HTTP_5XX,
+    PROTOCOL,
+    REASONS,
+    REDIRECT,
+    REFUSED,
+    RESET,
+    TIMEOUT,
+    TLS,
+    TOO_LARGE,
+    UNREACHABLE,
+)
+from kvpressure.sources.vllm.targets import Target
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["REASONS", "PageFetcher"]
+
+MAX_HEADER_BYTES: Final = 64 * 1024
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # as sent
+MAX_TEXT_BYTES: Final = 8 * 1024 * 1024  # unpacked
+
+
+class _Wire(io.RawIOBase):
+    """The receiving end of a socket, with one deadline for all reads and a budget of bytes."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+        self.budget = MAX_HEADER_BYTES
+        self.received = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        if self.budget <= 0:
+            raise SourceError(TOO_LARGE, "more bytes than allowed")
+        self._sock.settimeout(_remaining(self._deadline))
+        count = self._sock.recv_into(buffer)
+        self.budget -= count
+        self.received = self.received or count > 0
+        return count
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """What ``HTTPResponse`` asks of a socket."""
+        return io.BufferedReader(self)
+
+
+class PageFetcher:
+    """Fetches the page of one target and keeps the connection. One ``fetch`` at a time; ``close`` from anywhere."""
+
+    def __init__(self, target: Target, timeout_seconds: float) -> None:
+        self._target = target
+        self._timeout = timeout_seconds
+        self._request = _request(target)
+        self._sock: socket.socket | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._closed = False
+        self._busy = threading.Lock()
+
+    def fetch(self) -> bytes:
+        """The page as text, still encoded. Raises ``SourceError`` with one of ``REASONS``."""
+        with self._busy:
+            try:
+                return self._fetch(monotonic() + self._timeout)
+            except SourceError:
+                self._drop()
+                raise
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self._drop()
+                reason = _reason(error)
+                if reason == TLS:
+                    self._tls = None  # certificates may have been renewed: read them again next time
+                raise SourceError(reason, str(error)) from error
+
+    def close(self) -> None:
+        """Hang up, now and for good; a ``fetch`` that waits in another thread fails at once."""
+        self._closed = True
+        if self._busy.acquire(blocking=False):
+            self._drop()
+            self._busy.release()
+        elif (sock := self._sock) is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _fetch(self, deadline: float) -> bytes:
+        if self._sock is not None:
+            kept = _Wire(self._sock, deadline)
+            try:
+                return self._exchange(self._sock, kept, deadline)
+            except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                if kept.received:
+                    raise
+                self._drop()  # the server had closed the idle connection, which is its right
+        self._sock = sock = self._connect(deadline)
+        if self._closed:
+            raise SourceError(RESET, "closed")
+        return self._exchange(sock, _Wire(sock, deadline), deadline)
+
+    def _exchange(self, sock: socket.socket, wire: _Wire, deadline: float) -> bytes:
+        sock.settimeout(_remaining(deadline))
+        sock.sendall(self._request)
+        response = http.client.HTTPResponse(cast(socket.socket, wire), method="GET")
+        try:
+            response.begin()
+            _check_status(response.status)
+            body = _read_body(response, wire)
+            encoding = (response.getheader("Content-Encoding") or "identity").strip().lower()
+            keep = not response.will_close
+        finally:
+            response.close()
+        if not keep:
+            self._drop()
+        return _unpacked(body, encoding)
+
+    def _connect(self, deadline: float) -> socket.socket:
+        host, port = self._target.host, self._target.port
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError) as error:
+            raise SourceError(DNS, str(error)) from error
+        tls = self._tls_context() if self._target.scheme == "https" else None
+        failure: OSError = OSError("no address")
+        for family, kind, protocol, _, address in found:
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.settimeout(_remaining(deadline))
+                sock.connect(address)
+                if tls is None:
+                    return sock
+                sock.settimeout(_remaining(deadline))
+                return tls.wrap_socket(sock, server_hostname=host)
+            except OSError as error:
+                sock.close()
+                failure = error
+        raise failure
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            try:
+                self._tls = ssl.create_default_context(cafile=self._target.ca)
+            except OSError as error:
+                raise SourceError(TLS, f"{self._target.ca}: {error}") from error
+            if not self._target.verify:
+                self._tls.check_hostname = False
+                self._tls.verify_mode = ssl.CERT_NONE
+        return self._tls
+
+    def _drop(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+
+def _request(target: Target) -> bytes:
+    """The request. Identity encoding: unpacking would cost us more than the bytes do, and packing costs the engine."""
+    return (
+        f"GET {target.path} HTTP/1.1\r\nHost: {target.address}\r\nUser-Agent: kvpressure\r\n"
+        "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n\r\n"
+    ).encode("ascii")
+
+
+def _remaining(deadline: float) -> float:
+    left = deadline - monotonic()
+    if left <= 0:
+        raise TimeoutError("deadline passed")
+    return left
+
+
+def _check_status(status: int) -> None:
+    if status in (200, 204):
+        return
+    reasons = {3: REDIRECT, 4: HTTP_4XX, 5: HTTP_5XX}
+    raise SourceError(reasons.get(status // 100, PROTOCOL), f"status {status}")
+
+
+def _read_body(response: http.client.HTTPResponse, wire: _Wire) -> bytes:
+    if response.length is not None and response.length > MAX_BODY_BYTES:
+        raise SourceError(TOO_LARGE, f"{response.length} bytes announced")
+    wire.budget = 2 * MAX_BODY_BYTES  # chunks need room around them
+    body = response.read(MAX_BODY_BYTES + 1)
+    if len(body) > MAX_BODY_BYTES:
+        raise SourceError(TOO_LARGE, "body")
+    if response.length:
+        raise SourceError(RESET, f"{response.length} bytes missing")
+    return body
+
+
+def _unpacked(body: bytes, encoding: str) -> bytes:
+    if encoding == "identity":
+        return body
+    if encoding not in ("gzip", "x-gzip"):
+        raise SourceError(BAD_ENCODING, f"encoding {encoding[:32]!r}")
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        text = unpacker.decompress(body, MAX_TEXT_BYTES + 1)
+    except zlib.error as error:
+        raise SourceError(BAD_ENCODING, str(error)) from error
+    if len(text) > MAX_TEXT_BYTES:
+        raise SourceError(TOO_LARGE, "unpacked")
+    if not unpacker.eof:
+        raise SourceError(BAD_ENCODING, "gzip stream ends early")
+    return text
+
+
+def _reason(error: Exception) -> str:
+    """The word for a failure below HTTP."""
+    if isinstance(error, TimeoutError):
+        return TIMEOUT
+    if isinstance(error, ssl.SSLError):
+        return TLS
+    if isinstance(error, ConnectionRefusedError):
+        return REFUSED
+    if isinstance(error, ConnectionError | http.client.IncompleteRead):
+        return RESET
+    return UNREACHABLE if isinstance(error, OSError) else PROTOCOL

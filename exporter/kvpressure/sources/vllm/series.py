@@ -1,0 +1,82 @@
+"""One line of an exposition, taken apart: the careful and slow way, for lines that the scanner does not know yet.
+
+Reads the classic text format and OpenMetrics: timestamps, exemplars, quoted names (``{"vllm:x",a="b"} 1``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MAX_LINE_CHARS: Final = 16_384  # cache_config_info, the longest wanted line, has about 1 300
+MAX_LABELS: Final = 128  # cache_config_info has 38
+MAX_LABEL_CHARS: Final = 1_024  # served model names may be paths
+
+_NAME: Final = re.compile(r"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+")
+_QUOTED_NAME: Final = re.compile(r'[ \t]*+\{[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+(?=[,}])')
+_LABEL: Final = re.compile(
+    r'[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+|"[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+')
+_CLOSE: Final = re.compile(r"[ \t]*+\}[ \t]*+")
+_REST: Final = re.compile(  # value, timestamp, exemplar
+    r"(?<=[ \t}])([^ \t]++)(?:[ \t]++-?[0-9][0-9.eE+-]*+)?+[ \t\r]*+(?:# \{.*)?+\Z")
+_ESCAPE: Final = re.compile(r"\\(.)")
+_ESCAPED: Final = {"n": "\n", "\\": "\\", '"': '"'}
+
+
+class BadLine(ValueError):
+    """A line that cannot be read. Costs that line, nothing else."""
+
+
+def name_of(line: str) -> tuple[str, int]:
+    """The metric name that a line begins with and where it ends; ``("", 0)`` when it begins with none."""
+    match = _NAME.match(line) or _QUOTED_NAME.match(line)
+    if match is None:
+        return "", 0
+    return _unescape(match[1]), match.end()
+
+
+def labels_from(line: str, start: int) -> tuple[dict[str, str], int]:
+    """The labels of a line whose name ends at ``start``, and where they end.
+
+    Raises ``BadLine`` for broken syntax, a label given twice, too many labels or too long a value.
+    """
+    labels: dict[str, str] = {}
+    position = start
+    if line[:start].lstrip(" \t").startswith("{"):  # quoted name: the brace is already open
+        if line.startswith(",", position):
+            position += 1
+    elif line.startswith("{", position):
+        position += 1
+    else:
+        return labels, start
+    while (match := _LABEL.match(line, position)) is not None:
+        _add_label(labels, match[1], match[2])
+        position = match.end()
+        if not line.startswith(",", position):
+            break
+        position += 1
+    close = _CLOSE.match(line, position)
+    if close is None:
+        raise BadLine("labels do not end")
+    return labels, close.end()
+
+
+def _add_label(labels: dict[str, str], name: str, value: str) -> None:
+    name = _unescape(name[1:-1]) if name.startswith('"') else name
+    if name in labels or len(labels) >= MAX_LABELS or len(value) > MAX_LABEL_CHARS:
+        raise BadLine("label twice, too many or too long")
+    labels[name] = _unescape(value)
+
+
+def number_from(line: str, start: int) -> str:
+    """The value's text after the labels. What may follow it is a timestamp and an exemplar."""
+    match = _REST.match(line, start)
+    if match is None:
+        raise BadLine("no value, or something after it")
+    return match[1]
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[0]), text)

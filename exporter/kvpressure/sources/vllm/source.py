@@ -1,0 +1,213 @@
+"""The source that reads the metrics pages of all vLLM engines of this node, each on its own, none waiting for another."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+from time import monotonic, time
+from typing import Final, Protocol
+
+from kvpressure.readings import EnginePage
+from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.vllm.exposition import Scanner, page_from_text
+from kvpressure.sources.vllm.fetch import PageFetcher
+from kvpressure.sources.vllm.reasons import INTERNAL
+from kvpressure.sources.vllm.targets import Target, TargetError
+
+WAIT_SECONDS: Final = 0.8  # how long a read waits for pages: a little less than the interval of one second
+TARGET_LIMIT: Final = "target_limit"  # error of the source: more targets than allowed, the last ones are not read
+
+log = logging.getLogger(__name__)
+
+
+class VllmSettings(Protocol):
+    """What this source needs to be told."""
+
+    @property
+    def vllm_targets(self) -> tuple[Target, ...]:
+        """Targets from the command line."""
+        ...
+
+    @property
+    def vllm_timeout_seconds(self) -> float:
+        """Deadline of one fetch as a whole."""
+        ...
+
+    @property
+    def vllm_max_targets(self) -> int:
+        """How many targets are read at most."""
+        ...
+
+    @property
+    def keep_exposition(self) -> bool:
+        """Keep the raw text in the pages, because somebody records."""
+        ...
+
+
+class _Feed:
+    """One target with what is kept between its pages."""
+
+    def __init__(self, target: Target, timeout_seconds: float) -> None:
+        self.target = target
+        self.fetcher = PageFetcher(target, timeout_seconds)
+        self.scanner = Scanner()
+        self.in_flight = False
+        self.late = False  # its last page took longer than a read waits
+
+    def page(self, keep_text: bool) -> EnginePage:
+        """Fetch and read the page now. Failures are in the page."""
+        started = monotonic()
+        text: bytes | None = None
+        error = None
+        try:
+            text = self.fetcher.fetch()
+        except SourceError as failure:
+            error = failure.reason
+        return self._page(text, error, monotonic() - started, keep_text)
+
+    def failed(self) -> EnginePage:
+        """The page after a mistake of ours."""
+        return self._page(None, INTERNAL, None, keep_text=False)
+
+    def _page(self, text: bytes | None, error: str | None, duration: float | None, keep_text: bool) -> EnginePage:
+        target = self.target
+        return page_from_text(
+            text, target=target.name, time=time(), namespace=target.namespace, pod=target.pod,
+            container=target.container, gpus=target.gpus, args=target.args, env=target.env, error=error,
+            duration_seconds=duration, scanner=self.scanner, keep_text=keep_text,
+        )
+
+
+class _Pool:
+    """Daemon threads, started as needed, at most ``size``. Daemons, so that a hanging name lookup cannot hold up
+    the end of the process.
+    """
+
+    def __init__(self, size: int, work: Callable[[_Feed], None]) -> None:
+        self._size = size
+        self._work = work
+        self._jobs: SimpleQueue[_Feed | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._jobs_open = 0
+
+    def submit(self, feed: _Feed) -> None:
+        with self._lock:
+            self._jobs_open += 1
+            start = self._jobs_open > self._threads and self._threads < self._size
+            self._threads += start
+        self._jobs.put(feed)
+        if start:
+            threading.Thread(target=self._run, name="vllm-fetch", daemon=True).start()
+
+    def close(self) -> None:
+        for _ in range(self._threads):
+            self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (feed := self._jobs.get()) is not None:
+            self._work(feed)
+            with self._lock:
+                self._jobs_open -= 1
+
+
+class VllmSource:
+    """All targets of this node. ``read`` returns the pages that came since the last one.
+
+    A target that is slow is waited for once; after that its pages are taken when they come, and a page that is
+    still being fetched is not asked for again. ``set_targets`` may be called from any thread.
+    """
+
+    name = "vllm"
+
+    def __init__(self, settings: VllmSettings, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._timeout = settings.vllm_timeout_seconds
+        self._max_targets = settings.vllm_max_targets
+        self._wait = wait_seconds
+        self.keep_exposition = settings.keep_exposition
+        if len(settings.vllm_targets) > self._max_targets:
+            raise TargetError(f"{len(settings.vllm_targets)} vLLM targets", f"at most {self._max_targets}")
+        self._results: SimpleQueue[tuple[_Feed, EnginePage]] = SimpleQueue()
+        self._pool = _Pool(self._max_targets, self._work)
+        self._lock = threading.Lock()
+        self._feeds: dict[str, _Feed] = {}
+        self._refused = 0
+        self.set_targets(settings.vllm_targets)
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The targets that are read."""
+        return tuple(feed.target for feed in self._feeds.values())
+
+    def set_targets(self, targets: Iterable[Target]) -> None:
+        """Read these from now on. Known ones keep their connection; beyond the limit the last ones are not read."""
+        with self._lock:
+            wanted = {target.name: target for target in targets}
+            allowed = dict(list(wanted.items())[:self._max_targets])
+            feeds = {name: self._feed(name, target) for name, target in allowed.items()}
+            gone = [feed for name, feed in self._feeds.items() if name not in feeds or feeds[name] is not feed]
+            self._feeds = feeds
+            self._refused = len(wanted) - len(allowed)
+        for feed in gone:
+            feed.fetcher.close()
+
+    def _feed(self, name: str, target: Target) -> _Feed:
+        known = self._feeds.get(name)
+        if known is None or (known.target.verify, known.target.ca) != (target.verify, target.ca):
+            return _Feed(target, self._timeout)
+        known.target = target
+        return known
+
+    def read(self) -> Reading:
+        """Start a fetch of every target that is due, and return the pages that are there soon enough."""
+        feeds = self._feeds
+        for feed in feeds.values():
+            if self._is_due(feed):
+                feed.in_flight = True
+                self._pool.submit(feed)
+        awaited = {feed for feed in feeds.values() if feed.in_flight and not feed.late}
+        pages = [page for feed, page in self._collect(awaited) if feeds.get(feed.target.name) is feed]
+        errors = Counter(page.error for page in pages if page.error is not None)
+        if self._refused:
+            errors[TARGET_LIMIT] = self._refused
+        return Reading(pages=tuple(sorted(pages, key=lambda page: page.target)), targets=tuple(feeds),
+                       errors=dict(errors))
+
+    def _is_due(self, feed: _Feed) -> bool:
+        """Every read asks every idle target."""
+        return not feed.in_flight
+
+    def _collect(self, awaited: set[_Feed]) -> list[tuple[_Feed, EnginePage]]:
+        """All results that are there, waiting a while for those of ``awaited``."""
+        until = monotonic() + self._wait
+        results: list[tuple[_Feed, EnginePage]] = []
+        while True:
+            try:
+                left = until - monotonic()
+                feed, page = self._results.get(block=bool(awaited) and left > 0, timeout=max(left, 0))
+            except Empty:
+                break
+            feed.in_flight = False
+            feed.late = page.duration_seconds is not None and page.duration_seconds > self._wait
+            awaited.discard(feed)
+            results.append((feed, page))
+        for feed in awaited:
+            feed.late = True
+        return results
+
+    def _work(self, feed: _Feed) -> None:
+        """Runs in a thread of the pool."""
+        try:
+            page = feed.page(self.keep_exposition)
+        except Exception:
+            log.exception("reading %s failed", feed.target.name)
+            page = feed.failed()
+        self._results.put((feed, page))
+
+    def close(self) -> None:
+        """Hang up on all targets; threads end when their fetch does."""
+        self.set_targets(())
+        self._pool.close()

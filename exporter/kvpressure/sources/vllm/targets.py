@@ -1,0 +1,173 @@
+"""Which metrics pages to read: the ``--vllm.target`` option.
+
+::
+
+    [NAMESPACE/POD=]URL[;KEY=VALUE]...
+
+``URL`` is ``http://host:port/path``, ``https://...`` or just ``host`` or ``host:port``. Without a scheme it is http
+on port 8000 (vLLM's own), with a scheme the port is that scheme's usual one; the path is ``/metrics``. Keys:
+
+* ``namespace``, ``pod``, ``container``: the identity of the engine's series. Without a pod, ``host:port`` stands in
+  for it, so that two targets never share an identity.
+* ``gpus``: UUIDs, separated by commas, of the GPUs that the engine runs on.
+* ``tls``: ``verify`` (default) or ``insecure``; ``ca``: a file with the certificates to trust. For https only.
+* ``args``: the engine's command line, quoted as in a shell. Last, as it takes the rest of the option.
+
+Example: ``prod/chat-0=http://10.0.0.5:8000;container=vllm;gpus=GPU-1f,GPU-2e;args=--max-num-seqs 64``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+DEFAULT_PORT: Final = 8000
+DEFAULT_PATH: Final = "/metrics"
+MAX_PATH_CHARS: Final = 512
+KEYS: Final = ("namespace", "pod", "container", "gpus", "tls", "ca", "args")
+
+_OWNER: Final = re.compile(r"([a-z0-9][a-z0-9-]*)/([a-z0-9][a-z0-9.-]*)=")
+_HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|[0-9A-Fa-f:.]+")
+_PATH: Final = re.compile(r"/[!-~]*")
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_GPU: Final = re.compile(r"[!-~]{1,128}")
+
+
+class TargetError(ValueError):
+    """A target that cannot be used: what is wrong with it, and what is allowed."""
+
+    def __init__(self, what: str, allowed: str) -> None:
+        super().__init__(f"{what}; allowed: {allowed}")
+        self.what = what
+        self.allowed = allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One metrics page and what is known about the engine behind it.
+
+    ``ca`` is a file of certificates to trust instead of the system's; ``verify`` False accepts any certificate.
+    """
+
+    host: str
+    port: int = DEFAULT_PORT
+    path: str = DEFAULT_PATH
+    scheme: str = "http"
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    gpus: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
+    verify: bool = True
+    ca: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Host and port as they stand in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def name(self) -> str:
+        """The URL. It names the target in metrics and recordings, and no two targets share one."""
+        return f"{self.scheme}://{self.address}{self.path}"
+
+
+def parse_target(text: str) -> Target:
+    """The target that one ``--vllm.target`` value means. Raises ``TargetError``."""
+    owner = _OWNER.match(text)
+    options = {"namespace": owner[1], "pod": owner[2]} if owner else {}
+    url, _, rest = text[owner.end() if owner else 0:].partition(";")
+    for key, value in _options(text, rest):
+        if key in options:
+            raise TargetError(f"target {text!r} gives {key} twice", "each key once")
+        options[key] = value
+    scheme, host, port, path = _parse_url(text, url.strip())
+    target = Target(
+        host, port, path, scheme,
+        namespace=_checked(text, "namespace", options), pod=_checked(text, "pod", options),
+        container=_checked(text, "container", options),
+        gpus=_gpus(text, options.get("gpus", "")), args=_split_args(text, options.get("args", "")),
+        verify=_verify(text, scheme, options), ca=options.get("ca"),
+    )
+    return target if target.pod else replace(target, pod=target.address)
+
+
+def _options(text: str, rest: str) -> Iterator[tuple[str, str]]:
+    """Key and value of each option; ``args`` takes all that follows."""
+    while rest:
+        key, equals, value = rest.partition("=")
+        key = key.strip()
+        if not equals or key not in KEYS:
+            raise TargetError(f"target {text!r} has {rest.split(';')[0].strip()!r} after the URL",
+                              "KEY=VALUE with KEY one of " + ", ".join(KEYS))
+        rest = ""
+        if key != "args":
+            value, _, rest = value.partition(";")
+        yield key, value.strip()
+
+
+def _parse_url(text: str, url: str) -> tuple[str, str, int, str]:
+    """Scheme, host, port and path."""
+    allowed = "http://HOST[:PORT][/PATH], https://..., HOST or HOST:PORT"
+    bare = "://" not in url
+    try:
+        parts = urlsplit(f"http://{url}" if bare else url)
+        if parts.username is not None or parts.password is not None:
+            raise TargetError(f"target for {parts.hostname!r} carries credentials", "a URL without user and password")
+        port = parts.port
+    except TargetError:
+        raise
+    except ValueError as error:
+        raise TargetError(f"target {text!r} has no usable address ({error})", allowed) from None
+    if parts.scheme not in ("http", "https"):
+        raise TargetError(f"target {text!r} has scheme {parts.scheme!r}", allowed)
+    host = parts.hostname or ""
+    if not _HOST.fullmatch(host) or len(host) > 253 or port == 0:
+        raise TargetError(f"target {text!r} has no usable host or port", allowed)
+    path = (parts.path if parts.path not in ("", "/") else DEFAULT_PATH) + (f"?{parts.query}" if parts.query else "")
+    if parts.fragment or not _PATH.fullmatch(path) or ".." in path or len(path) > MAX_PATH_CHARS:
+        raise TargetError(f"target {text!r} has no usable path",
+                          f"printable ASCII without '..' and '#', at most {MAX_PATH_CHARS} characters")
+    if port is None:
+        port = DEFAULT_PORT if bare else 443 if parts.scheme == "https" else 80
+    return parts.scheme, host, port, path
+
+
+def _checked(text: str, key: str, options: Mapping[str, str]) -> str:
+    value = options.get(key, "")
+    if value and not _NAME.fullmatch(value):
+        raise TargetError(f"target {text!r} has {key} {value!r}", "a Kubernetes name")
+    return value
+
+
+def _gpus(text: str, value: str) -> tuple[str, ...]:
+    gpus = tuple(gpu.strip() for gpu in value.split(",")) if value else ()
+    if not all(_GPU.fullmatch(gpu) for gpu in gpus):
+        raise TargetError(f"target {text!r} has gpus {value!r}", "GPU UUIDs separated by commas")
+    return gpus
+
+
+def _verify(text: str, scheme: str, options: Mapping[str, str]) -> bool:
+    policy = options.get("tls", "verify")
+    if policy not in ("verify", "insecure"):
+        raise TargetError(f"target {text!r} has tls={policy}", "tls=verify, tls=insecure")
+    if scheme != "https" and ("tls" in options or "ca" in options):
+        raise TargetError(f"target {text!r} has tls or ca without https", "tls and ca with an https URL")
+    if "ca" in options and not Path(options["ca"]).is_file():
+        raise TargetError(f"target {text!r} names the certificate file {options['ca']!r}", "an existing file")
+    return policy == "verify"
+
+
+def _split_args(text: str, value: str) -> tuple[str, ...]:
+    import shlex
+
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise TargetError(f"target {text!r} has args that a shell could not split ({error})",
+                          "a command line with closed quotes") from None

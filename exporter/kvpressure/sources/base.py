@@ -38,6 +38,7 @@ class Reading:
     """What one call of ``Source.read`` brought. ``None`` = this source does not provide that kind.
 
     Partial failures are not exceptions: they are counted in ``errors`` (reason -> how many), and the rest counts.
+    ``expected_gpus`` is how many GPUs there should be by vendor, those that could not be read included.
     """
 
     gpus: tuple[GpuReading, ...] | None = None
@@ -48,6 +49,7 @@ class Reading:
     allocator: tuple[AllocatorReading, ...] | None = None
     node_conditions: tuple[NodeCondition, ...] | None = None
     targets: tuple[str, ...] | None = None
+    expected_gpus: dict[str, int] | None = None
     errors: dict[str, int] = field(default_factory=dict)
 
 

@@ -1,0 +1,100 @@
+"""Reads single values of a GPU or a MIG instance; None = not known. Base units, ratios 0-1."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import pynvml
+
+from kvpressure.readings import GpuProcess
+from kvpressure.sources.nvidia.query import Ask
+
+NOT_AVAILABLE: Final = 0xFFFFFFFF  # NVML's "no value" in 32 bits
+
+THROTTLE_REASONS: Final = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake",
+}
+"""Clock-event bits that mean "slower than wanted". Idle, chosen clocks, sync boost and display are no fault."""
+
+
+class Memory(NamedTuple):
+    """Bytes. ``used`` is total minus free, the same under both NVML structures; ``reserved`` only the second tells."""
+
+    total: int | None = None
+    used: int | None = None
+    reserved: int | None = None
+
+
+def memory(ask: Ask, handle: Any) -> Memory:
+    """Device memory: the second structure, or the first where the driver or the card does not know that."""
+    info = ask("memory_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    reserved = None if info is None else int(info.reserved)
+    if info is None:
+        info = ask("memory_v1", pynvml.nvmlDeviceGetMemoryInfo, handle)
+    if info is None or info.total == 0:  # unified-memory cards have none of their own
+        return Memory()
+    total, free = int(info.total), int(info.free)
+    if free > total or (reserved is not None and reserved > total):
+        ask.invalid()
+        return Memory()
+    return Memory(total, total - free, reserved)
+
+
+def utilization(ask: Ask, handle: Any) -> float | None:
+    """Share of the driver's last sample period in which some kernel ran."""
+    rates = ask("utilization", pynvml.nvmlDeviceGetUtilizationRates, handle)
+    return None if rates is None else percent(ask, rates.gpu)
+
+
+def percent(ask: Ask, value: float) -> float | None:
+    """0-100 as a ratio; what is out of range (NaN included) is no value."""
+    if 0 <= value <= 100:
+        return float(value) / 100
+    ask.invalid()
+    return None
+
+
+def power(ask: Ask, handle: Any) -> float | None:
+    """Watts drawn now."""
+    return _watts(ask("power", pynvml.nvmlDeviceGetPowerUsage, handle))
+
+
+def power_limit(ask: Ask, handle: Any) -> float | None:
+    """Watts that the card may draw, all limits considered."""
+    return _watts(ask("power_limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle))
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    # A card that answers draws something and is allowed something: 0 is "no sensor".
+    if not milliwatts or milliwatts == NOT_AVAILABLE:
+        return None
+    return milliwatts / 1000
+
+
+def throttle_reasons(ask: Ask, handle: Any) -> tuple[str, ...] | None:
+    """Why clocks are reduced, by the names of ``THROTTLE_REASONS``; empty = they are not."""
+    bits = ask("clocks_event", pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if bits is None:  # the name before driver 535
+        bits = ask("clocks_throttle", pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    return None if bits is None else tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
+
+
+def processes(ask: Ask, handle: Any) -> tuple[GpuProcess, ...]:
+    """Compute processes with host pids, MPS clients included. Empty also when the driver does not say."""
+    found = ask("processes_v3", pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+    if found is None:
+        found = ask("processes_v2", pynvml.nvmlDeviceGetComputeRunningProcesses_v2, handle)
+    clients = ask("mps_processes", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
+    # Both lists may name a process, and a pid may stand once per instance; memory is per instance.
+    by_instance = {}
+    for process in (*(found or ()), *(clients or ())):
+        # A compute process always holds its context's memory: 0 is "not told" as much as the explicit value.
+        used = process.usedGpuMemory or None
+        key = (process.pid, process.gpuInstanceId, process.computeInstanceId)
+        if used is not None or key not in by_instance:
+            by_instance[key] = GpuProcess(int(process.pid), None if used is None else int(used))
+    return tuple(by_instance.values())

@@ -1,0 +1,38 @@
+"""What of the settings concerns NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+SHARE_OF_DEADLINE: Final = 0.8
+"""A reading gives up on calls that do not return at this share of the source's deadline, so that what the other
+GPUs said still arrives in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaOptions:
+    """Choices of the operator.
+
+    ``mig``: read MIG instances. ``gpm``: read SM, tensor and DRAM activity. ``release_between_readings``: close the
+    library after each reading so that the driver can be unloaded; events and GPM are then off, since both need it
+    open. ``budget_seconds``: time that one reading may wait for calls.
+    """
+
+    mig: bool = True
+    gpm: bool = False
+    release_between_readings: bool = False
+    budget_seconds: float = 4.0
+
+    @classmethod
+    def of(cls, settings: Any) -> NvidiaOptions:
+        """From ``kvpressure.settings.Settings``; attributes that are not there keep their defaults."""
+        given = {
+            field.name: getattr(settings, f"nvidia_{field.name}")
+            for field in fields(cls)
+            if hasattr(settings, f"nvidia_{field.name}")
+        }
+        collector = getattr(settings, "collectors", {}).get("nvidia")
+        if collector is not None:
+            given["budget_seconds"] = SHARE_OF_DEADLINE * collector.deadline_seconds
+        return cls(**given)

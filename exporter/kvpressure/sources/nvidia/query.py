@@ -1,0 +1,127 @@
+"""The one place that calls NVML and turns its errors into "absent, because ..."."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import pynvml
+
+from kvpressure.sources.nvidia import codes
+
+T = TypeVar("T")
+
+ASK_AGAIN_SECONDS: Final = 600.0
+"""How long "not supported", "symbol missing" and "no permission" are believed for a (device, metric). They seldom
+change, but can: MIG is switched, a driver still initialises, an administrator opens the counters."""
+
+
+class Answer(NamedTuple, Generic[T]):
+    """A value, or None and the reason from ``codes.REASONS``."""
+
+    value: T | None
+    reason: str | None = None
+
+
+class LibraryDown(Exception):
+    """No call can succeed before the library is opened anew. ``reason`` is from ``codes.REASONS``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class DeviceDown(Exception):
+    """One GPU is gone until the library is opened anew. ``reason`` is from ``codes.REASONS``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Queries:
+    """Asks, counts failures by reason, and remembers what a device cannot answer so that it is not asked each second.
+
+    ``clock`` gives monotonic seconds. Threads may ask at the same time, each about a device of its own.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._silent: dict[str, dict[str, tuple[float, str]]] = {}
+        self._errors: Counter[str] = Counter()
+
+    def ask(self, device: str, metric: str, function: Callable[..., T], *arguments: Any) -> Answer[T]:
+        """Call ``function(*arguments)``; ``device`` and ``metric`` name what is remembered when it cannot answer.
+
+        Raises:
+            LibraryDown, DeviceDown: the failure concerns more than this value.
+        """
+        silent = self._silent.get(device)
+        if silent is not None and metric in silent:
+            until, reason = silent[metric]
+            if self._clock() < until:
+                return Answer(None, reason)
+            del silent[metric]
+        try:
+            return Answer(function(*arguments))
+        except pynvml.NVMLError as error:
+            return self._failed(device, metric, codes.reason_of(error.value))
+        except UnicodeDecodeError:
+            return self._failed(device, metric, codes.INVALID_DATA)
+
+    def count(self, reason: str) -> None:
+        """Count a failure that no call reported."""
+        self._errors[reason] += 1
+
+    def forget(self, device: str | None = None) -> None:
+        """Drop what is remembered about a device that changed or went, or about all of them."""
+        if device is None:
+            self._silent.clear()
+        else:
+            self._silent.pop(device, None)
+
+    def take_errors(self) -> dict[str, int]:
+        """Failures by reason since the last call."""
+        errors, self._errors = self._errors, Counter()
+        return dict(errors)
+
+    def _failed(self, device: str, metric: str, reason: str) -> Answer[Any]:
+        if reason not in codes.NORMAL:
+            self._errors[reason] += 1
+        if reason in codes.LIBRARY_DOWN:
+            raise LibraryDown(reason)
+        if reason in codes.DEVICE_DOWN:
+            raise DeviceDown(reason)
+        if reason in codes.LASTING:
+            self._silent.setdefault(device, {})[metric] = (self._clock() + ASK_AGAIN_SECONDS, reason)
+        return Answer(None, reason)
+
+
+class Ask:
+    """The questions to one device during one reading; gives plain values and keeps why some are missing."""
+
+    def __init__(self, queries: Queries, device: str) -> None:
+        self._queries = queries
+        self._device = device
+        self._answered = False
+        self._reasons: list[str] = []
+
+    def __call__(self, metric: str, function: Callable[..., T], *arguments: Any) -> T | None:
+        """The value, or None when the device does not give it."""
+        value, reason = self._queries.ask(self._device, metric, function, *arguments)
+        if reason is None:
+            self._answered = True
+        else:
+            self._reasons.append(reason)
+        return value
+
+    def invalid(self) -> None:
+        """An answer came and cannot be true: count it."""
+        self._queries.count(codes.INVALID_DATA)
+
+    def why_silent(self) -> str | None:
+        """The reason to call the device unreadable: nothing was answered, and not just for want of support."""
+        if self._answered:
+            return None
+        return next((reason for reason in self._reasons if reason not in codes.NORMAL), None)

@@ -1,0 +1,115 @@
+"""Runs an ``NvidiaSource`` on the real binding in a process of its own, driven by JSON lines on stdin.
+
+Commands: ``{"op": "read"}``, ``{"op": "new", "settings": {...}}``, ``{"op": "advance", "seconds": 5}``,
+``{"op": "calls"}``, ``{"op": "close"}``, ``{"op": "sweep", ...}``. Each gets one JSON line in answer. Time stands
+still between ``advance`` commands, so that back-off and refresh intervals are tested without waiting.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TextIO
+
+import pynvml
+
+from kvpressure.sources.base import FatalSourceError, Reading, SourceError
+from kvpressure.sources.nvidia import NvidiaSource
+from nvml_stub import write
+
+
+class Clock:
+    """A clock that moves only when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def answer(source: NvidiaSource) -> dict[str, Any]:
+    """One reading, or why there is none, as JSON-able data."""
+    started = time.monotonic()
+    try:
+        reading: Reading = source.read()
+    except SourceError as error:
+        return {"reason": error.reason, "fatal": isinstance(error, FatalSourceError), "detail": error.detail,
+                "seconds": time.monotonic() - started}
+    return {
+        "gpus": [dataclasses.asdict(gpu) for gpu in reading.gpus or ()],
+        "errors": dict(reading.errors),
+        "expected": reading.expected_gpus,
+        "seconds": time.monotonic() - started,
+    }
+
+
+def calls() -> dict[str, int]:
+    """How often each driver call was made in this process."""
+    import ctypes
+
+    function = pynvml.nvmlLib.nvml_stub_calls
+    function.restype = ctypes.c_char_p
+    return {name: int(count) for name, count in (line.split() for line in function().decode().splitlines())}
+
+
+class Runner:
+    """Holds the source between commands."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.source: NvidiaSource | None = None
+
+    def new(self, settings: dict[str, Any]) -> NvidiaSource:
+        if self.source is not None:
+            self.source.close()
+        self.source = NvidiaSource(SimpleNamespace(**settings), clock=self.clock)
+        return self.source
+
+    def do(self, command: dict[str, Any]) -> Any:
+        """Carry one command out."""
+        match command["op"]:
+            case "new":
+                self.new(command["settings"])
+                return {}
+            case "read":
+                return answer(self.source or self.new({}))
+            case "advance":
+                self.clock.now += command["seconds"]
+                return {}
+            case "calls":
+                return calls()
+            case "sweep":
+                return self.sweep(command)
+            case "close":
+                if self.source is not None:
+                    self.source.close()
+                    self.source = None
+                return {}
+        raise ValueError(command)
+
+    def sweep(self, command: dict[str, Any]) -> list[dict[str, Any]]:
+        """A fresh source for each (world text, times to read): many worlds without as many processes."""
+        results = []
+        for text in command["worlds"]:
+            write(Path(command["path"]), text)
+            source = self.new(command["settings"])
+            for _ in range(command["reads"]):
+                results.append(answer(source))
+                self.clock.now += 1.0
+        return results
+
+
+def main(commands: TextIO, answers: TextIO) -> None:
+    """Answer commands until the input ends."""
+    runner = Runner()
+    for line in commands:
+        print(json.dumps(runner.do(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.stdin, sys.stdout)

@@ -1,0 +1,83 @@
+"""The parent's side of ``nvml_stub.child``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nvml_stub import World, environment, write
+
+TESTS = Path(__file__).parent.parent
+
+
+class Child:
+    """A process with an ``NvidiaSource`` over the stub. Use as a context manager."""
+
+    def __init__(self, library: Path | None, world_path: Path, world: World | None = None, **settings: Any) -> None:
+        self.world_path = world_path
+        if world is not None:
+            self.set(world)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "nvml_stub.child"], cwd=TESTS, env=environment(library, world_path),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        self._tell({"op": "new", "settings": settings})
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
+                 ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def set(self, world: World) -> None:
+        """Change the world under the running process."""
+        write(self.world_path, world)
+
+    def read(self) -> dict[str, Any]:
+        """One reading: gpus, errors, expected, seconds; or reason, fatal, detail, seconds."""
+        return self._tell({"op": "read"})
+
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs of a reading that must succeed."""
+        got = self.read()
+        assert "gpus" in got, got
+        gpus: list[dict[str, Any]] = got["gpus"]
+        return gpus
+
+    def advance(self, seconds: float) -> None:
+        """Move the source's clock."""
+        self._tell({"op": "advance", "seconds": seconds})
+
+    def calls(self) -> dict[str, int]:
+        """Calls made to the driver so far, by function."""
+        return self._tell({"op": "calls"})
+
+    def sweep(self, worlds: list[World], reads: int, **settings: Any) -> list[dict[str, Any]]:
+        """Readings of a fresh source for each world, ``reads`` apiece, one second apart."""
+        texts = [world.render() for world in worlds]
+        result: list[dict[str, Any]] = self._tell(
+            {"op": "sweep", "worlds": texts, "reads": reads, "path": str(self.world_path), "settings": settings})
+        return result
+
+    def close_source(self) -> None:
+        """Close the source; the next ``read`` makes a new one."""
+        self._tell({"op": "close"})
+
+    def _tell(self, command: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(command), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        assert line, f"child ended with {self._process.wait()}"
+        return json.loads(line)
+
+
+StartChild = Callable[..., Child]
+"""What the fixture ``start`` gives: ``start(world, missing=(), **settings)``."""

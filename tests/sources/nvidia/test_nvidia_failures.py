@@ -1,0 +1,248 @@
+"""How the NVIDIA source fails and recovers: one GPU, the library, the container. Through the real binding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvml_stub import GIB, Gpu, World, build, gpu_uuid
+from nvml_stub.driver import Child, StartChild
+
+READINGS = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "utilization_ratio", "power_watts",
+            "power_limit_watts", "throttle_reasons")
+
+
+def errors(child: Child) -> list[str | None]:
+    """``error`` of each GPU, in order of index."""
+    return [gpu["error"] for gpu in child.gpus()]
+
+
+# --- one GPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "reason"), [(15, "lost"), (16, "reset_required"), (28, "gpu_not_found")])
+def test_a_lost_gpu_leaves_the_others_alone_and_comes_back(start: StartChild, code: int, reason: str) -> None:
+    child = start(World(gpus=[Gpu(), Gpu(), Gpu()]))
+    child.gpus()
+    child.set(World(gpus=[Gpu(), Gpu(codes={"all": code}), Gpu()]))
+    child.advance(1)
+    got = child.read()
+    assert [gpu["error"] for gpu in got["gpus"]] == [None, reason, None]
+    assert got["errors"] == {reason: 1}
+    assert got["expected"] == {"nvidia": 3}
+    lost = got["gpus"][1]
+    assert (lost["uuid"], lost["name"], lost["minor"]) == (gpu_uuid(1), "NVIDIA H100 80GB HBM3", 1)
+    assert all(lost[name] is None for name in READINGS)
+    assert lost["processes"] == []
+
+    child.set(World(gpus=[Gpu(), Gpu(), Gpu()]))
+    child.advance(59)
+    assert errors(child) == [None, reason, None]
+    assert child.calls()["nvmlInitWithFlags"] == 1  # opening the library anew disturbs the others: seldom
+    child.advance(2)
+    assert errors(child) == [None, None, None]
+
+
+def test_a_lost_gpu_is_not_asked_any_more(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), Gpu(codes={"nvmlDeviceGetMemoryInfo_v2": 15})]))
+    for _ in range(5):
+        assert errors(child) == [None, "lost"]
+    assert child.calls()["nvmlDeviceGetMemoryInfo_v2"] == 5 + 1
+
+
+def test_attempts_to_repair_become_seldom(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), Gpu(codes={"nvmlDeviceGetMemoryInfo_v2": 15})]))
+    for _ in range(3600):
+        child.advance(1)
+        if _ % 10 == 0:
+            child.gpus()
+    assert 4 <= child.calls()["nvmlInitWithFlags"] <= 7  # at 1, 3, 7, 15, 31 minutes
+
+
+def test_a_gpu_that_falls_off_the_bus_is_still_expected(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), Gpu()], epoch=1))
+    child.gpus()
+    child.set(World(gpus=[Gpu()], epoch=2))  # the driver was loaded again and found only one
+    assert child.read()["reason"] == "uninitialized"
+    child.advance(1)
+    got = child.read()
+    assert [gpu["error"] for gpu in got["gpus"]] == [None, "gpu_not_found"]
+    assert got["expected"] == {"nvidia": 2}
+
+
+@pytest.mark.parametrize(("code", "reason"), [
+    (4, "no_permission"), (8, "insufficient_power"), (11, "irq_issue"), (15, "lost"), (999, "unknown")])
+def test_a_gpu_without_handle_is_left_out_and_counted(start: StartChild, code: int, reason: str) -> None:
+    got = start(World(gpus=[Gpu(codes={"nvmlDeviceGetHandleByIndex_v2": code}), Gpu()])).read()
+    assert [gpu["uuid"] for gpu in got["gpus"]] == [gpu_uuid(1)]
+    assert got["errors"] == {reason: 1}
+    assert got["expected"] == {"nvidia": 2}
+
+
+def test_two_gpus_with_one_uuid_are_one_series(start: StartChild) -> None:
+    got = start(World(gpus=[Gpu(uuid="GPU-same"), Gpu(uuid="GPU-same")])).read()
+    assert len(got["gpus"]) == 1
+    assert got["errors"] == {"invalid_data": 1}
+
+
+def test_a_gpu_that_says_nothing_is_an_error_for_now(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), Gpu(codes={"all": 999})]))
+    child.set(World(gpus=[Gpu(), Gpu()]))
+    assert errors(child) == [None, None]
+    child.set(World(gpus=[Gpu(), Gpu(codes={"all": 999})]))
+    child.advance(1)
+    assert errors(child) == [None, "unknown"]
+    child.set(World(gpus=[Gpu(), Gpu()]))
+    child.advance(1)
+    assert errors(child) == [None, None]
+
+
+def test_indexes_may_change_their_gpus(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(uuid="GPU-a", memory_free=GIB), Gpu(uuid="GPU-b", memory_free=2 * GIB)], epoch=1))
+    child.gpus()
+    child.set(World(gpus=[Gpu(uuid="GPU-b", memory_free=2 * GIB), Gpu(uuid="GPU-a", memory_free=GIB)], epoch=2))
+    child.read()
+    child.advance(1)
+    assert [(g["uuid"], g["index"], g["memory_used_bytes"]) for g in child.gpus()] == [
+        ("GPU-b", 0, 78 * GIB), ("GPU-a", 1, 79 * GIB)]
+
+
+# --- the library ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "reason"), [
+    (1, "uninitialized"), (4, "no_permission"), (9, "driver_missing"), (12, "library_missing"), (999, "unknown")])
+def test_library_that_does_not_open_is_tried_again(start: StartChild, code: int, reason: str) -> None:
+    child = start(World(gpus=[Gpu()], codes={"nvmlInitWithFlags": code}))
+    got = child.read()
+    assert (got["reason"], got["fatal"]) == (reason, False)
+    child.set(World(gpus=[Gpu()]))
+    assert child.read()["reason"] == reason  # not before the back-off has passed
+    child.advance(1)
+    assert errors(child) == [None]
+
+
+def test_attempts_to_open_back_off_to_a_minute(start: StartChild) -> None:
+    child = start(World(codes={"nvmlInitWithFlags": 9}))
+    for _ in range(600):
+        assert child.read()["reason"] == "driver_missing"
+        child.advance(1)
+    assert 14 <= child.calls()["nvmlInitWithFlags"] <= 18
+
+
+def test_node_without_the_library_until_it_is_mounted(tmp_path: Path) -> None:
+    directory = tmp_path / "late"
+    directory.mkdir()
+    with Child(directory / "libnvidia-ml.so.1", tmp_path / "world", World(gpus=[Gpu()])) as child:
+        assert child.read()["reason"] == "library_missing"
+        build(directory)
+        child.advance(1)
+        assert errors(child) == [None]
+
+
+def test_library_without_the_call_to_open_it(start: StartChild) -> None:
+    assert start(World(gpus=[Gpu()]), missing=("nvmlInitWithFlags",)).read()["reason"] == "old_driver"
+
+
+@pytest.mark.parametrize("unloaded", [
+    World(gpus=[Gpu(codes={"all": 9})], codes={"all": 9}),
+    World(gpus=[Gpu()], epoch=7),
+    World(gpus=[Gpu(codes={"all": 999})], codes={"nvmlInitWithFlags": 9, "all": 999}),
+])
+def test_driver_unloaded_and_back(start: StartChild, unloaded: World) -> None:
+    child = start(World(gpus=[Gpu()]))
+    assert errors(child) == [None]
+    child.set(unloaded)
+    child.advance(1)
+    got = child.read()
+    assert got.get("reason", "unknown") in ("driver_missing", "uninitialized", "unknown")
+    child.advance(1)
+    child.set(World(gpus=[Gpu()], epoch=8))
+    for _ in range(3):
+        child.read()
+        child.advance(1)
+    assert errors(child) == [None]
+
+
+def test_every_gpu_refusing_its_handle_is_a_failed_source(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), Gpu()], codes={"nvmlDeviceGetHandleByIndex_v2": 17}))
+    assert child.read()["reason"] == "blocked"
+
+
+def test_a_count_that_cannot_be_is_bounded(start: StartChild) -> None:
+    got = start(World(gpus=[Gpu()], count=4_000_000_000)).read()
+    assert len(got["gpus"]) == 1
+    assert got["expected"] == {"nvidia": 256}
+
+
+# --- only a new container helps -----------------------------------------------------------------------------------
+
+
+def test_replaced_driver_is_fatal_at_start(start: StartChild) -> None:
+    got = start(World(codes={"nvmlInitWithFlags": 18})).read()
+    assert (got["reason"], got["fatal"]) == ("library_mismatch", True)
+
+
+def test_replaced_driver_is_fatal_under_way(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu()]))
+    child.gpus()
+    child.set(World(gpus=[Gpu(codes={"nvmlDeviceGetPowerUsage": 18})]))
+    got = child.read()
+    assert (got["reason"], got["fatal"]) == ("library_mismatch", True)
+
+
+def rounds_until_fatal(child: Child, limit: int) -> tuple[int | None, dict[str, Any]]:
+    """Readings, a second apart, until one is fatal."""
+    got: dict[str, Any] = {}
+    for count in range(1, limit + 1):
+        got = child.read()
+        if got.get("fatal"):
+            return count, got
+        child.advance(1)
+    return None, got
+
+
+@pytest.mark.parametrize(("code", "reason"), [(999, "unknown"), (17, "blocked")])
+def test_container_that_lost_its_gpus_ends(start: StartChild, code: int, reason: str) -> None:
+    child = start(World(gpus=[Gpu(), Gpu()]))
+    child.gpus()
+    child.set(World(gpus=[Gpu(codes={"all": code}), Gpu(codes={"all": code})]))
+    rounds, got = rounds_until_fatal(child, 30)
+    assert rounds == 10
+    assert got["reason"] == reason
+
+
+def test_container_whose_library_answers_unknown_ends(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu()], epoch=1))
+    child.gpus()
+    child.set(World(gpus=[Gpu()], epoch=2, codes={"nvmlInitWithFlags": 999}))
+    rounds, got = rounds_until_fatal(child, 600)
+    assert rounds is not None
+    assert got["reason"] == "unknown"
+
+
+def test_one_good_gpu_is_worth_staying(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), Gpu()]))
+    child.gpus()
+    child.set(World(gpus=[Gpu(codes={"all": 999}), Gpu()]))
+    assert rounds_until_fatal(child, 50)[0] is None
+
+
+def test_a_good_reading_in_between_is_worth_staying(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu()]))
+    child.gpus()
+    for _ in range(4):
+        child.set(World(gpus=[Gpu(codes={"all": 999})]))
+        assert rounds_until_fatal(child, 9)[0] is None
+        child.set(World(gpus=[Gpu()]))
+        assert errors(child) == [None]
+
+
+def test_container_that_never_saw_a_gpu_is_patient(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu()], codes={"nvmlInitWithFlags": 999}))
+    rounds, _ = rounds_until_fatal(child, 1790)
+    assert rounds is None
+    rounds, _ = rounds_until_fatal(child, 100)
+    assert rounds is not None

@@ -1,0 +1,171 @@
+"""What the NVIDIA source reads, through the real binding from a stub driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nvml_stub import GIB, Gpu, World, gpu_uuid
+from nvml_stub.driver import StartChild
+
+ALL_FIELDS = {
+    "memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "utilization_ratio", "power_watts",
+    "power_limit_watts", "throttle_reasons", "name", "minor", "pci_bus_id",
+}
+
+
+def known(gpu: dict[str, Any]) -> set[str]:
+    """Fields of ``ALL_FIELDS`` that have a value."""
+    return {name for name in ALL_FIELDS if gpu[name] is not None}
+
+
+def test_every_value_in_base_units(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(
+        memory_total=80 * GIB, memory_free=20 * GIB, memory_reserved=GIB, utilization=37, power_mw=412_345,
+        power_limit_mw=700_000, clocks_reasons=0x04 | 0x40 | 0x01, minor=3, bus="00000000:3B:00.0",
+        processes=[(4242, 50 * GIB), (4243, None)],
+    )], driver_version="580.65.06"))
+    (gpu,) = child.gpus()
+    assert gpu["uuid"] == gpu_uuid(0)
+    assert (gpu["index"], gpu["vendor"], gpu["driver"]) == (0, "nvidia", "580.65.06")
+    assert (gpu["name"], gpu["minor"], gpu["pci_bus_id"]) == ("NVIDIA H100 80GB HBM3", 3, "0000:3b:00.0")
+    assert gpu["memory_total_bytes"] == 80 * GIB
+    assert gpu["memory_used_bytes"] == 60 * GIB  # total - free, the reservation included
+    assert gpu["memory_reserved_bytes"] == GIB
+    assert gpu["utilization_ratio"] == 0.37
+    assert gpu["power_watts"] == 412.345
+    assert gpu["power_limit_watts"] == 700.0
+    assert gpu["throttle_reasons"] == ["sw_power_cap", "hw_thermal_slowdown"]  # idle is no throttling
+    assert gpu["processes"] == [{"pid": 4242, "used_bytes": 50 * GIB}, {"pid": 4243, "used_bytes": None}]
+    assert gpu["error"] is None
+
+
+def test_zero_is_a_value_where_it_can_be_true(start: StartChild) -> None:
+    (gpu,) = start(World(gpus=[Gpu(memory_free=80 * GIB, utilization=0, clocks_reasons=0)])).gpus()
+    assert gpu["memory_used_bytes"] == 0
+    assert gpu["utilization_ratio"] == 0.0
+    assert gpu["throttle_reasons"] == []
+
+
+@pytest.mark.parametrize("code", [3, 13, 25])
+def test_first_memory_structure_where_the_second_is_unknown(start: StartChild, code: int) -> None:
+    (gpu,) = start(World(gpus=[Gpu(memory_free=20 * GIB, codes={"nvmlDeviceGetMemoryInfo_v2": code})])).gpus()
+    assert gpu["memory_used_bytes"] == 60 * GIB
+    assert gpu["memory_reserved_bytes"] is None
+
+
+def test_old_driver_without_the_newer_symbols(start: StartChild) -> None:
+    child = start(
+        World(gpus=[Gpu(processes=[(7, GIB)], clocks_reasons=0x80)]),
+        missing=("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3",
+                 "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetCurrentClocksEventReasons"),
+    )
+    got = child.read()
+    (gpu,) = got["gpus"]
+    assert known(gpu) == ALL_FIELDS - {"memory_reserved_bytes"}
+    assert gpu["processes"] == [{"pid": 7, "used_bytes": GIB}]
+    assert gpu["throttle_reasons"] == ["hw_power_brake"]
+    assert got["errors"] == {}
+
+
+def test_mps_clients_are_added_once(start: StartChild) -> None:
+    (gpu,) = start(World(gpus=[Gpu(processes=[(1, None), (2, GIB)], mps_processes=[(1, GIB), (3, 2 * GIB)])])).gpus()
+    assert {(p["pid"], p["used_bytes"]) for p in gpu["processes"]} == {(1, GIB), (2, GIB), (3, 2 * GIB)}
+
+
+@pytest.mark.parametrize(("fields", "call"), [
+    ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, "nvmlDeviceGetMemoryInfo"),
+    ({"utilization_ratio"}, "nvmlDeviceGetUtilizationRates"),
+    ({"power_watts"}, "nvmlDeviceGetPowerUsage"),
+    ({"power_limit_watts"}, "nvmlDeviceGetEnforcedPowerLimit"),
+    ({"throttle_reasons"}, "nvmlDeviceGetCurrentClocks"),
+    ({"name"}, "nvmlDeviceGetName"),
+    ({"minor"}, "nvmlDeviceGetMinorNumber"),
+    ({"pci_bus_id"}, "nvmlDeviceGetPciInfo_v3"),
+])
+@pytest.mark.parametrize("code", [3, 4, 13])
+def test_each_value_is_absent_by_itself(start: StartChild, fields: set[str], call: str, code: int) -> None:
+    names = {
+        "nvmlDeviceGetMemoryInfo": ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"],
+        "nvmlDeviceGetCurrentClocks": [
+            "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"],
+    }.get(call, [call])
+    got = start(World(gpus=[Gpu(codes=dict.fromkeys(names, code)), Gpu()])).read()
+    lacking, whole = got["gpus"]
+    assert known(lacking) == ALL_FIELDS - fields
+    assert lacking["error"] is None
+    assert known(whole) == ALL_FIELDS
+    assert got["errors"] == ({"no_permission": len(names)} if code == 4 else {})
+
+
+def test_unified_memory_card_has_no_memory_but_the_rest(start: StartChild) -> None:
+    (gpu,) = start(World(gpus=[Gpu(name="NVIDIA GB10", memory_total=None, processes=[(9, 3 * GIB)])])).gpus()
+    assert known(gpu) == ALL_FIELDS - {"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}
+    assert gpu["processes"] == [{"pid": 9, "used_bytes": 3 * GIB}]
+    assert gpu["error"] is None
+
+
+@pytest.mark.parametrize(("fields", "gpu"), [
+    ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_free=81 * GIB)),
+    ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_total=0, memory_free=0)),
+    ({"utilization_ratio"}, Gpu(utilization=101)),
+    ({"utilization_ratio"}, Gpu(utilization=0xFFFFFFFF)),
+    ({"power_watts"}, Gpu(power_mw=0)),
+    ({"power_watts"}, Gpu(power_mw=0xFFFFFFFF)),
+    ({"power_limit_watts"}, Gpu(power_limit_mw=0)),
+])
+def test_what_cannot_be_true_is_absent(start: StartChild, fields: set[str], gpu: Gpu) -> None:
+    (got,) = start(World(gpus=[gpu])).gpus()
+    assert known(got) == ALL_FIELDS - fields
+
+
+def test_text_that_is_no_text_is_absent(start: StartChild) -> None:
+    world = World(gpus=[Gpu(name="H\udcff00")])
+    child = start(World())
+    child.world_path.write_bytes(world.render().encode("utf-8", "surrogateescape"))
+    got = child.read()
+    assert got["gpus"][0]["name"] is None
+    assert got["gpus"][0]["memory_used_bytes"] is not None
+    assert got["errors"] == {"invalid_data": 1}
+
+
+def test_what_does_not_change_or_is_not_there_is_not_asked_each_second(start: StartChild) -> None:
+    gpu = Gpu(power_mw=None, clocks_reasons=None, codes={"nvmlDeviceGetUtilizationRates": 4})
+    child = start(World(gpus=[gpu]), missing=("nvmlDeviceGetMemoryInfo_v2",))
+    for _ in range(100):
+        child.gpus()
+        child.advance(1.0)
+    calls = child.calls()
+    assert calls["nvmlDeviceGetMemoryInfo"] == 100
+    once = ("nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
+            "nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPowerUsage",
+            "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons")
+    assert {name: calls[name] for name in once} == dict.fromkeys(once, 1)
+    assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 10
+    assert calls["nvmlDeviceGetEnforcedPowerLimit"] == 10
+
+
+def test_what_was_not_there_is_asked_again_after_a_while(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(codes={"nvmlDeviceGetPowerUsage": 3})]))
+    assert child.gpus()[0]["power_watts"] is None
+    child.set(World(gpus=[Gpu()]))
+    child.advance(599)
+    assert child.gpus()[0]["power_watts"] is None
+    child.advance(2)
+    assert child.gpus()[0]["power_watts"] == 350.0
+
+
+def test_processes_follow_within_ten_seconds(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(processes=[(1, GIB)])]))
+    assert len(child.gpus()[0]["processes"]) == 1
+    child.set(World(gpus=[Gpu(processes=[(1, GIB), (2, GIB)])]))
+    child.advance(10)
+    assert len(child.gpus()[0]["processes"]) == 2
+
+
+def test_node_without_gpus(start: StartChild) -> None:
+    got = start(World()).read()
+    assert got["gpus"] == []
+    assert got["expected"] == {"nvidia": 0}

@@ -27,16 +27,20 @@ PARTS = ("h100", "burstgpt", "v1", "incidents", "vllm-cpu")
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Windows of one selection, counted. ``false_any`` and ``found_any`` count windows with any such tick."""
+    """Windows of one selection, counted.
+
+    A window is claimed when any of its ticks says ``kv_pressure``: pressure may begin with a window's last
+    seconds, and a false word counts however short. ``*_most`` count by the most frequent verdict instead.
+    """
 
     positive: int
     found: int
-    found_any: int
+    found_most: int
     episode: int
     episode_found: int
     other: int
     false: int
-    false_any: int
+    false_most: int
     false_full: int
     informative: int
     neutral: int
@@ -64,19 +68,15 @@ def rates(found: Sequence[Window]) -> Rates:
     """Count windows by what they were and what was said."""
     by_kind = {kind: [w for w in found if w.kind == kind] for kind in (POSITIVE, EPISODE, OTHER, NEUTRAL, NO_CLAIM)}
     positive, episode, other = by_kind[POSITIVE], by_kind[EPISODE], by_kind[OTHER]
-    false = [w for w in other if _claims(w)]
+    false = [w for w in other if w.claimed]
     return Rates(
-        len(positive), sum(map(_claims, positive)), sum(w.any_pressure for w in positive),
-        len(episode), sum(map(_claims, episode)),
-        len(other), len(false), sum(w.any_pressure for w in other), sum(w.full_with_queue for w in false),
+        len(positive), sum(w.claimed for w in positive), sum(w.verdict == "kv_pressure" for w in positive),
+        len(episode), sum(w.claimed for w in episode),
+        len(other), len(false), sum(w.verdict == "kv_pressure" for w in other), sum(w.full_with_queue for w in false),
         sum(w.verdict != "unknown" for w in other),
-        len(by_kind[NEUTRAL]), sum(map(_claims, by_kind[NEUTRAL])),
-        len(by_kind[NO_CLAIM]), sum(w.any_pressure for w in by_kind[NO_CLAIM]),
+        len(by_kind[NEUTRAL]), sum(w.claimed for w in by_kind[NEUTRAL]),
+        len(by_kind[NO_CLAIM]), sum(w.claimed for w in by_kind[NO_CLAIM]),
     )
-
-
-def _claims(window: Window) -> bool:
-    return window.verdict == "kv_pressure"
 
 
 @dataclass(frozen=True, slots=True)

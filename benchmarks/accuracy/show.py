@@ -42,9 +42,9 @@ def summary(result: Result) -> Iterator[str]:
 
 
 def _rates_line(title: str, rates: Rates) -> str:
-    return (f"windows {title}: recall {ratio(rates.found, rates.positive)} (any tick {rates.found_any}), episode "
-            f"{ratio(rates.episode_found, rates.episode)}, false {rates.false} of {rates.other} (any tick "
-            f"{rates.false_any}, full with queue {rates.false_full}), informative "
+    return (f"windows {title}: recall {ratio(rates.found, rates.positive)} (most frequent {rates.found_most}), episode "
+            f"{ratio(rates.episode_found, rates.episode)}, false {rates.false} of {rates.other} (most frequent "
+            f"{rates.false_most}, full with queue {rates.false_full}), informative "
             f"{ratio(rates.informative, rates.other)}, near full claimed {rates.neutral_claimed} of {rates.neutral}, "
             f"claimed unrecorded {rates.claimed_unrecorded} of {rates.not_recorded}")
 
@@ -73,12 +73,11 @@ def wrong_items(result: Result, *, scored_only: bool = False) -> Iterator[str]:
 
 
 def _wrong(window: Window) -> bool:
-    claims = window.verdict == "kv_pressure"
     if window.kind in (POSITIVE, EPISODE):
-        return not claims
+        return not window.claimed
     if window.kind == OTHER:
-        return claims or window.verdict == "unknown"
-    return window.kind == NO_CLAIM and window.any_pressure
+        return window.claimed or window.verdict == "unknown"
+    return window.kind == NO_CLAIM and window.claimed
 
 
 def _answer(answer: Answer) -> Iterator[str]:

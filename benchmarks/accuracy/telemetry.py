@@ -23,7 +23,10 @@ NO_CLAIM: Final = "not recorded"  # run without a KV gauge: pressure must not be
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One 30 s window of one run: what was true, what was said (``verdict`` = most frequent)."""
+    """One 30 s window of one run: what was true, what was said.
+
+    ``claimed`` = some tick says ``kv_pressure``; ``verdict`` = the most frequent one.
+    """
 
     recording: str
     part: str
@@ -31,7 +34,7 @@ class Window:
     start: float
     kind: str
     verdict: str
-    any_pressure: bool
+    claimed: bool
     full_with_queue: bool
     baselines: tuple[tuple[str, bool], ...]
     ticks: tuple[Tick, ...] = ()

@@ -7,6 +7,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, cast
@@ -109,7 +110,7 @@ class Reader:
             line = self._stream.readline(MAX_LINE_BYTES)
         return None
 
-    def _page(self, text: str | None, *, target: str, **identity: Any) -> EnginePage:
+    def _page(self, text: str | None, *, target: str, error: str | None = None, **identity: Any) -> EnginePage:
         """One engine's page; a scanner per target remembers the page's layout, which makes replay fast."""
         from kvpressure.sources.vllm.exposition import Scanner, page_from_text
 
@@ -120,7 +121,22 @@ class Reader:
                 self._scanners.popitem(last=False)
         if text is not None and self._rewrite is not None:
             text = self._rewrite(text)
-        return page_from_text(text, target=target, scanner=scanner, keep_text=self._keep, **identity)
+        reason = None if error is None else _reason(error)
+        return page_from_text(text, target=target, error=reason, scanner=scanner, keep_text=self._keep, **identity)
+
+
+@lru_cache(maxsize=256)
+def _reason(error: str) -> str:
+    """A recorded failure as one of the closed set of reasons; recordings of other makers hold free text."""
+    from kvpressure.sources.vllm import fetch
+
+    if error in fetch.REASONS:
+        return error
+    for word, reason in (("refused", fetch.REFUSED), ("timed out", fetch.TIMEOUT), ("timeout", fetch.TIMEOUT),
+                         ("reset", fetch.RESET), ("resolve", fetch.DNS)):
+        if word in error.lower():
+            return reason
+    return fetch.UNREACHABLE
 
 
 def _open(path: Path) -> BinaryIO:

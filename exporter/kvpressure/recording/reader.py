@@ -20,6 +20,8 @@ from kvpressure.recording.format import (
     header_from_json,
     tick_from_json,
 )
+from kvpressure.sources.vllm.exposition import Scanner, page_from_text
+from kvpressure.sources.vllm.reasons import DNS, REASONS, REFUSED, RESET, TIMEOUT, UNREACHABLE
 
 MAX_LINE_BYTES: Final = 64 * 1024 * 1024  # a page of a node full of engines is below 1 MiB
 _MAX_SCANNERS: Final = 1024
@@ -48,7 +50,7 @@ class Reader:
         self._on_problem = on_problem or (lambda _problem: None)
         self._keep = keep_exposition
         self._rewrite = rewrite
-        self._scanners: OrderedDict[str, Any] = OrderedDict()
+        self._scanners: OrderedDict[str, Scanner] = OrderedDict()
         self._line = 0
         try:
             self._stream = _open(self.path)
@@ -112,8 +114,6 @@ class Reader:
 
     def _page(self, text: str | None, *, target: str, error: str | None = None, **identity: Any) -> EnginePage:
         """One engine's page; a scanner per target remembers the page's layout, which makes replay fast."""
-        from kvpressure.sources.vllm.exposition import Scanner, page_from_text
-
         scanner = self._scanners.get(target)
         if scanner is None:
             scanner = self._scanners[target] = Scanner()
@@ -128,15 +128,13 @@ class Reader:
 @lru_cache(maxsize=256)
 def _reason(error: str) -> str:
     """A recorded failure as one of the closed set of reasons; recordings of other makers hold free text."""
-    from kvpressure.sources.vllm import fetch
-
-    if error in fetch.REASONS:
+    if error in REASONS:
         return error
-    for word, reason in (("refused", fetch.REFUSED), ("timed out", fetch.TIMEOUT), ("timeout", fetch.TIMEOUT),
-                         ("reset", fetch.RESET), ("resolve", fetch.DNS)):
+    for word, reason in (("refused", REFUSED), ("timed out", TIMEOUT), ("timeout", TIMEOUT), ("reset", RESET),
+                         ("resolve", DNS)):
         if word in error.lower():
             return reason
-    return fetch.UNREACHABLE
+    return UNREACHABLE
 
 
 def _open(path: Path) -> BinaryIO:

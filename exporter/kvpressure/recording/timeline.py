@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +22,9 @@ def json_line(t: float, engine: EngineState) -> str:
         "t": t, "namespace": engine.key.namespace, "pod": engine.key.pod, "model_name": engine.key.model_name,
         "engine": engine.key.engine, "verdict": answer.verdict, "confidence": answer.confidence, "stage": answer.stage,
         "evidence": {name: item.value for name, item in answer.evidence.items()},
-        "conditions": dict(answer.conditions), "signals": engine.signals.flat(),
+        "conditions": dict(answer.conditions),
+        "signals": {name: value if value is not None and math.isfinite(value) else None
+                    for name, value in engine.signals.flat().items()},
         "documented_signature": dict(answer.documented_signature),
     }, separators=(",", ":"))
 

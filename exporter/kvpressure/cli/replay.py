@@ -1,0 +1,139 @@
+"""``kvpressure replay``: run a recording through the pipeline, faster than real time, and say what came out."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from kvpressure.pipeline import Pipeline
+from kvpressure.readings import Snapshot
+from kvpressure.recording.format import RecordingError
+from kvpressure.recording.openmetrics import OpenMetricsWriter
+from kvpressure.recording.reader import Problem, Reader
+from kvpressure.recording.timeline import Timeline, json_line
+from kvpressure.state import State
+from kvpressure.thresholds import ThresholdError, load
+
+HELP: Final = "replay a recording: verdicts as a timeline or JSON, series for backfilling Prometheus"
+_SHOWN_PROBLEMS: Final = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.add_argument("file", metavar="FILE", help="recording (gzip or plain JSON lines)")
+    parser.add_argument("--format", choices=("text", "json"), default=None,
+                        help="text: what changed when and why (default); json: one line per engine and tick")
+    parser.add_argument("--openmetrics", metavar="OUT", default=None,
+                        help="write every published series with timestamps, for "
+                             "'promtool tsdb create-blocks-from openmetrics OUT DIR'; without --format nothing else")
+    parser.add_argument("--from", dest="start", type=_seconds, default=0.0, metavar="S",
+                        help="show from S seconds after the first tick (earlier ones still fill the windows)")
+    parser.add_argument("--to", dest="end", type=_seconds, default=None, metavar="S",
+                        help="stop S seconds after the first tick")
+    parser.add_argument("--thresholds", metavar="FILE", default=None, help="judge with these thresholds")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds; allowed: 0 or more")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Replay. 0 = done, 2 = the recording, the thresholds or the output cannot be used."""
+    if options.end is not None and options.end < options.start:
+        return _refuse(f"--to {options.end:g} is before --from {options.start:g}")
+    try:
+        with _Damage(options.file) as damage, Reader(options.file, on_problem=damage.report) as reader:
+            _replay(options, _Replay(reader, Pipeline(load(options.thresholds)), options))
+    except (RecordingError, ThresholdError) as error:
+        return _refuse(str(error))
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        return _refuse(f"{error.filename or options.openmetrics or options.file}: {error.strerror or error}")
+    return 0
+
+
+def _refuse(text: str) -> int:
+    print(f"kvpressure replay: {text}", file=sys.stderr)
+    return 2
+
+
+class _Damage:
+    """Reports unreadable lines on standard error: the first few each, the rest as a count."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._count = 0
+
+    def __enter__(self) -> _Damage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._count > _SHOWN_PROBLEMS:
+            print(f"{self._file}: {self._count - _SHOWN_PROBLEMS} more lines skipped", file=sys.stderr)
+
+    def report(self, problem: Problem) -> None:
+        """Count one, show it if it is among the first."""
+        self._count += 1
+        if self._count <= _SHOWN_PROBLEMS:
+            print(f"{self._file}:{problem.line}: {problem.text}", file=sys.stderr)
+
+
+class _Replay:
+    """The ticks of a recording with what the pipeline concluded, and whether they are to be shown."""
+
+    def __init__(self, reader: Reader, pipeline: Pipeline, options: argparse.Namespace) -> None:
+        self._reader = reader
+        self._pipeline = pipeline
+        self._from: float = options.start
+        self._to: float | None = options.end
+        self._progress = sys.stderr.isatty() and not sys.stdout.isatty()
+
+    def __iter__(self) -> Iterator[tuple[Snapshot, State, bool]]:
+        first: float | None = None
+        shown = time.monotonic()
+        for number, snapshot in enumerate(self._reader, 1):
+            first = snapshot.time if first is None else first
+            t = snapshot.time - first
+            if self._to is not None and t > self._to:
+                break
+            yield snapshot, replace(self._pipeline.observe(snapshot), ticks=number), t >= self._from
+            if self._progress and time.monotonic() - shown > 0.5:
+                shown = time.monotonic()
+                print(f"\r{number} ticks, {t:.0f} s of the recording", end="", file=sys.stderr, flush=True)
+        if self._progress:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _replay(options: argparse.Namespace, ticks: _Replay) -> None:
+    form = options.format or (None if options.openmetrics else "text")
+    timeline = Timeline() if form == "text" else None
+    with contextlib.ExitStack() as stack:
+        series = stack.enter_context(OpenMetricsWriter(options.openmetrics)) if options.openmetrics else None
+        for snapshot, state, wanted in ticks:
+            if timeline is not None:
+                _print(timeline.lines(snapshot.time, state.engines, show=wanted))
+            elif form == "json" and wanted:
+                _print(json_line(snapshot.time, engine) for engine in state.engines)
+            if series is not None and wanted:
+                series.add(snapshot.time, state)
+    if timeline is not None:
+        _print(timeline.summary())
+    if series is not None:
+        print(f"{options.openmetrics}: {series.samples} samples", file=sys.stderr)
+
+
+def _print(lines: Iterator[str]) -> None:
+    for line in lines:
+        sys.stdout.write(line + "\n")

@@ -15,14 +15,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import thresholds as thresholds_model
+from kvpressure import yaml_nodes
 from kvpressure.settings_kinds import (
     BOOL,
+    COUNT,
     DIRECTORY,
     FILE,
     LISTEN_ADDRESS,
@@ -40,6 +42,7 @@ from kvpressure.settings_kinds import (
 if TYPE_CHECKING:
     from kvpressure.sources.vllm.targets import Target
     from kvpressure.thresholds import Thresholds
+    from kvpressure.yaml_nodes import Node
 
 ENV_PREFIX: Final = "KVPRESSURE_"
 RESERVED_PATHS: Final = ("/", "/api/v1/diagnosis", "/-/healthy", "/-/ready")
@@ -84,7 +87,8 @@ class Option:
             return self.kind.parse(raw)
         except ValueError as error:
             detail = " ".join(str(error).split()) or f"{_shown(raw)} is not allowed"
-            raise SettingsError(f"{where}: {detail}; allowed: {self.kind.allowed}") from error
+            allowed = "" if "; allowed: " in detail else f"; allowed: {self.kind.allowed}"
+            raise SettingsError(f"{where}: {detail}{allowed}") from error
 
 
 def option(name: str, kind: Kind, default: Any, help: str, *, shown: str | None = None, repeat: bool = False,
@@ -147,6 +151,7 @@ class Settings:
     vllm_targets: tuple[Target, ...] = option(
         "vllm.target", TARGET, (), "vLLM server to scrape when no Kubernetes discovery finds it; repeat for several.",
         repeat=True)
+    vllm_max_targets: int = option("vllm.max-targets", COUNT, 64, "Most vLLM servers that are read.")
     vllm_timeout_seconds: float = option("vllm.timeout", SECONDS, 3.0, "Total time one scrape of an engine may take.")
     nvidia_mig: bool = option("nvidia.mig", BOOL, True, "Read the MIG instances of a GPU.")
     nvidia_gpm: bool = option(
@@ -266,53 +271,36 @@ def _from_environment(environ: Mapping[str, str], table: Mapping[str, Option]) -
         entry = table[by_variable[variable]]
         raw: str | list[str] = environ[variable]
         if entry.repeat:
-            raw = environ[variable].split()
+            raw = [line.strip() for line in environ[variable].splitlines() if line.strip()]
         yield entry.name, Given(entry.check(raw, variable), variable)
 
 
 def _from_file(path: str, table: Mapping[str, Option]) -> _Found:
-    import yaml
-
     try:
-        loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
-        root = loader.get_single_node()
-        found = {} if root is None else dict(_walk(root, "", path, table, loader))
-    except OSError as error:
-        raise SettingsError(f"--config: {path}: {error.strerror or error}; allowed: a readable YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "not text in UTF-8"
-        raise SettingsError(f"{path}{line}: not valid YAML: {' '.join(str(problem).split())}") from error
-    return found.items()
+        root = yaml_nodes.read(path)
+    except yaml_nodes.YamlError as error:
+        raise SettingsError(str(error)) from error
+    if root.children is None:
+        raise SettingsError(f"{root.where}: the file is no mapping; allowed: keys and values")
+    return _walk(root.children, "", table).items()
 
 
-def _walk(node: Any, prefix: str, path: str, table: Mapping[str, Option], loader: Any) -> Iterator[tuple[str, Given]]:
-    """Options of a YAML mapping; ``web: {max-requests: 5}`` and ``web.max-requests: 5`` say the same."""
-    import yaml
-
-    where = f"{path}:{node.start_mark.line + 1}"
-    if not isinstance(node, yaml.MappingNode):
-        raise SettingsError(f"{where}: {prefix.rstrip('.') or 'the file'} is no mapping; allowed: keys and values")
-    seen: set[str] = set()
-    for key, value in node.value:
-        where = f"{path}:{key.start_mark.line + 1}"
-        name = f"{prefix}{key.value if isinstance(key, yaml.ScalarNode) else '?'}"
-        nested = isinstance(value, yaml.MappingNode) and any(other.startswith(f"{name}.") for other in table)
-        if not nested and name not in table:
-            raise SettingsError(f"{where}: unknown key {_shown(name)}{_similar(name, table)}")
-        found = (_walk(value, f"{name}.", path, table, loader) if nested else
-                 [(name, _file_value(table[name], loader.construct_object(value, deep=True), where))])
-        for leaf, given in found:
-            if leaf in seen:
-                raise SettingsError(f"{given.where}: given twice; allowed: once")
-            seen.add(leaf)
-            yield leaf, given
-
-
-def _file_value(entry: Option, raw: object, line: str) -> Given:
-    where = f"{line}: {entry.name}"
-    return Given(entry.check(raw, where), where)
+def _walk(nodes: Mapping[str, Node], prefix: str, table: Mapping[str, Option]) -> dict[str, Given]:
+    """Options of a mapping; ``web: {max-requests: 5}`` and ``web.max-requests: 5`` say the same."""
+    found: dict[str, Given] = {}
+    for key, node in nodes.items():
+        name = prefix + key
+        if node.children is not None and any(other.startswith(f"{name}.") for other in table):
+            inner = _walk(node.children, f"{name}.", table)
+        elif name in table:
+            where = f"{node.where}: {name}"
+            inner = {name: Given(table[name].check(node.value, where), where)}
+        else:
+            raise SettingsError(f"{node.where}: unknown key {_shown(name)}{_similar(name, table)}")
+        for again in found.keys() & inner.keys():
+            raise SettingsError(f"{inner[again].where}: given twice; allowed: once")
+        found.update(inner)
+    return found
 
 
 def _similar(name: str, known: Iterable[str]) -> str:
@@ -336,8 +324,8 @@ def _check_together(given: Mapping[str, Given], table: Mapping[str, Option]) -> 
     if path and path.value in RESERVED_PATHS:
         raise clash("web.telemetry-path", f"{path.value!r} is taken by the exporter; allowed: any other path")
     addresses = given.get("web.listen-address")
-    if addresses and len({item for item in addresses.value if item.port}) < sum(
-            1 for item in addresses.value if item.port):
+    fixed = [item for item in addresses.value if item.port] if addresses else []
+    if len(set(fixed)) < len(fixed):
         raise clash("web.listen-address", "the same address twice; allowed: each once")
     if not any(enabled(source) for source in sources):
         raise clash(f"collector.{sources[0]}", "every source is switched off; allowed: at least one on")
@@ -358,6 +346,10 @@ def _check_vllm(given: Mapping[str, Given], table: Mapping[str, Option], enabled
     for name in ("vllm.target", "vllm.timeout"):
         if name in given and not enabled:
             raise clash(name, "the vllm source is switched off; allowed: with --collector.vllm")
+
+    names = [target.name for target in given["vllm.target"].value] if "vllm.target" in given else []
+    if len(set(names)) < len(names):
+        raise clash("vllm.target", "the same URL twice; allowed: each once")
 
     def seconds(name: str) -> float:
         return float(given[name].value) if name in given else float(table[name].default)

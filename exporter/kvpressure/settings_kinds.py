@@ -62,6 +62,13 @@ def _whole(raw: object) -> int:
     return int(text)
 
 
+def _count(raw: object) -> int:
+    value = _whole(raw)
+    if value < 1:
+        raise ValueError
+    return value
+
+
 def _seconds(raw: object) -> float:
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise ValueError
@@ -128,6 +135,7 @@ def _thresholds_file(raw: object) -> Any:
 BOOL: Final = Kind("true or false", _bool, "BOOL")
 TEXT: Final = Kind("1 to 253 printable characters", _text, "TEXT")
 WHOLE: Final = Kind("a whole number from 0 to 999999999", _whole, "N")
+COUNT: Final = Kind("a whole number from 1 to 999999999", _count, "N")
 SECONDS: Final = Kind("seconds from 0.01 to 86400, or a number with ms, s, m or h", _seconds, "SECONDS")
 FILE: Final = Kind("an existing file", _file, "FILE")
 DIRECTORY: Final = Kind("an existing directory", _directory, "DIRECTORY")

@@ -1,0 +1,7 @@
+"""``python -m kvpressure.cli``: the same as the ``kvpressure`` command."""
+
+import sys
+
+from kvpressure.cli import main
+
+sys.exit(main())

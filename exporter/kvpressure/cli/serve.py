@@ -1,0 +1,71 @@
+"""``kvpressure serve``: settings -> sources -> monitor -> web server, until a signal or a fatal source."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from typing import Any
+
+from kvpressure import __version__, settings
+from kvpressure.cli import UsageError
+from kvpressure.logs import configure
+from kvpressure.monitor import Monitor, build_sources
+from kvpressure.pipeline import Pipeline
+from kvpressure.publish.server import ListenError, Server
+from kvpressure.publish.site import Site
+from kvpressure.publish.webconfig import WebConfigError, WebConfigFile
+
+log = logging.getLogger(__name__)
+
+FATAL_STATUS = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every setting."""
+    settings.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT (0) or until a source needs a new process (3)."""
+    chosen = settings.from_args(args)
+    configure(chosen.log_level, chosen.log_format)
+    monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds), chosen.interval_seconds)
+    site = Site(lambda: monitor.state, why_unhealthy=monitor.why_unhealthy, why_not_ready=monitor.why_not_ready,
+                node_name=chosen.node_name, telemetry_path=chosen.telemetry_path)
+    server = _server(chosen, site)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    try:
+        addresses = server.start()
+    except ListenError as error:
+        raise UsageError(f"--web.listen-address: {error}; allowed: a free address of this machine") from error
+    for address in addresses:
+        log.info("listening address=%s path=%s version=%s node=%s", address, chosen.telemetry_path, __version__,
+                 chosen.node_name)
+    monitor.start()
+    _wait(monitor, stopping)
+    server.stop()
+    monitor.stop()
+    if monitor.fatal is not None:
+        print(f"kvpressure serve: a source needs a new process: {monitor.fatal}", file=sys.stderr)
+        return FATAL_STATUS
+    log.info("stopped")
+    return 0
+
+
+def _server(chosen: settings.Settings, site: Any) -> Server:
+    try:
+        web = WebConfigFile(chosen.web_config_file)
+    except WebConfigError as error:
+        raise UsageError(f"--web.config.file: {error}") from error
+    return Server(chosen.listen_addresses, site, web, chosen.max_requests)
+
+
+def _wait(monitor: Monitor, stopping: threading.Event) -> None:
+    """Return on a signal or a fatal source. Python runs signal handlers between two waits of the main thread."""
+    while not stopping.is_set() and not monitor.wait(0.2):
+        pass

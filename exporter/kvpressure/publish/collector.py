@@ -1,0 +1,121 @@
+"""The published state as metric families. Renders only: every value was concluded before."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Final
+
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.process_collector import ProcessCollector
+
+from kvpressure import __version__
+from kvpressure.publish.engine_families import add_engine
+from kvpressure.publish.families import Families, clean
+from kvpressure.state import ContainerState, GpuState, State
+
+_BUILD: Final = (__version__, platform.python_version())
+
+
+@lru_cache(maxsize=1)
+def _process() -> ProcessCollector:
+    return ProcessCollector(registry=None)
+
+
+def collect(state: State) -> Iterator[Family]:
+    """Every family that has a value in ``state``, and ``process_*`` of this process."""
+    yield from families(state).collect()
+    yield from _process().collect()
+
+
+def families(state: State) -> Families:
+    """Everything of ``state`` under the names of the metric table."""
+    out = Families()
+    for gpu in state.gpus:
+        _add_gpu(out, gpu)
+    _add_gpu_counts(out, state)
+    for owner in state.owners:
+        out.add("gpu_pod_info", (clean(owner.uuid), clean(owner.namespace), clean(owner.pod), clean(owner.container),
+                                 str(owner.shared).lower()), 1)
+    for engine in state.engines:
+        add_engine(out, engine)
+    for container in state.containers:
+        _add_container(out, container)
+    for condition in state.node_conditions:
+        out.add("node_condition", (clean(condition.type),), condition.status)
+    _add_exporter(out, state)
+    return out
+
+
+def _add_gpu(out: Families, gpu: GpuState) -> None:
+    reading = gpu.reading
+    labels = (clean(reading.uuid), str(reading.index), clean(reading.vendor))
+    out.add("gpu_info", (*labels, clean(reading.name), clean(reading.driver)), 1)
+    out.add("gpu_up", labels, reading.error is None)
+    total, used = reading.memory_total_bytes, reading.memory_used_bytes
+    for name, value in (
+        ("gpu_memory_total_bytes", total),
+        ("gpu_memory_used_bytes", used),
+        ("gpu_memory_reserved_bytes", reading.memory_reserved_bytes),
+        ("gpu_memory_used_ratio", used / total if used is not None and total else None),
+        ("gpu_memory_demand_ratio", gpu.demand_ratio),
+        ("gpu_utilization_ratio", reading.utilization_ratio),
+        ("gpu_sm_activity_ratio", reading.sm_activity_ratio),
+        ("gpu_tensor_activity_ratio", reading.tensor_activity_ratio),
+        ("gpu_dram_activity_ratio", reading.dram_activity_ratio),
+        ("gpu_power_watts", reading.power_watts),
+        ("gpu_power_limit_watts", reading.power_limit_watts),
+    ):
+        out.add(name, labels, value)
+    for reason in reading.throttle_reasons or ():
+        out.add("gpu_throttled", (*labels, clean(reason)), 1)
+    for xid, count in reading.xid_errors.items():
+        out.add("gpu_xid_errors_total", (*labels, str(xid)), count)
+    for (namespace, pod), size in gpu.process_bytes.items():
+        out.add("gpu_process_memory_bytes", (*labels, clean(namespace), clean(pod)), size)
+
+
+def _add_gpu_counts(out: Families, state: State) -> None:
+    """Expected and seen GPUs by vendor; instances and partitions count as the one card they are part of."""
+    seen: dict[str, set[str]] = {vendor: set() for vendor in state.expected_gpus}
+    for gpu in state.gpus:
+        cards = seen.setdefault(gpu.reading.vendor, set())
+        if gpu.reading.error is None:
+            cards.add(gpu.reading.parent_uuid or gpu.reading.uuid)
+    for vendor, count in state.expected_gpus.items():
+        out.add("gpus_expected", (clean(vendor),), count)
+    for vendor, cards in seen.items():
+        out.add("gpus_seen", (clean(vendor),), len(cards))
+
+
+def _add_container(out: Families, container: ContainerState) -> None:
+    reading = container.reading
+    labels = (clean(reading.namespace), clean(reading.pod), clean(reading.container))
+    out.add("container_restarts_total", labels, reading.restarts)
+    out.add("container_ready", labels, reading.ready)
+    ended = reading.last_termination
+    if ended is not None:
+        code = "" if ended.exit_code is None else str(ended.exit_code)
+        out.add("container_last_termination_info", (*labels, clean(ended.reason), code), 1)
+    out.add("container_cpu_throttled_ratio", labels, container.cpu_throttled_ratio)
+    out.add("container_cpu_used_ratio", labels, container.cpu_used_ratio)
+    out.add("container_memory_used_ratio", labels, container.memory_used_ratio)
+    out.each("log_events_total", labels, container.log_events)
+
+
+def _add_exporter(out: Families, state: State) -> None:
+    for name, health in state.health.items():
+        source = (clean(name),)
+        out.add("source_up", source, health.up)
+        out.add("source_last_success_timestamp_seconds", source, health.last_success)
+        out.add("source_duration_seconds", source, health.duration_seconds)
+        out.each("source_errors_total", source, health.errors)
+    for target in state.targets:
+        where = (clean(target.target),)
+        out.each("target_errors_total", where, target.errors)
+        out.add("target_scrape_seconds", where, target.duration_seconds)
+        out.add("page_bad_lines", where, target.bad_lines if target.up else None)
+    out.add("ticks_total", (), state.ticks)
+    out.add("tick_lag_seconds", (), state.lag_seconds)
+    out.add("build_info", _BUILD, 1)

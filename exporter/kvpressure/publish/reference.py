@@ -1,0 +1,54 @@
+"""Reference documents that are generated from the tables the code itself uses."""
+
+from __future__ import annotations
+
+from kvpressure.publish.metrics import METRICS, Metric
+from kvpressure.settings import options
+
+_SECTIONS = (
+    ("Device", "gpu"), ("Engine", ""), ("The pod around the engine", "container_ log_events node_condition"),
+    ("The exporter itself", "source_ target_ page_ ticks_ tick_ build_"),
+)
+
+
+def render_metrics_reference() -> str:
+    """``docs/metrics.md``: every metric with its kind, labels, meaning and when it is absent."""
+    lines = [
+        "# Metrics", "",
+        "Generated from `exporter/kvpressure/publish/metrics.py`. Units are base units: bytes, seconds, tokens, watts;",
+        "ratios run from 0 to 1. A series whose input is missing or stale is absent: never 0, never the value from",
+        "before. State sets are 0 or 1 with one label value each. `process_*` of the exporter itself come as usual.",
+    ]
+    for title, _ in _SECTIONS:
+        lines += ["", f"## {title}", "", "| Metric | Kind | Labels | Meaning | Absent when |", "|---|---|---|---|---|"]
+        lines += [_row(metric) for metric in METRICS if _section(metric) == title]
+    return "\n".join(lines) + "\n"
+
+
+def _section(metric: Metric) -> str:
+    for title, prefixes in _SECTIONS:
+        if prefixes and metric.name.startswith(tuple(prefixes.split())):
+            return title
+    return "Engine"
+
+
+def _row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    cells = (f"`{metric.full_name}`", metric.kind, labels, metric.help, metric.absent)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def render_settings_reference() -> str:
+    """``docs/settings.md``: every setting with its flag, variable, default and what is allowed."""
+    lines = [
+        "# Settings", "",
+        "Generated from `exporter/kvpressure/settings.py`. Flags win over the environment, the environment over the",
+        "file given with `--config FILE` (or `KVPRESSURE_CONFIG`). In the file a name may be dotted",
+        "(`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). Settings that may be given several times are",
+        "repeated as flags, one a line in the environment and a list in the file.",
+        "", "| Flag and key | Environment | Default | Allowed | Meaning |", "|---|---|---|---|---|",
+    ]
+    for option in options().values():
+        cells = (f"`--{option.name}`", f"`{option.env}`", option.default, option.kind.allowed, option.help)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"

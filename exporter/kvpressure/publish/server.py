@@ -1,0 +1,308 @@
+"""The web server: one loop in one thread, made for clients that are silent, slow, half gone or hostile.
+
+A connection costs no thread. Every phase of it has a total deadline (TLS handshake, head of the request, writing
+the answer, waiting for the next request), so that dripping does not prolong it. When all places are taken, the
+connection that has waited longest for its client makes room: any number of silent clients only push out each other,
+and a scrape, which takes milliseconds, gets through. A request never reads a body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from kvpressure.publish.auth import Authenticator
+from kvpressure.publish.http import (
+    HEAD_LIMIT,
+    BadRequest,
+    Request,
+    Response,
+    head_of,
+    parse_head,
+    text_response,
+)
+from kvpressure.publish.webconfig import WebConfig, WebConfigFile
+from kvpressure.settings_kinds import ListenAddress
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS: Final = 5.0
+HEAD_SECONDS: Final = 5.0
+IDLE_SECONDS: Final = 30.0
+WRITE_SECONDS: Final = 10.0
+STALLED_SECONDS: Final = 1.0  # an answer whose client has taken nothing for this long gives up its place
+STOP_SECONDS: Final = 2.0
+CONNECTIONS: Final = 256
+PASSWORDS_WAITING: Final = 8  # comparisons with bcrypt that may wait; further unknown logins get 503
+CHUNK: Final = 64 * 1024  # bytes that an answer may hold in memory beyond the shared body
+
+
+class ListenError(Exception):
+    """An address cannot be listened on; the text is one line."""
+
+
+class Handler(Protocol):
+    """What the server serves: ``kvpressure.publish.site.Site``."""
+
+    def answer(self, request: Request) -> Response:
+        """The response, without waiting for anything."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    socket: socket.socket
+    since: float  # when the present phase began, or bytes last moved in an answer
+    task: asyncio.Task[None] | None = None
+    opened: bool = False  # from then on the loop's transport owns the socket
+    answering: bool = False
+
+
+class Server:
+    """Serves ``handler`` on ``addresses``. ``start`` binds and returns; ``stop`` is bounded by ``STOP_SECONDS``."""
+
+    def __init__(self, addresses: Sequence[ListenAddress], handler: Handler, web: WebConfigFile | None = None,
+                 max_requests: int = 20) -> None:
+        self._requested = addresses
+        self._handler = handler
+        self._web = web or WebConfigFile(None)
+        self._max_requests = max_requests
+        self._auth = Authenticator()
+        self._passwords_waiting = 0
+        self._connections: dict[_Connection, None] = {}
+        self._listeners: list[socket.socket] = []
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="web", daemon=True)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="password")
+
+    def start(self) -> list[ListenAddress]:
+        """Listen and serve. Returns the addresses with their real ports. Raises ``ListenError``."""
+        try:
+            for address in self._requested:
+                self._listeners += _listen(address)
+        except ListenError:
+            self._close_listeners()
+            raise
+        self._thread.start()
+        return [ListenAddress(*listener.getsockname()[:2]) for listener in self._listeners]
+
+    def stop(self) -> None:
+        """Close the listeners, let answers under way finish, then close what is left."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join(STOP_SECONDS + 1)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(lambda _, context: log.debug("connection: %s", context.get("message")))
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        acceptors = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
+        await self._stopping.wait()
+        for acceptor in acceptors:
+            acceptor.cancel()
+        await asyncio.gather(*acceptors, return_exceptions=True)
+        self._close_listeners()
+        tasks = {connection.task for connection in self._connections if connection.task and connection.answering}
+        if tasks:
+            await asyncio.wait(tasks, timeout=STOP_SECONDS)
+        rest = [connection.task for connection in self._connections if connection.task]
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=STOP_SECONDS / 4)
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = await self._loop.sock_accept(listener)
+            except OSError as error:  # no descriptors left: make room, and do not spin
+                log.warning("accepting a connection failed: %s", error)
+                self._evict()
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._connections) >= CONNECTIONS:
+                self._evict()
+            connection = _Connection(client, self._loop.time())
+            self._connections[connection] = None
+            connection.task = self._loop.create_task(self._attend(connection))
+            await asyncio.sleep(0)  # a flood of connections must not keep the others from their turn
+
+    def _evict(self) -> None:
+        """Close the connection that has waited longest for its client, answers under way last."""
+        victim = min(self._connections, key=lambda one: (one.answering, one.since), default=None)
+        if victim is not None:
+            self._drop(victim)
+
+    def _drop(self, connection: _Connection) -> None:
+        self._connections.pop(connection, None)
+        if connection.task is not None:
+            connection.task.cancel()
+        if not connection.opened:
+            connection.socket.close()
+
+    async def _attend(self, connection: _Connection) -> None:
+        """One connection from its handshake to its end; whatever happens to it stays in here."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            config = self._web.current()
+            connection.opened = True
+            reader, writer = await self._open(connection.socket, config)
+            if _san_allowed(writer, config):
+                await self._converse(connection, reader, writer)
+        except (TimeoutError, OSError, EOFError):  # ssl.SSLError is an OSError
+            pass
+        except Exception:
+            log.exception("serving a connection failed")
+        finally:
+            self._connections.pop(connection, None)
+            if writer is not None:
+                writer.transport.abort()
+
+    async def _open(self, client: socket.socket, config: WebConfig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader = asyncio.StreamReader(limit=HEAD_LIMIT, loop=self._loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
+        timeouts: dict[str, Any] = {}
+        if config.tls is not None:
+            timeouts = {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": HANDSHAKE_SECONDS}
+        transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, client, ssl=config.tls, **timeouts)
+        transport.set_write_buffer_limits(high=0)  # drain() then means: the kernel has it
+        return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+
+    async def _converse(self, connection: _Connection, reader: asyncio.StreamReader,
+                        writer: asyncio.StreamWriter) -> None:
+        """Requests and answers, until one side wants no more."""
+        first = True
+        while not self._stopping.is_set():
+            connection.since = self._loop.time()
+            start = b"" if first else await _first_byte(reader)
+            first = False
+            config = self._web.current()
+            request: Request | None = None
+            try:
+                request = parse_head(start + await _rest_of_head(reader))
+            except BadRequest as error:
+                response = text_response(error.status, str(error))
+            else:
+                response = await self._respond(connection, request, config)
+            keep_alive = request is not None and request.keep_alive and not self._stopping.is_set()
+            try:
+                await self._send(connection, writer, request, response, keep_alive, config)
+            finally:
+                connection.answering = False
+            if not keep_alive:
+                await _close_gently(reader, writer)
+                return
+
+    async def _respond(self, connection: _Connection, request: Request, config: WebConfig) -> Response:
+        if config.rate is not None and not config.rate.allow():
+            return text_response(429)
+        header = request.headers.get("authorization")
+        allowed = self._auth.remembered(config, header)
+        if allowed is None:
+            if self._passwords_waiting >= PASSWORDS_WAITING:
+                return text_response(503, "too many logins at the same time", {"Retry-After": "1"})
+            self._passwords_waiting += 1
+            try:
+                allowed = await self._loop.run_in_executor(self._pool, self._auth.check, config, header)
+            finally:
+                self._passwords_waiting -= 1
+        if not allowed:
+            return text_response(401, headers={"WWW-Authenticate": 'Basic realm="kvpressure", charset="UTF-8"'})
+        if not self._take_place(connection):
+            return text_response(503, "too many requests at the same time", {"Retry-After": "1"})
+        try:
+            return self._handler.answer(request)
+        except Exception:
+            log.exception("answering %s failed", request.path)
+            return text_response(500)
+
+    def _take_place(self, connection: _Connection) -> bool:
+        """Count the request among those being answered; one whose client takes nothing makes room."""
+        answering = [one for one in self._connections if one.answering]
+        if self._max_requests and len(answering) >= self._max_requests:
+            slowest = min(answering, key=lambda one: one.since)
+            if self._loop.time() - slowest.since < STALLED_SECONDS:
+                return False
+            self._drop(slowest)
+        connection.since = self._loop.time()
+        connection.answering = True
+        return True
+
+    async def _send(self, connection: _Connection, writer: asyncio.StreamWriter, request: Request | None,
+                    response: Response, keep_alive: bool, config: WebConfig) -> None:
+        writer.write(head_of(response, keep_alive=keep_alive, extra=config.headers))
+        body = memoryview(b"" if request is not None and request.method == "HEAD" else response.body)
+        async with asyncio.timeout(WRITE_SECONDS):
+            for start in range(0, len(body), CHUNK):
+                writer.write(body[start:start + CHUNK])
+                await writer.drain()
+                connection.since = self._loop.time()
+
+
+async def _first_byte(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(IDLE_SECONDS):
+        return await reader.readexactly(1)
+
+
+async def _rest_of_head(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(HEAD_SECONDS):
+        try:
+            return await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            raise BadRequest(431, f"request line and headers are longer than {HEAD_LIMIT} bytes") from None
+
+
+async def _close_gently(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Let the client read the answer before the connection goes: what it still sends would reset it."""
+    if not writer.can_write_eof():  # TLS: closing says so itself
+        writer.close()
+        await writer.wait_closed()
+        return
+    writer.write_eof()
+    async with asyncio.timeout(1.0):
+        for _ in range(64):
+            if not await reader.read(1024):
+                return
+
+
+def _san_allowed(writer: asyncio.StreamWriter, config: WebConfig) -> bool:
+    """Whether the client's certificate names somebody on the list; true without a list."""
+    if not config.allowed_sans:
+        return True
+    certificate = writer.get_extra_info("peercert") or {}
+    return any(value in config.allowed_sans for _, value in certificate.get("subjectAltName", ()))
+
+
+def _listen(address: ListenAddress) -> list[socket.socket]:
+    """Listening sockets for ``address``; an empty host is every address, IPv6 and IPv4 in one socket if it can."""
+    try:
+        if not address.host:
+            dual = socket.has_dualstack_ipv6()
+            listeners = [socket.create_server(("", address.port), family=socket.AF_INET6 if dual else socket.AF_INET,
+                                              backlog=CONNECTIONS, dualstack_ipv6=dual)]
+        else:
+            found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            listeners = [socket.create_server(where[:2], family=family, backlog=CONNECTIONS)
+                         for family, where in dict.fromkeys((entry[0], entry[4][:2]) for entry in found)]
+    except OSError as error:
+        raise ListenError(f"cannot listen on {address}: {error.strerror or error}") from error
+    for listener in listeners:
+        listener.setblocking(False)
+    return listeners

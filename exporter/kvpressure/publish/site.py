@@ -1,0 +1,106 @@
+"""What is at which path, rendered from the published state and kept until the next one.
+
+A request never waits for a driver or an engine: it renders the state of the last tick, or hands out the bytes that
+an earlier request for the same state left. ``X-Prometheus-Scrape-Timeout-Seconds`` is therefore not looked at.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from typing import Final
+
+from kvpressure.publish.collector import collect
+from kvpressure.publish.diagnosis_json import diagnosis_document
+from kvpressure.publish.exposition import CLASSIC_TYPE, OPENMETRICS_TYPE, encode, wants_openmetrics
+from kvpressure.publish.http import Request, Response, text_response
+from kvpressure.state import State
+
+GZIP_LEVEL: Final = 2  # on such repetitive text as good as 6, at half the time
+GZIP_FROM: Final = 1024
+_PAGE_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+                               "form-action 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "deny", "Referrer-Policy": "no-referrer",
+}
+
+
+class Site:
+    """Answers requests. Not thread-safe: it belongs to the server's loop."""
+
+    def __init__(self, state: Callable[[], State], *, why_unhealthy: Callable[[], str | None],
+                 why_not_ready: Callable[[], str | None], node_name: str = "", telemetry_path: str = "/metrics") -> None:
+        self._state = state
+        self._why_unhealthy = why_unhealthy
+        self._why_not_ready = why_not_ready
+        self._node_name = node_name
+        self._telemetry_path = telemetry_path
+        self._rendered_of: State | None = None
+        self._rendered: dict[tuple[str, bool], bytes] = {}
+        self._routes: dict[str, Callable[[Request], Response]] = {
+            telemetry_path: self._metrics, "/": self._page, "/api/v1/diagnosis": self._diagnosis,
+            "/-/healthy": lambda _: _check(self._why_unhealthy(), "healthy"),
+            "/-/ready": lambda _: _check(self._why_not_ready(), "ready"),
+        }
+
+    def answer(self, request: Request) -> Response:
+        """The response to ``request``; to HEAD the one GET would get (the server leaves the body out)."""
+        route = self._routes.get(request.path)
+        if route is None:
+            return text_response(404)
+        if request.method not in ("GET", "HEAD"):
+            return text_response(405, headers={"Allow": "GET, HEAD"})
+        return route(request)
+
+    def _metrics(self, request: Request) -> Response:
+        openmetrics = wants_openmetrics(request.headers.get("accept", ""))
+        state = self._state()
+
+        def render() -> bytes:
+            return encode(collect(state), openmetrics=openmetrics)
+
+        kind = OPENMETRICS_TYPE if openmetrics else CLASSIC_TYPE
+        return self._cached(state, kind, render, request, {"Vary": "Accept, Accept-Encoding"})
+
+    def _diagnosis(self, request: Request) -> Response:
+        state = self._state()
+
+        def render() -> bytes:
+            return json.dumps(diagnosis_document(state, self._node_name), allow_nan=False).encode()
+
+        return self._cached(state, "application/json", render, request, {"Vary": "Accept-Encoding"})
+
+    def _page(self, request: Request) -> Response:
+        from kvpressure.publish.page import render_page
+
+        state = self._state()
+        return self._cached(state, "text/html; charset=utf-8",
+                            lambda: render_page(state, self._node_name, self._telemetry_path).encode(), request,
+                            {"Vary": "Accept-Encoding", **_PAGE_HEADERS})
+
+    def _cached(self, state: State, content_type: str, render: Callable[[], bytes], request: Request,
+                headers: dict[str, str]) -> Response:
+        if state is not self._rendered_of:
+            self._rendered_of, self._rendered = state, {}
+        plain = self._rendered.get((content_type, False))
+        if plain is None:
+            plain = self._rendered[content_type, False] = render()
+        if len(plain) < GZIP_FROM or not _accepts_gzip(request.headers.get("accept-encoding", "")):
+            return Response(200, plain, content_type, headers)
+        packed = self._rendered.get((content_type, True))
+        if packed is None:
+            packed = self._rendered[content_type, True] = gzip.compress(plain, GZIP_LEVEL, mtime=0)
+        return Response(200, packed, content_type, {**headers, "Content-Encoding": "gzip"})
+
+
+def _check(problem: str | None, fine: str) -> Response:
+    return text_response(200, fine) if problem is None else text_response(503, problem)
+
+
+def _accepts_gzip(accept_encoding: str) -> bool:
+    for part in accept_encoding.lower().split(","):
+        name, _, parameters = part.partition(";")
+        if name.strip() in ("gzip", "x-gzip", "*"):
+            return parameters.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False

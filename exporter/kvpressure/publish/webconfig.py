@@ -1,0 +1,191 @@
+"""The web configuration file of the Prometheus exporter-toolkit: TLS, client certificates, basic auth, headers.
+
+Same file, same meaning; what this server cannot do as asked (unverified client certificates, several curves) stops
+the start instead of being ignored, since every key here is about safety. HTTP/2 is not spoken, so ``http2`` has no
+effect. The file and the certificates it names are looked at on every connection: a change counts at once, and one
+that cannot be used (half of a rotation, a typing error) is logged and the last good configuration stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kvpressure import yaml_nodes
+from kvpressure.publish.tls import TlsError, context_from
+from kvpressure.settings_kinds import SECONDS
+from kvpressure.yaml_nodes import Node
+
+log = logging.getLogger(__name__)
+
+_BCRYPT: Final = re.compile(r"\$2[abxy]?\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
+_HEADERS: Final[Mapping[str, tuple[str, ...]]] = {  # header -> allowed values, () = any
+    "Content-Security-Policy": (), "X-Frame-Options": ("deny", "sameorigin"), "X-Content-Type-Options": ("nosniff",),
+    "X-XSS-Protection": (), "Strict-Transport-Security": (),
+}
+_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "tls_server_config": (
+        "cert", "key", "client_ca", "cert_file", "key_file", "client_ca_file", "client_auth_type",
+        "client_allowed_sans", "min_version", "max_version", "cipher_suites", "prefer_server_cipher_suites",
+        "curve_preferences"),
+    "http_server_config": ("http2", "headers"),
+    "basic_auth_users": (),
+    "rate_limit": ("interval", "burst"),
+}
+
+
+class WebConfigError(ValueError):
+    """The web configuration is wrong; the text is one line: where, what, what is allowed."""
+
+
+class RateLimit:
+    """A token bucket: one request each ``interval`` seconds, and bursts of ``burst``."""
+
+    def __init__(self, interval: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval = interval
+        self._burst = float(burst)
+        self._clock = clock
+        self._tokens = float(burst)
+        self._at = clock()
+
+    def allow(self) -> bool:
+        """Take a token; False when there is none."""
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) / self._interval)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class WebConfig:
+    """What the file says. ``tls`` None = plain HTTP; ``users`` maps names to bcrypt hashes, empty = no auth."""
+
+    tls: ssl.SSLContext | None = None
+    allowed_sans: frozenset[str] = frozenset()
+    users: Mapping[str, bytes] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    rate: RateLimit | None = None
+    files: tuple[Path, ...] = ()  # everything that was read, to notice changes
+
+
+class WebConfigFile:
+    """The configuration as it stands now. Without a path: plain HTTP for everybody."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Read the file for the first time. Raises ``WebConfigError`` with one line."""
+        self._path = path
+        self._config = WebConfig() if path is None else parse(path)
+        self._seen = _signature(self._config.files)
+        self._lock = threading.Lock()
+
+    def current(self) -> WebConfig:
+        """The newest configuration that could be used."""
+        if self._path is None:
+            return self._config
+        with self._lock:
+            seen = _signature(self._config.files)
+            if seen != self._seen:
+                self._seen = seen
+                try:
+                    self._config = parse(self._path)
+                    self._seen = _signature(self._config.files)
+                    log.info("web configuration read again")
+                except WebConfigError as error:
+                    log.error("web configuration not usable, the last good one stays: %s", error)
+            return self._config
+
+
+def _signature(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
+    """Identity of the files' contents; Kubernetes swaps a link, so the inode counts as well."""
+    signature: list[tuple[int, int, int] | None] = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            signature.append(None)
+        else:
+            signature.append((status.st_mtime_ns, status.st_ino, status.st_size))
+    return tuple(signature)
+
+
+def parse(path: Path) -> WebConfig:
+    """Read the file. Raises ``WebConfigError``."""
+    try:
+        root = yaml_nodes.read(path)
+    except yaml_nodes.YamlError as error:
+        raise WebConfigError(str(error)) from error
+    sections = _children(root, "the file", tuple(_SECTIONS))
+    parts = {name: _children(node, name, _SECTIONS[name]) for name, node in sections.items()}
+    tls = parts.get("tls_server_config") or {}
+    try:
+        context, sans, certificates = context_from({key: node.value for key, node in tls.items()}, path.parent)
+    except TlsError as error:
+        where = tls[error.key].where if error.key in tls else sections["tls_server_config"].where
+        raise WebConfigError(f"{where}: tls_server_config: {error}") from error
+    return WebConfig(tls=context, allowed_sans=sans, users=_users(parts.get("basic_auth_users", {})),
+                     headers=_headers(parts.get("http_server_config", {})), rate=_rate(parts.get("rate_limit", {})),
+                     files=(path, *certificates))
+
+
+def _children(node: Node, name: str, allowed: tuple[str, ...]) -> Mapping[str, Node]:
+    """The keys of a section, checked against ``allowed`` (empty = any); a section without a value is empty."""
+    if node.children is None:
+        if node.value is None:
+            return {}
+        raise WebConfigError(f"{node.where}: {name} is no mapping; allowed: {', '.join(allowed) or 'name: value'}")
+    for key, child in node.children.items():
+        if allowed and key not in allowed:
+            raise WebConfigError(f"{child.where}: unknown key {key!r} in {name}; allowed: {', '.join(allowed)}")
+    return node.children
+
+
+def _users(nodes: Mapping[str, Node]) -> dict[str, bytes]:
+    for name, node in nodes.items():
+        if not isinstance(node.value, str) or not _BCRYPT.fullmatch(node.value):
+            raise WebConfigError(f"{node.where}: basic_auth_users: the password of {name!r} is no bcrypt hash; "
+                                 "allowed: a hash like $2y$10$... (htpasswd -nBC 10)")
+    return {name: node.value.encode() for name, node in nodes.items()}
+
+
+def _headers(nodes: Mapping[str, Node]) -> dict[str, str]:
+    http2 = nodes.get("http2")
+    if http2 is not None and not isinstance(http2.value, bool):
+        raise WebConfigError(f"{http2.where}: http2: {http2.value!r}; allowed: true or false")
+    given = _children(nodes["headers"], "headers", tuple(_HEADERS)) if "headers" in nodes else {}
+    headers: dict[str, str] = {}
+    for name, node in given.items():
+        value: Any = node.value
+        allowed = _HEADERS[name]
+        if not isinstance(value, str) or not value.isprintable() or not value.isascii() or (
+                value and allowed and value not in allowed):
+            raise WebConfigError(f"{node.where}: header {name}: {value!r}; allowed: "
+                                 f"{' or '.join(allowed) or 'printable ASCII'}")
+        if value:
+            headers[name] = value
+    return headers
+
+
+def _rate(nodes: Mapping[str, Node]) -> RateLimit | None:
+    interval, burst = nodes.get("interval"), nodes.get("burst")
+    if interval is None or interval.value in (0, "0", "0s"):
+        return None
+    try:
+        seconds = SECONDS.parse(interval.value)
+    except ValueError:
+        raise WebConfigError(f"{interval.where}: rate_limit.interval: {interval.value!r}; "
+                             f"allowed: {SECONDS.allowed}") from None
+    if burst is None or isinstance(burst.value, bool) or not isinstance(burst.value, int) or burst.value < 1:
+        where = interval.where if burst is None else burst.where
+        raise WebConfigError(f"{where}: rate_limit.burst: {burst.value if burst else None!r}; "
+                             "allowed: a whole number of at least 1")
+    return RateLimit(seconds, burst.value)

@@ -1,0 +1,71 @@
+"""YAML with line numbers, for configuration files whose mistakes are reported with their line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+NODE_LIMIT: Final = 10_000  # aliases can make a short file huge
+
+
+class YamlError(ValueError):
+    """The file cannot be used; the text is one line that names the file and the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value and where it stands (``file:line``). ``children`` only for a mapping, by key."""
+
+    value: Any
+    where: str
+    children: Mapping[str, Node] | None = None
+
+
+def read(path: str | Path) -> Node:
+    """The root of the file; an empty file is an empty mapping. Raises ``YamlError``."""
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
+        root = loader.get_single_node()
+        if root is None:
+            return Node({}, f"{path}:1", {})
+        return _Reader(str(path), loader).node(root)
+    except OSError as error:
+        raise YamlError(f"{path}: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise YamlError(f"{path}: nested too deep") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "not text in UTF-8"
+        raise YamlError(f"{path}{line}: not valid YAML: {' '.join(str(problem).split())}") from error
+
+
+class _Reader:
+    def __init__(self, path: str, loader: Any) -> None:
+        self._path = path
+        self._loader = loader
+        self._count = 0
+
+    def node(self, node: Any) -> Node:
+        import yaml
+
+        where = f"{self._path}:{node.start_mark.line + 1}"
+        self._count += 1
+        if self._count > NODE_LIMIT:
+            raise YamlError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
+        if not isinstance(node, yaml.MappingNode):
+            return Node(self._loader.construct_object(node, deep=True), where)
+        children: dict[str, Node] = {}
+        for key, value in node.value:
+            line = f"{self._path}:{key.start_mark.line + 1}"
+            if not isinstance(key, yaml.ScalarNode):
+                raise YamlError(f"{line}: a key that is no text; allowed: plain keys")
+            if key.value in children:
+                raise YamlError(f"{line}: {key.value!r} given twice; allowed: once")
+            child = self.node(value)
+            children[key.value] = Node(child.value, line, child.children)
+        return Node({key: child.value for key, child in children.items()}, where, children)

@@ -61,6 +61,7 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
     return [
         Evidence("kv_full", full, f"{level} (full from {_percent(t['kv_full_ratio'])})"),
         Evidence("kv_near_full", near, f"{level} (near full from {_percent(t['kv_near_full_ratio'])})"),
+        Evidence("kv_near_full_now", _compare(kv.kv_used_ratio, t["kv_near_full_ratio"]), level),
         Evidence("kv_filling", filling, "KV cache is full in " + (
             f"{kv.kv_seconds_to_full:.0f} s at the present slope" if kv.kv_seconds_to_full is not None
             else "no foreseeable time")),
@@ -107,6 +108,8 @@ def _queue(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
     text = f"{_number(load.waiting)} requests wait, {_number(load.running)} run"
     return [
         Evidence("queue_present", queue, text),
+        Evidence("waited_lately", None if recent.waiting_share is None else recent.waiting_share > 0,
+                 f"mean queue of the last seconds {_number(recent.waiting_mean, 1)}"),
         Evidence("queue_for_capacity", for_capacity, text + (
             "" if load.waiting_deferred is None else f" ({_number(load.waiting_deferred)} deferred)")),
     ]
@@ -126,6 +129,7 @@ def _flow(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
                  else f"newest page is {progress.fresh_seconds:.0f} s old"),
         Evidence("work_present", progress.work_present, f"{_number(s.load.in_flight)} requests in flight"),
         Evidence("tokens_flow", progress.tokens_flow, rates),
+        Evidence("tokens_lately", progress.tokens_lately, rates),
         Evidence("no_progress", None if stuck is None else stuck >= t["no_progress_seconds"],
                  "work is present and no token, finished request or step with output came for "
                  f"{_number(stuck)} s" if stuck else "tokens or finished requests came lately"),

@@ -8,39 +8,45 @@ from kvpressure.diagnosis.verdicts import Finding
 from kvpressure.thresholds import Thresholds
 
 _AT_ONCE: Final = frozenset({"stalled"})  # its own evidence already spans many samples
-_SLOW_LEAVE: Final = frozenset({"kv_pressure"})
+
+
+def _wait(current: str, candidate: str) -> str:
+    """The threshold that says how long the published verdict has to be gone before the candidate takes its place."""
+    if candidate == "kv_pressure":
+        return "pressure_enter_seconds"
+    queue_remains = candidate not in ("idle", "healthy")
+    return "pressure_leave_seconds" if current == "kv_pressure" and queue_remains else "verdict_enter_seconds"
 
 
 class Settled:
     """The published verdict of one engine.
 
-    A new verdict is published once it was found in two samples in a row and for ``verdict_enter_seconds``
-    (``verdict_leave_seconds`` when it would end KV pressure); ``unknown`` gives way at the first sample, and missing
-    pages are said at once.
+    Another verdict is published once it was found in two samples in a row and the published one has not been found
+    for ``verdict_enter_seconds`` (``pressure_enter_seconds`` for KV pressure; ``pressure_leave_seconds`` to end it
+    while a queue remains, because a full cache empties and fills in waves). ``unknown`` gives way at the first sample, and missing pages are said at once.
     """
 
-    __slots__ = ("_candidate", "_candidate_since", "_candidate_ticks", "current", "since")
+    __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "current", "since")
 
     def __init__(self) -> None:
         self.current: Finding | None = None
         self.since = 0.0
+        self._away_since: float | None = None  # since when something else than the published verdict is found
         self._candidate: str | None = None
-        self._candidate_since = 0.0
         self._candidate_ticks = 0
 
     def observe(self, t: float, finding: Finding, thresholds: Thresholds, page_missing: bool) -> Finding:
         """Take what was found now; what is published now."""
         current = self.current
         if current is None or current.verdict == finding.verdict:
-            self._candidate = None
             return self._publish(t, finding, changed=current is None)
-        if self._candidate != finding.verdict:
-            self._candidate, self._candidate_since, self._candidate_ticks = finding.verdict, t, 0
-        self._candidate_ticks += 1
-        wait = thresholds["verdict_leave_seconds" if current.verdict in _SLOW_LEAVE else "verdict_enter_seconds"]
-        held = self._candidate_ticks >= 2 and t - self._candidate_since >= wait
+        if self._away_since is None or t < self._away_since:
+            self._away_since = t
+        self._candidate_ticks = self._candidate_ticks + 1 if self._candidate == finding.verdict else 1
+        self._candidate = finding.verdict
+        wait = thresholds[_wait(current.verdict, finding.verdict)]
+        held = self._candidate_ticks >= 2 and t - self._away_since >= wait
         if held or page_missing or current.verdict == "unknown" or finding.verdict in _AT_ONCE:
-            self._candidate = None
             return self._publish(t, finding, changed=True)
         return current
 
@@ -48,6 +54,6 @@ class Settled:
         if changed:
             self.since = t
         self.current = finding
+        self._away_since = self._candidate = None
+        self._candidate_ticks = 0
         return finding
-
-

@@ -95,20 +95,20 @@ def frozen_or_stalled(case: Case) -> Finding | None:
 
 def idle(case: Case) -> Finding | None:
     """Nothing runs, nothing waits, nothing comes out."""
-    if not case.false("work_present") or case.true("tokens_flow"):
+    if not case.false("work_present") or case.true("tokens_lately"):
         return None
     if case.true("cpu_saturated") or case.true("cpu_throttled"):
         return None
-    return Finding("idle", 0.9, supporting=("work_present", "tokens_flow"))
+    return Finding("idle", 0.9, supporting=("work_present", "tokens_lately"))
 
 
 def kv_pressure(case: Case) -> Finding | None:
     """The cache is full, or the next prompt does not fit, and requests wait for it or are pushed out."""
-    if case.true("queue_present") and case.false("queue_for_capacity"):
+    if case.false("work_present") or (case.true("queue_present") and case.false("queue_for_capacity")):
         return None
     known_limit = case.signals.load.max_num_seqs_source in ("args", "log")
     at_limit = case.true("running_at_limit") and known_limit
-    pushed = case.true("preempting") and not case.false("kv_near_full")
+    pushed = case.true("preempting") and not case.false("kv_near_full_now") and not case.false("waited_lately")
     if at_limit and not pushed:
         return None
     supports = [name for name in ("kv_full", "queue_for_capacity", "preempting", "running_falls_waiting_rises",
@@ -150,6 +150,8 @@ def concurrency_limited(case: Case) -> Finding | None:
     if not (case.true("running_at_limit") and case.true("queue_present")):
         return None
     source = case.signals.load.max_num_seqs_source
+    if source == "observed" and case.true("prefill_dominates"):
+        return None  # the level stands still because prompts take all the time
     confidence = {"args": 0.95, "log": 0.95, "default": 0.8, "observed": 0.7}.get(source or "", 0.6)
     if case.true("kv_full"):
         confidence -= 0.2
@@ -189,7 +191,8 @@ def _host(case: Case, confidence: float, reasons: list[str]) -> Finding:
 
 def compute_bound(case: Case) -> Finding | None:
     """Requests wait, the cache has room, the limit is not reached: prompts or decoding saturate the GPU."""
-    if not case.true("queue_present") or case.true("kv_full") or case.true("running_at_limit"):
+    limited = case.true("running_at_limit") and case.signals.load.max_num_seqs_source != "observed"
+    if not case.true("queue_present") or case.true("kv_full") or limited:
         return None
     supports = [n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)]
     if case.true("prefill_dominates"):

@@ -12,21 +12,21 @@ from kvpressure.signals.window import EngineWindow
 PLATEAU_SECONDS: Final = 30.0
 PLATEAU_MIN_SECONDS: Final = 14.0
 PLATEAU_MIN_RUNNING: Final = 4.0
-AT_LIMIT: Final = 0.985  # of max_num_seqs: the gauge is the last step's, a finished request leaves a gap of one
-AT_LIMIT_SHARE: Final = 0.7  # of the recent samples
+AT_LIMIT: Final = 0.95  # of max_num_seqs: the gauge is the last step's, finished requests leave gaps
+AT_LIMIT_SHARE: Final = 0.5  # of the recent samples
 RECENT_SECONDS: Final = 15.0
 ARRIVAL_SECONDS: Final = 300.0
 BURST_SECONDS: Final = 10.0
 
 
-def plateau(window: EngineWindow) -> float | None:
-    """The level of ``running`` if it stood still at its highest while requests waited: a limit that binds, whatever its
-    name. ``None`` if it moved, or nothing waited."""
+def plateau(window: EngineWindow, kv_near_full: float) -> float | None:
+    """The level of ``running`` if it stood still at its highest while requests waited and the cache had room: a limit
+    that binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds."""
     samples = [s for s in window.since(PLATEAU_SECONDS) if r.RUNNING in s.gauges]
     if len(samples) < 4 or samples[-1].t - samples[0].t < PLATEAU_MIN_SECONDS:
         return None
     running = [s.gauges[r.RUNNING] for s in samples]
-    if any(s.gauges.get(r.WAITING, 0.0) <= 0 for s in samples):
+    if any(s.gauges.get(r.WAITING, 0.0) <= 0 or s.gauges.get(r.KV_USAGE, 0.0) >= kv_near_full for s in samples):
         return None
     top = max(running)
     return top if top >= PLATEAU_MIN_RUNNING and min(running) >= top - max(1.0, 0.01 * top) else None
@@ -42,12 +42,12 @@ def at_limit(window: EngineWindow, limit: float | None) -> bool | None:
 
 
 def compute(window: EngineWindow, configured: float | None, source: str | None, capacity: float | None,
-            mean_context: float | None) -> LoadSignals:
+            mean_context: float | None, kv_near_full: float) -> LoadSignals:
     """Load against the limits. ``configured`` is ``max_num_seqs`` from ``source`` (args, log or default)."""
     running, waiting = window.gauge(r.RUNNING), window.gauge(r.WAITING)
     if waiting is not None:
         waiting += window.gauge(r.SWAPPED) or 0.0
-    level = plateau(window)
+    level = plateau(window, kv_near_full)
     limits: dict[str, float] = {}
     if configured is not None and source is not None:
         limits[source] = configured

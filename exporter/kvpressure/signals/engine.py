@@ -106,7 +106,7 @@ class EngineTracker:
         """All signals now."""
         window, t = self.window, self._thresholds
         load = concurrency.compute(window, around.max_num_seqs, around.max_num_seqs_source, found.kv_capacity_tokens,
-                                   shape.mean_context)
+                                   shape.mean_context, t["kv_near_full_ratio"])
         age = None if window.last is None else max(0.0, around.now - window.last.t)
         gpus = [gpu.last for gpu in around.gpus if gpu.last is not None]
         self._follow_device(around.now, gpus, load)

@@ -11,7 +11,7 @@ from kvpressure.signals.model import KvSignals
 from kvpressure.signals.window import EngineWindow, Sample, slope
 from kvpressure.thresholds import Thresholds
 
-RECENT_SECONDS: Final = 15.0
+RECENT_SECONDS: Final = 10.0
 SLOPE_SECONDS: Final = 15.0
 NOT_RECORDED_SECONDS: Final = 5.0
 LONGEST_FORECAST_SECONDS: Final = 3600.0

@@ -20,7 +20,7 @@ class KvSignals:
     kv_recorded: bool | None = None  # False = gauge missing, or constantly 0 while requests run
     kv_used_ratio: float | None = None
     kv_used_ratio_max: float | None = None  # over the last 60 s
-    kv_used_ratio_recent_max: float | None = None  # over the last 15 s
+    kv_used_ratio_recent_max: float | None = None  # over the last 10 s
     kv_used_ratio_recent_min: float | None = None
     kv_capacity_tokens: float | None = None
     kv_used_tokens: float | None = None
@@ -120,7 +120,8 @@ class ProgressSignals:
     http_moved: bool | None = None  # the API server answered requests lately
     fresh_seconds: float | None = None  # age of the newest page
     pages_failing: float | None = None  # consecutive failed scrapes
-    tokens_flow: bool | None = None
+    tokens_flow: bool | None = None  # in the last 15 s
+    tokens_lately: bool | None = None  # in the last few seconds
     finished_flow: bool | None = None
 
 

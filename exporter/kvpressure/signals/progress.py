@@ -11,6 +11,7 @@ from kvpressure.signals.model import ProgressSignals
 from kvpressure.signals.window import EngineWindow, Sample
 
 FLOW_SECONDS: Final = 15.0
+LATELY_SECONDS: Final = 0.8
 LONGEST_STEP_SECONDS: Final = 15.0  # a gap between samples counts as unseen beyond this
 _USEFUL: Final = (r.PROMPT_TOKENS, r.GENERATION_TOKENS)
 _LEVELS: Final = (r.RUNNING, r.WAITING, r.KV_USAGE)
@@ -110,7 +111,7 @@ def compute(window: EngineWindow, progress: Progress, age_seconds: float, failin
         seconds_still=progress.seconds_still if known and work else None,
         http_moved=http_moved(window, max(30.0, progress.seconds_still)),
         fresh_seconds=age_seconds, pages_failing=float(failing),
-        tokens_flow=flowing, finished_flow=_finished_flow(window),
+        tokens_flow=flowing, tokens_lately=_moved_lately(window), finished_flow=_finished_flow(window),
     )
 
 
@@ -122,6 +123,15 @@ def _flow(window: EngineWindow) -> bool | None:
         return False
     rate = window.gauge(r.GENERATION_RATE)
     return None if rate is None else rate > 0
+
+
+def _moved_lately(window: EngineWindow) -> bool | None:
+    """Whether a token came since the sample before ``LATELY_SECONDS``; ``None`` without counters."""
+    samples = window.since(FLOW_SECONDS * 2)
+    earlier = [s for s in samples if s.t <= samples[-1].t - LATELY_SECONDS]
+    if not earlier or not any(name in earlier[-1].counters for name in _USEFUL):
+        return None
+    return any(samples[-1].counters.get(name, 0.0) > earlier[-1].counters.get(name, 0.0) for name in _USEFUL)
 
 
 def _finished_flow(window: EngineWindow) -> bool | None:

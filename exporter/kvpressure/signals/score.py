@@ -11,7 +11,7 @@ from kvpressure.signals.model import ComputeSignals, KvSignals, LoadSignals
 from kvpressure.signals.window import EngineWindow, History
 from kvpressure.thresholds import Thresholds
 
-ACTIVITY_SECONDS: Final = 30.0
+ACTIVITY_SECONDS: Final = 15.0
 
 PROFILING: Final = "profiling"
 POWER: Final = "power"

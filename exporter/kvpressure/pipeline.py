@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvpressure.args import EngineArgs, from_log
@@ -174,7 +175,7 @@ class Pipeline:
         self._forget(now, snapshot.targets)
         engines, empty_pools = self._engine_states(now, snapshot, owners)
         return State(
-            time=now, engines=engines, gpus=self._gpu_states(now, snapshot, empty_pools), owners=snapshot.owners,
+            time=now, engines=engines, gpus=self._gpu_states(snapshot, empty_pools), owners=snapshot.owners,
             containers=self._container_states(now), targets=tuple(self._targets.values()),
             node_conditions=snapshot.node_conditions, health=snapshot.health,
         )
@@ -265,7 +266,7 @@ class Pipeline:
         for track, around, cache, shape, found_limits, gpus in first:
             demands = [self._demand(uuid, empty_pools) for uuid in gpus]
             known = [demand for demand in demands if demand is not None]
-            around = _with_demand(around, max(known) if known and len(known) == len(demands) else None)
+            around = replace(around, demand=max(known) if known and len(known) == len(demands) else None)
             states.append(self._engine_state(now, track, around, cache, shape, found_limits, gpus))
         return tuple(states), empty_pools
 
@@ -330,7 +331,7 @@ class Pipeline:
                             found[name].source if name in found else None, recommended[name])
                 for name in LIMITS if values[name] is not None or recommended[name] is not None}
 
-    def _gpu_states(self, now: float, snapshot: Snapshot,
+    def _gpu_states(self, snapshot: Snapshot,
                     empty_pools: Mapping[str, Sequence[float | None]]) -> tuple[GpuState, ...]:
         return tuple(GpuState(gpu, self._demand(gpu.uuid, empty_pools)) for gpu in snapshot.gpus)
 
@@ -339,12 +340,6 @@ class Pipeline:
             ContainerState(track.window.last, track.window.throttled_ratio(), track.window.cpu_used_ratio(),
                            track.window.memory_used_ratio(), dict(track.counts))
             for track in self._containers.values() if track.window.last is not None and track.window.last_t == now)
-
-
-def _with_demand(around: Surroundings, demand: float | None) -> Surroundings:
-    from dataclasses import replace
-
-    return replace(around, demand=demand)
 
 
 def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], tuple[str, ...]]:

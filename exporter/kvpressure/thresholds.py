@@ -24,7 +24,8 @@ class ThresholdError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Threshold:
     """One number. ``documented`` = it stands in the guides with this value; ``source`` says where, ``reason``
-    why this value, ``change`` when to change it."""
+    why this value, ``change`` when to change it.
+    """
 
     name: str
     value: float
@@ -70,7 +71,8 @@ class Thresholds(Mapping[str, float]):
 
     def override(self, values: Mapping[str, Any], where: str) -> Thresholds:
         """A copy with some values replaced. Raises ``ThresholdError`` naming ``where`` for an unknown name, a value
-        that is no number, or one outside the unit's range."""
+        that is no number, or one outside the unit's range.
+        """
         entries = dict(self._entries)
         for name, raw in values.items():
             if name not in entries:

@@ -14,7 +14,8 @@ MIN_BATCHED_TOKENS: Final = 512
 
 def max_num_seqs(s: Signals, verdict: str, t: Thresholds) -> float | None:
     """The cut of ``max_num_seqs``: 25-50 % (documented) of the concurrency that is really reached, sized by what the
-    cache holds at the present request lengths. ``None`` unless the cache is the problem."""
+    cache holds at the present request lengths. ``None`` unless the cache is the problem.
+    """
     if verdict != "kv_pressure":
         return None
     reached = s.batch.batch_p99 if s.batch.batch_p99 is not None else s.load.running
@@ -50,7 +51,8 @@ def gpu_memory_utilization(s: Signals, current: float | None, out_of_memory: boo
 
 def max_model_len(s: Signals, current: float | None, verdict: str) -> float | None:
     """The longest context of the last five minutes with a quarter to spare, rounded up, when the cache is the problem and
-    the present limit is larger."""
+    the present limit is larger.
+    """
     longest = s.context.context_max_5m
     if verdict != "kv_pressure" or current is None or longest is None or not s.context.prompt_quantiles:
         return None

@@ -24,7 +24,8 @@ class Diagnoser:
 
     def diagnose(self, s: Signals, waiting: list[float], samples: int, utilization: float | None) -> Diagnosis:
         """The diagnosis now. ``waiting`` are the recent samples of the queue, ``samples`` how many readings there were,
-        ``utilization`` the configured gpu_memory_utilization."""
+        ``utilization`` the configured gpu_memory_utilization.
+        """
         t = self._thresholds
         evidence = gather(s, Recent(waiting), t)
         found = decide(Case(s, evidence, t, samples))

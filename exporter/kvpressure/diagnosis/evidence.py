@@ -28,7 +28,7 @@ class Recent:
 
 def gather(s: Signals, recent: Recent, t: Thresholds) -> dict[str, Evidence]:
     """All evidence about one engine now. ``recent`` says what most of the last samples looked like."""
-    found = [*_cache(s, recent, t), *_queue(s, recent, t), *_flow(s, recent, t), *_gpu(s, t), *_host(s, t),
+    found = [*_cache(s, recent, t), *_queue(s, recent, t), *_flow(s, t), *_gpu(s, t), *_host(s, t),
              *_harm(s, t)]
     return {item.name: item for item in found}
 
@@ -115,7 +115,7 @@ def _queue(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
     ]
 
 
-def _flow(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
+def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
     progress, flow = s.progress, s.throughput
     stuck = progress.seconds_without_progress
     prefill = None
@@ -184,8 +184,7 @@ def _host(s: Signals, t: Thresholds) -> list[Evidence]:
 
 
 def _harm(s: Signals, t: Thresholds) -> list[Evidence]:
-    ratios = {phase: ratio for phase, ratio in s.latency.baseline_ratios.items()}
-    worst = max(ratios.items(), key=lambda item: item[1], default=None)
+    worst = max(s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
     text = "latency against baseline is not known" if worst is None else \
         f"{worst[0]} p95 is {worst[1]:.1f} times its baseline"
     allocation = sum(s.events.get(name, 0) for name in ALLOCATION_EVENTS)

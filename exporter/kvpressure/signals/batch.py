@@ -41,7 +41,8 @@ class RunningHistogram:
 
 def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | None) -> BatchSignals:
     """Mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
-    speculative decoding and chunked prefill); quantiles from samples of requests running."""
+    speculative decoding and chunked prefill); quantiles from samples of requests running.
+    """
     observed = window.observed(r.INTER_TOKEN, MEAN_SECONDS)
     mean = step = None
     if observed is not None:
@@ -61,7 +62,8 @@ def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | No
 
 def collapse(window: EngineWindow, p95: float | None, limit: float | None) -> float | None:
     """1 - batch p95 / wanted batch, at least 0. Wanted = running plus waiting, at most the limit: a batch of one
-    with one user is no collapse. ``None`` without demand."""
+    with one user is no collapse. ``None`` without demand.
+    """
     if p95 is None:
         return None
     demand = [s.gauges[r.RUNNING] + s.gauges.get(r.WAITING, 0.0) - s.gauges.get(r.WAITING_DEFERRED, 0.0)

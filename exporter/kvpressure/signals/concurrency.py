@@ -21,7 +21,8 @@ BURST_SECONDS: Final = 10.0
 
 def plateau(window: EngineWindow, kv_near_full: float) -> float | None:
     """The level of ``running`` if it stood still at its highest while requests waited and the cache had room: a limit
-    that binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds."""
+    that binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds.
+    """
     samples = [s for s in window.since(PLATEAU_SECONDS) if r.RUNNING in s.gauges]
     if len(samples) < 4 or samples[-1].t - samples[0].t < PLATEAU_MIN_SECONDS:
         return None
@@ -37,7 +38,7 @@ def at_limit(window: EngineWindow, limit: float | None) -> bool | None:
     running = window.gauge_values(r.RUNNING, RECENT_SECONDS)
     if limit is None or not running:
         return None
-    reached = sum(1 for value in running if value >= limit * AT_LIMIT or value >= limit - 1 and limit > 8)
+    reached = sum(1 for value in running if value >= limit * AT_LIMIT or (value >= limit - 1 and limit > 8))
     return reached >= AT_LIMIT_SHARE * len(running)
 
 
@@ -51,7 +52,7 @@ def compute(window: EngineWindow, configured: float | None, source: str | None, 
     limits: dict[str, float] = {}
     if configured is not None and source is not None:
         limits[source] = configured
-    if level is not None and (configured is None or source == "default" and level < configured):
+    if level is not None and (configured is None or (source == "default" and level < configured)):
         limits["observed"] = level
     if capacity is not None and mean_context:
         limits["kv_capacity"] = max(1.0, capacity / mean_context)

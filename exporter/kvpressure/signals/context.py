@@ -177,7 +177,8 @@ def quantiles(window: EngineWindow, name: str, seconds: float) -> Mapping[str, f
 
 def two_humps(increase: HistogramIncrease) -> bool | None:
     """Short- and long-prompt requests on one server: two groups of buckets, each with a real share, far apart, and
-    a valley between. ``None`` with too few requests to tell."""
+    a valley between. ``None`` with too few requests to tell.
+    """
     total = sum(increase.increments)
     if total < HUMP_MIN_REQUESTS or not increase.bounds:
         return None

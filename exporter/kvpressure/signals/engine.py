@@ -8,7 +8,18 @@ from typing import Final
 
 from kvpressure import readings as r
 from kvpressure.readings import AllocatorReading, EnginePage, EngineReading, GpuReading
-from kvpressure.signals import batch, concurrency, context, host, kv, latency, memory, progress, score, throughput
+from kvpressure.signals import (
+    batch,
+    concurrency,
+    context,
+    host,
+    kv,
+    latency,
+    memory,
+    progress,
+    score,
+    throughput,
+)
 from kvpressure.signals.batch import RunningHistogram
 from kvpressure.signals.context import LongestContext
 from kvpressure.signals.host import ContainerWindow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 from kvpressure import readings as r
@@ -72,7 +73,7 @@ def silent_preemptions(samples: Sequence[Sample]) -> float | None:
     ``None`` without the three inputs.
     """
     total, seen = 0.0, False
-    for before, after in zip(samples, samples[1:], strict=False):
+    for before, after in pairwise(samples):
         finished_before, finished_after = finished(before), finished(after)
         if r.RUNNING not in after.gauges or r.WAITING not in after.gauges or finished_after is None:
             continue

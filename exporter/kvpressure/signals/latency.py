@@ -76,7 +76,8 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool) -> LatencySign
 
 def outside_engine(window: EngineWindow) -> tuple[float | None, float | None]:
     """Mean seconds per finished request outside the engine (tokenizer, API server, network), and their share of the
-    end-to-end time: e2e - queue - inference. The three sums are booked for the same requests."""
+    end-to-end time: e2e - queue - inference. The three sums are booked for the same requests.
+    """
     parts = [window.observed(name, WINDOW_SECONDS) for name in (r.E2E, r.QUEUE, r.INFERENCE)]
     sums = [part[0].sum for part in parts if part is not None and part[0].sum is not None]
     count = parts[0][0].count if parts[0] is not None else None

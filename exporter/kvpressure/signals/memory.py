@@ -73,7 +73,8 @@ def compute(kv: KvSignals, gpus: Sequence[GpuReading], device: DeviceMemory, fac
             allocator: Sequence[AllocatorReading], demand: float | None, running: float | None,
             block_size: float | None) -> MemorySignals:
     """Memory of one engine. ``facts`` are bytes read from start-up lines and configuration: pool_bytes, weights_bytes,
-    graphs_bytes, activations_bytes; pool and components are per GPU."""
+    graphs_bytes, activations_bytes; pool and components are per GPU.
+    """
     ratios = [ratio for gpu in gpus if (ratio := used_ratio(gpu)) is not None]
     used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
     pool = facts.get("pool_bytes")

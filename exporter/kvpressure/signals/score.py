@@ -129,7 +129,8 @@ def compute(window: EngineWindow, gpus: Sequence[GpuWindow], kv: KvSignals, load
 
 def memory_factor(kv: KvSignals, demand: float | None, t: Thresholds) -> float | None:
     """Memory in demand: KV usage maximum, or the demand ratio of the device, on the ramp between the documented 0.85
-    and 0.90. The device level alone never counts: a preallocating engine keeps it high for ever."""
+    and 0.90. The device level alone never counts: a preallocating engine keeps it high for ever.
+    """
     levels = [level for level in (kv.kv_used_ratio_max, demand) if level is not None]
     if not levels:
         return None

@@ -45,7 +45,8 @@ class Trend:
 
     def flat(self, t: float, throughput: float | None, demand: float | None) -> bool | None:
         """True if throughput did not follow demand: demand rose and throughput did not, or throughput fell while
-        demand did not. ``None`` with less than two minutes of history."""
+        demand did not. ``None`` with less than two minutes of history.
+        """
         if throughput is None or demand is None:
             return None
         earlier = [(rate, wanted) for at, rate, wanted in self._points if t - at >= FLAT_AFTER_SECONDS]

@@ -29,7 +29,8 @@ _EMPTY: Final[Mapping[str, float]] = {}
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One reading of one engine, counters and histograms corrected for resets. ``page`` holds the counters that belong
-    to the whole page (CPU seconds of the API server, HTTP answers by status class)."""
+    to the whole page (CPU seconds of the API server, HTTP answers by status class).
+    """
 
     t: float
     gauges: Mapping[str, float]
@@ -49,7 +50,8 @@ class HistogramIncrease:
 
     def quantile(self, q: float) -> float | None:
         """The q-quantile by linear interpolation inside its bucket, as Prometheus does; values above the last
-        finite bound are reported as that bound. ``None`` without observations or buckets."""
+        finite bound are reported as that bound. ``None`` without observations or buckets.
+        """
         total = sum(self.increments)
         if total <= 0 or not self.bounds:
             return None
@@ -236,7 +238,8 @@ class EngineWindow:
 
     def increase(self, name: str, seconds: float) -> tuple[float, float] | None:
         """Increase of a counter over the window and the seconds it really spans; ``None`` with fewer than two
-        samples that carry it."""
+        samples that carry it.
+        """
         pair = self._pair(seconds)
         if pair is None:
             return None

@@ -1,0 +1,98 @@
+"""Snapshots as Hypothesis makes them, pages read from real and from arbitrary text."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from hypothesis import strategies as st
+from kvpressure.readings import (
+    AllocatorReading,
+    ContainerReading,
+    EnginePage,
+    GpuOwner,
+    GpuProcess,
+    GpuReading,
+    LogLine,
+    NodeCondition,
+    Snapshot,
+    SourceHealth,
+    Termination,
+)
+from kvpressure.sources.vllm.exposition import page_from_text
+from kvpressure.sources.vllm.reasons import REASONS
+
+RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings"
+
+_texts = st.text(max_size=12)
+_number = st.floats(allow_nan=False, allow_infinity=False)
+_ratio = st.none() | st.floats(0, 1)
+_whole = st.none() | st.integers(0, 2**53)
+_count = st.integers(0, 2**40)
+
+
+@lru_cache
+def real_pages() -> tuple[str, ...]:
+    """A few pages of real servers, of V0 and V1."""
+    found = []
+    for name in ("vllm-cpu/d_kv_pressure", "vllm-cpu/l_dp2", "h100/llama-2-7b-046"):
+        with gzip.open(RECORDINGS / f"{name}.jsonl.gz", "rt") as lines:
+            found += [json.loads(line)["engines"][0]["exposition"] for line in list(lines)[5:7]]
+    return tuple(found)
+
+
+gpus = st.builds(
+    GpuReading, uuid=_texts, index=st.integers(0, 63), vendor=_texts, name=st.none() | _texts, driver=st.none() | _texts,
+    pci_bus_id=st.none() | _texts, minor=_whole, parent_uuid=st.none() | _texts, memory_total_bytes=_whole,
+    memory_used_bytes=_whole, memory_reserved_bytes=_whole, utilization_ratio=_ratio, sm_activity_ratio=_ratio,
+    tensor_activity_ratio=_ratio, dram_activity_ratio=_ratio, power_watts=_ratio, power_limit_watts=_ratio,
+    throttle_reasons=st.none() | st.lists(_texts, max_size=2).map(tuple),
+    xid_errors=st.dictionaries(st.integers(0, 200), _count, max_size=2),
+    processes=st.lists(st.builds(GpuProcess, pid=_count, used_bytes=_whole), max_size=2).map(tuple),
+    error=st.none() | _texts,
+)
+containers = st.builds(
+    ContainerReading, namespace=_texts, pod=_texts, container=_texts, restarts=_whole, ready=st.none() | st.booleans(),
+    last_termination=st.none() | st.builds(Termination, reason=st.none() | _texts, exit_code=_whole,
+                                           finished_at=st.none() | _number),
+    cpu_usage_seconds=_ratio, cpu_limit_cores=_ratio, cpu_periods=_whole, cpu_throttled_periods=_whole,
+    cpu_pressure_some_ratio=_ratio, memory_working_set_bytes=_whole, memory_limit_bytes=_whole,
+)
+
+
+@st.composite
+def pages(draw: st.DrawFn, tick: float) -> EnginePage:
+    """A page with the raw text it was read from, or one that failed."""
+    error = draw(st.none() | st.sampled_from(REASONS))
+    return page_from_text(
+        None if error else draw(st.sampled_from(real_pages()) | st.text(max_size=60)), target=draw(_texts),
+        time=draw(st.just(tick) | _number), namespace=draw(_texts), pod=draw(_texts), container=draw(_texts),
+        gpus=draw(st.lists(_texts, max_size=2)), args=draw(st.lists(st.sampled_from(["--model", "m", "-tp=2"]))),
+        env=draw(st.dictionaries(_texts, _texts, max_size=2)), error=error, duration_seconds=draw(_ratio), keep_text=True,
+    )
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> Snapshot:
+    """Any tick that sources could gather."""
+    time = draw(_number)
+
+    def some(items: st.SearchStrategy) -> tuple:
+        return tuple(draw(st.lists(items, max_size=2)))
+
+    health = draw(st.dictionaries(_texts, st.builds(
+        SourceHealth, name=st.just(""), up=st.none() | st.booleans(), reason=st.none() | _texts,
+        last_success=st.none() | _number, duration_seconds=_ratio, errors=st.dictionaries(_texts, _count, max_size=2),
+    ), max_size=2))
+    return Snapshot(
+        time=time, gpus=some(gpus), pages=some(pages(time)), containers=some(containers),
+        owners=some(st.builds(GpuOwner, *[_texts] * 4, st.booleans())),
+        logs=some(st.builds(LogLine, *[_texts] * 4)),
+        allocator=some(st.builds(AllocatorReading, _texts, _texts, st.integers(0, 64), *[_whole] * 5)),
+        node_conditions=some(st.builds(NodeCondition, _texts, st.none() | st.booleans())),
+        health={name: SourceHealth(name, h.up, h.reason, h.last_success, h.duration_seconds, h.errors)
+                for name, h in health.items()},
+        targets=draw(st.none() | st.lists(_texts, max_size=2).map(tuple)),
+    )

@@ -1,0 +1,162 @@
+"""The recording format: what is written is read back, and what is wrong is said in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kvpressure.readings import EnginePage, Snapshot
+from kvpressure.recording.format import (
+    Header,
+    MalformedTick,
+    RecordingError,
+    header_from_json,
+    redact,
+    tick_from_json,
+    tick_to_json,
+)
+from kvpressure.sources.vllm.exposition import page_from_text
+
+from recording.strategies import snapshots
+
+
+def build(text: str | None, **identity: object) -> EnginePage:
+    """A page with its text kept."""
+    return page_from_text(text, keep_text=True, **identity)
+
+
+def read(body: object) -> Snapshot:
+    return tick_from_json(json.dumps(body).encode(), build)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(snapshots())
+def test_every_snapshot_survives_the_way_through_a_line(snapshot: Snapshot) -> None:
+    line = tick_to_json(snapshot)
+    assert "\n" not in line
+    assert tick_from_json(line.encode(), build) == snapshot
+
+
+def test_only_the_time_is_required_and_unknown_keys_are_ignored() -> None:
+    assert read({"t": 5}) == Snapshot(time=5.0)
+    assert read({"t": 5, "gpus": None, "engines": None, "health": None, "news": [1]}) == Snapshot(time=5.0)
+
+
+def test_missing_and_null_fields_are_unknown_not_zero() -> None:
+    gpu = read({"t": 1, "gpus": [{"uuid": "a", "utilization_ratio": None}]}).gpus[0]
+    assert gpu.utilization_ratio is None
+    assert gpu.memory_used_bytes is None
+    assert (gpu.index, gpu.vendor) == (0, "")
+
+
+def test_a_gpu_without_index_gets_its_place() -> None:
+    gpus = read({"t": 1, "gpus": [{"uuid": "a"}, {"uuid": "b", "index": 7}, {"uuid": "c"}]}).gpus
+    assert [gpu.index for gpu in gpus] == [0, 7, 2]
+
+
+def test_a_termination_time_may_be_written_as_kubernetes_does() -> None:
+    base = {"namespace": "n", "pod": "p", "container": "c"}
+    body = {"t": 1, "containers": [{**base, "last_termination": {"finished_at": "2023-11-14T22:13:20Z"}}]}
+    ended = read(body).containers[0].last_termination
+    assert ended is not None
+    assert ended.finished_at == 1700000000.0
+
+
+def test_an_engine_without_page_and_without_error_was_listed_but_not_read() -> None:
+    page = read({"t": 1, "engines": [{"target": "x", "exposition": None}]}).pages[0]
+    assert page.error == "empty"
+    assert page.engines == ()
+
+
+@pytest.mark.parametrize(("body", "says"), [
+    ({}, "'t' is missing"),
+    ({"t": None}, "'t' is missing"),
+    ({"t": "now"}, "t: expected a number, found 'now'"),
+    ({"t": True}, "t: expected a number, found True"),
+    ({"t": 10**400}, "t: expected a finite number"),
+    ({"t": 1, "gpus": {}}, "gpus: expected a list, found {}"),
+    ({"t": 1, "gpus": [3]}, "expected an object, found 3"),
+    ({"t": 1, "gpus": [{"index": 1}]}, "gpus[0]: 'uuid' is missing"),
+    ({"t": 1, "gpus": [{"uuid": "a", "utilization_ratio": "high"}]},
+     "gpus[0].utilization_ratio: expected a number, found 'high'"),
+    ({"t": 1, "gpus": [{"uuid": "a", "memory_used_bytes": 1.5}]}, "gpus[0].memory_used_bytes: expected a whole number"),
+    ({"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"x": 1}}]}, "gpus[0].xid_errors: expected XID numbers as keys"),
+    ({"t": 1, "gpus": [{"uuid": "a", "processes": [{"pid": 1}, {}]}]}, "gpus[0].processes[1]: 'pid' is missing"),
+    ({"t": 1, "engines": [{}]}, "engines[0]: 'target' is missing"),
+    ({"t": 1, "engines": [{"target": "x", "exposition": 5}]}, "engines[0].exposition: expected text, found 5"),
+    ({"t": 1, "engines": [{"target": "x", "args": "--model"}]}, "engines[0].args: expected a list, found '--model'"),
+    ({"t": 1, "containers": [{"namespace": "n", "pod": "p", "container": "c", "last_termination": {"finished_at": "?"}}]},
+     "containers[0].last_termination.finished_at: expected seconds or an RFC 3339 time, found '?'"),
+    ({"t": 1, "logs": [{"namespace": "n", "pod": "p", "container": "c"}]}, "logs[0]: 'line' is missing"),
+    ({"t": 1, "node_conditions": [{}]}, "node_conditions[0]: 'type' is missing"),
+    ([1], "expected a JSON object, found [1]"),
+])
+def test_a_malformed_tick_says_where_and_what_was_expected(body: object, says: str) -> None:
+    with pytest.raises(MalformedTick) as caught:
+        read(body)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"\xff\xfe", b"NaN", b"[" * 100_000, b'{"t": ' + b"9" * 10_000 + b"}",
+                                  b'{"t": NaN}', b'{"t": 1e999}'])
+def test_a_line_that_is_no_tick_is_malformed_whatever_it_is(line: bytes) -> None:
+    with pytest.raises(MalformedTick):
+        tick_from_json(line, build)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
+        ["t", "gpus", "engines", "containers", "logs", "allocator", "owners", "health", "targets", "uuid", "target",
+         "exposition", "namespace", "pod", "container", "line", "rank", "last_termination", "processes", "errors"],
+    ), inner, max_size=4), max_leaves=20)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_json)
+def test_no_json_whatever_breaks_the_reader(body: object) -> None:
+    try:
+        snapshot = read({"t": 1, **body} if isinstance(body, dict) else body)
+    except MalformedTick as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 300
+    else:
+        assert isinstance(snapshot, Snapshot)
+
+
+def test_the_header_is_read_back() -> None:
+    header = Header(interval_seconds=5.0, node="node-1", source="somewhere")
+    assert header_from_json(header.to_json().encode(), "x") == header
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    (b"", "f.jsonl: empty"),
+    (b"\n", "f.jsonl: empty"),
+    (b"# HELP x\n", "f.jsonl:1: not a recording"),
+    (b'{"t": 1}', "f.jsonl:1: not a recording"),
+    (b'{"format": "kvpressure-recording"}', "f.jsonl:1: version None is not supported; this release reads version 1"),
+    (b'{"format": "kvpressure-recording", "version": 2}', "version 2 is not supported"),
+    (b'{"format": "kvpressure-recording", "version": true}', "version True is not supported"),
+    (b'{"format": "kvpressure-recording", "version": 1, "interval_seconds": "5"}', "header.interval_seconds: expected a number"),
+])
+def test_what_is_no_header_is_refused_in_one_line(line: bytes, says: str) -> None:
+    with pytest.raises(RecordingError) as caught:
+        header_from_json(line, "f.jsonl")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("args", "shown"), [
+    (["--api-key", "s3cret", "--port", "1"], ["--api-key", "[redacted]", "--port", "1"]),
+    (["--api-key=s3cret"], ["--api-key=[redacted]"]),
+    (["--hf-token", "--odd"], ["--hf-token", "[redacted]"]),
+    (["--ssl-keyfile-password", "x"], ["--ssl-keyfile-password", "[redacted]"]),
+    (["--max-num-batched-tokens", "8192", "--tokenizer", "t"], ["--max-num-batched-tokens", "8192", "--tokenizer", "t"]),
+])
+def test_secrets_of_the_command_line_are_not_recorded(args: list[str], shown: list[str]) -> None:
+    assert redact(tuple(args)) == shown
+    page = page_from_text(None, target="x", time=1.0, args=args, error="refused")
+    assert "s3cret" not in tick_to_json(Snapshot(1.0, pages=(page,)))

@@ -1,0 +1,178 @@
+"""Reading recordings: real ones, damaged ones, hostile ones, long ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvpressure.readings import KV_USAGE, Snapshot
+from kvpressure.recording import reader as reader_module
+from kvpressure.recording.format import Header, RecordingError
+from kvpressure.recording.reader import Problem, Reader
+
+from recording.strategies import RECORDINGS, real_pages
+
+HEADER = Header(1.0, "node-1", "test").to_json()
+TICKS = [json.dumps({"t": 100.0 + i, "gpus": [{"uuid": "a", "index": 0, "vendor": "nvidia"}]}) for i in range(50)]
+
+
+def read(path: Path) -> tuple[list[Snapshot], list[Problem]]:
+    problems: list[Problem] = []
+    with Reader(path, on_problem=problems.append) as recording:
+        return list(recording), problems
+
+
+def lines(*rows: str) -> bytes:
+    return "".join(f"{row}\n" for row in rows).encode()
+
+
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*/*.jsonl.gz")), ids=lambda path: path.parent.name + "/" + path.name)
+def test_every_recording_we_have_is_read_whole(path: Path) -> None:
+    with gzip.open(path) as raw:
+        expected = sum(1 for _ in raw) - 1
+    snapshots, problems = read(path)
+    assert problems == []
+    assert len(snapshots) == expected
+    assert any(page.engines for snapshot in snapshots for page in snapshot.pages)
+
+
+def test_a_failure_in_free_words_becomes_one_of_the_reasons() -> None:
+    snapshots, _ = read(RECORDINGS / "incidents" / "PRB1.jsonl.gz")
+    assert {page.error for snapshot in snapshots for page in snapshot.pages} == {None, "timeout", "refused"}
+
+
+def test_plain_and_gzip_files_are_told_apart_by_content(tmp_path: Path) -> None:
+    plain, zipped = tmp_path / "a.gz", tmp_path / "b.jsonl"
+    plain.write_bytes(lines(HEADER, *TICKS))
+    zipped.write_bytes(gzip.compress(lines(HEADER, *TICKS)))
+    assert read(plain) == read(zipped)
+    assert len(read(plain)[0]) == 50
+
+
+def test_malformed_lines_are_reported_with_their_number_and_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(lines(HEADER, TICKS[0], "{broken", "", TICKS[1], '{"t": "x"}', TICKS[2]))
+    snapshots, problems = read(path)
+    assert [snapshot.time for snapshot in snapshots] == [100.0, 101.0, 102.0]
+    assert [problem.line for problem in problems] == [3, 6]
+    assert "expected a number" in problems[1].text
+
+
+def test_a_line_without_end_is_reported_as_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(lines(HEADER, TICKS[0]) + TICKS[1][:20].encode())
+    snapshots, problems = read(path)
+    assert len(snapshots) == 1
+    assert problems[0].line == 3
+    assert problems[0].text.startswith("cut off")
+
+
+def test_gzip_cut_off_anywhere_gives_what_was_whole(tmp_path: Path) -> None:
+    whole = gzip.compress(lines(HEADER, *TICKS[:25])) + gzip.compress(lines(*TICKS[25:]))
+    first = len(gzip.compress(lines(HEADER, *TICKS[:25])))
+    path = tmp_path / "r.jsonl.gz"
+    for end in range(first + 1, len(whole)):
+        path.write_bytes(whole[:end])
+        snapshots, problems = read(path)
+        assert len(snapshots) >= 25
+        assert [s.time for s in snapshots] == [100.0 + i for i in range(len(snapshots))]
+        assert problems, end
+
+
+def test_garbage_after_a_member_ends_the_recording_and_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(gzip.compress(lines(HEADER, *TICKS)) + b"garbage")
+    snapshots, problems = read(path)
+    assert len(snapshots) == 50
+    assert "file ends here" in problems[0].text
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200), st.booleans())
+def test_no_bytes_break_the_reader(data: bytes, zipped: bool) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "r"
+        body = lines(HEADER) + data
+        path.write_bytes(gzip.compress(body) if zipped else body)
+        read(path)
+        path.write_bytes(data)
+        with pytest.raises(RecordingError):
+            read(path)
+
+
+def test_a_line_longer_than_allowed_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(lines(HEADER, TICKS[0], '{"t": 1, "x": "' + "y" * 5000 + '"}', TICKS[1]))
+    snapshots, problems = read(path)
+    assert [snapshot.time for snapshot in snapshots] == [100.0, 101.0]
+    assert problems == [Problem(3, "longer than 1000 bytes")]
+
+
+@pytest.mark.parametrize(("make", "says"), [
+    (lambda path: None, "No such file"),
+    (lambda path: path.mkdir(), "Is a directory"),
+    (lambda path: path.write_bytes(b""), "empty"),
+    (lambda path: path.write_bytes(b"\x1f\x8b\x08"), "damaged"),
+    (lambda path: path.write_bytes(b"\x1f\x8bnot gzip at all"), "damaged"),
+    (lambda path: path.write_text("t,value\n1,2\n"), "not a recording"),
+])
+def test_a_file_that_cannot_be_used_is_one_clear_line(tmp_path: Path, make: Callable[[Path], object], says: str) -> None:
+    path = tmp_path / "r.jsonl"
+    make(path)
+    with pytest.raises(RecordingError) as caught:
+        Reader(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_does_not_grow_with_the_length(tmp_path: Path) -> None:
+    tick = json.dumps({"engines": [{"target": "x", "exposition": real_pages()[0]}]})[1:]
+
+    def peak(count: int) -> int:
+        path = tmp_path / f"{count}.jsonl.gz"
+        with gzip.open(path, "wt", compresslevel=1) as out:
+            out.write(HEADER + "\n")
+            out.writelines(f'{{"t": {1000 + i}, {tick}\n' for i in range(count))
+        tracemalloc.start()
+        try:
+            with Reader(path) as recording:
+                assert sum(1 for _ in recording) == count
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(5)  # imports and caches
+    assert peak(200) < 1.2 * peak(20)
+
+
+def test_targets_that_come_and_go_do_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with path.open("w") as out:
+        out.write(HEADER + "\n")
+        out.writelines(json.dumps({"t": i, "engines": [{"target": str(i), "exposition": "x 1\n"}]}) + "\n" for i in range(3000))
+    with Reader(path) as recording:
+        assert sum(1 for _ in recording) == 3000
+        assert len(recording._scanners) <= reader_module._MAX_SCANNERS
+
+
+def test_pages_can_keep_and_rewrite_their_text() -> None:
+    path = RECORDINGS / "h100" / "llama-2-7b-046.jsonl.gz"
+    with Reader(path, keep_exposition=True, rewrite=lambda text: text.replace("gpu_cache_usage_perc", "gone")) as recording:
+        page = next(iter(recording)).pages[0]
+    assert page.exposition is not None
+    assert "gone" in page.exposition
+    assert KV_USAGE not in page.engines[0].gauges
+    with Reader(path) as recording:
+        page = next(iter(recording)).pages[0]
+    assert page.exposition is None
+    assert KV_USAGE in page.engines[0].gauges

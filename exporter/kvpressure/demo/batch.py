@@ -1,0 +1,89 @@
+"""The requests that decode: KV blocks and finishing times of all of them at constant cost per step.
+
+Every decoding request gets one token in every engine step. So instead of touching each of them in each step, a
+request remembers its length relative to the step counter, and the batch keeps sums and a count by position in the
+block. That makes a step, or a leap over many of them, independent of the batch size.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvpressure.demo.simulator import Request
+
+
+class DecodeBatch:
+    """Decoding requests on a block grid of ``block_size`` tokens; ``steps`` counts engine steps."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.steps = 0
+        self.size = 0
+        self._base_sum = 0
+        self._residues = [0] * block_size
+        self._finishing: list[tuple[int, int, Request]] = []
+
+    @property
+    def slots(self) -> int:
+        """KV slots in use by all decoding requests."""
+        return self._base_sum + self.size * self.steps
+
+    def add(self, request: Request, slots: int) -> None:
+        """Let a request with ``slots`` computed tokens decode from the next step on."""
+        request.base = slots - self.steps
+        request.output_base = request.outputs - self.steps
+        request.finish_step = request.output_target - request.output_base
+        self._residues[request.base % self.block_size] += 1
+        self._base_sum += request.base
+        self.size += 1
+        heapq.heappush(self._finishing, (request.finish_step, request.number, request))
+
+    def remove(self, request: Request) -> int:
+        """Take a request out, fix its output count, and return the blocks that it held."""
+        slots = request.base + self.steps
+        request.outputs = request.output_base + self.steps
+        request.finish_step = -1  # its entry in the heap is void from now on
+        self._residues[request.base % self.block_size] -= 1
+        self._base_sum -= request.base
+        self.size -= 1
+        return -(-slots // self.block_size)
+
+    def blocks_needed(self) -> int:
+        """New blocks that the next step needs: requests whose last block is full."""
+        return self._residues[-self.steps % self.block_size]
+
+    def steps_within(self, free_blocks: int) -> int:
+        """Most steps that ``free_blocks`` are enough for."""
+        rounds = free_blocks // self.size
+        free = free_blocks - rounds * self.size
+        count = rounds * self.block_size
+        for offset in range(self.block_size):
+            free -= self._residues[-(self.steps + offset) % self.block_size]
+            if free < 0:
+                break
+            count += 1
+        return count
+
+    def blocks_over(self, steps: int) -> int:
+        """New blocks that the next ``steps`` steps need together."""
+        rounds, rest = divmod(steps, self.block_size)
+        partial = sum(self._residues[-(self.steps + offset) % self.block_size] for offset in range(rest))
+        return rounds * self.size + partial
+
+    def next_finish(self) -> int | None:
+        """Step count at which the next request is done; ``None`` without requests."""
+        while self._finishing:
+            step, _, request = self._finishing[0]
+            if request.finish_step == step:
+                return step
+            heapq.heappop(self._finishing)
+        return None
+
+    def pop_finished(self) -> list[Request]:
+        """Requests that are done after the present step, still in the batch."""
+        done: list[Request] = []
+        while (step := self.next_finish()) is not None and step <= self.steps:
+            done.append(heapq.heappop(self._finishing)[2])
+        return done

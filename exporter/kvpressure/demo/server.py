@@ -1,0 +1,78 @@
+"""The API servers of the simulated pods: small HTTP servers on loopback that answer as vLLM does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from kvpressure.demo.node import Node
+from kvpressure.demo.page import CONTENT_TYPE, VLLM_VERSION
+
+
+class PodServer:
+    """Serves one pod of ``node`` on ``127.0.0.1`` at a free port. A pod that is away hangs up without an answer."""
+
+    def __init__(self, node: Node, pod: str) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(node, pod))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=f"pod-{pod}", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Address without a path."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def start(self) -> None:
+        """Serve in a thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _handler(node: Node, pod: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            """Answer as vLLM's API server."""
+            metrics = node.metrics(pod)
+            if metrics is None:
+                self.close_connection = True
+                return
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
+                self._answer(200, CONTENT_TYPE, metrics.encode())
+            elif path in ("/health", "/ping"):
+                self._answer(200, "text/plain", b"")
+            elif path in ("/version", "/v1/models"):
+                self._answer(200, "application/json", json.dumps(_facts(node, pod)[path]).encode())
+            else:
+                self._answer(404, "application/json", b'{"detail":"Not Found"}')
+
+        def _answer(self, status: int, content_type: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Access logs are nobody's business here."""
+
+    return Handler
+
+
+def _facts(node: Node, pod: str) -> dict[str, Any]:
+    config = node.pods[pod].config
+    return {
+        "/version": {"version": VLLM_VERSION},
+        "/v1/models": {"object": "list", "data": [{
+            "id": config.served_name, "object": "model", "owned_by": "vllm", "root": config.model.name,
+            "max_model_len": config.max_model_len}]},
+    }

@@ -23,11 +23,14 @@ from typing import TYPE_CHECKING, Any, Final
 from kvpressure import thresholds as thresholds_model
 from kvpressure import yaml_nodes
 from kvpressure.settings_kinds import (
+    ANY_PATH,
+    API_URL,
     BOOL,
     COUNT,
     DIRECTORY,
     FILE,
     LISTEN_ADDRESS,
+    NAMESPACE,
     SECONDS,
     TARGET,
     TELEMETRY_PATH,
@@ -38,6 +41,7 @@ from kvpressure.settings_kinds import (
     ListenAddress,
     one_of,
 )
+from kvpressure.sources.shared import Shared
 
 if TYPE_CHECKING:
     from kvpressure.sources.vllm.targets import Target
@@ -163,6 +167,31 @@ class Settings:
         "gpu.amd.backend", one_of("auto", "sysfs", "amdsmi"), "auto",
         "Where AMD figures come from: files of the driver, AMD's library, or the files and then the library for gaps.")
     host_sys: Path = option("host.sys", DIRECTORY, Path("/sys"), "The host's sysfs.")
+    kube_selector: str | None = option("kube.selector", TEXT, None, "Label selector of the pods to look at.", shown="all")
+    kube_namespaces: tuple[str, ...] = option(
+        "kube.namespaces", NAMESPACE, (), "Namespace of the pods to look at; repeat for several.", shown="all",
+        repeat=True)
+    kube_api_url: str | None = option(
+        "kube.api-url", API_URL, None, "API server.", shown="that of the cluster this runs in")
+    kube_token_file: Path = option(
+        "kube.token-file", ANY_PATH, Path("/var/run/secrets/kubernetes.io/serviceaccount/token"),
+        "Token for the API server; read again for every request.")
+    kube_ca_file: Path = option(
+        "kube.ca-file", ANY_PATH, Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"),
+        "Certificates to trust for the API server.")
+    kube_engine_tls: str = option(
+        "kube.engine-tls", one_of("verify", "insecure"), "verify", "Certificates of engines that serve https.")
+    kubelet_socket: Path = option(
+        "kubelet.socket", ANY_PATH, Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        "The kubelet's PodResources socket.")
+    kubelet_resources: tuple[str, ...] = option(
+        "kubelet.resources", TEXT, ("nvidia.com/", "amd.com/"),
+        "Resource name, or its beginning, that stands for GPUs; repeat for several.", repeat=True)
+    host_proc: Path = option("host.proc", ANY_PATH, Path("/proc"), "The host's /proc.")
+    host_cgroup: Path = option("host.cgroup", ANY_PATH, Path("/sys/fs/cgroup"), "The host's cgroup v2 tree.")
+    host_pod_logs: Path = option("host.pod-logs", ANY_PATH, Path("/var/log/pods"), "The host's log files of pods.")
+    log_positions: Path | None = option(
+        "log-positions", ANY_PATH, None, "File that keeps how far the pods' logs were read.", shown="not kept")
     thresholds: Thresholds = option(
         "thresholds", THRESHOLDS_FILE, thresholds_model.builtin, "File of lines \"name: value\" over the built-in ones.",
         shown="built-in")
@@ -174,6 +203,7 @@ class Settings:
     log_format: str = option("log.format", one_of("logfmt", "json"), "logfmt", "Form of the log lines on stderr.")
     collectors: Mapping[str, CollectorSettings] = field(default_factory=_default_collectors)
     keep_exposition: bool = False  # set by commands that record; no flag
+    shared: Shared = field(default_factory=Shared, compare=False)  # what sources tell each other; no flag
 
 
 def static_options() -> dict[str, str]:

@@ -116,6 +116,24 @@ def _listen_address(raw: object) -> ListenAddress:
     return ListenAddress(host, int(port))
 
 
+def _path(raw: object) -> Path:
+    if not isinstance(raw, str) or not raw.startswith("/") or not raw.isprintable():
+        raise ValueError
+    return Path(raw)
+
+
+def _namespace(raw: object) -> str:
+    if not isinstance(raw, str) or not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", raw):
+        raise ValueError
+    return raw
+
+
+def _api_url(raw: object) -> str:
+    if not isinstance(raw, str) or not re.fullmatch(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?/?", raw):
+        raise ValueError
+    return raw.rstrip("/")
+
+
 def _target(raw: object) -> Any:
     from kvpressure.sources.vllm.targets import parse_target
 
@@ -139,6 +157,9 @@ COUNT: Final = Kind("a whole number from 1 to 999999999", _count, "N")
 SECONDS: Final = Kind("seconds from 0.01 to 86400, or a number with ms, s, m or h", _seconds, "SECONDS")
 FILE: Final = Kind("an existing file", _file, "FILE")
 DIRECTORY: Final = Kind("an existing directory", _directory, "DIRECTORY")
+ANY_PATH: Final = Kind("a path that starts with /; it need not exist", _path, "PATH")
+NAMESPACE: Final = Kind("the name of a namespace", _namespace, "NAMESPACE")
+API_URL: Final = Kind("http://HOST[:PORT] or https://HOST[:PORT]", _api_url, "URL")
 TELEMETRY_PATH: Final = Kind("a path that starts with / and has only letters, digits and . _ ~ / -", _telemetry_path,
                              "PATH")
 LISTEN_ADDRESS: Final = Kind(":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _listen_address,

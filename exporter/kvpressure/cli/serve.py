@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = settings.from_args(args)
     configure(chosen.log_level, chosen.log_format)
     monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds), chosen.interval_seconds)
+    monitor.add_listener(chosen.shared.observe)
     site = Site(lambda: monitor.state, why_unhealthy=monitor.why_unhealthy, why_not_ready=monitor.why_not_ready,
                 node_name=chosen.node_name, telemetry_path=chosen.telemetry_path)
     server = _server(chosen, site)

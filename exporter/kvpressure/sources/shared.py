@@ -1,0 +1,30 @@
+"""What the sources of one process tell each other.
+
+Every source reads in a thread of its own. Here one leaves what others need: the pods of this node, the engines to
+scrape, the GPUs as last read. Each attribute holds something frozen and is swapped by one assignment, so that
+readers need no lock. ``None`` = never known; what was known once stays when its source fails later, because pods
+and GPUs do not go away with the API server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvpressure.readings import GpuReading, Snapshot
+    from kvpressure.sources.podspec import Pod
+    from kvpressure.sources.vllm.targets import Target
+
+
+class Shared:
+    """Hangs on ``Settings``, because that is what every source is built from."""
+
+    def __init__(self) -> None:
+        self.pods: tuple[Pod, ...] | None = None  # written by the source ``pods``
+        self.targets: tuple[Target, ...] = ()  # written by ``pods``, read by ``vllm``
+        self.gpus: tuple[GpuReading, ...] = ()  # written by ``observe``, read by ``podresources`` and ``procfs``
+
+    def observe(self, snapshot: Snapshot, _state: object) -> None:
+        """Listener of the monitor: keep the GPUs of the newest snapshot that has any."""
+        if snapshot.gpus:
+            self.gpus = snapshot.gpus

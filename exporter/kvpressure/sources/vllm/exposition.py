@@ -31,7 +31,6 @@ from kvpressure.sources.vllm.reasons import (
     JSON,
     NO_VLLM_METRICS,
     TOO_LARGE,
-    reason_for,
 )
 from kvpressure.sources.vllm.series import MAX_LINE_CHARS, BadLine, labels_from, name_of, number_from
 
@@ -224,12 +223,11 @@ def page_from_text(
 ) -> EnginePage:
     """The page of ``target`` as read at ``time`` (Unix seconds). The same text always gives the same page.
 
-    ``error`` says why the scrape failed, as a reason or in the free words of a recording; then ``text`` is not
-    looked at. ``scanner`` is the target's own,
+    ``error`` is the reason why the scrape failed; then ``text`` is not looked at. ``scanner`` is the target's own,
     for speed. ``keep_text`` puts the raw text into the page, for a recording.
     """
     if error is not None:
-        result = ScanResult(error=reason_for(error))
+        result = ScanResult(error=error)
     elif text is None:
         result = ScanResult(error=EMPTY)
     else:

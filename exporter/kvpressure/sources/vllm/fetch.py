@@ -38,7 +38,7 @@ from kvpressure.sources.vllm.targets import Target
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["REASONS", "PageFetcher"]
+__all__ = ["DNS", "REASONS", "REFUSED", "RESET", "TIMEOUT", "UNREACHABLE", "PageFetcher"]
 
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # as sent

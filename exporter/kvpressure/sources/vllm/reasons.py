@@ -26,24 +26,8 @@ EMPTY: Final = "empty"
 NO_VLLM_METRICS: Final = "no_vllm_metrics"  # --disable-log-stats, or not vLLM
 # Ours
 INTERNAL: Final = "internal"  # a mistake of the exporter; its log has the traceback
-OTHER: Final = "other"  # words of a recording that say none of the above
 
 REASONS: Final = (
     TIMEOUT, REFUSED, UNREACHABLE, DNS, RESET, TLS, REDIRECT, HTTP_4XX, HTTP_5XX, BAD_ENCODING, PROTOCOL, TOO_LARGE,
-    INVALID_UTF8, HTML, JSON, EMPTY, NO_VLLM_METRICS, INTERNAL, OTHER,
+    INVALID_UTF8, HTML, JSON, EMPTY, NO_VLLM_METRICS, INTERNAL,
 )
-
-# What people and other tools write into the free "error" of a recording, most telling words first.
-_WORDS: Final = (
-    ("refused", REFUSED), ("timed out", TIMEOUT), ("timeout", TIMEOUT), ("reset", RESET), ("broken pipe", RESET),
-    ("unreachable", UNREACHABLE), ("no route", UNREACHABLE), ("name or service", DNS), ("resol", DNS),
-    ("certificate", TLS), ("ssl", TLS), ("tls", TLS),
-)
-
-
-def reason_for(words: str) -> str:
-    """The reason that ``words`` mean: themselves when they are one, else what an operating system calls it."""
-    if words in REASONS:
-        return words
-    lowered = words.lower()
-    return next((reason for part, reason in _WORDS if part in lowered), OTHER)

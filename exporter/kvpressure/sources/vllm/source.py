@@ -5,19 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from queue import Empty, SimpleQueue
 from time import monotonic, time
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kvpressure.readings import EnginePage
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.vllm.exposition import Scanner, page_from_text
 from kvpressure.sources.vllm.fetch import PageFetcher
 from kvpressure.sources.vllm.reasons import INTERNAL
-from kvpressure.sources.vllm.targets import Target, TargetError
+from kvpressure.sources.vllm.targets import Target
 
-WAIT_SECONDS: Final = 0.8  # how long a read waits for pages: a little less than the interval of one second
+if TYPE_CHECKING:
+    from kvpressure.settings import CollectorSettings
+
+WAIT_SHARE: Final = 0.8  # of the interval: how long a read waits for pages
 TARGET_LIMIT: Final = "target_limit"  # error of the source: more targets than allowed, the last ones are not read
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,11 @@ class VllmSettings(Protocol):
     @property
     def vllm_max_targets(self) -> int:
         """How many targets are read at most."""
+        ...
+
+    @property
+    def collectors(self) -> Mapping[str, CollectorSettings]:
+        """The interval of this source."""
         ...
 
     @property
@@ -123,13 +131,11 @@ class VllmSource:
 
     name = "vllm"
 
-    def __init__(self, settings: VllmSettings, wait_seconds: float = WAIT_SECONDS) -> None:
+    def __init__(self, settings: VllmSettings) -> None:
         self._timeout = settings.vllm_timeout_seconds
         self._max_targets = settings.vllm_max_targets
-        self._wait = wait_seconds
+        self._wait = min(WAIT_SHARE * settings.collectors[self.name].interval_seconds, self._timeout)
         self.keep_exposition = settings.keep_exposition
-        if len(settings.vllm_targets) > self._max_targets:
-            raise TargetError(f"{len(settings.vllm_targets)} vLLM targets", f"at most {self._max_targets}")
         self._results: SimpleQueue[tuple[_Feed, EnginePage]] = SimpleQueue()
         self._pool = _Pool(self._max_targets, self._work)
         self._lock = threading.Lock()

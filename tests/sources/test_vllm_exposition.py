@@ -1,0 +1,498 @@
+"""Pages of real vLLM servers of many versions, and everything that other versions and writers do differently."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import vllm_pages as pages
+from kvpressure.readings import EngineReading, Histogram
+from kvpressure.sources.vllm import Scanner, page_from_text
+from kvpressure.sources.vllm.aliases import ENGINE_FAMILIES, SAMPLES
+from kvpressure.sources.vllm.exposition import MAX_LINES
+from kvpressure.sources.vllm.layout import MAX_BUCKETS, MAX_ENGINES, MAX_SLOTS
+
+MULTI_PROCESS = {"k_api_server_count2", "l_dp2"}
+
+
+def scan(text):
+    return Scanner().scan(text)
+
+
+def engine_of(text) -> EngineReading:
+    """The only engine of a page that has nothing bad in it."""
+    result = scan(text)
+    assert (result.error, result.bad_lines) == (None, 0)
+    (engine,) = result.engines
+    return engine
+
+
+def series(name, value="1.0", **labels):
+    labels = {"engine": "0", "model_name": "m", **labels}
+    inner = ",".join(f'{key}="{text}"' for key, text in labels.items() if text is not None)
+    return f"vllm:{name}{{{inner}}} {value}\n"
+
+
+RUNNING = series("num_requests_running", "3.0")
+
+
+# --- real pages ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capture", pages.CAPTURES)
+def test_every_number_of_a_real_page_is_what_an_independent_parser_reads(capture):
+    text = pages.text_of(capture)
+    result = scan(text)
+    engines, page, configs = pages.independent_reading(text)
+    assert {(e.model_name, e.engine) for e in result.engines} == set(engines)
+    for engine in result.engines:
+        expected = engines[engine.model_name, engine.engine]
+        assert dict(engine.gauges) == expected["gauges"]
+        assert dict(engine.counters) == expected["counters"]
+        assert dict(engine.histograms) == expected["histograms"]
+        assert dict(engine.cache_config) == configs.get(engine.engine, configs.get(None))
+    assert dict(result.page) == page
+    assert (result.bad_lines, result.error, result.flavour) == (0, None, "v1")
+    assert result.multi_process is (capture in MULTI_PROCESS)
+
+
+@pytest.mark.parametrize("capture", pages.CAPTURES)
+@pytest.mark.parametrize("dialect", ["openmetrics", "underscores", "ray", "old ray", "quoted", "crlf", "timestamps"])
+def test_the_same_page_in_another_dialect_gives_the_same_engines(capture, dialect):
+    text = pages.text_of(capture)
+    translated = {
+        "openmetrics": lambda: pages.to_openmetrics(text),
+        "underscores": lambda: pages.to_openmetrics(text, underscores=True),
+        "ray": lambda: text.replace("vllm:", "ray_vllm_"),
+        "old ray": lambda: text.replace("vllm:", "ray_vllm:"),
+        "quoted": lambda: pages.to_quoted(text),
+        "crlf": lambda: text.replace("\n", "\r\n"),
+        "timestamps": lambda: "\n".join(
+            line if line.startswith("#") or not line else f"{line} 1700000000000" for line in text.split("\n")),
+    }[dialect]()
+    assert translated != text
+    scanner = Scanner()
+    for result in (scanner.scan(translated), scanner.scan(translated)):  # unknown and known layout
+        assert result.engines == scan(text).engines
+        assert result.page == scan(text).page
+        assert result.bad_lines == 0
+
+
+def test_numbers_read_by_hand():
+    """Anchors that no parser had a part in."""
+    engine = engine_of(pages.text_of("d_kv_pressure"))
+    assert (engine.model_name, engine.engine) == ("tiny", "0")
+    assert engine.gauges["running"] == 10
+    assert engine.gauges["waiting"] == engine.gauges["waiting_capacity"] == 38
+    assert engine.gauges["kv_usage"] == 0.996078431372549
+    assert engine.gauges["asleep"] == 0
+    assert engine.counters["preemptions"] == 10
+    assert engine.counters["finished:length"] == 89
+    assert engine.counters["prompt_tokens_computed"] == 21886
+    assert engine.histograms["iteration_tokens"].count == 2876
+    assert engine.histograms["e2e"].bounds[:3] == (0.3, 0.5, 0.8)
+    assert engine.histograms["e2e"].bounds[-1] == math.inf
+    assert engine.cache_config["kv_cache_size_tokens"] == "8192"
+    assert "sliding_window" not in engine.cache_config
+
+
+def test_two_data_parallel_engines_are_kept_apart_and_share_what_has_no_engine_label():
+    first, second = scan(pages.text_of("l_dp2")).engines
+    assert (first.engine, second.engine) == ("0", "1")
+    assert (first.counters["preemptions"], second.counters["preemptions"]) == (5, 6)
+    assert first.counters["rejected:max_num_queued_reqs"] == second.counters["rejected:max_num_queued_reqs"]
+    assert first.cache_config == second.cache_config != {}
+
+
+def test_several_api_servers():
+    result = scan(pages.text_of("k_api_server_count2"))
+    assert result.multi_process is True
+    assert result.engines[0].counters["rejected:max_num_queued_reqs"] == 1888
+    assert result.page == {"http:2xx": 36, "http:5xx": 1877}
+
+
+# --- versions --------------------------------------------------------------------------------------------
+
+
+V0_PAGE = """
+vllm:cache_config_info{block_size="16",cache_dtype="auto",gpu_memory_utilization="0.9",num_gpu_blocks="5664"} 1.0
+vllm:num_requests_running{model_name="m"} 126.0
+vllm:num_requests_swapped{model_name="m"} 2.0
+vllm:num_requests_waiting{model_name="m"} 909.0
+vllm:gpu_cache_usage_perc{model_name="m"} 0.4454
+vllm:avg_generation_throughput_toks_per_s{model_name="m"} 812.5
+vllm:avg_prompt_throughput_toks_per_s{model_name="m"} 99.5
+vllm:num_preemptions_total{model_name="m"} 7.0
+vllm:time_per_output_token_seconds_bucket{le="0.01",model_name="m"} 1.0
+vllm:time_per_output_token_seconds_bucket{le="+Inf",model_name="m"} 4.0
+vllm:time_per_output_token_seconds_count{model_name="m"} 4.0
+vllm:time_per_output_token_seconds_sum{model_name="m"} 0.5
+vllm:time_in_queue_requests_sum{model_name="m"} 12.0
+vllm:time_in_queue_requests_count{model_name="m"} 3.0
+"""
+
+
+def test_v0_names_without_engine_label():
+    result = scan(V0_PAGE)
+    (engine,) = result.engines
+    assert (engine.model_name, engine.engine, result.flavour) == ("m", "0", "v0")
+    assert engine.gauges == {"running": 126, "swapped": 2, "waiting": 909, "kv_usage": 0.4454,
+                             "generation_rate": 812.5, "prompt_rate": 99.5}
+    assert engine.counters == {"preemptions": 7}
+    assert engine.histograms == {"inter_token": Histogram((0.01, math.inf), (1, 4), 0.5, 4),
+                                 "queue": Histogram((), (), 12, 3)}
+    assert engine.cache_config["num_gpu_blocks"] == "5664"
+
+
+def test_v0_without_the_gauges_that_later_releases_hid():
+    text = "\n".join(line for line in V0_PAGE.splitlines() if "swapped" not in line and "avg_" not in line)
+    assert scan(text).flavour == "v0"
+
+
+def test_the_newer_spelling_wins_whatever_the_order():
+    new, old = series("kv_cache_usage_perc", "0.7"), series("gpu_cache_usage_perc", "0.2")
+    assert engine_of(new + old).gauges == engine_of(old + new).gauges == {"kv_usage": 0.7}
+    new, old = series("inter_token_latency_seconds_sum", "5"), series("time_per_output_token_seconds_sum", "9")
+    assert engine_of(new + old).histograms["inter_token"].sum == engine_of(old + new).histograms["inter_token"].sum == 5
+
+
+def test_the_older_spelling_stands_in_when_the_newer_one_cannot_be_read():
+    result = scan(series("kv_cache_usage_perc", "NaN") + series("gpu_cache_usage_perc", "0.2"))
+    assert result.engines[0].gauges == {"kv_usage": 0.2}
+    assert result.bad_lines == 1
+
+
+def test_counters_with_and_without_total():
+    for suffix in ("", "_total"):
+        assert engine_of(series("generation_tokens" + suffix, "12")).counters == {"generation_tokens": 12}
+
+
+def test_created_series_and_foreign_names_are_not_looked_at():
+    text = RUNNING + series("generation_tokens_created", "1.7e9") + series("num_requests_running_created", "nonsense")
+    text += "sglang:num_running_reqs 3\nvllm_extra:num_requests_waiting 4\nnum_requests_swapped 9\n"
+    assert engine_of(text) == engine_of(RUNNING)
+
+
+def test_bare_names_of_nim():
+    engine = engine_of('gpu_cache_usage_perc{model_name="m"} 0.25\nnum_requests_running{model_name="m"} 2\n')
+    assert engine.gauges == {"kv_usage": 0.25, "running": 2}
+
+
+def test_sleep_state():
+    def asleep(**states):
+        return engine_of(RUNNING + "".join(series("engine_sleep_state", value, sleep_state=state)
+                                           for state, value in states.items())).gauges.get("asleep")
+
+    assert asleep() is None
+    assert asleep(awake="1", weights_offloaded="0", discard_all="0") == 0
+    assert asleep(awake="0", weights_offloaded="1", discard_all="0") == 1
+    assert asleep(awake="0", weights_offloaded="0", discard_all="1") == 1
+
+
+def test_a_pid_label_is_dropped_and_the_largest_value_counts():
+    text = "".join(series("kv_cache_usage_perc", value, pid=pid) for pid, value in (("7", "0.1"), ("9", "0.8"), ("8", "0")))
+    result = scan(RUNNING + text)
+    assert result.engines[0].gauges["kv_usage"] == 0.8
+    assert result.multi_process is True
+
+
+def test_the_largest_of_several_processes_of_the_new_name_beats_the_old_name():
+    new = series("kv_cache_usage_perc", "0.1", pid="1") + series("kv_cache_usage_perc", "0.3", pid="2")
+    assert engine_of(new + series("gpu_cache_usage_perc", "0.9")).gauges["kv_usage"] == 0.3
+
+
+def test_replicas_on_a_page_of_ray_are_engines_of_their_own():
+    text = "".join(series("num_requests_running", n, ReplicaId=replica) for n, replica in (("1", "a"), ("2", "b")))
+    result = scan(text.replace("vllm:", "ray_vllm_"))
+    assert [(e.engine, e.gauges["running"]) for e in result.engines] == [("0/a", 1), ("0/b", 2)]
+
+
+def test_rejections_belong_to_every_engine_of_their_model():
+    text = (series("num_requests_running") + series("num_requests_running", engine="1")
+            + series("num_requests_running", model_name="other")
+            + series("admission_rejections_total", "4", engine=None, reason="max_num_queued_reqs"))
+    counters = {(e.model_name, e.engine): dict(e.counters) for e in scan(text).engines}
+    rejected = {"rejected:max_num_queued_reqs": 4}
+    assert counters == {("m", "0"): rejected, ("m", "1"): rejected, ("other", "0"): {}}
+
+
+@pytest.mark.parametrize(("text", "flavour"), [
+    (series("num_requests_running", engine=None), None),
+    (RUNNING, "v1"),
+    (series("kv_cache_usage_perc", "0.5", engine=None), "v1"),
+    (series("gpu_prefix_cache_queries_total", engine=None), "v1"),
+    (series("num_preemptions_total", engine=None), "v0"),
+    (series("num_preemptions_total", engine=None).replace("vllm:", "ray_vllm_"), None),
+    (RUNNING + "# EOF\n", "rust"),
+    (RUNNING + series("cache_config_info", block_size="16") + "# EOF\n", "v1"),
+    (RUNNING.replace("vllm:", "vllm_") + "# EOF\n", "v1"),
+])
+def test_flavour_is_named_only_on_evidence(text, flavour):
+    assert scan(text).flavour == flavour
+
+
+@pytest.mark.parametrize(("text", "multi_process"), [
+    (RUNNING, None),  # rebuilt or thinned out by a recorder
+    ("# HELP vllm:num_requests_running Requests.\n" + RUNNING, True),
+    ("# HELP vllm:num_requests_running Requests.\n" + RUNNING + "process_cpu_seconds_total 4.5\n", False),
+    (RUNNING + "process_start_time_seconds 1.7e9\n", False),
+    ("# HELP vllm:num_requests_running Requests.\n" + RUNNING + "# EOF\n", None),  # Rust: never has process_*
+    ("# HELP vllm:num_requests_running Requests.\n" + series("num_requests_swapped", engine=None), None),  # V0 neither
+])
+def test_several_api_servers_are_claimed_only_on_evidence(text, multi_process):
+    assert scan(text).multi_process is multi_process
+
+
+def test_a_rust_page_with_types_that_do_not_fit_its_samples():
+    text = ("# TYPE vllm:prompt_tokens counter\n# HELP vllm:prompt_tokens Prompt tokens.\n"
+            + series("prompt_tokens_total", "5") + RUNNING
+            + "# TYPE vllm:time_to_first_token_seconds gauge\n"
+            + series("time_to_first_token_seconds_bucket", '3 # {trace_id="abc"} 0.2 1700000000.1', le="+Inf")
+            + series("time_to_first_token_seconds_sum", "2.5") + "# EOF\n")
+    engine = engine_of(text)
+    assert engine.counters == {"prompt_tokens": 5}
+    assert engine.histograms == {"ttft": Histogram((math.inf,), (3,), 2.5, 3)}
+
+
+# --- values ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e400", "abc", "", "0x10", "1_0", "1 2 3", "--1"])
+def test_a_value_that_cannot_be_costs_its_line_and_is_counted(value):
+    text = RUNNING + series("num_requests_waiting", value)
+    scanner = Scanner()
+    for result in (scanner.scan(text), scanner.scan(RUNNING + series("num_requests_waiting", "2")), scanner.scan(text)):
+        if result.bad_lines:
+            assert result.bad_lines == 1
+            assert result.engines[0].gauges == {"running": 3}
+        else:
+            assert result.engines[0].gauges == {"running": 3, "waiting": 2}
+
+
+@pytest.mark.parametrize(("value", "kept"), [("0", True), ("1.0", True), ("1.0001", True), ("1.0002", False),
+                                             ("-0.1", False), ("97.5", False)])
+def test_usage_is_a_ratio(value, kept):
+    result = scan(RUNNING + series("kv_cache_usage_perc", value))
+    assert ("kv_usage" in result.engines[0].gauges) is kept
+    assert result.bad_lines == (not kept)
+
+
+@pytest.mark.parametrize("line", [
+    'vllm:num_requests_waiting{engine="0",model_name="m" 1',
+    'vllm:num_requests_waiting{engine="0",model_name=m} 1',
+    'vllm:num_requests_waiting{engine="0",engine="1",model_name="m"} 1',
+    'vllm:num_requests_waiting{engine="0"} 1 nonsense',
+    'vllm:num_requests_waiting{engine="0"}',
+    "vllm:num_requests_waiting",
+    'vllm:num_requests_waiting{model_name="' + "x" * 1025 + '"} 1',
+    'vllm:num_requests_waiting{model_name="' + "x" * 1_000_000 + '"} 1',
+    "vllm:num_requests_waiting{" + ",".join(f'l{n}="x"' for n in range(200)) + "} 1",
+    'vllm:time_to_first_token_seconds_bucket{engine="0",model_name="m"} 1',
+    'vllm:time_to_first_token_seconds_bucket{engine="0",le="x",model_name="m"} 1',
+    'vllm:time_to_first_token_seconds_bucket{engine="0",le="NaN",model_name="m"} 1',
+])
+def test_a_wanted_line_that_cannot_be_read_is_counted_and_costs_nothing_else(line):
+    result = scan(f"{line}\n{RUNNING}{line}")
+    assert result.engines == scan(RUNNING).engines
+    assert result.bad_lines == 2
+
+
+@pytest.mark.parametrize("line", [
+    'vllm:unwanted{engine="0" 1', "vllm:unwanted nonsense", "#", "# HELP", "%$&", "{", '{"', "\\", "\x00", "vllm:",
+    'vllm:config_info{text="' + "x" * 1_000_000 + '"} 1', '{"vllm:unwanted",a="b"} 1',
+])
+def test_unwanted_lines_do_not_count_as_bad(line):
+    result = scan(f"{line}\n{RUNNING}{line}")
+    assert result.engines == scan(RUNNING).engines
+    assert result.bad_lines == 0
+
+
+@pytest.mark.parametrize("line", [
+    'vllm:num_requests_waiting{engine="0",model_name="m"} 4',
+    'vllm:num_requests_waiting{model_name="m",engine="0",} 4',
+    '  vllm:num_requests_waiting { engine = "0" , model_name = "m" }\t4 ',
+    'vllm:num_requests_waiting{engine="0",model_name="m"}\t4\t1700000000',
+    'vllm:num_requests_waiting{engine="0",model_name="m"} 4 1700000000.123 # {a="b"} 1',
+    'vllm:num_requests_waiting{"engine"="0","model_name"="m"} 4',
+    '{ "vllm:num_requests_waiting" , engine="0", model_name="m" } 4',
+    'vllm:num_requests_waiting{lora="a b} c",engine="0",model_name="m"} 4.0e0',
+])
+def test_ways_to_write_one_line(line):
+    for text in (f"{RUNNING}{line}\n", f"{RUNNING}{line}"):
+        assert engine_of(text).gauges == {"running": 3, "waiting": 4}
+
+
+@pytest.mark.parametrize("model", ["a b", "a} 5 {b", 'quote"d', "back\\slash", "new\nline", "Überraschung/模型", "#"])
+def test_model_names_with_anything_in_them(model):
+    escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    scanner = Scanner()
+    for _ in range(2):
+        (engine,) = scanner.scan(series("num_requests_running", "5", model_name=escaped)).engines
+        assert (engine.model_name, engine.gauges["running"]) == (model, 5)
+
+
+def test_of_duplicates_the_last_counts():
+    text = series("num_requests_running", "1") + series("num_requests_running", "2")
+    assert engine_of(text).gauges["running"] == 2
+    reordered = 'vllm:num_requests_running{model_name="m",engine="0"} 9\n'
+    assert engine_of(text + reordered).gauges["running"] == 9
+
+
+def test_http_requests_are_summed_over_handlers_by_class_of_status():
+    text = RUNNING + "".join(
+        f'http_requests_total{{handler="{handler}",method="POST",status="{status}"}} {n}\n'
+        for handler, status, n in (("/a", "2xx", 3), ("/b", "2xx", 4), ("/a", "4xx", 1), ("/a", "503", 2),
+                                   ("/b", "500", 5), ("/a", "weird", 9)))
+    assert scan(text).page == {"http:2xx": 7, "http:4xx": 1, "http:5xx": 7}
+
+
+# --- histograms ------------------------------------------------------------------------------------------
+
+
+def ttft(*buckets, count="7", total="1.5"):
+    text = "".join(series("time_to_first_token_seconds_bucket", value, le=le) for le, value in buckets)
+    if count is not None:
+        text += series("time_to_first_token_seconds_count", count)
+    return text + (series("time_to_first_token_seconds_sum", total) if total is not None else "")
+
+
+def test_buckets_may_come_in_any_order():
+    histogram = engine_of(ttft(("+Inf", "7"), ("0.5", "2"), ("0.1", "1"))).histograms["ttft"]
+    assert histogram == Histogram((0.1, 0.5, math.inf), (1, 2, 7), 1.5, 7)
+
+
+@pytest.mark.parametrize("buckets", [
+    [("0.1", "1"), ("0.5", "2")],  # no +Inf
+    [("0.1", "3"), ("0.5", "2"), ("+Inf", "7")],  # falls
+    [("0.1", "1"), ("+Inf", "NaN")],
+])
+def test_unsound_buckets_are_dropped_while_sum_and_count_stay(buckets):
+    result = scan(ttft(*buckets))
+    assert result.engines[0].histograms["ttft"] == Histogram((), (), 1.5, 7)
+    assert result.bad_lines >= 1
+
+
+def test_a_bad_bucket_costs_only_itself():
+    result = scan(ttft(("0.1", "1"), ("0.5", "x"), ("+Inf", "7")))
+    assert result.engines[0].histograms["ttft"] == Histogram((0.1, math.inf), (1, 7), 1.5, 7)
+    assert result.bad_lines == 1
+
+
+def test_sum_count_and_buckets_are_independent():
+    assert engine_of(ttft(count=None)).histograms["ttft"] == Histogram((), (), 1.5, None)
+    assert engine_of(ttft(total=None)).histograms["ttft"] == Histogram((), (), None, 7)
+    only_buckets = engine_of(ttft(("1", "2"), ("+Inf", "9"), count=None, total=None)).histograms["ttft"]
+    assert only_buckets == Histogram((1, math.inf), (2, 9), None, 9)
+
+
+# --- not a vLLM page -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("body", "error"), [
+    ("", "empty"), (" \n\t\r\n", "empty"),
+    ("<!DOCTYPE html><html>vllm:num_requests_running 1</html>", "html"), ("\n\n  <?xml?>", "html"),
+    ('{"detail":"Not Found"}', "json"), ("[]", "json"), (' \n{\n  "a": 1}', "json"),
+    ('{"other_metric"} 5', "no_vllm_metrics"),
+    ("process_cpu_seconds_total 5\npython_info 1\n", "no_vllm_metrics"),
+    (series("cache_config_info", block_size="16"), "no_vllm_metrics"),
+    ("garbage", "no_vllm_metrics"), ("\n" * 200_000, "too_large"),
+    (b"\xff\xfe", "invalid_utf8"), (RUNNING.encode() + b"\xc3", "invalid_utf8"), (b"", "empty"),
+])
+def test_why_there_are_no_engines(body, error):
+    result = scan(body)
+    assert (result.error, result.engines) == (error, ())
+
+
+def test_page_values_of_a_server_without_engine_metrics_are_kept():
+    result = scan("process_cpu_seconds_total 5\n")  # --disable-log-stats
+    assert (result.error, result.page) == ("no_vllm_metrics", {"process_cpu_seconds": 5})
+
+
+# --- the scanner's memory --------------------------------------------------------------------------------
+
+
+def test_what_other_pages_left_behind_does_not_show():
+    scanner = Scanner()
+    texts = [pages.text_of(capture) for capture in pages.CAPTURES]
+    texts += [V0_PAGE, RUNNING, "", pages.to_openmetrics(texts[0]), *(text.replace("tiny", "other") for text in texts)]
+    for text in texts + texts[::-1]:
+        assert scanner.scan(text) == scan(text)
+
+
+def test_engines_are_limited_and_the_choice_does_not_depend_on_order():
+    lines = [series("num_requests_running", engine=str(n)) for n in range(MAX_ENGINES + 6)]
+    result, reverse = scan("".join(lines)), scan("".join(lines[::-1]))
+    assert [engine.engine for engine in result.engines] == [str(n) for n in range(MAX_ENGINES)]
+    assert reverse == result
+    assert result.bad_lines == 6
+
+
+def test_buckets_are_limited():
+    text = ttft(*((str(n), str(n)) for n in range(MAX_BUCKETS + 50)))
+    result = scan(text)
+    assert result.bad_lines == 51  # 50 lines, and what is left has no +Inf
+    scanner = Scanner()
+    for _ in range(2):
+        assert scanner.scan(text) == result
+    assert scanner.scan(RUNNING) == scan(RUNNING)
+
+
+def test_series_are_limited_for_a_page_not_for_a_life():
+    scanner = Scanner()
+    for generation in range(3):
+        text = RUNNING + "".join(series("request_success_total", finished_reason=f"{generation}-{n}")
+                                 for n in range(MAX_SLOTS // 2))
+        assert scanner.scan(text).bad_lines == 0
+    text = "".join(series("request_success_total", finished_reason=str(n)) for n in range(MAX_SLOTS + 10))
+    assert scanner.scan(text).bad_lines == 10
+
+
+def test_memory_is_bounded_by_whatever_comes():
+    import tracemalloc
+
+    scanner = Scanner()
+    tracemalloc.start()
+    for generation in range(5):  # 33 MB of text that looks worth remembering
+        scanner.scan(RUNNING + "".join(f'x{generation}_{n}{{a="{"y" * 400}"}} 1\n' for n in range(8_000)))
+        scanner.scan(RUNNING + "".join(f"# {generation}{n} {'c' * 400} z\n" for n in range(8_000)))
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < 12 * 1024 * 1024
+
+
+def test_as_many_lines_as_allowed():
+    assert scan(RUNNING + "\n" * (MAX_LINES - 1)).error is None
+    assert scan(RUNNING + "\n" * MAX_LINES).error == "too_large"
+
+
+# --- pages -----------------------------------------------------------------------------------------------
+
+
+def test_page_from_text_carries_what_it_is_told():
+    page = page_from_text(RUNNING.encode(), target="t", time=5.0, namespace="n", pod="p", container="c", gpus=["g"],
+                          args=["--x", "1"], env={"A": "b"}, duration_seconds=0.5, keep_text=True)
+    assert (page.target, page.time, page.namespace, page.pod, page.container) == ("t", 5.0, "n", "p", "c")
+    assert (page.gpus, page.args, page.env, page.duration_seconds) == (("g",), ("--x", "1"), {"A": "b"}, 0.5)
+    assert page.exposition == RUNNING
+    assert page.engines[0].gauges == {"running": 3}
+    assert page == page_from_text(page.exposition, target="t", time=5.0, namespace="n", pod="p", container="c",
+                                  gpus=["g"], args=["--x", "1"], env={"A": "b"}, duration_seconds=0.5, keep_text=True,
+                                  scanner=Scanner())
+
+
+def test_page_from_text_without_text():
+    page = page_from_text(None, target="t", time=1, error="refused", duration_seconds=0.1)
+    assert (page.error, page.engines, page.duration_seconds, page.exposition) == ("refused", (), 0.1, None)
+    assert page_from_text(None, target="t", time=1).error == "empty"
+    assert page_from_text(RUNNING, target="t", time=1, error="timeout").engines == ()
+    assert page_from_text(b"\xff", target="t", time=1, keep_text=True).exposition == "\ufffd"
+
+
+def test_the_alias_table_is_unambiguous():
+    wanted = [name for family in ENGINE_FAMILIES for name in family.names]
+    assert len(wanted) == len(set(wanted))
+    assert all(SAMPLES[prefix + "num_requests_running"] == SAMPLES["vllm:num_requests_running"]
+               for prefix in ("vllm_", "ray_vllm:", "ray_vllm_", ""))
+    assert "vllm:generation_tokens_created" not in SAMPLES
+    assert "iteration_tokens_total" not in SAMPLES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from kvpressure import readings as r
@@ -70,18 +69,10 @@ def compute(window: EngineWindow, configured: float | None, source: str | None, 
     )
 
 
-def _arrived(counters: Mapping[str, float], gauges: Mapping[str, float]) -> float | None:
-    """Requests that arrived so far, up to a constant: finished plus present. Aborted ones are not counted by vLLM."""
-    done = [value for name, value in counters.items() if name.startswith(r.FINISHED_PREFIX)]
-    if not done or r.RUNNING not in gauges or r.WAITING not in gauges:
-        return None
-    return sum(done) + gauges[r.RUNNING] + gauges[r.WAITING]
-
-
 def arrival_rate(window: EngineWindow) -> float | None:
     """Requests per second that arrived over the last minute."""
     samples = window.since(60.0)
-    points = [(s.t, a) for s in samples if (a := _arrived(s.counters, s.gauges)) is not None]
+    points = [(s.t, a) for s in samples if (a := s.arrived) is not None]
     if len(points) < 2 or points[-1][0] <= points[0][0]:
         return None
     return max(0.0, points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
@@ -92,7 +83,7 @@ def burst_ratio(window: EngineWindow) -> float | None:
 
     ``None`` with less than a minute of history or without arrivals.
     """
-    points = [(s.t, a) for s in window.since(ARRIVAL_SECONDS) if (a := _arrived(s.counters, s.gauges)) is not None]
+    points = [(s.t, a) for s in window.since(ARRIVAL_SECONDS) if (a := s.arrived) is not None]
     if len(points) < 4 or points[-1][0] - points[0][0] < 60.0:
         return None
     mean = (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])

@@ -131,8 +131,8 @@ def _from_counters(window: EngineWindow, output: float | None) -> tuple[float | 
     pairs = window.since(SHAPE_SECONDS)
     if len(pairs) < 2:
         return None, output
-    done = sum(value - pairs[0].counters.get(name, 0.0) for name, value in pairs[-1].counters.items()
-               if name.startswith(r.FINISHED_PREFIX))
+    begin, end = pairs[0].finished, pairs[-1].finished
+    done = 0.0 if begin is None or end is None else end - begin
     if done < MIN_REQUESTS:
         return None, output
     prompt, generated = window.increase(r.PROMPT_TOKENS, SHAPE_SECONDS), window.increase(r.GENERATION_TOKENS,

@@ -74,7 +74,7 @@ def silent_preemptions(samples: Sequence[Sample]) -> float | None:
     """
     total, seen = 0.0, False
     for before, after in pairwise(samples):
-        finished_before, finished_after = finished(before), finished(after)
+        finished_before, finished_after = before.finished, after.finished
         if r.RUNNING not in after.gauges or r.WAITING not in after.gauges or finished_after is None:
             continue
         if r.RUNNING not in before.gauges or r.WAITING not in before.gauges or finished_before is None:
@@ -85,12 +85,6 @@ def silent_preemptions(samples: Sequence[Sample]) -> float | None:
         if fell > 0 and finished_after == finished_before and 0.5 * fell <= rose <= 2 * fell + 1:
             total += min(fell, rose)
     return total if seen else None
-
-
-def finished(sample: Sample) -> float | None:
-    """Requests finished so far, all reasons; ``None`` if the page does not count them."""
-    values = [value for name, value in sample.counters.items() if name.startswith(r.FINISHED_PREFIX)]
-    return sum(values) if values else None
 
 
 def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: int, ever_positive: bool,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvpressure import readings as r
-from kvpressure.signals.kv import finished
 from kvpressure.signals.model import ProgressSignals
 from kvpressure.signals.window import EngineWindow, Sample
 
@@ -70,7 +69,7 @@ def work_present(sample: Sample) -> bool | None:
 def _progressed(before: Sample, after: Sample) -> bool:
     if any(after.counters.get(name, 0.0) > before.counters.get(name, 0.0) for name in _USEFUL):
         return True
-    if (finished(after) or 0.0) > (finished(before) or 0.0):
+    if (after.finished or 0.0) > (before.finished or 0.0):
         return True
     return _count(after, r.ITERATION_TOKENS) > _count(before, r.ITERATION_TOKENS)
 
@@ -136,5 +135,5 @@ def _moved_lately(window: EngineWindow) -> bool | None:
 
 def _finished_flow(window: EngineWindow) -> bool | None:
     samples = window.since(FLOW_SECONDS)
-    counts = [count for s in samples if (count := finished(s)) is not None]
+    counts = [s.finished for s in samples if s.finished is not None]
     return counts[-1] > counts[0] if len(counts) > 1 else None

@@ -6,7 +6,6 @@ from collections import deque
 from typing import Final
 
 from kvpressure import readings as r
-from kvpressure.signals.kv import finished
 from kvpressure.signals.model import ThroughputSignals
 from kvpressure.signals.window import EngineWindow
 
@@ -71,7 +70,7 @@ def compute(window: EngineWindow, trend: Trend) -> ThroughputSignals:
     samples = window.since(RATE_SECONDS)
     done = None
     if len(samples) > 1 and samples[-1].t > samples[0].t:
-        begin, end = finished(samples[0]), finished(samples[-1])
+        begin, end = samples[0].finished, samples[-1].finished
         done = None if begin is None or end is None else max(0.0, end - begin) / (samples[-1].t - samples[0].t)
     minute = window.rate(r.GENERATION_TOKENS, MINUTE)
     demand = _mean_demand(window)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from kvpressure.readings import HTTP_PREFIX, PROCESS_CPU_SECONDS, Histogram
+from kvpressure.readings import FINISHED_PREFIX, HTTP_PREFIX, PROCESS_CPU_SECONDS, RUNNING, WAITING, Histogram
 
 FINE_SECONDS: Final = 75.0  # every sample is kept this long
 MID_SECONDS: Final = 320.0  # then one per MID_STEP
@@ -28,7 +28,8 @@ _EMPTY: Final[Mapping[str, float]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One reading of one engine, counters and histograms corrected for resets. ``page`` holds the counters that belong
+    """One reading of one engine, counters and histograms corrected for resets. ``finished`` counts finished requests
+    of all reasons; ``None`` if the page does not. ``page`` holds the counters that belong
     to the whole page (CPU seconds of the API server, HTTP answers by status class).
     """
 
@@ -37,6 +38,13 @@ class Sample:
     counters: Mapping[str, float]
     histograms: Mapping[str, Histogram]
     page: Mapping[str, float] = field(default_factory=dict)
+    finished: float | None = None
+
+    @property
+    def arrived(self) -> float | None:
+        """Requests that arrived so far, up to a constant: finished plus present. Aborted ones are not counted by vLLM."""
+        running, waiting = self.gauges.get(RUNNING), self.gauges.get(WAITING)
+        return None if self.finished is None or running is None or waiting is None else self.finished + running + waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +224,10 @@ class EngineWindow:
             self.first_t = None
         rising = {name: value for name, value in page.items()
                   if name == PROCESS_CPU_SECONDS or name.startswith(HTTP_PREFIX)}
-        sample = Sample(t, gauges, self._counters.apply(counters), self._histograms.apply(histograms),
-                        self._page.apply(rising))
+        corrected = self._counters.apply(counters)
+        done = [value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)]
+        sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), self._page.apply(rising),
+                        sum(done) if done else None)
         self.history.append(t, sample)
         self.last = sample
         self.samples_seen += 1

@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 from kvpressure.publish.metrics import BY_NAME, METRICS, Metric
 
 LABEL_LIMIT: Final = 256
-_SUFFIX: Final = {"counter": "_total", "info": "_info", "gauge": "", "histogram": ""}
+_SUFFIX: Final = {"counter": "_total", "info": "_info", "gauge": "", "histogram": "", "summary": ""}
 
 Labels = tuple[str, ...]
 

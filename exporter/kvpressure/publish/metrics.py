@@ -12,7 +12,8 @@ from typing import Final, Literal
 
 PREFIX: Final = "kvpressure_"
 
-Kind = Literal["gauge", "counter", "info", "histogram"]
+# A summary is quantiles over a window here, without count and sum.
+Kind = Literal["gauge", "counter", "info", "histogram", "summary"]
 
 GPU: Final = ("uuid", "gpu", "vendor")
 ENGINE: Final = ("namespace", "pod", "model_name", "engine")
@@ -22,7 +23,8 @@ CONTAINER: Final = ("namespace", "pod", "container")
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One family. ``name`` is without prefix; counters carry ``_total`` and infos ``_info`` in it. ``absent`` says
-    when the series is missing, which is part of its meaning."""
+    when the series is missing, which is part of its meaning.
+    """
 
     name: str
     kind: Kind
@@ -115,7 +117,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m("documented_signature_met", "gauge", "1 if most of the documented conditions that can be evaluated hold.",
        ENGINE, "fewer than three conditions can be evaluated"),
     # --- batching -------------------------------------------------------------------------------------------
-    _m("effective_batch_size", "gauge", "Quantiles of requests running over the last minute of samples.",
+    _m("effective_batch_size", "summary", "Quantiles of requests running over the last minute of samples.",
        (*ENGINE, "quantile"), _WARMUP),
     _m("effective_batch_size_mean", "gauge", "Mean number of decoding requests: rate of the inter-token latency sum "
        "(Little's law).", ENGINE, "no inter-token histogram"),
@@ -132,16 +134,16 @@ METRICS: Final[tuple[Metric, ...]] = (
        _WARMUP),
     _m("context_length_spike_ratio", "gauge", "Longest context of the last 5 minutes divided by the average.", ENGINE,
        _WARMUP),
-    _m("request_tokens", "gauge", "Quantiles of request shape over 5 minutes.", (*ENGINE, "kind", "quantile"), _WARMUP),
+    _m("request_tokens", "summary", "Quantiles of request shape over 5 minutes.", (*ENGINE, "kind", "quantile"), _WARMUP),
     _m("request_shape_two_humps", "gauge", "1 if short- and long-prompt requests share this server.", ENGINE, _WARMUP),
     _m("arrival_burst_ratio", "gauge", "Arrivals in the busiest 10 s against the 5-minute mean.", ENGINE, _WARMUP),
-    _m("stream_seconds", "gauge", "Quantiles of end-to-end duration of finished requests over 5 minutes.",
+    _m("stream_seconds", "summary", "Quantiles of end-to-end duration of finished requests over 5 minutes.",
        (*ENGINE, "quantile"), _WARMUP),
     _m("requests_finished_total", "counter", "Finished requests by reason.", (*ENGINE, "reason")),
     _m("requests_rejected_total", "counter", "Requests refused: admission limits (503) and 4xx answers.",
        (*ENGINE, "reason")),
     # --- latency --------------------------------------------------------------------------------------------
-    _m("latency_seconds", "gauge", "Latency quantiles over the last minute from bucket differences.",
+    _m("latency_seconds", "summary", "Latency quantiles over the last minute from bucket differences.",
        (*ENGINE, "phase", "quantile"), "no finished observation in the window"),
     _m("latency_baseline_ratio", "gauge", "p95 latency against this engine's own baseline.", (*ENGINE, "phase"),
        "baseline not yet known"),

@@ -1,0 +1,273 @@
+"""Every metric of the table from a full state, none from what is not known, and pages that Prometheus accepts."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_classic
+
+from kvpressure.publish.collector import families
+from kvpressure.publish.engine_families import ACTIVITY_LEVELS
+from kvpressure.publish.exposition import encode, wants_openmetrics
+from kvpressure.publish.families import LABEL_LIMIT, Families, clean
+from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
+from kvpressure.readings import EngineKey, GpuOwner, GpuReading
+from kvpressure.state import STAGES, VERDICTS, GpuState, State
+from publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
+
+ENGINE_LABELS = ("prod", "chat-0", "org/model", "0")
+
+
+def samples(state: State) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in families(state).collect() for sample in family.samples}
+
+
+def named(state: State, name: str) -> dict[tuple[str, ...], float]:
+    """Label values beyond the engine's own -> value."""
+    metric = BY_NAME[name]
+    own = 4 if metric.labels[:4] == ("namespace", "pod", "model_name", "engine") else 0
+    return {tuple(dict(labels)[label] for label in metric.labels[own:]): value
+            for (full, labels), value in samples(state).items() if full == PREFIX + name}
+
+
+def test_a_full_state_emits_every_metric_of_the_table() -> None:
+    emitted = {family.name for family in families(full_state()).collect()}
+    wanted = {metric.full_name.removesuffix({"counter": "_total", "info": "_info"}.get(metric.kind, "\0")): metric.name
+              for metric in METRICS}
+    assert [name for full, name in wanted.items() if full not in emitted] == []
+
+
+def test_every_sample_carries_exactly_the_declared_labels() -> None:
+    for family in families(full_state()).collect():
+        metric = next(m for m in METRICS if m.full_name.startswith(family.name) and m.help == family.documentation)
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.labels), sample
+
+
+def test_an_engine_about_which_nothing_is_known_has_identity_and_state_sets_only() -> None:
+    state = State(time=NOW, engines=(unknown_engine(),))
+    emitted = {full.removeprefix(PREFIX) for full, _ in samples(state)}
+    assert emitted == {
+        "engine_up", "engine_info", "engine_gpu_info", "verdict", "verdict_confidence",
+        "verdict_since_timestamp_seconds", "pressure_stage", "score_evidence_level", "ticks_total", "tick_lag_seconds",
+        "build_info",
+    }
+
+
+def test_an_engine_that_is_down_keeps_what_it_is_and_what_is_concluded_but_no_values() -> None:
+    down = replace(full_engine(), up=False, error="refused")
+    emitted = {full.removeprefix(PREFIX) for full, labels in samples(State(time=NOW, engines=(down,)))
+               if dict(labels).get("pod") == "chat-0"}
+    assert emitted == {
+        "engine_up", "engine_info", "engine_gpu_info", "verdict", "verdict_confidence",
+        "verdict_since_timestamp_seconds", "pressure_stage", "evidence", "condition", "documented_signature",
+        "documented_signature_met", "limit", "limit_explicit", "limit_recommended",
+    }
+    assert named(State(time=NOW, engines=(down,)), "engine_up") == {(): 0.0}
+
+
+def _optional_fields(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for item in fields(value):
+        inner = getattr(value, item.name)
+        if is_dataclass(inner):
+            yield from _optional_fields(inner, (*path, item.name))
+        elif inner is not None and item.name not in ("time", "activity_level"):
+            yield (*path, item.name)
+
+
+def _without(value: Any, path: tuple[str, ...]) -> Any:
+    """A copy with the field at ``path`` not known: None, or an empty mapping."""
+    name, *rest = path
+    inner = getattr(value, name)
+    if rest:
+        return replace(value, **{name: _without(inner, tuple(rest))})
+    empty: Any = type(inner)() if isinstance(inner, dict | tuple) else 0.0 if name == "running_samples_sum" else None
+    return replace(value, **{name: empty})
+
+
+@pytest.mark.parametrize("path", list(_optional_fields(full_engine().signals)), ids=".".join)
+def test_a_missing_signal_removes_samples_and_changes_none(path: tuple[str, ...]) -> None:
+    engine = full_engine()
+    everything = samples(State(time=NOW, engines=(engine,)))
+    less = samples(State(time=NOW, engines=(replace(engine, signals=_without(engine.signals, path)),)))
+    histogram_sum = {key for key in less if key[0] == "kvpressure_running_requests_sum"}
+    assert {key: value for key, value in less.items() if key not in histogram_sum}.items() <= everything.items()
+
+
+@pytest.mark.parametrize("name", [
+    item.name for item in fields(GpuReading) if item.name not in ("uuid", "index", "vendor", "xid_errors", "processes")])
+def test_a_missing_gpu_value_removes_samples_and_changes_none(name: str) -> None:
+    everything = samples(State(time=NOW, gpus=(full_gpu(),)))
+    gpu = full_gpu()
+    less = samples(State(time=NOW, gpus=(replace(gpu, reading=replace(gpu.reading, **{name: None})),)))
+    info = {key for key in less if key[0] == "kvpressure_gpu_info"}
+    assert {key: value for key, value in less.items() if key not in info}.items() <= everything.items()
+    assert len(info) == 1
+
+
+@pytest.mark.parametrize(("used", "total"), [(None, 10), (10, None), (0, 0), (None, None)])
+def test_the_used_ratio_needs_both_numbers(used: int | None, total: int | None) -> None:
+    reading = GpuReading("GPU-1", 0, "nvidia", memory_used_bytes=used, memory_total_bytes=total)
+    assert named(State(time=NOW, gpus=(GpuState(reading),)), "gpu_memory_used_ratio") == {}
+
+
+def test_a_lost_gpu_is_down_and_counted_as_expected_but_not_seen() -> None:
+    lost = GpuState(GpuReading("GPU-2", 1, "nvidia", error="lost"))
+    state = State(time=NOW, gpus=(full_gpu(), lost), expected_gpus={"nvidia": 2, "amd": 0})
+    assert named(state, "gpu_up") == {("GPU-1", "0", "nvidia"): 1, ("GPU-2", "1", "nvidia"): 0}
+    assert named(state, "gpus_expected") == {("nvidia",): 2, ("amd",): 0}
+    assert named(state, "gpus_seen") == {("nvidia",): 1, ("amd",): 0}
+
+
+def test_mig_instances_count_as_the_one_card_they_are_part_of() -> None:
+    instances = tuple(GpuState(GpuReading(f"MIG-{i}", 0, "nvidia", parent_uuid="GPU-1")) for i in range(7))
+    assert named(State(time=NOW, gpus=(full_gpu(), *instances)), "gpus_seen") == {("nvidia",): 1}
+
+
+def test_state_sets_have_one_series_for_each_name_and_one_is_set() -> None:
+    state = full_state()
+    for name, allowed, present in (("verdict", VERDICTS, "kv_pressure"), ("pressure_stage", STAGES, "saturated"),
+                                   ("score_evidence_level", ACTIVITY_LEVELS, "power")):
+        assert named(state, name) == {(one,): float(one == present) for one in allowed}
+
+
+def test_values_stand_under_their_documented_labels() -> None:
+    state = full_state()
+    assert set(named(state, "requests_waiting")) == {("all",), ("capacity",), ("deferred",)}
+    assert set(named(state, "effective_batch_size")) == {("0.5",), ("0.95",), ("0.99",)}
+    assert set(named(state, "context_length_tokens")) == {("max_5m",), ("mean",)}
+    assert {kind for kind, _ in named(state, "request_tokens")} == {"prompt", "output", "max_tokens"}
+    assert {phase for phase, _ in named(state, "latency_seconds")} == {"ttft", "inter_token", "e2e", "queue"}
+    assert named(state, "requests_finished_total") == {("stop",): 40, ("length",): 3}
+    assert named(state, "requests_rejected_total") == {("queue_full",): 2, ("http_4xx",): 7, ("http_5xx",): 1}
+    assert named(state, "max_concurrent_requests") == {("args",): 256, ("kv",): 40}
+    assert named(state, "gpu_process_memory_bytes")[("GPU-1", "0", "nvidia", "", "")] == 2**30
+    assert named(state, "container_last_termination_info") == {("prod", "chat-0", "vllm", "OOMKilled", "137"): 1}
+
+
+def test_fragmentation_is_reserved_minus_allocated_in_every_scope() -> None:
+    state = full_state()
+    reserved, allocated = named(state, "memory_reserved_bytes"), named(state, "memory_allocated_bytes")
+    assert set(reserved) == {("allocator",), ("kv_pool",), ("kv_block",)}
+    assert named(state, "fragmentation_bytes") == {
+        scope: max(0.0, reserved[scope] - allocated[scope]) for scope in reserved}
+
+
+def test_progress_is_absent_without_work() -> None:
+    engine = full_engine()
+    idle = replace(engine.signals.progress, work_present=False, progressing=False)
+    state = State(time=NOW, engines=(replace(engine, signals=replace(engine.signals, progress=idle)),))
+    assert named(state, "engine_progressing") == {}
+    stuck = replace(idle, work_present=True)
+    state = State(time=NOW, engines=(replace(engine, signals=replace(engine.signals, progress=stuck)),))
+    assert named(state, "engine_progressing") == {(): 0.0}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_none_are_dropped(value: float) -> None:
+    out = Families()
+    out.add("tick_lag_seconds", (), value)
+    out.histogram("running_requests", ENGINE_LABELS, {1.0: 1}, value)
+    assert list(out.collect()) == []
+
+
+def test_the_histogram_is_cumulative_and_closed() -> None:
+    out = Families()
+    out.histogram("running_requests", ENGINE_LABELS, {8.0: 5, 1.0: 2}, 17.0)
+    family, = out.collect()
+    assert [(s.name.removeprefix("kvpressure_running_requests"), s.labels.get("le"), s.value) for s in family.samples
+            ] == [("_bucket", "1.0", 2), ("_bucket", "8.0", 5), ("_bucket", "+Inf", 5), ("_count", None, 5),
+                  ("_sum", None, 17)]
+
+
+def test_a_second_sample_with_the_same_labels_is_dropped_because_it_would_void_the_page() -> None:
+    owner = GpuOwner("GPU-1", "prod", "chat-0", "vllm")
+    state = replace(full_state(), owners=(owner, owner), engines=(full_engine(), full_engine()))
+    names = [(s.name, tuple(s.labels.items())) for f in families(state).collect() for s in f.samples]
+    assert len(names) == len(set(names))
+
+
+@given(st.text(max_size=600))
+def test_label_values_are_bounded_and_printable(text: str) -> None:
+    value = clean(text)
+    assert len(value) <= LABEL_LIMIT
+    assert value.isprintable()
+    assert clean("plain") == "plain"
+    assert clean(None) == ""
+
+
+class Registry:
+    """What prometheus_client's encoders take."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Any]:
+        return families(self._state).collect()
+
+
+@pytest.mark.parametrize("make", [full_state, lambda: node(3, 2), lambda: State(time=NOW)])
+def test_the_page_is_byte_for_byte_what_prometheus_client_writes(make: Any) -> None:
+    state = make()
+    assert encode(families(state).collect(), openmetrics=False) == generate_latest(Registry(state))
+    assert encode(families(state).collect(), openmetrics=True) == generate_openmetrics(Registry(state))
+
+
+hostile = st.text(st.characters(), max_size=300) | st.sampled_from(['a"b', "a\\", "a\nb", "{}", ""])
+
+
+@settings(max_examples=60)
+@given(model=hostile, pod=hostile, value=st.floats())
+def test_hostile_names_survive_both_dialects(model: str, pod: str, value: float) -> None:
+    engine = full_engine()
+    load = replace(engine.signals.load, running=value)
+    engine = replace(engine, key=EngineKey("prod", pod, model, "0"), signals=replace(engine.signals, load=load))
+    state = State(time=NOW, engines=(engine,))
+    for openmetrics, parse in ((False, parse_classic), (True, parse_openmetrics)):
+        page = encode(families(state).collect(), openmetrics=openmetrics).decode()
+        up = next(f for f in parse(page) if f.name == "kvpressure_engine_up")
+        assert up.samples[0].labels["model_name"] == clean(model)
+        assert up.samples[0].labels["pod"] == clean(pod)
+        running = [s.value for f in parse(page) if f.name == "kvpressure_requests_running" for s in f.samples]
+        assert running == ([value] if math.isfinite(value) else [])
+
+
+def test_promtool_finds_nothing_to_complain_about() -> None:
+    page = encode(families(full_state()).collect(), openmetrics=False)
+    result = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, timeout=30, check=False)
+    assert (result.returncode, result.stdout + result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(("accept", "openmetrics"), [
+    ("", False), ("*/*", False), ("text/html", False), ("text/plain", False),
+    ("application/openmetrics-text", True), ("application/openmetrics-text; version=1.0.0; charset=utf-8", True),
+    ("application/openmetrics-text;version=0.0.1", True),
+    ("application/openmetrics-text;version=2.0.0", False), ("application/openmetrics-text;version=1\x001", False),
+    ("application/openmetrics-text;q=0", False), ("application/openmetrics-text;q=x", False),
+    ("application/openmetrics-text;q=0.3,text/plain;q=0.9", False),
+    # Prometheus 2.x and 3.x
+    ("application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
+     "text/plain;version=0.0.4;q=0.3,*/*;q=0.2", True),
+    ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1"
+     ";q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2", True),
+    ("application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.7,"
+     "text/plain;version=0.0.4;q=0.3", False),
+])
+def test_negotiation(accept: str, openmetrics: bool) -> None:
+    assert wants_openmetrics(accept) is openmetrics
+
+
+@given(st.text(max_size=200))
+def test_negotiation_survives_anything(accept: str) -> None:
+    assert wants_openmetrics(accept) in (True, False)

@@ -9,6 +9,15 @@ register(SourceSpec(
     interval_seconds=1.0, deadline_seconds=5.0, hold_seconds=3.0,
 ))
 register(SourceSpec(
+    name="amd", help="AMD GPUs through sysfs, or AMD SMI", factory=lazy("kvpressure.sources.amd", "AmdSource"),
+    interval_seconds=1.0, deadline_seconds=5.0, hold_seconds=3.0,
+))
+register(SourceSpec(
     name="vllm", help="metrics pages of vLLM engines", factory=lazy("kvpressure.sources.vllm", "VllmSource"),
     interval_seconds=1.0, deadline_seconds=5.0,
+))
+register(SourceSpec(
+    name="recording", help="a recording, played instead of live sources",
+    factory=lazy("kvpressure.sources.recording", "RecordingSource"), default=False, interval_seconds=1.0,
+    deadline_seconds=5.0,
 ))

@@ -1,0 +1,151 @@
+"""AMD GPUs. sysfs first: it needs neither library nor device node nor privilege; AMD's library where asked or needed.
+
+``--gpu.amd.backend``: ``sysfs`` reads files only; ``auto`` (default) asks ``amdsmi`` for figures that sysfs lacks,
+if it is there and fits; ``amdsmi`` takes the figures of whole devices from it and fails when it cannot be used.
+Which devices exist, their partitions and processes come from sysfs in every case.
+
+Reasons of ``SourceError``: ``no_devices`` (this node has no AMD GPU: normal, the source-down alert leaves it out),
+``amdsmi_missing``, ``amdsmi_mismatch``, ``amdsmi_failed`` (only with ``--gpu.amd.backend=amdsmi``). Reasons in
+``Reading.errors``: those of ``files``, and ``amdsmi_failed``. ``GpuReading.error``: ``lost``, ``no_permission``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from kvpressure.readings import GpuProcess, GpuReading
+from kvpressure.sources.amd import kfd, smi, sysfs
+from kvpressure.sources.amd.files import LOST, Files
+from kvpressure.sources.base import Reading, SourceError
+
+if TYPE_CHECKING:
+    from kvpressure.settings import Settings
+
+log = logging.getLogger(__name__)
+
+NO_DEVICES: Final = "no_devices"
+RESCAN_SECONDS: Final = 30.0  # devices, partition mode, names, power limits, and a failed library
+PROCESS_SECONDS: Final = 5.0  # bare-metal KFD lists every process under every GPU: too many files for each second
+
+_MEMORY: Final = ("memory_total_bytes", "memory_used_bytes")
+_ACTIVITY: Final = ("utilization_ratio", "power_watts", "power_limit_watts")
+
+
+class AmdSource:
+    """Reads every AMD GPU of the node; see the module. ``clock`` gives monotonic seconds."""
+
+    name = "amd"
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root = str(settings.host_sys).rstrip("/")
+        self._backend = settings.amd_backend
+        self._clock = clock
+        self._files = Files()
+        self._known: dict[str, sysfs.Device] = {}  # by PCI address; a device that was seen once stays
+        self._present: frozenset[str] = frozenset()
+        self._processes: dict[int, tuple[GpuProcess, ...]] = {}
+        self._scan_due = self._processes_due = self._library_due = float("-inf")
+        self._library: smi.Smi | None = None
+        self._library_error: smi.SmiError | None = None
+
+    def read(self) -> Reading:
+        """All devices now, each followed by its partitions.
+
+        Raises:
+            SourceError: no AMD GPU has been seen, or the demanded library cannot be used.
+        """
+        now = self._clock()
+        self._refresh(now)
+        if not self._known:
+            raise SourceError(NO_DEVICES, f"no AMD GPU under {self._root}/class/drm")
+        readings: list[GpuReading] = []
+        for index, bus in enumerate(sorted(self._known)):
+            device = self._known[bus]
+            if bus not in self._present:
+                readings.append(sysfs.gone(device, index))
+                continue
+            found = sysfs.read(device, index, self._processes, self._files)
+            if found[0].error == LOST:
+                self._scan_due = now  # look again at the next read: it may be back at another place
+            readings += found
+        if self._wants_library(readings, now):
+            readings = self._with_library(readings, now)
+        return Reading(gpus=tuple(readings), expected_gpus={sysfs.VENDOR: len(self._known)}, errors=self._take_errors())
+
+    def close(self) -> None:
+        """Let the library go, if it was opened."""
+        if self._library is not None:
+            self._library.close()
+
+    def _refresh(self, now: float) -> None:
+        if now >= self._scan_due:
+            self._scan_due = now + RESCAN_SECONDS
+            found = sysfs.devices(self._root, self._files)
+            self._present = frozenset(found)
+            self._known.update(found)
+        if now >= self._processes_due:
+            self._processes_due = now + PROCESS_SECONDS
+            self._processes = kfd.processes(self._root, self._gpu_ids(), self._files)
+
+    def _gpu_ids(self) -> frozenset[int]:
+        devices = [self._known[bus] for bus in self._present]
+        return frozenset(part.gpu_id for device in devices for part in device.partitions) | frozenset(
+            device.gpu_id for device in devices if device.gpu_id is not None)
+
+    def _wants_library(self, readings: Iterable[GpuReading], now: float) -> bool:
+        if self._backend != "auto":
+            return self._backend == "amdsmi"
+        return now >= self._library_due and any(
+            r.error is None and r.parent_uuid is None and not self._known[r.pci_bus_id or ""].unified
+            and (r.memory_used_bytes is None or r.utilization_ratio is None or r.power_watts is None)
+            for r in readings)
+
+    def _with_library(self, readings: list[GpuReading], now: float) -> list[GpuReading]:
+        """The readings with the library's figures: instead of those of sysfs when asked for, else beside them."""
+        prefer = self._backend == "amdsmi"
+        try:
+            figures = self._opened(now).figures()
+        except smi.SmiError as error:
+            self._library_failed(error, now)
+            if prefer:
+                raise SourceError(error.reason, error.detail) from error
+            return readings
+        merged = [self._merged(r, figures[r.pci_bus_id], prefer)
+                  if r.parent_uuid is None and r.error is None and r.pci_bus_id in figures else r for r in readings]
+        if merged == readings:
+            self._library_due = now + RESCAN_SECONDS  # it knows no more than sysfs: do not ask each second
+        return merged
+
+    def _merged(self, reading: GpuReading, figures: smi.Figures, prefer: bool) -> GpuReading:
+        """``reading`` with the library's figures where it has none, or (``prefer``) wherever the library has one."""
+        names = _ACTIVITY if self._known[reading.pci_bus_id or ""].unified else _ACTIVITY + _MEMORY
+        found = {name: getattr(figures, name) for name in names}
+        return replace(reading, **{name: value for name, value in found.items()
+                                   if value is not None and (prefer or getattr(reading, name) is None)})
+
+    def _opened(self, now: float) -> smi.Smi:
+        if self._library is None:
+            if self._library_error is not None and now < self._library_due:
+                raise self._library_error
+            self._library = smi.Smi({bus: None if (device := self._known[bus]).unified else device.memory_bytes
+                                     for bus in sorted(self._present)})
+            self._library_error = None
+        return self._library
+
+    def _library_failed(self, error: smi.SmiError, now: float) -> None:
+        if error is self._library_error:
+            return
+        log.info("amdsmi is not used: %s", error.detail)
+        self.close()
+        self._library, self._library_error = None, error
+        self._library_due = now + RESCAN_SECONDS
+
+    def _take_errors(self) -> dict[str, int]:
+        errors = self._files.take_errors()
+        for reason, count in (self._library.take_errors() if self._library is not None else {}).items():
+            errors[reason] = errors.get(reason, 0) + count
+        return errors

@@ -1,0 +1,86 @@
+"""Reading the driver's small text files, and why one could not be read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from typing import Final
+
+NO_PERMISSION: Final = "no_permission"
+BUSY: Final = "busy"
+LOST: Final = "lost"
+IO_ERROR: Final = "io_error"
+INVALID_DATA: Final = "invalid_data"  # the file was read, and what it says cannot be true
+
+_MAX_BYTES: Final = 16384  # a KFD node's properties are about 1 KiB
+_REASON_BY_ERRNO: Final = {
+    errno.EACCES: NO_PERMISSION,
+    errno.EPERM: NO_PERMISSION,  # also while the GPU is being reset, and for KFD nodes outside our device cgroup
+    errno.EBUSY: BUSY,
+    errno.EAGAIN: BUSY,
+    errno.ENODEV: LOST,
+    errno.ENXIO: LOST,
+}
+_NORMAL: Final = frozenset({  # the part does not have this figure; the file may exist all the same
+    errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODATA,
+})
+
+
+class Files:
+    """Reads files and counts failures by reason. What the hardware simply does not have is no failure."""
+
+    def __init__(self) -> None:
+        self._errors: Counter[str] = Counter()
+
+    def text(self, path: str) -> str | None:
+        """The stripped content, or None when it cannot be read or is empty."""
+        try:
+            raw = read_bytes(path)
+        except OSError as error:
+            if error.errno not in _NORMAL:
+                self._errors[_REASON_BY_ERRNO.get(error.errno or 0, IO_ERROR)] += 1
+            return None
+        return raw.decode("utf-8", "replace").strip() or None
+
+    def number(self, path: str) -> int | None:
+        """The whole number of 0 or more that the file holds, or None."""
+        text = self.text(path)
+        if text is None:
+            return None
+        if not (text.isascii() and text.isdigit()) or len(text) > 20:
+            self.reject()
+            return None
+        return int(text)
+
+    def label(self, path: str) -> str | None:
+        """The content as a label value: printable and at most 100 characters, or None."""
+        text = self.text(path)
+        return text[:100] if text is not None and text.isprintable() else None
+
+    def reject(self) -> None:
+        """Count an answer that came but cannot be true."""
+        self._errors[INVALID_DATA] += 1
+
+    def take_errors(self) -> dict[str, int]:
+        """Failures since the last call, by reason."""
+        errors, self._errors = dict(self._errors), Counter()
+        return errors
+
+
+def read_bytes(path: str) -> bytes:
+    """The first bytes of a file. Raises ``OSError``. Never waits for a writer, should the path be a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _MAX_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def names(path: str) -> list[str]:
+    """Entries of a directory, none when it cannot be read."""
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries]
+    except OSError:
+        return []

@@ -1,0 +1,87 @@
+"""The compute side of the driver, ``/sys/class/kfd/kfd``: partitions and the memory of processes.
+
+A KFD node is a GPU, or one partition of it (CPX, DPX, ...). The kernel shows the files of a node only to a process
+whose device cgroup admits that GPU's render node, so an unprivileged container may see none of this; then
+partitions and processes are absent, and everything from ``sysfs`` is still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from kvpressure.readings import GpuProcess
+from kvpressure.sources.amd.files import Files, names
+
+_FRAME_BUFFER_HEAPS: Final = (1, 2)  # public and private device memory; others are system memory
+_MAX_PROCESSES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One GPU or partition as KFD lists it. ``address`` is ``0000:19:00`` (PCI without the function, whose bits
+    hold the partition); ``memory_bytes`` the device memory that belongs to it.
+    """
+
+    gpu_id: int
+    address: str
+    minor: int
+    used_path: str
+    memory_bytes: int | None
+
+
+def nodes(root: str, files: Files) -> tuple[Node, ...]:
+    """GPU nodes of the topology under the sysfs ``root``, in the order of their render nodes."""
+    top = f"{root}/class/kfd/kfd/topology/nodes"
+    found = [_node(f"{top}/{name}", files) for name in names(top)]
+    return tuple(sorted((node for node in found if node is not None), key=lambda node: node.minor))
+
+
+def _node(path: str, files: Files) -> Node | None:
+    gpu_id = files.number(f"{path}/gpu_id")
+    if not gpu_id:  # 0 = a CPU
+        return None
+    properties = _properties(f"{path}/properties", files)
+    location, minor = properties.get("location_id"), properties.get("drm_render_minor")
+    if location is None or minor is None:
+        return None
+    address = f"{properties.get('domain', 0):04x}:{location >> 8 & 0xff:02x}:{location >> 3 & 0x1f:02x}"
+    return Node(gpu_id, address, minor, f"{path}/mem_banks/0/used_memory", _memory(path, files))
+
+
+def _properties(path: str, files: Files) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for line in (files.text(path) or "").splitlines():
+        name, _, value = line.partition(" ")
+        if value.isascii() and value.isdigit() and len(value) <= 20:
+            found[name] = int(value)
+    return found
+
+
+def _memory(path: str, files: Files) -> int | None:
+    total = 0
+    for bank in names(f"{path}/mem_banks"):
+        properties = _properties(f"{path}/mem_banks/{bank}/properties", files)
+        if properties.get("heap_type") in _FRAME_BUFFER_HEAPS:
+            total += properties.get("size_in_bytes", 0)
+    return total or None
+
+
+def processes(root: str, gpu_ids: Collection[int], files: Files) -> dict[int, tuple[GpuProcess, ...]]:
+    """Processes that hold device memory, by KFD gpu_id. Pids are the host's.
+
+    KFD lists a process under every GPU that it could open; one with no memory there does not use that GPU.
+    """
+    top = f"{root}/class/kfd/kfd/proc"
+    wanted = {f"vram_{gpu_id}": gpu_id for gpu_id in gpu_ids}
+    found: dict[int, list[GpuProcess]] = {}
+    pids = sorted(int(name) for name in names(top) if name.isascii() and name.isdigit())
+    for pid in pids[:_MAX_PROCESSES]:
+        directory = f"{top}/{pid}"
+        for name in names(directory):
+            gpu_id = wanted.get(name)
+            used = files.number(f"{directory}/{name}") if gpu_id is not None else None
+            if gpu_id is not None and used:
+                found.setdefault(gpu_id, []).append(GpuProcess(pid, used))
+    return {gpu_id: tuple(listed) for gpu_id, listed in found.items()}

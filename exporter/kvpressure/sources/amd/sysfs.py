@@ -1,0 +1,204 @@
+"""AMD GPUs as the kernel driver shows them in sysfs: no library, no device node, no privilege.
+
+Units in the files: memory in bytes, busy in percent, power in microwatts. A file may exist and refuse to be read,
+and a figure that the driver cannot know is often 0; both are absent here. Facts and places in the driver:
+``Documentation/gpu/amdgpu`` of the kernel (driver-misc, thermal).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvpressure.readings import GpuProcess, GpuReading
+from kvpressure.sources.amd import kfd
+from kvpressure.sources.amd.files import LOST, NO_PERMISSION, Files, names
+
+VENDOR: Final = "amd"
+_PCI_VENDOR: Final = "0x1002"
+_PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_PCI_ID: Final = re.compile(r"0x([0-9a-f]{4})")
+_CARD: Final = re.compile(r"card\d+")
+_RENDER: Final = re.compile(r"renderD(\d+)")
+_PARTITION: Final = re.compile(r"amdgpu_xcp[._](\d+)")
+_UNIQUE_ID: Final = re.compile(r"(?:0x)?([0-9a-f]{1,16})")
+_POWER: Final = ("power1_average", "power1_input")  # most parts have one of them
+_MICRO: Final = 1e-6
+_UNIFIED_FACTOR: Final = 1.5  # KFD counts that much more memory than VRAM: the GPU works in system memory
+_SLACK: Final = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One compute partition. ``bus_id`` is the name of its device: the PCI address for the first, ``amdgpu_xcp_7``
+    for others, which is how AMD's device plugin names them to the kubelet.
+    """
+
+    uuid: str
+    bus_id: str
+    minor: int
+    gpu_id: int
+    memory_bytes: int | None
+    used_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What of one PCI device changes seldom. ``uuid`` is ``GPU-<unique_id>`` as ROCm writes it, or the PCI address
+    where the driver gives no unique id. ``unified`` = its VRAM is a carve-out of the system memory it works in.
+    """
+
+    bus_id: str
+    path: str
+    uuid: str
+    name: str
+    driver: str | None
+    minor: int | None
+    hwmon: str | None
+    memory_bytes: int | None
+    power_limit_watts: float | None
+    gpu_id: int | None
+    unified: bool
+    partitions: tuple[Partition, ...]
+
+
+def devices(root: str, files: Files) -> dict[str, Device]:
+    """AMD GPUs under the sysfs ``root`` by PCI address, in its order."""
+    drm = f"{root}/class/drm"
+    entries = {name: Path(f"{drm}/{name}/device").resolve()
+               for name in names(drm) if _CARD.fullmatch(name) or _RENDER.fullmatch(name)}
+    cards = {path.name: str(path) for name, path in entries.items()
+             if _CARD.fullmatch(name) and _PCI_ADDRESS.fullmatch(path.name)
+             and files.text(f"{path}/vendor") == _PCI_VENDOR}
+    if not cards:
+        return {}
+    minors = {int(match[1]): path.name for name, path in entries.items() if (match := _RENDER.fullmatch(name))}
+    topology = kfd.nodes(root, files)
+    identities = _identities(cards, files)
+    driver = _driver(root, files)
+    return {bus: _device(bus, cards[bus], identities[bus], driver, minors, topology, files) for bus in sorted(cards)}
+
+
+def _identities(cards: Mapping[str, str], files: Files) -> dict[str, str]:
+    """PCI address -> uuid. A unique id that two devices share (virtual functions do) identifies neither."""
+    unique = {}
+    for bus, path in cards.items():
+        match = _UNIQUE_ID.fullmatch((files.text(f"{path}/unique_id") or "").lower())
+        if match and int(match[1], 16):
+            unique[bus] = f"GPU-{int(match[1], 16):016x}"
+    seen = Counter(unique.values())
+    return {bus: unique[bus] if seen[unique.get(bus, "")] == 1 else bus for bus in cards}
+
+
+def _driver(root: str, files: Files) -> str | None:
+    """Version of the out-of-tree driver; the one in the kernel's tree has none but the kernel's."""
+    if not Path(f"{root}/module/amdgpu").is_dir():
+        return None
+    return files.label(f"{root}/module/amdgpu/version") or f"kernel {os.uname().release}"
+
+
+def _device(bus: str, path: str, uuid: str, driver: str | None, minors: Mapping[int, str],
+            topology: Sequence[kfd.Node], files: Files) -> Device:
+    own = next((minor for minor, name in minors.items() if name == bus), None)
+    nodes = [node for node in topology if minors.get(node.minor) == bus
+             or (bus.startswith(f"{node.address}.") and _PARTITION.fullmatch(minors.get(node.minor, "")))]
+    memory = files.number(f"{path}/mem_info_vram_total")
+    unified = len(nodes) == 1 and bool(memory) and (nodes[0].memory_bytes or 0) > (memory or 0) * _UNIFIED_FACTOR
+    hwmon = next((f"{path}/hwmon/{name}" for name in sorted(names(f"{path}/hwmon")) if name.startswith("hwmon")), None)
+    cap = files.number(f"{hwmon}/power1_cap") if hwmon else None
+    return Device(
+        bus_id=bus, path=path, uuid=uuid, name=_name(path, files), driver=driver, minor=own, hwmon=hwmon,
+        memory_bytes=memory or None, power_limit_watts=cap * _MICRO if cap else None,
+        gpu_id=nodes[0].gpu_id if len(nodes) == 1 else None, unified=unified,
+        partitions=_partitions(uuid, nodes, minors) if len(nodes) > 1 else (),
+    )
+
+
+def _name(path: str, files: Files) -> str:
+    """Product name (server cards have one) or the PCI ids."""
+    product = files.label(f"{path}/product_name")
+    device = _PCI_ID.fullmatch(files.text(f"{path}/device") or "")
+    return product or (f"AMD GPU 1002:{device[1]}" if device else "AMD GPU")
+
+
+def _partitions(uuid: str, nodes: Sequence[kfd.Node], minors: Mapping[int, str]) -> tuple[Partition, ...]:
+    return tuple(Partition(f"{uuid}/xcp{number}", minors[node.minor], node.minor, node.gpu_id, node.memory_bytes,
+                           node.used_path)
+                 for number, node in enumerate(nodes))
+
+
+def read(device: Device, index: int, held: Mapping[int, tuple[GpuProcess, ...]], files: Files) -> list[GpuReading]:
+    """The device now, followed by its partitions. ``held`` are processes by KFD gpu_id.
+
+    Activity and power exist for the whole device only: they are absent on partitions.
+    """
+    if not Path(device.path).is_dir():
+        return [gone(device, index)]
+    used = None if device.unified else _used(device, files)
+    busy = files.number(f"{device.path}/gpu_busy_percent")
+    if busy is not None and busy > 100:
+        files.reject()
+        busy = None
+    power = next((value for value in (files.number(f"{device.hwmon}/{name}") for name in _POWER) if value),
+                 None) if device.hwmon else None
+    whole = GpuReading(
+        uuid=device.uuid, index=index, vendor=VENDOR, name=device.name, driver=device.driver,
+        pci_bus_id=device.bus_id, minor=device.minor,
+        memory_total_bytes=None if device.unified else device.memory_bytes, memory_used_bytes=used,
+        utilization_ratio=busy / 100 if busy is not None else None,
+        power_watts=power * _MICRO if power is not None else None, power_limit_watts=device.power_limit_watts,
+        processes=held.get(device.gpu_id, ()) if device.gpu_id is not None else (),
+        error=_refusal(device) if used is None and busy is None and power is None else None,
+    )
+    return [whole, *_read_partitions(device, whole, held, files)]
+
+
+def gone(device: Device, index: int) -> GpuReading:
+    """A device that was there and is not any more."""
+    return GpuReading(uuid=device.uuid, index=index, vendor=VENDOR, name=device.name, driver=device.driver,
+                      pci_bus_id=device.bus_id, minor=device.minor, error=LOST)
+
+
+def _used(device: Device, files: Files) -> int | None:
+    """Device memory in use. Never 0: the driver itself holds some, and a virtual function that cannot see the
+    figure says 0.
+    """
+    used = files.number(f"{device.path}/mem_info_vram_used")
+    if used and device.memory_bytes and used > device.memory_bytes:
+        files.reject()
+        return None
+    return used or None
+
+
+def _refusal(device: Device) -> str | None:
+    """Why a device that is there tells nothing, when it is for want of permission."""
+    probe = f"{device.path}/mem_info_vram_used"
+    return NO_PERMISSION if os.access(probe, os.F_OK) and not os.access(probe, os.R_OK) else None
+
+
+def _read_partitions(device: Device, whole: GpuReading, held: Mapping[int, tuple[GpuProcess, ...]],
+                     files: Files) -> list[GpuReading]:
+    used = _partition_memory(device, whole.memory_used_bytes, files)
+    return [
+        GpuReading(uuid=part.uuid, index=whole.index, vendor=VENDOR, name=device.name, driver=device.driver,
+                   pci_bus_id=part.bus_id, minor=part.minor, parent_uuid=device.uuid,
+                   memory_total_bytes=part.memory_bytes, memory_used_bytes=used[part.gpu_id],
+                   processes=held.get(part.gpu_id, ()))
+        for part in device.partitions
+    ]
+
+
+def _partition_memory(device: Device, whole: int | None, files: Files) -> dict[int, int | None]:
+    """Memory in use by KFD gpu_id. Some drivers give every partition the figure of the whole device: the parts are
+    believed only when they add up to it.
+    """
+    used = {part.gpu_id: files.number(part.used_path) or None for part in device.partitions}
+    total = sum(value or 0 for value in used.values())
+    if whole is None or total > whole * _SLACK:
+        return dict.fromkeys(used)
+    return used

@@ -1,0 +1,252 @@
+"""AMD's library: trusted only when it fits, then normalised. The real ``amdsmi`` package over a stub library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amd import trees
+from amd.smi_stub import SmiDevice, build, readings, wrapper_symbols, write
+from amd.test_sysfs import Clock, Given
+from amd.trees import GIB
+from kvpressure.sources.amd import RESCAN_SECONDS, AmdSource, smi
+from kvpressure.sources.base import SourceError
+
+BUS = "0000:05:00.0"
+TOTAL_MIB = trees.MI300X_VRAM >> 20
+
+
+@pytest.fixture(scope="session")
+def rocm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("rocm"))
+
+
+def full(bus: str = BUS, **changes: object) -> SmiDevice:
+    values: dict[str, object] = {
+        "total_bytes": trees.MI300X_VRAM, "used_bytes": 120 * GIB, "total_mib": TOTAL_MIB, "used_mib": 120 << 10,
+        "gfx": 55, "current_watts": 480, "cap": 650_000_000, **changes}
+    return SmiDevice(bus, **values)
+
+
+def one(rocm: Path, tmp_path: Path, device: SmiDevice, backend: str = "amdsmi", **card: object) -> dict[str, Any]:
+    trees.mi300x(tmp_path / "sys", 1, **card)
+    write(tmp_path / "world", [device])
+    (reading,) = readings(rocm, tmp_path / "world", tmp_path / "sys", backend)
+    assert "gpus" in reading, reading
+    gpu: dict[str, Any] = reading["gpus"][0]
+    return gpu
+
+
+def failure(rocm: Path, tmp_path: Path, devices: list[SmiDevice], **world: Any) -> dict[str, Any]:
+    """The failed reading with --gpu.amd.backend=amdsmi; the same world must not disturb ``auto``."""
+    trees.mi300x(tmp_path / "sys", 1, busy=None)
+    write(tmp_path / "world", devices, **world)
+    (auto,) = readings(rocm, tmp_path / "world", tmp_path / "sys", "auto")
+    assert auto["gpus"][0]["memory_used_bytes"] == 100 * GIB
+    assert auto["gpus"][0]["utilization_ratio"] is None
+    (failed,) = readings(rocm, tmp_path / "world", tmp_path / "sys", "amdsmi")
+    assert "gpus" not in failed
+    return failed
+
+
+def test_the_stub_has_every_symbol_of_the_wrapper() -> None:
+    assert len(wrapper_symbols()) > 150
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def test_the_librarys_figures_replace_those_of_sysfs_when_asked_for(rocm: Path, tmp_path: Path) -> None:
+    gpu = one(rocm, tmp_path, full())
+    assert gpu["memory_used_bytes"] == 120 * GIB
+    assert gpu["utilization_ratio"] == 0.55
+    assert gpu["power_watts"] == 480.0
+    assert gpu["power_limit_watts"] == 650.0
+    assert gpu["uuid"] == "GPU-8f6c2a1d4e3b5a00"
+
+
+def test_auto_takes_from_the_library_only_what_sysfs_lacks(rocm: Path, tmp_path: Path) -> None:
+    gpu = one(rocm, tmp_path, full(), "auto", busy=None)
+    assert gpu["utilization_ratio"] == 0.55
+    assert gpu["memory_used_bytes"] == 100 * GIB
+    assert gpu["power_watts"] == 612.0
+
+
+@pytest.mark.parametrize("backend", ["auto", "sysfs"])
+def test_the_library_is_not_touched_when_sysfs_tells_all(rocm: Path, tmp_path: Path, backend: str) -> None:
+    trees.mi300x(tmp_path / "sys", 1)
+    write(tmp_path / "world", [full()])
+    (reading,) = readings(rocm, tmp_path / "world", tmp_path / "sys", backend)
+    assert reading["imported"] is False
+
+
+def test_memory_in_mebibytes_becomes_bytes(rocm: Path, tmp_path: Path) -> None:
+    gpu = one(rocm, tmp_path, full(total_bytes="-", used_bytes="!6", used_mib=1000), used=0)
+    assert gpu["memory_total_bytes"] == TOTAL_MIB << 20
+    assert gpu["memory_used_bytes"] == 1000 << 20
+
+
+@pytest.mark.parametrize(("device", "watts"), [
+    ({"current_watts": 480, "socket_watts": 470, "average_watts": 300}, 480.0),
+    ({"current_watts": 0xFFFF, "socket_watts": 470}, 470.0),
+    ({"current_watts": "-", "average_watts": 300}, 300.0),
+    ({"current_watts": "-", "socket_watts": 470_500_000}, 470.5),
+    ({"current_watts": 0, "socket_watts": 0, "average_watts": 0}, 612.0),
+    ({"current_watts": "-"}, 612.0),
+])
+def test_power_under_its_names_and_units(rocm: Path, tmp_path: Path, device: dict[str, object], watts: float) -> None:
+    assert one(rocm, tmp_path, full(**device))["power_watts"] == watts
+
+
+def test_not_available_is_no_number(rocm: Path, tmp_path: Path) -> None:
+    gpu = one(rocm, tmp_path, full(gfx="-", cap="-"), busy=None, cap=0)
+    assert gpu["utilization_ratio"] is None
+    assert gpu["power_limit_watts"] is None
+
+
+def test_partitions_keep_their_own_memory_and_get_no_activity(rocm: Path, tmp_path: Path) -> None:
+    trees.mi300x_cpx(tmp_path / "sys")
+    write(tmp_path / "world", [full(), *(full(f"0000:05:00.{n}", used_bytes=1, gfx=0) for n in range(1, 8))])
+    (reading,) = readings(rocm, tmp_path / "world", tmp_path / "sys", "amdsmi")
+    whole, *parts = reading["gpus"]
+    assert whole["memory_used_bytes"] == 120 * GIB
+    assert {part["memory_used_bytes"] for part in parts} == {12 * GIB}
+    assert {part["utilization_ratio"] for part in parts} == {None}
+
+
+def test_a_call_that_is_refused_is_counted_and_the_rest_stays(rocm: Path, tmp_path: Path) -> None:
+    trees.mi300x(tmp_path / "sys", 1)
+    write(tmp_path / "world", [full(gfx="!30", cap="!10", total_bytes="!2")])
+    (reading,) = readings(rocm, tmp_path / "world", tmp_path / "sys", "amdsmi")
+    assert reading["gpus"][0]["power_watts"] == 480.0
+    assert reading["errors"]["busy"] >= 1
+    assert reading["errors"]["no_permission"] >= 1
+    assert set(reading["errors"]) == {"busy", "no_permission"}
+
+
+def test_more_memory_in_use_than_there_is_says_nothing(rocm: Path, tmp_path: Path) -> None:
+    assert one(rocm, tmp_path, full(used_bytes=trees.MI300X_VRAM + 1))["memory_used_bytes"] == 100 * GIB
+
+
+def test_unified_memory_stays_absent(rocm: Path, tmp_path: Path) -> None:
+    tree = trees.mi300x(tmp_path / "sys", 1)
+    tree.write("class/kfd/kfd/topology/nodes/1/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {900 * GIB}")
+    write(tmp_path / "world", [full()])
+    (reading,) = readings(rocm, tmp_path / "world", tmp_path / "sys", "amdsmi")
+    assert reading["gpus"][0]["memory_used_bytes"] is None
+    assert reading["gpus"][0]["utilization_ratio"] == 0.55
+
+
+def test_a_library_that_knows_no_more_is_not_asked_each_second(rocm: Path, tmp_path: Path) -> None:
+    trees.mi300x(tmp_path / "sys", 1, busy=None)
+    write(tmp_path / "world", [full(gfx="!30")])
+    first, *soon = readings(rocm, tmp_path / "world", tmp_path / "sys", "auto", times=4, step=1)
+    assert first["errors"]["busy"] >= 1
+    assert [reading["errors"] for reading in soon] == [{}, {}, {}]
+    _, later = readings(rocm, tmp_path / "world", tmp_path / "sys", "auto", times=2)
+    assert later["errors"] == {"busy": 1}
+
+
+# --- trust --------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_library_import_fails_and_nothing_is_printed(tmp_path: Path) -> None:
+    trees.mi300x(tmp_path / "sys", 1, busy=None)
+    for backend in ("auto", "amdsmi"):
+        (reading,) = readings(tmp_path / "no-rocm", tmp_path / "world", tmp_path / "sys", backend)
+        if backend == "auto":
+            assert reading["gpus"][0]["memory_used_bytes"] == 100 * GIB
+        else:
+            assert reading["reason"] == "amdsmi_missing"
+            assert "KeyError" in reading["detail"]
+
+
+def test_a_library_without_one_symbol_does_not_import(tmp_path: Path) -> None:
+    older = build(tmp_path / "rocm-6.4", missing=("amdsmi_get_cpu_affinity_with_scope",))
+    failed = failure(older, tmp_path, [full()])
+    assert failed["reason"] == "amdsmi_missing"
+    assert "amdsmi_get_cpu_affinity_with_scope" in failed["detail"]
+
+
+@pytest.mark.parametrize("version", [(25, 5, 1), (26, 1, 0), (26, 2, 1), (27, 0, 0), (0, 0, 0), (7, 0, 2)])
+def test_a_library_of_another_release_is_not_trusted(rocm: Path, tmp_path: Path, version: tuple[int, int, int]) -> None:
+    failed = failure(rocm, tmp_path, [full()], version=version)
+    assert failed["reason"] == "amdsmi_mismatch"
+    assert ".".join(map(str, version)) in failed["detail"]
+
+
+def test_a_library_that_contradicts_sysfs_is_not_trusted(rocm: Path, tmp_path: Path) -> None:
+    failed = failure(rocm, tmp_path, [full(total_bytes=trees.MI300X_VRAM // 2)])
+    assert failed["reason"] == "amdsmi_mismatch"
+    assert BUS in failed["detail"]
+
+
+def test_a_library_that_does_not_see_a_device_is_not_trusted(rocm: Path, tmp_path: Path) -> None:
+    failed = failure(rocm, tmp_path, [full("0000:06:00.0")])
+    assert failed == {"reason": "amdsmi_mismatch", "detail": f"the library does not see {BUS}"}
+
+
+def test_a_library_that_does_not_start_fails(rocm: Path, tmp_path: Path) -> None:
+    failed = failure(rocm, tmp_path, [full()], init=34)
+    assert failed["reason"] == "amdsmi_failed"
+    assert "DRIVER_NOT_LOADED" in failed["detail"]
+
+
+def test_a_library_that_answers_nothing_fails_each_time(rocm: Path, tmp_path: Path) -> None:
+    trees.mi300x(tmp_path / "sys", 1)
+    write(tmp_path / "world", [SmiDevice(BUS)])
+    failed, again = readings(rocm, tmp_path / "world", tmp_path / "sys", "amdsmi", times=2)
+    assert failed == again == {"reason": "amdsmi_failed", "detail": "no device answers"}
+
+
+@pytest.mark.parametrize(("wrapper", "library", "fits"), [
+    ("7.0.2", {"major": 26, "minor": 0, "release": 2, "build": "x"}, True),
+    ("26.0.2+39589fda", {"major": 26, "minor": 0, "release": 2}, True),
+    ("26.0.2+39589fda", {"major": 26, "minor": 0, "release": 0}, False),
+    ("25.3.0+ede62f2", {"major": 26, "minor": 0, "release": 0}, False),
+    ("24.7.1+1234567", {"year": 24, "major": 7, "minor": 1, "release": 0}, True),
+    ("6.4.4", {"major": 25, "minor": 5, "release": 1}, True),
+    ("6.3.3", {"major": 24, "minor": 7, "release": 1}, False),
+    ("unknown", {"major": 26, "minor": 0, "release": 2}, False),
+    ("7.0.2", {"major": "N/A"}, False),
+    ("7.0.2", {}, False),
+])
+def test_which_wrapper_belongs_to_which_library(wrapper: str, library: dict[str, object], fits: bool) -> None:
+    class Module:
+        __version__ = wrapper
+
+        @staticmethod
+        def amdsmi_get_lib_version() -> dict[str, object]:
+            return library
+
+    if fits:
+        smi._check_release(Module)
+        return
+    with pytest.raises(smi.SmiError) as caught:
+        smi._check_release(Module)
+    assert caught.value.reason == smi.MISMATCH
+
+
+@pytest.mark.parametrize("value", ["N/A", "", None, True, float("nan"), float("inf"), -1, 0xFFFF, 0xFFFFFFFF, 2**64 - 1])
+def test_what_is_no_number(value: object) -> None:
+    assert smi.number(value) is None
+
+
+def test_a_failed_library_is_tried_again_only_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[float] = []
+    clock = Clock()
+
+    def failing(expected: object) -> smi.Smi:
+        opened.append(clock.now)
+        raise smi.SmiError(smi.FAILED, "no")
+
+    monkeypatch.setattr(smi, "Smi", failing)
+    trees.mi300x(tmp_path, 1)
+    source = AmdSource(Given(tmp_path, "amdsmi"), clock)  # type: ignore[arg-type]
+    for _ in range(int(RESCAN_SECONDS) * 2):
+        with pytest.raises(SourceError, match="amdsmi_failed"):
+            source.read()
+        clock.now += 1
+    assert opened == [1000.0, 1000.0 + RESCAN_SECONDS]

@@ -1,0 +1,547 @@
+"""Each signal against numbers worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure import readings as r
+from kvpressure.readings import AllocatorReading, ContainerReading, GpuReading
+from kvpressure.signals import batch, concurrency, context, kv, latency, memory, progress, score, throughput
+from kvpressure.signals.batch import RunningHistogram
+from kvpressure.signals.context import LongestContext, Shape
+from kvpressure.signals.host import ContainerWindow
+from kvpressure.signals.latency import Baseline
+from kvpressure.signals.memory import DeviceMemory
+from kvpressure.signals.model import ComputeSignals, KvSignals, LoadSignals, Signals
+from kvpressure.signals.progress import Progress
+from kvpressure.signals.score import GpuWindow
+from kvpressure.signals.throughput import Trend
+from kvpressure.signals.window import HistogramIncrease
+from kvpressure.thresholds import builtin
+from signals.build import FINISHED, every, histogram, window
+
+INF = float("inf")
+T = builtin()
+
+
+def kv_of(rows, config=None, ever=True, shape=None, seqs=None, engines=1, logged=None):
+    return kv.compute(window(rows), config or {}, engines, ever, logged, shape or Shape(), seqs, T)
+
+
+# --- KV cache ----------------------------------------------------------------------------------------------
+
+
+def test_kv_level_maximum_and_tokens():
+    rows = every(1, [{r.KV_USAGE: v, r.RUNNING: 1} for v in (0.2, 0.9, 0.5)])
+    found = kv_of(rows, {"kv_cache_size_tokens": "8192"})
+    assert (found.kv_used_ratio, found.kv_used_ratio_max) == (0.5, 0.9)
+    assert found.kv_capacity_tokens == 8192
+    assert found.kv_used_tokens == pytest.approx(4096)
+
+
+def test_the_maximum_forgets_after_a_minute():
+    rows = every(1, [{r.KV_USAGE: 0.99}, *({r.KV_USAGE: 0.1} for _ in range(61))])
+    assert kv_of(rows).kv_used_ratio_max == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("config", "engines", "expected"), [
+    ({"kv_cache_size_tokens": "8192", "num_gpu_blocks": "1"}, 1, 8192),
+    ({"num_gpu_blocks": "5646", "block_size": "16"}, 1, 5645 * 16),
+    ({"num_gpu_blocks": "512", "block_size": "32"}, 2, 255 * 32),  # summed over two data-parallel engines
+    ({"num_gpu_blocks": "None", "block_size": "16"}, 1, None),
+    ({"block_size": "16"}, 1, None),
+    ({}, 1, None),
+])
+def test_capacity_from_configuration(config, engines, expected):
+    assert kv.capacity_tokens(config, engines) == expected
+
+
+def test_a_gauge_that_stays_zero_while_tokens_flow_is_not_recorded():
+    rows = every(2, [{r.KV_USAGE: 0.0, r.RUNNING: 4, r.GENERATION_TOKENS: 100 * i} for i in range(5)])
+    found = kv_of(rows, ever=False)
+    assert found.kv_recorded is False
+    assert found.kv_used_ratio is None
+    assert found.kv_used_ratio_max is None
+
+
+def test_zero_is_believed_when_the_gauge_has_moved_before_or_nothing_runs():
+    busy = every(2, [{r.KV_USAGE: 0.0, r.RUNNING: 4, r.GENERATION_TOKENS: 100 * i} for i in range(5)])
+    assert kv_of(busy, ever=True).kv_used_ratio == 0.0
+    idle = every(2, [{r.KV_USAGE: 0.0, r.RUNNING: 0, r.GENERATION_TOKENS: 100} for _ in range(5)])
+    assert kv_of(idle, ever=False).kv_used_ratio == 0.0
+
+
+def test_seconds_to_full_follow_the_slope():
+    rows = every(1, [{r.KV_USAGE: 0.5 + 0.02 * i} for i in range(11)])  # 0.70 now, 2 % a second
+    found = kv_of(rows)
+    assert found.kv_slope_per_second == pytest.approx(0.02)
+    assert found.kv_seconds_to_full == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize(("usage", "rise", "expected"), [
+    (0.49, 0.02, None), (0.5, 0.02, 25.0), (0.9, 0.0, None), (0.9, -0.1, None), (0.9, None, None), (1.0, 0.01, 0.0),
+    (0.9, 0.00011, 0.1 / 0.00011), (0.6, 0.00011, None),
+])
+def test_no_forecast_below_half_nor_when_not_rising_nor_beyond_an_hour(usage, rise, expected):
+    found = kv.seconds_to_full(usage, rise, T["kv_warm_ratio"])
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_silent_preemptions_are_seen_at_once():
+    """Scenario d of the live captures: running 19 -> 8 while waiting 29 -> 40, nothing finished, counter still 0."""
+    rows = every(1, [{r.RUNNING: 19, r.WAITING: 29, FINISHED: 5, r.PREEMPTIONS: 0},
+                     {r.RUNNING: 8, r.WAITING: 40, FINISHED: 5, r.PREEMPTIONS: 0}])
+    found = kv_of(rows)
+    assert found.preemptions_counted == 0
+    assert found.preemptions_silent == 11
+    assert found.preemption_rate == pytest.approx(11.0)
+
+
+@pytest.mark.parametrize("after", [
+    {r.RUNNING: 8, r.WAITING: 40, FINISHED: 16},  # they finished, others arrived
+    {r.RUNNING: 8, r.WAITING: 29, FINISHED: 5},  # clients went away
+    {r.RUNNING: 19, r.WAITING: 40, FINISHED: 5},  # arrivals only
+])
+def test_other_reasons_for_falling_running_are_no_preemptions(after):
+    rows = every(1, [{r.RUNNING: 19, r.WAITING: 29, FINISHED: 5}, after])
+    assert kv_of(rows).preemptions_silent == 0
+
+
+def test_silent_preemptions_are_unknown_without_their_inputs():
+    assert kv_of(every(1, [{r.RUNNING: 3}, {r.RUNNING: 1}])).preemptions_silent is None
+
+
+def test_preemptions_per_running_request_and_minute():
+    rows = every(10, [{r.RUNNING: 100, r.PREEMPTIONS: 60 * i} for i in range(7)])  # 6/s with 100 running
+    found = kv_of(rows)
+    assert found.preemption_rate == pytest.approx(6.0)
+    assert found.preemptions_per_running_minute == pytest.approx(3.6)
+
+
+def test_overcommit_uses_the_load_that_is_there_never_the_bare_cap():
+    shape = Shape(prompt=300, output=200)
+    rows = every(1, [{r.RUNNING: 10, r.WAITING: 30} for _ in range(3)])
+    config = {"kv_cache_size_tokens": "10000"}
+    assert kv_of(rows, config, shape=shape, seqs=256).kv_overcommit_ratio == pytest.approx(40 * 500 / 10000)
+    assert kv_of(rows, config, shape=shape, seqs=16).kv_overcommit_ratio == pytest.approx(16 * 500 / 10000)
+    assert kv_of(rows, config).kv_overcommit_ratio is None
+
+
+def test_prefix_hit_ratio_needs_queries():
+    rows = every(1, [{r.PREFIX_QUERIES: 0, r.PREFIX_HITS: 0}, {r.PREFIX_QUERIES: 200, r.PREFIX_HITS: 50}])
+    assert kv_of(rows).prefix_hit_ratio == pytest.approx(0.25)
+    assert kv_of(every(1, [{r.PREFIX_QUERIES: 5, r.PREFIX_HITS: 1}] * 2)).prefix_hit_ratio is None
+
+
+# --- batch ---------------------------------------------------------------------------------------------------
+
+
+def batch_of(w, limit=None):
+    return batch.compute(w, RunningHistogram(), limit)
+
+
+def test_mean_batch_by_littles_law():
+    bounds = (0.1, INF)
+    w = window(every(10, [{}, {}]), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (800, 800), 74.0)]})
+    found = batch_of(w)
+    assert found.batch_mean == pytest.approx(7.4)  # 74 request-seconds of decoding in 10 s
+    assert found.step_seconds == pytest.approx(74 / 800)
+
+
+def test_batch_quantiles_are_nearest_rank_over_a_minute():
+    w = window(every(1, [{r.RUNNING: v} for v in range(1, 61)]))
+    found = batch_of(w)
+    assert (found.batch_p50, found.batch_p95, found.batch_p99) == (30, 57, 60)
+
+
+def test_two_samples_are_too_few_for_quantiles():
+    assert batch_of(window(every(1, [{r.RUNNING: 5}] * 2))).batch_p95 is None
+
+
+@pytest.mark.parametrize(("running", "waiting", "limit", "expected"), [
+    (1, 0, 256, 0.0),  # one user alone is not a collapse
+    (2, 98, 256, 0.98),  # a hundred want in, two run
+    (2, 98, 8, 0.75),  # against the limit of 8
+    (8, 98, 8, 0.0),  # at the limit: no collapse
+    (0, 0, 256, None),  # no demand
+    (0, 6, 256, 1.0),  # everybody waits
+])
+def test_collapse_is_against_demand(running, waiting, limit, expected):
+    w = window(every(1, [{r.RUNNING: running, r.WAITING: waiting}] * 4))
+    found = batch_of(w, limit).batch_collapse_ratio
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_deferred_requests_are_not_demand_for_the_batch():
+    w = window(every(1, [{r.RUNNING: 4, r.WAITING: 10, r.WAITING_DEFERRED: 10}] * 4))
+    assert batch_of(w, 256).batch_collapse_ratio == 0.0
+
+
+def test_running_histogram_is_cumulative():
+    histogram_of_samples = RunningHistogram()
+    for value in (0, 1, 3, 300, 5000):
+        histogram_of_samples.add(value)
+    counts = histogram_of_samples.cumulative()
+    assert (counts[0.0], counts[1.0], counts[4.0], counts[512.0], counts[INF]) == (1, 2, 3, 4, 5)
+    assert histogram_of_samples.total == 5304
+
+
+# --- load ---------------------------------------------------------------------------------------------------
+
+
+def load_of(rows, configured=None, source=None, capacity=None, mean=None):
+    return concurrency.compute(window(rows), configured, source, capacity, mean, T["kv_near_full_ratio"])
+
+
+def test_the_smaller_limit_binds():
+    rows = every(1, [{r.RUNNING: 30, r.WAITING: 10}] * 3)
+    found = load_of(rows, 256, "args", capacity=20_000, mean=500)
+    assert found.limits == {"args": 256, "kv_capacity": 40}
+    assert found.concurrency_ratio == pytest.approx(1.0)
+
+
+def test_no_limit_no_ratio():
+    found = load_of(every(1, [{r.RUNNING: 30, r.WAITING: 10}] * 3))
+    assert found.concurrency_ratio is None
+    assert found.running_at_limit is None
+
+
+@pytest.mark.parametrize(("running", "expected"), [([64] * 10, True), ([63] * 10, True), ([60] * 10, False),
+                                                  ([64] * 5 + [20] * 5, True), ([64] * 4 + [20] * 6, False)])
+def test_at_limit_in_most_of_the_recent_samples(running, expected):
+    rows = every(1, [{r.RUNNING: v, r.WAITING: 5} for v in running])
+    assert load_of(rows, 64, "args").running_at_limit is expected
+
+
+def test_a_level_that_stands_still_under_a_queue_is_an_observed_limit():
+    rows = every(2, [{r.RUNNING: 48, r.WAITING: 9, r.KV_USAGE: 0.3}] * 12)
+    found = load_of(rows)
+    assert found.limits == {"observed": 48}
+    assert (found.max_num_seqs, found.max_num_seqs_source, found.running_at_limit) == (48, "observed", True)
+
+
+@pytest.mark.parametrize("row", [{r.WAITING: 0, r.KV_USAGE: 0.3}, {r.WAITING: 9, r.KV_USAGE: 0.85}])
+def test_no_observed_limit_without_a_queue_or_with_a_cache_near_full(row):
+    assert load_of(every(2, [{r.RUNNING: 48, **row}] * 12)).limits == {}
+
+
+def test_swapped_groups_wait_too():
+    assert load_of(every(1, [{r.RUNNING: 2, r.WAITING: 3, r.SWAPPED: 4}] * 2)).waiting == 7
+
+
+def test_arrivals_are_what_finished_plus_what_is_there():
+    rows = every(10, [{FINISHED: 10 * i, r.RUNNING: 5, r.WAITING: 2 * i} for i in range(7)])
+    assert load_of(rows).arrival_rate == pytest.approx((60 + 12) / 60)
+
+
+def test_burst_ratio_compares_the_busiest_ten_seconds_with_the_mean():
+    arrived = [0, 0, 0, 0, 0, 0, 0, 60, 60, 60, 60, 60]  # 60 at once in 110 s
+    rows = every(10, [{FINISHED: v, r.RUNNING: 0, r.WAITING: 0} for v in arrived])
+    assert load_of(rows).arrival_burst_ratio == pytest.approx((60 / 10) / (60 / 110))
+    assert load_of(rows[:4]).arrival_burst_ratio is None
+
+
+# --- context ------------------------------------------------------------------------------------------------
+
+BOUNDS = (100.0, 1000.0, 10000.0, INF)
+
+
+def test_a_single_finished_request_gives_its_exact_context():
+    prompts = [histogram(BOUNDS, (5, 5, 5, 5), 400), histogram(BOUNDS, (5, 5, 6, 6), 400 + 7321)]
+    outputs = [histogram(BOUNDS, (5, 5, 5, 5), 100), histogram(BOUNDS, (5, 6, 6, 6), 100 + 555)]
+    w = window(every(1, [{}, {}]), **{r.REQUEST_PROMPT: prompts, r.REQUEST_OUTPUT: outputs})
+    longest = LongestContext(300)
+    for sample in w.history:
+        longest.observe(sample)
+    assert longest.maximum() == 7321 + 555
+
+
+def test_several_at_once_give_a_lower_bound():
+    prompts = [histogram(BOUNDS, (0, 0, 0, 0), 0), histogram(BOUNDS, (9, 9, 10, 10), 5400)]
+    w = window(every(1, [{}, {}]), **{r.REQUEST_PROMPT: prompts})
+    longest = LongestContext(300)
+    for sample in w.history:
+        longest.observe(sample)
+    assert longest.maximum() == 1000  # one of ten lies in (1000, 10000]
+
+
+def test_a_long_prompt_shows_at_its_first_token():
+    started = [histogram((1.0, INF), (3, 3), 1), histogram((1.0, INF), (3, 4), 5)]
+    w = window(every(1, [{r.PROMPT_TOKENS: 900}, {r.PROMPT_TOKENS: 900 + 16_000}]), **{r.TTFT: started})
+    longest = LongestContext(300)
+    for sample in w.history:
+        longest.observe(sample)
+    assert longest.maximum() == 16_000
+
+
+def test_the_longest_context_forgets_after_five_minutes():
+    longest = LongestContext(300)
+    totals = [0, 16_000, 16_100, 16_200]
+    for t, total, count in zip((0, 1, 200, 302), totals, range(4), strict=True):
+        w = window([(float(t), {r.PROMPT_TOKENS: total})], **{r.TTFT: [histogram((1.0, INF), (count, count), 0)]})
+        longest.observe(w.last)
+    assert longest.maximum() == 100
+
+
+def test_spike_is_longest_over_mean():
+    prompts = [histogram(BOUNDS, (0, 0, 0, 0), 0), histogram(BOUNDS, (4, 4, 4, 4), 200), histogram(BOUNDS, (4, 4, 5, 5), 1450)]
+    w = window(every(1, [{}, {}, {}]), **{r.REQUEST_PROMPT: prompts})
+    longest = LongestContext(300)
+    for sample in w.history:
+        longest.observe(sample)
+    found = context.compute(w, longest, context.shape(w))
+    assert found.context_mean == pytest.approx(290)
+    assert found.context_max_5m == 1250
+    assert found.context_spike_ratio == pytest.approx(1250 / 290)
+
+
+@pytest.mark.parametrize(("increments", "expected"), [
+    ((40, 0, 0, 40, 0), True), ((40, 30, 20, 10, 0), False), ((0, 0, 80, 0, 0), False), ((76, 0, 0, 4, 0), False),
+    ((10, 0, 0, 5, 0), None),
+])
+def test_two_humps(increments, expected):
+    increase = HistogramIncrease((100.0, 500.0, 1000.0, 5000.0, INF), tuple(map(float, increments)), 1.0, sum(increments))
+    assert context.two_humps(increase) is expected
+
+
+def test_counters_alone_give_mean_lengths_on_old_servers():
+    rows = every(10, [{r.PROMPT_TOKENS: 3000 * i, r.GENERATION_TOKENS: 1000 * i, FINISHED: 10 * i} for i in range(4)])
+    found = context.shape(window(rows))
+    assert (found.prompt, found.output, found.mean_context) == (300, 100, 400)
+
+
+# --- latency ------------------------------------------------------------------------------------------------
+
+
+def test_baseline_is_unknown_at_first_and_learns_only_from_calm_moments():
+    base = Baseline()
+    for i in range(5):
+        base.learn(1000 + 30 * i, True, {"ttft": 0.2})
+    assert base.value("ttft") is None
+    base.learn(1150, True, {"ttft": 0.2})
+    assert base.value("ttft") == pytest.approx(0.2)
+    for i in range(100):
+        base.learn(1200 + 30 * i, False, {"ttft": 60.0})
+    assert base.value("ttft") == pytest.approx(0.2)
+
+
+def test_baseline_takes_one_value_every_half_minute():
+    base = Baseline()
+    for i in range(25):
+        base.learn(1000 + i, True, {"ttft": 0.2})
+    assert base.value("ttft") is None
+
+
+def test_latency_against_its_baseline():
+    base = Baseline()
+    for i in range(6):
+        base.learn(30 * i, True, {"inter_token": 0.04})
+    bounds = (0.05, 0.1, 0.2, INF)
+    w = window(every(30, [{}, {}], start=500),
+               **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]})
+    found = latency.compute(w, base, calm=False)
+    assert found.inter_token["0.95"] == pytest.approx(0.195)
+    assert found.baseline_ratios["inter_token"] == pytest.approx(0.195 / 0.04)
+
+
+def test_outside_engine_time_is_what_the_engine_did_not_take():
+    one = {r.E2E: (0.0, 50.0), r.QUEUE: (0.0, 10.0), r.INFERENCE: (0.0, 30.0)}
+    columns = {name: [histogram((1.0, INF), (0, 0), a), histogram((1.0, INF), (0, 5), b)] for name, (a, b) in one.items()}
+    seconds, share = latency.outside_engine(window(every(30, [{}, {}]), **columns))
+    assert seconds == pytest.approx(2.0)
+    assert share == pytest.approx(0.2)
+
+
+# --- throughput ---------------------------------------------------------------------------------------------
+
+
+def test_throughput_is_flat_when_demand_rose_and_tokens_did_not():
+    trend = Trend()
+    for i in range(10):
+        trend.observe(15.0 * i, 1000.0, 10.0)
+    assert trend.flat(300, 1010.0, 30.0) is True
+    assert trend.flat(300, 2000.0, 30.0) is False
+    assert trend.flat(300, 800.0, 10.0) is True  # fell while demand did not
+    assert trend.flat(300, 300.0, 3.0) is False  # fell with demand
+
+
+def test_throughput_trend_needs_two_minutes():
+    trend = Trend()
+    trend.observe(0.0, 1000.0, 10.0)
+    assert trend.flat(100, 10.0, 10.0) is None
+    assert trend.ratio(500.0, 10.0) == pytest.approx(0.5)
+
+
+def test_rates_fall_back_to_the_old_gauge():
+    found = throughput.compute(window(every(1, [{r.GENERATION_RATE: 123.0, r.RUNNING: 3}] * 3)), Trend())
+    assert found.generation_tokens_per_second == 123.0
+    assert found.generation_tokens_per_running == pytest.approx(41.0)
+
+
+# --- progress -----------------------------------------------------------------------------------------------
+
+
+def followed(rows, **histograms):
+    w, p = window(rows, **histograms), Progress()
+    for sample in w.history:
+        p.observe(sample)
+    return w, p
+
+
+def test_nothing_moves_while_requests_run():
+    w, p = followed(every(5, [{r.RUNNING: 40, r.WAITING: 0, r.KV_USAGE: 0.5, r.GENERATION_TOKENS: 10}] * 6))
+    found = progress.compute(w, p, 0.0, 0)
+    assert found.seconds_without_progress == 25
+    assert found.seconds_still == 25
+    assert found.progressing is False
+
+
+def test_a_filling_cache_moves_without_useful_progress():
+    w, p = followed(every(5, [{r.RUNNING: 1, r.WAITING: 9, r.KV_USAGE: 0.1 * i, r.GENERATION_TOKENS: 10} for i in range(6)]))
+    found = progress.compute(w, p, 0.0, 0)
+    assert found.seconds_without_progress == 25
+    assert found.seconds_still == 0
+
+
+def test_a_livelock_preempts_without_end_and_makes_no_progress():
+    rows = every(5, [{r.RUNNING: 0, r.WAITING: 27, r.PREEMPTIONS: 250 * i, r.GENERATION_TOKENS: 10} for i in range(6)])
+    assert progress.compute(*followed(rows), 0.0, 0).seconds_without_progress == 25
+
+
+def test_a_gap_in_the_samples_is_not_counted_as_stall():
+    rows = [(0.0, {r.RUNNING: 1, r.GENERATION_TOKENS: 10}), (600.0, {r.RUNNING: 1, r.GENERATION_TOKENS: 10})]
+    assert progress.compute(*followed(rows), 0.0, 0).seconds_without_progress == 15
+
+
+def test_progress_is_unknown_without_counters_and_absent_without_work():
+    found = progress.compute(*followed(every(5, [{r.RUNNING: 3}] * 6)), 0.0, 0)
+    assert found.progressing is None
+    found = progress.compute(*followed(every(5, [{r.RUNNING: 0, r.WAITING: 0, r.GENERATION_TOKENS: 4}] * 6)), 0.0, 0)
+    assert found.work_present is False
+    assert found.seconds_without_progress is None
+
+
+# --- memory and host -----------------------------------------------------------------------------------------
+
+GIB = 2**30
+
+
+def gpu(used, total=80 * GIB, **more):
+    return GpuReading("GPU-1", 0, "nvidia", memory_used_bytes=used, memory_total_bytes=total, **more)
+
+
+def test_demand_is_used_memory_without_the_empty_part_of_the_pool():
+    assert memory.demand_ratio(gpu(72 * GIB), [40.0 * GIB]) == pytest.approx(0.4)
+    assert memory.demand_ratio(gpu(72 * GIB), [20.0 * GIB, 10.0 * GIB]) == pytest.approx(42 / 80)
+    assert memory.demand_ratio(gpu(72 * GIB), [20.0 * GIB, None]) is None
+    assert memory.demand_ratio(gpu(72 * GIB), []) is None
+    assert memory.demand_ratio(gpu(None), [1.0]) is None
+
+
+def test_components_name_the_rest_only_when_weights_and_pool_are_known():
+    facts = {"weights_bytes": 14.0 * GIB, "pool_bytes": 50.0 * GIB, "graphs_bytes": 1.0 * GIB}
+    found = memory.components(facts, 70.0 * GIB)
+    assert found["other"] == pytest.approx(5 * GIB)
+    assert "other" not in memory.components({"pool_bytes": 50.0 * GIB}, 70.0 * GIB)
+
+
+def test_idle_growth_needs_ten_minutes_and_ends_with_work():
+    device = DeviceMemory()
+    for i in range(25):
+        device.observe(30.0 * i, 10.0 * GIB + i * 2**20, idle=True, ready=True)
+    assert device.idle_growth_per_hour() == pytest.approx(120 * 2**20)
+    device.observe(800.0, 11.0 * GIB, idle=False, ready=True)
+    assert device.idle_growth_per_hour() is None
+
+
+def test_fragmentation_figures_come_from_the_worst_rank():
+    ranks = [AllocatorReading("n", "p", 0, 10, 12, 1), AllocatorReading("n", "p", 1, 10, 20, 5)]
+    found = memory.compute(KvSignals(), [], DeviceMemory(), {}, ranks, None, None, None)
+    assert (found.allocator_reserved_bytes, found.allocator_allocated_bytes) == (20, 10)
+
+
+def test_container_ratios_over_a_minute():
+    track = ContainerWindow()
+    for i in range(4):
+        track.observe(20.0 * i, ContainerReading(
+            "n", "p", "c", restarts=i // 2, cpu_usage_seconds=30.0 * i, cpu_limit_cores=2.0, cpu_periods=200 * i,
+            cpu_throttled_periods=50 * i, memory_working_set_bytes=95, memory_limit_bytes=100))
+    assert track.cpu_used_ratio() == pytest.approx(0.75)
+    assert track.throttled_ratio() == pytest.approx(0.25)
+    assert track.memory_used_ratio() == pytest.approx(0.95)
+    assert track.restarts_since(0.0) == 1
+
+
+# --- score --------------------------------------------------------------------------------------------------
+
+
+def score_of(kv_max=0.95, waiting=5.0, **gpu_fields):
+    track = GpuWindow()
+    track.observe(1.0, gpu(72 * GIB, **gpu_fields))
+    return score.compute(window([(1.0, {})]), [track], KvSignals(kv_used_ratio_max=kv_max),
+                         LoadSignals(in_flight=waiting + 3, waiting=waiting, concurrency_ratio=0.5), None, T)
+
+
+def test_profiling_is_the_best_evidence_and_decode_at_a_full_cache_scores_high():
+    found = score_of(tensor_activity_ratio=0.08, dram_activity_ratio=0.8, sm_activity_ratio=0.9, utilization_ratio=0.95,
+                     power_watts=400, power_limit_watts=700)
+    assert found.activity_level == "profiling"
+    assert found.score_compute_factor == pytest.approx(0.9)
+    assert found.memory_high_compute_low_score == pytest.approx(0.9)
+
+
+def test_a_starved_gpu_is_the_hosts_doing_not_the_memorys():
+    assert score_of(tensor_activity_ratio=0.01, dram_activity_ratio=0.02).score_compute_factor == 0.0
+    assert score_of(power_watts=100, power_limit_watts=700).score_compute_factor == 0.0
+
+
+@pytest.mark.parametrize(("watts", "expected"), [(420, 1.0), (490, 1.0), (560, 0.5), (630, 0.0), (700, 0.0)])
+def test_power_between_decode_and_prefill(watts, expected):
+    assert score_of(power_watts=watts, power_limit_watts=700).score_compute_factor == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("used", "expected"), [(0.3, 1.0), (0.6, 1.0), (0.7, 0.5), (0.8, 0.0), (0.95, 0.0)])
+def test_utilization_is_the_last_and_weak_evidence(used, expected):
+    found = score_of(utilization_ratio=used)
+    assert found.activity_level == "utilization_weak"
+    assert found.score_compute_factor == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("kv_max", "expected"), [(0.85, 0.0), (0.875, 0.5), (0.9, 1.0), (1.0, 1.0)])
+def test_memory_factor_ramps_between_the_documented_levels(kv_max, expected):
+    assert score_of(kv_max=kv_max, utilization_ratio=0.3).score_memory_factor == pytest.approx(expected)
+
+
+def test_device_level_alone_never_counts():
+    """72 of 80 GiB used, cache nearly empty: the product is 0, however idle the GPU."""
+    assert score_of(kv_max=0.05, utilization_ratio=0.3).memory_high_compute_low_score == 0.0
+
+
+def test_the_score_is_absent_when_a_factor_is_not_known():
+    assert score_of().memory_high_compute_low_score is None  # no activity at all
+    assert score_of(kv_max=None, utilization_ratio=0.3).memory_high_compute_low_score is None
+
+
+def test_idle_scores_zero_and_load_without_a_queue_scores_its_share():
+    assert score.demand_factor(KvSignals(), LoadSignals(in_flight=0.0)) == 0.0
+    assert score.demand_factor(KvSignals(), LoadSignals(in_flight=4.0, waiting=0.0, concurrency_ratio=0.4)) == 0.4
+    assert score.demand_factor(KvSignals(), LoadSignals(in_flight=4.0, waiting=1.0)) == 1.0
+    assert score.demand_factor(KvSignals(), LoadSignals()) is None
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 900), st.floats(0, 50))
+def test_the_score_and_its_factors_stay_in_bounds(kv_max, tensor, dram, watts, waiting):
+    found = score_of(kv_max=kv_max, waiting=waiting, tensor_activity_ratio=tensor, dram_activity_ratio=dram,
+                     power_watts=watts, power_limit_watts=700)
+    for value in (found.score_memory_factor, found.score_compute_factor, found.score_demand_factor,
+                  found.memory_high_compute_low_score):
+        assert value is not None
+        assert 0 <= value <= 1
+
+
+def test_flat_signals_have_unique_names():
+    flat = Signals(time=0.0, compute=ComputeSignals(gpu_utilization=0.5)).flat()
+    assert flat["gpu_utilization"] == 0.5
+    assert flat["kv_used_ratio"] is None

@@ -1,0 +1,168 @@
+"""Windows: resets, gaps, order, clock steps, thinning and quantiles, with numbers worked by hand."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure import readings as r
+from kvpressure.readings import Histogram
+from kvpressure.signals.window import (
+    FINE_SECONDS,
+    EngineWindow,
+    History,
+    histogram_increase,
+    quantile,
+    slope,
+)
+from signals.build import every, histogram, window
+
+INF = float("inf")
+
+
+def test_increase_spans_the_window_and_says_how_long_it_is():
+    w = window(every(10, [{r.GENERATION_TOKENS: v} for v in (0, 100, 250, 400)]))
+    assert w.increase(r.GENERATION_TOKENS, 20) == (300.0, 20.0)
+    assert w.rate(r.GENERATION_TOKENS, 30) == pytest.approx(400 / 30)
+
+
+def test_a_counter_that_falls_began_anew_and_loses_nothing():
+    w = window(every(1, [{r.PREEMPTIONS: v} for v in (90, 100, 3, 8)]))
+    assert w.increase(r.PREEMPTIONS, 60) == (18.0, 3.0)  # 10 + (restart at 0) 3 + 5
+
+
+def test_a_single_sample_has_no_increase():
+    w = window([(0.0, {r.PREEMPTIONS: 5})])
+    assert w.increase(r.PREEMPTIONS, 60) is None
+
+
+def test_a_counter_that_appears_later_counts_from_where_it_appeared():
+    w = window(every(1, [{}, {r.PREEMPTIONS: 7}, {r.PREEMPTIONS: 9}]))
+    assert w.increase(r.PREEMPTIONS, 60) == (2.0, 1.0)
+
+
+def test_samples_out_of_order_and_duplicates_are_ignored():
+    w = EngineWindow()
+    assert w.observe(10, {}, {r.PREEMPTIONS: 1}, {})
+    assert not w.observe(10, {}, {r.PREEMPTIONS: 99}, {})
+    assert not w.observe(9, {}, {r.PREEMPTIONS: 99}, {})
+    assert w.observe(11, {}, {r.PREEMPTIONS: 2}, {})
+    assert w.increase(r.PREEMPTIONS, 60) == (1.0, 1.0)
+
+
+def test_a_clock_that_steps_back_far_begins_a_new_window():
+    w = window(every(1, [{r.PREEMPTIONS: v} for v in (1, 2, 3)], start=10_000))
+    assert w.observe(5_000, {}, {r.PREEMPTIONS: 4}, {})
+    assert w.increase(r.PREEMPTIONS, 60) is None
+    assert w.observe(5_001, {}, {r.PREEMPTIONS: 6}, {})
+    assert w.increase(r.PREEMPTIONS, 60) == (2.0, 1.0)
+
+
+def test_after_a_gap_only_what_is_inside_the_window_counts():
+    w = window([(0.0, {r.PREEMPTIONS: 1}), (1000.0, {r.PREEMPTIONS: 500}), (1010.0, {r.PREEMPTIONS: 501})])
+    assert w.increase(r.PREEMPTIONS, 60) == (1.0, 10.0)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=40), st.sets(st.integers(1, 39)))
+def test_corrected_counters_never_fall_and_keep_every_step(steps, resets):
+    """Whatever restarts happen, the window sees the sum of all steps after the first sample."""
+    raw, value = [], 0.0
+    for index, step in enumerate(steps):
+        value = step if index in resets else value + step
+        raw.append(value)
+    w = window(every(1, [{r.GENERATION_TOKENS: v} for v in raw]))
+    expected = sum(after if after < before else after - before for before, after in pairwise(raw))
+    found = w.increase(r.GENERATION_TOKENS, 1000)
+    assert found is not None
+    assert found[0] == pytest.approx(expected, rel=1e-9, abs=1e-6)
+    corrected = [s.counters[r.GENERATION_TOKENS] for s in w.history]
+    assert all(b >= a for a, b in pairwise(corrected))
+
+
+def test_histogram_quantile_interpolates_inside_its_bucket():
+    begin = histogram((1.0, 2.0, 5.0, INF), (0, 0, 0, 0), 0.0)
+    end = histogram((1.0, 2.0, 5.0, INF), (10, 30, 40, 40), 70.0)
+    increase = histogram_increase(begin, end)
+    assert increase.increments == (10, 20, 10, 0)
+    assert increase.quantile(0.5) == pytest.approx(1.5)  # rank 20 of 40, half through the bucket (1, 2]
+    assert increase.quantile(0.95) == pytest.approx(4.4)  # rank 38: 8 of 10 through (2, 5]
+    assert increase.mean() == pytest.approx(1.75)
+
+
+def test_values_above_the_last_bound_are_reported_as_that_bound():
+    increase = histogram_increase(histogram((1.0, INF), (0, 0), 0), histogram((1.0, INF), (0, 4), 400))
+    assert increase.quantile(0.99) == 1.0
+
+
+def test_bounds_that_change_leave_sum_and_count():
+    increase = histogram_increase(histogram((1.0, INF), (1, 2), 3), histogram((2.0, INF), (4, 5), 9))
+    assert increase.bounds == ()
+    assert (increase.sum, increase.count) == (6.0, 3.0)
+    assert increase.quantile(0.5) is None
+
+
+def test_a_histogram_that_restarts_keeps_what_it_saw_before():
+    bounds = (1.0, INF)
+    w = window(every(1, [{}, {}, {}]), **{r.TTFT: [histogram(bounds, (5, 8), 20), histogram(bounds, (6, 10), 24),
+                                                  histogram(bounds, (1, 2), 3)]})
+    found = w.observed(r.TTFT, 60)
+    assert found is not None
+    assert found[0].count == 4  # 2 before the restart, 2 after
+    assert found[0].sum == pytest.approx(7)
+    assert found[0].increments == (2, 2)
+
+
+@given(st.lists(st.integers(0, 50), min_size=3, max_size=12), st.lists(st.integers(0, 50), min_size=3, max_size=12))
+def test_histogram_increments_are_never_negative_and_sum_to_the_count(first, second):
+    size = min(len(first), len(second))
+    bounds = (*(float(i) for i in range(1, size)), INF)
+    begin = tuple(float(v) for v in accumulate(first[:size]))
+    grown = tuple(float(v) for v in accumulate(second[:size]))
+    end = tuple(a + b for a, b in zip(begin, grown, strict=True))
+    increase = histogram_increase(Histogram(bounds, begin, 0.0, begin[-1]), Histogram(bounds, end, 1.0, end[-1]))
+    assert min(increase.increments) >= 0
+    assert sum(increase.increments) == pytest.approx(grown[-1])
+    for q in (0.0, 0.5, 1.0):
+        value = increase.quantile(q)
+        assert value is None or 0 <= value <= size
+
+
+def test_history_thins_with_age_but_keeps_the_last_minute_whole():
+    history: History[float] = History()
+    for t in range(2000):
+        history.append(float(t), float(t))
+    recent = history.since(1999 - FINE_SECONDS)
+    assert len(recent) >= FINE_SECONDS
+    assert len(history) < 200
+    everything = list(history)
+    assert everything == sorted(everything)
+    assert everything[0] >= 1999 - 930 - 15
+    assert history.first_since(1999 - 300) in range(1690, 1705)
+
+
+@given(st.lists(st.floats(0.01, 400), min_size=1, max_size=300))
+def test_history_is_bounded_and_ordered_for_any_spacing(gaps):
+    history: History[float] = History()
+    for t in accumulate(gaps):
+        history.append(t, t)
+    items = list(history)
+    assert items == sorted(items)
+    assert history.last() == items[-1]
+    assert items[-1] - items[0] <= 930 + 400
+
+
+@pytest.mark.parametrize(("values", "q", "expected"), [
+    ([1], 0.95, 1), ([1, 2], 0.5, 1), ([1, 2, 3, 4], 0.5, 2), (list(range(1, 101)), 0.95, 95),
+    (list(range(1, 101)), 0.99, 99), ([5, 5, 9], 1.0, 9), ([5, 6, 9], 0.0, 5),
+])
+def test_nearest_rank_quantile(values, q, expected):
+    assert quantile(values, q) == expected
+
+
+def test_slope_is_least_squares_and_needs_three_points():
+    assert slope([(0, 0.0), (10, 0.5)]) is None
+    assert slope([(0, 0.0), (10, 0.1), (20, 0.2)]) == pytest.approx(0.01)
+    assert slope([(5, 1.0), (5, 2.0), (5, 3.0)]) is None

@@ -238,7 +238,7 @@ def test_a_failed_library_is_tried_again_only_after_a_while(tmp_path: Path, monk
     opened: list[float] = []
     clock = Clock()
 
-    def failing(expected: object) -> smi.Smi:
+    def failing(_expected: object) -> smi.Smi:
         opened.append(clock.now)
         raise smi.SmiError(smi.FAILED, "no")
 

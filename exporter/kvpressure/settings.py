@@ -32,6 +32,7 @@ from kvpressure.settings_kinds import (
     LISTEN_ADDRESS,
     NAMESPACE,
     SECONDS,
+    SIZE,
     TARGET,
     TELEMETRY_PATH,
     TEXT,
@@ -192,6 +193,12 @@ class Settings:
     host_pod_logs: Path = option("host.pod-logs", ANY_PATH, Path("/var/log/pods"), "The host's log files of pods.")
     log_positions: Path | None = option(
         "log-positions", ANY_PATH, None, "File that keeps how far the pods' logs were read.", shown="not kept")
+    record_directory: Path | None = option(
+        "record.directory", ANY_PATH, None, "Keep a rotating recording of what is read here (flight recorder).",
+        shown="not kept")
+    record_max_bytes: int = option("record.max-size", SIZE, 64 * 2**20, "Largest size of one recording file.", shown="64MiB")
+    record_keep: int = option("record.keep", COUNT, 8, "Recording files that are kept, the newest.")
+    recording_file: Path | None = option("recording.file", FILE, None, "Recording that the source plays.", shown="none")
     thresholds: Thresholds = option(
         "thresholds", THRESHOLDS_FILE, thresholds_model.builtin, "File of lines \"name: value\" over the built-in ones.",
         shown="built-in")

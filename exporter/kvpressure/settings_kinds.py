@@ -15,6 +15,8 @@ from typing import Any, Final
 
 _UNITS: Final = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 _SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_SIZE_UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_SIZE: Final = re.compile(r"(\d{1,13})(KiB|MiB|GiB)?")
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
 
 
@@ -75,6 +77,16 @@ def _seconds(raw: object) -> float:
     match = _SECONDS.fullmatch(str(raw).strip())
     value = float(match[1]) * _UNITS[match[2] or ""] if match else math.nan
     if not 0.01 <= value <= 86400:
+        raise ValueError
+    return value
+
+
+def _size(raw: object) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int | str):
+        raise ValueError
+    match = _SIZE.fullmatch(str(raw).strip())
+    value = int(match[1]) * _SIZE_UNITS[match[2] or ""] if match else 0
+    if not 2**16 <= value <= 2**40:
         raise ValueError
     return value
 
@@ -155,6 +167,7 @@ TEXT: Final = Kind("1 to 253 printable characters", _text, "TEXT")
 WHOLE: Final = Kind("a whole number from 0 to 999999999", _whole, "N")
 COUNT: Final = Kind("a whole number from 1 to 999999999", _count, "N")
 SECONDS: Final = Kind("seconds from 0.01 to 86400, or a number with ms, s, m or h", _seconds, "SECONDS")
+SIZE: Final = Kind("bytes from 64KiB to 1024GiB, or a number with KiB, MiB or GiB", _size, "SIZE")
 FILE: Final = Kind("an existing file", _file, "FILE")
 DIRECTORY: Final = Kind("an existing directory", _directory, "DIRECTORY")
 ANY_PATH: Final = Kind("a path that starts with /; it need not exist", _path, "PATH")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from kvpressure.cli import UsageError
 from kvpressure.pipeline import Pipeline
 from kvpressure.readings import Snapshot
 from kvpressure.recording.format import RecordingError
@@ -17,9 +18,8 @@ from kvpressure.recording.openmetrics import OpenMetricsWriter
 from kvpressure.recording.reader import Problem, Reader
 from kvpressure.recording.timeline import Timeline, json_line
 from kvpressure.state import State
-from kvpressure.thresholds import ThresholdError, load
+from kvpressure.thresholds import load
 
-HELP: Final = "replay a recording: verdicts as a timeline or JSON, series for backfilling Prometheus"
 _SHOWN_PROBLEMS: Final = 10
 
 
@@ -49,24 +49,19 @@ def _seconds(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Replay. 0 = done, 2 = the recording, the thresholds or the output cannot be used."""
+    """Replay; raises ``UsageError`` when the recording, the thresholds or the output cannot be used."""
     if options.end is not None and options.end < options.start:
-        return _refuse(f"--to {options.end:g} is before --from {options.start:g}")
+        raise UsageError(f"--to: {options.end:g} is before --from; allowed: {options.start:g} or more")
     try:
         with _Damage(options.file) as damage, Reader(options.file, on_problem=damage.report) as reader:
             _replay(options, _Replay(reader, Pipeline(load(options.thresholds)), options))
-    except (RecordingError, ThresholdError) as error:
-        return _refuse(str(error))
+    except RecordingError as error:
+        raise UsageError(str(error)) from error
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        return _refuse(f"{error.filename or options.openmetrics or options.file}: {error.strerror or error}")
+        raise UsageError(f"--openmetrics: {options.openmetrics}: {error.strerror or error}") from error
     return 0
-
-
-def _refuse(text: str) -> int:
-    print(f"kvpressure replay: {text}", file=sys.stderr)
-    return 2
 
 
 class _Damage:

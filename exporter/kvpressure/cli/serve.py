@@ -7,7 +7,8 @@ import logging
 import signal
 import sys
 import threading
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from kvpressure import __version__, settings
 from kvpressure.cli import UsageError
@@ -17,6 +18,9 @@ from kvpressure.pipeline import Pipeline
 from kvpressure.publish.server import ListenError, Server
 from kvpressure.publish.site import Site
 from kvpressure.publish.webconfig import WebConfigError, WebConfigFile
+
+if TYPE_CHECKING:
+    from kvpressure.recording.recorder import BackgroundRecorder
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +36,13 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT (0) or until a source needs a new process (3)."""
     chosen = settings.from_args(args)
     configure(chosen.log_level, chosen.log_format)
+    recorder = _recorder(chosen)
+    if recorder is not None:
+        chosen = replace(chosen, keep_exposition=True)
     monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds), chosen.interval_seconds)
     monitor.add_listener(chosen.shared.observe)
+    if recorder is not None:
+        monitor.add_listener(recorder)
     site = Site(lambda: monitor.state, why_unhealthy=monitor.why_unhealthy, why_not_ready=monitor.why_not_ready,
                 node_name=chosen.node_name, telemetry_path=chosen.telemetry_path)
     server = _server(chosen, site)
@@ -51,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     _wait(monitor, stopping)
     server.stop()
     monitor.stop()
+    if recorder is not None:
+        recorder.close(timeout=2.0)
     if monitor.fatal is not None:
         print(f"kvpressure serve: a source needs a new process: {monitor.fatal}", file=sys.stderr)
         return FATAL_STATUS
@@ -64,6 +75,23 @@ def _server(chosen: settings.Settings, site: Any) -> Server:
     except WebConfigError as error:
         raise UsageError(f"--web.config.file: {error}") from error
     return Server(chosen.listen_addresses, site, web, chosen.max_requests)
+
+
+def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
+    """The flight recorder, if one is wanted."""
+    if chosen.record_directory is None:
+        return None
+    from kvpressure.recording.format import Header
+    from kvpressure.recording.recorder import BackgroundRecorder, Recorder
+
+    header = Header(chosen.interval_seconds, chosen.node_name, f"kvpressure {__version__} serve")
+    try:
+        recorder = Recorder(f"{chosen.record_directory}/", header, max_bytes=chosen.record_max_bytes,
+                            keep=chosen.record_keep)
+    except OSError as error:
+        raise UsageError(f"--record.directory: {error.filename}: {error.strerror or error}; allowed: a directory "
+                         "this process may write to") from error
+    return BackgroundRecorder(recorder)
 
 
 def _wait(monitor: Monitor, stopping: threading.Event) -> None:

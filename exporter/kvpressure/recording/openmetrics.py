@@ -7,7 +7,6 @@ recording is; only the names of the series are held.
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -24,11 +23,16 @@ _CACHE_KIB: Final = 8192
 
 
 class OpenMetricsWriter:
-    """Collects ticks and writes ``out`` when closed without an exception; use as a context manager."""
+    """Collects ticks and writes ``out`` when closed without an exception; use as a context manager.
+
+    Raises ``OSError`` when ``out`` cannot be written.
+    """
 
     def __init__(self, out: str | Path) -> None:
         self.samples = 0
         self._out = Path(out)
+        self._part = self._out.with_name(self._out.name + ".part")
+        self._part.touch()  # an unusable name fails now, not after a long replay
         self._directory = tempfile.TemporaryDirectory(prefix="kvpressure-")
         self._database = sqlite3.connect(Path(self._directory.name) / "samples", isolation_level=None)
         self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -48,8 +52,12 @@ class OpenMetricsWriter:
                  trace: TracebackType | None) -> None:
         try:
             if kind is None:
-                self._write()
+                self._store()
+                with self._part.open("w", encoding="utf-8") as out:
+                    self._write(out)
+                self._part.replace(self._out)
         finally:
+            self._part.unlink(missing_ok=True)
             self._database.close()
             self._directory.cleanup()
 
@@ -83,19 +91,7 @@ class OpenMetricsWriter:
         self.samples += len(self._batch)
         self._batch.clear()
 
-    def _write(self) -> None:
-        self._store()
-        part = self._out.with_name(self._out.name + ".part")
-        try:
-            with part.open("w", encoding="utf-8") as out:
-                self._write_families(out)
-            part.replace(self._out)
-        except OSError:
-            with contextlib.suppress(OSError):
-                part.unlink()
-            raise
-
-    def _write_families(self, out: IO[str]) -> None:
+    def _write(self, out: IO[str]) -> None:
         heads = {number: head for head, number in self._heads.items()}
         current = -1
         for family, line in self._ordered():

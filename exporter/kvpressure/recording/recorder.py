@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import queue
 import re
@@ -24,6 +25,8 @@ from typing import Final
 
 from kvpressure.readings import Snapshot
 from kvpressure.recording.format import Header, tick_to_json
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BYTES: Final = 64 * 1024 * 1024
 DEFAULT_KEEP: Final = 8
@@ -53,6 +56,8 @@ class _File:
         os.ftruncate(self._fd, 0)
         self.size = 0
         self.append(self.member([header.to_json()]))
+        self.empty_size = self.size
+        self.finished = False
 
     def member(self, lines: list[str]) -> bytes:
         """The bytes that some lines become."""
@@ -75,7 +80,10 @@ class _File:
         self.size += len(data)
 
     def finish(self) -> None:
-        """Give the file its name."""
+        """Give the file its name; once."""
+        if self.finished:
+            return
+        self.finished = True
         os.fsync(self._fd)
         os.close(self._fd)
         self.part.rename(self.path)
@@ -153,19 +161,19 @@ class Recorder:
 
     def close(self) -> None:
         """Write the rest and name the file."""
-        try:
+        with contextlib.suppress(RecordingFull):
             self.flush()
-        except RecordingFull:
-            return  # the file is complete already
         self._file.finish()
 
     def _make_room(self, lines: list[str]) -> list[str]:
         """A file with room for these lines; what would not fit into an empty one is dropped."""
         if self._directory is None:
+            self.dropped += len(lines)
             self._file.finish()
             raise RecordingFull(f"{self._file.path} has reached {self._max_bytes} bytes")
-        self._file.finish()
-        self._file = self._next_file(self._directory)
+        if self._file.size > self._file.empty_size:
+            self._file.finish()
+            self._file = self._next_file(self._directory)
         room = self._max_bytes - self._file.size
         if len(self._file.member(lines)) <= room:
             return lines
@@ -248,5 +256,7 @@ class BackgroundRecorder:
         try:
             action(*arguments)
         except (OSError, RecordingFull) as error:
+            if str(error) != str(self.error):  # a full disk fails every tick and is one line
+                log.warning("cannot record: %s", error)
             self.error = error
             self.failed.set()

@@ -1,0 +1,134 @@
+"""``kvpressure record``: read what ``serve`` would read and keep it, to be judged again later."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+from kvpressure import __version__, settings
+from kvpressure.cli import UsageError
+from kvpressure.logs import configure
+from kvpressure.monitor import Monitor, build_sources
+from kvpressure.pipeline import Pipeline
+from kvpressure.readings import Snapshot
+from kvpressure.recording.format import Header
+from kvpressure.recording.recorder import (
+    DEFAULT_KEEP,
+    DEFAULT_MAX_BYTES,
+    BackgroundRecorder,
+    Recorder,
+    RecordingFull,
+)
+from kvpressure.settings_kinds import COUNT, SECONDS, SIZE, Kind
+from kvpressure.state import State
+
+FATAL_STATUS: Final = 3
+_PROGRESS_SECONDS: Final = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where to and for how long, then what to read as for ``serve``."""
+    parser.add_argument("--out", required=True, metavar="FILE|DIR",
+                        help="a file (NAME.jsonl.gz or NAME.jsonl), or a directory of rotated files")
+    parser.add_argument("--for", dest="seconds", default=None, metavar="SECONDS",
+                        help="stop after this time (default: on SIGINT or SIGTERM)")
+    parser.add_argument("--max-size", default=None, metavar="SIZE",
+                        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB); a file ends there, "
+                             "a directory begins the next")
+    parser.add_argument("--keep", default=None, metavar="N",
+                        help=f"files that a directory keeps, the newest (default {DEFAULT_KEEP}): "
+                             "it never exceeds N times --max-size")
+    names = [name for name in settings.options() if not name.startswith(("web.", "record"))]
+    settings.add_arguments(parser, only=names)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Record. 0 = done, 1 = full before ``--for`` was over, 3 = the disk or a source failed."""
+    seconds: float | None = _value(SECONDS, options.seconds, "--for")
+    max_bytes: int = _value(SIZE, options.max_size, "--max-size") or DEFAULT_MAX_BYTES
+    keep: int = _value(COUNT, options.keep, "--keep") or DEFAULT_KEEP
+    chosen = replace(settings.from_args(options), keep_exposition=True)
+    configure(chosen.log_level, chosen.log_format)
+    header = Header(chosen.interval_seconds, chosen.node_name, f"kvpressure {__version__} record")
+    try:
+        recorder = Recorder(options.out, header, max_bytes=max_bytes, keep=keep)
+    except OSError as error:
+        raise UsageError(f"--out: {options.out}: {error.strerror or error}") from error
+    background = BackgroundRecorder(recorder)
+    monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds), chosen.interval_seconds)
+    progress = _Progress()
+    for listener in (chosen.shared.observe, background, progress):
+        monitor.add_listener(listener)
+    print(f"recording to {options.out}", file=sys.stderr)
+    _wait(monitor, background, seconds)
+    monitor.stop()
+    background.close()
+    return _conclude(monitor, background, progress, seconds)
+
+
+def _value(kind: Kind, raw: str | None, where: str) -> Any:
+    if raw is None:
+        return None
+    try:
+        return kind.parse(raw)
+    except ValueError as error:
+        raise UsageError(f"{where}: {raw!r} is not allowed; allowed: {kind.allowed}") from error
+
+
+class _Progress:
+    """A listener that counts what was read, and shows it on a terminal."""
+
+    def __init__(self) -> None:
+        self.ticks = self.pages = self.failed = 0
+        self._shown = 0.0
+
+    def __call__(self, snapshot: Snapshot, state: State) -> None:
+        self.ticks += 1
+        self.failed += sum(page.error is not None for page in snapshot.pages)
+        self.pages += sum(page.error is None for page in snapshot.pages)
+        now = time.monotonic()
+        if sys.stderr.isatty() and now - self._shown >= _PROGRESS_SECONDS:
+            self._shown = now
+            verdicts = ", ".join(engine.diagnosis.verdict for engine in state.engines[:4])
+            print(f"\r\033[K{self}  {verdicts}", end="", file=sys.stderr, flush=True)
+
+    def __str__(self) -> str:
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.ticks} ticks, {self.pages} pages read{failed}"
+
+
+def _wait(monitor: Monitor, background: BackgroundRecorder, seconds: float | None) -> None:
+    """Until a signal, the end of the time, a full or failing disk, or a fatal source."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    end = None if seconds is None else time.monotonic() + seconds
+    monitor.start()
+    while not (stopping.is_set() or background.failed.is_set()):
+        left = 0.2 if end is None else min(0.2, end - time.monotonic())
+        if left <= 0 or monitor.wait(left):
+            return
+
+
+def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _Progress, seconds: float | None) -> int:
+    """Say what was recorded, and why it ended early if it did."""
+    recorder = background.recorder
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    lost = background.dropped + recorder.dropped
+    dropped = f", {lost} ticks not written" if lost else ""
+    print(f"{recorder.path}: {progress}{dropped}", file=sys.stderr)
+    if isinstance(background.error, RecordingFull):
+        print(f"kvpressure record: {background.error}; --max-size allows more", file=sys.stderr)
+        return 0 if seconds is None else 1
+    if background.error is not None:
+        return FATAL_STATUS  # the recorder has logged why
+    if monitor.fatal is not None:
+        print(f"kvpressure record: a source needs a new process: {monitor.fatal}", file=sys.stderr)
+        return FATAL_STATUS
+    return 0

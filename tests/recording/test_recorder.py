@@ -1,0 +1,267 @@
+"""Writing recordings: whole after a kill, bounded in size, never in the way of the monitor."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvpressure.readings import LogLine, Snapshot
+from kvpressure.recording import recorder as recorder_module
+from kvpressure.recording.format import Header
+from kvpressure.recording.reader import Problem, Reader
+from kvpressure.recording.recorder import BackgroundRecorder, Recorder, RecordingFull
+from kvpressure.sources.vllm.exposition import page_from_text
+
+from recording.strategies import real_pages
+
+HEADER = Header(1.0, "node-1", "test")
+
+
+def tick(t: float, size: int = 0) -> Snapshot:
+    """A tick whose line is about ``size`` bytes long and does not compress."""
+    return Snapshot(t, logs=(LogLine("n", "p", "c", os.urandom(size // 2).hex()),) if size else ())
+
+
+def read(path: Path) -> tuple[list[Snapshot], list[Problem]]:
+    problems: list[Problem] = []
+    with Reader(path, on_problem=problems.append, keep_exposition=True) as reader:
+        return list(reader), problems
+
+
+def test_a_file_holds_what_was_written_and_gets_its_name_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    page = page_from_text(real_pages()[0], target="x", time=1.0, keep_text=True)
+    with Recorder(path, HEADER) as recorder:
+        recorder.write(Snapshot(1.0, pages=(page,)))
+        assert not path.exists()
+        assert (tmp_path / "a.jsonl.gz.part").exists()
+    assert read(path) == ([Snapshot(1.0, pages=(page,))], [])
+    assert recorder.ticks == 1
+    assert [item.name for item in tmp_path.iterdir()] == ["a.jsonl.gz"]
+
+
+def test_a_name_without_gz_is_plain_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with Recorder(path, HEADER) as recorder:
+        recorder.write(tick(1.0))
+    assert path.read_text().splitlines()[0] == HEADER.to_json()
+    assert len(read(path)[0]) == 1
+
+
+def test_every_flush_is_a_whole_gzip_member_on_disk(tmp_path: Path) -> None:
+    now = [0.0]
+    recorder = Recorder(tmp_path / "a.jsonl.gz", HEADER, flush_seconds=2.0, clock=lambda: now[0])
+    part = tmp_path / "a.jsonl.gz.part"
+    for second in range(7):
+        now[0] = float(second)
+        recorder.write(tick(float(second)))
+        on_disk = gzip.decompress(part.read_bytes()).splitlines()  # raises if a member is cut
+        assert len(on_disk) - 1 == {0: 0, 1: 0, 2: 3, 3: 3, 4: 5, 5: 5, 6: 7}[second]
+    recorder.close()
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("precious")
+    with pytest.raises(FileExistsError):
+        Recorder(path, HEADER)
+    assert path.read_text() == "precious"
+
+
+def test_two_recorders_do_not_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with Recorder(path, HEADER) as recorder:
+        recorder.write(tick(1.0))
+        with pytest.raises(FileExistsError, match="another recorder"):
+            Recorder(path, HEADER)
+    assert len(read(path)[0]) == 1
+
+
+def test_a_single_file_says_when_it_is_full_and_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    recorder = Recorder(path, HEADER, max_bytes=20_000, flush_seconds=0.0)
+    with pytest.raises(RecordingFull, match="20000 bytes"):
+        for t in range(100):
+            recorder.write(tick(float(t), 5000))
+    recorder.close()
+    snapshots, problems = read(path)
+    assert problems == []
+    assert 2 <= len(snapshots) == recorder.ticks
+    assert path.stat().st_size <= 20_000
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(0, 9000), min_size=1, max_size=40), keep=st.integers(1, 4),
+       max_bytes=st.integers(600, 6000), flush=st.sampled_from([0.0, 3.0]))
+def test_a_directory_never_exceeds_its_bound_and_keeps_the_newest(
+        tmp_path_factory: pytest.TempPathFactory, sizes: list[int], keep: int, max_bytes: int, flush: float) -> None:
+    directory = tmp_path_factory.mktemp("r")
+    now = [0.0]
+    recorder = Recorder(directory, HEADER, max_bytes=max_bytes, keep=keep, flush_seconds=flush, clock=lambda: now[0])
+    for t, size in enumerate(sizes):
+        now[0] = float(t)
+        recorder.write(tick(float(t), size))
+        assert sum(file.stat().st_size for file in directory.iterdir()) <= max_bytes * keep
+    recorder.close()
+    files = sorted(directory.iterdir())
+    assert len(files) <= keep
+    assert all(file.name.endswith(".jsonl.gz") and file.stat().st_size <= max_bytes for file in files)
+    times = [snapshot.time for file in files for snapshot in read(file)[0]]
+    assert times == sorted(times)
+    assert recorder.ticks + recorder.dropped == len(sizes)
+    fits = [t for t, size in enumerate(sizes) if size < max_bytes / 3]
+    if recorder.dropped == 0 and fits and fits[-1] == len(sizes) - 1:
+        assert times[-1] == len(sizes) - 1
+
+
+def test_a_tick_that_alone_is_too_large_is_dropped_and_counted(tmp_path: Path) -> None:
+    with Recorder(tmp_path, HEADER, max_bytes=2000, flush_seconds=0.0) as recorder:
+        recorder.write(tick(1.0))
+        recorder.write(tick(2.0, 50_000))
+        recorder.write(tick(3.0))
+    assert recorder.dropped == 1
+    assert [s.time for file in sorted(tmp_path.iterdir()) for s in read(file)[0]] == [1.0, 3.0]
+
+
+def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+    others = ["notes.txt", "kvpressure-node-2-20240101T000000Z-000001.jsonl.gz",
+              "kvpressure-node-1-a-20240101T000000Z-000001.jsonl.gz", "kvpressure-node-1-20240101T000000Z-1.jsonl.gz",
+              "kvpressure-node-2-20240101T000000Z-000001.jsonl.gz.part"]
+    for name in others:
+        (tmp_path / name).write_text("x")
+    with Recorder(tmp_path, HEADER, max_bytes=1000, keep=1, flush_seconds=0.0) as recorder:
+        for t in range(20):
+            recorder.write(tick(float(t), 600))
+    assert {file.name for file in tmp_path.iterdir()} >= set(others)
+    assert len(list(tmp_path.iterdir())) == len(others) + 1
+
+
+@pytest.mark.parametrize("node", ["", "../../etc", "näme with space", "a" * 300])
+def test_any_node_name_makes_a_file_in_the_directory(tmp_path: Path, node: str) -> None:
+    with Recorder(tmp_path / "deep" / "er", Header(node=node)) as recorder:
+        recorder.write(tick(1.0))
+    assert recorder.path.parent == tmp_path / "deep" / "er"
+    assert len(read(recorder.path)[0]) == 1
+
+
+_KILLED = """
+import sys, time
+from kvpressure.readings import LogLine, Snapshot
+from kvpressure.recording.format import Header
+from kvpressure.recording.recorder import Recorder
+recorder = Recorder(sys.argv[1], Header(node="node-1"), flush_seconds=0.2)
+n = 0
+while True:
+    recorder.write(Snapshot(time.time(), logs=(LogLine("n", "p", "c", str(n)),)))
+    n += 1
+    time.sleep(0.01)
+    if n == 30:
+        print("going", flush=True)
+"""
+
+
+def test_kill_minus_nine_costs_moments_and_the_next_recorder_adopts_the_file(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.3)
+        killed = time.time()
+        process.send_signal(signal.SIGKILL)
+    (part,) = tmp_path.iterdir()
+    assert part.name.endswith(".part")
+    snapshots, problems = read(part)
+    assert problems == []
+    assert killed - snapshots[-1].time < 2.0
+    assert [s.logs[0].line for s in snapshots] == [str(n) for n in range(len(snapshots))]
+    with Recorder(tmp_path, HEADER) as recorder:
+        recorder.write(tick(1.0))
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([part.name.removesuffix(".part"), recorder.path.name])
+
+
+def test_a_file_that_is_being_written_is_not_adopted(tmp_path: Path) -> None:
+    with Recorder(tmp_path, HEADER) as first, Recorder(tmp_path, HEADER) as second:
+        assert first.path != second.path
+        assert len(list(tmp_path.glob("*.part"))) == 2
+        first.write(tick(1.0))
+        second.write(tick(2.0))
+    assert len(read(first.path)[0]) == len(read(second.path)[0]) == 1
+
+
+def test_a_failed_write_leaves_the_file_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(tmp_path / "a.jsonl.gz", HEADER, flush_seconds=0.0)
+    recorder.write(tick(1.0))
+    real = os.write
+
+    def half(fd: int, data: bytes) -> int:
+        if len(data) > 40:
+            return real(fd, bytes(data)[:40])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(recorder_module.os, "write", half)
+    with pytest.raises(OSError, match="No space"):
+        recorder.write(tick(2.0, 100))
+    monkeypatch.undo()
+    recorder.write(tick(3.0))
+    recorder.close()
+    snapshots, problems = read(recorder.path)
+    assert [snapshot.time for snapshot in snapshots] == [1.0, 3.0]
+    assert problems == []
+    assert recorder.dropped == 1
+
+
+class _Slow:
+    """A recorder whose disk hangs until it is let go."""
+
+    def __init__(self, write: Callable[[Snapshot], None]) -> None:
+        self.write = write
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_hanging_disk_never_blocks_the_listener() -> None:
+    go, written = threading.Event(), []
+
+    def hang(snapshot: Snapshot) -> None:
+        go.wait(10)
+        written.append(snapshot.time)
+
+    background = BackgroundRecorder(_Slow(hang), backlog=4)  # type: ignore[arg-type]
+    began = time.monotonic()
+    for t in range(100):
+        background(tick(float(t)))
+    assert time.monotonic() - began < 1.0
+    go.set()
+    background.close()
+    assert written[:4] == [0.0, 1.0, 2.0, 3.0]
+    assert len(written) + background.dropped == 100
+    assert background.dropped >= 90
+
+
+def test_a_failing_disk_is_reported_and_tried_again() -> None:
+    written = []
+
+    def fail_once(snapshot: Snapshot) -> None:
+        if snapshot.time == 1.0:
+            raise OSError(errno.ENOSPC, "full")
+        written.append(snapshot.time)
+
+    background = BackgroundRecorder(_Slow(fail_once))  # type: ignore[arg-type]
+    for t in (0.0, 1.0, 2.0):
+        background(tick(t))
+    background.close()
+    assert written == [0.0, 2.0]
+    assert background.failed.is_set()
+    assert isinstance(background.error, OSError)

@@ -1,0 +1,412 @@
+"""Verdicts, conditions, signature, hysteresis and advice: each rule at its boundary."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure.diagnosis import advice, conditions, signature
+from kvpressure.diagnosis.conditions import HeldCache
+from kvpressure.diagnosis.diagnose import Diagnoser
+from kvpressure.diagnosis.evidence import Recent, gather
+from kvpressure.diagnosis.settle import Settled
+from kvpressure.diagnosis.verdicts import Case, Finding, decide
+from kvpressure.signals.model import Signals
+from kvpressure.state import CONDITIONS, SIGNATURE_CONDITIONS, STAGES, VERDICTS
+from kvpressure.thresholds import builtin
+
+T = builtin()
+
+
+def signals(**values) -> Signals:
+    """Signals with the given fields set, wherever they belong."""
+    base = Signals(time=values.pop("time", 1000.0))
+    groups = {}
+    for name, value in values.items():
+        if name in {item.name for item in fields(Signals)}:
+            groups[name] = value
+            continue
+        owner = next(item.name for item in fields(Signals)
+                     if hasattr(getattr(base, item.name), "__dataclass_fields__")
+                     and name in getattr(base, item.name).__dataclass_fields__)
+        groups[owner] = replace(groups.get(owner, getattr(base, owner)), **{name: value})
+    return replace(base, **groups)
+
+
+FLOWING = {"fresh_seconds": 0.0, "work_present": True, "tokens_flow": True, "tokens_lately": True,
+           "seconds_without_progress": 0.0, "prompt_tokens_per_second": 100.0, "generation_tokens_per_second": 900.0}
+PRESSURE = {**FLOWING, "running": 40.0, "waiting": 30.0, "in_flight": 70.0, "kv_used_ratio": 0.98,
+            "kv_used_ratio_recent_max": 0.99, "kv_used_ratio_max": 0.99, "running_at_limit": False,
+            "max_num_seqs": 256.0, "max_num_seqs_source": "args"}
+
+
+def judge(queue=None, samples=10, **values) -> Finding:
+    s = signals(**values)
+    waiting = [s.load.waiting] * samples if queue is None and s.load.waiting is not None else queue or []
+    return decide(Case(s, gather(s, Recent(waiting), T), T, samples))
+
+
+def test_full_cache_and_a_queue_below_the_limit_is_kv_pressure():
+    found = judge(**PRESSURE)
+    assert (found.verdict, found.stage) == ("kv_pressure", "saturated")
+    assert found.confidence == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("peak", "verdict"), [(0.97, "kv_pressure"), (0.9699, "kv_pressure"), (0.80, "kv_pressure"),
+                                               (0.799, "unknown")])
+def test_below_full_the_queue_alone_is_weaker_evidence(peak, verdict):
+    found = judge(**PRESSURE | {"kv_used_ratio": peak, "kv_used_ratio_recent_max": peak})
+    assert found.verdict == verdict
+    assert (found.confidence >= T["confident"]) == (peak >= 0.97)
+
+
+def test_preemptions_raise_confidence_and_stage():
+    found = judge(**PRESSURE | {"preemptions_counted": 80.0, "preemptions_per_running_minute": 2.0})
+    assert (found.stage, found.confidence) == ("thrashing", pytest.approx(0.97))
+    found = judge(**PRESSURE | {"preemptions_counted": 4.0, "preemptions_per_running_minute": 0.1})
+    assert found.stage == "saturated"
+
+
+def test_a_logged_allocation_failure_is_the_last_stage():
+    found = judge(**PRESSURE | {"events": {"cuda_oom": 1}, "events_known": True})
+    assert found.stage == "failing"
+
+
+def test_reached_limit_with_room_is_concurrency_limited():
+    found = judge(**PRESSURE | {"kv_used_ratio": 0.3, "kv_used_ratio_recent_max": 0.35, "running": 256.0,
+                                "running_at_limit": True})
+    assert found.verdict == "concurrency_limited"
+    assert found.confidence >= T["confident"]
+
+
+def test_reached_limit_with_a_full_cache_and_no_preemption_is_still_the_limit():
+    """Scenario o of the live captures: max_num_seqs 8, usage climbs to 0.97, nothing is preempted."""
+    found = judge(**PRESSURE | {"running_at_limit": True, "preemptions_counted": 0.0, "preemptions_silent": 0.0})
+    assert found.verdict == "concurrency_limited"
+
+
+def test_reached_limit_with_preemptions_is_kv_pressure():
+    found = judge(**PRESSURE | {"running_at_limit": True, "preemptions_counted": 12.0})
+    assert found.verdict == "kv_pressure"
+
+
+def test_a_default_limit_does_not_excuse_a_full_cache():
+    found = judge(**PRESSURE | {"running_at_limit": True, "max_num_seqs_source": "default"})
+    assert found.verdict == "kv_pressure"
+
+
+def test_deferred_requests_are_not_kv_pressure():
+    found = judge(**PRESSURE | {"waiting_deferred": 30.0})
+    assert found.verdict != "kv_pressure"
+
+
+def test_head_of_line_blocking_below_a_full_cache():
+    blocked = PRESSURE | {"kv_used_ratio": 0.78, "kv_used_ratio_recent_max": 0.78, "kv_capacity_tokens": 100_000.0}
+    assert judge(**blocked | {"prompt_mean": 30_000.0}).verdict == "kv_pressure"  # 22 000 free
+    assert judge(**blocked | {"prompt_mean": 20_000.0}).verdict != "kv_pressure"
+
+
+def test_preemptions_alone_are_enough_when_nothing_else_is_recorded_but_not_with_confidence():
+    found = judge(fresh_seconds=0.0, preemptions_counted=24.0, finished_per_second=20.0)
+    assert found.verdict == "kv_pressure"
+    assert found.confidence < T["confident"]
+    assert found.missing
+
+
+def test_nothing_is_claimed_when_kv_usage_is_not_recorded():
+    found = judge(**PRESSURE | {"kv_used_ratio": None, "kv_used_ratio_recent_max": None, "kv_recorded": False})
+    assert found.verdict != "kv_pressure"
+
+
+def test_prompts_that_take_all_the_time_are_compute_bound():
+    """Incident PRE1: 951 wait, KV 17 %, 27 409 prompt against 4.9 generated tokens/s."""
+    found = judge(**PRESSURE | {"kv_used_ratio": 0.17, "kv_used_ratio_recent_max": 0.17,
+                                "prompt_tokens_per_second": 27_409.0, "generation_tokens_per_second": 4.9})
+    assert found.verdict == "compute_bound"
+
+
+def test_a_busy_gpu_with_a_queue_and_room_is_compute_bound():
+    found = judge(**PRESSURE | {"kv_used_ratio": 0.6, "kv_used_ratio_recent_max": 0.6, "gpu_utilization": 0.88,
+                                "activity_level": "utilization_weak"})
+    assert found.verdict == "compute_bound"
+
+
+@pytest.mark.parametrize("extra", [{"cpu_throttled_ratio": 0.25}, {"cpu_used_ratio": 0.95},
+                                   {"gpu_utilization": 0.1, "activity_level": "utilization_weak"},
+                                   {"api_cpu_cores": 0.95, "outside_engine_share": 0.5}])
+def test_a_starving_gpu_is_host_bound(extra):
+    found = judge(**FLOWING, running=20.0, waiting=0.0, in_flight=20.0, kv_used_ratio=0.2, kv_used_ratio_recent_max=0.2,
+                  **extra)
+    assert found.verdict == "host_bound"
+
+
+def test_throttling_while_the_gpu_is_saturated_is_not_host_bound():
+    found = judge(**FLOWING, running=20.0, waiting=0.0, in_flight=20.0, cpu_throttled_ratio=0.5, gpu_utilization=0.95,
+                  activity_level="utilization_weak")
+    assert found.verdict == "healthy"
+
+
+@pytest.mark.parametrize(("stuck", "verdict"), [(7.9, "healthy"), (8.0, "unknown"), (19.9, "unknown"), (20.0, "stalled")])
+def test_no_progress_is_suspicious_first_and_a_stall_later(stuck, verdict):
+    values = {**FLOWING, "running": 4.0, "waiting": 0.0, "in_flight": 4.0, "seconds_without_progress": stuck,
+              "seconds_still": stuck}
+    assert judge(**values).verdict == verdict
+
+
+def test_waiting_with_an_empty_cache_and_nothing_running_is_a_stall():
+    """Incident KV20: waiting{capacity} 6, KV 0.0, running 0, for an hour."""
+    found = judge(fresh_seconds=0.0, work_present=True, running=0.0, waiting=6.0, in_flight=6.0, kv_used_ratio=0.0,
+                  kv_used_ratio_recent_max=0.0, seconds_without_progress=60.0, seconds_still=60.0, tokens_flow=False)
+    assert found.verdict == "stalled"
+    assert found.confidence >= T["confident"]
+
+
+def test_gauges_left_over_from_clients_that_went_away_are_said_to_be_frozen():
+    """Incident TEL1: 24 running at KV 99 % for hours, GPU idle, the API server answers nobody."""
+    stale = {**PRESSURE, "waiting": None, "running": 24.0, "tokens_flow": False, "seconds_without_progress": 300.0,
+             "seconds_still": 300.0, "http_moved": False, "gpu_utilization": 0.0, "activity_level": "utilization_weak"}
+    found = judge(**stale)
+    assert (found.verdict, found.frozen) == ("unknown", True)
+    assert judge(**stale | {"http_moved": None}).verdict == "stalled"
+    assert judge(**stale | {"gpu_utilization": 1.0}).verdict == "stalled"
+
+
+def test_a_long_prefill_is_not_a_stall():
+    slow = {**PRESSURE, "kv_used_ratio": 0.4, "kv_used_ratio_recent_max": 0.4, "seconds_without_progress": 40.0,
+            "seconds_still": 0.0, "kv_slope_per_second": 0.01, "tokens_flow": False}
+    assert judge(**slow).verdict == "compute_bound"
+    assert judge(**slow | {"seconds_without_progress": 90.0}).verdict == "stalled"
+
+
+def test_idle_and_healthy():
+    assert judge(fresh_seconds=0.0, work_present=False, running=0.0, waiting=0.0, in_flight=0.0, tokens_flow=False,
+                 tokens_lately=False).verdict == "idle"
+    assert judge(**FLOWING, running=3.0, waiting=0.0, in_flight=3.0).verdict == "healthy"
+
+
+def test_a_full_cache_without_a_queue_is_healthy_saturation():
+    found = judge(**PRESSURE | {"waiting": 0.0})
+    assert found.verdict == "healthy"
+
+
+def test_a_queue_in_less_than_half_of_the_samples_is_no_queue():
+    assert judge(queue=[5, 0, 0, 0, 5], **PRESSURE).verdict == "healthy"
+    assert judge(queue=[5, 0, 0, 5, 5], **PRESSURE).verdict == "kv_pressure"
+
+
+@pytest.mark.parametrize(("age", "verdict"), [(15.0, "kv_pressure"), (15.1, "unknown"), (None, "unknown")])
+def test_old_numbers_describe_another_moment(age, verdict):
+    found = judge(**PRESSURE | {"fresh_seconds": age})
+    assert found.verdict == verdict
+    if verdict == "unknown":
+        assert found.confidence == 0.0
+        assert found.missing
+
+
+def test_unknown_says_what_is_missing():
+    found = judge(fresh_seconds=0.0, samples=1)
+    assert found.verdict == "unknown"
+    assert "a second reading" in found.missing
+    assert "KV usage" in found.missing
+
+
+OPTIONAL = st.one_of(st.none(), st.floats(0, 1))
+
+
+@given(st.fixed_dictionaries({
+    "kv_used_ratio": OPTIONAL, "kv_used_ratio_recent_max": OPTIONAL, "gpu_utilization": OPTIONAL, "cpu_used_ratio": OPTIONAL,
+    "cpu_throttled_ratio": OPTIONAL, "power_ratio": OPTIONAL, "waiting": st.one_of(st.none(), st.floats(0, 100)),
+    "running": st.one_of(st.none(), st.floats(0, 300)), "fresh_seconds": st.one_of(st.none(), st.floats(0, 60)),
+    "seconds_without_progress": st.one_of(st.none(), st.floats(0, 300)), "work_present": st.one_of(st.none(), st.booleans()),
+    "tokens_flow": st.one_of(st.none(), st.booleans()), "running_at_limit": st.one_of(st.none(), st.booleans()),
+    "preemptions_counted": st.one_of(st.none(), st.floats(0, 1000)),
+    "activity_level": st.sampled_from(["profiling", "power", "utilization_weak", "none"])}))
+def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_evidence_of_it(values):
+    found = judge(**values)
+    assert found.verdict in VERDICTS
+    assert 0 <= found.confidence <= 1
+    assert (found.stage in STAGES) == (found.verdict == "kv_pressure")
+    if found.verdict == "kv_pressure":
+        near_full = (values["kv_used_ratio_recent_max"] or 0) >= T["kv_near_full_ratio"]
+        assert near_full or (values["preemptions_counted"] or 0) >= T["preemptions_min"]
+    if found.confidence == 0:
+        assert found.verdict == "unknown"
+
+
+# --- conditions ---------------------------------------------------------------------------------------------
+
+
+def evaluate(finding=None, held=None, utilization=None, **values):
+    return conditions.evaluate(signals(**values), finding or Finding("healthy", 0.9), held, utilization, None, T)
+
+
+def test_conditions_are_the_contracts_names_and_unknown_by_default():
+    found = evaluate()
+    assert set(found) == set(CONDITIONS)
+    assert set(found.values()) == {None}
+
+
+@pytest.mark.parametrize(("values", "name", "expected"), [
+    ({"memory_used_ratio": 0.9}, "host_memory_near_limit", True),
+    ({"memory_used_ratio": 0.899}, "host_memory_near_limit", False),
+    ({"restarts": 1.0, "restarts_recent": 1.0, "last_termination_reason": "OOMKilled"}, "host_oom_killed", True),
+    ({"restarts": 1.0, "restarts_recent": 0.0, "last_termination_reason": "OOMKilled"}, "host_oom_killed", False),
+    ({"restarts": 1.0, "restarts_recent": 1.0, "last_termination_reason": "Error", "last_exit_code": 137.0},
+     "host_oom_killed", False),  # bare 137 is any SIGKILL
+    ({"events": {"cuda_oom": 1}, "events_known": True}, "gpu_out_of_memory", True),
+    ({"events": {}, "events_known": True}, "gpu_out_of_memory", False),
+    ({"events": {}, "events_known": False}, "gpu_out_of_memory", None),
+    ({"restarts": 3.0, "restarts_recent": 3.0}, "crash_loop", True),
+    ({"restarts": 9.0, "restarts_recent": 2.0}, "crash_loop", False),
+    ({"gpu_faults": 1}, "gpu_fault", True), ({"gpu_faults": 0}, "gpu_fault", False),
+    ({"idle_growth_bytes_per_hour": 2.0**30}, "memory_leak_idle", True),
+    ({"idle_growth_bytes_per_hour": 2.0**30 - 1}, "memory_leak_idle", False),
+])
+def test_conditions_at_their_boundaries(values, name, expected):
+    assert evaluate(**values)[name] is expected
+
+
+@pytest.mark.parametrize(("reserved", "allocated", "split", "expected"), [
+    (10e9, 8e9, None, True), (10e9, 8.001e9, None, False), (10e9, 7e9, 0.1e9, False), (10e9, 7e9, 1e9, True),
+    (None, 8e9, None, None),
+])
+def test_fragmentation_is_two_gigabytes_and_not_merely_cached(reserved, allocated, split, expected):
+    assert evaluate(allocator_reserved_bytes=reserved, allocator_allocated_bytes=allocated,
+                    allocator_inactive_split_bytes=split)["allocator_fragmentation"] is expected
+
+
+def test_baseline_is_too_high_only_above_the_configured_share():
+    assert evaluate(utilization=0.9, device_used_ratio=0.97)["baseline_too_high"] is False
+    assert evaluate(utilization=0.5, device_used_ratio=0.97)["baseline_too_high"] is True
+
+
+def test_cache_held_without_load_needs_two_idle_stretches():
+    held = HeldCache()
+    assert held.observe(0, 0.0, 0.4, T) is None
+    assert held.observe(60, 0.0, 0.4, T) is None  # held once: the gauge may be left over
+    assert held.observe(61, 5.0, 0.6, T) is None
+    assert held.observe(70, 0.0, 0.4, T) is None
+    assert held.observe(130, 0.0, 0.4, T) is True
+    assert held.observe(140, 0.0, 0.0, T) is False
+
+
+# --- the documented signature -------------------------------------------------------------------------------
+
+DOCUMENTED = {"in_flight": 20.0, "device_used_ratio": 0.92, "gpu_utilization": 0.35, "batch_p95": 1.0,
+              "baseline_ratios": {"e2e": 3.0}, "throughput_flat": True}
+
+
+def test_the_signature_as_written():
+    values = signature.conditions(signals(**DOCUMENTED), T)
+    assert tuple(values) == SIGNATURE_CONDITIONS
+    assert all(values.values())
+    assert signature.met(values) is True
+
+
+@pytest.mark.parametrize(("change", "name", "expected"), [
+    ({"device_used_ratio": 0.85}, "gpu_memory_high", False), ({"device_used_ratio": 0.851}, "gpu_memory_high", True),
+    ({"gpu_utilization": 0.6}, "gpu_utilization_low", False), ({"gpu_utilization": 0.599}, "gpu_utilization_low", True),
+    ({"in_flight": 0.0}, "gpu_utilization_low", False), ({"gpu_utilization": None}, "gpu_utilization_low", None),
+    ({"batch_p95": 2.0}, "batch_collapsed", True), ({"batch_p95": 3.0}, "batch_collapsed", False),
+    ({"baseline_ratios": {}}, "latency_rising", None), ({"in_flight": 0.0}, "throughput_flat", False),
+])
+def test_each_documented_condition_at_its_boundary(change, name, expected):
+    assert signature.conditions(signals(**DOCUMENTED | change), T)[name] is expected
+
+
+@pytest.mark.parametrize(("values", "expected"), [
+    ((True, True, False, None, None), True), ((True, True, False, False, None), False), ((True, True, None, None, None), None),
+    ((True, True, True, False, False), True), ((True, True, False, False, False), False),
+])
+def test_met_is_most_of_at_least_three(values, expected):
+    assert signature.met(dict(zip(SIGNATURE_CONDITIONS, values, strict=True))) is expected
+
+
+def test_a_note_says_why_signature_and_verdict_differ():
+    s = signals(kv_used_ratio_max=0.31)
+    assert "31 %" in signature.note(s, "healthy", True)
+    assert "not met" in signature.note(s, "kv_pressure", False)
+    assert signature.note(s, "kv_pressure", True) == ""
+    assert signature.note(s, "healthy", None) == ""
+
+
+# --- hysteresis ---------------------------------------------------------------------------------------------
+
+
+def run(settled, start, names, step=1.0):
+    return [settled.observe(start + i * step, Finding(name, 0.9), T, page_missing=False).verdict
+            for i, name in enumerate(names)]
+
+
+def test_one_odd_sample_does_not_change_the_verdict():
+    assert run(Settled(), 0, ["healthy", "healthy", "idle", "healthy", "idle", "healthy"]) == ["healthy"] * 6
+
+
+def test_pressure_is_published_with_its_second_sample():
+    assert run(Settled(), 0, ["healthy", "kv_pressure", "kv_pressure"])[-1] == "kv_pressure"
+
+
+def test_pressure_that_comes_in_waves_under_a_queue_stands():
+    wave = ["kv_pressure"] * 8 + ["concurrency_limited"] * 12
+    assert set(run(Settled(), 0, wave * 4)) == {"kv_pressure"}
+
+
+def test_a_real_change_shows_within_fifteen_seconds():
+    published = run(Settled(), 0, ["kv_pressure"] * 3 + ["concurrency_limited"] * 16)
+    assert published[-1] == "concurrency_limited"
+    published = run(Settled(), 0, ["kv_pressure"] * 3 + ["healthy"] * 4)
+    assert published[-1] == "healthy"
+
+
+@given(st.lists(st.sampled_from(VERDICTS), min_size=1, max_size=60))
+def test_a_verdict_found_for_sixteen_seconds_is_always_the_published_one(names):
+    settled = Settled()
+    run(settled, 0, names)
+    assert run(settled, 1000, ["compute_bound"] * 17)[-1] == "compute_bound"
+
+
+def test_missing_pages_are_said_at_once():
+    settled = Settled()
+    run(settled, 0, ["healthy"] * 5)
+    assert settled.observe(6, Finding("unknown", 0.0), T, page_missing=True).verdict == "unknown"
+
+
+# --- advice -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fits", "expected"), [(None, 30), (36.0, 30), (25.0, 25), (5.0, 20)])
+def test_the_cut_of_max_num_seqs_is_25_to_50_percent_sized_by_what_fits(fits, expected):
+    limits = {} if fits is None else {"kv_capacity": fits}
+    s = signals(batch_p99=40.0, max_num_seqs=256.0, limits=limits)
+    assert advice.max_num_seqs(s, "kv_pressure", T) == expected
+    assert advice.max_num_seqs(s, "healthy", T) is None
+
+
+def test_less_device_memory_is_advised_only_when_allocations_fail():
+    assert advice.gpu_memory_utilization(signals(), 0.92, False, T) is None
+    assert advice.gpu_memory_utilization(signals(), 0.92, True, T) == 0.7
+    assert advice.gpu_memory_utilization(signals(context_spike_ratio=3.0), 0.92, True, T) == 0.6
+    assert advice.gpu_memory_utilization(signals(), 0.5, True, T) is None
+
+
+def test_batched_tokens_are_halved_but_not_below_512():
+    assert advice.max_num_batched_tokens(8192, "kv_pressure") == 4096
+    assert advice.max_num_batched_tokens(600, "kv_pressure") == 512
+    assert advice.max_num_batched_tokens(512, "kv_pressure") is None
+    assert advice.max_num_batched_tokens(8192, "healthy") is None
+
+
+def test_context_limit_follows_the_longest_seen():
+    s = signals(context_max_5m=5000.0, prompt_quantiles={"0.5": 100.0})
+    assert advice.max_model_len(s, 32768, "kv_pressure") == 7168
+    assert advice.max_model_len(s, 4096, "kv_pressure") is None
+
+
+def test_a_diagnosis_carries_sentences_with_numbers():
+    found = Diagnoser(T).diagnose(signals(**PRESSURE), [30.0] * 10, 10, 0.92)
+    assert found.verdict == "kv_pressure"
+    assert any("98 %" in text for text in found.supporting)
+    assert any("30 requests wait" in text for text in found.supporting)

@@ -1,0 +1,21 @@
+"""Grafana boards, one file each, built from plain dictionaries.
+
+schemaVersion 39 loads on Grafana 10.4 to 13 (older JSON is migrated on load, newer than the server's is refused).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from kvpressure.bundle.boards import incident
+from kvpressure.bundle.boards.builder import Board, Site
+
+_BOARDS: Final[dict[str, Callable[[Site], Board]]] = {
+    "kvpressure-incident": incident.build,
+}
+
+
+def render_boards(site: Site) -> dict[str, dict[str, Any]]:
+    """Every board: file name without suffix (which is the uid) -> Grafana's JSON model."""
+    return {uid: build(site).model(uid, site) for uid, build in _BOARDS.items()}

@@ -1,0 +1,276 @@
+"""Building blocks of a board: the grid, queries, panels, thresholds and variables, as Grafana's JSON wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvpressure.bundle.values import Values
+from kvpressure.thresholds import Thresholds
+
+SCHEMA_VERSION: Final = 39
+WIDTH: Final = 24
+Json = dict[str, Any]
+
+DATASOURCE: Final[Json] = {"type": "prometheus", "uid": "${datasource}"}
+
+ENGINE: Final = 'cluster=~"$cluster",namespace=~"$namespace",model_name=~"$model",pod=~"$pod"'
+CONTAINER: Final = 'cluster=~"$cluster",namespace=~"$namespace",pod=~"$pod"'
+GPU: Final = 'cluster=~"$cluster",uuid=~"$gpu"'
+BY_ENGINE: Final = "cluster, namespace, pod, model_name, engine"
+
+GREEN, YELLOW, ORANGE, RED, BLUE = "green", "yellow", "orange", "red", "blue"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What boards are built for: thresholds, the site's links, and the alerts that exist."""
+
+    thresholds: Thresholds
+    values: Values
+    alerts: frozenset[str]
+
+    def runbook(self, alert: str) -> str:
+        """Where the runbook of ``alert`` is."""
+        return f"{self.values.runbook_base_url}/{alert}.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One PromQL query of a panel. ``table`` asks for the present value in table form."""
+
+    expr: str
+    legend: str = ""
+    table: bool = False
+
+    def model(self, index: int) -> Json:
+        """The target, with refId A, B, ..."""
+        kind = {"instant": True, "range": False, "format": "table"} if self.table else {
+            "instant": False, "range": True, "format": "time_series", "legendFormat": self.legend}
+        return {"refId": chr(ord("A") + index), "datasource": DATASOURCE, "editorMode": "code", "expr": self.expr, **kind}
+
+
+@dataclass(slots=True)
+class Layout:
+    """Places panels from left to right on the 24 columns, and wraps."""
+
+    x: int = 0
+    y: int = 0
+    height: int = 0
+
+    def place(self, width: int, height: int) -> Json:
+        """Position of the next panel. Raises ``ValueError`` for one wider than the grid."""
+        if not 0 < width <= WIDTH:
+            raise ValueError(f"a panel of {width} columns does not fit on {WIDTH}")
+        if self.x + width > WIDTH:
+            self.wrap()
+        position = {"h": height, "w": width, "x": self.x, "y": self.y}
+        self.x += width
+        self.height = max(self.height, height)
+        return position
+
+    def wrap(self) -> None:
+        """Start a new line below everything placed so far."""
+        self.x, self.y, self.height = 0, self.y + self.height, 0
+
+
+@dataclass(slots=True)
+class Board:
+    """A board under construction."""
+
+    title: str
+    description: str
+    tags: tuple[str, ...] = ("kvpressure",)
+    panels: list[Json] = field(default_factory=list)
+    layout: Layout = field(default_factory=Layout)
+
+    def row(self, title: str, collapsed: bool = False) -> None:
+        """A row that the following panels belong to."""
+        self.layout.wrap()
+        position = self.layout.place(WIDTH, 1)
+        self.layout.wrap()
+        self.panels.append({"id": len(self.panels) + 1, "type": "row", "title": title, "collapsed": collapsed,
+                            "gridPos": position, "panels": []})
+
+    def add(self, panel: Json, width: int, height: int) -> None:
+        """Put ``panel`` at the next free place."""
+        head = {"id": len(self.panels) + 1, "gridPos": self.layout.place(width, height), "datasource": DATASOURCE}
+        self.panels.append({**head, **panel})
+
+    def model(self, uid: str, site: Site) -> Json:
+        """The whole JSON model."""
+        return {
+            "uid": uid, "id": None, "title": self.title, "description": self.description, "tags": list(self.tags),
+            "schemaVersion": SCHEMA_VERSION, "version": 1, "editable": False, "graphTooltip": 1, "refresh": "30s",
+            "timezone": "browser", "weekStart": "", "fiscalYearStartMonth": 0, "liveNow": False,
+            "time": {"from": "now-1h", "to": "now"}, "timepicker": {},
+            "annotations": {"list": [_firing_alerts()]},
+            "links": [_other_boards(), _link("Runbooks", f"{site.values.runbook_base_url}/README.md")],
+            "templating": {"list": variables()},
+            "panels": self.panels,
+        }
+
+
+# --- variables, links, annotations ---------------------------------------------------------------------------
+
+
+def variables() -> list[Json]:
+    """Data source, then cluster, namespace, model, pod and GPU, each narrowed by those before it."""
+    where = ('cluster=~"$cluster"', 'namespace=~"$namespace"', 'model_name=~"$model"', 'pod=~"$pod"')
+    chain = (("cluster", "Cluster", "kvpressure_engine_info", "cluster", 0),
+             ("namespace", "Namespace", "kvpressure_engine_info", "namespace", 1),
+             ("model", "Model", "kvpressure_engine_info", "model_name", 2),
+             ("pod", "Pod", "kvpressure_engine_info", "pod", 3),
+             ("gpu", "GPU", "kvpressure_engine_gpu_info", "uuid", 4))
+    source: Json = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "regex": "",
+                    "current": {}, "options": [], "hide": 0, "includeAll": False, "multi": False, "refresh": 1,
+                    "skipUrlSync": False}
+    return [source, *(_query_variable(name, label, metric, value, where[:depth])
+                      for name, label, metric, value, depth in chain)]
+
+
+def _query_variable(name: str, label: str, metric: str, value: str, where: Sequence[str]) -> Json:
+    selector = metric + ("{" + ",".join(where) + "}" if where else "")
+    query = f"label_values({selector}, {value})"
+    # .* and not .+ for All: a series without a cluster (or, for a static target, a pod) label has to match too.
+    return {"name": name, "label": label, "type": "query", "datasource": DATASOURCE,
+            "query": {"query": query, "refId": f"variable-{name}"}, "definition": query, "regex": "", "sort": 1,
+            "refresh": 2, "multi": True, "includeAll": True, "allValue": ".*", "current": {}, "options": [], "hide": 0,
+            "skipUrlSync": False}
+
+
+def _firing_alerts() -> Json:
+    return {"name": "Firing alerts", "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": RED,
+            "expr": 'ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",namespace=~"$namespace|",'
+                    'pod=~"$pod|"}',
+            "titleFormat": "{{alertname}}", "textFormat": "{{severity}} {{namespace}} {{pod}}", "step": "60s",
+            "useValueForTime": False}
+
+
+def _other_boards() -> Json:
+    return {"title": "kvpressure boards", "type": "dashboards", "tags": ["kvpressure"], "asDropdown": True, "icon": "external link",
+            "includeVars": True, "keepTime": True, "targetBlank": False, "tooltip": "", "url": ""}
+
+
+def _link(title: str, url: str) -> Json:
+    return {"title": title, "type": "link", "url": url, "icon": "doc", "tags": [], "asDropdown": False, "includeVars": False,
+            "keepTime": False, "targetBlank": True, "tooltip": ""}
+
+
+# --- thresholds and mappings -----------------------------------------------------------------------------------
+
+
+def steps(site: Site, *marks: tuple[str, str], base: str = GREEN) -> Json:
+    """Colour bands: ``base``, then (colour, threshold name) from each threshold upwards."""
+    bands: list[Json] = [{"color": base, "value": None}]
+    bands += [{"color": color, "value": site.thresholds[name]} for color, name in marks]
+    return {"mode": "absolute", "steps": bands}
+
+
+def neutral(color: str = BLUE) -> Json:
+    """No judgement: one colour for every value."""
+    return {"mode": "absolute", "steps": [{"color": color, "value": None}]}
+
+
+def texts(**names: tuple[str, str]) -> list[Json]:
+    """Value mapping for 0/1 values and names: key -> (shown text, colour); ``v0`` means the value 0."""
+    options = {(key[1:] if key[0] == "v" and key[1:].isdigit() else key): {"text": text, "color": color, "index": index}
+               for index, (key, (text, color)) in enumerate(names.items())}
+    return [{"type": "value", "options": options}]
+
+
+NO_TRAFFIC: Final[list[Json]] = [
+    {"type": "special", "options": {"match": "nan", "result": {"text": "no traffic", "color": "text", "index": 90}}}]
+
+
+# --- panels ------------------------------------------------------------------------------------------------------
+
+
+def _panel(site: Site, kind: str, title: str, about: str, queries: Sequence[Query], alert: str | None, defaults: Json,
+           options: Json, overrides: Sequence[Json] = ()) -> Json:
+    links = []
+    if alert is not None and alert in site.alerts:
+        about = f"{about}\n\nAlert: {alert}."
+        links = [{"title": f"Runbook {alert}", "url": site.runbook(alert), "targetBlank": True}]
+    return {"type": kind, "title": title, "description": about, "links": links,
+            "targets": [query.model(index) for index, query in enumerate(queries)],
+            "fieldConfig": {"defaults": defaults, "overrides": list(overrides)}, "options": options}
+
+
+def _defaults(unit: str, thresholds: Json, mappings: Sequence[Json] = (), **more: Any) -> Json:
+    return {"unit": unit, "thresholds": thresholds, "mappings": [*mappings, *NO_TRAFFIC], "noValue": "no data", **more}
+
+
+def stat(site: Site, title: str, about: str, expr: str, unit: str, thresholds: Json, alert: str | None = None,
+         mappings: Sequence[Json] = (), legend: str = "") -> Json:
+    """A tile with the present value of the worst series."""
+    options = {"colorMode": "background", "graphMode": "area", "justifyMode": "auto", "orientation": "auto", "textMode": "auto",
+               "wideLayout": True, "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
+    defaults = _defaults(unit, thresholds, mappings, color={"mode": "thresholds"})
+    return _panel(site, "stat", title, about, [Query(expr, legend)], alert, defaults, options)
+
+
+def timeseries(site: Site, title: str, about: str, queries: Sequence[Query], unit: str, thresholds: Json | None = None,
+               alert: str | None = None, top: float | None = None, overrides: Sequence[Json] = ()) -> Json:
+    """Lines over time; given thresholds are drawn as dashed lines."""
+    custom = {"drawStyle": "line", "lineInterpolation": "linear", "lineWidth": 1, "fillOpacity": 8, "showPoints": "never",
+              "spanNulls": False, "thresholdsStyle": {"mode": "dashed" if thresholds else "off"}}
+    bounds: Json = {"min": 0} if top is None else {"min": 0, "max": top}
+    defaults = _defaults(unit, thresholds or neutral(), custom=custom, color={"mode": "palette-classic"}, **bounds)
+    options = {"legend": {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["lastNotNull", "max"]},
+               "tooltip": {"mode": "multi", "sort": "desc"}}
+    return _panel(site, "timeseries", title, about, queries, alert, defaults, options, overrides)
+
+
+def states(site: Site, title: str, about: str, queries: Sequence[Query], mappings: Sequence[Json],
+           overrides: Sequence[Json] = (), alert: str | None = None) -> Json:
+    """A state timeline: one bar a series, coloured while it is there."""
+    defaults = _defaults("none", neutral(), mappings, color={"mode": "thresholds"}, custom={"fillOpacity": 80, "lineWidth": 0})
+    options = {"alignValue": "left", "mergeValues": True, "rowHeight": 0.9, "showValue": "never", "perPage": 20,
+               "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False},
+               "tooltip": {"mode": "single", "sort": "none"}}
+    return _panel(site, "state-timeline", title, about, queries, alert, defaults, options, overrides)
+
+
+def table(site: Site, title: str, about: str, queries: Sequence[Query], columns: Mapping[str, str],
+          overrides: Sequence[Json] = (), empty: str = "nothing") -> Json:
+    """A table of present values: queries merged on their common labels. ``columns``: field -> heading, in this order; all other
+    fields are hidden.
+    """
+    defaults = {"unit": "none", "thresholds": neutral(), "mappings": [], "noValue": "-",
+                "custom": {"align": "left", "cellOptions": {"type": "auto"}, "filterable": False, "inspect": False}}
+    options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": ""}}
+    panel = _panel(site, "table", title, about, queries, None, defaults, options, overrides)
+    panel["fieldConfig"]["defaults"]["noValue"] = empty
+    panel["transformations"] = [
+        {"id": "merge", "options": {}},
+        {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
+        {"id": "organize", "options": {"excludeByName": {}, "indexByName": {name: index for index, name in enumerate(columns)},
+                                       "renameByName": {name: title for name, title in columns.items() if name != title}}},
+    ]
+    return panel
+
+
+def column(name: str, *properties: tuple[str, Any]) -> Json:
+    """Override for one column or series by its shown name."""
+    return {"matcher": {"id": "byName", "options": name},
+            "properties": [{"id": key, "value": value} for key, value in properties]}
+
+
+def matching(pattern: str, *properties: tuple[str, Any]) -> Json:
+    """Override for all series whose shown name matches ``pattern``."""
+    return {"matcher": {"id": "byRegexp", "options": pattern},
+            "properties": [{"id": key, "value": value} for key, value in properties]}
+
+
+def engine(metric: str, more: str = "", by: str = "") -> str:
+    """``metric`` of the chosen engines, one series an engine (and ``by``), whoever scraped it."""
+    labels = ENGINE + (f",{more}" if more else "")
+    return f"max by ({BY_ENGINE}{', ' + by if by else ''}) (kvpressure_{metric}{{{labels}}})"
+
+
+def gpu(metric: str) -> str:
+    """``metric`` of the GPUs that belong to the chosen engines."""
+    return (f"max by (cluster, uuid, gpu) (kvpressure_{metric}{{{GPU}}}) "
+            f"and on (cluster, uuid) kvpressure_engine_gpu_info{{{ENGINE}}}")

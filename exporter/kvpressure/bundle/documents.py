@@ -1,0 +1,60 @@
+"""The bundle's pages: runbooks, alert reference, thresholds, and what lies where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kvpressure.bundle.rules import Options
+from kvpressure.bundle.spec import Alert, Group
+from kvpressure.bundle.templating import context, render
+from kvpressure.bundle.text import number, span, words
+from kvpressure.publish.reference import render_metrics_reference, render_settings_reference
+from kvpressure.thresholds import Threshold
+
+ALERTMANAGER_NOTE: Final = """An example: put your receivers in place of the URLs, and merge route and inhibit_rules into your configuration.
+Pages go to pager, everything that wants a look to tickets, information is on the boards only, the watchdog to a
+heartbeat service that raises the alarm when it stops.
+Each inhibition demands the label that identifies its subject, because labels missing on both sides count as equal."""
+
+
+def pages(options: Options, groups: Sequence[Group]) -> dict[str, str]:
+    """Every page: path -> Markdown."""
+    alerts = [alert for group in groups for alert in group.alerts]
+    recordings = [item for group in groups for item in group.recordings]
+    variables = context(
+        options.thresholds, literal=options.profile == "literal", options=options, groups=groups, alerts=alerts,
+        recordings=recordings, entries=options.thresholds.entries(), span=span, words=words, title=title,
+        percent=lambda name: f"{number(options.thresholds[name] * 100)} %",
+    )
+    found = {
+        "docs/metrics.md": render_metrics_reference(),
+        "docs/settings.md": render_settings_reference(),
+        "docs/thresholds.md": _page("docs/thresholds.md.j2", variables | {"shown": shown}),
+        "docs/alerts.md": _page("docs/alerts.md.j2", variables),
+        "docs/runbooks/README.md": _page("docs/runbooks.md.j2", variables),
+        "alerts/README.md": _page("docs/alerts-readme.md.j2", variables),
+        "dashboards/README.md": _page("docs/dashboards-readme.md.j2", variables),
+    }
+    for alert in alerts:
+        found[f"docs/runbooks/{alert.name}.md"] = _page(f"runbooks/{alert.name}.md.j2", variables | {"alert": alert})
+    return found
+
+
+def _page(template: str, variables: dict[str, Any]) -> str:
+    """A rendered page: no more than one empty line in a row, one line break at its end."""
+    text = re.sub(r"[ \t]+\n", "\n", render(template, variables))
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def title(alert: Alert) -> str:
+    """The summary of an alert with its labels and value as names in braces."""
+    text = re.sub(r"\{\{ \$labels\.(\w+)[^}]*\}\}", r"{\1}", alert.levels[0].summary)
+    return re.sub(r"\{\{ [^}]*\$value[^}]*\}\}", "{value}", text)
+
+
+def shown(entry: Threshold) -> str:
+    """Value of a threshold with its unit; the plain number too where the words round or convert."""
+    text = words(entry)
+    return text if entry.text in text else f"{text} ({entry.text})"

@@ -1,0 +1,210 @@
+"""The bundle's own description of alerts and recordings, as the rule templates state it.
+
+A template says what is compared (``expr``), which conditions must hold on the same subject (``gates``), which must
+not (``vetoes``), and from which series its unit tests are built (``tests``). ``rules`` turns this into Prometheus
+rules, ``promtests`` into promtool tests, ``docs`` into the alert reference; so none of them can disagree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+SEVERITIES: Final = ("critical", "warning", "info")
+FAMILIES: Final = ("pressure", "harm", "memory", "load", "failure", "configuration", "hardware", "self")
+
+SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "engine": ("cluster", "namespace", "pod", "model_name", "engine"),
+    "container": ("cluster", "namespace", "pod", "container"),
+    "gpu": ("cluster", "node", "uuid", "gpu", "vendor"),
+    "model": ("cluster", "namespace", "model_name"),
+    "pod": ("cluster", "namespace", "pod"),
+    "exporter": ("cluster", "node", "instance"),
+    "cluster": ("cluster",),
+    "none": (),
+}
+"""What an alert is about, and the labels that identify it. ``cluster`` and ``node`` may be missing everywhere: a label
+that does not exist is simply left out of ``by`` and equal in ``on``."""
+
+_INPUT = re.compile(
+    r"(?P<op>>=|<=|==|>|<|rate>=|rate>|counts|events|needs|extra|veto)\s*(?P<value>[\w.]+)?"
+    r"(?:\s+within\s+(?P<window>\w+))?"
+)
+_SERIES = re.compile(r'(?P<metric>\w+)(?:\{(?P<labels>[^}]*)\})?')
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class SpecError(ValueError):
+    """A template states something that cannot be; the text names the alert and the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input series of a unit test and when it lets the alert fire.
+
+    ``op``: ``>= > <= < ==`` compare a gauge with ``value``; ``rate>`` and ``rate>=`` a counter's rate; ``counts`` = the counter
+    grows by ``value`` within ``window``; ``events`` the same, and a first appearance counts too; ``needs`` = has to
+    exist with ``value``; ``extra`` = exists, may be missing; ``veto`` = at 1 it silences.
+    """
+
+    metric: str
+    labels: Mapping[str, str]
+    op: str
+    value: float
+    window: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TestCase:
+    """One way to make a level fire, or with ``fires`` False one that must not.
+
+    ``labels`` are the identity labels the alert then has, ``extra_labels`` others with their values; ``splits`` the
+    labels on which all inputs have to agree; ``value`` the alert's value where it is not the first input's.
+    """
+
+    inputs: tuple[Input, ...]
+    labels: tuple[str, ...]
+    splits: tuple[str, ...]
+    extra_labels: Mapping[str, str] = field(default_factory=dict)
+    fires: bool = True
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A condition on the same subject: ``and`` (must hold) or ``unless`` (must not). ``on`` are the joined labels."""
+
+    name: str
+    kind: str
+    expr: str
+    on: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One severity of an alert. Durations are seconds; texts are Go templates."""
+
+    severity: str
+    page: bool
+    expr: str
+    gates: tuple[Gate, ...]
+    for_seconds: float
+    keep_seconds: float
+    cases: tuple[TestCase, ...]
+    summary: str
+    description: str
+
+    def full_expr(self, drop: str | None = None) -> str:
+        """The expression with its gates; ``drop`` names a gate to leave out (rule mutants do that)."""
+        parts = [self.expr]
+        parts += [f"{gate.kind} on ({', '.join(gate.on)})\n{gate.expr}" for gate in self.gates if gate.name != drop]
+        if len(parts) > 1 and re.search(r"\bor\b", self.expr):
+            parts[0] = f"(\n{_indent(self.expr)}\n)"
+        return "\n".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert name with all its severities. ``documented`` quotes the guides' number, ``choice`` says how and why the
+    rule differs from the bare number.
+    """
+
+    name: str
+    family: str
+    subject: str
+    documented: str
+    choice: str
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recording rule; ``labels`` are the labels its series carry."""
+
+    name: str
+    expr: str
+    labels: tuple[str, ...]
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A rule group: recordings or the alerts of one family. ``interval`` in seconds, ``limit`` = most results a rule."""
+
+    name: str
+    family: str
+    interval: float
+    limit: int
+    recordings: tuple[Recording, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+
+
+def _indent(text: str) -> str:
+    return "\n".join("  " + line for line in text.splitlines())
+
+
+def _clean(expr: str) -> str:
+    return "\n".join(line.rstrip() for line in expr.strip().splitlines() if line.strip())
+
+
+def parse_group(document: Mapping[str, Any]) -> Group:
+    """A rendered and parsed rule template as a group. Raises ``SpecError`` for what cannot be."""
+    family = document["family"]
+    if family != "recordings" and family not in FAMILIES:
+        raise SpecError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
+    alerts = tuple(_alert(item, family) for item in document.get("alerts") or ())
+    recordings = tuple(
+        Recording(item["record"], _clean(item["expr"]), tuple(item["labels"]), item["help"].strip())
+        for item in document.get("recordings") or ()
+    )
+    return Group(document["name"], family, float(document["interval"]), int(document["limit"]), recordings, alerts)
+
+
+def _alert(item: Mapping[str, Any], family: str) -> Alert:
+    name = item["name"]
+    if item["subject"] not in SUBJECTS:
+        raise SpecError(f"{name}: subject {item['subject']!r} is not one of {', '.join(SUBJECTS)}")
+    levels = tuple(_level(name, item, level) for level in item["levels"])
+    return Alert(name, family, item["subject"], _line(item.get("documented", "")), _line(item["choice"]), levels)
+
+
+def _line(text: str) -> str:
+    """``text`` on one line; an optional ``{{ with }}`` sentence brings its own space."""
+    return " ".join(text.split()).replace(" {{ with ", "{{ with ")
+
+
+def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any]) -> Level:
+    if item["severity"] not in SEVERITIES:
+        raise SpecError(f"{name}: severity {item['severity']!r} is not one of {', '.join(SEVERITIES)}")
+    identity = SUBJECTS[alert["subject"]]
+    gates = tuple(_gate(key, gate, kind, identity)
+                  for field_name, kind in (("gates", "and"), ("vetoes", "unless"))
+                  for key, gate in (item.get(field_name) or {}).items())
+    labels = tuple(label for label in identity if label not in ("cluster", "node"))
+    cases = tuple(_case(name, case, labels) for case in item["tests"])
+    return Level(item["severity"], bool(item.get("page", False)), _clean(item["expr"]), gates, float(item["for"]),
+                 float(item.get("keep", 0)), cases, _line(item.get("summary", alert["summary"])),
+                 _line(item.get("description", alert["description"])))
+
+
+def _gate(name: str, body: str | Mapping[str, Any], kind: str, identity: tuple[str, ...]) -> Gate:
+    if isinstance(body, str):
+        return Gate(name, kind, _clean(body), identity)
+    return Gate(name, kind, _clean(body["expr"]), tuple(body["on"]))
+
+
+def _case(name: str, item: Mapping[str, Any], labels: tuple[str, ...]) -> TestCase:
+    inputs = tuple(_input(name, series, text) for series, text in item["inputs"].items())
+    expected = tuple(item.get("labels", labels))
+    return TestCase(inputs, expected, tuple(item.get("splits", expected)), item.get("extra_labels", {}),
+                    item.get("fires", True), item.get("value"))
+
+
+def _input(name: str, series: str, text: str) -> Input:
+    head, body = _SERIES.fullmatch(series), _INPUT.fullmatch(str(text))
+    if head is None or body is None:
+        raise SpecError(f"{name}: test input {series!r}: {text!r} is not understood")
+    labels = dict(_LABEL.findall(head["labels"] or ""))
+    return Input(head["metric"], labels, body["op"], float(body["value"] or 1), float(body["window"] or 0))

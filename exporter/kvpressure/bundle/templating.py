@@ -1,0 +1,62 @@
+"""One jinja2 environment for rules, tests and documents, and what templates may use in it.
+
+Delimiters are ``<< >>``, ``<% %>`` and ``<# #>``, because PromQL, Go templates and Grafana all own the braces.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+
+from kvpressure.bundle.spec import SUBJECTS
+from kvpressure.bundle.text import duration, number, words
+from kvpressure.signals.logevents import ALLOCATION_EVENTS
+from kvpressure.thresholds import Thresholds
+
+
+@lru_cache(maxsize=1)
+def environment() -> jinja2.Environment:
+    """The environment; an unknown name in a template is an error."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("kvpressure.bundle", "templates"), undefined=jinja2.StrictUndefined,
+        variable_start_string="<<", variable_end_string=">>", block_start_string="<%", block_end_string="%>",
+        comment_start_string="<#", comment_end_string="#>", trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=False,  # the output is PromQL, YAML and Markdown, never HTML
+    )
+
+
+def per(subject: str, expr: str) -> str:
+    """``expr`` aggregated to the identity labels of ``subject``, so that a restarted exporter keeps the alert."""
+    return f"max by ({', '.join(SUBJECTS[subject])}) ({expr})"
+
+
+def recommend(limit: str) -> str:
+    """A sentence of an annotation: what to set ``limit`` to. Empty where the exporter recommends nothing."""
+    query = (f'max by (limit) (kvpressure_limit_recommended{{limit=\\"{limit}\\",namespace=%q,pod=%q,model_name=%q,'
+             f'engine=%q}})')
+    form = "%.2f" if limit == "gpu_memory_utilization" else "%.0f"
+    return ('{{ with printf "' + query + '" $labels.namespace $labels.pod $labels.model_name $labels.engine | query }}'
+            f' Set {limit} to {{{{ . | first | value | printf "{form}" }}}}.{{{{ end }}}}')
+
+
+def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
+    """What every template sees: ``t`` number, ``d`` duration, ``w`` words of a threshold, and the helpers."""
+    return {
+        "t": lambda name: thresholds.entry(name).text,
+        "d": lambda name: duration(thresholds[name]),
+        "w": lambda name: words(thresholds.entry(name)),
+        "number": number,
+        "per": per,
+        "ids": lambda subject: ", ".join(SUBJECTS[subject]),
+        "recommend": recommend,
+        "engine": lambda expr: per("engine", expr),
+        "allocation_events": "|".join(sorted(ALLOCATION_EVENTS)),
+        **more,
+    }
+
+
+def render(name: str, variables: dict[str, Any]) -> str:
+    """Template ``name`` with ``variables``."""
+    return environment().get_template(name).render(variables)

@@ -1,0 +1,145 @@
+"""What a site changes about the bundle, in one file: ``kvpressure bundle --values FILE``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from kvpressure.bundle.spec import FAMILIES, SEVERITIES
+
+_DURATION = re.compile(r"(\d+)(s|m|h|d)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_URL = re.compile(r"https?://[^\s\"'<>]+")
+
+
+class ValuesError(ValueError):
+    """The values file is wrong; the text is one line that names the file, the key and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Everything a site may set.
+
+    ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert -> severity -> ``for``, in seconds.
+    ``exclude``: alert names or families that are not wanted. ``labels``: labels added to every alert; ``alert_labels``: alert ->
+    labels set on it (severity and page included). ``exporter_job`` is a regular expression for the scrape job.
+    """
+
+    runbook_base_url: str = "https://kvpressure.example/docs/runbooks"
+    dashboard_base_url: str = "https://grafana.example"
+    exporter_job: str = ".*kvpressure.*"
+    thresholds: Mapping[str, Any] = field(default_factory=dict)
+    durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    exclude: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    alert_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def load(path: str | Path | None) -> Values:
+    """The values file, or the defaults for ``None``. Raises ``ValuesError`` for anything wrong with it."""
+    if path is None:
+        return Values()
+    import yaml
+
+    where = str(path)
+    try:
+        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValuesError(f"{where}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise ValuesError(f"{where}{line}: not valid YAML") from error
+    if document is None:
+        return Values()
+    return _values(_mapping(document, where, "the file"), where)
+
+
+def _values(document: Mapping[str, Any], where: str) -> Values:
+    allowed = [item.name for item in fields(Values)]
+    for key in document:
+        if key not in allowed:
+            raise ValuesError(f"{where}: unknown key {key!r}; allowed: {', '.join(allowed)}")
+    found: dict[str, Any] = {}
+    for key in ("runbook_base_url", "dashboard_base_url"):
+        if key in document:
+            found[key] = _url(document[key], where, key)
+    if "exporter_job" in document:
+        found["exporter_job"] = _regex(document["exporter_job"], where, "exporter_job")
+    if "thresholds" in document:
+        found["thresholds"] = _mapping(document["thresholds"], where, "thresholds")
+    if "durations" in document:
+        found["durations"] = _durations(_mapping(document["durations"], where, "durations"), where)
+    if "exclude" in document:
+        found["exclude"] = _names(document["exclude"], where)
+    if "labels" in document:
+        found["labels"] = _labels(document["labels"], where, "labels")
+    if "alert_labels" in document:
+        patches = _mapping(document["alert_labels"], where, "alert_labels")
+        found["alert_labels"] = {str(name): _labels(body, where, f"alert_labels.{name}") for name, body in patches.items()}
+    return Values(**found)
+
+
+def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValuesError(f"{where}: {key}: expected a mapping")
+    return value
+
+
+def _url(value: Any, where: str, key: str) -> str:
+    if not isinstance(value, str) or not _URL.fullmatch(value):
+        raise ValuesError(f"{where}: {key}: {value!r} is not an http or https URL")
+    return value.rstrip("/")
+
+
+def _regex(value: Any, where: str, key: str) -> str:
+    try:
+        re.compile(value)
+    except (re.error, TypeError) as error:
+        raise ValuesError(f"{where}: {key}: {value!r} is not a regular expression") from error
+    if not value or '"' in value or "\\" in value or "\n" in value:
+        raise ValuesError(f"{where}: {key}: {value!r} must not be empty nor contain quotes, backslashes or line breaks")
+    return str(value)
+
+
+def _durations(body: Mapping[str, Any], where: str) -> dict[str, dict[str, float]]:
+    return {str(name): {_severity(severity, where, f"durations.{name}"): _seconds(text, where, f"durations.{name}.{severity}")
+                        for severity, text in _mapping(levels, where, f"durations.{name}").items()}
+            for name, levels in body.items()}
+
+
+def _severity(value: Any, where: str, key: str) -> str:
+    if value not in SEVERITIES:
+        raise ValuesError(f"{where}: {key}: {value!r} is not one of {', '.join(SEVERITIES)}")
+    return str(value)
+
+
+def _seconds(value: Any, where: str, key: str) -> float:
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValuesError(f"{where}: {key}: {value!r} is not a duration such as 90s, 5m, 1h or 1d")
+    return float(int(match[1]) * _SECONDS[match[2]])
+
+
+def _names(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValuesError(f"{where}: exclude: expected a list of alert names or families ({', '.join(FAMILIES)})")
+    return tuple(value)
+
+
+def _labels(value: Any, where: str, key: str) -> dict[str, str]:
+    labels = _mapping(value, where, key)
+    for name, text in labels.items():
+        if not isinstance(name, str) or not _LABEL_NAME.fullmatch(name) or name in ("alertname", "kvpressure_family"):
+            raise ValuesError(f"{where}: {key}: {name!r} is not a label that may be set")
+        if not isinstance(text, str):
+            raise ValuesError(f"{where}: {key}.{name}: {text!r} must be text (quote it)")
+        if name == "severity":
+            _severity(text, where, key)
+        if name == "page" and text not in ("true", "false"):
+            raise ValuesError(f"{where}: {key}: page must be \"true\" or \"false\", not {text!r}")
+    return dict(labels)

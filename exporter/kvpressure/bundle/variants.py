@@ -1,0 +1,250 @@
+"""From one way to make an alert fire to all the situations its unit test has to tell apart.
+
+Each situation ("variant") is a subject of its own - a pod, a GPU, an exporter - so that one timeline shows them side by
+side, and every firing one also proves that its silent neighbours stay silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kvpressure.bundle.spec import Input, Level, TestCase
+from kvpressure.bundle.text import number
+from kvpressure.publish.metrics import BY_NAME, PREFIX
+
+EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
+    "up": (),
+    "kube_pod_status_unschedulable": ("namespace", "pod"),
+}
+"""Metrics that are not ours: Prometheus' own and, where it is there, kube-state-metrics'."""
+
+MARGIN: Final = 0.05  # a value this share below or above a threshold; smaller than the 10 % by which mutants move it
+
+_COMPARE: Final = (">=", "<=", ">", "<", "==")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Steps of a test: the driver is on from ``onset`` to before ``end``; ``length`` samples in all."""
+
+    step: float
+    onset: int
+    end: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One input series in promtool's notation."""
+
+    name: str
+    values: str
+
+
+@dataclass(slots=True)
+class Variant:
+    """One subject: its series, whether it fires, and the identity labels the alert then carries."""
+
+    name: str
+    fires: bool
+    series: list[Series] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def metric_labels(metric: str) -> tuple[str, ...]:
+    """Labels that series of ``metric`` carry, the scrape's own left out. Raises ``KeyError`` for an unknown metric."""
+    if metric in EXTERNAL:
+        return EXTERNAL[metric]
+    return BY_NAME[metric.removeprefix(PREFIX)].labels
+
+
+def identity(subject: str, name: str) -> dict[str, str]:
+    """Label values of the subject called ``name``."""
+    values = {"namespace": "inference", "pod": "pod", "model_name": "llama", "engine": "0", "container": "vllm",
+              "uuid": f"GPU-{name}", "gpu": "0", "vendor": "nvidia", "instance": "node-1:9846"}
+    key = {"model": "model_name", "exporter": "instance", "cluster": "cluster"}.get(subject, "pod")
+    return values | {key: name}
+
+
+def plain(value: float, count: int) -> str:
+    """``count`` samples of one value."""
+    text = "NaN" if value != value else number(value)
+    return text if count == 1 else f"{text}+0x{count - 1}"
+
+
+# --- values ------------------------------------------------------------------------------------------------
+
+
+def on_value(item: Input) -> float:
+    """The value at which a compared input just lets the alert fire."""
+    if item.op == ">":
+        return _moved(item.value, 1 + MARGIN)
+    if item.op == "<":
+        return _moved(item.value, 1 - MARGIN)
+    return item.value
+
+
+def off_value(item: Input) -> float:
+    """The nearest value at which it does not."""
+    if item.op in (">", "<"):
+        return item.value
+    if item.op == ">=":
+        return _moved(item.value, 1 - MARGIN)
+    if item.op == "<=":
+        return _moved(item.value, 1 + MARGIN)
+    return 1 - item.value if item.value in (0, 1) else 0
+
+
+def _moved(value: float, factor: float) -> float:
+    return round(value * factor, 9) if value else factor - 1
+
+
+def holds(item: Input, value: float) -> bool:
+    """Whether ``value`` satisfies a compared input."""
+    return {">=": value >= item.value, "<=": value <= item.value, ">": value > item.value, "<": value < item.value,
+            "==": value == item.value}.get(item.op, True)
+
+
+def values_of(item: Input, line: Timeline, driver: bool, value: float | None = None) -> str:
+    """The samples of ``item``; the driver is on only between onset and end, anything else all the time."""
+    if item.op in _COMPARE:
+        level = on_value(item) if value is None else value
+        if not driver or level != level:
+            return plain(level, line.length)
+        off = plain(off_value(item), line.onset)
+        return f"{off} {plain(level, line.end - line.onset)} {plain(off_value(item), line.length - line.end)}"
+    if item.op == "veto" and driver:  # what has to be missing was there before and comes back
+        gone = f"stale _x{line.end - line.onset - 1}"
+        return f"{plain(1, line.onset)} {gone} {plain(1, line.length - line.end)}"
+    if item.op in ("counts", "events"):
+        grown = item.value if value is None else value
+        return f"{plain(3, line.onset)} {plain(3 + grown, line.length - line.onset)}"
+    if item.op in ("rate>", "rate>="):
+        rate = (_moved(item.value, 1 + MARGIN) if value is None else value) * line.step
+        return f"0+{number(round(rate, 9))}x{line.length - 1}"
+    return plain(item.value, line.length)
+
+
+# --- variants ----------------------------------------------------------------------------------------------
+
+
+class Builder:
+    """Builds the variants of one level."""
+
+    def __init__(self, subject: str, level: Level, line: Timeline) -> None:
+        self._subject, self._level, self._line = subject, level, line
+
+    def all(self) -> list[Variant]:
+        """Every variant of every case."""
+        found: list[Variant] = []
+        for index, case in enumerate(self._level.cases):
+            tag = f"{index}-" if index else ""
+            if not case.fires:
+                found.append(self._variant(f"{tag}not", case, fires=False))
+                continue
+            found.append(self.base(case, f"{tag}fires"))
+            found.extend(self._boundaries(case, tag))
+            found.extend(self._absences(case, tag))
+            found.extend(self._neighbours(case, tag))
+        return found
+
+    def base(self, case: TestCase, name: str) -> Variant:
+        """Everything as the case says."""
+        return self._variant(name, case, fires=True)
+
+    def _variant(self, name: str, case: TestCase, fires: bool, changed: Mapping[int, str | None] | None = None,
+                 more: Mapping[str, str] | None = None, other: Mapping[str, str] | None = None) -> Variant:
+        """``changed``: input index -> other samples, None = no such series. ``more``: labels on every series; ``other``:
+        labels on every series but the driver's.
+        """
+        ids = identity(self._subject, name)
+        variant = Variant(name, fires)
+        wanted = {label: ids[label] for label in case.labels}
+        variant.labels = wanted | dict(case.extra_labels) | dict(more or {})
+        for index, item in enumerate(case.inputs):
+            values: str | None = values_of(item, self._line, driver=index == 0)
+            if item.op == "veto" and index:
+                values = None
+            if changed and index in changed:
+                values = changed[index]
+            if values is not None:
+                labels = ids | dict(more or {}) | (dict(other or {}) if index else {})
+                variant.series.append(Series(series_name(item, labels), values))
+        return variant
+
+    def _boundaries(self, case: TestCase, tag: str) -> Iterator[Variant]:
+        for index, item in enumerate(case.inputs):
+            for name, value, fires in _values_around(item):
+                samples = values_of(item, self._line, driver=index == 0, value=value)
+                yield self._variant(f"{tag}{name}-{_short(item)}", case, fires, {index: samples})
+            if item.op in ("counts", "events"):
+                yield from self._counter_cases(case, tag, index, item)
+            if item.op in ("rate>", "rate>="):
+                half = self._line.length // 2
+                slope = values_of(item, replace(self._line, length=half), driver=False)
+                rest = values_of(item, replace(self._line, length=self._line.length - half), driver=False)
+                yield self._variant(f"{tag}reset-{_short(item)}", case, True, {index: f"{slope} {rest}"})
+
+    def _counter_cases(self, case: TestCase, tag: str, index: int, item: Input) -> Iterator[Variant]:
+        line = self._line
+        reset = f"{plain(3, line.onset)} {plain(0, line.length - line.onset)}"
+        yield self._variant(f"{tag}reset-{_short(item)}", case, False, {index: reset})
+        born = f"_x{line.onset} {plain(item.value, line.length - line.onset)}"
+        yield self._variant(f"{tag}born-{_short(item)}", case, item.op == "events", {index: born})
+
+    def _absences(self, case: TestCase, tag: str) -> Iterator[Variant]:
+        for index, item in enumerate(case.inputs):
+            if item.op == "veto":
+                yield self._variant(f"{tag}veto-{_short(item)}", case, False, {index: plain(1, self._line.length)})
+            elif item.op != "extra":
+                yield self._variant(f"{tag}missing-{_short(item)}", case, False, {index: None})
+            if item.op in _COMPARE:
+                nan = values_of(item, self._line, driver=index == 0, value=float("nan"))
+                yield self._variant(f"{tag}nan-{_short(item)}", case, False, {index: nan})
+
+    def _neighbours(self, case: TestCase, tag: str) -> Iterator[Variant]:
+        """The same in a named cluster, seen by two exporters, and with the conditions met on another subject only."""
+        if self._subject == "none":
+            return
+        if self._subject != "cluster":
+            yield self._variant(f"{tag}in-cluster", case, True, more={"cluster": "west"})
+        if self._subject != "exporter":
+            variant = self.base(case, f"{tag}two-exporters")
+            variant.series += [Series(s.name.replace('instance="node-1', 'instance="node-2'), s.values)
+                               for s in variant.series]
+            yield variant
+        if sum(item.op not in ("extra", "veto") for item in case.inputs) < 2:
+            return
+        for label in ("cluster", *case.splits):
+            yield self._variant(f"{tag}split-{label}", case, False, other={label: "other"})
+
+
+def _values_around(item: Input) -> Iterator[tuple[str, float, bool]]:
+    below, above = _moved(item.value, 1 - MARGIN), _moved(item.value, 1 + MARGIN)
+    if item.op in (">=", ">"):
+        yield from (("below", below, False), ("at", item.value, item.op == ">="), ("above", above, True))
+    elif item.op in ("<=", "<"):
+        yield from (("below", below, True), ("at", item.value, item.op == "<="), ("above", above, False))
+    elif item.op == "==":
+        yield "off", off_value(item), False
+    elif item.op in ("counts", "events"):
+        yield from (("below", item.value - 1, False), ("above", item.value + 1, True))
+    elif item.op in ("rate>", "rate>="):
+        yield "below", below, False
+
+
+def _short(item: Input) -> str:
+    own = "-".join(item.labels.values())
+    name = item.metric.removeprefix(PREFIX).replace("_", "-")
+    return f"{name}-{own}".rstrip("-").lower()
+
+
+def series_name(item: Input, labels: Mapping[str, str]) -> str:
+    """The series of ``item`` on the subject with ``labels``, as promtool writes it."""
+    known = {label: labels.get(label, "x") for label in metric_labels(item.metric)} | dict(item.labels)
+    scrape = {"instance": labels.get("instance", "node-1:9846"), "job": "kvpressure"}
+    cluster = {"cluster": labels["cluster"]} if "cluster" in labels else {}
+    body = ",".join(f'{name}="{value}"' for name, value in sorted({**scrape, **cluster, **known}.items()))
+    return f"{item.metric}{{{body}}}"

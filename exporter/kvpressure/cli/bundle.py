@@ -1,0 +1,53 @@
+"""``kvpressure bundle``: write alert rules, Alertmanager example, boards, runbooks and reference pages, or check them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from kvpressure import thresholds
+from kvpressure.bundle import values
+from kvpressure.bundle.render import differences, render, write
+from kvpressure.bundle.rules import PROFILES, SOURCES, Options
+from kvpressure.cli import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.add_argument("--out", metavar="DIR", default=".", help="directory that gets alerts/, dashboards/ and docs/ (default: .)")
+    parser.add_argument("--check", action="store_true",
+                        help="write nothing; exit 1 and name every file in DIR that is missing, differs or is unknown")
+    parser.add_argument("--thresholds", metavar="FILE", default=None, help="thresholds of your own: lines 'name: value'")
+    parser.add_argument("--values", metavar="FILE", default=None,
+                        help="what else a site changes: URLs, durations, exclusions, labels, thresholds")
+    parser.add_argument("--profile", choices=PROFILES, default=PROFILES[0],
+                        help="default, or literal: the guides' thresholds without this project's gates")
+    parser.add_argument("--source", choices=SOURCES, default=SOURCES[0],
+                        help="kvpressure: rules over this exporter's metrics")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write or check. 0 = done or nothing to report, 1 = ``--check`` found something; raises ``UsageError``."""
+    directory = Path(args.out)
+    try:
+        files = render(_options(args))
+        if not args.check:
+            written = write(files, directory)
+            print(f"{len(files)} files, {len(written)} changed, in {directory}")
+            return 0
+        found = differences(files, directory)
+    except values.ValuesError as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"{error.filename or directory}: {error.strerror or error}") from error
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+def _options(args: argparse.Namespace) -> Options:
+    site = values.load(args.values)
+    base = thresholds.load(args.thresholds)
+    if site.thresholds:
+        base = base.override(site.thresholds, f"{args.values}: thresholds")
+    return Options(base, site, args.profile, args.source)

@@ -1,0 +1,95 @@
+"""What an expression reads and which labels its result carries, told from its syntax tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import promql_parser as pp
+
+from kvpressure.bundle.variants import metric_labels
+
+SCRAPE = frozenset({"cluster", "node", "instance", "job"})
+LABELLESS = frozenset({"absent", "vector", "time", "scalar"})
+
+
+def walk(node: pp.Expr) -> Iterator[pp.Expr]:
+    """``node`` and everything below it."""
+    yield node
+    for name in ("lhs", "rhs", "expr", "param", "vector_selector"):
+        child = getattr(node, name, None)
+        if isinstance(child, pp.Expr):
+            yield from walk(child)
+    for child in getattr(node, "args", None) or ():
+        yield from walk(child)
+
+
+def selectors(text: str) -> Iterator[pp.VectorSelector]:
+    """All vector selectors in the expression."""
+    return (node for node in walk(pp.parse(text)) if isinstance(node, pp.VectorSelector))
+
+
+def metrics(text: str) -> set[str]:
+    """All metric names the expression reads."""
+    return {str(selector.name) for selector in selectors(text)}
+
+
+def result_labels(text: str, recordings: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Labels that a result of the expression may carry."""
+    return _labels(pp.parse(text), recordings)
+
+
+def _labels(node: pp.Expr, recordings: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    if isinstance(node, pp.VectorSelector):
+        name = str(node.name)
+        return recordings[name] if name in recordings else frozenset(metric_labels(name)) | SCRAPE
+    if isinstance(node, pp.MatrixSelector):
+        return _labels(node.vector_selector, recordings)
+    if isinstance(node, pp.AggregateExpr):
+        return _aggregated(node, recordings)
+    if isinstance(node, pp.Call):
+        if node.func.name in LABELLESS:
+            return frozenset()
+        return _labels(node.args[0], recordings)
+    if isinstance(node, pp.BinaryExpr):
+        return _combined(node, recordings)
+    if isinstance(node, pp.ParenExpr | pp.UnaryExpr | pp.SubqueryExpr):
+        return _labels(node.expr, recordings)
+    return frozenset()  # a number or a text
+
+
+def _aggregated(node: pp.AggregateExpr, recordings: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    inner = _labels(node.expr, recordings)
+    if str(node.op) in ("topk", "bottomk"):
+        return inner
+    if node.modifier is None:
+        return frozenset()
+    named = frozenset(node.modifier.labels)
+    return inner & named if node.modifier.type == pp.AggModifierType.By else inner - named
+
+
+def _combined(node: pp.BinaryExpr, recordings: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    left, right = _labels(node.lhs, recordings), _labels(node.rhs, recordings)
+    if isinstance(node.rhs, pp.NumberLiteral) or _is_scalar(node.rhs):
+        return left
+    if isinstance(node.lhs, pp.NumberLiteral) or _is_scalar(node.lhs):
+        return right
+    operator = str(node.op)
+    if operator in ("and", "unless"):
+        return left
+    if operator == "or":
+        return left & right
+    modifier = node.modifier
+    added = frozenset((modifier.group_labels or ()) if modifier else ())
+    if modifier and modifier.card == pp.VectorMatchCardinality.ManyToOne:
+        return left | added
+    if modifier and modifier.card == pp.VectorMatchCardinality.OneToMany:
+        return right | added
+    if modifier and modifier.matching:
+        return frozenset(modifier.matching.labels)
+    return left & right
+
+
+def _is_scalar(node: pp.Expr) -> bool:
+    if isinstance(node, pp.ParenExpr | pp.UnaryExpr):
+        return _is_scalar(node.expr)
+    return isinstance(node, pp.NumberLiteral) or (isinstance(node, pp.Call) and node.func.name in ("time", "scalar"))

@@ -1,0 +1,57 @@
+"""The Alertmanager example, judged by amtool."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+
+def amtool(*arguments: str) -> str:
+    result = subprocess.run(["amtool", *arguments], capture_output=True, text=True, check=False, timeout=30)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout.strip()
+
+
+def test_amtool_accepts_the_configuration(tree: Path) -> None:
+    assert "SUCCESS" in amtool("check-config", str(tree / "alerts/alertmanager.yaml"))
+
+
+def expected_receiver(labels: dict[str, str]) -> str:
+    if labels["alertname"] == "KvpressureWatchdog":
+        return "heartbeat"
+    if labels["page"] == "true":
+        return "pager"
+    return "boards" if labels["severity"] == "info" else "tickets"
+
+
+def test_every_rule_reaches_its_receiver(tree: Path, rules: list[dict[str, Any]]) -> None:
+    for rule in rules:
+        if "alert" in rule:
+            labels = {"alertname": rule["alert"], **rule["labels"], "namespace": "inference", "pod": "a"}
+            receiver = amtool("config", "routes", "test", f"--config.file={tree / 'alerts/alertmanager.yaml'}",
+                              *(f"{name}={value}" for name, value in labels.items()))
+            assert receiver == expected_receiver(labels), labels
+
+
+def test_alerts_of_others_never_page(tree: Path) -> None:
+    receiver = amtool("config", "routes", "test", f"--config.file={tree / 'alerts/alertmanager.yaml'}", "alertname=Other", "page=true")
+    assert receiver == "tickets"
+
+
+@pytest.fixture(scope="module")
+def inhibitions(files: dict[str, str]) -> list[dict[str, Any]]:
+    rules = yaml.safe_load(files["alerts/alertmanager.yaml"])["inhibit_rules"]
+    assert rules
+    return list(rules)
+
+
+def test_inhibition_demands_the_label_that_identifies_its_subject(inhibitions: list[dict[str, Any]]) -> None:
+    for rule in inhibitions:
+        demanded = [{matcher.split("=~")[0] for matcher in rule[side] if matcher.endswith('=~".+"')} - {"kvpressure_family"}
+                    for side in ("source_matchers", "target_matchers")]
+        assert demanded[0] == demanded[1]
+        assert demanded[0] & set(rule["equal"]), "labels missing on both sides would count as equal"

@@ -1,0 +1,221 @@
+"""Boards: the rules of Grafana's dashboard linter, and those it lacks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser as pp
+import pytest
+
+from bundle.promql import selectors, walk
+from kvpressure.bundle.boards import render_boards
+from kvpressure.bundle.boards.builder import Layout, Site, Values
+from kvpressure.bundle.rules import Options, load_groups
+from kvpressure.bundle.variants import EXTERNAL
+from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
+from kvpressure.thresholds import builtin
+
+ALERTS = frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
+BOARDS = render_boards(Site(builtin(), Values(), ALERTS))
+UNITS = {"percentunit", "short", "none", "s", "reqps", "decbytes", "bytes", "watt", "cpm", "dateTimeFromNow"}
+SYNTHETIC = {"ALERTS"}
+
+every_board = pytest.mark.parametrize("uid", sorted(BOARDS))
+
+
+def panels(uid: str) -> Iterator[dict[str, Any]]:
+    return (panel for panel in BOARDS[uid]["panels"] if panel["type"] != "row")
+
+
+def expand(expr: str) -> str:
+    """Variables replaced by something of their kind, so that the expression parses."""
+    return re.sub(r"\$\w+", "x", expr.replace("$__rate_interval", "5m"))
+
+
+def expressions(uid: str) -> Iterator[tuple[str, str]]:
+    return ((panel["title"], target["expr"]) for panel in panels(uid) for target in panel["targets"])
+
+
+@every_board
+def test_head(uid: str) -> None:
+    board = BOARDS[uid]
+    assert board["uid"] == uid
+    assert board["id"] is None
+    assert board["schemaVersion"] == 39
+    assert board["editable"] is False
+    assert "__inputs" not in board
+    assert board["title"]
+    assert board["description"]
+    assert "kvpressure" in board["tags"]
+
+
+@every_board
+def test_ids_are_unique_and_refids_too(uid: str) -> None:
+    ids = [panel["id"] for panel in BOARDS[uid]["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in panels(uid):
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(refs) == len(set(refs)), panel["title"]
+
+
+@every_board
+def test_nothing_overlaps_or_leaves_the_grid(uid: str) -> None:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in BOARDS[uid]["panels"]:
+        grid = panel["gridPos"]
+        assert grid["x"] >= 0
+        assert grid["x"] + grid["w"] <= 24, panel["title"]
+        for cell in ((x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])):
+            assert cell not in taken, f"{panel['title']} over {taken.get(cell)}"
+            taken[cell] = panel["title"]
+
+
+@every_board
+def test_variables(uid: str) -> None:
+    variables = BOARDS[uid]["templating"]["list"]
+    assert [variable["name"] for variable in variables] == ["datasource", "cluster", "namespace", "model", "pod", "gpu"]
+    assert variables[0]["label"] == "Data source"
+    for variable in variables[1:]:
+        assert variable["datasource"]["uid"] == "${datasource}"
+        assert variable["refresh"] == 2, "reload on time change"
+        assert variable["multi"]
+        assert variable["includeAll"]
+        assert (variable["current"], variable["options"]) == ({}, [])
+        match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
+        assert match is not None
+        selector = pp.parse(expand(match[1]))
+        assert isinstance(selector, pp.VectorSelector)
+        assert match[2] == "cluster" or match[2] in BY_NAME[str(selector.name).removeprefix(PREFIX)].labels
+
+
+@every_board
+def test_every_variable_is_used(uid: str) -> None:
+    text = json.dumps([panel["targets"] for panel in panels(uid)])
+    for variable in BOARDS[uid]["templating"]["list"][1:]:
+        assert f"${variable['name']}" in text, variable["name"]
+
+
+@every_board
+def test_panels_have_title_description_unit_datasource_targets(uid: str) -> None:
+    for panel in panels(uid):
+        assert panel["title"]
+        assert panel["description"], panel["title"]
+        assert panel["targets"], panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
+        assert panel["fieldConfig"]["defaults"]["noValue"], panel["title"]
+        for target in panel["targets"]:
+            assert target["datasource"] == panel["datasource"]
+
+
+@every_board
+def test_expressions_parse_and_rates_follow_the_resolution(uid: str) -> None:
+    for title, expr in expressions(uid):
+        tree = pp.parse(expand(expr))
+        for node in walk(tree):
+            if isinstance(node, pp.Call) and node.func.name in ("rate", "irate", "increase"):
+                assert "[$__rate_interval]" in expr, title
+
+
+@every_board
+def test_counters_are_only_read_as_rates_or_states(uid: str) -> None:
+    for title, expr in expressions(uid):
+        rated = {str(s.name) for node in walk(pp.parse(expand(expr))) if isinstance(node, pp.Call)
+                 and node.func.name in ("rate", "irate", "increase") for s in walk(node) if isinstance(s, pp.VectorSelector)}
+        for selector in selectors(expand(expr)):
+            name = str(selector.name)
+            if name.endswith("_total") and name != "kvpressure_container_restarts_total":  # the level is the message
+                assert name in rated, f"{title}: {name}"
+
+
+@every_board
+def test_every_metric_and_label_exists(uid: str) -> None:
+    recorded = {item.name for group in load_groups(Options(builtin())) for item in group.recordings}
+    known = {metric.full_name for metric in METRICS} | recorded | set(EXTERNAL) | SYNTHETIC
+    for title, expr in expressions(uid):
+        for selector in selectors(expand(expr)):
+            assert str(selector.name) in known, f"{title}: {selector.name}"
+            metric = BY_NAME.get(str(selector.name).removeprefix(PREFIX))
+            for matcher in selector.matchers.matchers if metric else ():
+                assert matcher.name in {*metric.labels, "cluster"}, f"{title}: {selector.name}{{{matcher.name}}}"
+
+
+@every_board
+def test_every_query_is_narrowed_by_the_chosen_variables(uid: str) -> None:
+    for title, expr in expressions(uid):
+        assert "$" in expr, f"{title}: {expr}"
+
+
+@every_board
+def test_threshold_steps_are_thresholds(uid: str) -> None:
+    values = set(builtin().values())
+    found = re.findall(r'"steps": (\[.*?\])', json.dumps(BOARDS[uid]))
+    marks = [step["value"] for steps in found for step in json.loads(steps) if step["value"] is not None]
+    assert marks
+    assert set(marks) <= values
+
+
+@every_board
+def test_runbook_links_resolve(uid: str) -> None:
+    for panel in panels(uid):
+        for link in panel["links"]:
+            assert link["url"].rsplit("/", 1)[1].removesuffix(".md") in ALERTS
+        named = re.findall(r"Alert: (\w+)\.", panel["description"])
+        assert len(named) == len(panel["links"]), panel["title"]
+
+
+def test_every_alert_about_engines_is_one_click_from_the_incident_board() -> None:
+    first = [panel for panel in panels("kvpressure-incident") if panel["gridPos"]["y"] == 0]
+    text = json.dumps(first)
+    for needed in ("Model", "Pod", "GPU", "Verdict", "KV cache", "GPU memory needed", "Waiting", "Documented signature", "ALERTS",
+                   "kvpressure_limit_recommended"):
+        assert needed in text, needed
+
+
+def test_table_columns_come_from_their_queries() -> None:
+    for uid in BOARDS:
+        for panel in panels(uid):
+            if panel["type"] != "table":
+                continue
+            names = panel["transformations"][1]["options"]["include"]["names"]
+            refs = {target["refId"] for target in panel["targets"]}
+            for name in names:
+                if name.startswith("Value #"):
+                    assert name.removeprefix("Value #") in refs, panel["title"]
+            shown = {*panel["transformations"][2]["options"]["renameByName"].values(), *names}
+            for override in panel["fieldConfig"]["overrides"]:
+                assert override["matcher"]["options"] in shown, panel["title"]
+
+
+def test_layout_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="25 columns"):
+        Layout().place(25, 4)
+
+
+def test_layout_wraps_below_the_highest() -> None:
+    layout = Layout()
+    assert layout.place(20, 8) == {"h": 8, "w": 20, "x": 0, "y": 0}
+    assert layout.place(4, 4)["x"] == 20
+    assert layout.place(1, 1) == {"h": 1, "w": 1, "x": 0, "y": 8}
+
+
+def test_board_survives_grafanas_own_model() -> None:
+    """A key that Grafana does not know is lost in a round trip through the SDK's typed model, and so found."""
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    for board in BOARDS.values():
+        back = json.loads(JSONEncoder(sort_keys=True).encode(Dashboard.from_json(board)))
+        assert lost(board, back, "") == []
+
+
+def lost(before: Any, after: Any, path: str) -> list[str]:
+    if isinstance(before, dict):
+        return [item for key in before if before[key] is not None
+                for item in ([f"{path}.{key}"] if key not in after else lost(before[key], after[key], f"{path}.{key}"))]
+    if isinstance(before, list):
+        return [item for index, (a, b) in enumerate(zip(before, after, strict=True)) for item in lost(a, b, f"{path}[{index}]")]
+    return []

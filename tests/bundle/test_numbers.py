@@ -1,0 +1,109 @@
+"""No number without a source: render twice, the second time with every threshold moved, and whatever number stayed is
+not from the model. What stays has to be in the lists below, each with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvpressure.bundle.render import render
+from kvpressure.bundle.rules import PROFILES, Options
+from kvpressure.thresholds import Thresholds, builtin
+
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
+
+# A state is 0 or 1, quantile labels are names, and format strings are formats.
+STRUCTURE = re.compile(r"""== [01]\b|quantile="0\.\d+"|quantile=\\"0\.\d+\\"|%\.\df""")
+
+# Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, the port, kubectl's arguments.
+PROSE = {"400", "413", "503", "137", "2", "50", "9846"}
+PROSE_TEXT = re.compile(r"503s|about 1-|--since=2h|tail -n 50|^\d+\. |Prometheus 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1",
+                        re.MULTILINE)
+
+# The one fullest GPU of an engine, per second to per minute, and what a ratio of 1 means.
+BOARD_TEXT = re.compile(r"\(1, |\* 60$|^1 is normal")
+
+# Keys of a board that are layout and behaviour, not judgement.
+LAYOUT_KEYS = {"id", "x", "y", "w", "h", "schemaVersion", "version", "graphTooltip", "refresh", "hide", "sort", "min", "max",
+               "decimals", "lineWidth", "fillOpacity", "rowHeight", "perPage", "index", "from", "to", "step",
+               "fiscalYearStartMonth"}
+
+
+def moved() -> Thresholds:
+    """Every threshold at another value of the same kind."""
+    base = builtin()
+    return Thresholds({entry.name: replace(entry, value=_other(entry.value, entry.unit)) for entry in base.entries()})
+
+
+def _other(value: float, unit: str) -> float:
+    return round(value * 0.93, 9) if unit in ("ratio", "score", "per_second") else value + 7
+
+
+def stayed(before: str, after: str) -> list[str]:
+    """Numbers that are the same in both texts, with some of what stands around them."""
+    first, second = list(NUMBER.finditer(before)), list(NUMBER.finditer(after))
+    assert len(first) == len(second), "the thresholds changed the structure"
+    return [before[max(0, a.start() - 30):a.end() + 10].replace("\n", " ") for a, b in zip(first, second, strict=True)
+            if a[0] == b[0] and a[0] not in PROSE]
+
+
+@pytest.fixture(scope="module", params=PROFILES)
+def renderings(request: pytest.FixtureRequest) -> tuple[dict[str, str], dict[str, str]]:
+    return tuple(render(Options(thresholds, profile=request.param)) for thresholds in (builtin(), moved()))  # type: ignore[return-value]
+
+
+def test_rules_and_alertmanager(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
+    before, after = renderings
+    for path in ("alerts/kvpressure-rules.yaml", "alerts/alertmanager.yaml"):
+        left = stayed(STRUCTURE.sub("", before[path]), STRUCTURE.sub("", after[path]))
+        assert left in ([], [left[0]] if left and "group_wait: 0s" in left[0] else []), f"{path}: {left}"
+
+
+def test_pages(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
+    before, after = renderings
+    checked = 0
+    for path, text in before.items():
+        if not path.endswith(".md") or path in ("docs/metrics.md", "docs/settings.md", "docs/thresholds.md"):
+            continue  # references of other parts; the threshold page has its own test
+        left = stayed(*(PROSE_TEXT.sub("", STRUCTURE.sub("", version)) for version in (text, after[path])))
+        assert left == [], f"{path}: {left}"
+        checked += 1
+    assert checked > 5
+
+
+def test_threshold_page_lists_every_entry(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
+    before, _ = renderings
+    for entry in builtin().entries():
+        row = next(line for line in before["docs/thresholds.md"].splitlines() if line.startswith(f"| `{entry.name}` |"))
+        assert entry.reason in row
+        assert NUMBER.search(row.split("|")[2])
+
+
+def test_boards(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
+    before, after = renderings
+    paths = [path for path in before if path.startswith("dashboards/") and path.endswith(".json")]
+    assert paths
+    for path in paths:
+        left = list(_same(json.loads(before[path]), json.loads(after[path]), ""))
+        assert left == [], f"{path}: {left}"
+
+
+def _same(before: Any, after: Any, key: str) -> list[str]:
+    if isinstance(before, dict):
+        names = {name: before["id"] if name == "value" and "id" in before else name for name in before}  # an override
+        return [item for name in before if name != "indexByName"  # order of columns
+                for item in _same(before[name], after[name], names[name])]
+    if isinstance(before, list):
+        return [item for a, b in zip(before, after, strict=True) for item in _same(a, b, key)]
+    if key in LAYOUT_KEYS or isinstance(before, bool):
+        return []
+    if isinstance(before, int | float):
+        return [f"{key}: {before}"] if before == after else []
+    if isinstance(before, str) and key in ("expr", "title", "description"):
+        return stayed(*(BOARD_TEXT.sub("", STRUCTURE.sub("", version)) for version in (before, after)))
+    return []

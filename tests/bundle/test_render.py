@@ -1,0 +1,96 @@
+"""Determinism, drift, and the command line of ``kvpressure bundle``."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bundle.conftest import ROOT
+from kvpressure.bundle.render import OWNED, differences, render
+from kvpressure.bundle.rules import Options
+from kvpressure.cli import main
+
+
+def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
+    for name, seed in (("a", "1"), ("b", "2")):
+        subprocess.run([sys.executable, "-m", "kvpressure.cli", "bundle", "--out", str(tmp_path / name)], check=True,
+                       capture_output=True, env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin:/bin"}, timeout=60)
+    files = sorted(item.relative_to(tmp_path / "a") for item in (tmp_path / "a").rglob("*") if item.is_file())
+    assert files
+    for path in files:
+        assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes(), path
+
+
+def test_the_committed_bundle_is_what_would_be_generated(options: Options) -> None:
+    found = differences(render(options), ROOT)
+    assert not found, "run kvpressure bundle: " + "; ".join(found)
+
+
+def test_check_is_quiet_on_a_fresh_bundle(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bundle", "--check", "--out", str(tree)]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("directory", OWNED)
+def test_check_names_drifted_missing_and_unknown_files(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], directory: str,
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tree, copy)
+    changed, removed = sorted(item for item in (copy / directory).iterdir() if item.is_file())[:2]
+    changed.write_text(changed.read_text() + " ")
+    removed.unlink()
+    (copy / directory / "mine.txt").write_text("x")
+    assert main(["bundle", "--check", "--out", str(copy)]) == 1
+    out = capsys.readouterr().out
+    assert f"{changed.relative_to(copy)}: differs" in out
+    assert f"{removed.relative_to(copy)}: missing" in out
+    assert f"{directory}/mine.txt: not part of the bundle" in out
+    assert len(out.splitlines()) == 3
+
+
+def test_writing_repairs_and_says_how_many(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tree, copy)
+    (copy / "alerts/kvpressure-rules.yaml").unlink()
+    assert main(["bundle", "--out", str(copy)]) == 0
+    assert " 1 changed" in capsys.readouterr().out
+    assert main(["bundle", "--check", "--out", str(copy)]) == 0
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), [
+    ("--values", "runbook_url: x", "unknown key 'runbook_url'; allowed: runbook_base_url"),
+    ("--values", "runbook_base_url: ftp://x", "is not an http or https URL"),
+    ("--values", "exclude: [Nothing]", "no alert is called 'Nothing'"),
+    ("--values", "exclude: load", "expected a list"),
+    ("--values", "durations: {VllmBatchCollapse: {warning: soon}}", "is not a duration"),
+    ("--values", "durations: {VllmBatchCollapse: {loud: 5m}}", "'loud' is not one of critical, warning, info"),
+    ("--values", "labels: {team: 1}", "must be text"),
+    ("--values", "labels: {alertname: x}", "is not a label that may be set"),
+    ("--values", "alert_labels: {VllmBatchCollapse: {page: often}}", 'page must be "true" or "false"'),
+    ("--values", "exporter_job: '('", "is not a regular expression"),
+    ("--values", "thresholds: {kv_ful: 1}", "unknown threshold 'kv_ful'"),
+    ("--values", "a: [", "not valid YAML"),
+    ("--values", "- a", "expected a mapping"),
+    ("--thresholds", "kv_full_ratio: high", "is not a number"),
+])
+def test_wrong_input_is_one_line_and_exit_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, expected: str,
+) -> None:
+    file = tmp_path / "input.yaml"
+    file.write_text(text)
+    assert main(["bundle", "--out", str(tmp_path / "out"), name, str(file)]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "alerts").write_text("a file where a directory has to be")
+    assert main(["bundle", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

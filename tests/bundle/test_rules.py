@@ -1,0 +1,186 @@
+"""The generated rules, judged by promtool and by their syntax trees."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bundle.promql import SCRAPE, metrics, result_labels, selectors, walk
+from kvpressure.bundle.render import render, write
+from kvpressure.bundle.rules import PROFILES, Options, load_groups
+from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, Group
+from kvpressure.bundle.variants import EXTERNAL
+from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
+from kvpressure.thresholds import builtin
+
+FAMILY_FILES = [group.name for group in load_groups(Options(builtin())) if group.alerts]
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture(scope="session", params=PROFILES)
+def profile_tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp(str(request.param))
+    write(render(Options(builtin(), profile=request.param)), directory)
+    return directory
+
+
+def test_promtool_accepts_the_rules(profile_tree: Path) -> None:
+    result = promtool("check", "rules", profile_tree / "alerts/kvpressure-rules.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("family", FAMILY_FILES)
+def test_promtool_unit_tests_pass(profile_tree: Path, family: str) -> None:
+    result = promtool("test", "rules", profile_tree / f"alerts/tests/{family}.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_level_has_firing_and_silent_assertions(groups: tuple[Group, ...], files: dict[str, str]) -> None:
+    for group in groups:
+        if not group.alerts:
+            continue
+        tests = yaml.safe_load(files[f"alerts/tests/{group.name}.yaml"])["tests"]
+        for alert in group.alerts:
+            for level in alert.levels:
+                mine = [test for test in tests if test["name"].startswith(f"{alert.name} {level.severity}:")]
+                checks = [check for test in mine for check in test.get("promql_expr_test", [])]
+                firing = {sample["labels"] for check in checks for sample in check["exp_samples"]}
+                assert firing, f"{alert.name} {level.severity} never fires in its tests"
+                assert any(not check["exp_samples"] for check in checks), f"{alert.name} {level.severity} is never silent"
+                assert sum("alert_rule_test" in test for test in mine) == 1
+                situations = {series["series"] for test in mine for series in test["input_series"]}
+                assert alert.subject == "none" or len(situations) >= 4, f"{alert.name}: too few situations"
+
+
+def test_labels_and_annotations_are_complete(rules: list[dict[str, Any]]) -> None:
+    for rule in rules:
+        if "alert" not in rule:
+            continue
+        assert rule["labels"]["severity"] in SEVERITIES
+        assert rule["labels"]["page"] in ("true", "false")
+        assert rule["labels"]["kvpressure_family"] in FAMILIES
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url", "dashboard_url"}
+        assert all(rule["annotations"].values())
+        assert re.fullmatch(r"[A-Z][A-Za-z0-9]+", rule["alert"])
+
+
+def test_what_pages_is_critical_and_waits(rules: list[dict[str, Any]]) -> None:
+    for rule in rules:
+        if rule.get("labels", {}).get("page") == "true":
+            assert rule["labels"]["severity"] == "critical", rule["alert"]
+            assert rule["labels"]["kvpressure_family"] in ("pressure", "harm", "failure", "hardware"), rule["alert"]
+
+
+def test_severities_of_one_alert_share_family_and_are_distinct(groups: tuple[Group, ...]) -> None:
+    names = [alert.name for group in groups for alert in group.alerts]
+    assert len(names) == len(set(names))
+    for group in groups:
+        for alert in group.alerts:
+            severities = [level.severity for level in alert.levels]
+            assert len(severities) == len(set(severities)), alert.name
+
+
+def test_every_metric_exists(rules: list[dict[str, Any]]) -> None:
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    known = {metric.full_name for metric in METRICS} | recorded | set(EXTERNAL)
+    for rule in rules:
+        assert metrics(rule["expr"]) <= known, rule.get("alert") or rule["record"]
+
+
+def test_every_matched_label_exists(rules: list[dict[str, Any]]) -> None:
+    for rule in rules:
+        for selector in selectors(rule["expr"]):
+            name = str(selector.name).removeprefix(PREFIX)
+            if name not in BY_NAME:
+                continue
+            for matcher in selector.matchers.matchers:
+                assert matcher.name in set(BY_NAME[name].labels) | SCRAPE, f"{selector.name}{{{matcher.name}}}"
+
+
+def recorded_labels(rules: list[dict[str, Any]]) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for rule in rules:
+        if "record" in rule:
+            found[rule["record"]] = result_labels(rule["expr"], found)
+    return found
+
+
+def test_recordings_have_the_labels_they_declare(rules: list[dict[str, Any]], groups: tuple[Group, ...]) -> None:
+    found = recorded_labels(rules)
+    for group in groups:
+        for recording in group.recordings:
+            optional = {"namespace", "pod"} if recording.name.startswith("gpu_pod:") else set()
+            assert found[recording.name] - optional <= set(recording.labels), recording.name
+            assert set(recording.labels) - optional <= found[recording.name], recording.name
+            assert re.fullmatch(r"[a-z_]+:[a-z0-9_]+:[a-z0-9_]+", recording.name), "level:metric:operation"
+
+
+def test_annotations_use_only_labels_that_the_expression_returns(rules: list[dict[str, Any]]) -> None:
+    recorded = recorded_labels(rules)
+    for rule in rules:
+        if "alert" not in rule:
+            continue
+        returned = result_labels(rule["expr"], recorded)
+        for name, text in rule["annotations"].items():
+            used = set(re.findall(r"\$labels\.(\w+)", text))
+            assert used <= returned, f"{rule['alert']} {name}: {used - returned} not in {sorted(returned)}"
+
+
+def test_identity_labels_survive(rules: list[dict[str, Any]], groups: tuple[Group, ...]) -> None:
+    recorded = recorded_labels(rules)
+    for group in groups:
+        for alert in group.alerts:
+            for level in alert.levels:
+                returned = result_labels(level.full_expr(), recorded)
+                assert set(SUBJECTS[alert.subject]) <= returned, f"{alert.name} {level.severity}"
+                assert "job" not in returned, "would change with the scrape configuration"
+
+
+def test_nothing_that_old_or_other_evaluators_lack(files: dict[str, str], rules: list[dict[str, Any]]) -> None:
+    for word in ("query_offset", "fuzzy_compare", "limitk", "info("):
+        assert word not in files["alerts/kvpressure-rules.yaml"]
+    for rule in rules:
+        for node in walk(__import__("promql_parser").parse(rule["expr"])):
+            assert str(getattr(node, "op", "")) not in ("topk", "bottomk"), "topk in an alert flaps"
+
+
+def test_groups_have_interval_and_limit(files: dict[str, str]) -> None:
+    for group in yaml.safe_load(files["alerts/kvpressure-rules.yaml"])["groups"]:
+        assert group["limit"] > 0
+        assert re.fullmatch(r"\d+[smh]", group["interval"])
+
+
+def test_prometheusrule_carries_the_same_groups(files: dict[str, str]) -> None:
+    plain = yaml.safe_load(files["alerts/kvpressure-rules.yaml"])
+    crd = yaml.safe_load(files["alerts/prometheusrule.yaml"])
+    assert crd["spec"] == plain
+    assert (crd["apiVersion"], crd["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+
+
+def test_runbook_of_every_alert_is_in_the_bundle(files: dict[str, str], rules: list[dict[str, Any]]) -> None:
+    for rule in rules:
+        if "alert" in rule:
+            page = files[f"docs/runbooks/{rule['annotations']['runbook_url'].rsplit('/', 1)[1]}"]
+            for heading in ("## Meaning", "## Impact", "## Diagnosis", "## Mitigation", "## The rule"):
+                body = page.split(heading, 1)[1].split("\n## ", 1)[0].strip()
+                assert len(body) > 20, f"{rule['alert']}: {heading} is empty"
+
+
+def test_literal_profile_drops_our_gates() -> None:
+    literal = {alert.name: alert for group in load_groups(Options(builtin(), profile="literal")) for alert in group.alerts}
+    default = {alert.name: alert for group in load_groups(Options(builtin())) for alert in group.alerts}
+    assert set(literal) == set(default)
+    for name, alert in literal.items():
+        if alert.documented:
+            assert all(not level.gates for level in alert.levels), name
+    memory = literal["GpuMemoryHigh"].levels[0].full_expr()
+    assert "kvpressure_gpu_memory_used_ratio" in memory
+    assert "demand" not in memory

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvpressure.demo.enginelog import EngineLog
 from kvpressure.demo.gpus import SimulatedGpu
 from kvpressure.demo.page import Page
-from kvpressure.demo.simulator import Engine, EngineConfig
+from kvpressure.demo.simulator import API_CPU_SECONDS_PER_PAGE, Engine, EngineConfig
 from kvpressure.demo.traffic import Load, Traffic
 from kvpressure.readings import ContainerReading, GpuOwner, GpuReading, LogLine
 
@@ -132,7 +132,7 @@ class Pod:
         self.engine.host_factor = self._host_factor
         self.page = Page(self.engine, at)
         self.log.started(self.engine)
-        self._busy = 0.0
+        self._busy = self._cpu = self._periods = self._throttled_periods = 0.0  # a new container has a cgroup of its own
 
     def _account_cpu(self, to: float) -> None:
         """Cores used: the engine's step loop and the API server, or the whole quota where that is too small."""
@@ -169,8 +169,11 @@ class Node:
         """A pod's metrics page now; ``None`` while it is away."""
         with self._lock:
             self._advance(self._clock())
-            page = self.pods[name].page
-            return page.render() if page is not None else None
+            pod = self.pods[name]
+            if pod.engine is None or pod.page is None:
+                return None
+            pod.engine.books.cpu_seconds += API_CPU_SECONDS_PER_PAGE
+            return pod.page.render()
 
     def gpus(self) -> tuple[GpuReading, ...]:
         """All cards now."""

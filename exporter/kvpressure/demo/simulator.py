@@ -35,6 +35,7 @@ TOKENIZE_SECONDS = 0.006  # arrival to queued, with a CPU that keeps up
 DETOKENIZE_SECONDS = 0.002  # engine output to client
 API_CPU_SECONDS_PER_TOKEN = 40e-6
 API_CPU_SECONDS_PER_REQUEST = 2e-3
+API_CPU_SECONDS_PER_PAGE = 6e-3
 
 
 class SimulationError(ValueError):
@@ -180,6 +181,7 @@ class Engine:
         room = self.config.max_model_len - request.prompt_tokens
         request.output_target = max(1, min(request.output_tokens, request.max_tokens, room))
         self._arrivals.append(request)
+        self.books.cpu_seconds += API_CPU_SECONDS_PER_REQUEST
 
     def advance(self, to: float) -> None:
         """Run until ``to``. A step that ends later stays in flight: nothing of it is booked yet."""
@@ -440,7 +442,6 @@ class Engine:
         books.http["2xx"] += 1
         books.http_fine.observe(elapsed)
         books.http_coarse.observe(elapsed)
-        books.cpu_seconds += API_CPU_SECONDS_PER_REQUEST
         if request.on_finish is not None:
             request.on_finish(request)
 

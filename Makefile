@@ -1,0 +1,58 @@
+# Two commands are enough: `make demo` (an incident to watch) and `make test` (everything). Both do their own set-up.
+PYTHON := .venv/bin/python
+PYTEST := .venv/bin/pytest
+WORKERS := $(shell nproc)
+
+.PHONY: demo test check lint types generated unit accuracy generate bench bench-node bench-replay try-vllm lock clean help
+
+help:            ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+demo:            ## a simulated node: healthy, KV pressure, alert, mitigated (3 minutes; ARGS="--for 60")
+	@tools/setup.sh demo
+	@$(PYTHON) -m kvpressure.cli demo $(ARGS)
+
+test:            ## everything: lint, types, generated files, all tests
+	@tools/setup.sh test
+	@$(MAKE) --no-print-directory lint types generated unit
+
+check: test
+
+lint:            ## ruff
+	$(PYTHON) -m ruff check exporter tests benchmarks
+
+types:           ## mypy --strict
+	$(PYTHON) -m mypy
+
+generated:       ## every generated file is what its generator makes today
+	$(PYTHON) -m kvpressure.cli bundle --check
+
+unit:            ## all tests, in parallel
+	$(PYTEST) -n $(WORKERS) --dist worksteal -q
+
+generate:        ## write the generated files: rules, boards, runbooks, references
+	$(PYTHON) -m kvpressure.cli bundle
+
+accuracy:        ## score the verdict on the ground truth, write docs/accuracy.md
+	@tools/setup.sh test
+	$(PYTHON) -m benchmarks.accuracy $(ARGS)
+
+bench: bench-node bench-replay ## what the budgets ask for
+
+bench-node:      ## CPU, memory and scrape latency for 8 GPUs x 8 engines at 1 s
+	@tools/setup.sh test
+	$(PYTHON) -m benchmarks.node $(ARGS)
+
+bench-replay:    ## replay speed
+	@tools/setup.sh test
+	$(PYTHON) -m benchmarks.replay $(ARGS)
+
+try-vllm:        ## a real vLLM on the CPU under load, with the exporter scraping it (installs 3 GB into .vllm)
+	@tools/setup.sh test
+	tools/try-vllm.sh $(ARGS)
+
+lock:            ## renew requirements/*.txt
+	tools/lock.sh
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -78,6 +78,8 @@ class GpuReading:
     ``memory_used_bytes`` is total minus free, which means the same under both NVML memory structures.
     ``utilization_ratio`` is a duty cycle (some kernel was running), not an occupancy. ``error`` says why the
     device could not be read (``lost``, ``reset_required``, ``no_permission``, ...); other fields are then None.
+    A MIG instance has ``parent_uuid`` and ``gpu_instance_id``, and index, minor and bus of its GPU. ``xid_errors``
+    (and ``ecc_errors`` by kind) count driver events since start, ``xid_last_times`` has when each XID came last.
     """
 
     uuid: str
@@ -88,6 +90,7 @@ class GpuReading:
     pci_bus_id: str | None = None
     minor: int | None = None
     parent_uuid: str | None = None
+    gpu_instance_id: int | None = None
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     memory_reserved_bytes: int | None = None
@@ -99,6 +102,8 @@ class GpuReading:
     power_limit_watts: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
     xid_errors: Mapping[int, int] = field(default_factory=dict)
+    xid_last_times: Mapping[int, float] = field(default_factory=dict)
+    ecc_errors: Mapping[str, int] = field(default_factory=dict)
     processes: tuple[GpuProcess, ...] = ()
     error: str | None = None
 

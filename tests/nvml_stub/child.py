@@ -1,6 +1,6 @@
 """Runs an ``NvidiaSource`` on the real binding in a process of its own, driven by JSON lines on stdin.
 
-Commands: ``{"op": "read"}``, ``{"op": "new", "settings": {...}}``, ``{"op": "advance", "seconds": 5}``,
+Commands: ``{"op": "read"}``, ``{"op": "new", "settings": {...}}`` (a fresh source and stub), ``{"op": "advance", "seconds": 5}``,
 ``{"op": "calls"}``, ``{"op": "close"}``, ``{"op": "sweep", ...}``. Each gets one JSON line in answer. Time stands
 still between ``advance`` commands, so that back-off and refresh intervals are tested without waiting.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,7 @@ def answer(source: NvidiaSource) -> dict[str, Any]:
         "errors": dict(reading.errors),
         "expected": reading.expected_gpus,
         "seconds": time.monotonic() - started,
+        "threads": threading.active_count(),
     }
 
 
@@ -67,6 +69,8 @@ class Runner:
     def new(self, settings: dict[str, Any]) -> NvidiaSource:
         if self.source is not None:
             self.source.close()
+        if pynvml.nvmlLib is not None:
+            pynvml.nvmlLib.nvml_stub_reset()
         self.source = NvidiaSource(SimpleNamespace(**settings), clock=self.clock)
         return self.source
 

@@ -26,7 +26,7 @@ class Child:
             [sys.executable, "-m", "nvml_stub.child"], cwd=TESTS, env=environment(library, world_path),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )
-        self._tell({"op": "new", "settings": settings})
+        self.begin(**settings)
 
     def __enter__(self) -> Child:
         return self
@@ -36,13 +36,18 @@ class Child:
         self._process.kill()
         self._process.communicate()
 
+    def begin(self, **settings: Any) -> None:
+        """Close the source and begin with a fresh one, as in a new process except for hung threads."""
+        self._tell({"op": "new", "settings": settings})
+
     def set(self, world: World) -> None:
         """Change the world under the running process."""
         write(self.world_path, world)
 
     def read(self) -> dict[str, Any]:
-        """One reading: gpus, errors, expected, seconds; or reason, fatal, detail, seconds."""
-        return self._tell({"op": "read"})
+        """One reading: gpus, errors, expected, seconds, threads; or reason, fatal, detail, seconds."""
+        got: dict[str, Any] = self._tell({"op": "read"})
+        return got
 
     def gpus(self) -> list[dict[str, Any]]:
         """The GPUs of a reading that must succeed."""
@@ -57,7 +62,8 @@ class Child:
 
     def calls(self) -> dict[str, int]:
         """Calls made to the driver so far, by function."""
-        return self._tell({"op": "calls"})
+        got: dict[str, int] = self._tell({"op": "calls"})
+        return got
 
     def sweep(self, worlds: list[World], reads: int, **settings: Any) -> list[dict[str, Any]]:
         """Readings of a fresh source for each world, ``reads`` apiece, one second apart."""

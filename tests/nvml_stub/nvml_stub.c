@@ -178,7 +178,7 @@ static int field_number(const Device *device, const char *field, double *out)
 
 #define MAX_CALLS 128
 static struct { const char *name; unsigned long count; } calls[MAX_CALLS];
-static int initialized;
+static int initialized, next_event;
 static double opened_epoch;
 
 static void count_call(const char *function)
@@ -259,6 +259,13 @@ const char *nvml_stub_calls(void)
     return report;
 }
 
+/* As if the process had just begun. No call may be under way. */
+void nvml_stub_reset(void)
+{
+    memset(calls, 0, sizeof calls);
+    initialized = next_event = 0;
+}
+
 __attribute__((destructor)) static void dump_calls(void)
 {
     const char *path = getenv("KVPRESSURE_NVML_STUB_CALLS");
@@ -283,6 +290,7 @@ Return nvmlInitWithFlags(unsigned flags)
 Return nvmlShutdown(void)
 {
     count_call(__func__);
+    hang("hang.nvmlShutdown");
     if (!initialized) return UNINITIALIZED;
     Return code = told(NULL, __func__);
     if (code) return code;
@@ -626,8 +634,6 @@ Return nvmlGpmMetricsGet(GpmMetrics *metrics)
 /* --- events ------------------------------------------------------------------------------------------------------ */
 
 typedef struct { int registered[1024]; } EventSet;
-static int next_event;
-
 Return nvmlEventSetCreate(EventSet **out)
 {
     ENTER(NULL);

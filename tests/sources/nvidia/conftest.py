@@ -19,13 +19,28 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
+@pytest.fixture(scope="session")
+def shared_child(nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """One process for all tests that leave nothing behind in it."""
+    with Child(nvml_library, tmp_path_factory.mktemp("shared") / "world", World()) as child:
+        yield child
+
+
 @pytest.fixture
-def start(nvml_library: Path, tmp_path: Path) -> Iterator[StartChild]:
-    """``start(world, **settings)``: a child over the complete library; ``missing=[...]`` leaves symbols out."""
+def start(shared_child: Child, nvml_library: Path, tmp_path: Path) -> Iterator[StartChild]:
+    """``start(world, **settings)``: a source over the complete library. ``missing=[...]`` leaves symbols out;
+    ``own_process=True`` for what hangs or counts threads.
+    """
     with ExitStack() as stack:
 
-        def starter(world: World, *, missing: tuple[str, ...] = (), **settings: Any) -> Child:
-            library = build(tmp_path / "old-driver", missing) if missing else nvml_library
-            return stack.enter_context(Child(library, tmp_path / "world", world, **settings))
+        def starter(world: World, *, missing: tuple[str, ...] = (), own_process: bool = False, **settings: Any,
+                    ) -> Child:
+            if missing or own_process:
+                library = build(tmp_path / "old-driver", missing) if missing else nvml_library
+                return stack.enter_context(Child(library, tmp_path / "world", world, **settings))
+            stack.callback(shared_child.close_source)
+            shared_child.set(world)
+            shared_child.begin(**settings)
+            return shared_child
 
         yield starter

@@ -31,6 +31,7 @@ REASON_BY_CODE: Final = MappingProxyType({
     3: NOT_SUPPORTED,
     4: NO_PERMISSION,
     6: NOT_FOUND,
+    7: "insufficient_size",  # a list grew between asking its length and reading it
     8: "insufficient_power",
     9: DRIVER_MISSING,
     10: TIMEOUT,

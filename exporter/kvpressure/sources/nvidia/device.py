@@ -1,88 +1,137 @@
-"""One GPU across readings: its handle, who it is, and what was read when."""
+"""One GPU across readings: its handle, who it is, what was read seldom, and its MIG instances."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import pynvml
 
 from kvpressure.readings import GpuProcess, GpuReading
-from kvpressure.sources.nvidia import fields
+from kvpressure.sources.nvidia import codes, fields
+from kvpressure.sources.nvidia.gpm import Activity, Gpm
+from kvpressure.sources.nvidia.identity import Identity
+from kvpressure.sources.nvidia.mig import Mig
+from kvpressure.sources.nvidia.options import NvidiaOptions
 from kvpressure.sources.nvidia.query import Ask, Queries
-
-VENDOR: Final = "nvidia"
+from kvpressure.sources.nvidia.samples import UtilizationSamples
 
 SLOW_SECONDS: Final = 10.0
-"""How often what changes seldom or costs much is read: process lists, the power limit, missing identity."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What stays the same about a GPU. ``pci_bus_id`` as sysfs writes it (``0000:3b:00.0``)."""
-
-    uuid: str
-    index: int
-    driver: str | None = None
-    name: str | None = None
-    minor: int | None = None
-    pci_bus_id: str | None = None
-
-    def reading(self, **values: Any) -> GpuReading:
-        """A reading of this GPU with the given values."""
-        return GpuReading(uuid=self.uuid, index=self.index, vendor=VENDOR, name=self.name, driver=self.driver,
-                          pci_bus_id=self.pci_bus_id, minor=self.minor, **values)
+"""How often what changes seldom or costs much is read: process lists, the power limit, MIG, missing identity."""
 
 
 class Device:
-    """A GPU that gave its UUID. ``identity`` outlives the handle."""
+    """A GPU that gave its UUID. Only one thread uses it at a time."""
 
-    def __init__(self, queries: Queries, identity: Identity, handle: Any) -> None:
+    def __init__(self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, identity: Identity,
+                 handle: Any) -> None:
         self.identity = identity
         self._queries = queries
+        self._clock = clock
+        self._options = options
         self._handle = handle
         self._slow_due = 0.0
+        self._samples = UtilizationSamples()
+        self._gpm = Gpm(queries, clock) if options.gpm else None
+        self._mig: Mig | None = None
         self._power_limit: float | None = None
         self._processes: tuple[GpuProcess, ...] = ()
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        """Who the GPU is, and its MIG instances."""
+        return (self.identity, *(self._mig.identities if self._mig is not None else ()))
+
+    @property
+    def handle(self) -> Any:
+        """NVML's handle, good while the library is open."""
+        return self._handle
 
     def attach(self, index: int, driver: str | None, handle: Any) -> None:
         """The library was opened anew: same GPU, new handle."""
         self.identity = replace(self.identity, index=index, driver=driver)
         self._handle = handle
 
-    def read(self, now: float) -> GpuReading:
-        """Read it. ``now`` is monotonic seconds. A GPU of which nothing could be read has ``error``.
+    def release(self) -> None:
+        """Give back what the library holds for this GPU, before it is closed."""
+        if self._gpm is not None:
+            self._gpm.release()
+
+    def read(self) -> list[GpuReading]:
+        """Read the GPU and then its MIG instances. A device of which nothing could be read has ``error``.
 
         Raises:
             DeviceDown, LibraryDown: see ``Queries.ask``.
         """
-        slow = now >= self._slow_due
+        slow = self._clock() >= self._slow_due
         if slow:
+            self._slow_due = self._clock() + SLOW_SECONDS
             self._identify()
+            self._look_for_mig()
+        if self._mig is None:
+            reading, error = self._read_gpu(slow)
+            instances = []
+        else:
+            activity = self._instance_activity if self._gpm is not None else None
+            instances = self._mig.read(self.identity, self._handle, slow, activity)
+            reading, error = self._read_gpu(slow)
+            if self._gpm is not None:
+                self._gpm.keep_only({identity.uuid for identity in self._mig.identities})
+            if error == codes.NO_PERMISSION:  # the figures of the whole are a privilege; the instances speak
+                error = None
+        if error is not None:
+            self._slow_due = 0.0
+            reading = self.identity.reading(error=error)
+        return [reading, *instances]
+
+    def _read_gpu(self, slow: bool) -> tuple[GpuReading, str | None]:
+        """The GPU itself, and why nothing at all could be read."""
         ask = Ask(self._queries, self.identity.uuid)
         handle = self._handle
         memory = fields.memory(ask, handle)
-        utilization = fields.utilization(ask, handle)
+        utilization = self._samples.mean(ask, handle)
+        if utilization is None:
+            utilization = fields.utilization(ask, handle)
         power = fields.power(ask, handle)
         throttle = fields.throttle_reasons(ask, handle)
+        activity = Activity()
+        if self._gpm is not None and self._mig is None:
+            activity = self._gpm.read(ask, self.identity.uuid, handle)
         if slow:
             self._power_limit = fields.power_limit(ask, handle)
-            self._processes = fields.processes(ask, handle)
-            self._slow_due = now + SLOW_SECONDS
-        error = ask.why_silent()
-        if error is not None:
-            self._slow_due = 0.0
-            return self.identity.reading(error=error)
-        return self.identity.reading(
+            self._processes = () if self._mig is not None else fields.processes(ask, handle)
+        reading = self.identity.reading(
             memory_total_bytes=memory.total, memory_used_bytes=memory.used, memory_reserved_bytes=memory.reserved,
-            utilization_ratio=utilization, power_watts=power, power_limit_watts=self._power_limit,
+            utilization_ratio=utilization, sm_activity_ratio=activity.sm, tensor_activity_ratio=activity.tensor,
+            dram_activity_ratio=activity.dram, power_watts=power, power_limit_watts=self._power_limit,
             throttle_reasons=throttle, processes=self._processes,
         )
+        return reading, ask.why_silent()
+
+    def _instance_activity(self, ask: Ask, uuid: str, instance: int | None) -> Activity:
+        assert self._gpm is not None
+        return self._gpm.read(ask, uuid, self._handle, instance)
+
+    def _look_for_mig(self) -> None:
+        """MIG may be switched under way; what the GPU can answer differs with it."""
+        if not self._options.mig:
+            return
+        mode = self._queries.ask(self.identity.uuid, "mig_mode", pynvml.nvmlDeviceGetMigMode, self._handle)
+        if mode.value is None and mode.reason not in codes.LASTING:
+            return  # no answer is no reason to think otherwise than before
+        enabled = mode.value is not None and mode.value[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+        if enabled != (self._mig is not None):
+            self._queries.forget(self.identity.uuid)
+            if self._gpm is not None:
+                self._gpm.release()
+            self._mig = Mig(self._queries) if enabled else None
 
     def _identify(self) -> None:
         """Complete the identity. Apart from the reading: names come from the library's memory even when the GPU is
-        out of reach, so they are no sign that it answers."""
-        if None not in (self.identity.name, self.identity.minor, self.identity.pci_bus_id):
+        out of reach, so they are no sign that it answers.
+        """
+        if self.identity.complete:
             return
         ask = Ask(self._queries, self.identity.uuid)
         pci = ask("pci", pynvml.nvmlDeviceGetPciInfo_v3, self._handle)

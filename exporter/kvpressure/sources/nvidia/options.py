@@ -32,6 +32,8 @@ class NvidiaOptions:
             for field in fields(cls)
             if hasattr(settings, f"nvidia_{field.name}")
         }
+        if given.get("release_between_readings"):
+            given["gpm"] = False
         collector = getattr(settings, "collectors", {}).get("nvidia")
         if collector is not None:
             given["budget_seconds"] = SHARE_OF_DEADLINE * collector.deadline_seconds

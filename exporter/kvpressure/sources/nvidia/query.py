@@ -50,6 +50,7 @@ class Queries:
         self._clock = clock
         self._silent: dict[str, dict[str, tuple[float, str]]] = {}
         self._errors: Counter[str] = Counter()
+        self._asking: dict[str, str] = {}
 
     def ask(self, device: str, metric: str, function: Callable[..., T], *arguments: Any) -> Answer[T]:
         """Call ``function(*arguments)``; ``device`` and ``metric`` name what is remembered when it cannot answer.
@@ -63,6 +64,7 @@ class Queries:
             if self._clock() < until:
                 return Answer(None, reason)
             del silent[metric]
+        self._asking[device] = metric
         try:
             return Answer(function(*arguments))
         except pynvml.NVMLError as error:
@@ -74,12 +76,18 @@ class Queries:
         """Count a failure that no call reported."""
         self._errors[reason] += 1
 
+    def last_asked(self, device: str) -> str:
+        """The metric that was asked last: the one that hangs, when a device hangs."""
+        return self._asking.get(device, "nothing")
+
     def forget(self, device: str | None = None) -> None:
         """Drop what is remembered about a device that changed or went, or about all of them."""
         if device is None:
             self._silent.clear()
+            self._asking.clear()
         else:
             self._silent.pop(device, None)
+            self._asking.pop(device, None)
 
     def take_errors(self) -> dict[str, int]:
         """Failures by reason since the last call."""

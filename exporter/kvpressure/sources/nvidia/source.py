@@ -13,20 +13,23 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import pynvml
-
 from kvpressure.readings import GpuReading
 from kvpressure.sources.base import FatalSourceError, Reading, SourceError
 from kvpressure.sources.nvidia import codes
-from kvpressure.sources.nvidia.device import VENDOR, Device, Identity
-from kvpressure.sources.nvidia.library import FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS, Backoff, Library
+from kvpressure.sources.nvidia.backoff import Backoff
+from kvpressure.sources.nvidia.device import Device
+from kvpressure.sources.nvidia.events import EventLog
+from kvpressure.sources.nvidia.identity import VENDOR, Identity
+from kvpressure.sources.nvidia.lanes import Hung, Job, Lanes
 from kvpressure.sources.nvidia.options import NvidiaOptions
 from kvpressure.sources.nvidia.query import DeviceDown, LibraryDown, Queries
+from kvpressure.sources.nvidia.session import NODE, Found, Session
 
 log = logging.getLogger(__name__)
 
-MOST_DEVICES: Final = 256
-"""More GPUs than a node has; a count above it is no count."""
+OPEN_FIRST_SECONDS: Final = 0.5
+OPEN_LONGEST_SECONDS: Final = 60.0
+"""Back-off between attempts to open the library."""
 
 REPAIR_FIRST_SECONDS: Final = 60.0
 REPAIR_LONGEST_SECONDS: Final = 1800.0
@@ -37,7 +40,10 @@ HOPELESS_SECONDS_FROM_START: Final = 1800.0
 """After so many failures in a row that only a new container cures, the process ends. One that never saw a GPU waits
 longer: its container is new already, and ending it takes everything else it watches along."""
 
-NODE: Final = "node"  # stands for a device in questions that concern none
+SHARE_OF_ONE_GPU: Final = 0.5
+"""One hanging GPU may use up this share of a reading's time, so that the next ones still get theirs."""
+
+CLOSE_SECONDS: Final = 1.0
 
 
 class NvidiaSource:
@@ -53,13 +59,16 @@ class NvidiaSource:
         self._options = NvidiaOptions.of(settings)
         self._clock = clock
         self._lock = threading.Lock()  # close() may be called while read() runs
+        self._lanes = Lanes("nvml")
         self._queries = Queries(clock)
-        self._library = Library()
-        self._opening = Backoff(FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS)
-        self._repair = Backoff(REPAIR_FIRST_SECONDS, REPAIR_LONGEST_SECONDS)
+        self._events = EventLog()
+        self._session = Session(self._queries, clock, self._options, self._events)
+        self._opening: Job[Found] | None = None
+        self._open_again = Backoff(OPEN_FIRST_SECONDS, OPEN_LONGEST_SECONDS)
+        self._repair_again = Backoff(REPAIR_FIRST_SECONDS, REPAIR_LONGEST_SECONDS)
         self._down_reason: str | None = None
         self._devices: dict[str, Device] = {}
-        self._known: dict[str, Identity] = {}  # every GPU that ever answered
+        self._known: dict[str, tuple[Identity, ...]] = {}  # every GPU that ever answered, with its MIG instances
         self._broken: dict[str, str] = {}  # known GPUs that are out until the library is opened anew: why
         self._unidentified = 0  # GPUs that are counted but did not even give a UUID
         self._expected = 0
@@ -80,102 +89,111 @@ class NvidiaSource:
                 gpus = self._read_devices()
             except (LibraryDown, DeviceDown) as down:
                 raise self._went_down(down.reason) from down
-            finally:
-                if self._options.release_between_readings:
-                    self._library.close()
+            if self._options.release_between_readings:
+                self._close()
             self._judge(gpus)
-            self._expected = max(self._expected, len(gpus) + self._unidentified)
+            self._expected = max(self._expected, len(self._known) + self._unidentified)
             return Reading(gpus=gpus, errors=self._queries.take_errors(), expected_gpus={VENDOR: self._expected})
 
     def close(self) -> None:
         """Release the driver, unless a reading hangs in it: then the process must end for that."""
-        if self._lock.acquire(timeout=0.5):
+        if self._lock.acquire(timeout=CLOSE_SECONDS / 2):
             try:
-                self._library.close()
+                if self._opening is None:
+                    self._close()
+                self._lanes.close()
             finally:
                 self._lock.release()
 
-    # --- opening ---------------------------------------------------------------------------------------------
+    # --- opening and closing -----------------------------------------------------------------------------------
 
     def _ensure_open(self) -> None:
         now = self._clock()
-        if self._ailing() and not self._repair.wait(now):
-            self._repair.failed(now)  # until a reading shows that it is cured
-            self._library.close()
-        if self._library.is_open:
+        undisturbed = self._opening is None and not self._lanes.stuck()
+        if undisturbed and self._ailing() and not self._repair_again.wait(now):
+            self._repair_again.failed(now)  # until a reading shows that it is cured
+            self._close()
+        if self._session.is_open and self._opening is None:
             return
-        wait = self._opening.wait(now)
-        if wait and self._down_reason is not None:
-            raise SourceError(self._down_reason, f"next attempt in {wait:.0f} s")
-        self._library.open()
-        self._enumerate()
+        wait = self._open_again.wait(now)
+        if self._opening is None:
+            if wait and self._down_reason is not None:
+                raise SourceError(self._down_reason, f"next attempt in {wait:.0f} s")
+            if NODE in self._lanes.stuck():
+                raise SourceError(codes.TIMEOUT, "closing the library does not return")
+            self._opening = self._lanes.start(lambda: self._session.open(self._devices))
+        self._finish_opening()
 
-    def _enumerate(self) -> None:
-        """Find the GPUs. One that fails here is left out and counted, the rest counts."""
-        count = self._queries.ask(NODE, "count", pynvml.nvmlDeviceGetCount)
-        if count.value is None:
-            raise LibraryDown(count.reason or codes.UNKNOWN)
-        found: dict[str, Device] = {}
-        failed: dict[int, str] = {}
-        for index in range(min(count.value, MOST_DEVICES)):
-            reason = self._find(index, found)
-            if reason is not None:
-                failed[index] = reason
-        self._devices = found
-        self._known.update((uuid, device.identity) for uuid, device in found.items())
-        if failed and not self._known:
-            raise LibraryDown(next(iter(failed.values())))
-        missing = [identity for uuid, identity in self._known.items() if uuid not in found]
-        self._broken = {identity.uuid: failed.pop(identity.index, codes.GPU_NOT_FOUND) for identity in missing}
+    def _finish_opening(self) -> None:
+        """Take what opening found. A later reading does it when this one cannot wait so long."""
+        assert self._opening is not None
+        try:
+            found = self._opening.result(self._options.budget_seconds)
+        except Hung:
+            raise SourceError(codes.TIMEOUT, "opening the library does not return") from None
+        except (LibraryDown, DeviceDown):
+            self._opening = None
+            raise
+        self._opening = None
+        self._adopt(found)
+
+    def _adopt(self, found: Found) -> None:
+        if found.failed and not found.devices and not self._known:
+            raise LibraryDown(next(iter(found.failed.values())))
+        self._devices = found.devices
+        failed = dict(found.failed)
+        for uuid, device in found.devices.items():
+            self._known[uuid] = device.identities
+        missing = [identities[0] for uuid, identities in self._known.items() if uuid not in found.devices]
+        self._broken = {gpu.uuid: failed.pop(gpu.index, codes.GPU_NOT_FOUND) for gpu in missing}
         self._unidentified = len(failed)
 
-    def _find(self, index: int, found: dict[str, Device]) -> str | None:
-        """Add the GPU at ``index`` to ``found``; the reason when that cannot be done."""
-        key = f"index {index}"
-        self._queries.forget(key)
+    def _close(self) -> None:
+        safe = not self._lanes.stuck()
         try:
-            handle = self._queries.ask(key, "handle", pynvml.nvmlDeviceGetHandleByIndex, index)
-            if handle.value is None:
-                return handle.reason
-            uuid = self._queries.ask(key, "uuid", pynvml.nvmlDeviceGetUUID, handle.value)
-        except DeviceDown as down:
-            return down.reason
-        if not uuid.value or uuid.value in found:
-            if uuid.reason is None:
-                self._queries.count(codes.INVALID_DATA)
-            return uuid.reason or codes.INVALID_DATA
-        device = self._devices.get(uuid.value)
-        if device is None:
-            device = Device(self._queries, Identity(uuid.value, index, self._library.driver), handle.value)
-        else:
-            device.attach(index, self._library.driver, handle.value)
-        found[uuid.value] = device
-        return None
+            self._lanes.call(NODE, lambda: self._session.close(self._devices, safe), CLOSE_SECONDS)
+        except Hung:
+            log.warning("closing NVML does not return")
 
-    # --- reading ---------------------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------------------------
 
     def _read_devices(self) -> tuple[GpuReading, ...]:
-        now = self._clock()
-        readings = []
+        end = time.monotonic() + self._options.budget_seconds
+        most = SHARE_OF_ONE_GPU * self._options.budget_seconds
+        readings: list[GpuReading] = []
         for uuid, device in list(self._devices.items()):
+            left = end - time.monotonic()
             try:
-                readings.append(device.read(now))
+                if left <= 0:
+                    raise Hung
+                readings += self._lanes.call(uuid, device.read, min(left, most))
+                self._known[uuid] = device.identities
             except DeviceDown as down:
                 log.warning("GPU %s: %s", uuid, down.reason)
                 self._broken[uuid] = down.reason
                 del self._devices[uuid]
-            self._known[uuid] = device.identity
-        readings += [self._known[uuid].reading(error=reason) for uuid, reason in self._broken.items()]
-        return tuple(sorted(readings, key=lambda reading: reading.index))
+            except Hung:
+                self._queries.count(codes.TIMEOUT)
+                log.debug("GPU %s hangs when asked for %s", uuid, self._queries.last_asked(uuid))
+                readings += self._unreadable(uuid, codes.TIMEOUT)
+        for uuid, reason in self._broken.items():
+            readings += self._unreadable(uuid, reason)
+        if self._devices and all(reading.error == codes.TIMEOUT for reading in readings):
+            self._queries.take_errors()  # counted by whoever gets this one
+            raise SourceError(codes.TIMEOUT, "no GPU answers in time")
+        return tuple(self._events.onto(reading) for reading in sorted(readings, key=lambda reading: reading.index))
 
-    # --- judging ---------------------------------------------------------------------------------------------
+    def _unreadable(self, uuid: str, reason: str) -> list[GpuReading]:
+        return [identity.reading(error=reason) for identity in self._known[uuid]]
+
+    # --- judging -----------------------------------------------------------------------------------------------
 
     def _judge(self, gpus: tuple[GpuReading, ...]) -> None:
         """What a reading that arrived says about the state of things."""
         if self._down_reason is not None:
             log.info("NVML is back after: %s", self._down_reason)
             self._down_reason = None
-        self._opening.reset()
+        self._open_again.reset()
         errors = {gpu.error for gpu in gpus}
         if gpus and errors <= codes.NEEDS_NEW_CONTAINER:
             self._count_hopeless(gpus[0].error or codes.UNKNOWN)
@@ -183,9 +201,9 @@ class NvidiaSource:
             self._hopeless = 0
             self._worked = self._worked or None in errors
         if not self._ailing():
-            self._repair.reset()
-        elif not self._repair.wait(self._clock()):
-            self._repair.failed(self._clock())
+            self._repair_again.reset()
+        elif not self._repair_again.wait(self._clock()):
+            self._repair_again.failed(self._clock())
 
     def _ailing(self) -> bool:
         """True while opening the library anew may bring something back."""
@@ -193,11 +211,11 @@ class NvidiaSource:
 
     def _went_down(self, reason: str) -> SourceError:
         """Close, back off; the error to raise."""
-        self._library.close()
-        self._devices.clear()
+        self._close()
+        self._devices = {}
         self._queries.forget()
         self._queries.take_errors()  # the reason is counted by whoever gets the error
-        self._opening.failed(self._clock())
+        self._open_again.failed(self._clock())
         if reason != self._down_reason:
             log.warning("NVML is down: %s", reason)
         self._down_reason = reason

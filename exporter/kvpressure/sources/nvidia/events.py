@@ -1,0 +1,159 @@
+"""Driver events - XID errors and ECC errors - counted by a thread that waits for them.
+
+Only what happens while the library is open is seen. MIG instances have no events of their own; their GPU has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import pynvml
+
+from kvpressure.readings import GpuReading
+from kvpressure.sources.nvidia import codes
+
+log = logging.getLogger(__name__)
+
+ECC_EVENTS: Final = {
+    pynvml.nvmlEventTypeSingleBitEccError: "single_bit",
+    pynvml.nvmlEventTypeDoubleBitEccError: "double_bit",
+}
+WANTED: Final = pynvml.nvmlEventTypeXidCriticalError | sum(ECC_EVENTS)
+
+WAIT_MILLISECONDS: Final = 500  # how long a stop may take
+PAUSE_SECONDS: Final = 5.0  # after a failed wait, so that a failing driver is not asked in a tight loop
+MOST_XIDS: Final = 256  # kinds counted per GPU; there are fewer than that
+
+
+class EventLog:
+    """Counters since start, by GPU. They outlive the library being closed and opened."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._xids: dict[str, Counter[int]] = {}
+        self._xid_times: dict[str, dict[int, float]] = {}
+        self._ecc: dict[str, Counter[str]] = {}
+
+    def add(self, uuid: str, kind: int, data: int, when: float) -> None:
+        """Count one event; ``data`` is the XID of an XID event, ``when`` Unix seconds."""
+        with self._lock:
+            if kind in ECC_EVENTS:
+                self._ecc.setdefault(uuid, Counter())[ECC_EVENTS[kind]] += 1
+                return
+            xids = self._xids.setdefault(uuid, Counter())
+            if data in xids or len(xids) < MOST_XIDS:
+                xids[data] += 1
+                self._xid_times.setdefault(uuid, {})[data] = when
+
+    def onto(self, reading: GpuReading) -> GpuReading:
+        """The reading with the counters of its GPU."""
+        with self._lock:
+            if reading.uuid not in self._xids and reading.uuid not in self._ecc:
+                return reading
+            return replace(
+                reading, xid_errors=dict(self._xids.get(reading.uuid, ())),
+                xid_last_times=dict(self._xid_times.get(reading.uuid, ())),
+                ecc_errors=dict(self._ecc.get(reading.uuid, ())),
+            )
+
+
+class EventWatch:
+    """Waits for events of the GPUs it was started with, while the library is open."""
+
+    def __init__(self, events: EventLog, wall: Callable[[], float] = time.time) -> None:
+        self._events = events
+        self._wall = wall
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, devices: Iterable[tuple[str, Any]]) -> None:
+        """Register (uuid, handle) pairs and wait in a thread. Without event support nothing happens."""
+        try:
+            event_set, uuids = _register(list(devices))
+        except pynvml.NVMLError as error:
+            log.info("no driver events: %s", codes.reason_of(error.value))
+            return
+        if not uuids:
+            _free(event_set)
+            return
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(event_set, uuids, self._stop), name="nvml-events",
+                                        daemon=True)
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """Stop waiting. False when the thread hangs in the driver: the library must then not be closed."""
+        if self._thread is None:
+            return True
+        self._stop.set()
+        self._thread.join(4 * WAIT_MILLISECONDS / 1000)
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
+
+    def _run(self, event_set: Any, uuids: Mapping[int, str], stop: threading.Event) -> None:
+        while not stop.is_set():
+            started = time.monotonic()
+            try:
+                event = pynvml.nvmlEventSetWait_v2(event_set, WAIT_MILLISECONDS)
+            except pynvml.NVMLError as error:
+                reason = codes.reason_of(error.value)
+                if reason in codes.LIBRARY_DOWN or reason == codes.OLD_DRIVER:
+                    break
+                waited = time.monotonic() - started
+                if reason != codes.TIMEOUT or waited < WAIT_MILLISECONDS / 2000:
+                    stop.wait(PAUSE_SECONDS)
+                continue
+            uuid = uuids.get(_address(event.device))
+            if uuid is not None:
+                self._events.add(uuid, int(event.eventType), int(event.eventData), self._wall())
+        _free(event_set)
+
+
+def _register(devices: list[tuple[str, Any]]) -> tuple[Any, dict[int, str]]:
+    """An event set and the UUIDs in it by handle address. A GPU that refuses is left out.
+
+    A registration that fails other than by "not supported" leaves the set unusable, so a new one is made without
+    that GPU.
+    """
+    refused: set[str] = set()
+    while True:
+        event_set = pynvml.nvmlEventSetCreate()
+        uuids: dict[int, str] = {}
+        failed = None
+        for uuid, handle in devices:
+            if uuid in refused:
+                continue
+            try:
+                kinds = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
+                if kinds:
+                    pynvml.nvmlDeviceRegisterEvents(handle, kinds, event_set)
+                    uuids[_address(handle)] = uuid
+            except pynvml.NVMLError as error:
+                reason = codes.reason_of(error.value)
+                log.info("no events of GPU %s: %s", uuid, reason)
+                if reason not in codes.NORMAL:
+                    failed = uuid
+                    break
+        if failed is None:
+            return event_set, uuids
+        refused.add(failed)
+        _free(event_set)
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _free(event_set: Any) -> None:
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlEventSetFree(event_set)

@@ -1,0 +1,96 @@
+"""Calls that may never return: NVML has no timeouts, and a hung call blocks its thread for good.
+
+Work runs in a thread that is given up when it hangs; the next work gets a new one. What hangs for one key is not
+tried again for that key until it has returned, so there is never more than one stuck thread a key.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Hung(Exception):
+    """The call has not returned in time, or an earlier one for the same key still has not."""
+
+
+class Job(Generic[T]):
+    """Work that another thread does."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._done = threading.Event()
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do the work; called once, by the lane."""
+        try:
+            self._value = self._work()
+        except BaseException as error:  # handed to whoever waits
+            self._error = error
+        self._done.set()
+
+    @property
+    def done(self) -> bool:
+        """True once the work has ended."""
+        return self._done.is_set()
+
+    def result(self, timeout: float) -> T:
+        """What the work returned or raised. Raises ``Hung`` when it has not ended in time."""
+        if not self._done.wait(timeout):
+            raise Hung
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # set when there is no error
+
+
+class Lanes:
+    """One thread for work that returns, and as many given-up ones as calls hang. Used by one caller at a time."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[Job[Any] | None] | None = None
+        self._stuck: dict[str, Job[Any]] = {}
+
+    def start(self, work: Callable[[], T]) -> Job[T]:
+        """Begin ``work``; it must have ended or be given up before the next one begins."""
+        if self._queue is None:
+            self._queue = SimpleQueue()
+            threading.Thread(target=_serve, args=(self._queue,), name=self._name, daemon=True).start()
+        job = Job(work)
+        self._queue.put(job)
+        return job
+
+    def call(self, key: str, work: Callable[[], T], timeout: float) -> T:
+        """Do ``work`` and return its result. Raises ``Hung``, or what the work raises."""
+        if key in self.stuck():
+            raise Hung
+        job = self.start(work)
+        try:
+            return job.result(timeout)
+        except Hung:
+            self._stuck[key] = job
+            self.close()
+            raise
+
+    def stuck(self) -> set[str]:
+        """Keys whose call still has not returned."""
+        for key in [key for key, job in self._stuck.items() if job.done]:
+            del self._stuck[key]
+        return set(self._stuck)
+
+    def close(self) -> None:
+        """Let the thread end after the work it has; the next work gets a new one."""
+        if self._queue is not None:
+            self._queue.put(None)
+            self._queue = None
+
+
+def _serve(queue: SimpleQueue[Job[Any] | None]) -> None:
+    while (job := queue.get()) is not None:
+        job.run()

@@ -1,0 +1,106 @@
+"""MIG instances of one GPU.
+
+Memory and processes are per instance; utilization, power and clocks exist only for the whole GPU, so an instance
+has none. Handles die with their instance, which may be destroyed and made anew at any time: the walk is repeated at
+every slow reading and at once when an instance stops answering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import pynvml
+
+from kvpressure.readings import GpuProcess, GpuReading
+from kvpressure.sources.nvidia import fields
+from kvpressure.sources.nvidia.gpm import Activity
+from kvpressure.sources.nvidia.identity import Identity
+from kvpressure.sources.nvidia.query import Ask, Queries
+
+MOST_INSTANCES: Final = 64
+
+ReadActivity = Callable[[Ask, str, int | None], Activity]
+"""Reads GPM of the device named by a UUID; the number is its GPU instance."""
+
+
+@dataclass
+class _Instance:
+    identity: Identity
+    handle: Any
+    had_memory: bool = False
+    processes: tuple[GpuProcess, ...] = field(default=())
+
+
+class Mig:
+    """The instances of one GPU that has MIG enabled."""
+
+    def __init__(self, queries: Queries) -> None:
+        self._queries = queries
+        self._instances: dict[str, _Instance] = {}
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        """The instances found by the last walk."""
+        return tuple(instance.identity for instance in self._instances.values())
+
+    def read(self, parent: Identity, handle: Any, slow: bool, activity: ReadActivity | None) -> list[GpuReading]:
+        """Readings of all instances. ``slow`` = walk, and read what is read seldom."""
+        if slow:
+            self._walk(parent, handle)
+        readings = [self._read_one(instance, slow, activity) for instance in self._instances.values()]
+        if not slow and any(self._fell_silent(reading) for reading in readings):
+            return self.read(parent, handle, True, activity)
+        for reading in readings:
+            self._instances[reading.uuid].had_memory = reading.memory_total_bytes is not None
+        return readings
+
+    def _fell_silent(self, reading: GpuReading) -> bool:
+        return reading.memory_total_bytes is None and self._instances[reading.uuid].had_memory
+
+    def _walk(self, parent: Identity, handle: Any) -> None:
+        ask = Ask(self._queries, parent.uuid)
+        count = ask("mig_count", pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+        found: dict[str, _Instance] = {}
+        for slot in range(min(count, MOST_INSTANCES)):
+            mig_handle = ask(f"mig_handle_{slot}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot)
+            if mig_handle is None:  # slots may be empty, in the middle too
+                continue
+            uuid = ask(f"mig_uuid_{slot}", pynvml.nvmlDeviceGetUUID, mig_handle)
+            if uuid:
+                found[uuid] = self._known(uuid, parent, mig_handle)
+        for uuid in self._instances.keys() - found.keys():
+            self._queries.forget(uuid)
+        self._instances = found
+
+    def _known(self, uuid: str, parent: Identity, handle: Any) -> _Instance:
+        instance = self._instances.get(uuid)
+        if instance is None:
+            ask = Ask(self._queries, uuid)
+            identity = replace(
+                parent, uuid=uuid, parent_uuid=parent.uuid,
+                name=ask("name", pynvml.nvmlDeviceGetName, handle) or parent.name,
+                gpu_instance_id=ask("gpu_instance", pynvml.nvmlDeviceGetGpuInstanceId, handle),
+            )
+            return _Instance(identity, handle)
+        instance.handle = handle
+        instance.identity = replace(instance.identity, index=parent.index, driver=parent.driver)
+        return instance
+
+    def _read_one(self, instance: _Instance, slow: bool, activity: ReadActivity | None) -> GpuReading:
+        ask = Ask(self._queries, instance.identity.uuid)
+        memory = fields.memory(ask, instance.handle)
+        if slow:
+            instance.processes = fields.processes(ask, instance.handle)
+        active = Activity()
+        if activity is not None and instance.identity.gpu_instance_id is not None:
+            active = activity(ask, instance.identity.uuid, instance.identity.gpu_instance_id)
+        error = ask.why_silent()
+        if error is not None:
+            return instance.identity.reading(error=error)
+        return instance.identity.reading(
+            memory_total_bytes=memory.total, memory_used_bytes=memory.used, memory_reserved_bytes=memory.reserved,
+            sm_activity_ratio=active.sm, tensor_activity_ratio=active.tensor, dram_activity_ratio=active.dram,
+            processes=instance.processes,
+        )

@@ -1,0 +1,51 @@
+"""Utilization as the mean of the driver's own samples since the last reading.
+
+The driver samples several times a second into a ring buffer; a point read sees one of these samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pynvml
+
+from kvpressure.sources.nvidia import fields
+from kvpressure.sources.nvidia.query import Ask
+
+_UNION_FIELD: Final = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
+
+
+class UtilizationSamples:
+    """Where in one GPU's ring the last reading ended."""
+
+    def __init__(self) -> None:
+        self._since_us = 0
+
+    def mean(self, ask: Ask, handle: Any) -> float | None:
+        """0-1; None when the driver has no newer samples, keeps none, or was not asked before: what the ring holds
+        at first may be old.
+        """
+        answer = ask("samples", pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES,
+                     self._since_us)
+        if answer is None:
+            return None
+        kind, samples = answer
+        name = _UNION_FIELD.get(kind)
+        if name is None or not samples:
+            return None
+        since = self._since_us
+        self._since_us = max(since, *(int(sample.timeStamp) for sample in samples))
+        if not since:
+            return None
+        ratios = [fields.percent(ask, getattr(sample.sampleValue, name))
+                  for sample in samples if sample.timeStamp > since]
+        known = [ratio for ratio in ratios if ratio is not None]
+        return sum(known) / len(known) if known else None

@@ -1,0 +1,113 @@
+"""The library while it is open, and the GPUs found in it.
+
+Opening can take long (a GPU without persistence mode is initialised by it) and closing is dangerous while a call
+hangs, so both go through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pynvml
+
+from kvpressure.sources.nvidia import codes
+from kvpressure.sources.nvidia.device import Device
+from kvpressure.sources.nvidia.events import EventLog, EventWatch
+from kvpressure.sources.nvidia.identity import Identity
+from kvpressure.sources.nvidia.options import NvidiaOptions
+from kvpressure.sources.nvidia.query import DeviceDown, LibraryDown, Queries
+
+MOST_DEVICES: Final = 256
+"""More GPUs than a node has; a count above it is no count."""
+
+NODE: Final = "node"  # stands for a device in questions that concern none
+
+
+@dataclass
+class Found:
+    """What opening brought: GPUs by UUID, and why others (by index) gave none."""
+
+    devices: dict[str, Device] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class Session:
+    """NVML's state in this process. The binding loads the shared object once; it stays loaded when closed, which is
+    why a driver upgrade needs a new process.
+    """
+
+    def __init__(self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, events: EventLog) -> None:
+        self.is_open = False
+        self._queries = queries
+        self._clock = clock
+        self._options = options
+        self._watch = EventWatch(events)
+        self._driver: str | None = None
+
+    def open(self, before: dict[str, Device]) -> Found:
+        """Initialise and find the GPUs; those in ``before`` go on where they were. No GPUs is no failure.
+
+        Raises:
+            LibraryDown, DeviceDown: nothing can be read; ``close`` is due all the same.
+        """
+        try:
+            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+        except pynvml.NVMLError as error:
+            raise LibraryDown(codes.reason_of(error.value)) from error
+        self.is_open = True
+        self._driver = self._queries.ask(NODE, "driver", pynvml.nvmlSystemGetDriverVersion).value
+        count = self._queries.ask(NODE, "count", pynvml.nvmlDeviceGetCount)
+        if count.value is None:
+            raise LibraryDown(count.reason or codes.UNKNOWN)
+        found = Found()
+        for index in range(min(count.value, MOST_DEVICES)):
+            reason = self._find(index, found.devices, before)
+            if reason is not None:
+                found.failed[index] = reason
+        if not self._options.release_between_readings:
+            self._watch.start([(uuid, device.handle) for uuid, device in found.devices.items()])
+        return found
+
+    def close(self, devices: dict[str, Device], safe: bool = True) -> None:
+        """Release the driver. ``safe`` = no call of another thread is under way; else the library is only left
+        behind, to be initialised once more.
+        """
+        if not self.is_open:
+            return
+        self.is_open = False
+        if not self._watch.stop() or not safe:
+            return
+        for device in devices.values():
+            device.release()
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return  # the driver went first; there is nothing left to release
+
+    def _find(self, index: int, found: dict[str, Device], before: dict[str, Device]) -> str | None:
+        """Add the GPU at ``index`` to ``found``; the reason when that cannot be done."""
+        key = f"index {index}"
+        self._queries.forget(key)
+        try:
+            handle = self._queries.ask(key, "handle", pynvml.nvmlDeviceGetHandleByIndex, index)
+            if handle.value is None:
+                return handle.reason
+            uuid = self._queries.ask(key, "uuid", pynvml.nvmlDeviceGetUUID, handle.value)
+        except DeviceDown as down:
+            return down.reason
+        if uuid.value is None:
+            return uuid.reason
+        if not uuid.value or uuid.value in found:
+            self._queries.count(codes.INVALID_DATA)
+            return codes.INVALID_DATA
+        found[uuid.value] = self._device(uuid.value, index, handle.value, before)
+        return None
+
+    def _device(self, uuid: str, index: int, handle: Any, before: dict[str, Device]) -> Device:
+        device = before.get(uuid)
+        if device is None:
+            return Device(self._queries, self._clock, self._options, Identity(uuid, index, self._driver), handle)
+        device.attach(index, self._driver, handle)
+        return device

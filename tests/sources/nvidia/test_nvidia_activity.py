@@ -1,0 +1,172 @@
+"""Activity: utilization as the mean of the driver's samples, and GPM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nvml_stub import Gpu, World
+from nvml_stub.driver import Child, StartChild
+
+
+def utilization(child: Child) -> float | None:
+    """Utilization of the only GPU."""
+    (gpu,) = child.gpus()
+    value: float | None = gpu["utilization_ratio"]
+    return value
+
+
+def activity(child: Child) -> tuple[float | None, float | None, float | None]:
+    """SM, tensor and DRAM activity of the only GPU."""
+    (gpu,) = child.gpus()
+    return gpu["sm_activity_ratio"], gpu["tensor_activity_ratio"], gpu["dram_activity_ratio"]
+
+
+# --- samples ----------------------------------------------------------------------------------------------------
+
+
+def ring(samples: str | None, **changes: Any) -> World:
+    """A GPU whose point read says 99 % and whose ring holds ``samples``."""
+    return World(gpus=[Gpu(utilization=99, samples=samples, **changes)])
+
+
+def test_mean_of_the_samples_since_the_last_reading(start: StartChild) -> None:
+    child = start(ring("1000:0,2000:100"))
+    assert utilization(child) == 0.99  # what the ring holds at first may be old: the point read
+    child.set(ring("1000:0,2000:100,3000:10,4000:20,5000:60"))
+    assert utilization(child) == 0.3
+    child.set(ring("3000:10,4000:20,5000:60,6000:0"))
+    assert utilization(child) == 0.0
+
+
+def test_point_read_while_there_are_no_new_samples(start: StartChild) -> None:
+    child = start(ring("1000:50"))
+    utilization(child)
+    assert utilization(child) == 0.99
+    child.set(ring("1000:50,2000:40"))
+    assert utilization(child) == 0.4
+
+
+@pytest.mark.parametrize("kind", range(7))
+def test_samples_of_every_type(start: StartChild, kind: int) -> None:
+    child = start(ring("1000:1", sample_type=kind))
+    utilization(child)
+    child.set(ring("2000:25,3000:75", sample_type=kind))
+    assert utilization(child) == 0.5
+
+
+def test_samples_of_a_type_not_known(start: StartChild) -> None:
+    child = start(ring("1000:1", sample_type=42))
+    utilization(child)
+    child.set(ring("2000:25", sample_type=42))
+    assert utilization(child) == 0.99
+
+
+def test_samples_that_cannot_be_true_do_not_count(start: StartChild) -> None:
+    child = start(ring("1000:1", sample_type=0))
+    utilization(child)
+    child.set(ring("2000:40,3000:400,4000:-5,5000:nan", sample_type=0))
+    got = child.read()
+    assert got["gpus"][0]["utilization_ratio"] == 0.4
+    assert got["errors"] == {"invalid_data": 3}
+
+
+# --- GPM ----------------------------------------------------------------------------------------------------------
+
+
+def gpm(**changes: Any) -> World:
+    """A Hopper card."""
+    return World(gpus=[Gpu(**{"gpm": 1, "sm": 80.0, "tensor": 12.5, "dram": 64.0, **changes})])
+
+
+def test_activity_is_the_difference_between_two_readings(start: StartChild) -> None:
+    child = start(gpm(), nvidia_gpm=True)
+    assert activity(child) == (None, None, None)
+    child.advance(1)
+    assert activity(child) == (0.8, 0.125, 0.64)
+    child.set(gpm(sm=0.0))
+    child.advance(1)
+    assert activity(child) == (0.0, 0.125, 0.64)
+
+
+def test_samples_too_close_are_not_compared(start: StartChild) -> None:
+    child = start(gpm(), nvidia_gpm=True)
+    activity(child)
+    child.advance(0.05)
+    assert activity(child) == (None, None, None)
+    child.advance(0.06)
+    assert activity(child) == (0.8, 0.125, 0.64)
+
+
+def test_off_unless_wanted(start: StartChild) -> None:
+    child = start(gpm())
+    child.gpus()
+    child.advance(1)
+    assert activity(child) == (None, None, None)
+    assert not any(name.startswith("nvmlGpm") for name in child.calls())
+
+
+def test_card_without_gpm_is_asked_once(start: StartChild) -> None:
+    child = start(gpm(gpm=0), nvidia_gpm=True)
+    for _ in range(20):
+        assert activity(child) == (None, None, None)
+        child.advance(1)
+    calls = child.calls()
+    assert calls["nvmlGpmQueryDeviceSupport"] == 1
+    assert "nvmlGpmSampleGet" not in calls
+
+
+def test_permission_lost_and_regained(start: StartChild) -> None:
+    child = start(gpm(), nvidia_gpm=True)
+    activity(child)
+    child.advance(1)
+    assert activity(child)[0] == 0.8
+    child.set(gpm(codes={"nvmlGpmSampleGet": 4}))
+    errors = []
+    for _ in range(100):
+        child.advance(1)
+        got = child.read()
+        errors.append(got["errors"])
+        assert got["gpus"][0]["sm_activity_ratio"] is None
+        assert got["gpus"][0]["power_watts"] == 350.0
+    assert errors == [{"no_permission": 1}] + [{}] * 99
+    child.set(gpm())
+    child.advance(600)
+    assert activity(child) == (None, None, None)  # two new samples are needed
+    child.advance(1)
+    assert activity(child) == (0.8, 0.125, 0.64)
+    assert child.calls()["nvmlGpmSampleAlloc"] == 2  # samples are used again, not piled up
+
+
+def test_single_metrics_may_be_absent(start: StartChild) -> None:
+    child = start(gpm(tensor=None, dram=100.4), nvidia_gpm=True)
+    activity(child)
+    child.advance(1)
+    assert activity(child) == (0.8, None, 1.0)
+    child.set(gpm(sm=130.0, tensor=float("nan")))
+    child.advance(1)
+    assert activity(child) == (None, None, 0.64)
+
+
+def test_error_code_of_each_metric_counts(start: StartChild) -> None:
+    child = start(gpm(gpm_status=999), nvidia_gpm=True)
+    activity(child)
+    child.advance(1)
+    got = child.read()
+    assert got["gpus"][0]["dram_activity_ratio"] is None
+    assert got["errors"] == {"unknown": 3}
+
+
+def test_samples_start_anew_when_the_library_does(start: StartChild) -> None:
+    world = gpm()
+    child = start(world, nvidia_gpm=True)
+    activity(child)
+    world.epoch = 1
+    child.set(world)
+    child.advance(1)
+    assert child.read()["reason"] == "uninitialized"
+    child.advance(1)
+    assert activity(child) == (None, None, None)
+    child.advance(1)
+    assert activity(child) == (0.8, 0.125, 0.64)

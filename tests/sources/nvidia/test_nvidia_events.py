@@ -1,0 +1,105 @@
+"""XID and ECC events, counted by the thread that waits for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nvml_stub import Gpu, World
+from nvml_stub.driver import Child, StartChild
+
+SINGLE_BIT, DOUBLE_BIT, XID = 1, 2, 8
+
+
+def node(*gpus: Gpu, **changes: Any) -> World:
+    """GPUs that support all events."""
+    for gpu in gpus:
+        gpu.event_types = SINGLE_BIT | DOUBLE_BIT | XID
+    return World(gpus=list(gpus), **changes)
+
+
+def eventually(child: Child, check: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+    """GPUs of the first reading for which ``check`` holds; the last one after 5 s."""
+    end = time.monotonic() + 5
+    while True:
+        gpus = child.gpus()
+        if check(gpus) or time.monotonic() > end:
+            return gpus
+        time.sleep(0.02)
+
+
+def test_events_are_counted_by_gpu(start: StartChild) -> None:
+    child = start(node(Gpu(), Gpu()))
+    assert [gpu["xid_errors"] for gpu in child.gpus()] == [{}, {}]
+    before = time.time()
+    child.set(node(Gpu(), Gpu(), events=[(1, XID, 79), (1, XID, 31), (1, XID, 31), (0, SINGLE_BIT, 0),
+                                         (0, SINGLE_BIT, 0), (0, DOUBLE_BIT, 0), (0, XID, 48)]))
+    first, second = eventually(child, lambda gpus: gpus[0]["xid_errors"] == {"48": 1})
+    assert first["ecc_errors"] == {"single_bit": 2, "double_bit": 1}
+    assert second["xid_errors"] == {"79": 1, "31": 2}
+    assert set(second["xid_last_times"]) == {"79", "31"}
+    assert before <= second["xid_last_times"]["79"] <= time.time()
+
+
+def test_counts_outlive_the_gpu_and_the_library(start: StartChild) -> None:
+    events = [(0, XID, 79)]
+    child = start(node(Gpu(), Gpu()))
+    child.gpus()
+    child.set(node(Gpu(codes={"all": 15}), Gpu(), events=events))
+    gpus = eventually(child, lambda gpus: bool(gpus[0]["xid_errors"]))
+    assert (gpus[0]["error"], gpus[0]["xid_errors"]) == ("lost", {"79": 1})
+    child.set(node(Gpu(), Gpu(), events=[*events, (0, XID, 43)]))
+    child.advance(61)
+    gpus = eventually(child, lambda gpus: len(gpus[0]["xid_errors"]) == 2)
+    assert (gpus[0]["error"], gpus[0]["xid_errors"]) == (None, {"79": 1, "43": 1})
+
+
+@pytest.mark.parametrize("code", [3, 15, 999])
+def test_a_gpu_that_cannot_be_registered_is_left_out(start: StartChild, code: int) -> None:
+    refusing = Gpu(codes={"nvmlDeviceRegisterEvents": code})
+    child = start(node(refusing, Gpu(), events=[(0, XID, 1), (1, XID, 2)]))
+    gpus = eventually(child, lambda gpus: bool(gpus[1]["xid_errors"]))
+    assert [gpu["xid_errors"] for gpu in gpus] == [{}, {"2": 1}]
+
+
+@pytest.mark.parametrize("world", [
+    World(gpus=[Gpu(event_types=0)]),
+    World(gpus=[Gpu(event_types=XID)], codes={"nvmlEventSetCreate": 3}),
+    World(gpus=[Gpu(event_types=XID, codes={"nvmlDeviceGetSupportedEventTypes": 13})]),
+])
+def test_no_events_is_no_failure(start: StartChild, world: World) -> None:
+    child = start(world, own_process=True)
+    got = child.read()
+    assert got["errors"] == {}
+    assert got["threads"] == 2
+    assert "nvmlEventSetWait_v2" not in child.calls()
+
+
+@pytest.mark.parametrize("code", [10, 15, 999])
+def test_a_failing_wait_does_not_spin(start: StartChild, code: int) -> None:
+    child = start(node(Gpu(), codes={"nvmlEventSetWait_v2": code}))
+    child.gpus()
+    time.sleep(0.3)
+    assert child.gpus()[0]["error"] is None
+    assert child.calls()["nvmlEventSetWait_v2"] == 1
+
+
+@pytest.mark.parametrize("code", [1, 9, 13, 18])
+def test_a_wait_that_can_not_succeed_ends(start: StartChild, code: int) -> None:
+    child = start(node(Gpu(), codes={"nvmlEventSetWait_v2": code}), own_process=True)
+    child.gpus()
+    time.sleep(0.1)
+    assert child.read()["threads"] == 2
+    assert child.calls()["nvmlEventSetFree"] == 1
+
+
+def test_kinds_of_xid_are_bounded(start: StartChild) -> None:
+    child = start(node(Gpu()))
+    child.gpus()
+    child.set(node(Gpu(), events=[*((0, XID, number) for number in range(400)), (0, XID, 5)]))
+    (gpu,) = eventually(child, lambda gpus: gpus[0]["xid_errors"].get("5") == 2)
+    assert gpu["xid_errors"]["5"] == 2
+    assert len(gpu["xid_errors"]) == len(gpu["xid_last_times"]) == 256

@@ -1,0 +1,153 @@
+"""Calls that do not return, and closing: nobody waits for them, and what returns is used again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvpressure.settings import CollectorSettings, Settings
+from kvpressure.sources.nvidia import NvidiaOptions
+from nvml_stub import Gpu, Mig, World
+from nvml_stub.driver import Child, StartChild
+
+BUDGET = 0.6
+
+
+def until(child: Child, check: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first reading for which ``check`` holds; the last one after 5 s."""
+    end = time.monotonic() + 5
+    while True:
+        got = child.read()
+        if check(got) or time.monotonic() > end:
+            return got
+        time.sleep(0.02)
+
+
+def errors(got: dict[str, Any]) -> list[str | None]:
+    """``error`` of each GPU."""
+    return [gpu["error"] for gpu in got["gpus"]]
+
+
+def test_a_hanging_gpu_is_given_up_and_the_rest_goes_on(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), Gpu(), Gpu()]), own_process=True, nvidia_budget_seconds=BUDGET)
+    child.read()
+    child.set(World(gpus=[Gpu(), Gpu(hangs={"nvmlDeviceGetPowerUsage": 60}), Gpu(utilization=11)]))
+    got = child.read()
+    assert got["seconds"] < BUDGET + 0.3
+    assert errors(got) == [None, "timeout", None]
+    assert got["errors"] == {"timeout": 1}
+    assert got["gpus"][1]["power_watts"] is None
+    assert got["gpus"][1]["name"] is not None
+    assert got["gpus"][2]["utilization_ratio"] == 0.11
+    for _ in range(20):  # not tried again while it hangs, so nothing waits and no thread is added
+        got = child.read()
+        assert got["seconds"] < BUDGET / 3
+        assert errors(got) == [None, "timeout", None]
+        assert got["errors"] == {"timeout": 1}
+        assert got["threads"] == 3
+    child.set(World(gpus=[Gpu(), Gpu(), Gpu()]))
+    assert errors(until(child, lambda got: errors(got) == [None] * 3)) == [None] * 3
+    assert until(child, lambda got: got["threads"] == 2)["threads"] == 2
+
+
+def test_all_gpus_hanging_is_a_failed_source(start: StartChild) -> None:
+    hanging = {"nvmlDeviceGetMemoryInfo_v2": 60.0}
+    child = start(World(gpus=[Gpu() for _ in range(4)]), own_process=True, nvidia_budget_seconds=BUDGET)
+    child.read()
+    child.set(World(gpus=[Gpu(hangs=hanging) for _ in range(4)]))
+    for _ in range(4):
+        got = child.read()
+        assert got["reason"] == "timeout"
+        assert got["seconds"] < BUDGET + 0.4
+        assert not got["fatal"]
+    assert child.read()["seconds"] < 0.2
+    child.set(World(gpus=[Gpu() for _ in range(4)]))
+    got = until(child, lambda got: "gpus" in got and errors(got) == [None] * 4)
+    assert errors(got) == [None] * 4
+
+
+def test_opening_that_takes_long_is_waited_for_once(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu()], hangs={"nvmlInitWithFlags": 60}), own_process=True, nvidia_budget_seconds=0.2)
+    for _ in range(3):
+        got = child.read()
+        assert (got["reason"], got["fatal"]) == ("timeout", False)
+        assert got["seconds"] < 0.5
+    child.set(World(gpus=[Gpu()]))
+    assert errors(until(child, lambda got: "gpus" in got)) == [None]
+    assert child.calls()["nvmlInitWithFlags"] == 1
+
+
+def test_library_that_fails_after_a_hang_is_opened_anew(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), Gpu()]), own_process=True, nvidia_budget_seconds=BUDGET)
+    child.read()
+    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60}), Gpu()]))
+    assert errors(child.read()) == ["timeout", None]
+    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60}), Gpu()], epoch=2))
+    assert child.read()["reason"] == "uninitialized"
+    assert "nvmlShutdown" not in child.calls()  # not under a call that is still inside
+    child.set(World(gpus=[Gpu(), Gpu()], epoch=2))
+    child.advance(1)
+    got = until(child, lambda got: "gpus" in got and errors(got) == [None, None])
+    assert errors(got) == [None, None]
+
+
+def test_lost_gpus_are_not_repaired_under_a_hanging_call(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), Gpu(), Gpu()]), own_process=True, nvidia_budget_seconds=BUDGET)
+    child.read()
+    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60}), Gpu(codes={"all": 15}), Gpu()]))
+    for _ in range(5):
+        assert errors(child.read()) == ["timeout", "lost", None]
+        child.advance(600)
+    assert "nvmlShutdown" not in child.calls()
+
+
+@pytest.mark.parametrize("world", [
+    World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})]),
+    World(gpus=[Gpu()], hangs={"nvmlInitWithFlags": 60}),
+    World(gpus=[Gpu(event_types=8)], hangs={"nvmlShutdown": 60}),
+    World(gpus=[Gpu(event_types=8)], hangs={"nvmlEventSetWait_v2": 60}),
+])
+def test_closing_does_not_wait_for_what_hangs(start: StartChild, world: World) -> None:
+    child = start(world, own_process=True, nvidia_budget_seconds=0.2)
+    child.read()
+    began = time.monotonic()
+    child.close_source()
+    assert time.monotonic() - began < 2.0
+
+
+def test_closing_releases_the_driver(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(gpm=1, sm=1.0, event_types=8)]), nvidia_gpm=True)
+    for _ in range(3):
+        child.read()
+        child.advance(1)
+    child.close_source()
+    calls = child.calls()
+    assert calls["nvmlShutdown"] == calls["nvmlInitWithFlags"] == 1
+    assert calls["nvmlGpmSampleFree"] == calls["nvmlGpmSampleAlloc"]
+    assert calls["nvmlEventSetFree"] == calls["nvmlEventSetCreate"] == 1
+
+
+def test_driver_released_between_readings(start: StartChild) -> None:
+    world = World(gpus=[Gpu(event_types=8, samples="1000:1", gpm=1), Gpu(mig=1, migs=[Mig("MIG-a")])])
+    child = start(world, nvidia_release_between_readings=True, nvidia_gpm=True)
+    for count in range(1, 6):
+        assert errors(child.read()) == [None, None, None]
+        calls = child.calls()
+        assert calls["nvmlInitWithFlags"] == calls["nvmlShutdown"] == count
+        child.advance(1)
+    assert calls["nvmlDeviceGetName"] == 3  # identity outlives the handles
+    assert not any(name.startswith(("nvmlEvent", "nvmlGpm")) for name in calls)  # both need the library open
+
+
+def test_options_come_from_the_settings() -> None:
+    assert NvidiaOptions.of(Settings()) == NvidiaOptions(budget_seconds=4.0)
+    assert NvidiaOptions.of(None) == NvidiaOptions()
+    settings = Settings(nvidia_gpm=True, nvidia_mig=False, nvidia_release_between_readings=True,
+                        collectors={"nvidia": CollectorSettings(True, 1.0, 2.0)})
+    assert NvidiaOptions.of(settings) == NvidiaOptions(
+        mig=False, gpm=False, release_between_readings=True, budget_seconds=1.6)
+    assert NvidiaOptions.of(SimpleNamespace(nvidia_gpm=True)).gpm

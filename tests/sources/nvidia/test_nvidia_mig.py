@@ -1,0 +1,135 @@
+"""MIG: instances beside their GPU, what each can tell, and reconfiguration under way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
+from nvml_stub.driver import Child, StartChild
+
+
+def mig_gpu(*migs: Mig | None, **changes: Any) -> Gpu:
+    """A GPU in MIG mode: no utilization, no samples."""
+    values: dict[str, Any] = {"mig": 1, "migs": list(migs), "utilization": None, "gpm": 1, **changes}
+    return Gpu(**values)
+
+
+def by_uuid(child: Child) -> dict[str, dict[str, Any]]:
+    """The GPUs of a reading."""
+    return {gpu["uuid"]: gpu for gpu in child.gpus()}
+
+
+def test_instances_beside_their_gpu(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), mig_gpu(
+        Mig("MIG-a", gi=7, memory_total=10 * GIB, memory_free=4 * GIB, processes=[(5, GIB)]),
+        None,
+        Mig("MIG-b", gi=9, memory_total=20 * GIB, memory_free=GIB, name=None),
+    )]))
+    got = child.read()
+    assert [gpu["uuid"] for gpu in got["gpus"]] == [gpu_uuid(0), gpu_uuid(1), "MIG-a", "MIG-b"]
+    assert got["expected"] == {"nvidia": 2}
+    assert got["errors"] == {}
+    _, parent, first, second = got["gpus"]
+    assert parent["parent_uuid"] is None
+    assert parent["memory_used_bytes"] == 50 * GIB
+    assert (first["parent_uuid"], first["index"], first["minor"], first["gpu_instance_id"]) == (gpu_uuid(1), 1, 1, 7)
+    assert (first["memory_total_bytes"], first["memory_used_bytes"]) == (10 * GIB, 6 * GIB)
+    assert first["processes"] == [{"pid": 5, "used_bytes": GIB}]
+    assert first["name"].endswith("MIG 1g.10gb")
+    assert second["name"] == "NVIDIA H100 80GB HBM3"
+    for instance in (first, second):
+        assert [instance[name] for name in ("utilization_ratio", "power_watts", "power_limit_watts",
+                                            "throttle_reasons", "error")] == [None] * 5
+
+
+def test_figures_of_the_whole_gpu_only_where_permitted(start: StartChild) -> None:
+    denied = dict.fromkeys(
+        ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPowerUsage",
+         "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetCurrentClocksEventReasons",
+         "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples"), 4)
+    mig = Mig("MIG-a", codes={"nvmlDeviceGetMemoryInfo_v2": 0})
+    child = start(World(gpus=[mig_gpu(mig, codes=denied)]))
+    parent, instance = child.gpus()
+    assert parent["memory_used_bytes"] is None
+    assert parent["error"] is None
+    assert instance["memory_used_bytes"] == 6 * GIB
+    for _ in range(20):
+        child.advance(1)
+        assert child.read()["errors"] == {}  # denied once, not asked again
+    assert child.calls()["nvmlDeviceGetPowerUsage"] == 1
+
+
+def test_reconfigured_under_way(start: StartChild) -> None:
+    child = start(World(gpus=[mig_gpu(Mig("MIG-a"), Mig("MIG-b"))]))
+    assert set(by_uuid(child)) == {gpu_uuid(0), "MIG-a", "MIG-b"}
+    child.set(World(gpus=[mig_gpu(Mig("MIG-b"), None, Mig("MIG-c", memory_free=GIB))]))
+    child.advance(1)
+    got = by_uuid(child)
+    assert set(got) == {gpu_uuid(0), "MIG-b", "MIG-c"}
+    assert got["MIG-b"]["memory_used_bytes"] == 6 * GIB
+    assert got["MIG-c"]["memory_used_bytes"] == 9 * GIB
+    assert all(gpu["error"] is None for gpu in got.values())
+
+
+def test_a_new_instance_is_found_in_ten_seconds(start: StartChild) -> None:
+    child = start(World(gpus=[mig_gpu(Mig("MIG-a"))]))
+    child.gpus()
+    child.set(World(gpus=[mig_gpu(Mig("MIG-a"), Mig("MIG-b"))]))
+    child.advance(10)
+    assert set(by_uuid(child)) == {gpu_uuid(0), "MIG-a", "MIG-b"}
+
+
+def test_mig_switched_on_and_off(start: StartChild) -> None:
+    whole = World(gpus=[Gpu(utilization=55)])
+    parted = World(gpus=[mig_gpu(Mig("MIG-a"))])
+    child = start(whole)
+    for _ in range(2):
+        assert [gpu["utilization_ratio"] for gpu in child.gpus()] == [0.55]
+        child.set(parted)
+        child.advance(10)
+        assert [gpu["utilization_ratio"] for gpu in child.gpus()] == [None, None]
+        child.set(whole)
+        child.advance(10)
+
+
+def test_an_unsure_answer_about_the_mode_changes_nothing(start: StartChild) -> None:
+    child = start(World(gpus=[mig_gpu(Mig("MIG-a"))]))
+    child.gpus()
+    child.set(World(gpus=[mig_gpu(Mig("MIG-a"), codes={"nvmlDeviceGetMigMode": 999})]))
+    child.advance(10)
+    assert set(by_uuid(child)) == {gpu_uuid(0), "MIG-a"}
+
+
+def test_instances_go_with_their_gpu(start: StartChild) -> None:
+    child = start(World(gpus=[mig_gpu(Mig("MIG-a")), Gpu()]))
+    child.gpus()
+    child.set(World(gpus=[mig_gpu(Mig("MIG-a"), codes={"all": 15}), Gpu()]))
+    child.advance(1)
+    got = by_uuid(child)
+    assert {uuid: gpu["error"] for uuid, gpu in got.items()} == {gpu_uuid(0): "lost", "MIG-a": "lost", gpu_uuid(1): None}
+    assert got["MIG-a"]["memory_total_bytes"] is None
+    assert got["MIG-a"]["parent_uuid"] == gpu_uuid(0)
+
+
+def test_one_instance_that_says_nothing_leaves_the_others_alone(start: StartChild) -> None:
+    broken = Mig("MIG-a", codes={"nvmlDeviceGetMemoryInfo_v2": 999, "nvmlDeviceGetMemoryInfo": 999,
+                                 "nvmlDeviceGetComputeRunningProcesses_v3": 999,
+                                 "nvmlDeviceGetComputeRunningProcesses_v2": 999})
+    got = by_uuid(start(World(gpus=[mig_gpu(broken, Mig("MIG-b"))])))
+    assert {uuid: gpu["error"] for uuid, gpu in got.items()} == {gpu_uuid(0): None, "MIG-a": "unknown", "MIG-b": None}
+
+
+def test_instances_are_left_out_on_request(start: StartChild) -> None:
+    child = start(World(gpus=[mig_gpu(Mig("MIG-a"))]), nvidia_mig=False)
+    assert [gpu["uuid"] for gpu in child.gpus()] == [gpu_uuid(0)]
+
+
+def test_activity_of_instances(start: StartChild) -> None:
+    child = start(World(gpus=[mig_gpu(Mig("MIG-a", gi=3, sm=40, tensor=20, dram=60), Mig("MIG-b", gi=5, sm=10))]),
+                  nvidia_gpm=True)
+    child.gpus()
+    child.advance(1)
+    got = by_uuid(child)
+    activity = {uuid: (gpu["sm_activity_ratio"], gpu["tensor_activity_ratio"], gpu["dram_activity_ratio"])
+                for uuid, gpu in got.items()}
+    assert activity == {gpu_uuid(0): (None, None, None), "MIG-a": (0.4, 0.2, 0.6), "MIG-b": (0.1, None, None)}

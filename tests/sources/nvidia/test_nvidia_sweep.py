@@ -1,0 +1,120 @@
+"""Every driver call failing in every way: what is not known is absent - never 0, never what is not true - and the
+other GPU goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvpressure.sources.nvidia import REASONS
+from nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
+from nvml_stub.driver import StartChild
+
+CODES = [*range(1, 31), 999]
+
+PER_GPU = [
+    "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMinorNumber",
+    "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples", "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetComputeRunningProcesses_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId",
+    "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlDeviceGetSupportedEventTypes",
+    "nvmlDeviceRegisterEvents", "all",
+]
+LIBRARY_WIDE = [
+    "nvmlInitWithFlags", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount_v2", "nvmlGpmSampleAlloc",
+    "nvmlGpmSampleFree", "nvmlGpmMetricsGet", "nvmlEventSetCreate", "nvmlEventSetWait_v2",
+]
+EVENT_CALLS = {"nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetCreate"}
+LIBRARY_DOWN = {1, 9, 18}  # no GPU can be read then
+
+TRUTH: dict[str, Any] = {
+    "memory_total_bytes": 80 * GIB, "memory_used_bytes": 50 * GIB, "memory_reserved_bytes": GIB // 2,
+    "utilization_ratio": 0.7, "sm_activity_ratio": 0.5, "tensor_activity_ratio": 0.25, "dram_activity_ratio": 0.75,
+    "power_watts": 350.0, "power_limit_watts": 700.0, "throttle_reasons": ["sw_power_cap"],
+    "name": "NVIDIA H100 80GB HBM3", "driver": "580.65.06",
+}
+MIG_TRUTH: dict[str, Any] = {
+    "memory_total_bytes": 10 * GIB, "memory_used_bytes": 6 * GIB, "memory_reserved_bytes": GIB // 4,
+    "sm_activity_ratio": 0.5, "tensor_activity_ratio": 0.25, "dram_activity_ratio": 0.75, "utilization_ratio": None,
+    "power_watts": None, "power_limit_watts": None, "throttle_reasons": None, "driver": "580.65.06",
+}
+
+
+def world(call: str, code: int, gpu: bool, mig: bool) -> World:
+    """Two GPUs that can do everything; ``call`` fails with ``code`` on the first, or for all."""
+    def card(codes: dict[str, int]) -> Gpu:
+        instance = Mig("MIG-a", memory_reserved=GIB // 4, sm=50, tensor=25, dram=75, processes=[(2, GIB)])
+        return Gpu(
+            samples="1000:70", clocks_reasons=4, gpm=1, sm=50, tensor=25, dram=75, processes=[(1, GIB)],
+            mps_processes=[(3, GIB)], mig=int(mig), migs=[instance] if mig else [], codes=codes,
+            event_types=8 if call in EVENT_CALLS else None)
+
+    whole = Gpu(samples="1000:70", clocks_reasons=4, gpm=1, sm=50, tensor=25, dram=75, processes=[(1, GIB)],
+                mps_processes=[(3, GIB)])
+    return World(gpus=[card({call: code} if gpu else {}), whole], codes={} if gpu else {call: code})
+
+
+def check(reading: dict[str, Any], truth: dict[str, Any]) -> None:
+    """Each value is the true one or absent; a GPU that could not be read has none."""
+    for name, value in truth.items():
+        assert reading[name] in (None, value), (name, reading)
+    assert all(process["used_bytes"] in (None, GIB) for process in reading["processes"])
+    assert reading["error"] in REASONS | {None}
+    if reading["error"] is not None:
+        assert all(reading[name] is None for name in truth if name not in ("name", "driver")), reading
+        assert reading["processes"] == []
+
+
+def sweep(start: StartChild, calls: list[str], gpu: bool, mig: bool) -> list[tuple[str, int, list[dict[str, Any]]]]:
+    """Three readings for every call and code."""
+    cases = [(call, code) for call in calls for code in CODES]
+    child = start(World())
+    reads = 3
+    answers = child.sweep([world(call, code, gpu, mig) for call, code in cases], reads, nvidia_gpm=True)
+    return [(*case, answers[reads * i:reads * (i + 1)]) for i, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize("mig", [False, True])
+def test_a_failing_gpu_call(start: StartChild, mig: bool) -> None:
+    for call, code, answers in sweep(start, PER_GPU, gpu=True, mig=mig):
+        for answer in answers:
+            if "reason" in answer:
+                assert code in LIBRARY_DOWN, (call, code, answer)
+                assert answer["reason"] in REASONS
+                assert answer["fatal"] == (code == 18)
+                continue
+            assert set(answer["errors"]) <= REASONS
+            assert answer["expected"] == {"nvidia": 2}
+            for reading in answer["gpus"]:
+                check(reading, MIG_TRUTH if reading["parent_uuid"] else TRUTH)
+            assert [reading["error"] for reading in answer["gpus"] if reading["uuid"] == gpu_uuid(1)] == [None]
+        if "gpus" in answers[-1]:
+            other = next(reading for reading in answers[-1]["gpus"] if reading["uuid"] == gpu_uuid(1))
+            assert {name: other[name] for name in TRUTH} == TRUTH, (call, code)
+            assert len(other["processes"]) == 2
+
+
+def test_a_failing_library_call(start: StartChild) -> None:
+    for call, code, answers in sweep(start, LIBRARY_WIDE, gpu=False, mig=True):
+        for answer in answers:
+            if "reason" in answer:
+                assert answer["reason"] in REASONS, (call, code)
+                assert answer["fatal"] == (answer["reason"] == "library_mismatch")
+                continue
+            for reading in answer["gpus"]:
+                check(reading, MIG_TRUTH if reading["parent_uuid"] else TRUTH)
+
+
+def test_without_a_failure_everything_is_known(start: StartChild) -> None:
+    """What the sweep compares with is really reached, so that "absent or true" is not simply always absent."""
+    child = start(World())
+    whole, parted = child.sweep([world("nothing", 0, True, mig) for mig in (False, True)], 2, nvidia_gpm=True)[1::2]
+    for reading in whole["gpus"]:
+        assert {name: reading[name] for name in TRUTH} == TRUTH
+    instance = next(reading for reading in parted["gpus"] if reading["parent_uuid"])
+    assert {name: instance[name] for name in MIG_TRUTH} == MIG_TRUTH

@@ -25,6 +25,7 @@ from kvpressure.yaml_nodes import Node
 
 log = logging.getLogger(__name__)
 
+RETRY_SECONDS: Final = 1.0  # between two looks at a configuration that could not be used
 _BCRYPT: Final = re.compile(r"\$2[abxy]?\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
 _HEADERS: Final[Mapping[str, tuple[str, ...]]] = {  # header -> allowed values, () = any
     "Content-Security-Policy": (), "X-Frame-Options": ("deny", "sameorigin"), "X-Content-Type-Options": ("nosniff",),
@@ -86,6 +87,8 @@ class WebConfigFile:
         self._path = path
         self._config = WebConfig() if path is None else parse(path)
         self._seen = _signature(self._config.files)
+        self._problem = ""
+        self._retry_at = 0.0
         self._lock = threading.Lock()
 
     def current(self) -> WebConfig:
@@ -94,15 +97,24 @@ class WebConfigFile:
             return self._config
         with self._lock:
             seen = _signature(self._config.files)
-            if seen != self._seen:
+            # What is wrong may lie in a file that is not known yet, so a problem is looked at again without a change.
+            if seen != self._seen or (self._problem and time.monotonic() >= self._retry_at):
                 self._seen = seen
-                try:
-                    self._config = parse(self._path)
-                    self._seen = _signature(self._config.files)
-                    log.info("web configuration read again")
-                except WebConfigError as error:
-                    log.error("web configuration not usable, the last good one stays: %s", error)
+                self._read_again(self._path)
             return self._config
+
+    def _read_again(self, path: Path) -> None:
+        try:
+            self._config = parse(path)
+        except WebConfigError as error:
+            if str(error) != self._problem:
+                log.error("web configuration not usable, the last good one stays: %s", error)
+            self._problem = str(error)
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+        else:
+            self._seen = _signature(self._config.files)
+            self._problem = ""
+            log.info("web configuration read again")
 
 
 def _signature(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:

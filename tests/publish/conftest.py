@@ -1,0 +1,57 @@
+"""A running server around a hand-made state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvpressure.publish.server import Server
+from kvpressure.publish.site import Site
+from kvpressure.publish.webconfig import WebConfigFile
+from kvpressure.settings_kinds import ListenAddress
+from kvpressure.state import State
+from publish.certificates import Certificates
+from publish.states import full_state
+
+Start = Callable[..., int]
+
+
+class Published:
+    """What a monitor would offer: a state and two checks, changeable by the test."""
+
+    def __init__(self) -> None:
+        self.state: State = full_state()
+        self.unhealthy: str | None = None
+        self.not_ready: str | None = None
+
+    def site(self) -> Site:
+        return Site(lambda: self.state, why_unhealthy=lambda: self.unhealthy, why_not_ready=lambda: self.not_ready,
+                    node_name="node-1")
+
+
+@pytest.fixture
+def published() -> Published:
+    return Published()
+
+
+@pytest.fixture
+def start(published: Published) -> Iterator[Start]:
+    """Start a server on a free port of loopback and return the port: ``start(handler, web=, max_requests=)``."""
+    servers: list[Server] = []
+
+    def begin(handler: object = None, web: Path | None = None, max_requests: int = 20) -> int:
+        server = Server([ListenAddress("127.0.0.1", 0)], handler or published.site(),  # type: ignore[arg-type]
+                        WebConfigFile(web), max_requests)
+        servers.append(server)
+        return server.start()[0].port
+
+    yield begin
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))

@@ -1,0 +1,335 @@
+"""The web server against polite and hostile clients, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import socket
+import struct
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvpressure.publish import server as server_module
+from kvpressure.publish.exposition import CLASSIC_TYPE, OPENMETRICS_TYPE
+from kvpressure.publish.http import Request, Response, text_response
+from kvpressure.publish.server import CONNECTIONS, ListenError, Server
+from kvpressure.settings_kinds import ListenAddress
+from publish.clients import ask, closed_within, connect, eventually, receive
+from publish.conftest import Published, Start
+
+BIG = b"x" * 2**23  # more than any socket buffer takes
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class Big:
+    """A handler whose /big does not fit into socket buffers."""
+
+    def answer(self, request: Request) -> Response:
+        return Response(200, BIG) if request.path == "/big" else text_response(200)
+
+
+def slow_client(port: int) -> socket.socket:
+    """A client that asked for much and takes nothing."""
+    client = socket.socket()
+    client.settimeout(5)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+    client.connect(("127.0.0.1", port))
+    client.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    return client
+
+
+class TestSite:
+    @pytest.mark.parametrize(("path", "kind"), [
+        ("/metrics", CLASSIC_TYPE), ("/", "text/html; charset=utf-8"), ("/api/v1/diagnosis", "application/json"),
+        ("/-/healthy", "text/plain; charset=utf-8"), ("/-/ready", "text/plain; charset=utf-8")])
+    def test_every_path_answers_get_and_head_alike(self, start: Start, path: str, kind: str) -> None:
+        port = start()
+        got, headed = ask(port, path), ask(port, path, method="HEAD")
+        assert (got.status, headed.status) == (200, 200)
+        assert got.headers["content-type"] == kind
+        assert len(got.body) == int(got.headers["content-length"])
+        assert headed.body == b""
+        assert headed.headers == got.headers
+
+    def test_metrics_come_in_the_dialect_that_is_asked_for(self, start: Start) -> None:
+        port = start()
+        answer = ask(port, headers="Accept: application/openmetrics-text;version=1.0.0\r\n")
+        assert answer.headers["content-type"] == OPENMETRICS_TYPE
+        assert answer.body.endswith(b"# EOF\n")
+        assert b"# EOF" not in ask(port).body
+
+    @pytest.mark.parametrize(("header", "packed"), [
+        ("gzip", True), ("deflate, gzip;q=0.5", True), ("*", True), ("gzip;q=0", False), ("identity", False), ("", False)])
+    @pytest.mark.parametrize("path", ["/metrics", "/", "/api/v1/diagnosis"])
+    def test_gzip_when_accepted(self, start: Start, path: str, header: str, packed: bool) -> None:
+        port = start()
+        answer = ask(port, path, headers=f"Accept-Encoding: {header}\r\n" if header else "")
+        assert ("content-encoding" in answer.headers) is packed
+        assert "Accept-Encoding" in answer.headers["vary"]
+        plain = ask(port, path).body
+        assert (gzip.decompress(answer.body) if packed else answer.body) == plain
+
+    @pytest.mark.parametrize(("path", "method", "status"), [
+        ("/nothing", "GET", 404), ("/metrics/", "GET", 404), ("/../metrics", "GET", 404), ("/nothing", "POST", 404),
+        ("/metrics", "POST", 405), ("/", "DELETE", 405), ("/-/ready", "OPTIONS", 405)])
+    def test_other_paths_and_methods_are_refused(self, start: Start, path: str, method: str, status: int) -> None:
+        answer = ask(start(), path, method=method)
+        assert answer.status == status
+        assert (answer.headers.get("allow") == "GET, HEAD") is (status == 405)
+
+    def test_checks_say_what_is_wrong(self, start: Start, published: Published) -> None:
+        port = start()
+        published.unhealthy, published.not_ready = "no tick for 99 s", "waiting for vllm"
+        assert ask(port, "/-/healthy").status == 503
+        assert ask(port, "/-/ready").body == b"waiting for vllm\n"
+
+    def test_a_state_is_rendered_once_and_a_new_state_anew(self, start: Start, published: Published,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+        from kvpressure.publish import site
+
+        rendered = []
+        real = site.encode
+        monkeypatch.setattr(site, "encode", lambda *args, **kwargs: (rendered.append(1), real(*args, **kwargs))[1])
+        port = start()
+        first = [ask(port).body for _ in range(3)]
+        assert len(rendered) == 1
+        assert first[0] == first[2]
+        published.state = replace(published.state, ticks=43)
+        assert b"kvpressure_ticks_total 43.0" in ask(port).body
+        assert len(rendered) == 2
+
+    def test_the_page_loads_nothing_from_elsewhere(self, start: Start) -> None:
+        answer = ask(start(), "/")
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert b"src=" not in answer.body
+        assert b"//" not in answer.body.replace(b"http://10.0.0.5", b"")
+
+    def test_an_answer_that_fails_is_a_500_and_the_server_goes_on(self, start: Start) -> None:
+        class Broken:
+            def answer(self, request: Request) -> Response:
+                raise RuntimeError(f"template of {request.path} broken")
+
+        port = start(Broken())
+        assert [ask(port).status for _ in range(2)] == [500, 500]
+
+
+class TestConnections:
+    def test_one_connection_serves_many_requests_also_pipelined(self, start: Start) -> None:
+        with connect(start()) as client:
+            client.sendall(REQUEST)
+            assert receive(client).status == 200
+            client.sendall(b"HEAD /-/ready HTTP/1.1\r\nHost: x\r\n\r\nGET /no HTTP/1.1\r\nHost: x\r\n\r\n")
+            data = b""
+            while b"Not Found\n" not in data:
+                data += client.recv(65536)
+            assert data.startswith(b"HTTP/1.1 200")
+            assert data.count(b"HTTP/1.1 404") == 1
+
+    def test_http_1_0_and_requests_in_pieces(self, start: Start) -> None:
+        with connect(start()) as client:
+            for byte in b"GET /-/ready HTTP/1.0\r\n\r\n":
+                client.sendall(bytes([byte]))
+            assert receive(client).headers["connection"] == "close"
+            assert closed_within(client, 2)
+
+    def test_a_body_is_not_read_and_the_refusal_arrives(self, start: Start) -> None:
+        with connect(start()) as client:
+            client.sendall(b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 40000\r\n\r\n" + b"x" * 40000)
+            assert receive(client).status == 405
+            assert closed_within(client, 2)
+
+    @pytest.mark.parametrize(("data", "status"), [
+        (b"nonsense\r\n\r\n", 400), (b"PRI * HTTP/2.0\r\n\r\n", 505),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"y" * 20000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431)])
+    def test_bad_requests_are_answered_and_closed(self, start: Start, data: bytes, status: int) -> None:
+        with connect(start()) as client:
+            client.sendall(data)
+            assert receive(client).status == status
+            assert closed_within(client, 2)
+
+    def test_a_silent_client_is_closed_after_its_deadline(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.2)
+        with connect(start()) as client:
+            assert closed_within(client, 3)
+
+    def test_dripping_does_not_prolong_the_deadline(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.4)
+        port = start()
+        began = time.monotonic()
+        with connect(port) as client, contextlib.suppress(OSError):
+            client.sendall(b"GET / HTTP/1.1\r\n")
+            while time.monotonic() < began + 5:
+                client.sendall(b"X: y\r\n")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 2
+
+    def test_an_idle_connection_is_closed(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server_module, "IDLE_SECONDS", 0.2)
+        with connect(start()) as client:
+            client.sendall(REQUEST)
+            receive(client)
+            assert closed_within(client, 3)
+
+
+class TestHostileCrowds:
+    def scrape_seconds(self, port: int) -> float:
+        began = time.monotonic()
+        assert ask(port).status == 200
+        return time.monotonic() - began
+
+    @pytest.mark.parametrize("crowd", [200, CONNECTIONS + 150])
+    @pytest.mark.parametrize("opening", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"], ids=["silent", "half a request"])
+    def test_silent_clients_delay_no_scrape(self, start: Start, crowd: int, opening: bytes) -> None:
+        port = start()
+        threads = threading.active_count()
+        clients = [connect(port) for _ in range(crowd)]
+        try:
+            for client in clients:
+                client.sendall(opening)
+            assert max(self.scrape_seconds(port) for _ in range(5)) < 1
+            assert threading.active_count() == threads
+        finally:
+            for client in clients:
+                client.close()
+
+    def test_all_places_taken_the_longest_silent_makes_room(self, start: Start) -> None:
+        port = start()
+        first = connect(port)
+        rest = [connect(port) for _ in range(CONNECTIONS)]
+        assert closed_within(first, 2)
+        rest[-1].sendall(REQUEST)
+        assert receive(rest[-1]).status == 200
+        for client in (first, *rest):
+            client.close()
+
+    def test_clients_that_vanish_leave_no_descriptor(self, start: Start) -> None:
+        port = start()
+        self.scrape_seconds(port)
+        before = descriptors()
+        for number in range(100):
+            client = connect(port)
+            client.sendall(REQUEST[:number % len(REQUEST)])
+            if number % 2:  # half of them go with a reset
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+        assert eventually(lambda: descriptors() <= before)
+
+    def test_clients_that_take_no_answer_delay_no_scrape(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server_module, "STALLED_SECONDS", 0.2)
+        port = start(Big(), max_requests=10)
+        clients = [slow_client(port) for _ in range(30)]
+        assert eventually(lambda: ask(port).status == 200, 3)
+        for client in clients:
+            client.close()
+
+    def test_more_requests_than_allowed_get_503(self, start: Start) -> None:
+        port = start(Big(), max_requests=1)
+        with slow_client(port) as slow:
+            assert slow.recv(10)
+            refused = ask(port)
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert eventually(lambda: ask(port).status == 200)
+
+    def test_without_a_limit_none_is_refused(self, start: Start) -> None:
+        port = start(Big(), max_requests=0)
+        with slow_client(port) as slow:
+            assert slow.recv(10)
+            assert ask(port).status == 200
+
+    def test_an_answer_nobody_takes_is_given_up(self, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server_module, "WRITE_SECONDS", 0.3)
+        with slow_client(start(Big())) as slow:
+            time.sleep(0.6)
+            got = 0
+            while part := slow.recv(2**20):
+                got += len(part)
+            assert got < len(BIG)
+
+    def test_a_slow_reader_still_gets_everything(self, start: Start) -> None:
+        with slow_client(start(Big())) as slow:
+            data = b""
+            while part := slow.recv(2**16):
+                data += part
+                time.sleep(0.0005)
+        assert data.partition(b"\r\n\r\n")[2] == BIG
+
+
+class TestLife:
+    def test_several_addresses_serve_the_same(self, published: Published) -> None:
+        server = Server([ListenAddress("127.0.0.1", 0), ListenAddress("127.0.0.1", 0)], published.site())
+        ports = [address.port for address in server.start()]
+        assert [ask(port, "/-/ready").status for port in ports] == [200, 200]
+        server.stop()
+        for port in ports:
+            with pytest.raises(OSError):  # noqa: PT011 (refused)
+                connect(port, timeout=1)
+
+    def test_every_address_means_ipv4_and_where_it_exists_ipv6(self, published: Published) -> None:
+        server = Server([ListenAddress("", 0)], published.site())
+        port = server.start()[0].port
+        assert ask(port, "/-/ready").status == 200
+        if socket.has_dualstack_ipv6():
+            with socket.create_connection(("::1", port), timeout=5) as client:
+                client.sendall(REQUEST)
+                assert receive(client).status == 200
+        server.stop()
+
+    def test_an_address_in_use_is_one_clear_line(self, start: Start, published: Published) -> None:
+        port = start()
+        before = descriptors()
+        server = Server([ListenAddress("127.0.0.1", 0), ListenAddress("127.0.0.1", port)], published.site())
+        with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            server.start()
+        server.stop()
+        del server
+        assert descriptors() <= before + 3  # its unused loop goes with the collector
+
+    def test_stop_lets_an_answer_finish_and_does_not_wait_for_silent_clients(self) -> None:
+        server = Server([ListenAddress("127.0.0.1", 0)], Big())
+        port = server.start()[0].port
+        silent = connect(port)
+        with slow_client(port) as client:
+            data = client.recv(1024)
+            stopper = threading.Thread(target=server.stop)
+            began = time.monotonic()
+            stopper.start()
+            while part := client.recv(2**20):
+                data += part
+            stopper.join(5)
+        assert data.endswith(BIG)
+        assert time.monotonic() - began < 2
+        silent.close()
+
+
+def test_the_json_says_everything_and_is_valid(start: Start, published: Published) -> None:
+    broken = replace(published.state.engines[0].signals.kv, kv_seconds_to_full=float("inf"))
+    engine = replace(published.state.engines[0], signals=replace(published.state.engines[0].signals, kv=broken))
+    published.state = replace(published.state, engines=(engine,))
+    document = json.loads(ask(start(), "/api/v1/diagnosis").body, parse_constant=pytest.fail)
+    one = document["engines"][0]
+    assert (one["verdict"], one["stage"], one["confidence"]) == ("kv_pressure", "saturated", 0.9)
+    assert one["signals"]["kv_seconds_to_full"] is None
+    assert one["documented_signature"]["note"] == "The cache is preallocated."
+    assert one["limits"]["max_num_seqs"] == {"value": 256, "explicit": True, "source": "args", "recommended": 128}
+    assert [owner["pod"] for owner in document["gpus"][0]["owners"]] == ["chat-0", "other-0"]
+    assert document["sources"]["nvidia"]["reason"] == "library_missing"
+    assert document["node"] == "node-1"
+
+
+def test_text_response_names_the_status() -> None:
+    assert text_response(404).body == b"Not Found\n"
+
+
+def test_the_web_config_file_is_optional(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "web.yml").write_text("")
+    assert ask(start(web=tmp_path / "web.yml")).status == 200

@@ -1,0 +1,294 @@
+"""TLS, client certificates, basic auth and headers by the exporter-toolkit's web configuration file."""
+
+from __future__ import annotations
+
+import base64
+import os
+import ssl
+import statistics
+import time
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from kvpressure.publish import server as server_module
+from kvpressure.publish import webconfig
+from kvpressure.publish.auth import WRONG_REMEMBERED, Authenticator
+from kvpressure.publish.server import CONNECTIONS
+from kvpressure.publish.webconfig import RateLimit, WebConfig, WebConfigError, WebConfigFile, parse
+from publish.certificates import Certificates
+from publish.clients import ask, closed_within, connect
+from publish.conftest import Start
+
+HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+TLS = "tls_server_config:\n  cert_file: {0}/server.crt\n  key_file: {0}/server.key\n"
+MUTUAL = TLS + "  client_ca_file: {0}/ca.crt\n  client_auth_type: RequireAndVerifyClientCert\n"
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "web.yml"
+    path.write_text(text)
+    return path
+
+
+def basic(user: str, password: str) -> str:
+    return f"Authorization: Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}\r\n"
+
+
+class TestTls:
+    def test_a_scrape_over_tls(self, start: Start, tmp_path: Path, certificates: Certificates) -> None:
+        port = start(web=write(tmp_path, TLS.format(certificates.directory)))
+        trusting = certificates.client_context()
+        assert ask(port, tls=trusting).status == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ask(port, tls=ssl.create_default_context())
+        with pytest.raises(OSError):  # noqa: PT011 (plain HTTP gets no answer)
+            ask(port)
+
+    def test_inline_certificate_and_key(self, start: Start, tmp_path: Path, certificates: Certificates) -> None:
+        def indented(name: str) -> str:
+            return "".join(f"    {line}\n" for line in (certificates.directory / name).read_text().splitlines())
+
+        web = write(tmp_path, f"tls_server_config:\n  cert: |\n{indented('server.crt')}  key: |\n{indented('server.key')}")
+        assert ask(start(web=web), tls=certificates.client_context()).status == 200
+
+    def test_file_names_are_relative_to_the_configuration(self, start: Start, certificates: Certificates) -> None:
+        web = write(certificates.directory, "tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
+        assert ask(start(web=web), tls=certificates.client_context()).status == 200
+
+    def test_old_versions_are_refused(self, start: Start, tmp_path: Path, certificates: Certificates) -> None:
+        port = start(web=write(tmp_path, TLS.format(certificates.directory) + "  min_version: TLS13\n"))
+        old = certificates.client_context()
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(ssl.SSLError):
+            ask(port, tls=old)
+        assert ask(port, tls=certificates.client_context()).status == 200
+
+    def test_cipher_suites_by_their_go_names(self, start: Start, tmp_path: Path, certificates: Certificates) -> None:
+        web = TLS.format(certificates.directory) + (
+            "  max_version: TLS12\n  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384]\n"
+            "  prefer_server_cipher_suites: false\n  curve_preferences: [CurveP384]\n")
+        port = start(web=write(tmp_path, web))
+        with connect(port, certificates.client_context()) as client:
+            assert isinstance(client, ssl.SSLSocket)
+            assert client.cipher()[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"  # type: ignore[index]
+
+    def test_client_certificates(self, start: Start, tmp_path: Path, certificates: Certificates) -> None:
+        port = start(web=write(tmp_path, MUTUAL.format(certificates.directory)))
+        assert ask(port, tls=certificates.client_context("client")).status == 200
+        with pytest.raises(OSError):  # noqa: PT011 (alert or reset, by timing)
+            ask(port, tls=certificates.client_context())
+
+    @pytest.mark.parametrize("san", ["prometheus.example", "ops@example.com"])
+    def test_only_the_named_clients(self, start: Start, tmp_path: Path, certificates: Certificates, san: str) -> None:
+        web = MUTUAL.format(certificates.directory) + f"  client_allowed_sans: [{san}]\n"
+        port = start(web=write(tmp_path, web))
+        assert ask(port, tls=certificates.client_context("client")).status == 200
+        with pytest.raises(OSError):  # noqa: PT011
+            ask(port, tls=certificates.client_context("stranger"))
+
+    @pytest.mark.parametrize("crowd", [200, CONNECTIONS + 50])
+    def test_silent_tls_clients_delay_no_scrape(self, start: Start, tmp_path: Path, certificates: Certificates,
+                                               crowd: int) -> None:
+        port = start(web=write(tmp_path, TLS.format(certificates.directory)))
+        context = certificates.client_context()
+        clients = [connect(port) for _ in range(crowd)]
+        try:
+            for client in clients[::2]:
+                client.sendall(b"\x16\x03\x01\x02\x00\x01")  # the start of a handshake
+            began = time.monotonic()
+            assert ask(port, tls=context).status == 200
+            assert time.monotonic() - began < 1
+        finally:
+            for client in clients:
+                client.close()
+
+    def test_a_handshake_that_does_not_come_is_closed(self, start: Start, tmp_path: Path, certificates: Certificates,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.2)
+        port = start(web=write(tmp_path, TLS.format(certificates.directory)))
+        with connect(port) as client:
+            assert closed_within(client, 3)
+
+
+class TestReload:
+    def serial(self, port: int, context: ssl.SSLContext) -> str:
+        with connect(port, context) as client:
+            assert isinstance(client, ssl.SSLSocket)
+            return str(client.getpeercert()["serialNumber"])  # type: ignore[index]
+
+    def test_a_new_certificate_counts_at_once_and_a_broken_one_changes_nothing(
+            self, start: Start, tmp_path: Path) -> None:
+        own = Certificates(tmp_path)
+        port = start(web=write(tmp_path, "tls_server_config: {cert_file: server.crt, key_file: server.key}\n"))
+        context = own.client_context()
+        first = self.serial(port, context)
+        (tmp_path / "server.crt").write_text("half a rotation")
+        assert self.serial(port, context) == first
+        own.issue("server", "DNS:localhost")
+        second = self.serial(port, context)
+        assert second != first
+        assert self.serial(port, context) == second
+
+    def test_a_file_that_comes_later_is_noticed(self, start: Start, tmp_path: Path, certificates: Certificates,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(webconfig, "RETRY_SECONDS", 0.05)
+        port = start(web=write(tmp_path, ""))
+        write(tmp_path, "tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
+        assert ask(port).status == 200
+        for name in ("server.crt", "server.key"):
+            (tmp_path / name).write_bytes((certificates.directory / name).read_bytes())
+        time.sleep(0.1)
+        assert ask(port, tls=certificates.client_context()).status == 200
+
+    def test_users_and_headers_change_without_a_restart(self, start: Start, tmp_path: Path,
+                                                       caplog: pytest.LogCaptureFixture) -> None:
+        web = write(tmp_path, "")
+        port = start(web=web)
+        assert ask(port).status == 200
+        web.write_text(f"basic_auth_users: {{prometheus: '{HASH}'}}\n")
+        assert ask(port).status == 401
+        web.write_text("basic_auth_users: {prometheus: plaintext}\n")
+        assert ask(port).status == 401
+        assert f"{web}:1: basic_auth_users: the password of 'prometheus' is no bcrypt hash" in caplog.text
+        os.unlink(web)  # noqa: PTH108
+        assert ask(port).status == 401
+        web.write_text("http_server_config: {headers: {X-Frame-Options: sameorigin}}\n")
+        assert ask(port).headers["x-frame-options"] == "sameorigin"
+
+
+class TestBasicAuth:
+    def test_every_path_wants_the_right_password(self, start: Start, tmp_path: Path) -> None:
+        port = start(web=write(tmp_path, f"basic_auth_users: {{prometheus: '{HASH}'}}\n"))
+        for path in ("/metrics", "/", "/api/v1/diagnosis", "/-/healthy", "/-/ready", "/nothing"):
+            refused = ask(port, path)
+            assert refused.status == 401
+            assert refused.headers["www-authenticate"].startswith("Basic ")
+        for _ in range(2):  # compared, then remembered
+            assert ask(port, headers=basic("prometheus", "secret")).status == 200
+            assert ask(port, headers=basic("prometheus", "wrong")).status == 401
+            assert ask(port, headers=basic("nobody", "secret")).status == 401
+
+    @pytest.mark.parametrize("header", [
+        "", "Basic", "Basic !!!", "Basic " + base64.b64encode(b"nocolon").decode(), "Bearer abc",
+        "Basic " + base64.b64encode(b"\xff:x").decode(), "Basic " + base64.b64encode(b"prometheus:" + b"x" * 100).decode(),
+        "Basic " + base64.b64encode(b"prometheus:a\x00b").decode()])
+    def test_malformed_logins_are_refused(self, start: Start, tmp_path: Path, header: str) -> None:
+        port = start(web=write(tmp_path, f"basic_auth_users: {{prometheus: '{HASH}'}}\n"))
+        assert ask(port, headers=f"Authorization: {header}\r\n").status == 401
+
+    def test_a_password_that_was_right_is_instant_again(self) -> None:
+        config = WebConfig(users={"prometheus": bcrypt.hashpw(b"secret", bcrypt.gensalt(10))})
+        auth, header = Authenticator(), basic("prometheus", "secret")[15:-2]
+        assert auth.remembered(config, header) is None
+        assert auth.check(config, header)
+        began = time.perf_counter()
+        assert auth.remembered(config, header) is True
+        assert time.perf_counter() - began < 0.005
+        changed = WebConfig(users={"prometheus": HASH.encode()})
+        assert auth.remembered(changed, header) is None
+
+    def test_an_unknown_user_costs_as_much_as_a_known_one(self) -> None:
+        config = WebConfig(users={"prometheus": bcrypt.hashpw(b"secret", bcrypt.gensalt(10))})
+
+        def seconds(user: str) -> float:
+            times = []
+            for number in range(3):
+                auth = Authenticator()
+                began = time.perf_counter()
+                assert not auth.check(config, basic(user, f"wrong{number}")[15:-2])
+                times.append(time.perf_counter() - began)
+            return statistics.median(times)
+
+        assert 0.3 < seconds("nobody") / seconds("prometheus") < 3
+
+    def test_guesses_are_remembered_in_a_bounded_number_and_push_no_right_one_out(self) -> None:
+        config = WebConfig(users={"prometheus": HASH.encode()})
+        auth = Authenticator()
+        assert auth.check(config, basic("prometheus", "secret")[15:-2])
+        for number in range(WRONG_REMEMBERED + 20):
+            auth.check(config, basic("prometheus", str(number))[15:-2])
+        assert auth.remembered(config, basic("prometheus", "secret")[15:-2]) is True
+        assert auth.remembered(config, basic("prometheus", "0")[15:-2]) is None
+        assert auth.remembered(config, basic("prometheus", str(WRONG_REMEMBERED + 19))[15:-2]) is False
+
+    def test_a_crowd_of_guesses_delays_no_known_scrape(self, start: Start, tmp_path: Path) -> None:
+        slow = bcrypt.hashpw(b"secret", bcrypt.gensalt(11)).decode()
+        port = start(web=write(tmp_path, f"basic_auth_users: {{prometheus: '{slow}'}}\n"))
+        assert ask(port, headers=basic("prometheus", "secret")).status == 200
+        guessers = [connect(port) for _ in range(40)]
+        for number, guesser in enumerate(guessers):
+            guesser.sendall(f"GET / HTTP/1.1\r\nHost: x\r\n{basic('prometheus', f'guess{number}')}\r\n".encode())
+        began = time.monotonic()
+        assert ask(port, headers=basic("prometheus", "secret")).status == 200
+        assert time.monotonic() - began < 0.5
+        for guesser in guessers:
+            guesser.close()
+
+
+def test_rate_limit_is_a_token_bucket(start: Start, tmp_path: Path) -> None:
+    now = 0.0
+    limit = RateLimit(2.0, 3, lambda: now)
+    assert [limit.allow() for _ in range(4)] == [True, True, True, False]
+    now = 2.0
+    assert [limit.allow() for _ in range(2)] == [True, False]
+    now = 1000.0
+    assert [limit.allow() for _ in range(4)] == [True, True, True, False]
+    port = start(web=write(tmp_path, "rate_limit: {interval: 1h, burst: 2}\n"))
+    assert [ask(port).status for _ in range(3)] == [200, 200, 429]
+
+
+def test_no_file_means_plain_http() -> None:
+    assert WebConfigFile(None).current() == WebConfig()
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("tls: {}", ":1: unknown key 'tls' in the file; allowed: tls_server_config"),
+    ("\n\nhttp_server_config:\n  http3: true", ":4: unknown key 'http3' in http_server_config; allowed: http2, headers"),
+    ("[1]", ":1: the file is no mapping"),
+    ("a: b: c", ":1: not valid YAML"),
+    ("basic_auth_users: [a]", ":1: basic_auth_users is no mapping; allowed: name: value"),
+    ("basic_auth_users: {a: b}", "the password of 'a' is no bcrypt hash; allowed: a hash like $2y$10$"),
+    ("basic_auth_users: {a: 1, a: 2}", ":1: 'a' given twice; allowed: once"),
+    ("http_server_config: {http2: maybe}", ":1: http2: 'maybe'; allowed: true or false"),
+    ("http_server_config: {headers: {Server: x}}", ":1: unknown key 'Server' in headers; allowed: Content-Security"),
+    ("http_server_config: {headers: {X-Frame-Options: allow}}", "header X-Frame-Options: 'allow'; allowed: deny or same"),
+    ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "header X-XSS-Protection"),
+    ("rate_limit: {interval: soon, burst: 1}", "rate_limit.interval: 'soon'; allowed: seconds"),
+    ("rate_limit: {interval: 1s}", "rate_limit.burst: None; allowed: a whole number of at least 1"),
+    ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: 0; allowed"),
+    ("tls_server_config: {cert_file: x.crt}", ":1: tls_server_config: cert_file: 'x.crt' is no file"),
+    ("tls_server_config:\n  min_version: TLS13", ":1: tls_server_config: cert_file: missing; allowed: a PEM file"),
+    ("tls_server_config: {cert_file: 5}", "cert_file: 5; allowed: text"),
+    ("tls_server_config: {cert_file: '{0}/server.crt', key_file: '{0}/client.key'}", "certificate and key cannot be used"),
+    ("tls_server_config: {cert_file: '{0}/ca.key', key_file: '{0}/ca.key'}", "certificate and key cannot be used"),
+    (TLS + "  cert: abc", ":4: tls_server_config: cert: given together with cert_file; allowed: one of them"),
+    (TLS + "  client_auth_type: RequestClientCert", ":4: tls_server_config: client_auth_type: 'RequestClientCert'; allowed"),
+    (TLS + "  client_auth_type: RequireAndVerifyClientCert", "RequireAndVerifyClientCert needs client_ca_file"),
+    (TLS + "  client_ca_file: '{0}/ca.crt'", "client_ca_file: given without client_auth_type"),
+    (TLS + "  client_ca_file: '{0}/ca.key'\n  client_auth_type: RequireAndVerifyClientCert", "client_ca_file: cannot be used"),
+    (TLS + "  client_allowed_sans: [a]", "client_allowed_sans: needs client_auth_type RequireAndVerifyClientCert"),
+    (MUTUAL + "  client_allowed_sans: a", "client_allowed_sans: 'a'; allowed: a list of texts"),
+    (TLS + "  min_version: TLS10", "min_version: 'TLS10'; allowed: TLS12, TLS13"),
+    (TLS + "  min_version: TLS13\n  max_version: TLS12", "min_version: TLS13 is above max_version TLS12"),
+    (TLS + "  cipher_suites: [RC4]", "cipher_suites: 'RC4'; allowed: TLS_AES"),
+    (TLS + "  curve_preferences: [X25519, CurveP256]", "curve_preferences: X25519, CurveP256; allowed: one of"),
+    (TLS + "  prefer_server_cipher_suites: perhaps", "prefer_server_cipher_suites: 'perhaps'; allowed: true or false"),
+])
+def test_a_wrong_file_is_one_clear_line(tmp_path: Path, certificates: Certificates, text: str, message: str) -> None:
+    path = write(tmp_path, text.replace("{0}", str(certificates.directory)))
+    with pytest.raises(WebConfigError) as caught:
+        parse(path)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"a: &a [*a]", b"{" * 3000, b"\x00"])
+def test_garbage_is_one_clear_line(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "web.yml"
+    path.write_bytes(data)
+    with pytest.raises(WebConfigError) as caught:
+        parse(path)
+    assert "\n" not in str(caught.value)

@@ -115,6 +115,8 @@ def _parse_url(text: str, url: str) -> tuple[str, str, int, str]:
     """Scheme, host, port and path."""
     allowed = "http://HOST[:PORT][/PATH], https://..., HOST or HOST:PORT"
     bare = "://" not in url
+    if not url.isprintable() or " " in url:  # urlsplit would drop some of these without a word
+        raise TargetError(f"target {text!r} has blanks or control characters in its address", allowed)
     try:
         parts = urlsplit(f"http://{url}" if bare else url)
         if parts.username is not None or parts.password is not None:

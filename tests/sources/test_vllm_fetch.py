@@ -1,0 +1,461 @@
+"""Fetching from servers that are slow, broken or hostile: always one reason of the closed set, always in time."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import ssl
+import threading
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+import vllm_pages as pages
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.vllm import REASONS, PageFetcher, Scanner, parse_target
+from kvpressure.sources.vllm.fetch import MAX_BODY_BYTES, MAX_TEXT_BYTES
+from vllm_server import RawServer, answering, reset, response, saying
+
+PAGE = pages.text_of("d_kv_pressure").encode()
+TLS = Path(pages.ROOT) / "tls"
+SLACK = 1.5  # seconds a busy machine may add to a deadline
+
+
+def zipped(text: bytes) -> bytes:
+    return gzip.compress(text, mtime=0)
+
+
+def fetcher_for(server: RawServer, timeout: float = 5.0, options: str = "") -> PageFetcher:
+    return PageFetcher(parse_target(server.url + options), timeout)
+
+
+def reason_of(fetcher: PageFetcher) -> str:
+    with pytest.raises(SourceError) as caught:
+        fetcher.fetch()
+    assert caught.value.reason in REASONS
+    return caught.value.reason
+
+
+def reason_from(server: RawServer, timeout: float = 5.0) -> str:
+    with server:
+        return reason_of(fetcher_for(server, timeout))
+
+
+# --- the normal case -------------------------------------------------------------------------------------
+
+
+def test_the_page_comes_as_it_is_and_the_connection_is_kept():
+    with answering(response(PAGE)) as server:
+        fetcher = fetcher_for(server)
+        for _ in range(3):
+            assert fetcher.fetch() == PAGE
+        fetcher.close()
+    assert (server.connections, len(server.requests)) == (1, 3)
+
+
+def test_the_request_says_no_more_than_needed(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with answering(response(PAGE, headers=["set-cookie: a=b"])) as server:
+        fetcher = PageFetcher(parse_target(f"{server.address}/some/path?x=y"), 5)
+        fetcher.fetch()
+        fetcher.fetch()
+        fetcher.close()
+    assert server.requests == [(
+        f"GET /some/path?x=y HTTP/1.1\r\nHost: {server.address}\r\nUser-Agent: kvpressure\r\n"
+        "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n\r\n").encode()] * 2
+
+
+@pytest.mark.parametrize("answer", [
+    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n2;x=y\r\nef\r\n0\r\ntrailer: x\r\n\r\n",
+    b"HTTP/1.1 100 Continue\r\n\r\n" + response(b"abcdef"),
+    response(b"abcdef", headers=["connection: close"]),
+    b"HTTP/1.0 200 OK\r\n\r\nabcdef",
+    b"HTTP/1.1 200 OK\r\n\r\nabcdef",
+    response(zipped(b"abcdef"), headers=["content-encoding: gzip"]),
+    response(zipped(b"abcdef"), headers=["Content-Encoding:  X-GZIP "]),
+])
+def test_ways_to_send_a_page(answer):
+    with saying(answer) as server:
+        fetcher = fetcher_for(server)
+        assert fetcher.fetch() == b"abcdef"
+        fetcher.close()
+
+
+def test_an_empty_answer_is_an_empty_page():
+    with answering(response(b"", "204 No Content")) as server:
+        fetcher = fetcher_for(server)
+        assert fetcher.fetch() == b""
+        fetcher.close()
+
+
+# --- connections that end --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_a_connection_that_ended_while_idle_is_replaced_silently(end):
+    ended = threading.Semaphore(0)
+
+    def script(server, connection):
+        server.read_request(connection)
+        connection.sendall(response(PAGE))
+        if end == "reset":
+            reset(connection)
+        connection.close()
+        ended.release()
+
+    with RawServer(script) as server:
+        fetcher = fetcher_for(server)
+        for _ in range(3):
+            assert fetcher.fetch() == PAGE
+            ended.acquire(timeout=5)
+        fetcher.close()
+    assert server.connections == 3
+
+
+def test_a_server_that_never_answers_on_a_kept_connection_is_asked_once_more_only():
+    def script(server, connection):
+        server.read_request(connection)
+        if server.connections == 1:
+            connection.sendall(response(PAGE))
+            server.read_request(connection)
+
+    with RawServer(script) as server:
+        fetcher = fetcher_for(server)
+        fetcher.fetch()
+        assert reason_of(fetcher) == "reset"
+    assert (server.connections, len(server.requests)) == (2, 3)
+
+
+def test_an_answer_that_breaks_off_is_not_asked_for_again():
+    with answering(response(PAGE), response(PAGE[:100], length=len(PAGE))) as server:
+        server.script = _once_then_break
+        fetcher = fetcher_for(server)
+        fetcher.fetch()
+        assert reason_of(fetcher) == "reset"
+        assert server.connections == 1
+        assert fetcher.fetch() == PAGE  # a new connection
+        fetcher.close()
+    assert server.connections == 2
+
+
+def _once_then_break(server, connection):
+    server.read_request(connection)
+    connection.sendall(response(PAGE))
+    server.read_request(connection)
+    connection.sendall(response(PAGE[:100], length=len(PAGE)))
+
+
+def test_after_any_failure_the_next_fetch_works():
+    with answering(b"garbage\r\n\r\n") as server:
+        fetcher = fetcher_for(server)
+        assert reason_of(fetcher) == "protocol"
+        server.script = answering(response(PAGE)).script
+        assert fetcher.fetch() == PAGE
+        fetcher.close()
+
+
+# --- answers that are no page ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("status", "reason"), [
+    ("301 Moved", "redirect"), ("302 Found", "redirect"), ("307 Temporary", "redirect"), ("304 Not Modified", "redirect"),
+    ("400 Bad", "http_4xx"), ("401 Who", "http_4xx"), ("404 Not Found", "http_4xx"), ("429 Slow", "http_4xx"),
+    ("500 Oops", "http_5xx"), ("503 Busy", "http_5xx"), ("201 Created", "protocol"), ("999 What", "protocol"),
+])
+def test_statuses(status, reason):
+    assert reason_from(answering(response(PAGE, status))) == reason
+
+
+def test_redirects_are_not_followed():
+    with answering(response(PAGE)) as elsewhere, answering(
+            response(b"", "302 Found", headers=[f"location: {elsewhere.url}"])) as server:
+        assert reason_of(fetcher_for(server)) == "redirect"
+    assert elsewhere.connections == 0
+
+
+@pytest.mark.parametrize("said", [
+    b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 abc OK\r\n\r\n", b"HTTP/9.9 200 OK\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n",
+    b"HTTP/1.1 200 OK\r\n" + b"".join(b"a%d: b\r\n" % n for n in range(200)) + b"\r\n",
+    b"HTTP/1.1 200 OK\r\na: " + b"b" * 65_600 + b"\r\n\r\n",
+])
+def test_what_is_not_http(said):
+    assert reason_from(saying(said)) in ("protocol", "too_large")
+
+
+@pytest.mark.parametrize(("body", "encoding", "reason"), [
+    (zlib.compress(b"abc"), "deflate", "bad_encoding"), (b"abc", "br", "bad_encoding"),
+    (b"abc", "gzip", "bad_encoding"), (zipped(PAGE)[:-20], "gzip", "bad_encoding"), (b"", "gzip", "bad_encoding"),
+    (zipped(b"0" * (MAX_TEXT_BYTES + 1)), "gzip", "too_large"),
+])
+def test_encodings_that_cannot_be_or_must_not_be_unpacked(body, encoding, reason):
+    assert reason_from(answering(response(body, headers=[f"content-encoding: {encoding}"]))) == reason
+
+
+def test_a_gzip_bomb_is_not_unpacked():
+    packer = zlib.compressobj(9, wbits=31)
+    block = b"\0" * (16 * 1024 * 1024)
+    bomb = b"".join(packer.compress(block) for _ in range(8)) + packer.flush()  # 128 MiB
+    with answering(response(bomb, headers=["content-encoding: gzip"])) as server:
+        fetcher = fetcher_for(server)
+        started = time.thread_time()
+        assert reason_of(fetcher) == "too_large"
+        assert time.thread_time() - started < 0.3
+
+
+def endless(part: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> RawServer:
+    def script(server, connection):
+        server.read_request(connection)
+        connection.sendall(head)
+        while not server.stopping.is_set():
+            connection.sendall(part)
+
+    return RawServer(script)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("server", [
+    lambda: endless(b"x" * 65536),
+    lambda: endless(b"10000\r\n" + b"x" * 65536 + b"\r\n", CHUNKED),
+    lambda: endless(b"x" * 65536, CHUNKED + b"ffffffffffffffff\r\n"),
+    lambda: endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, b""),
+    lambda: endless(b"a" * 65536, CHUNKED + b"0\r\n"),
+    lambda: saying(response(b"", length=MAX_BODY_BYTES + 1), then="hang"),
+    lambda: saying(response(b"x" * (MAX_BODY_BYTES + 1))),
+], ids=["body", "chunks", "one chunk", "1xx", "trailer", "announced", "sent"])
+def test_too_much(server):
+    assert reason_from(server()) in ("too_large", "protocol")
+
+
+def test_as_much_as_allowed():
+    body = b"x" * MAX_BODY_BYTES
+    with saying(response(body)) as server:
+        fetcher = fetcher_for(server)
+        assert fetcher.fetch() == body
+        fetcher.close()
+
+
+@pytest.mark.parametrize("server", [
+    lambda: saying(),
+    lambda: saying(then="reset"),
+    lambda: saying(b"HTTP/1.1 200 OK\r\ncontent-le", then="reset"),
+    lambda: saying(response(PAGE[:1000], length=5000)),
+    lambda: saying(response(b"", length=5000)),
+    lambda: saying(response(PAGE[:1000], length=5000), then="reset", pause=0.05),
+    lambda: saying(CHUNKED + b"ff\r\nabc"),
+    lambda: saying(CHUNKED + b"3\r\nabc\r\n"),
+    lambda: saying(CHUNKED + b"zz\r\nabc\r\n"),
+])
+def test_connections_that_break(server):
+    assert reason_from(server()) == "reset"
+
+
+# --- time ------------------------------------------------------------------------------------------------
+
+
+def dripping(head: bytes, drip: bytes) -> RawServer:
+    def script(server, connection):
+        server.read_request(connection)
+        connection.sendall(head)
+        while not server.stopping.wait(0.02):
+            connection.sendall(drip)
+
+    return RawServer(script)
+
+
+@pytest.mark.parametrize("server", [
+    lambda: RawServer(lambda server, _connection: server.hang()),
+    lambda: saying(then="hang"),
+    lambda: saying(b"HTTP/1.1 200 OK\r\n", then="hang"),
+    lambda: saying(response(PAGE[:1000], length=len(PAGE)), then="hang"),
+    lambda: dripping(b"", b"H"),
+    lambda: dripping(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
+    lambda: dripping(response(b"", length=100_000), b"x"),
+    lambda: dripping(CHUNKED, b"1\r\nx\r\n"),
+    lambda: dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
+], ids=["deaf", "silent", "headers stop", "body stops", "drips status", "drips headers", "drips body", "drips chunks",
+        "drips without length"])
+def test_the_deadline_is_for_everything_together(server):
+    with server() as running:
+        fetcher = fetcher_for(running, timeout=0.4)
+        started = time.monotonic()
+        assert reason_of(fetcher) == "timeout"
+        assert 0.35 < time.monotonic() - started < 0.4 + SLACK
+
+
+def test_a_server_that_does_not_accept_times_out():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        address = listener.getsockname()
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:  # the queue of connections is full now: further ones get no answer
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        time.sleep(0.05)
+        fetcher = PageFetcher(parse_target(f"127.0.0.1:{address[1]}"), 0.4)
+        started = time.monotonic()
+        assert reason_of(fetcher) == "timeout"
+        assert time.monotonic() - started < 0.4 + SLACK
+        for filler in fillers:
+            filler.close()
+
+
+def test_close_ends_a_hanging_fetch_at_once():
+    with saying(then="hang") as server:
+        fetcher = fetcher_for(server, timeout=20)
+        ended: list[str] = []
+        thread = threading.Thread(target=lambda: ended.append(reason_of(fetcher)))
+        thread.start()
+        while not server.requests:
+            time.sleep(0.01)
+        fetcher.close()
+        thread.join(2)
+        assert ended == ["reset"]
+        assert reason_of(fetcher) == "reset"  # closed for good
+
+
+# --- below HTTP ------------------------------------------------------------------------------------------
+
+
+def test_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert reason_of(PageFetcher(parse_target(f"127.0.0.1:{port}"), 5)) == "refused"
+
+
+def test_a_name_that_is_none():
+    assert reason_of(PageFetcher(parse_target("http://a..b/"), 5)) == "dns"
+
+
+def test_a_name_that_nobody_knows(monkeypatch):
+    def unknown(*_args, **_more):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert reason_of(PageFetcher(parse_target("vllm.invalid"), 5)) == "dns"
+
+
+def test_no_way_there():
+    assert reason_of(PageFetcher(parse_target("255.255.255.255"), 5)) == "unreachable"
+
+
+def test_the_next_address_of_a_name_is_tried(monkeypatch):
+    with answering(response(PAGE)) as server, socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()
+        listener.close()
+        kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        monkeypatch.setattr(socket, "getaddrinfo",
+                            lambda *_args, **_more: [(*kind, closed), (*kind, ("127.0.0.1", server.port))])
+        fetcher = PageFetcher(parse_target("vllm.example"), 5)
+        assert fetcher.fetch() == PAGE
+        fetcher.close()
+
+
+def test_no_socket_is_left_behind():
+    def open_files():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = open_files()
+    servers = [saying(b"garbage"), saying(response(b"", length=9)), answering(response(PAGE, "302 x")), saying(then="reset"),
+               answering(response(b"x", headers=["connection: close"])), answering(response(PAGE))]
+    for server in servers:
+        with server:
+            fetcher = fetcher_for(server)
+            for _ in range(3):
+                try:
+                    fetcher.fetch()
+                except SourceError:
+                    continue
+            fetcher.close()
+    deadline = time.monotonic() + 5
+    while open_files() > before and time.monotonic() < deadline:
+        time.sleep(0.02)  # the servers' own threads
+    assert open_files() <= before
+
+
+# --- https -----------------------------------------------------------------------------------------------
+
+
+def tls_server() -> RawServer:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
+
+    def script(server, connection):
+        with context.wrap_socket(connection, server_side=True) as secured:
+            server.read_request(secured)
+            secured.sendall(response(PAGE))
+            if server.stopping.wait(0):
+                return
+            server.read_request(secured)
+            secured.sendall(response(PAGE))
+
+    return RawServer(script)
+
+
+def https_fetcher(server: RawServer, options: str = "", timeout: float = 5) -> PageFetcher:
+    return PageFetcher(parse_target(f"https://{server.address}{options}"), timeout)
+
+
+@pytest.mark.parametrize("options", [f";ca={TLS / 'cert.pem'}", ";tls=insecure"])
+def test_https(options):
+    with tls_server() as server:
+        fetcher = https_fetcher(server, options)
+        for _ in range(5):  # the server ends each connection after two answers
+            assert fetcher.fetch() == PAGE
+        fetcher.close()
+    assert server.connections == 3
+
+
+def test_an_unknown_certificate_is_refused():
+    with tls_server() as server:
+        assert reason_of(https_fetcher(server)) == "tls"
+    assert server.requests == []
+
+
+def test_a_certificate_for_another_name_is_refused(monkeypatch):
+    with tls_server() as server:
+        real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", lambda _host, *more, **named: real("127.0.0.1", *more, **named))
+        target = parse_target(f"https://elsewhere:{server.port};ca={TLS / 'cert.pem'}")
+        assert reason_of(PageFetcher(target, 5)) == "tls"
+
+
+def test_renewed_certificates_are_read_without_a_restart(tmp_path):
+    trusted = tmp_path / "ca.pem"
+    trusted.write_text("not yet")
+    with tls_server() as server:
+        fetcher = https_fetcher(server, f";ca={trusted}")
+        assert reason_of(fetcher) == "tls"
+        trusted.unlink()
+        assert reason_of(fetcher) == "tls"
+        trusted.write_bytes((TLS / "cert.pem").read_bytes())
+        assert fetcher.fetch() == PAGE
+        fetcher.close()
+
+
+def test_https_to_a_server_without_tls():
+    with saying(b"HTTP/1.1 400 Bad Request\r\n\r\n") as server:
+        server.script = lambda _server, connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        assert reason_of(https_fetcher(server)) == "tls"
+
+
+def test_a_handshake_that_hangs_or_drips_ends_in_time():
+    def drip(server, connection):
+        while not server.stopping.wait(0.02):
+            connection.sendall(b"\x16")
+
+    for script in (lambda server, _connection: server.hang(), drip):
+        with RawServer(script) as server:
+            started = time.monotonic()
+            assert reason_of(https_fetcher(server, timeout=0.4)) in ("timeout", "tls")
+            assert time.monotonic() - started < 0.4 + SLACK
+
+
+def test_what_is_fetched_is_scanned_as_it_was_recorded():
+    with answering(response(PAGE)) as server:
+        fetcher = fetcher_for(server)
+        assert Scanner().scan(fetcher.fetch()) == Scanner().scan(PAGE.decode())
+        fetcher.close()

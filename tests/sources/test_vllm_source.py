@@ -1,0 +1,252 @@
+"""The source as a whole: many targets, each failing by itself, none waiting for another."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+import vllm_pages as pages
+from kvpressure.settings import CollectorSettings
+from kvpressure.sources.base import registry
+from kvpressure.sources.vllm import VllmSource, page_from_text, parse_target
+from kvpressure.sources.vllm.source import PageFetcher
+from vllm_server import RawServer, answering, response, saying
+
+TEXT = pages.text_of("l_dp2")
+PAGE = response(TEXT.encode())
+
+
+@dataclass(frozen=True)
+class Settings:
+    vllm_targets: tuple = ()
+    vllm_timeout_seconds: float = 2.0
+    vllm_max_targets: int = 64
+    keep_exposition: bool = False
+    collectors: dict = field(default_factory=lambda: {"vllm": CollectorSettings(True, 1.0, 5.0)})
+
+
+@pytest.fixture
+def source_for():
+    """Builds sources for servers or addresses, and closes them."""
+    sources = []
+
+    def build(*targets, **settings):
+        texts = [target.address if isinstance(target, RawServer) else target for target in targets]
+        source = VllmSource(Settings(tuple(parse_target(text) for text in texts), **settings))
+        sources.append(source)
+        return source
+
+    yield build
+    for source in sources:
+        source.close()
+
+
+def read_until(source, enough, seconds=10.0):
+    """Read again and again until ``enough(pages so far)``; the pages."""
+    seen = []
+    deadline = time.monotonic() + seconds
+    while not enough(seen):
+        assert time.monotonic() < deadline, seen
+        seen.extend(source.read().pages)
+    return seen
+
+
+def test_a_page_is_what_its_text_gives(source_for):
+    with answering(PAGE) as server:
+        source = source_for(f"prod/chat-0={server.url};container=vllm;gpus=GPU-1;args=--max-num-seqs 64",
+                            keep_exposition=True)
+        before = time.time()
+        reading = source.read()
+        (page,) = reading.pages
+    assert before <= page.time <= time.time()
+    assert 0 < page.duration_seconds < 2
+    assert page == page_from_text(TEXT, target=server.url, time=page.time, namespace="prod", pod="chat-0",
+                                  container="vllm", gpus=("GPU-1",), args=("--max-num-seqs", "64"),
+                                  duration_seconds=page.duration_seconds, keep_text=True)
+    assert reading.targets == (server.url,)
+    assert reading.errors == {}
+
+
+def test_text_is_kept_only_for_recordings(source_for):
+    with answering(PAGE) as server:
+        source = source_for(server)
+        assert source.read().pages[0].exposition is None
+        source.keep_exposition = True
+        assert source.read().pages[0].exposition == TEXT
+
+
+def test_each_read_brings_each_target_once_over_one_connection(source_for):
+    with answering(PAGE) as first, answering(PAGE) as second:
+        source = source_for(first, second)
+        for _ in range(5):
+            assert [page.target for page in source.read().pages] == sorted([first.url, second.url])
+    assert (first.connections, second.connections) == (1, 1)
+
+
+def test_failures_are_pages_with_a_reason_and_do_not_touch_the_others(source_for):
+    with (answering(PAGE) as good, answering(response(b"", "404 x")) as missing, answering(response(b"<html>")) as html,
+          answering(response(b'{"a": 1}')) as json, answering(response(b"\xff")) as bytes_,
+          answering(response(b"process_cpu_seconds_total 4\n")) as bare, answering(response(b"")) as empty):
+        source = source_for(good, missing, html, json, bytes_, bare, empty)
+        reading = source.read()
+        errors = {page.target: page.error for page in reading.pages}
+    assert errors == {good.url: None, missing.url: "http_4xx", html.url: "html", json.url: "json",
+                      bytes_.url: "invalid_utf8", bare.url: "no_vllm_metrics", empty.url: "empty"}
+    assert reading.errors == {reason: 1 for reason in errors.values() if reason}
+    assert [page.target for page in reading.pages if page.engines] == [good.url]
+
+
+def test_a_slow_target_delays_nobody_and_is_not_asked_twice_at_a_time(source_for):
+    with answering(PAGE) as fast, saying(then="hang") as slow:
+        source = source_for(fast, slow, vllm_timeout_seconds=1.5)
+        first = source.read()  # waits once, a little less than the interval
+        started = time.monotonic()
+        later = [source.read() for _ in range(5)]
+        assert time.monotonic() - started < 0.4
+        assert [[page.target for page in reading.pages] for reading in [first, *later]] == [[fast.url]] * 6
+        assert slow.connections == 1
+        seen = read_until(source, lambda seen: any(page.target == slow.url for page in seen))
+        assert {page.error for page in seen if page.target == slow.url} == {"timeout"}
+
+
+def test_a_target_that_was_late_and_is_quick_again_is_waited_for_again(source_for):
+    release = threading.Event()
+
+    def script(server, connection):
+        server.read_request(connection)
+        release.wait(10)
+        while True:
+            connection.sendall(PAGE)
+            server.read_request(connection)
+
+    with RawServer(script) as server:
+        source = source_for(server, vllm_timeout_seconds=5)
+        assert source.read().pages == ()
+        release.set()
+        read_until(source, lambda seen: seen)
+        read_until(source, lambda seen: seen)
+        for _ in range(3):
+            assert len(source.read().pages) == 1
+
+
+def test_the_wait_follows_interval_and_timeout(source_for):
+    with saying(then="hang") as server:
+        for interval, timeout, expected in ((0.5, 5, 0.4), (30, 0.3, 0.3)):
+            source = source_for(server, vllm_timeout_seconds=timeout,
+                                collectors={"vllm": CollectorSettings(True, interval, 5)})
+            started = time.monotonic()
+            source.read()
+            assert expected - 0.05 < time.monotonic() - started < expected + 0.5
+
+
+def test_many_hanging_targets_do_not_keep_a_good_one_from_being_read(source_for):
+    with answering(PAGE) as good, saying(then="hang") as bad:
+        others = [f"{bad.address}/{n}" for n in range(30)]
+        source = source_for(*others[:15], good, *others[15:], vllm_timeout_seconds=5)
+        for _ in range(4):
+            assert [page.target for page in source.read().pages] == [good.url]
+        assert bad.connections == 30
+
+
+def test_targets_can_be_replaced_while_it_runs(source_for):
+    with answering(PAGE) as first, answering(PAGE) as second:
+        source = source_for(first)
+        source.read()
+        source.set_targets([parse_target(first.url), parse_target(f"ns/pod={second.url}")])
+        reading = source.read()
+        assert {page.target: page.pod for page in reading.pages} == {first.url: first.address, second.url: "pod"}
+        (known, other) = source.targets
+        source.set_targets([replace(known, pod="renamed", gpus=("GPU-9",))])
+        (page,) = source.read().pages
+        assert (page.pod, page.gpus) == ("renamed", ("GPU-9",))
+        assert source.targets == (replace(known, pod="renamed", gpus=("GPU-9",)),)
+        assert other not in source.targets
+        source.set_targets([])
+        assert source.read().pages == source.read().targets == ()
+    assert (first.connections, second.connections) == (1, 1)
+
+
+def test_a_page_of_a_target_that_was_removed_meanwhile_is_not_returned(source_for):
+    with saying(then="hang") as gone, answering(PAGE) as good:
+        source = source_for(gone, good, vllm_timeout_seconds=1)
+        source.read()
+        source.set_targets([parse_target(good.url)])
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
+            assert {page.target for page in source.read().pages} == {good.url}
+            time.sleep(0.1)
+
+
+def test_a_target_that_comes_back_is_read_afresh(source_for):
+    with saying(then="hang") as server:
+        source = source_for(server, vllm_timeout_seconds=30)
+        source.read()
+        source.set_targets([])
+        server.script = answering(PAGE).script
+        source.set_targets([parse_target(server.url)])
+        read_until(source, lambda seen: any(page.error is None for page in seen))
+
+
+def test_targets_beyond_the_limit_are_not_read_and_are_counted(source_for):
+    with answering(PAGE) as server:
+        source = source_for(*(f"{server.address}/{n}" for n in range(5)), vllm_max_targets=3)
+        reading = source.read()
+    assert reading.errors == {"target_limit": 2}
+    assert reading.targets == tuple(f"http://{server.address}/{n}" for n in range(3))
+    assert len(reading.pages) == 3
+
+
+def test_the_same_target_twice_is_one(source_for):
+    with answering(PAGE) as server:
+        source = source_for(server, server.url, vllm_max_targets=1)
+        reading = source.read()
+    assert (len(reading.pages), reading.errors) == (1, {})
+
+
+def test_a_mistake_of_ours_is_a_page_with_a_reason_and_not_the_end(source_for, monkeypatch, caplog):
+    with answering(PAGE) as server:
+        source = source_for(server)
+        with monkeypatch.context() as patch:
+            patch.setattr(PageFetcher, "fetch", lambda _self: 1 / 0)
+            assert [page.error for page in source.read().pages] == ["internal"]
+        assert "ZeroDivisionError" in caplog.text
+        assert source.read().pages[0].error is None
+
+
+def test_threads_and_memory_do_not_grow_with_churn(source_for):
+    before = threading.active_count()
+    with answering(PAGE) as server:
+        source = source_for(vllm_max_targets=4)
+        for generation in range(40):
+            source.set_targets(parse_target(f"{server.address}/{generation}-{n}") for n in range(4))
+            assert len(source.read().pages) == 4
+        assert threading.active_count() - before <= 4 + 1 + 8  # pool, server, its open connections
+        gc.collect()
+        assert sum(isinstance(thing, PageFetcher) for thing in gc.get_objects()) <= 8
+
+
+def test_close_ends_what_hangs(source_for):
+    with saying(then="hang") as server:
+        source = source_for(server, vllm_timeout_seconds=60)
+        before = {thread for thread in threading.enumerate() if thread.name == "vllm-fetch"}
+        source.read()
+        mine = {thread for thread in threading.enumerate() if thread.name == "vllm-fetch"} - before
+        started = time.monotonic()
+        source.close()
+        for thread in mine:
+            thread.join(5)
+        assert not any(thread.is_alive() for thread in mine)
+        assert time.monotonic() - started < 2
+        assert source.read().pages == ()
+
+
+def test_it_is_registered_and_built_from_real_settings():
+    from kvpressure.settings import Settings as RealSettings
+
+    source = registry()["vllm"].factory(RealSettings(vllm_targets=(parse_target("h"),)))
+    assert [target.name for target in source.targets] == ["http://h:8000/metrics"]
+    source.close()

@@ -1,0 +1,87 @@
+"""The syntax of ``--vllm.target``."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpressure.sources.vllm import Target, TargetError, parse_target
+from kvpressure.sources.vllm.targets import KEYS
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    ("10.0.0.5", "http://10.0.0.5:8000/metrics"),
+    ("vllm-0.vllm.prod.svc", "http://vllm-0.vllm.prod.svc:8000/metrics"),
+    ("LocalHost:9000", "http://localhost:9000/metrics"),
+    ("localhost:9000/", "http://localhost:9000/metrics"),
+    ("localhost/custom", "http://localhost:8000/custom"),
+    ("http://router", "http://router:80/metrics"),
+    ("https://router", "https://router:443/metrics"),
+    ("https://router:8443/v1/metrics", "https://router:8443/v1/metrics"),
+    ("http://h:1/metrics?name[]=a&b=c", "http://h:1/metrics?name[]=a&b=c"),
+    ("http://[::1]:8000", "http://[::1]:8000/metrics"),
+    ("[fd00::5]", "http://[fd00::5]:8000/metrics"),
+])
+def test_addresses(text, name):
+    target = parse_target(text)
+    assert target.name == name
+    assert parse_target(target.name) == target  # a name from a recording or a metric works as an option
+    assert target.pod == target.address  # stands in, so that two targets never share an identity
+    assert (target.namespace, target.container, target.gpus, target.args, target.verify) == ("", "", (), (), True)
+
+
+def test_everything_at_once():
+    target = parse_target("prod/chat-0=http://10.0.0.5:8000; container=vllm ;gpus=GPU-1, GPU-2;"
+                          "args=--model 'a; b' --max-num-seqs 64;x=y")
+    assert target == Target("10.0.0.5", namespace="prod", pod="chat-0", container="vllm", gpus=("GPU-1", "GPU-2"),
+                            args=("--model", "a; b", "--max-num-seqs", "64;x=y"))
+    assert parse_target("10.0.0.5;namespace=prod;pod=chat-0") == parse_target("prod/chat-0=10.0.0.5")
+
+
+def test_tls_policy_is_explicit(tmp_path):
+    ca = tmp_path / "ca.pem"
+    ca.write_text("")
+    assert parse_target("https://h").verify is True
+    assert parse_target("https://h;tls=insecure").verify is False
+    assert parse_target(f"https://h;ca={ca}").ca == str(ca)
+
+
+@pytest.mark.parametrize(("text", "what", "allowed"), [
+    ("", "host", "HOST"), ("http://", "host", "HOST"), (";pod=x", "host", "HOST"), ("ftp://h", "scheme", "http"),
+    ("h:0", "port", "HOST"), ("h:65536", "address", "HOST"), ("h:x", "address", "HOST"), ("http://[::1", "address", "HOST"),
+    ("a b", "blanks", "HOST"), ("h/../etc", "path", ".."), ("h\t/a", "control", "HOST"), ("h/\N{NO-BREAK SPACE}a", "blanks", "HOST"), ("h/é", "path", "ASCII"),
+    ("h/" + "x" * 600, "path", "512"), ("h#frag", "path", "#"), ("h\r\nX: y", "control", "HOST"),
+    ("h;nonsense", "nonsense", "namespace, pod"), ("h;port=5", "port=5", "namespace, pod"),
+    ("h;pod=a;pod=b", "pod twice", "once"), ("a/b=h;pod=c", "pod twice", "once"), ("h;pod=a/b", "pod 'a/b'", "name"),
+    ("h;namespace=" + "x" * 300, "namespace", "name"), ("h;gpus=a,,b", "gpus", "commas"),
+    ("https://h;tls=maybe", "tls=maybe", "tls=insecure"), ("h;tls=verify", "https", "https"),
+    ("https://h;ca=/nowhere/ca.pem", "/nowhere/ca.pem", "file"), ("h;args='open", "args", "quotes"),
+])
+def test_what_cannot_be_is_refused_in_one_line(text, what, allowed):
+    with pytest.raises(TargetError) as caught:
+        parse_target(text)
+    assert what in caught.value.what
+    assert allowed in caught.value.allowed
+    assert "\n" not in str(caught.value)
+
+
+def test_credentials_are_refused_and_not_repeated():
+    for text in ("http://user:secret@h", "http://user:secret@h:x", "user:secret@h"):
+        with pytest.raises(TargetError) as caught:
+            parse_target(text)
+        assert "credentials" in caught.value.what
+        assert "secret" not in str(caught.value)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.one_of(st.text(), st.lists(st.sampled_from(
+    ["http://", "https://", "h", ":", "/", "=", ";", "[", "]", "::1", "@", "?", "#", "a/b=", " ", "'", *KEYS])).map("".join)))
+def test_any_text_is_a_target_or_one_clear_error(text):
+    try:
+        target = parse_target(text)
+    except TargetError:
+        return
+    assert parse_target(target.name).name == target.name
+    assert target.pod
+    assert target.path.isascii()

@@ -46,6 +46,13 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> EngineAr
                       {name: value for name, value in known.items() if name.startswith("VLLM_")})
 
 
+def starts_server(argv: Sequence[str]) -> bool:
+    """Whether the command line names vLLM's server: ``vllm serve``, its module, or a script that runs one of them."""
+    tokens = [str(item)[:MAX_TEXT] for item in argv]
+    shelled = _script(tokens)
+    return _anchor(tokens if shelled is None else _shell_tokens(*shelled, {})) is not None
+
+
 def _kubernetes(text: str, env: Mapping[str, str]) -> str:
     """Expand ``$(VAR)`` the way the kubelet does; unknown names stay as they are, ``$$(VAR)`` is an escape."""
     if "$(" not in text:

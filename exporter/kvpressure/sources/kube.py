@@ -1,0 +1,316 @@
+"""A small Kubernetes client: get, list and watch over ``http.client``, nothing else.
+
+The official client costs 50 MiB and 8 times the CPU. Here: the service account's token is read again for every
+request (it is rotated about once an hour), the CA for every connection; no redirects, no proxies; answers are
+bounded in time and size. ``Watcher`` keeps a view of one collection: list, then watch from the list's version with
+bookmarks, list again after 410 Gone, back off with jitter after failures.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+from kvpressure.sources.base import SourceError
+
+log = logging.getLogger(__name__)
+
+TOKEN_FILE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+CA_FILE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+
+REASONS: Final = (
+    "not_in_cluster", "api_unreachable", "api_timeout", "api_tls", "api_unauthorized", "api_forbidden",
+    "api_not_found", "api_throttled", "api_error", "api_bad_answer",
+)
+"""Why the API server could not be asked, or did not answer."""
+
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+MAX_EVENT_BYTES: Final = 8 * 1024 * 1024  # an object in etcd has at most 1.5 MiB
+REQUEST_SECONDS: Final = 10.0
+SILENCE_SECONDS: Final = 120.0  # bookmarks come about once a minute; longer silence = connect again
+WATCH_SECONDS: Final = (300, 600)  # asked of the server, drawn at random so that nodes do not reconnect together
+BACKOFF_SECONDS: Final = (0.5, 30.0)
+
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+_STATUS: Final = {401: "api_unauthorized", 403: "api_forbidden", 404: "api_not_found", 429: "api_throttled"}
+
+
+class Gone(SourceError):
+    """410: the version asked for is too old; list again."""
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__("api_error", detail or "410 Gone")
+
+
+class KubeApi:
+    """Requests to one API server. Methods may be called from several threads."""
+
+    def __init__(self, url: str | None = None, token_file: str | Path = TOKEN_FILE, ca_file: str | Path = CA_FILE,
+                 environ: Mapping[str, str] = os.environ) -> None:
+        """``url`` None = the cluster this process runs in."""
+        self._token_file = Path(token_file)
+        self._ca_file = Path(ca_file)
+        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
+        self._url = url or (f"https://[{host}]:{port}" if host and ":" in host else f"https://{host}:{port}"
+                            if host else None)
+
+    def get(self, path: str, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The JSON object at ``path``. Raises ``SourceError`` with one of ``REASONS``."""
+        deadline = time.monotonic() + REQUEST_SECONDS
+        connection = self._connect(REQUEST_SECONDS)
+        try:
+            response = self._request(connection, path, parameters)
+            body = _read(response, connection, deadline)
+        except (OSError, http.client.HTTPException) as error:
+            raise _failure(error) from error
+        finally:
+            connection.close()
+        return _object(body)
+
+    def watch(self, path: str, parameters: Mapping[str, str], opened: Callable[[socket.socket | None], None],
+              ) -> Iterator[dict[str, Any]]:
+        """Events of a watch until the server ends it. ``opened`` gets the socket, so that somebody can shut it down.
+
+        Raises ``Gone`` for 410, else ``SourceError`` with one of ``REASONS``.
+        """
+        connection = self._connect(REQUEST_SECONDS)
+        try:
+            response = self._request(connection, path, {**parameters, "watch": "1", "allowWatchBookmarks": "true"})
+            opened(connection.sock)
+            if connection.sock is not None:
+                connection.sock.settimeout(SILENCE_SECONDS)
+            while line := response.readline(MAX_EVENT_BYTES):
+                if not line.endswith(b"\n"):
+                    raise SourceError("api_bad_answer", "event cut off or too large")
+                yield _event(line)
+        except TimeoutError:
+            return  # silent for longer than bookmarks take: connect again
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise _failure(error) from error
+        finally:
+            opened(None)
+            connection.close()
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        if self._url is None:
+            raise SourceError("not_in_cluster", "KUBERNETES_SERVICE_HOST is not set")
+        parts = urlsplit(self._url)
+        host = parts.hostname or ""
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(host, parts.port or 80, timeout=timeout)
+        try:
+            context = ssl.create_default_context(cafile=str(self._ca_file))
+        except (OSError, ssl.SSLError) as error:
+            raise SourceError("api_tls", f"{self._ca_file}: {error}") from error
+        return http.client.HTTPSConnection(host, parts.port or 443, timeout=timeout, context=context)
+
+    def _request(self, connection: http.client.HTTPConnection, path: str,
+                 parameters: Mapping[str, str] | None) -> http.client.HTTPResponse:
+        connection.connect()
+        if connection.sock is not None:
+            _keep_alive(connection.sock)
+        query = f"?{urlencode(parameters)}" if parameters else ""
+        connection.request("GET", f"{path}{query}", headers=self._headers(connection))
+        response = connection.getresponse()
+        if response.status == 410:
+            raise Gone
+        if response.status != 200:
+            raise SourceError(_STATUS.get(response.status, "api_error"), f"{path}: status {response.status}")
+        return response
+
+    def _headers(self, connection: http.client.HTTPConnection) -> dict[str, str]:
+        """The token goes over TLS, or to this machine (a local proxy), and nowhere else."""
+        headers = {"Accept": "application/json", "User-Agent": "kvpressure"}
+        if not isinstance(connection, http.client.HTTPSConnection) and connection.host not in _LOOPBACK:
+            return headers
+        try:
+            token = self._token_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            return headers  # the server answers 401, which says it better
+        return {**headers, "Authorization": f"Bearer {token}"} if token else headers
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Notice within half a minute that the other side is gone, though nothing is being sent."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000)):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _read(response: http.client.HTTPResponse, connection: http.client.HTTPConnection, deadline: float) -> bytes:
+    """The whole body within the deadline, however slowly it drips."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("answer too slow")
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+        part = response.read1(1 << 20)
+        if not part:
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
+            return b"".join(parts)
+        size += len(part)
+        if size > MAX_ANSWER_BYTES:
+            raise SourceError("api_bad_answer", "answer too large")
+        parts.append(part)
+
+
+def _failure(error: Exception) -> SourceError:
+    if isinstance(error, TimeoutError):
+        return SourceError("api_timeout", str(error))
+    if isinstance(error, ssl.SSLError):
+        return SourceError("api_tls", str(error))
+    if isinstance(error, OSError):
+        return SourceError("api_unreachable", str(error))
+    return SourceError("api_bad_answer", str(error))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise SourceError("api_bad_answer", "no JSON") from error
+    if not isinstance(document, dict):
+        raise SourceError("api_bad_answer", "no JSON object")
+    return document
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """One watch event. An ERROR event becomes the exception it stands for."""
+    event = _object(line)
+    found = event.get("object")
+    if not isinstance(event.get("type"), str) or not isinstance(found, dict):
+        raise SourceError("api_bad_answer", "no watch event")
+    if event["type"] == "ERROR":
+        if found.get("code") == 410:
+            raise Gone(str(found.get("message", "")))
+        code = found.get("code")
+        raise SourceError(_STATUS.get(code if isinstance(code, int) else 0, "api_error"), str(found.get("message", "")))
+    return event
+
+
+def version_of(found: Mapping[str, Any]) -> str:
+    """``metadata.resourceVersion`` of an object or list; "" when it has none."""
+    metadata = found.get("metadata")
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    return version if isinstance(version, str) else ""
+
+
+class Watcher:
+    """Keeps up with one collection in a thread of its own.
+
+    ``replace(items)`` is called with the whole collection after a list, ``change(type, object)`` for every ADDED,
+    MODIFIED and DELETED. ``error`` says why the view may be out of date; None while it is current.
+    """
+
+    def __init__(self, api: KubeApi, path: str, parameters: Mapping[str, str],
+                 replace: Callable[[list[dict[str, Any]]], None],
+                 change: Callable[[str, dict[str, Any]], None],
+                 backoff_seconds: tuple[float, float] = BACKOFF_SECONDS) -> None:
+        self.error: str | None = None
+        self.errors: dict[str, int] = {}
+        self.synced = threading.Event()  # the first list has succeeded or failed
+        self._api = api
+        self._path = path
+        self._parameters = dict(parameters)
+        self._replace = replace
+        self._change = change
+        self._least, self._most = backoff_seconds
+        self._version = ""
+        self._stop = threading.Event()
+        self._sock: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name=f"watch{path.replace('/', '-')}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to list and watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop, also in the middle of a watch."""
+        self._stop.set()
+        sock = self._sock
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                log.debug("watch was already closed")
+
+    def _run(self) -> None:
+        wait = self._least
+        while not self._stop.is_set():
+            started = time.monotonic()
+            try:
+                if not self._version:
+                    self._list()
+                self._follow()
+            except Gone as error:
+                log.debug("watch of %s: %s", self._path, error)
+                self._version = ""
+            except SourceError as error:
+                if error.reason in ("api_error", "api_bad_answer"):
+                    self._version = ""  # the server may not like the version: start over
+                self._fail(error)
+            except Exception as error:
+                log.exception("watch of %s failed", self._path)
+                self._version = ""
+                self._fail(SourceError("api_bad_answer", str(error)))
+            if time.monotonic() - started > self._most:
+                wait = self._least  # it had worked for long
+            self._stop.wait(wait * random.uniform(0.5, 1.0))
+            wait = self._least if self.error is None else min(self._most, wait * 2)
+
+    def _list(self) -> None:
+        document = self._api.get(self._path, self._parameters)
+        items = document.get("items")
+        version = version_of(document)
+        if not isinstance(items, list) or not version:
+            raise SourceError("api_bad_answer", f"{self._path}: no list")
+        self._replace([item for item in items if isinstance(item, dict)])
+        self._version = version
+        self._good()
+
+    def _follow(self) -> None:
+        parameters = {**self._parameters, "resourceVersion": self._version,
+                      "timeoutSeconds": str(random.randint(*WATCH_SECONDS))}
+        for event in self._api.watch(self._path, parameters, self._opened):
+            self._good()
+            if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
+                self._change(event["type"], event["object"])
+            self._version = version_of(event["object"]) or self._version
+            if self._stop.is_set():
+                return
+
+    def _opened(self, sock: socket.socket | None) -> None:
+        self._sock = sock
+        if sock is not None:
+            self._good()
+            if self._stop.is_set():
+                self.close()
+
+    def _good(self) -> None:
+        self.error = None
+        self.synced.set()
+
+    def _fail(self, error: SourceError) -> None:
+        if self._stop.is_set():
+            return
+        log.debug("watch of %s: %s", self._path, error)
+        self.error = error.reason
+        self.errors[error.reason] = self.errors.get(error.reason, 0) + 1
+        self.synced.set()

@@ -1,0 +1,141 @@
+"""The source of pods: which engines run on this node, where their pages are, how their containers are doing.
+
+One list and watch of the pods on this node, or one for each named namespace. The view lives in the watchers'
+threads; ``read`` only looks at it. While a watch is broken the view may be out of date: ``read`` fails with the
+reason then (its series are absent), but the engines keep being scraped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.kube import BACKOFF_SECONDS, KubeApi, Watcher
+from kvpressure.sources.kube import REASONS as KUBE_REASONS
+from kvpressure.sources.podspec import REFUSALS, Pod, Policy, read_pod
+from kvpressure.sources.vllm.targets import Target
+
+if TYPE_CHECKING:
+    from kvpressure.settings import Settings
+
+SYNC_SECONDS: Final = 5.0  # how long the first read waits for the first list
+MAX_PODS: Final = 2000  # kept of one watch; a node has 110 by default and rarely more than 500
+
+REASONS: Final = (*KUBE_REASONS, *(reason for reason in REFUSALS if reason != "no_endpoint"), "too_many_pods")
+"""Reasons of this source. Those of ``podspec.REFUSALS`` count engines that cannot be scraped, once each."""
+
+
+def api_of(settings: Settings) -> KubeApi:
+    """The client that the settings describe."""
+    return KubeApi(settings.kube_api_url, settings.kube_token_file, settings.kube_ca_file)
+
+
+class _View:
+    """The pods of one watch. Changed by its watcher, read by the source."""
+
+    def __init__(self, api: KubeApi, path: str, parameters: Mapping[str, str], policy: Policy,
+                 backoff_seconds: tuple[float, float]) -> None:
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._pods: dict[str, Pod] = {}
+        self.dropped = 0
+        self.watcher = Watcher(api, path, parameters, self._replace, self._change, backoff_seconds)
+
+    def pods(self) -> list[Pod]:
+        with self._lock:
+            return list(self._pods.values())
+
+    def _replace(self, items: list[dict[str, Any]]) -> None:
+        pods = [pod for item in items if (pod := read_pod(item, self._policy)) is not None]
+        with self._lock:
+            self.dropped = max(0, len(pods) - MAX_PODS)
+            self._pods = {pod.uid: pod for pod in pods[:MAX_PODS]}
+
+    def _change(self, kind: str, item: dict[str, Any]) -> None:
+        pod = read_pod(item, self._policy)
+        if pod is None:
+            return
+        with self._lock:
+            if kind == "DELETED":
+                self._pods.pop(pod.uid, None)
+            elif pod.uid in self._pods or len(self._pods) < MAX_PODS:
+                self._pods[pod.uid] = pod
+            else:
+                self.dropped += 1
+
+
+class PodsSource:
+    """Pods of this node. ``read`` gives containers of engines; targets and pods go to ``settings.shared``."""
+
+    name = "pods"
+
+    def __init__(self, settings: Settings, api: KubeApi | None = None,
+                 backoff_seconds: tuple[float, float] = BACKOFF_SECONDS) -> None:
+        self._shared = settings.shared
+        parameters = {"fieldSelector": f"spec.nodeName={settings.node_name}"}
+        if settings.kube_selector:
+            parameters["labelSelector"] = settings.kube_selector
+        paths = [f"/api/v1/namespaces/{name}/pods" for name in settings.kube_namespaces] or ["/api/v1/pods"]
+        policy = Policy(bool(settings.kube_selector), settings.kube_engine_tls == "verify")
+        client = api or api_of(settings)
+        self._views = [_View(client, path, parameters, policy, backoff_seconds) for path in dict.fromkeys(paths)]
+        self._started = False
+        self._reported: set[tuple[str, str, str]] = set()
+        self._counted: dict[str, int] = {}
+
+    def current_targets(self) -> tuple[Target, ...]:
+        """The pages to scrape, as last known."""
+        return self._shared.targets
+
+    def read(self) -> Reading:
+        """Containers of the engines on this node. Raises ``SourceError`` while no watch is current."""
+        self._sync()
+        failed = [view.watcher.error for view in self._views if view.watcher.error is not None]
+        if len(failed) == len(self._views):
+            raise SourceError(failed[0], "the view of this node's pods is out of date")
+        self._publish()
+        errors = self._new_errors()
+        current = [pod for view in self._views if view.watcher.error is None for pod in view.pods()]
+        readings = sorted((engine.reading for pod in current for engine in pod.engines),
+                          key=lambda reading: (reading.namespace, reading.pod, reading.container))
+        return Reading(containers=tuple(readings), errors=errors)
+
+    def close(self) -> None:
+        """End the watches."""
+        for view in self._views:
+            view.watcher.close()
+
+    def _sync(self) -> None:
+        if not self._started:
+            self._started = True
+            for view in self._views:
+                view.watcher.start()
+        for view in self._views:
+            if not view.watcher.synced.wait(SYNC_SECONDS):
+                raise SourceError("api_timeout", "the first list has not been answered")
+
+    def _publish(self) -> None:
+        """Hand pods and targets to the other sources; a view that fails keeps what it knew."""
+        pods = sorted((pod for view in self._views for pod in view.pods()), key=lambda pod: (pod.namespace, pod.name))
+        self._shared.pods = tuple(pods)
+        self._shared.targets = tuple(engine.target for pod in pods for engine in pod.engines
+                                     if engine.target is not None)
+
+    def _new_errors(self) -> dict[str, int]:
+        """What failed since the last read: requests of the watchers, and engines refused for the first time."""
+        totals: dict[str, int] = {}
+        for view in self._views:
+            for reason, count in view.watcher.errors.copy().items():
+                totals[reason] = totals.get(reason, 0) + count
+            if view.dropped:
+                totals["too_many_pods"] = totals.get("too_many_pods", 0) + view.dropped
+        new = {reason: count - self._counted.get(reason, 0) for reason, count in totals.items()}
+        self._counted = totals
+        refused = {(engine.refusal, pod.uid, engine.container) for pod in self._shared.pods or ()
+                   for engine in pod.engines if engine.refusal is not None and engine.refusal != "no_endpoint"}
+        for reason, _, _ in refused - self._reported:
+            new[reason] = new.get(reason, 0) + 1
+        self._reported = refused
+        return {reason: count for reason, count in new.items() if count > 0}

@@ -1,0 +1,201 @@
+"""A small Kubernetes API server for tests: pods and nodes, list and watch, as the real one behaves towards a client.
+
+Resource versions, bookmarks, 410 Gone (as status and as ERROR event), bearer tokens that expire, field and label
+selectors, namespaces, and failures on demand. Loopback only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+Json = dict[str, Any]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+    api: FakeApi
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients hang up in the middle; that is what they are meant to do here."""
+
+
+class FakeApi:
+    """``with FakeApi() as api: api.apply(pod)``. ``url`` is where it listens."""
+
+    def __init__(self, tls: tuple[Path, Path] | None = None) -> None:
+        self.lock = threading.Condition()
+        self.version = 100
+        self.oldest = 100  # versions below are compacted
+        self.objects: dict[str, Json] = {}
+        self.events: list[tuple[int, str, Json, Json | None]] = []  # version, kind, object, as it was before
+        self.tokens: set[str] | None = None  # None = no authentication
+        self.status: dict[str, int] = {}  # path -> status to answer with ("watch" for all watches)
+        self.gone_as_event = False
+        self.watch_seconds: float | None = None  # end watches after this long
+        self.bookmarks = True
+        self.hang = False  # accept and say nothing
+        self.requests: list[tuple[str, dict[str, str]]] = []
+        self._generation = 0
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.api = self
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> FakeApi:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def apply(self, found: Json) -> None:
+        """Create or change an object."""
+        with self.lock:
+            self.version += 1
+            key = f"{found['kind']}/{found['metadata'].get('namespace', '')}/{found['metadata']['name']}"
+            kind = "MODIFIED" if key in self.objects else "ADDED"
+            stored = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self.version)}}
+            self.events.append((self.version, kind, stored, self.objects.get(key)))
+            self.objects[key] = stored
+            self.lock.notify_all()
+
+    def delete(self, found: Json) -> None:
+        """Delete an object."""
+        with self.lock:
+            self.version += 1
+            key = f"{found['kind']}/{found['metadata'].get('namespace', '')}/{found['metadata']['name']}"
+            stored = self.objects.pop(key)
+            gone = {**stored, "metadata": {**stored["metadata"], "resourceVersion": str(self.version)}}
+            self.events.append((self.version, "DELETED", gone, stored))
+            self.lock.notify_all()
+
+    def compact(self) -> None:
+        """Forget the history: watches from older versions are answered with 410."""
+        with self.lock:
+            self.version += 1
+            self.oldest = self.version
+            self.events.clear()
+
+    def cut(self) -> None:
+        """End every watch that is open."""
+        with self.lock:
+            self._generation += 1
+            self.lock.notify_all()
+
+    def count(self, path: str, **parameters: str) -> int:
+        """How many requests for ``path`` had these parameters."""
+        return sum(1 for p, q in self.requests if p == path and parameters.items() <= q.items())
+
+    def answer(self, handler: _Handler) -> None:
+        """One request."""
+        generation = self._generation
+        parts = urlsplit(handler.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        self.requests.append((parts.path, query))
+        if self.hang:
+            time.sleep(3600)
+        watch = query.get("watch") == "1"
+        status = self.status.get(parts.path) or (self.status.get("watch") if watch else None)
+        if status is None and self.tokens is not None:
+            token = (handler.headers.get("Authorization") or "").removeprefix("Bearer ")
+            status = None if token in self.tokens else 401
+        if status is not None:
+            self._send(handler, status, {"kind": "Status", "code": status})
+        elif "/nodes/" in parts.path:
+            node = self.objects.get(f"Node//{parts.path.rsplit('/', 1)[1]}")
+            self._send(handler, 404 if node is None else 200, node or {"kind": "Status", "code": 404})
+        elif watch:
+            self._watch(handler, parts.path, query, generation)
+        else:
+            with self.lock:
+                items = [o for o in self.objects.values() if _matches(o, parts.path, query)]
+                document = {"kind": "PodList", "metadata": {"resourceVersion": str(self.version)}, "items": items}
+            self._send(handler, 200, document)
+
+    def _send(self, handler: _Handler, status: int, document: Json) -> None:
+        body = json.dumps(document).encode()
+        handler.send_response(status)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    def _watch(self, handler: _Handler, path: str, query: dict[str, str], generation: int) -> None:
+        seen = int(query["resourceVersion"])
+        if seen < self.oldest and not self.gone_as_event:
+            self._send(handler, 410, {"kind": "Status", "code": 410})
+            return
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        if seen < self.oldest:
+            handler.chunk({"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}})
+            handler.chunk(None)
+            return
+        started = time.monotonic()
+        while generation == self._generation and (
+                self.watch_seconds is None or time.monotonic() - started < self.watch_seconds):
+            with self.lock:
+                new = [event for event in self.events if event[0] > seen]
+                if not new:
+                    self.lock.wait(0.05)
+            for version, kind, found, before in new:
+                seen = version
+                if _matches(found, path, query):
+                    handler.chunk({"type": kind, "object": found})
+                elif before is not None and _matches(before, path, query):  # it left the selector
+                    handler.chunk({"type": "DELETED", "object": found})
+            if new and self.bookmarks:
+                handler.chunk({"type": "BOOKMARK", "object": {
+                    "kind": "Pod", "metadata": {"resourceVersion": str(seen)}}})
+        handler.chunk(None)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """All that this server does."""
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            self.server.api.answer(self)  # type: ignore[attr-defined]
+
+    def chunk(self, document: Json | None) -> None:
+        """One event as a chunk; None ends the body."""
+        body = b"" if document is None else json.dumps(document).encode() + b"\n"
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(body), body))
+        self.wfile.flush()
+
+    def log_message(self, *_: object) -> None:
+        """Silence."""
+
+
+def _matches(found: Json, path: str, query: dict[str, str]) -> bool:
+    if found["kind"] != "Pod":
+        return False
+    metadata, spec = found["metadata"], found.get("spec", {})
+    if "/namespaces/" in path and metadata["namespace"] != path.split("/namespaces/")[1].split("/")[0]:
+        return False
+    for term in filter(None, query.get("fieldSelector", "").split(",")):
+        name, _, value = term.partition("=")
+        if name != "spec.nodeName" or spec.get("nodeName") != value:
+            return False
+    labels = metadata.get("labels", {})
+    return all(labels.get(term.partition("=")[0]) == term.partition("=")[2]
+               for term in filter(None, query.get("labelSelector", "").split(",")))

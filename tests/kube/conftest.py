@@ -1,0 +1,47 @@
+"""What several tests of the Kubernetes sources need."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kube.apiserver import FakeApi
+from kube.objects import NODE
+from kvpressure.settings import Settings
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    """An API server that answers everybody."""
+    with FakeApi() as server:
+        yield server
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., Settings]:
+    """Settings whose files lie in this test's directory unless given."""
+    def build(**fields: Any) -> Settings:
+        return Settings(**{"node_name": NODE, "kube_token_file": tmp_path / "token", "kube_ca_file": tmp_path / "ca.crt",
+                           "kubelet_socket": tmp_path / "kubelet.sock", "host_proc": tmp_path / "proc",
+                           "host_cgroup": tmp_path / "cgroup", "host_pod_logs": tmp_path / "pods", **fields})
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1 and its key."""
+    return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+def self_signed(where: Path) -> tuple[Path, Path]:
+    """Certificate and key, written to ``where``."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=kube", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=where, check=True, capture_output=True)
+    return where / "cert.pem", where / "key.pem"

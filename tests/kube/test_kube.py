@@ -1,0 +1,295 @@
+"""The Kubernetes client against a server that lists, watches, forgets, refuses, hangs and lies."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kube.apiserver import FakeApi
+from kube.objects import pod
+from kube.waiting import until
+from kvpressure.sources import kube
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.kube import REASONS, KubeApi, Watcher
+
+PODS = "/api/v1/pods"
+
+
+class Seen:
+    """A collection as a watcher tells of it."""
+
+    def __init__(self, api: KubeApi, **parameters: str) -> None:
+        self.names: dict[str, str] = {}
+        self.lists = 0
+        self.watcher = Watcher(api, PODS, parameters, self._replace, self._change, (0.02, 0.1))
+
+    def _replace(self, items: list[dict[str, Any]]) -> None:
+        self.lists += 1
+        self.names = {item["metadata"]["uid"]: item["metadata"]["name"] for item in items}
+
+    def _change(self, kind: str, item: dict[str, Any]) -> None:
+        uid = item["metadata"]["uid"]
+        if kind == "DELETED":
+            self.names.pop(uid, None)
+        else:
+            self.names[uid] = item["metadata"]["name"]
+
+    def have(self, *names: str) -> bool:
+        return sorted(self.names.values()) == sorted(names)
+
+
+@contextmanager
+def watching(client: KubeApi, **parameters: str) -> Iterator[Seen]:
+    seen = Seen(client, **parameters)
+    seen.watcher.start()
+    try:
+        yield seen
+    finally:
+        seen.watcher.close()
+
+
+def test_list_then_watch(api: FakeApi) -> None:
+    api.apply(pod("a"))
+    with watching(KubeApi(api.url)) as seen:
+        until(lambda: seen.have("a"))
+        api.apply(pod("b"))
+        until(lambda: seen.have("a", "b"))
+        api.delete(pod("a"))
+        until(lambda: seen.have("b"))
+        assert seen.lists == 1
+        assert seen.watcher.error is None
+
+
+def test_bookmarks_move_the_version_so_that_no_list_is_needed_after_compaction(api: FakeApi) -> None:
+    with watching(KubeApi(api.url), fieldSelector="spec.nodeName=node-1") as seen:
+        until(lambda: api.count(PODS, watch="1") == 1)
+        api.apply(pod("elsewhere", node="node-2"))  # invisible here, but a bookmark tells its version
+        time.sleep(0.2)
+        api.oldest = api.version
+        api.cut()
+        until(lambda: api.count(PODS, watch="1") >= 2)
+        api.apply(pod("a"))
+        until(lambda: seen.have("a"))
+        assert seen.lists == 1
+
+
+@pytest.mark.parametrize("as_event", [False, True])
+def test_gone_lists_again(api: FakeApi, as_event: bool) -> None:
+    api.gone_as_event = as_event
+    api.apply(pod("a"))
+    api.apply(pod("b"))
+    with watching(KubeApi(api.url)) as seen:
+        until(lambda: seen.have("a", "b"))
+        api.status[PODS] = 429  # out of reach while things happen that will be forgotten
+        api.cut()
+        until(lambda: seen.watcher.error == "api_throttled")
+        api.delete(pod("a"))
+        api.compact()
+        api.status.clear()
+        until(lambda: seen.have("b"))
+        assert seen.lists == 2
+        until(lambda: seen.watcher.error is None)
+
+
+def test_a_version_that_the_server_does_not_like_is_dropped(api: FakeApi) -> None:
+    with watching(KubeApi(api.url)) as seen:
+        until(lambda: api.count(PODS, watch="1") == 1)
+        api.status["watch"] = 500
+        api.cut()
+        until(lambda: seen.watcher.error == "api_error")
+        api.status.clear()
+        api.apply(pod("a"))
+        until(lambda: seen.have("a"))
+        assert seen.lists >= 2
+
+
+def test_a_watch_that_ends_is_opened_again_from_where_it_was(api: FakeApi) -> None:
+    api.watch_seconds = 0.05
+    with watching(KubeApi(api.url)) as seen:
+        for name in ("a", "b", "c"):
+            api.apply(pod(name))
+            time.sleep(0.06)
+        until(lambda: seen.have("a", "b", "c"))
+        assert seen.lists == 1
+
+
+def test_a_leaving_pod_is_deleted_from_the_view(api: FakeApi) -> None:
+    with watching(KubeApi(api.url), labelSelector="app=vllm") as seen:
+        api.apply(pod("a", labels={"app": "vllm"}))
+        until(lambda: seen.have("a"))
+        api.apply(pod("a", labels={"app": "other"}))
+        until(lambda: seen.have())
+
+
+def test_an_expiring_token_is_read_again(api: FakeApi, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("one\n")
+    api.tokens = {"one"}
+    with watching(KubeApi(api.url, token)) as seen:
+        until(seen.watcher.synced.is_set)
+        assert seen.watcher.error is None
+        api.tokens = {"two"}
+        api.cut()
+        until(lambda: seen.watcher.error == "api_unauthorized")
+        token.write_text("two\n")
+        api.apply(pod("a"))
+        until(lambda: seen.have("a"))
+        assert seen.watcher.error is None
+        assert seen.lists == 1
+
+
+@pytest.mark.parametrize(("status", "reason"), [
+    (401, "api_unauthorized"), (403, "api_forbidden"), (404, "api_not_found"), (429, "api_throttled"), (500, "api_error"),
+    (302, "api_error"),
+])
+def test_refusals_have_reasons(api: FakeApi, status: int, reason: str) -> None:
+    api.status[PODS] = status
+    with pytest.raises(SourceError) as caught:
+        KubeApi(api.url).get(PODS)
+    assert caught.value.reason == reason
+    assert reason in REASONS
+
+
+def reason_of(url: str | None, **fields: Any) -> str:
+    with pytest.raises(SourceError) as caught:
+        KubeApi(url, **fields).get(PODS)
+    assert caught.value.reason in REASONS
+    return caught.value.reason
+
+
+def test_unreachable_and_outside() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    assert reason_of(f"http://127.0.0.1:{port}") == "api_unreachable"
+    assert reason_of(None, environ={}) == "not_in_cluster"
+
+
+@pytest.mark.parametrize(("answer", "reason"), [
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "api_bad_answer"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "api_bad_answer"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}", "api_bad_answer"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000, "api_bad_answer"),
+    (b"nonsense\r\n\r\n", "api_bad_answer"),
+    (b"", "api_unreachable"),
+])
+def test_bad_answers(answer: bytes, reason: str) -> None:
+    with speaking(lambda connection: connection.sendall(answer)) as url:
+        assert reason_of(url) == reason
+
+
+@contextmanager
+def speaking(say: Callable[[socket.socket], object]) -> Iterator[str]:
+    """A server that reads the request, says something and hangs up."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    def serve() -> None:
+        try:
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    say(connection)
+        except OSError:
+            pass
+
+    threading.Thread(target=serve, daemon=True).start()
+    with listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_dripping_answer_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "REQUEST_SECONDS", 0.3)
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        for _ in range(100):
+            connection.sendall(b" ")
+            time.sleep(0.05)
+
+    with speaking(drip) as url:
+        started = time.monotonic()
+        assert reason_of(url) == "api_timeout"
+        assert time.monotonic() - started < 2
+
+
+def test_too_much_is_too_much(monkeypatch: pytest.MonkeyPatch, api: FakeApi) -> None:
+    monkeypatch.setattr(kube, "MAX_ANSWER_BYTES", 1000)
+    for i in range(3):
+        api.apply(pod(f"p{i}"))
+    assert reason_of(api.url) == "api_bad_answer"
+
+
+def test_a_watch_event_that_never_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "MAX_EVENT_BYTES", 1000)
+    with speaking(lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5000)) as url:
+        with pytest.raises(SourceError) as caught:
+            list(KubeApi(url).watch(PODS, {}, lambda _: None))
+        assert caught.value.reason == "api_bad_answer"
+
+
+def test_a_silent_watch_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "SILENCE_SECONDS", 0.2)
+
+    def silent(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n")
+        time.sleep(2)
+
+    with speaking(silent) as url:
+        started = time.monotonic()
+        assert list(KubeApi(url).watch(PODS, {}, lambda _: None)) == []
+        assert time.monotonic() - started < 1.5
+
+
+def test_tls_is_verified_with_the_clusters_ca(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    with FakeApi(certificate) as api:
+        assert KubeApi(api.url, ca_file=certificate[0]).get(PODS)["items"] == []
+        assert reason_of(api.url, ca_file=tmp_path / "missing") == "api_tls"
+        (tmp_path / "other").write_bytes(b"no certificate")
+        assert reason_of(api.url, ca_file=tmp_path / "other") == "api_tls"
+        host, port = api.url.removeprefix("https://").split(":")
+        inside = KubeApi(ca_file=certificate[0], environ={"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port})
+        assert inside.get(PODS)["kind"] == "PodList"
+
+
+def test_a_certificate_of_somebody_else_is_refused(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    from kube import conftest
+
+    other = conftest.self_signed(tmp_path)
+    with FakeApi(certificate) as api:
+        assert reason_of(api.url, ca_file=other[0]) == "api_tls"
+
+
+def test_the_token_goes_to_no_other_machine_in_the_clear(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    client = KubeApi("http://api.example", tmp_path / "token")
+    connection = client._connect(1)
+    assert "Authorization" not in client._headers(connection)
+    assert "Authorization" in KubeApi("https://api.example", tmp_path / "token", environ={})._headers(
+        kube.http.client.HTTPSConnection("api.example"))
+
+
+def test_close_ends_a_watch_at_once(api: FakeApi) -> None:
+    seen = Seen(KubeApi(api.url))
+    seen.watcher.start()
+    until(lambda: api.count(PODS, watch="1") == 1)
+    time.sleep(0.05)
+    started = time.monotonic()
+    seen.watcher.close()
+    seen.watcher._thread.join(5)
+    assert not seen.watcher._thread.is_alive()
+    assert time.monotonic() - started < 1
+
+
+def test_failures_back_off(api: FakeApi) -> None:
+    api.status[PODS] = 500
+    with watching(KubeApi(api.url)) as seen:
+        time.sleep(1.0)
+        assert 5 <= len(api.requests) <= 30  # 0.02, 0.04, 0.08, then 0.1 s with jitter
+        assert seen.watcher.errors["api_error"] >= 4

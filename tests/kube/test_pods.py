@@ -1,0 +1,182 @@
+"""The source of pods: readings, targets, several namespaces, churn, and what stays when the API server does not."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from kube.apiserver import FakeApi
+from kube.objects import container, node, pod
+from kube.waiting import until
+from kvpressure.readings import NodeCondition, Termination
+from kvpressure.settings import Settings
+from kvpressure.sources import pods as pods_module
+from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.node import NodeSource
+from kvpressure.sources.pods import PodsSource
+
+Build = Callable[..., Settings]
+FAST = (0.02, 0.1)
+
+
+def names(reading: Reading) -> list[tuple[str, str, str]]:
+    return [(c.namespace, c.pod, c.container) for c in reading.containers or ()]
+
+
+def reason(source: PodsSource | NodeSource) -> str:
+    with pytest.raises(SourceError) as caught:
+        source.read()
+    assert caught.value.reason in pods_module.REASONS
+    return caught.value.reason
+
+
+def test_engines_of_this_node_and_nothing_else(api: FakeApi, settings: Build) -> None:
+    api.apply(pod("a", restarts=2, last={"reason": "OOMKilled", "exitCode": 137}))
+    api.apply(pod("elsewhere", node="node-2"))
+    api.apply(pod("web", containers=[{"name": "nginx", "image": "nginx"}]))
+    chosen = settings(kube_api_url=api.url)
+    source = PodsSource(chosen)
+    reading = source.read()
+    source.close()
+    assert names(reading) == [("inference", "a", "vllm")]
+    assert reading.containers is not None
+    assert reading.containers[0].restarts == 2
+    assert reading.containers[0].last_termination == Termination("OOMKilled", 137)
+    assert [t.name for t in source.current_targets()] == ["http://10.0.0.5:8000/metrics"]
+    assert chosen.shared.pods is not None
+    assert [p.name for p in chosen.shared.pods] == ["a", "web"]
+    assert reading.errors == {}
+
+
+def test_selector_and_namespaces(api: FakeApi, settings: Build) -> None:
+    api.apply(pod("a", "one", "10.0.0.1", labels={"app": "vllm"}))
+    api.apply(pod("b", "two", "10.0.0.2", labels={"app": "vllm"}))
+    api.apply(pod("c", "three", "10.0.0.3", labels={"app": "vllm"}))
+    api.apply(pod("d", "one", "10.0.0.4"))
+    source = PodsSource(settings(kube_api_url=api.url, kube_selector="app=vllm", kube_namespaces=("one", "two")))
+    assert names(source.read()) == [("one", "a", "vllm"), ("two", "b", "vllm")]
+    source.close()
+    assert {path for path, _ in api.requests} == {"/api/v1/namespaces/one/pods", "/api/v1/namespaces/two/pods"}
+
+
+def test_one_forbidden_namespace_costs_only_itself(api: FakeApi, settings: Build) -> None:
+    api.apply(pod("a", "one"))
+    api.apply(pod("b", "two"))
+    api.status["/api/v1/namespaces/two/pods"] = 403
+    source = PodsSource(settings(kube_api_url=api.url, kube_namespaces=("one", "two")), backoff_seconds=FAST)
+    reading = source.read()
+    source.close()
+    assert names(reading) == [("one", "a", "vllm")]
+    assert reading.errors["api_forbidden"] >= 1
+
+
+def test_an_api_server_that_goes_away_makes_readings_absent_and_keeps_targets(api: FakeApi, settings: Build) -> None:
+    api.apply(pod("a"))
+    chosen = settings(kube_api_url=api.url)
+    source = PodsSource(chosen, backoff_seconds=FAST)
+    source.read()
+    api.status["/api/v1/pods"] = 503
+    api.cut()
+    until(lambda: reason_or_none(source) == "api_error")
+    assert [t.pod for t in chosen.shared.targets] == ["a"]
+    api.status.clear()
+    api.apply(pod("b", ip="10.0.0.6"))
+    until(lambda: reason_or_none(source) is None and len(source.read().containers or ()) == 2)
+    source.close()
+
+
+def reason_or_none(source: PodsSource) -> str | None:
+    try:
+        source.read()
+    except SourceError as error:
+        return error.reason
+    return None
+
+
+def test_a_server_that_never_answers(api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pods_module, "SYNC_SECONDS", 0.2)
+    api.hang = True
+    source = PodsSource(settings(kube_api_url=api.url))
+    assert reason(source) == "api_timeout"
+    source.close()
+
+
+def test_refused_engines_are_counted_once(api: FakeApi, settings: Build) -> None:
+    api.apply(pod("a", ip=None))
+    api.apply(pod("b", containers=[container(command=["vllm", "serve", "m", "--headless"])]))
+    source = PodsSource(settings(kube_api_url=api.url))
+    assert source.read().errors == {"no_pod_ip": 1}
+    assert source.read().errors == {}
+    api.apply(pod("c", annotations={"prometheus.io/path": "/.."}))
+    until(lambda: source.read().errors == {"bad_path": 1})
+    source.close()
+
+
+def test_two_hundred_pods_come_and_go(api: FakeApi, settings: Build) -> None:
+    """The view equals the server's after a churn of 200 pods with compactions and broken watches in between."""
+    draw = random.Random(7)
+    alive: dict[str, dict[str, object]] = {}
+    chosen = settings(kube_api_url=api.url)
+    source = PodsSource(chosen, backoff_seconds=FAST)
+    source.read()
+    started = time.monotonic()
+    for i in range(200):
+        name = f"vllm-{i}"
+        alive[name] = pod(name, ip=f"10.0.{i // 250}.{i % 250 + 1}")
+        api.apply(alive[name])
+        if len(alive) > 20:
+            victim = draw.choice(sorted(alive))
+            api.delete(alive.pop(victim))
+        if i % 40 == 20:
+            api.cut()
+        if i % 70 == 30:
+            api.compact()
+            api.cut()
+    until(lambda: reason_or_none(source) is None and {t.pod for t in chosen.shared.targets} == set(alive))
+    assert {c.pod for c in source.read().containers or ()} == set(alive)
+    source.close()
+    assert time.monotonic() - started < 20
+
+
+def test_a_restarted_pod_of_the_same_name_is_another_pod(api: FakeApi, settings: Build) -> None:
+    first = pod("a", ip="10.0.0.1")
+    second = pod("a", ip="10.0.0.2")
+    second["metadata"]["uid"] = "22222222-2222-2222-2222-222222222222"
+    api.apply(first)
+    chosen = settings(kube_api_url=api.url)
+    source = PodsSource(chosen)
+    source.read()
+    api.delete(first)
+    api.apply(second)
+    until(lambda: source.read() and [t.host for t in chosen.shared.targets] == ["10.0.0.2"])
+    source.close()
+
+
+def test_too_many_pods_are_bounded(api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pods_module, "MAX_PODS", 3)
+    for i in range(5):
+        api.apply(pod(f"p{i}"))
+    source = PodsSource(settings(kube_api_url=api.url))
+    reading = source.read()
+    source.close()
+    assert len(reading.containers or ()) == 3
+    assert reading.errors == {"too_many_pods": 2}
+
+
+def test_node_conditions(api: FakeApi, settings: Build) -> None:
+    api.apply(node(MemoryPressure="False", Ready="True", DiskPressure="Unknown"))
+    source = NodeSource(settings(kube_api_url=api.url))
+    assert source.read().node_conditions == (
+        NodeCondition("MemoryPressure", False), NodeCondition("Ready", True), NodeCondition("DiskPressure", None))
+    api.status["/api/v1/nodes/node-1"] = 403
+    assert reason(source) == "api_forbidden"
+    api.status.clear()
+    api.apply({"kind": "Node", "metadata": {"name": "node-1"}, "status": {"conditions": [
+        {"type": "A", "status": []}, {"type": 1}, "x", {"type": "A", "status": "True"}]}})
+    assert source.read().node_conditions == (NodeCondition("A", True),)
+    api.apply({"kind": "Node", "metadata": {"name": "node-1"}, "status": "none"})
+    assert reason(source) == "api_bad_answer"
+    source.close()

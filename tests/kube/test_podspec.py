@@ -1,0 +1,242 @@
+"""Engines, targets and container readings out of pod objects, friendly and hostile ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kube.objects import container, container_id, pod
+from kvpressure.readings import Termination
+from kvpressure.sources.podspec import Engine, Pod, Policy, quantity, read_pod
+from kvpressure.sources.vllm.targets import Target
+
+ALL = Policy()
+SELECTED = Policy(selected=True)
+
+
+def read(document: dict[str, Any], policy: Policy = ALL) -> Pod:
+    found = read_pod(document, policy)
+    assert found is not None
+    return found
+
+
+def engine(document: dict[str, Any], policy: Policy = ALL) -> Engine:
+    engines = read(document, policy).engines
+    assert len(engines) == 1
+    return engines[0]
+
+
+def target(document: dict[str, Any], policy: Policy = ALL) -> Target:
+    found = engine(document, policy).target
+    assert found is not None
+    return found
+
+
+def test_a_plain_engine() -> None:
+    found = read(pod(restarts=3, last={"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-01-02T03:04:05Z"}))
+    assert (found.namespace, found.name, found.phase) == ("inference", "vllm-0", "Running")
+    one = found.engines[0]
+    assert one.target is not None
+    assert one.target.name == "http://10.0.0.5:8000/metrics"
+    assert (one.target.namespace, one.target.pod, one.target.container) == ("inference", "vllm-0", "vllm")
+    assert one.target.args == ("vllm", "serve", "org/model", "--max-num-seqs", "64")
+    assert one.container_id == container_id("inference", "vllm-0", "vllm", 3)
+    assert found.containers == {one.container_id: "vllm"}
+    reading = one.reading
+    assert (reading.restarts, reading.ready) == (3, True)
+    assert reading.last_termination == Termination("OOMKilled", 137, 1767323045.0)
+    assert (reading.cpu_limit_cores, reading.memory_limit_bytes) == (8.0, 64 * 2**30)
+
+
+@pytest.mark.parametrize(("spec", "is_engine"), [
+    (container(), True),
+    (container(command=["python3", "-m", "vllm.entrypoints.openai.api_server"], image="registry:5000/own:1"), True),
+    (container(command=["sh", "-c", "sleep 1; exec vllm serve m"], image="own"), True),
+    (container(command=None, image="registry.example/vllm-openai@sha256:ab"), True),
+    (container(command=None, image="lmcache/vllm-router:1"), False),
+    (container(command=["nginx"], image="nginx:vllm"), False),
+    (container(command=["python", "train.py"], image="pytorch"), False),
+])
+def test_which_containers_are_engines(spec: dict[str, Any], is_engine: bool) -> None:
+    assert bool(read(pod(containers=[spec])).engines) is is_engine
+
+
+def test_a_selected_pod_has_one_engine_even_if_nothing_says_vllm() -> None:
+    own = container(command=["/start"], image="own")
+    assert read(pod(containers=[own])).engines == ()
+    assert engine(pod(containers=[own]), SELECTED).container == "vllm"
+    side = {"name": "side", "image": "envoy"}
+    assert engine(pod(containers=[side, own]), SELECTED).container == "vllm"
+    assert read(pod(containers=[side, {**side, "name": "other"}]), SELECTED).engines == ()
+
+
+def test_annotations_choose_and_forbid() -> None:
+    side = {"name": "side", "image": "own"}
+    assert engine(pod(containers=[container(), side], annotations={"kvpressure.io/container": "side"})).container == "side"
+    assert read(pod(annotations={"kvpressure.io/scrape": "false"})).engines == ()
+
+
+def ports(*numbers: int, names: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    return [{"containerPort": number, **({"name": names[i]} if i < len(names) else {})} for i, number in enumerate(numbers)]
+
+
+@pytest.mark.parametrize(("spec", "annotations", "host", "port", "refusal"), [
+    ({"ports": ports(9000, 9001)}, {"prometheus.io/port": "9001"}, False, 9001, None),
+    ({"ports": ports(9000, 9001)}, {"prometheus.io/port": "10250"}, False, 9000, None),
+    ({"ports": ports(9000)}, {"prometheus.io/port": "10.0.0.1:9000"}, False, 9000, None),
+    ({"ports": ports(9000)}, {"prometheus.io/port": "009000"}, False, 9000, None),
+    ({"ports": ports(9000, 9001)}, {"kvpressure.io/port": "9001", "prometheus.io/port": "9000"}, False, 9001, None),
+    ({"ports": ports(9000, 8000)}, {}, False, 8000, None),
+    ({"ports": ports(9000, 9001, names=("grpc", "metrics"))}, {}, False, 9001, None),
+    ({"ports": [{"containerPort": 9000, "protocol": "UDP"}]}, {}, False, 8000, None),
+    ({"ports": []}, {}, False, 8000, None),
+    ({"ports": [], "command": ["vllm", "serve", "m", "--port", "8123"]}, {}, False, 8123, None),
+    ({"ports": ports(8123, 9000), "command": ["vllm", "serve", "m", "--port", "9000"]}, {}, False, 9000, None),
+    ({"ports": ports(0, 70000, 9000)}, {}, False, 9000, None),
+    ({"ports": []}, {}, True, None, "port_not_declared"),
+    ({"ports": [], "command": ["vllm", "serve", "m", "--port", "10250"]}, {}, True, None, "port_not_declared"),
+    ({"ports": ports(8000)}, {"prometheus.io/port": "10250"}, True, 8000, None),
+    ({"ports": ports(10250)}, {}, True, None, "port_of_the_node"),
+    ({"ports": ports(10250, 8000)}, {"prometheus.io/port": "10250"}, True, None, "port_of_the_node"),
+])
+def test_which_port(spec: dict[str, Any], annotations: dict[str, str], host: bool, port: int | None,
+                    refusal: str | None) -> None:
+    found = engine(pod(containers=[container(**spec)], annotations=annotations, host_network=host))
+    assert (found.target.port if found.target else None, found.refusal) == (port, refusal)
+
+
+@pytest.mark.parametrize(("annotations", "path", "refusal"), [
+    ({"prometheus.io/path": "/x/metrics"}, "/x/metrics", None),
+    ({"prometheus.io/path": "//evil.example/metrics"}, "//evil.example/metrics", None),
+    ({"prometheus.io/path": "http://evil.example/"}, None, "bad_path"),
+    ({"prometheus.io/path": "/a/../b"}, None, "bad_path"),
+    ({"prometheus.io/path": "/m\r\nHost: x"}, None, "bad_path"),
+    ({"prometheus.io/path": "/" + "a" * 600}, None, "bad_path"),
+    ({"prometheus.io/path": "/m?x=1"}, None, "bad_path"),
+])
+def test_the_path_never_leaves_the_pod(annotations: dict[str, str], path: str | None, refusal: str | None) -> None:
+    found = engine(pod(annotations=annotations))
+    assert (found.target.path if found.target else None, found.refusal) == (path, refusal)
+    if found.target is not None:
+        assert found.target.host == "10.0.0.5"
+
+
+@pytest.mark.parametrize(("ip", "host"), [
+    ("10.0.0.5", "10.0.0.5"), ("fd00::5", "fd00::5"), (None, None), ("", None), ("evil.example", None),
+    ("10.0.0.5:80", None), ("10.0.0.5/x", None),
+])
+def test_the_host_is_the_pods_address(ip: str | None, host: str | None) -> None:
+    found = engine(pod(ip=ip))
+    assert (found.target.host if found.target else None) == host
+    assert found.refusal == (None if host else "no_pod_ip")
+
+
+def test_https() -> None:
+    assert target(pod(annotations={"prometheus.io/scheme": "https"})).scheme == "https"
+    assert target(pod(annotations={"prometheus.io/scheme": "file"})).scheme == "http"
+    tls = pod(containers=[container(command=["vllm", "serve", "m", "--ssl-keyfile", "/k"])])
+    assert target(tls).scheme == "https"
+    assert target(tls).verify
+    assert not target(tls, Policy(verify_tls=False)).verify
+
+
+@pytest.mark.parametrize(("spec", "labels"), [
+    (container(command=["vllm", "serve", "m", "--headless", "--data-parallel-start-rank", "1"]), {}),
+    (container(command=["vllm", "serve", "m", "--nnodes", "2", "--node-rank", "1"]), {}),
+    (container(command=["ray", "start", "--address=x"]), {}),
+    (container(command=["bash", "-c", "/multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"]),
+     {"leaderworkerset.sigs.k8s.io/worker-index": "1"}),
+    (container(command=None), {"ray.io/node-type": "worker"}),
+])
+def test_workers_have_a_reading_but_no_endpoint(spec: dict[str, Any], labels: dict[str, str]) -> None:
+    found = engine(pod(containers=[spec], labels=labels))
+    assert found.target is None
+    assert found.refusal == "no_endpoint"
+    assert found.reading.restarts == 0
+
+
+@pytest.mark.parametrize(("spec", "labels"), [
+    (container(command=["bash", "-c", "/multi-node-serving.sh leader; vllm serve m"]),
+     {"leaderworkerset.sigs.k8s.io/worker-index": "0"}),
+    (container(command=["vllm", "serve", "m"]), {"leaderworkerset.sigs.k8s.io/worker-index": "1"}),
+    (container(command=["ray", "start", "--head"]), {"ray.io/node-type": "head"}),
+])
+def test_leaders_and_own_servers_have_one(spec: dict[str, Any], labels: dict[str, str]) -> None:
+    assert engine(pod(containers=[spec], labels=labels)).target is not None
+
+
+def test_several_engines_in_a_pod() -> None:
+    found = read(pod(containers=[container("a", ports=ports(8000)), container("b", ports=ports(8001))]))
+    assert [e.target.port for e in found.engines if e.target] == [8000, 8001]
+    assert set(found.containers.values()) == {"a", "b"}
+
+
+def test_only_running_pods_are_scraped_and_evictions_are_seen() -> None:
+    pending = engine(pod(phase="Pending"))
+    assert (pending.target, pending.refusal) == (None, None)
+    evicted = pod(phase="Failed", status={"reason": "Evicted", "containerStatuses": []})
+    found = engine(evicted)
+    assert found.target is None
+    assert found.reading.last_termination == Termination("Evicted")
+    assert (found.reading.restarts, found.reading.ready) == (None, None)
+
+
+def test_a_container_that_is_down_right_now_reports_that_end() -> None:
+    document = pod(last={"reason": "Error", "exitCode": 1})
+    document["status"]["containerStatuses"][0]["state"] = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    assert engine(document).reading.last_termination == Termination("OOMKilled", 137)
+    assert engine(document).target is not None
+
+
+def test_static_pods_have_two_uids() -> None:
+    found = read(pod(annotations={"kubernetes.io/config.hash": "ab" * 16}))
+    assert found.uids == {found.uid, "ab" * 16}
+
+
+def test_secrets_stay_out_of_targets() -> None:
+    env = [{"name": "HF_TOKEN", "value": "s1"}, {"name": "VLLM_API_KEY", "value": "s2"}, {"name": "SEQS", "value": "8"},
+           {"name": "VLLM_USE_V1", "value": "1"}, {"name": "UNUSED", "value": "x"}, {"name": "MAX_TOKENS", "value": "9"},
+           {"name": "REF", "valueFrom": {"secretKeyRef": {}}}]
+    command = ["vllm", "serve", "m", "--api-key", "s3", "--hf-token=s4", "--max-num-batched-tokens", "$(MAX_TOKENS)",
+               "--max-num-seqs", "$(SEQS)", "--tokenizer", "org/t", "--hf-token", "$(HF_TOKEN)"]
+    found = target(pod(containers=[container(command=command, env=env)]))
+    assert found.env == {"SEQS": "8", "VLLM_USE_V1": "1", "MAX_TOKENS": "9"}
+    assert found.args == ("vllm", "serve", "m", "--api-key", "***", "--hf-token=***", "--max-num-batched-tokens",
+                          "$(MAX_TOKENS)", "--max-num-seqs", "$(SEQS)", "--tokenizer", "org/t", "--hf-token", "***")
+    script = target(pod(containers=[container(command=["sh", "-c", "vllm serve m --api-key s5 --max-num-seqs 4"])]))
+    assert script.args == ("sh", "-c", "vllm serve m --api-key *** --max-num-seqs 4")
+
+
+@pytest.mark.parametrize(("text", "value"), [
+    ("500m", 0.5), ("4", 4.0), (4, 4.0), ("1.5", 1.5), ("64Gi", 64 * 2.0**30), ("128974848", 128974848.0), ("129e6", 129e6),
+    ("1k", 1000.0), ("100n", 1e-7), ("1E", 1e18), ("1e3", 1000.0), ("-1", None), ("", None), ("many", None), (True, None),
+    (None, None), ({}, None), ("1" * 60, None), ("1KB", None),
+])
+def test_quantities(text: object, value: float | None) -> None:
+    assert quantity(text) == (None if value is None else pytest.approx(value))
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+                    max_leaves=8)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_any_field_may_have_any_type(data: st.DataObject) -> None:
+    document = copy.deepcopy(pod(last={"reason": "Error", "exitCode": 1}, annotations={"prometheus.io/port": "8000"}))
+    here: Any = document
+    while isinstance(here, dict | list) and here:
+        key = data.draw(st.sampled_from(sorted(here) if isinstance(here, dict) else range(len(here))))
+        if data.draw(st.booleans()) or not isinstance(here[key], dict | list):
+            here[key] = data.draw(JSON)
+            break
+        here = here[key]
+    for policy in (ALL, SELECTED):
+        found = read_pod(document, policy)
+        for one in found.engines if found else ():
+            assert one.target is None or one.target.host == "10.0.0.5" or one.target.host == document["status"]["podIP"]

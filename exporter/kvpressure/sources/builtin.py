@@ -21,3 +21,8 @@ register(SourceSpec(
     factory=lazy("kvpressure.sources.recording", "RecordingSource"), default=False, interval_seconds=1.0,
     deadline_seconds=5.0,
 ))
+register(SourceSpec(
+    name="demo", help="a simulated node with engines and GPUs, on which an incident comes and goes",
+    factory=lazy("kvpressure.sources.demo", "DemoSource"), default=False, interval_seconds=1.0, deadline_seconds=5.0,
+    hold_seconds=3.0,
+))

@@ -14,9 +14,13 @@ class DemoClock:
         self._zero = time.monotonic()
 
     def __call__(self) -> float:
-        """Simulated Unix time."""
+        """Simulated Unix time now."""
         return self.start + self.elapsed()
 
     def elapsed(self) -> float:
         """Simulated seconds since the start."""
         return (time.monotonic() - self._zero) * self.speed
+
+    def at(self, wall: float) -> float:
+        """Simulated Unix time at the real Unix time ``wall``."""
+        return self.start + (wall - self.start) * self.speed

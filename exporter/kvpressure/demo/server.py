@@ -20,9 +20,14 @@ class PodServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=f"pod-{pod}", daemon=True)
 
     @property
+    def port(self) -> int:
+        """The port it got."""
+        return int(self._server.server_address[1])
+
+    @property
     def url(self) -> str:
         """Address without a path."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         """Serve in a thread."""

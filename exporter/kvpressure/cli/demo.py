@@ -1,0 +1,56 @@
+"""``kvpressure demo``: an incident on a simulated node, seen by the real exporter, Prometheus and Alertmanager."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import sys
+from typing import Final
+
+from kvpressure.cli import UsageError
+from kvpressure.demo.scenario import SCENARIOS
+
+_LEAST_SECONDS: Final = 60.0  # less leaves no time to fill a cache and to empty the windows again
+_MOST_SECONDS: Final = 86_400.0
+_ENVIRONMENT_STATUS: Final = 3
+_MOST_SPEED: Final = 20.0  # beyond, a second of simulated time is too short for a scrape
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    named = "; ".join(f"{name}: {scenario.title}" for name, scenario in SCENARIOS.items())
+    parser.add_argument("--scenario", choices=tuple(SCENARIOS), default="kv_pressure", help=named)
+    parser.add_argument("--for", dest="seconds", type=float, default=180.0, metavar="SECONDS",
+                        help=f"simulated time, {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} (default: 180)")
+    parser.add_argument("--speed", type=float, default=1.0, metavar="N",
+                        help=f"simulated seconds per real second, above 0 up to {_MOST_SPEED:g} (default: 1)")
+    parser.add_argument("--port", type=int, default=0, metavar="PORT",
+                        help="port of the exporter on 127.0.0.1 (default: any free one)")
+    parser.add_argument("--no-prometheus", dest="prometheus", action="store_false",
+                        help="verdicts only, without Prometheus and Alertmanager even if they are installed")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo. 0 = everything promised was seen, 1 = something was missing, 3 = Prometheus does not start. Raises ``UsageError``."""
+    from kvpressure.demo.runner import DemoOptions
+    from kvpressure.demo.runner import run as play
+    from kvpressure.demo.stack import StackError
+    from kvpressure.publish.server import ListenError
+
+    _check("--for", args.seconds, _LEAST_SECONDS, _MOST_SECONDS)
+    _check("--speed", args.speed, 0.01, _MOST_SPEED)
+    _check("--port", args.port, 0, 65535)
+    logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        return play(DemoOptions(SCENARIOS[args.scenario], args.seconds, args.speed, args.prometheus, args.port))
+    except ListenError as error:
+        raise UsageError(f"--port: {error}; allowed: a free port") from error
+    except StackError as error:
+        print(f"kvpressure demo: {error}; --no-prometheus runs without them", file=sys.stderr)
+        return _ENVIRONMENT_STATUS
+
+
+def _check(flag: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise UsageError(f"{flag}: {value:g}; allowed: {low:g} to {high:g}")

@@ -1,0 +1,234 @@
+"""Runs a scenario next to the real exporter: servers, monitor, web page and, where installed, Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kvpressure.demo import alerting
+from kvpressure.demo.clock import DemoClock
+from kvpressure.demo.node import CONTAINER, NAMESPACE, Node
+from kvpressure.demo.scenario import Scenario, Script
+from kvpressure.demo.server import PodServer
+from kvpressure.demo.stack import Interrupted, Stack, installed
+from kvpressure.demo.story import Story
+from kvpressure.monitor import Monitor
+from kvpressure.pipeline import Pipeline
+from kvpressure.publish.server import Server
+from kvpressure.publish.site import Site
+from kvpressure.settings import CollectorSettings, Settings
+from kvpressure.settings_kinds import ListenAddress
+from kvpressure.sources.base import Reading, Source, SourceSpec, registry
+from kvpressure.sources.demo import NodeSource
+from kvpressure.sources.vllm import Target, VllmSource
+
+STATUS_SECONDS: Final = 15.0  # simulated seconds between two status lines without a terminal
+_POLL_SECONDS: Final = 0.1
+_SCRAPE_TIMEOUT: Final = 3.0
+_INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """``seconds`` are simulated; ``speed`` = simulated seconds per real one. ``port`` 0 = any free one."""
+
+    scenario: Scenario
+    seconds: float = 180.0
+    speed: float = 1.0
+    prometheus: bool = True
+    port: int = 0
+
+
+class _PageSource:
+    """The real vLLM source, its pages stamped with the demo's time; it follows the pods' command lines."""
+
+    name = "vllm"
+
+    def __init__(self, node: Node, servers: dict[str, PodServer], clock: DemoClock, interval: float) -> None:
+        self._node = node
+        self._servers = servers
+        self._clock = clock
+        vllm = CollectorSettings(True, interval, _SCRAPE_TIMEOUT)
+        self._settings = Settings(collectors={self.name: vllm}, vllm_timeout_seconds=_SCRAPE_TIMEOUT)
+        self._source = VllmSource(self._settings)
+
+    def read(self) -> Reading:
+        """The pages that came."""
+        self._settings.shared.targets = self._targets()  # as the discovery of pods leaves them
+        reading = self._source.read()
+        return replace(reading, pages=tuple(replace(page, time=self._clock.at(page.time)) for page in reading.pages or ()))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._source.close()
+
+    def _targets(self) -> tuple[Target, ...]:
+        return tuple(
+            Target("127.0.0.1", self._servers[name].port, namespace=NAMESPACE, pod=name, container=CONTAINER,
+                   gpus=(pod.gpu.uuid,), args=pod.args)
+            for name, pod in self._node.pods.items())
+
+
+class _Screen:
+    """Lines for people; on a terminal the status stays below them, elsewhere it is printed now and then."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._live = sys.stdout.isatty()
+        self._status = ""
+
+    def tell(self, text: str) -> None:
+        """Print a line."""
+        with self._lock:
+            self._erase()
+            print(text, flush=True)
+
+    def status(self, text: str, due: bool) -> None:
+        """Show how it stands; ``due`` = it is time for a line even without a terminal."""
+        if self._live:
+            with self._lock:
+                self._erase()
+                self._status = text[:100]
+                print(self._status, end="\r", flush=True)
+        elif due:
+            self.tell(text)
+
+    def _erase(self) -> None:
+        if self._status:
+            print(" " * len(self._status), end="\r")
+            self._status = ""
+
+
+def run(options: DemoOptions) -> int:
+    """Run to the end or a signal. 0 = everything promised was seen, 1 = something was missing, 130 = interrupted.
+
+    Raises ``StackError`` when Prometheus or Alertmanager is installed and does not start, ``ListenError`` when the port is
+    taken.
+    """
+    screen = _Screen()
+    programs = installed() if options.prometheus else None
+    screen.tell(f"kvpressure demo: {options.scenario.name}: {options.scenario.title}")
+    with contextlib.ExitStack() as stops, _signals() as stopping:
+        try:
+            demo = _Demo(options, screen, programs, stops, stopping)
+        except Interrupted:
+            return _INTERRUPTED
+        finished = demo.play(stopping)
+        return demo.summary(finished)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that SIGINT, SIGTERM and SIGHUP set; the former handlers come back at the end."""
+    stopping = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [(number, signal.signal(number, lambda *_: stopping.set())) for number in numbers]
+    try:
+        yield stopping
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+class _Demo:
+    """Everything that runs, started in order; ``stops`` ends it in the opposite order."""
+
+    def __init__(self, options: DemoOptions, screen: _Screen, programs: tuple[str, str] | None,
+                 stops: contextlib.ExitStack, stopping: threading.Event) -> None:
+        self._options = options
+        self._screen = screen
+        self._clock = DemoClock(options.speed)
+        self._story = Story(options.scenario, self._clock.elapsed, screen.tell)
+        self._node = Node(options.scenario.pods, self._clock)
+        self._script = Script(options.scenario, self._node, self._clock.start, options.seconds)
+        servers = {name: PodServer(self._node, name) for name in self._node.pods}
+        for server in servers.values():
+            server.start()
+            stops.callback(server.stop)
+        self._monitor = Monitor(self._sources(servers), Pipeline(), 1 / options.speed, wall=self._clock)
+        self._monitor.add_listener(lambda _, state: self._story.observe(state))
+        site = Site(lambda: self._monitor.state, why_unhealthy=self._monitor.why_unhealthy,
+                    why_not_ready=self._monitor.why_not_ready, node_name="demo")
+        web = Server([ListenAddress("127.0.0.1", options.port)], site)
+        exporter = str(web.start()[0])
+        stops.callback(web.stop)
+        self._announce(servers, exporter)
+        self._stack = self._start_stack(programs, exporter, stops, stopping)
+        self._monitor.start()
+        stops.callback(self._monitor.stop)
+
+    def play(self, stopping: threading.Event) -> bool:
+        """Let the scenario happen. True when it came to its end, False when a signal ended it."""
+        next_status = STATUS_SECONDS
+        while (elapsed := self._clock.elapsed()) < self._options.seconds:
+            for phase in self._script.advance(self._clock()):
+                self._story.phase(phase)
+            due = elapsed >= next_status
+            next_status += STATUS_SECONDS if due else 0
+            self._screen.status(f"[{elapsed:4.0f} s] {self._story.status()}", due)
+            if stopping.wait(_POLL_SECONDS):
+                return False
+        return True
+
+    def summary(self, finished: bool) -> int:
+        """Tell how it went; returns the exit status."""
+        tell = self._screen.tell
+        tell("")
+        tell("what was seen:")
+        for told in self._story.verdicts:
+            tell(f"  {told.at:4.0f} s  {self._options.scenario.pod}  {told.verdict}{f' ({told.stage})' if told.stage else ''}")
+        for alert in self._story.alerts.values():
+            end = "not reported as cleared" if alert.cleared is None else f"cleared at {alert.cleared:.0f} s"
+            tell(f"  {alert.fired:4.0f} s  {alert.name} ({alert.severity}, to {alert.receiver}) {alert.pod}: {end}")
+        if not finished:
+            tell("interrupted")
+            return _INTERRUPTED
+        missing = self._story.missing(self._stack.active_alerts() if self._stack is not None else None)
+        for line in missing:
+            tell(f"MISSING: {line}")
+        if not missing:
+            tell("everything that was promised was seen")
+        return 1 if missing else 0
+
+    def _sources(self, servers: dict[str, PodServer]) -> dict[str, tuple[SourceSpec, Source]]:
+        """The node and the pages, read as often in simulated time as the exporter reads in real time."""
+        speed = self._options.speed
+        specs = registry()
+        pages = _PageSource(self._node, servers, self._clock, specs["vllm"].interval_seconds / speed)
+        sources: dict[str, tuple[SourceSpec, Source]] = {}
+        for source in (NodeSource(self._node), pages):
+            spec = specs[source.name]
+            sources[source.name] = (replace(spec, interval_seconds=spec.interval_seconds / speed), source)
+        return sources
+
+    def _start_stack(self, programs: tuple[str, str] | None, exporter: str, stops: contextlib.ExitStack,
+                     stopping: threading.Event) -> Stack | None:
+        options, tell = self._options, self._screen.tell
+        if programs is None:
+            why = "as asked" if not options.prometheus else ("not installed (Debian: apt install prometheus "
+                                                             "prometheus-alertmanager)")
+            tell(f"  Prometheus    {why}: verdicts only, no alerts")
+            return None
+        folder = Path(stops.enter_context(tempfile.TemporaryDirectory(prefix="kvpressure-demo-")))
+        by = alerting.factor(options.seconds, options.speed)
+        stack = Stack(programs, folder, exporter, by, max(alerting.MINIMUM_SECONDS, 1 / options.speed), self._story.notify,
+                      stopping)
+        stops.callback(stack.stop)
+        tell(f"  Prometheus    {stack.prometheus.url}/alerts")
+        tell(f"  Alertmanager  {stack.alertmanager.url}")
+        tell(f"  waiting times of rules and routes are {1 / by:.0f} times shorter than in production")
+        return stack
+
+    def _announce(self, servers: dict[str, PodServer], exporter: str) -> None:
+        options, tell = self._options, self._screen.tell
+        tell(f"  {options.seconds:.0f} s of simulated time, {options.speed:g} of them a second; everything is on loopback")
+        for name, server in servers.items():
+            tell(f"  {name:<13} {server.url}/metrics")
+        tell(f"  exporter      http://{exporter}/  and /metrics, /api/v1/diagnosis")

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from hypothesis import strategies as st
+
 from kvpressure.readings import (
     AllocatorReading,
     ContainerReading,

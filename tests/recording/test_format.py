@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from kvpressure.readings import EnginePage, Snapshot
 from kvpressure.recording.format import (
     Header,
@@ -18,7 +19,6 @@ from kvpressure.recording.format import (
     tick_to_json,
 )
 from kvpressure.sources.vllm.exposition import page_from_text
-
 from recording.strategies import snapshots
 
 
@@ -118,13 +118,13 @@ _json = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(_json)
 def test_no_json_whatever_breaks_the_reader(body: object) -> None:
+    said = ""
     try:
-        snapshot = read({"t": 1, **body} if isinstance(body, dict) else body)
+        read({"t": 1, **body} if isinstance(body, dict) else body)
     except MalformedTick as error:
-        assert "\n" not in str(error)
-        assert len(str(error)) < 300
-    else:
-        assert isinstance(snapshot, Snapshot)
+        said = str(error)
+    assert "\n" not in said
+    assert len(said) < 300
 
 
 def test_the_header_is_read_back() -> None:

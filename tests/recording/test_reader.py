@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kvpressure.readings import KV_USAGE, Snapshot
 from kvpressure.recording import reader as reader_module
 from kvpressure.recording.format import Header, RecordingError
 from kvpressure.recording.reader import Problem, Reader
-
 from recording.strategies import RECORDINGS, real_pages
 
 HEADER = Header(1.0, "node-1", "test").to_json()
@@ -118,7 +118,7 @@ def test_a_line_longer_than_allowed_is_skipped(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("make", "says"), [
-    (lambda path: None, "No such file"),
+    (lambda _path: None, "No such file"),
     (lambda path: path.mkdir(), "Is a directory"),
     (lambda path: path.write_bytes(b""), "empty"),
     (lambda path: path.write_bytes(b"\x1f\x8b\x08"), "damaged"),

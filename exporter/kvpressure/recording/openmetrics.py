@@ -18,8 +18,9 @@ from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
 from kvpressure.state import State
 
-_BATCH: Final = 20_000
+_BATCH: Final = 5_000
 _CACHE_KIB: Final = 8192
+_WITHIN_METRIC: Final = {"histogram": "le", "summary": "quantile"}  # label that tells samples of one metric apart
 
 
 class OpenMetricsWriter:
@@ -72,18 +73,17 @@ class OpenMetricsWriter:
         stamp = f"{ms / 1000:.3f}"
         for family in families(state).collect():
             help, kind, *lines = encode((family,), openmetrics=True).decode().removesuffix("# EOF\n").splitlines()
-            number = self._family(f"{help}\n{kind}\n")
+            number = self._heads.setdefault(f"{help}\n{kind}\n", len(self._heads))
+            within = _WITHIN_METRIC.get(family.type)
             for sample, line in zip(family.samples, lines, strict=True):
-                self._batch.append((number, self._metric(number, sample.labels), f"{line} {stamp}\n"))
+                metric = self._metric(number, sample.labels, within)
+                self._batch.append((number, metric, f"{line} {stamp}\n"))
         if len(self._batch) >= _BATCH:
             self._store()
 
-    def _family(self, head: str) -> int:
-        return self._heads.setdefault(head, len(self._heads))
-
-    def _metric(self, family: int, labels: Mapping[str, str]) -> int:
+    def _metric(self, family: int, labels: Mapping[str, str], within: str | None) -> int:
         """The number of a label set; the buckets of a histogram belong together."""
-        key = (family, tuple(pair for pair in labels.items() if pair[0] != "le"))
+        key = (family, tuple(pair for pair in labels.items() if pair[0] != within))
         return self._metrics.setdefault(key, len(self._metrics))
 
     def _store(self) -> None:

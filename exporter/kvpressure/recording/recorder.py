@@ -84,8 +84,10 @@ class _File:
         if self.finished:
             return
         self.finished = True
-        os.fsync(self._fd)
-        os.close(self._fd)
+        try:
+            os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
         self.part.rename(self.path)
 
 
@@ -119,6 +121,8 @@ class Recorder:
         else:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._adopt(self._directory)
+            self._number = max((self._number_of(path.name.removesuffix(_PART)) for path in self._directory.iterdir()),
+                               default=0)
             self._file = self._next_file(self._directory)
 
     def __enter__(self) -> Recorder:
@@ -148,10 +152,23 @@ class Recorder:
         lines, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not lines:
             return
+        if self._file.finished:
+            self.dropped += len(lines)
+            raise self._full()
         data = self._file.member(lines)
-        if self._file.size + len(data) > self._max_bytes:
-            lines = self._make_room(lines)
-            data = self._file.member(lines) if lines else b""
+        if self._directory is not None and not self._fits(data) and self._file.size > self._file.empty_size:
+            self._file.finish()
+            self._file = self._next_file(self._directory)
+        fitting = lines if self._fits(data) else self._fitting(lines)
+        self._append(fitting, data if fitting is lines else self._file.member(fitting))
+        if self._directory is None and len(fitting) < len(lines):
+            self._file.finish()
+            raise self._full()
+
+    def _full(self) -> RecordingFull:
+        return RecordingFull(f"{self._file.path} has reached {self._max_bytes} bytes")
+
+    def _append(self, lines: list[str], data: bytes) -> None:
         try:
             self._file.append(data)
         except OSError:
@@ -159,48 +176,40 @@ class Recorder:
             raise
         self.ticks += len(lines)
 
+    def _fits(self, data: bytes) -> bool:
+        return self._file.size + len(data) <= self._max_bytes
+
+    def _fitting(self, lines: list[str]) -> list[str]:
+        """Those lines that there is room for; the rest is dropped. Of a single file the first ones, for it ends here."""
+        fitting: list[str] = []
+        for line in lines:
+            if self._fits(self._file.member([*fitting, line])):
+                fitting.append(line)
+            elif self._directory is None:
+                break
+        self.dropped += len(lines) - len(fitting)
+        return fitting
+
     def close(self) -> None:
         """Write the rest and name the file."""
         with contextlib.suppress(RecordingFull):
             self.flush()
         self._file.finish()
 
-    def _make_room(self, lines: list[str]) -> list[str]:
-        """A file with room for these lines; what would not fit into an empty one is dropped."""
-        if self._directory is None:
-            self.dropped += len(lines)
-            self._file.finish()
-            raise RecordingFull(f"{self._file.path} has reached {self._max_bytes} bytes")
-        if self._file.size > self._file.empty_size:
-            self._file.finish()
-            self._file = self._next_file(self._directory)
-        room = self._max_bytes - self._file.size
-        if len(self._file.member(lines)) <= room:
-            return lines
-        fitting: list[str] = []
-        for line in lines:
-            if len(self._file.member([*fitting, line])) <= room:
-                fitting.append(line)
-            else:
-                self.dropped += 1
-        return fitting
-
     def _next_file(self, directory: Path) -> _File:
-        """Remove the oldest files beyond ``keep`` and open the next."""
-        finished = sorted(path for path in directory.iterdir() if self._ours(path.name))
+        """Remove the oldest files beyond ``keep`` and open the next. Numbers tell the age: clocks step."""
+        finished = [path for path in directory.iterdir() if self._number_of(path.name)]
+        finished.sort(key=lambda path: self._number_of(path.name))
         for path in finished[: max(0, len(finished) - self._keep + 1)]:
             path.unlink(missing_ok=True)
-        while True:
-            self._number += 1
-            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-            path = directory / f"{self._prefix}{stamp}-{self._number:06d}.jsonl.gz"
-            if not path.exists() and not path.with_name(path.name + _PART).exists():
-                return _File(path, self._header)
+        self._number += 1
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        return _File(directory / f"{self._prefix}{self._number:06d}-{stamp}.jsonl.gz", self._header)
 
     def _adopt(self, directory: Path) -> None:
         """Name the files that a killed recorder left; one that is still being written stays alone."""
         for part in directory.glob(f"*{_PART}"):
-            if not self._ours(part.name.removesuffix(_PART)):
+            if not self._number_of(part.name.removesuffix(_PART)):
                 continue
             with part.open("rb") as held:
                 try:
@@ -214,8 +223,10 @@ class Recorder:
         node = re.sub(r"[^A-Za-z0-9.-]", "_", self._header.node)[:63]
         return f"kvpressure-{node}-" if node else "kvpressure-"
 
-    def _ours(self, name: str) -> bool:
-        return re.fullmatch(re.escape(self._prefix) + r"\d{8}T\d{6}Z-\d{6}\.jsonl\.gz", name) is not None
+    def _number_of(self, name: str) -> int:
+        """The number of a file of this node, counted from 1; 0 for any other file."""
+        match = re.fullmatch(re.escape(self._prefix) + r"(\d{6,})-\d{8}T\d{6}Z\.jsonl\.gz", name)
+        return int(match[1]) if match else 0
 
 
 class BackgroundRecorder:

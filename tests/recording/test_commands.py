@@ -1,0 +1,189 @@
+"""``kvpressure replay`` and ``kvpressure record`` as a user runs them."""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvpressure.cli import main
+from kvpressure.recording.format import Header
+from kvpressure.recording.reader import Reader
+from recording.strategies import RECORDINGS, real_pages
+
+KV03 = RECORDINGS / "incidents" / "KV03.jsonl.gz"
+
+
+def test_replay_json_has_a_line_per_engine_and_tick(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(KV03), "--format", "json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 109
+    assert {line["model_name"] for line in lines} == {"Llama-3.1-8B"}
+    assert [line["t"] for line in lines] == [1700000000.0 + 5 * i for i in range(109)]
+    assert "kv_pressure" in {line["verdict"] for line in lines}
+
+
+def test_a_part_of_a_replay_is_judged_with_what_came_before(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["replay", str(KV03), "--format", "json"])
+    whole = capsys.readouterr().out.splitlines()
+    assert main(["replay", str(KV03), "--format", "json", "--from", "350", "--to", "400"]) == 0
+    assert capsys.readouterr().out.splitlines() == whole[70:81]
+
+
+def test_replay_text_shows_changes_and_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(KV03)]) == 0
+    shown = capsys.readouterr().out
+    assert "-> kv_pressure (saturated)" in shown
+    assert "    for: KV cache" in shown
+    assert shown.splitlines()[-1].startswith("inference/vllm-kv03 Llama-3.1-8B engine 0: ")
+
+
+def test_thresholds_of_the_user_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.yaml").write_text("kv_full_ratio: 5\nkv_near_full_ratio: 5\n")
+    assert main(["replay", str(KV03), "--format", "json", "--thresholds", str(tmp_path / "t.yaml")]) == 0
+    assert all(json.loads(line)["evidence"]["kv_full"] is not True for line in capsys.readouterr().out.splitlines())
+
+
+def test_openmetrics_alone_prints_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(KV03), "--openmetrics", str(tmp_path / "out"), "--from", "500"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "samples" in captured.err
+    text = (tmp_path / "out").read_text()
+    assert " 1700000500.000\n" in text
+    assert " 1700000495.000\n" not in text
+
+
+def test_damage_is_reported_and_the_rest_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with gzip.open(KV03, "rt") as lines:
+        rows = list(lines)
+    path = tmp_path / "r.jsonl"
+    path.write_text(rows[0] + "".join(row + "broken\n" for row in rows[1:31]))
+    assert main(["replay", str(path), "--format", "json"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 30
+    assert captured.err.splitlines()[0] == f"{path}:3: not JSON (JSONDecodeError)"
+    assert captured.err.splitlines()[-1] == f"{path}: 20 more lines skipped"
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["/nowhere"], "/nowhere: No such file or directory"),
+    ([str(KV03), "--from", "-1"], "'-1' is no number of seconds; allowed: 0 or more"),
+    ([str(KV03), "--to", "nan"], "'nan' is no number of seconds"),
+    ([str(KV03), "--from", "9", "--to", "8"], "--to: 8 is before --from; allowed: 9 or more"),
+    ([str(KV03), "--openmetrics", "/nowhere/out"], "/nowhere/out: No such file or directory"),
+    ([str(KV03), "--thresholds", "/nowhere"], "/nowhere: No such file or directory"),
+    ([str(KV03), "--format", "xml"], "invalid choice: 'xml'"),
+    ([str(RECORDINGS / "labels.csv")], "labels.csv:1: not a recording"),
+])
+def test_replay_refuses_in_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.startswith("kvpressure replay: ")
+    assert error.count("\n") == 1
+
+
+def test_a_recording_without_ticks_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text(Header().to_json() + "\n")
+    assert main(["replay", str(path)]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def engine() -> Iterator[str]:
+    """A server that answers with a real page; its metrics URL."""
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = real_pages()[0].encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+        server.shutdown()
+
+
+def record(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvpressure.cli", "record", "--no-collector.nvidia", "--no-collector.amd", "--interval", "0.1",
+         "--collector.vllm.interval", "0.1", *arguments],
+        stderr=subprocess.PIPE, text=True, env={k: v for k, v in os.environ.items() if not k.startswith("KVPRESSURE_")})
+
+
+def test_record_then_replay(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r.jsonl.gz"
+    with record("--out", str(out), "--for", "1.5", "--vllm.target", engine, "--node-name", "here") as process:
+        _, error = process.communicate(timeout=30)
+    assert process.returncode == 0, error
+    assert f"recording to {out}" in error
+    with Reader(out, on_problem=lambda problem: pytest.fail(str(problem)), keep_exposition=True) as reader:
+        assert reader.header.node == "here"
+        assert reader.header.interval_seconds == 0.1
+        pages = [page for snapshot in reader for page in snapshot.pages]
+    assert len(pages) >= 5
+    assert {page.exposition for page in pages} == {real_pages()[0]}
+    assert main(["replay", str(out), "--format", "json"]) == 0
+    assert {json.loads(line)["model_name"] for line in capsys.readouterr().out.splitlines()} == {"tiny"}
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_record_to_a_directory_ends_cleanly_on_a_signal(engine: str, tmp_path: Path) -> None:
+    with record("--out", str(tmp_path / "flight"), "--vllm.target", engine) as process:
+        wait_for(lambda: any(file.stat().st_size > 2000 for file in tmp_path.glob("flight/*.part")))
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=20)
+    assert process.returncode == 0, error
+    (file,) = (tmp_path / "flight").iterdir()
+    assert file.name.endswith(".jsonl.gz")
+    with Reader(file, on_problem=lambda problem: pytest.fail(str(problem))) as reader:
+        assert sum(1 for _ in reader) >= 2
+
+
+def test_record_stops_when_its_file_is_full_and_says_so(engine: str, tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    with record("--out", str(out), "--for", "60", "--max-size", "64KiB", "--vllm.target", engine) as process:
+        _, error = process.communicate(timeout=30)
+    assert process.returncode == 1, error
+    assert "has reached 65536 bytes; --max-size allows more" in error
+    assert out.stat().st_size <= 65536
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ([], "required: --out"),
+    (["--out", "/nowhere/r.jsonl"], "--out: /nowhere/r.jsonl: No such file or directory"),
+    (["--out", str(KV03)], "File exists"),
+    (["--out", "x.jsonl", "--for", "soon"], "--for: 'soon' is not allowed; allowed: seconds"),
+    (["--out", "x.jsonl", "--max-size", "1"], "--max-size: '1' is not allowed; allowed: bytes from 64KiB"),
+    (["--out", "x.jsonl", "--keep", "0"], "--keep: '0' is not allowed; allowed: a whole number from 1"),
+    (["--out", "x.jsonl", "--vllm.target", "nonsense://"], "--vllm.target"),
+])
+def test_record_refuses_in_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert not Path("x.jsonl.part").exists()

@@ -1,0 +1,183 @@
+"""A replay as OpenMetrics: strictly valid, and a real Prometheus answers queries on the blocks made of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import socket
+import subprocess
+import time
+import tracemalloc
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from kvpressure.pipeline import Pipeline
+from kvpressure.publish.metrics import METRICS
+from kvpressure.recording.openmetrics import OpenMetricsWriter
+from kvpressure.recording.reader import Reader
+from kvpressure.state import State
+from recording.strategies import RECORDINGS
+
+L_DP2 = RECORDINGS / "vllm-cpu" / "l_dp2.jsonl.gz"
+HST4 = RECORDINGS / "incidents" / "HST4.jsonl.gz"  # logs, restarts, containers, an engine that dies
+
+
+def backfill(recording: Path, out: Path) -> int:
+    with Reader(recording) as reader, OpenMetricsWriter(out) as writer:
+        pipeline = Pipeline()
+        for snapshot in reader:
+            writer.add(snapshot.time, pipeline.observe(snapshot))
+    return writer.samples
+
+
+@pytest.mark.parametrize("recording", [L_DP2, HST4], ids=lambda path: path.stem)
+def test_the_file_is_valid_openmetrics(recording: Path, tmp_path: Path) -> None:
+    count = backfill(recording, tmp_path / "out")
+    text = (tmp_path / "out").read_text()
+    assert text.endswith("# EOF\n")
+    grouped, plain = _grouped(text)
+    families = list(text_string_to_metric_families(plain))  # refuses interleaved families, metrics and times going back
+    samples = [sample for family in families for sample in family.samples]
+    assert len(samples) + len(grouped) == count
+    assert {f"kvpressure_{metric.name}" for metric in METRICS} >= {sample.name for sample in samples}
+    assert all(sample.timestamp is not None for sample in samples)
+
+
+@pytest.mark.parametrize("recording", [L_DP2, HST4], ids=lambda path: path.stem)
+def test_histograms_and_summaries_come_point_by_point_in_order_of_time(recording: Path, tmp_path: Path) -> None:
+    backfill(recording, tmp_path / "out")
+    grouped, _ = _grouped((tmp_path / "out").read_text())
+    points = [(re.sub(r'(_bucket|_count|_sum)(?={)|(le|quantile)="[^"]*",?', "", line.split(" ")[0]), float(line.split(" ")[2]))
+              for line in grouped]
+    assert points
+    assert [point for point, _ in itertools.groupby(points)] == list(dict.fromkeys(points))
+    metrics = [metric for metric, _ in itertools.groupby(points, key=lambda point: point[0])]
+    assert len(metrics) == len(set(metrics))
+    assert all(a[1] <= b[1] for a, b in itertools.pairwise(points) if a[0] == b[0])
+
+
+def _grouped(text: str) -> tuple[list[str], str]:
+    """The samples of histograms and summaries, and the text without those families.
+
+    ``prometheus_client`` loses all but the first sample of such a metric's second point; promtool reads them.
+    """
+    names = re.findall(r"^# TYPE (\S+) (?:histogram|summary)$", text, re.M)
+    mine = re.compile(rf"(?:# (?:HELP|TYPE) )?(?:{'|'.join(names)})(?:_bucket|_count|_sum)?[ {{]")
+    lines = text.splitlines(keepends=True)
+    return ([line for line in lines if mine.match(line) and line[0] != "#"],
+            "".join(line for line in lines if not mine.match(line)))
+
+
+def test_values_and_times_are_those_of_the_replay(tmp_path: Path) -> None:
+    backfill(L_DP2, tmp_path / "out")
+    with Reader(L_DP2) as reader:
+        pages = [(snapshot.time, {e.engine: e.gauges["running"] for e in snapshot.pages[0].engines if "running" in e.gauges})
+                 for snapshot in reader]
+    pattern = re.compile(r'^kvpressure_requests_running\{engine="1",.*\} (\S+) (\S+)$', re.M)
+    found = [(float(t), float(value)) for value, t in pattern.findall((tmp_path / "out").read_text())]
+    assert found == [(round(t, 3), running["1"]) for t, running in pages if "1" in running]
+    assert len(found) > 20
+
+
+def test_a_tick_that_is_not_later_is_left_out(tmp_path: Path) -> None:
+    with OpenMetricsWriter(tmp_path / "out") as writer:
+        for t in (10.0, 10.0004, 9.0, 10.001):
+            writer.add(t, State(time=t, ticks=1))
+    stamps = re.findall(r"^kvpressure_ticks_total \S+ (\S+)$", (tmp_path / "out").read_text(), re.M)
+    assert stamps == ["10.000", "10.001"]
+
+
+def test_nothing_is_left_behind_when_the_replay_fails(tmp_path: Path) -> None:
+    def fail() -> None:
+        with OpenMetricsWriter(tmp_path / "out") as writer:
+            writer.add(1.0, State(time=1.0))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_written_fails_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        OpenMetricsWriter(tmp_path / "no" / "out")
+
+
+def test_memory_does_not_grow_with_the_ticks(tmp_path: Path) -> None:
+    with Reader(L_DP2) as reader:
+        state = Pipeline().observe(next(iter(reader)))
+
+    def peak(ticks: int) -> int:
+        tracemalloc.start()
+        try:
+            with OpenMetricsWriter(tmp_path / "out") as writer:
+                for t in range(ticks):
+                    writer.add(float(t), state)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(120) < 1.5 * peak(60)
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real Prometheus on the blocks that promtool made of a replay; its base URL."""
+    directory = tmp_path_factory.mktemp("prometheus")
+    backfill(L_DP2, directory / "out")
+    made = subprocess.run(["promtool", "tsdb", "create-blocks-from", "openmetrics", directory / "out", directory / "data"],
+                          capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    (directory / "prometheus.yml").write_text("{}\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with subprocess.Popen(
+        ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
+         "--storage.tsdb.retention.time=100y", f"--web.listen-address={address}", "--log.level=error"],
+    ) as process:
+        try:
+            _wait_until_ready(address)
+            yield f"http://{address}"
+        finally:
+            process.terminate()
+
+
+def _wait_until_ready(address: str) -> None:
+    end = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://{address}/-/ready", timeout=2):
+                return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+
+
+def _query(base: str, query: str, t: float) -> list[dict]:
+    with urllib.request.urlopen(f"{base}/api/v1/query?query={quote(query)}&time={t}", timeout=10) as answer:
+        return json.load(answer)["data"]["result"]
+
+
+def test_a_real_prometheus_answers_on_the_backfilled_blocks(prometheus: str) -> None:
+    with Reader(L_DP2) as reader:
+        snapshots = list(reader)
+    end = snapshots[-1].time
+    running = {row["metric"]["engine"]: float(row["value"][1])
+               for row in _query(prometheus, "kvpressure_requests_running", end)}
+    assert running == {e.engine: e.gauges["running"] for e in snapshots[-1].pages[0].engines}
+    highest = _query(prometheus, "max by (engine) (max_over_time(kvpressure_kv_cache_used_ratio[5m]))", end)
+    assert {row["metric"]["engine"]: float(row["value"][1]) for row in highest} == {
+        engine: max(e.gauges.get("kv_usage", 0.0) for s in snapshots for e in s.pages[0].engines if e.engine == engine)
+        for engine in ("0", "1")}
+    tokens = _query(prometheus, "sum(increase(kvpressure_generation_tokens_total[5m]))", end)
+    assert float(tokens[0]["value"][1]) > 0
+    verdicts = _query(prometheus, "sum by (engine) (kvpressure_verdict)", end)
+    assert [float(row["value"][1]) for row in verdicts] == [1.0, 1.0]

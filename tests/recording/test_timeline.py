@@ -1,0 +1,119 @@
+"""A replay as lines: the JSON contract and the timeline of changes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from kvpressure.pipeline import Pipeline
+from kvpressure.readings import EngineKey, Snapshot
+from kvpressure.recording.reader import Reader
+from kvpressure.recording.timeline import Timeline, json_line
+from kvpressure.signals.model import KvSignals, Signals
+from kvpressure.sources.vllm.exposition import page_from_text
+from kvpressure.state import (
+    CONDITIONS,
+    SIGNATURE_CONDITIONS,
+    STAGES,
+    VERDICTS,
+    Diagnosis,
+    EngineState,
+    Evidence,
+)
+from recording.strategies import RECORDINGS
+
+KEY = EngineKey("ns", "pod", "model", "0")
+CONTRACT = {"t", "namespace", "pod", "model_name", "engine", "verdict", "confidence", "stage", "evidence", "conditions",
+            "signals", "documented_signature"}
+
+
+def engine(verdict: str, stage: str | None = None, conditions: dict | None = None, signals: Signals | None = None,
+           **sentences: tuple[str, ...]) -> EngineState:
+    answer = Diagnosis(verdict, 0.8, stage, 0.0, conditions=conditions or {}, **sentences)
+    return EngineState(KEY, "x", "c", (), True, None, None, None, None, {}, signals or Signals(0.0), answer)
+
+
+def test_the_json_line_is_the_contract_on_a_real_recording() -> None:
+    with Reader(RECORDINGS / "vllm-cpu" / "l_dp2.jsonl.gz") as reader:
+        pipeline = Pipeline()
+        for snapshot in reader:
+            state = pipeline.observe(snapshot)
+            lines = [json.loads(json_line(snapshot.time, item)) for item in state.engines]
+            assert sorted(line["engine"] for line in lines) == ["0", "1"]
+            for line in lines:
+                assert set(line) == CONTRACT
+                assert line["t"] == snapshot.time
+                assert line["verdict"] in VERDICTS
+                assert line["stage"] is None or line["stage"] in STAGES
+                assert 0 <= line["confidence"] <= 1
+                assert set(line["conditions"]) <= set(CONDITIONS)
+                assert set(line["documented_signature"]) == set(SIGNATURE_CONDITIONS)
+                for group in ("evidence", "conditions", "documented_signature"):
+                    assert all(value in (True, False, None) for value in line[group].values())
+                assert all(value is None or isinstance(value, float) for value in line["signals"].values())
+
+
+def test_an_engine_that_never_answered_has_its_line() -> None:
+    pipeline = Pipeline()
+    for t in (1.0, 6.0):
+        page = page_from_text(None, target="http://10.0.0.1:8000/metrics", time=t, namespace="n", pod="p", error="refused")
+        state = pipeline.observe(Snapshot(t, pages=(page,)))
+        (line,) = [json.loads(json_line(t, item)) for item in state.engines]
+        assert set(line) == CONTRACT
+        assert (line["namespace"], line["pod"], line["verdict"]) == ("n", "p", "unknown")
+
+
+def test_what_is_no_number_in_json_is_null() -> None:
+    state = engine("healthy", signals=Signals(0.0, kv=KvSignals(kv_used_ratio=math.nan, kv_slope_per_second=math.inf)))
+    line = json.loads(json_line(1.0, state), parse_constant=pytest.fail)
+    assert line["signals"]["kv_used_ratio"] is None
+    assert line["signals"]["kv_slope_per_second"] is None
+
+
+def test_evidence_is_true_false_or_not_known() -> None:
+    state = engine("healthy")
+    named = {"a": Evidence("a", True, "yes"), "b": Evidence("b", None, "?")}
+    line = json.loads(json_line(1.0, replace(state, diagnosis=replace(state.diagnosis, evidence=named))))
+    assert line["evidence"] == {"a": True, "b": None}
+
+
+def test_only_changes_are_shown_with_their_reasons() -> None:
+    timeline = Timeline()
+    first = list(timeline.lines(0.0, (engine("healthy", supporting=("tokens flow",)),)))
+    assert first == ["1970-01-01 00:00:00Z  +0 s  ns/pod model engine 0  healthy, confidence 0.80", "    for: tokens flow"]
+    assert list(timeline.lines(5.0, (engine("healthy"),))) == []
+    pressed = engine("kv_pressure", "saturated", supporting=("cache full",), opposing=("no preemption",))
+    assert list(timeline.lines(10.0, (pressed,))) == [
+        "1970-01-01 00:00:10Z  +10 s  ns/pod model engine 0  healthy -> kv_pressure (saturated), confidence 0.80",
+        "    for: cache full", "    against: no preemption"]
+    worse = engine("kv_pressure", "thrashing", supporting=("preempting",))
+    assert next(timeline.lines(15.0, (worse,))).endswith("kv_pressure (saturated) -> kv_pressure (thrashing), confidence 0.80")
+
+
+def test_conditions_appear_and_disappear() -> None:
+    timeline = Timeline()
+    list(timeline.lines(0.0, (engine("idle", conditions={"crash_loop": False}),)))
+    assert list(timeline.lines(1.0, (engine("idle", conditions={"crash_loop": True}),)))[1:] == [
+        "    condition crash_loop: now true"]
+    assert list(timeline.lines(2.0, (engine("idle", conditions={"crash_loop": None}),)))[1:] == [
+        "    condition crash_loop: no longer true"]
+
+
+def test_unknown_says_what_is_missing() -> None:
+    lines = list(Timeline().lines(0.0, (engine("unknown", missing=("KV usage",)),)))
+    assert lines[1:] == ["    missing: KV usage"]
+
+
+def test_the_summary_adds_up_and_hidden_ticks_count() -> None:
+    timeline = Timeline()
+    for t in range(0, 100, 10):
+        shown = list(timeline.lines(float(t), (engine("idle" if t < 40 else "healthy"),), show=t >= 60))
+        assert shown == []
+    assert list(timeline.summary()) == ["ns/pod model engine 0: healthy 50 s, idle 40 s"]
+
+
+def test_any_time_a_recording_claims_can_be_shown() -> None:
+    assert list(Timeline().lines(1e300, (engine("idle"),)))

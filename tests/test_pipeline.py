@@ -1,0 +1,244 @@
+"""The pipeline as a whole: joins, absence, staleness, churn, and order-proofness. Pages are real captures."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpressure import readings as r
+from kvpressure.pipeline import FORGET_SECONDS, Pipeline
+from kvpressure.readings import (
+    ContainerReading,
+    EngineKey,
+    EnginePage,
+    EngineReading,
+    GpuOwner,
+    GpuReading,
+    LogLine,
+    Snapshot,
+    Termination,
+)
+from kvpressure.recording.reader import Reader
+
+RECORDINGS = Path(__file__).parent / "fixtures" / "recordings"
+GIB = 2**30
+
+
+def page(t, gauges=None, counters=None, pod="chat-0", engines=None, **more) -> EnginePage:
+    reading = EngineReading("m", "0", gauges or {}, counters or {}, {}, more.pop("config", {}))
+    return EnginePage("http://10.0.0.5:8000/metrics", t, "inference", pod, "vllm", engines=engines or (reading,), **more)
+
+
+def failed(t, reason="timeout", **more) -> EnginePage:
+    return dataclasses.replace(page(t, **more), engines=(), error=reason)
+
+
+def busy(t, kv=0.3, running=4, waiting=0):
+    return page(t, {r.RUNNING: running, r.WAITING: waiting, r.KV_USAGE: kv}, {r.GENERATION_TOKENS: t * 100,
+                                                                              r.PROMPT_TOKENS: t * 10})
+
+
+def feed(pipeline, pages, start=1000.0):
+    state = None
+    for i, item in enumerate(pages):
+        state = pipeline.observe(Snapshot(start + i, pages=() if item is None else (item(start + i),)))
+    return state
+
+
+def test_an_engine_that_never_answered_is_listed_and_unknown():
+    state = Pipeline().observe(Snapshot(1000.0, pages=(failed(1000.0, "refused", args=("--served-model-name", "chat")),)))
+    (engine,) = state.engines
+    assert engine.key == EngineKey("inference", "chat-0", "chat", "0")
+    assert (engine.up, engine.error, engine.diagnosis.verdict) == (False, "refused", "unknown")
+    assert engine.diagnosis.missing
+    assert engine.counters == {}
+    assert engine.reading is None
+
+
+def test_the_placeholder_name_goes_when_the_page_tells_the_right_one():
+    pipeline = Pipeline()
+    pipeline.observe(Snapshot(1000.0, pages=(failed(1000.0, args=("--model", "org/name")),)))
+    state = pipeline.observe(Snapshot(1001.0, pages=(busy(1001.0),)))
+    assert [engine.key.model_name for engine in state.engines] == ["m"]
+
+
+def test_values_go_when_the_page_goes_and_identity_stays():
+    pipeline = Pipeline()
+    assert feed(pipeline, [busy] * 5).engines[0].up
+    state = feed(pipeline, [failed] * 3, start=1005.0)
+    (engine,) = state.engines
+    assert not engine.up
+    assert engine.reading is None
+    assert engine.counters == {}
+    state = feed(pipeline, [None] * 20, start=1008.0)
+    assert state.engines[0].diagnosis.verdict == "unknown"
+    assert state.engines[0].signals.kv.kv_used_ratio is None, "a number from 20 s ago describes another moment"
+
+
+def test_one_missed_scrape_does_not_change_the_verdict():
+    pipeline = Pipeline()
+    feed(pipeline, [busy] * 10)
+    state = feed(pipeline, [None, busy, failed, busy], start=1010.0)
+    assert state.engines[0].diagnosis.verdict == "healthy"
+
+
+def test_engines_are_forgotten_when_their_target_goes_or_after_a_while():
+    pipeline = Pipeline()
+    feed(pipeline, [busy] * 3)
+    gone = pipeline.observe(Snapshot(1003.0, targets=()))
+    assert gone.engines == ()
+    feed(pipeline, [busy] * 3, start=1004.0)
+    assert pipeline.observe(Snapshot(1007.0 + FORGET_SECONDS)).engines == ()
+
+
+def test_gpu_pod_and_engine_are_joined_by_ownership():
+    gpu = GpuReading("GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB, utilization_ratio=0.9)
+    owner = GpuOwner("GPU-1", "inference", "chat-0", "vllm")
+    pipeline = Pipeline()
+    for i in range(5):
+        state = pipeline.observe(Snapshot(1000.0 + i, gpus=(gpu,), owners=(owner,), pages=(busy(1000.0 + i),)))
+    (engine,) = state.engines
+    assert engine.gpus == ("GPU-1",)
+    assert engine.signals.memory.device_used_ratio == pytest.approx(0.9)
+    assert engine.signals.memory.device_demand_ratio is None, "the pool's size is not known"
+
+
+def test_start_up_lines_give_the_pool_and_so_the_real_demand():
+    gpu = GpuReading("GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB)
+    lines = tuple(LogLine("inference", "chat-0", "vllm", text) for text in (
+        "INFO 11-02 10:00:00 [gpu_worker.py:1] Available KV cache memory: 40.00 GiB",
+        "INFO 11-02 10:00:00 [gpu_model_runner.py:1] Model loading took 26.00 GiB and 5.1 seconds"))
+    pipeline = Pipeline()
+    for i in range(3):
+        state = pipeline.observe(Snapshot(1000.0 + i, gpus=(gpu,), owners=(GpuOwner("GPU-1", "inference", "chat-0", "vllm"),),
+                                          pages=(busy(1000.0 + i, kv=0.25),), logs=lines if i == 0 else ()))
+    (engine,) = state.engines
+    assert engine.signals.memory.kv_pool_bytes == 40 * GIB
+    assert engine.signals.memory.components == {"weights": 26 * GIB, "kv_pool": 40 * GIB, "other": 6 * GIB}
+    assert state.gpus[0].demand_ratio == pytest.approx((72 - 30) / 80)
+    assert engine.signals.memory.device_demand_ratio == state.gpus[0].demand_ratio
+
+
+def test_two_engines_on_one_gpu_share_its_demand_only_when_both_pools_are_known():
+    gpu = GpuReading("GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB)
+    owners = tuple(GpuOwner("GPU-1", "inference", pod, "vllm", True) for pod in ("chat-0", "code-0"))
+    line = LogLine("inference", "chat-0", "vllm", "Available KV cache memory: 40.00 GiB")
+    pages = tuple(dataclasses.replace(busy(1000.0), pod=pod, target=f"http://{pod}") for pod in ("chat-0", "code-0"))
+    state = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), owners=owners, pages=pages, logs=(line,)))
+    assert state.gpus[0].demand_ratio is None
+
+
+def test_counters_never_fall_over_a_restart_of_the_engine():
+    pipeline = Pipeline()
+    seen = []
+    for i, tokens in enumerate((100, 250, 10, 40)):
+        state = pipeline.observe(Snapshot(1000.0 + i, pages=(page(1000.0 + i, {r.RUNNING: 1}, {r.GENERATION_TOKENS: tokens}),)))
+        seen.append(state.engines[0].counters[r.GENERATION_TOKENS])
+    assert seen == [100, 250, 260, 290]
+
+
+def test_container_and_log_events_reach_state_and_conditions():
+    container = ContainerReading("inference", "chat-0", "vllm", restarts=0, ready=True, memory_working_set_bytes=95,
+                                 memory_limit_bytes=100)
+    died = dataclasses.replace(container, restarts=1, last_termination=Termination("OOMKilled", 137, 1003.0))
+    oom = LogLine("inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.")
+    pipeline = Pipeline()
+    for i in range(4):
+        state = pipeline.observe(Snapshot(1000.0 + i, containers=(died if i == 3 else container,), pages=(busy(1000.0 + i),),
+                                          logs=(oom,) if i == 2 else ()))
+    conditions = state.engines[0].diagnosis.conditions
+    assert conditions["host_memory_near_limit"] is True
+    assert conditions["host_oom_killed"] is True
+    assert conditions["gpu_out_of_memory"] is True
+    assert conditions["crash_loop"] is False
+    assert state.containers[0].log_events == {"cuda_oom": 1}
+
+
+def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
+    def gpu(**more):
+        return GpuReading("GPU-1", 0, "nvidia", **more)
+
+    owner = GpuOwner("GPU-1", "inference", "chat-0", "vllm")
+    for readings, expected in (((gpu(xid_errors={13: 1}), gpu(xid_errors={13: 5})), False),
+                               ((gpu(xid_errors={79: 1}), gpu(xid_errors={79: 2})), True),
+                               ((gpu(), gpu(error="gpu_lost")), True)):
+        pipeline = Pipeline()
+        for i, reading in enumerate(readings):
+            state = pipeline.observe(Snapshot(1000.0 + i, gpus=(reading,), owners=(owner,), pages=(busy(1000.0 + i),)))
+        assert state.engines[0].diagnosis.conditions["gpu_fault"] is expected
+
+
+def test_limits_come_from_arguments_with_their_source():
+    state = feed(Pipeline(), [lambda t: dataclasses.replace(busy(t), args=("--max-num-seqs", "64", "--model", "m"))] * 2)
+    limit = state.engines[0].limits["max_num_seqs"]
+    assert (limit.value, limit.explicit, limit.source) == (64, True, "args")
+
+
+def test_snapshots_that_step_back_a_little_are_ignored():
+    pipeline = Pipeline()
+    feed(pipeline, [busy] * 5)
+    before = pipeline.observe(Snapshot(1005.0, pages=(busy(1005.0, kv=0.4),)))
+    after = pipeline.observe(Snapshot(1004.5, pages=(busy(1004.5, kv=0.9),)))
+    assert after.engines[0].signals.kv.kv_used_ratio == before.engines[0].signals.kv.kv_used_ratio == 0.4
+
+
+@pytest.mark.parametrize("name", ["vllm-cpu/d_kv_pressure", "vllm-cpu/l_dp2", "incidents/KV04", "burstgpt/scale-100"])
+def test_unrelated_noise_in_other_pods_changes_nothing(name):
+    """Another pod that fails, storms or vanishes leaves an engine's diagnosis as it was."""
+    alone, crowded = Pipeline(), Pipeline()
+    with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
+        for i, snapshot in enumerate(reader):
+            noise = dataclasses.replace(busy(snapshot.time, kv=0.99, waiting=50) if i % 3 else failed(snapshot.time),
+                                        pod="other", target="http://other")
+            one = alone.observe(snapshot).engines
+            two = crowded.observe(dataclasses.replace(snapshot, pages=(*snapshot.pages, noise))).engines
+            kept = [e for e in two if e.key.pod != "other"]
+            assert [(e.key, e.diagnosis.verdict, e.diagnosis.confidence, e.signals.flat()) for e in one] == \
+                [(e.key, e.diagnosis.verdict, e.diagnosis.confidence, e.signals.flat()) for e in kept]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["page", "fail", "gap", "reset", "back", "duplicate", "nan_free_zero"]),
+                          st.floats(0, 1), st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=60))
+def test_resets_gaps_duplicates_and_steps_never_raise_nor_give_impossible_numbers(events):
+    pipeline, t, tokens = Pipeline(), 10_000.0, 0.0
+    for kind, kv, running, waiting in events:
+        t += {"gap": 120.0, "back": -5.0, "duplicate": 0.0}.get(kind, 1.0)
+        tokens = 0.0 if kind == "reset" else tokens + running
+        item = failed(t) if kind == "fail" else page(
+            t, {r.RUNNING: running, r.WAITING: waiting, r.KV_USAGE: 0.0 if kind == "nan_free_zero" else kv},
+            {r.GENERATION_TOKENS: tokens, r.PREEMPTIONS: tokens // 7}, config={"kv_cache_size_tokens": "8192"})
+        for engine in pipeline.observe(Snapshot(t, pages=(item,))).engines:
+            flat = engine.signals.flat()
+            for name, value in flat.items():
+                assert value is None or value == value, name
+                assert value is None or abs(value) < float("inf"), name
+            for name in ("kv_used_ratio", "kv_used_ratio_max", "batch_collapse_ratio", "memory_high_compute_low_score"):
+                assert flat[name] is None or 0 <= flat[name] <= 1, name
+            for name in ("preemption_rate", "generation_tokens_per_second", "kv_seconds_to_full", "arrival_rate"):
+                assert flat[name] is None or flat[name] >= 0, name
+
+
+def test_churn_of_thousands_of_pods_leaves_nothing_behind():
+    pipeline = Pipeline()
+
+    def wave(i):
+        t = 1000.0 + i
+        pages = tuple(dataclasses.replace(busy(t), pod=f"p{i}-{j}", target=f"http://p{i}-{j}") for j in range(20))
+        containers = tuple(ContainerReading("inference", p.pod, "vllm", restarts=0) for p in pages)
+        pipeline.observe(Snapshot(t, pages=pages, containers=containers, targets=tuple(p.target for p in pages)))
+
+    for i in range(350):
+        wave(i)
+    gc.collect()
+    before = len(gc.get_objects())
+    for i in range(350, 500):
+        wave(i)
+    gc.collect()
+    assert len(gc.get_objects()) < before * 1.02 + 2000
+    assert len(pipeline.observe(Snapshot(1500.0)).engines) == 20

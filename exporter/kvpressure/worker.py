@@ -170,7 +170,7 @@ class Worker:
 
     def _accept(self, reading: Reading, now: float) -> None:
         self._unread = reading if self._unread is None else _merged(self._unread, reading)
-        self._held = replace(reading, pages=None, logs=None)
+        self._held = replace(reading, pages=None, logs=None) if self.spec.hold_seconds else None
         self._arrived = now
         errors = self._health.errors
         for reason, count in reading.errors.items():

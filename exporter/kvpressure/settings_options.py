@@ -1,0 +1,104 @@
+"""What a setting is: its name in three spellings, its kind, and how a wrong value is reported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvpressure.settings_kinds import BOOL, SECONDS, Kind
+
+ENV_PREFIX: Final = "KVPRESSURE_"
+
+
+class SettingsError(ValueError):
+    """A setting is wrong. The text is one line: where it stands, what is wrong, what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting. ``name`` is the flag without dashes and the key in the file; ``fallback_env`` is a variable
+    without the prefix that counts when nothing else is given.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    default: str
+    repeat: bool = False
+    fallback_env: str = ""
+
+    @property
+    def env(self) -> str:
+        """The environment variable."""
+        return ENV_PREFIX + re.sub(r"[.-]", "_", self.name).upper()
+
+    def check(self, raw: object, where: str) -> Any:
+        """The value of what was written at ``where``. Raises ``SettingsError``."""
+        if not self.repeat:
+            return self._one(raw, where)
+        return tuple(self._one(item, where) for item in (raw if isinstance(raw, list) else [raw]))
+
+    def _one(self, raw: object, where: str) -> Any:
+        try:
+            return self.kind.parse(raw)
+        except ValueError as error:
+            detail = " ".join(str(error).split()) or f"{shown(raw)} is not allowed"
+            allowed = "" if "; allowed: " in detail else f"; allowed: {self.kind.allowed}"
+            raise SettingsError(f"{where}: {detail}{allowed}") from error
+
+
+def option(name: str, kind: Kind, default: Any, help: str, *, shown: str | None = None, repeat: bool = False,
+           fallback_env: str = "") -> Any:
+    """A field of ``Settings`` with its option. ``default`` may be a function; ``shown`` is how help prints it."""
+    text = _default_text(default) if shown is None else shown
+    metadata = {"option": Option(name, kind, help, text, repeat, fallback_env)}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _default_text(default: object) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, tuple):
+        return " ".join(str(item) for item in default)
+    return "" if default is None else f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def shown(raw: object) -> str:
+    """A wrong value as messages print it: on one line, and not all of a long one."""
+    text = repr(raw)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorSettings:
+    """Whether a source runs, how often it reads, and after how many seconds a read counts as hanging."""
+
+    enabled: bool
+    interval_seconds: float
+    deadline_seconds: float
+
+
+def registered_sources() -> Mapping[str, Any]:
+    """Every source by name (``SourceSpec``)."""
+    from kvpressure.sources.base import registry
+
+    return registry()
+
+
+def collector_options() -> dict[str, Option]:
+    """The three options of each source."""
+    table: dict[str, Option] = {}
+    for name, spec in registered_sources().items():
+        for entry in (
+            Option(f"collector.{name}", BOOL, f"Source: {spec.help}.", str(spec.default).lower()),
+            Option(f"collector.{name}.interval", SECONDS, f"Time between two readings of {name}.",
+                   f"{spec.interval_seconds:g}"),
+            Option(f"collector.{name}.deadline", SECONDS, f"Time after which a reading of {name} counts as hanging.",
+                   f"{spec.deadline_seconds:g}"),
+        ):
+            table[entry.name] = entry
+    return table

@@ -1,0 +1,105 @@
+"""Reading settings from flags, the environment and a YAML file, each value checked where it was written."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvpressure import yaml_nodes
+from kvpressure.settings_options import ENV_PREFIX, Option, SettingsError, shown
+from kvpressure.yaml_nodes import Node
+
+# Kubernetes puts variables into every pod for each Service of the namespace; one named "kvpressure" must not
+# stop the start.
+_SERVICE_LINK: Final = re.compile(
+    r"KVPRESSURE(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A checked value and where it was written (``--flag``, a variable or ``file:line: key``)."""
+
+    value: Any
+    where: str
+
+
+Found = Iterable[tuple[str, Given]]
+
+
+def from_fallbacks(environ: Mapping[str, str], table: Mapping[str, Option]) -> Found:
+    """What variables without the prefix give, e.g. ``NODE_NAME``."""
+    for name, entry in table.items():
+        raw = environ.get(entry.fallback_env)
+        if raw:
+            yield name, Given(entry.check(raw, entry.fallback_env), entry.fallback_env)
+
+
+def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:
+    """What was given as flags."""
+    for name, entry in table.items():
+        raw = getattr(args, name, None)
+        if raw is None:
+            continue
+        where = f"--{name}"
+        if isinstance(raw, list) and not entry.repeat:
+            if len(raw) > 1:
+                raise SettingsError(f"{where}: given {len(raw)} times; allowed: once")
+            raw = raw[0]
+        yield name, Given(entry.check(raw, where), where)
+
+
+def from_environment(environ: Mapping[str, str], table: Mapping[str, Option]) -> Found:
+    """What the environment gives; of several values one stands on each line."""
+    by_variable = {entry.env: name for name, entry in table.items()}
+    for variable in sorted(environ):
+        if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
+            continue
+        if variable not in by_variable:
+            if _SERVICE_LINK.fullmatch(variable):
+                continue
+            raise SettingsError(f"{variable}: unknown environment variable{_similar(variable, by_variable)}")
+        entry = table[by_variable[variable]]
+        raw: str | list[str] = environ[variable]
+        if entry.repeat:
+            raw = [line.strip() for line in environ[variable].splitlines() if line.strip()]
+        yield entry.name, Given(entry.check(raw, variable), variable)
+
+
+def from_file(path: str, table: Mapping[str, Option]) -> Found:
+    """What the YAML file gives."""
+    try:
+        root = yaml_nodes.read(path)
+    except yaml_nodes.YamlError as error:
+        raise SettingsError(str(error)) from error
+    if root.children is None:
+        raise SettingsError(f"{root.where}: the file is no mapping; allowed: keys and values")
+    return _walk(root.children, "", table).items()
+
+
+def _walk(nodes: Mapping[str, Node], prefix: str, table: Mapping[str, Option]) -> dict[str, Given]:
+    """Options of a mapping; ``web: {max-requests: 5}`` and ``web.max-requests: 5`` say the same."""
+    found: dict[str, Given] = {}
+    for key, node in nodes.items():
+        name = prefix + key
+        if node.children is not None and any(other.startswith(f"{name}.") for other in table):
+            inner = _walk(node.children, f"{name}.", table)
+        elif name in table:
+            where = f"{node.where}: {name}"
+            inner = {name: Given(table[name].check(node.value, where), where)}
+        else:
+            raise SettingsError(f"{node.where}: unknown key {shown(name)}{_similar(name, table)}")
+        for again in found.keys() & inner.keys():
+            raise SettingsError(f"{inner[again].where}: given twice; allowed: once")
+        found.update(inner)
+    return found
+
+
+def _similar(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else "; --help lists all"

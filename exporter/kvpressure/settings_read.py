@@ -101,5 +101,5 @@ def _walk(nodes: Mapping[str, Node], prefix: str, table: Mapping[str, Option]) -
 def _similar(name: str, known: Iterable[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.85)
     return f"; did you mean {close[0]}?" if close else "; --help lists all"

@@ -1,0 +1,290 @@
+"""Settings: three spellings of the same names, their precedence, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure import settings
+from kvpressure.settings import Settings, SettingsError
+from kvpressure.settings_kinds import LISTEN_ADDRESS, SECONDS, ListenAddress
+from kvpressure.sources.base import registry
+
+
+def load(*flags: str, env: dict[str, str] | None = None, file: Path | None = None) -> Settings:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    settings.add_arguments(parser)
+    arguments = [*flags, *(["--config", str(file)] if file else [])]
+    return settings.from_args(parser.parse_args(arguments), env or {})
+
+
+def mistake(*flags: str, env: dict[str, str] | None = None, file: Path | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(*flags, env=env, file=file)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def write(directory: Path, text: str | bytes) -> Path:
+    path = directory / "settings.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+VALUES: dict[str, tuple[str, Any, str, Any]] = {  # option -> text, YAML value as written, field, parsed
+    "web.listen-address": ("127.0.0.1:9000", "'127.0.0.1:9000'", "listen_addresses", (ListenAddress("127.0.0.1", 9000),)),
+    "web.telemetry-path": ("/m", "/m", "telemetry_path", "/m"),
+    "web.max-requests": ("7", "7", "max_requests", 7),
+    "interval": ("500ms", "0.5", "interval_seconds", 0.5),
+    "vllm.timeout": ("2", "2s", "vllm_timeout_seconds", 2.0),
+    "vllm.max-targets": ("3", "3", "vllm_max_targets", 3),
+    "nvidia.gpm": ("true", "true", "nvidia_gpm", True),
+    "nvidia.mig": ("false", "false", "nvidia_mig", False),
+    "node-name": ("node-7", "node-7", "node_name", "node-7"),
+    "log.level": ("debug", "debug", "log_level", "debug"),
+    "log.format": ("json", "json", "log_format", "json"),
+}
+
+
+class TestThreeSpellings:
+    @pytest.mark.parametrize("name", VALUES)
+    def test_flag_environment_and_file_say_the_same(self, tmp_path: Path, name: str) -> None:
+        text, written, field, parsed = VALUES[name]
+        flag = [f"--{name}" if parsed else f"--no-{name}"] if isinstance(parsed, bool) else [f"--{name}", text]
+        variable = "KVPRESSURE_" + name.upper().replace(".", "_").replace("-", "_")
+        section, _, key = name.partition(".")
+        nested = f"{section}:\n  {key}: {written}\n" if key else f"{section}: {written}\n"
+        for loaded in (load(*flag), load(env={variable: text}), load(file=write(tmp_path, f"{name}: {written}\n")),
+                       load(file=write(tmp_path, nested))):
+            assert getattr(loaded, field) == parsed
+
+    def test_flags_win_over_environment_over_file_over_default(self, tmp_path: Path) -> None:
+        file = write(tmp_path, "web: {max-requests: 1}\nlog.level: error\ninterval: 3\n")
+        env = {"KVPRESSURE_WEB_MAX_REQUESTS": "2", "KVPRESSURE_LOG_LEVEL": "warning"}
+        loaded = load("--web.max-requests=3", env=env, file=file)
+        assert (loaded.max_requests, loaded.log_level, loaded.interval_seconds) == (3, "warning", 3.0)
+        assert load(env=env, file=file).max_requests == 2
+        assert load(file=file).max_requests == 1
+        assert load().max_requests == 20
+
+    def test_the_file_may_be_named_by_the_environment(self, tmp_path: Path) -> None:
+        file = write(tmp_path, "web.max-requests: 4\n")
+        assert load(env={"KVPRESSURE_CONFIG": str(file)}).max_requests == 4
+
+    def test_several_values(self, tmp_path: Path) -> None:
+        expected = (ListenAddress("", 1), ListenAddress("::1", 2))
+        assert load("--web.listen-address", ":1", "--web.listen-address", "[::1]:2").listen_addresses == expected
+        assert load(env={"KVPRESSURE_WEB_LISTEN_ADDRESS": ":1\n  [::1]:2\n"}).listen_addresses == expected
+        file = write(tmp_path, "web:\n  listen-address: [':1', '[::1]:2']\n")
+        assert load(file=file).listen_addresses == expected
+
+    def test_targets_are_parsed_where_they_are_read(self) -> None:
+        target, = load("--vllm.target", "prod/chat-0=http://10.0.0.5:8000;args=--max-num-seqs 64").vllm_targets
+        assert (target.namespace, target.pod, target.args) == ("prod", "chat-0", ("--max-num-seqs", "64"))
+
+    def test_thresholds_are_loaded(self, tmp_path: Path) -> None:
+        file = tmp_path / "thresholds.yaml"
+        file.write_text("memory_warning_ratio: 0.7\n")
+        assert load("--thresholds", str(file)).thresholds["memory_warning_ratio"] == 0.7
+        assert load().thresholds["memory_warning_ratio"] == 0.8
+
+    def test_the_node_name_is_given_or_the_pods_or_the_hosts(self) -> None:
+        assert load("--node-name", "a", env={"NODE_NAME": "b"}).node_name == "a"
+        assert load(env={"NODE_NAME": "b", "KVPRESSURE_NODE_NAME": "c"}).node_name == "c"
+        assert load(env={"NODE_NAME": "b"}).node_name == "b"
+        assert load(env={"NODE_NAME": ""}).node_name == os.uname().nodename
+
+
+class TestSources:
+    def test_every_source_has_a_switch_an_interval_and_a_deadline(self) -> None:
+        for name, spec in registry().items():
+            if name == "recording":
+                continue
+            loaded = load(f"--collector.{name}", f"--collector.{name}.interval=30", f"--collector.{name}.deadline=7")
+            chosen = loaded.collectors[name]
+            assert (chosen.enabled, chosen.interval_seconds, chosen.deadline_seconds) == (True, 30, 7)
+            default = load().collectors[name]
+            assert (default.enabled, default.interval_seconds, default.deadline_seconds) == (
+                spec.default, spec.interval_seconds, spec.deadline_seconds)
+
+    def test_switched_off_in_all_spellings(self, tmp_path: Path) -> None:
+        for loaded in (load("--no-collector.nvidia"), load(env={"KVPRESSURE_COLLECTOR_NVIDIA": "false"}),
+                       load(file=write(tmp_path, "collector.nvidia: false\n")),
+                       load(file=write(tmp_path, "collector: {nvidia: false, vllm: {interval: 5}}\n"))):
+            assert not loaded.collectors["nvidia"].enabled
+
+    def test_a_slower_tick_slows_the_sources_that_nobody_set(self) -> None:
+        loaded = load("--interval=10", "--collector.vllm.interval=20")
+        assert loaded.collectors["nvidia"].interval_seconds == 10
+        assert loaded.collectors["vllm"].interval_seconds == 20
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(("flags", "text"), [
+        (["--web.max-requests", "many"], "--web.max-requests: 'many' is not allowed; allowed: a whole number from 0"),
+        (["--web.max-requests", "-1"], "--web.max-requests: '-1' is not allowed"),
+        (["--web.max-requests", "1", "--web.max-requests", "2"], "--web.max-requests: given 2 times; allowed: once"),
+        (["--interval", "0"], "--interval: '0' is not allowed; allowed: seconds from 0.01"),
+        (["--interval", "nan"], "--interval: 'nan' is not allowed"),
+        (["--web.listen-address", "9846"], "--web.listen-address: '9846' is not allowed; allowed: :PORT, HOST:PORT"),
+        (["--web.telemetry-path", "metrics"], "--web.telemetry-path: 'metrics' is not allowed; allowed: a path that"),
+        (["--web.config.file", "/no/such"], "--web.config.file: '/no/such' is no file; allowed: an existing file"),
+        (["--thresholds", "/no/such"], "--thresholds: /no/such: No such file or directory; allowed: a file of lines"),
+        (["--vllm.target", "ftp://x"], "--vllm.target: "),
+        (["--vllm.max-targets", "0"], "--vllm.max-targets: '0' is not allowed; allowed: a whole number from 1"),
+        (["--node-name", "a\nb"], "--node-name: 'a\\nb' is not allowed"),
+        (["--log.level", "loud"], "--log.level: 'loud' is not allowed; allowed: debug, info, warning or error"),
+        (["--config", "/no/such.yaml"], "/no/such.yaml: No such file or directory"),
+    ])
+    def test_flags(self, flags: list[str], text: str) -> None:
+        assert mistake(*flags).startswith(text)
+
+    @pytest.mark.parametrize(("variable", "value", "text"), [
+        ("KVPRESSURE_WEB_MAX_REQUESTS", "x", "KVPRESSURE_WEB_MAX_REQUESTS: 'x' is not allowed; allowed: a whole number"),
+        ("KVPRESSURE_NVIDIA_GPM", "yes", "KVPRESSURE_NVIDIA_GPM: 'yes' is not allowed; allowed: true or false"),
+        ("KVPRESSURE_WEB_MAX_REQUEST", "1",
+         "KVPRESSURE_WEB_MAX_REQUEST: unknown environment variable; did you mean KVPRESSURE_WEB_MAX_REQUESTS?"),
+        ("KVPRESSURE_ZZZ", "1", "KVPRESSURE_ZZZ: unknown environment variable; --help lists all"),
+        ("NODE_NAME", "a\tb", "NODE_NAME: 'a\\tb' is not allowed"),
+    ])
+    def test_environment(self, variable: str, value: str, text: str) -> None:
+        assert mistake(env={variable: value}).startswith(text)
+
+    @pytest.mark.parametrize("variable", [
+        "KVPRESSURE_SERVICE_HOST", "KVPRESSURE_SERVICE_PORT", "KVPRESSURE_SERVICE_PORT_METRICS", "KVPRESSURE_PORT",
+        "KVPRESSURE_PORT_9846_TCP", "KVPRESSURE_PORT_9846_TCP_ADDR", "KVPRESSURE_EXPORTER_SERVICE_HOST",
+        "KVPRESSURE_EXPORTER_PORT_9846_TCP_PROTO"])
+    def test_variables_of_a_kubernetes_service_with_this_name_are_none_of_ours(self, variable: str) -> None:
+        assert load(env={variable: "tcp://10.0.0.1:9846"}).max_requests == 20
+
+    @pytest.mark.parametrize(("text", "message"), [
+        ("\nweb:\n  max-requests: many\n", ":3: web.max-requests: 'many' is not allowed; allowed: a whole number"),
+        ("web:\n  max-requests: true\n", ":2: web.max-requests: True is not allowed"),
+        ("web:\n  max-requests: [1]\n", ":2: web.max-requests: [1] is not allowed"),
+        ("web:\n  max-requests: {a: 1}\n", ":2: web.max-requests: {'a': 1} is not allowed"),
+        ("web: 5\n", ":1: unknown key 'web'"),
+        ("log.level: 5\n", ":1: log.level: 5 is not allowed"),
+        ("node-name: 5\n", ":1: node-name: 5 is not allowed; allowed: 1 to 253 printable characters"),
+        ("nvidia.gpm: 1\n", ":1: nvidia.gpm: 1 is not allowed; allowed: true or false"),
+        ("interval: '1d'\n", ":1: interval: '1d' is not allowed"),
+        ("web.max-requests: 1\nweb:\n  max-requests: 2\n", ":3: web.max-requests: given twice; allowed: once"),
+        ("interval: 1\ninterval: 2\n", ":2: 'interval' given twice; allowed: once"),
+        ("wep:\n  max-requests: 2\n", ":1: unknown key 'wep'"),
+        ("web:\n  max-request: 2\n", ":2: unknown key 'web.max-request'; did you mean web.max-requests?"),
+        ("- a\n", ":1: the file is no mapping; allowed: keys and values"),
+        ("a: b: c\n", ":1: not valid YAML: mapping values are not allowed here"),
+        ("? [a]\n: b\n", ":1: a key that is no text"),
+        (b"\xff\xfe\x00", ": not valid YAML: not text in UTF-8"),
+        ("a: &a [*a]\n", ""), ("config: other.yaml\n", ":1: unknown key 'config'"),
+    ])
+    def test_file(self, tmp_path: Path, text: str | bytes, message: str) -> None:
+        file = write(tmp_path, text)
+        assert mistake(file=file).startswith(f"{file}{message}")
+
+    def test_an_empty_file_is_fine(self, tmp_path: Path) -> None:
+        assert load(file=write(tmp_path, "# nothing yet\n")) == load()
+
+    @pytest.mark.parametrize(("flags", "text"), [
+        (["--web.telemetry-path", "/"], "--web.telemetry-path: '/' is taken by the exporter; allowed: any other path"),
+        (["--web.listen-address", ":1", "--web.listen-address", ":1"], "--web.listen-address: the same address twice"),
+        (["--no-collector.vllm", "--vllm.target", "a"],
+         "--vllm.target: the source vllm is switched off; allowed: with --collector.vllm"),
+        (["--no-collector.vllm", "--vllm.timeout", "1"], "--vllm.timeout: the source vllm is switched off"),
+        (["--no-collector.nvidia", "--nvidia.gpm"], "--nvidia.gpm: the source nvidia is switched off"),
+        (["--no-collector.nvidia", "--collector.nvidia.interval", "5"],
+         "--collector.nvidia.interval: the source nvidia is switched off; allowed: with --collector.nvidia"),
+        (["--collector.vllm.interval", "0.5"],
+         "--collector.vllm.interval: 0.5 s is shorter than a tick; allowed: 1 s (interval) or more"),
+        (["--interval", "5", "--collector.vllm.interval", "2"], "--collector.vllm.interval: 2 s is shorter than a tick"),
+        (["--vllm.timeout", "6"], "--vllm.timeout: one scrape may take 6 s (vllm.timeout) but all of them only 5 s"),
+        (["--collector.vllm.deadline", "2"], "--collector.vllm.deadline: one scrape may take 3 s"),
+        (["--vllm.target", "a", "--vllm.target", "http://a:8000/metrics"], "--vllm.target: the same URL twice"),
+        (["--collector.recording"], "--collector.recording: there is no recording to play"),
+    ])
+    def test_contradictions(self, flags: list[str], text: str) -> None:
+        assert mistake(*flags).startswith(text)
+
+    def test_two_free_ports_are_no_contradiction(self) -> None:
+        assert len(load("--web.listen-address", ":0", "--web.listen-address", ":0").listen_addresses) == 2
+
+    def test_nothing_switched_on(self) -> None:
+        off = [f"--no-collector.{name}" for name in registry()]
+        assert "every source is switched off; allowed: at least one on" in mistake(*off)
+
+    def test_a_long_wrong_value_is_shortened(self) -> None:
+        assert len(mistake("--log.level", "x" * 10000)) < 200
+
+
+class TestKinds:
+    @given(st.text() | st.floats() | st.integers() | st.booleans() | st.none() | st.lists(st.integers()))
+    def test_any_value_is_taken_or_refused_with_the_setting_named(self, raw: Any) -> None:
+        messages = []
+        for name, option in settings.options().items():
+            if name in ("thresholds", "vllm.target"):
+                continue  # they open files
+            try:
+                option.check(raw, "here")
+            except SettingsError as error:
+                messages.append(str(error))
+        assert all(text.startswith("here: ") and "\n" not in text for text in messages)
+
+    @pytest.mark.parametrize(("text", "seconds"), [
+        ("1", 1.0), ("1.5", 1.5), ("250ms", 0.25), ("2m", 120.0), ("1h", 3600.0), (2, 2.0), (0.5, 0.5), ("86400", 86400.0)])
+    def test_seconds(self, text: object, seconds: float) -> None:
+        assert SECONDS.parse(text) == seconds
+
+    @pytest.mark.parametrize("text", ["0", "0.001", "86401", "25h", "-1", "1e3", "1 s ", "", "s", "inf", True, None, [1]])
+    def test_no_seconds(self, text: object) -> None:
+        if text == "1 s ":
+            text = "1 s"
+        with pytest.raises(ValueError):  # noqa: PT011 (the message is the kind's)
+            SECONDS.parse(text)
+
+    @pytest.mark.parametrize(("text", "host", "port"), [
+        (":9846", "", 9846), ("0.0.0.0:1", "0.0.0.0", 1), ("[::]:65535", "::", 65535), ("localhost:0", "localhost", 0)])
+    def test_listen_addresses(self, text: str, host: str, port: int) -> None:
+        assert LISTEN_ADDRESS.parse(text) == ListenAddress(host, port)
+        assert str(ListenAddress(host, port)) == text
+
+    @pytest.mark.parametrize("text", ["", ":", "host", ":65536", ":-1", "::1:80", "a b:80", "http://x:80", ":８０", 9846])
+    def test_no_listen_addresses(self, text: object) -> None:
+        with pytest.raises(ValueError):  # noqa: PT011
+            LISTEN_ADDRESS.parse(text)
+
+
+class TestTable:
+    def test_names_and_variables_are_unique_and_every_default_is_documented(self) -> None:
+        table = settings.options()
+        variables = [option.env for option in table.values()] + ["KVPRESSURE_CONFIG"]
+        assert len(set(variables)) == len(variables)
+        for option in table.values():
+            assert option.help.endswith(".")
+            assert option.kind.allowed
+
+    def test_every_field_that_can_be_set_has_a_flag(self) -> None:
+        parser = argparse.ArgumentParser()
+        settings.add_arguments(parser)
+        flags = {flag for action in parser._actions for flag in action.option_strings}
+        assert {f"--{name}" for name in settings.options()} <= flags
+        internal = {item.name for item in fields(Settings) if "option" not in item.metadata}
+        assert internal == {"collectors", "keep_exposition", "shared"}
+
+    def test_a_command_may_take_some_of_them(self) -> None:
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        settings.add_arguments(parser, only={"vllm.timeout"})
+        assert settings.from_args(parser.parse_args(["--vllm.timeout", "1"]), {}).vllm_timeout_seconds == 1
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--web.max-requests", "1"])
+
+    def test_defaults_pass_their_own_checks(self) -> None:
+        for name, option in settings.options().items():
+            if option.default and not option.repeat and name not in ("thresholds", "node-name") and option.default not in ("all", "none", "not kept", "that of the cluster this runs in"):
+                option.check(option.default, name)

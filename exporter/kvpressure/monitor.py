@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvpressure.readings import Snapshot, SourceHealth
 from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError, SourceSpec, registry
+from kvpressure.sources.joins import join_containers, join_owners
 from kvpressure.state import State
 from kvpressure.worker import OnceLog, Worker, next_due
 
@@ -182,10 +183,11 @@ def _snapshot(now: float, readings: Iterable[Reading], health: Mapping[str, Sour
         return tuple(item for reading in readings for item in getattr(reading, kind) or ())
 
     return Snapshot(
-        time=now, gpus=gathered("gpus"), pages=gathered("pages"), containers=gathered("containers"),
-        owners=gathered("owners"), logs=gathered("logs"), allocator=gathered("allocator"),
+        time=now, gpus=gathered("gpus"), pages=gathered("pages"), containers=join_containers(gathered("containers")),
+        owners=join_owners(gathered("owners")), logs=gathered("logs"), allocator=gathered("allocator"),
         node_conditions=gathered("node_conditions"), health=health,
         targets=gathered("targets") if any(reading.targets is not None for reading in readings) else None,
+        process_pods={pid: pod for reading in readings for pid, pod in (reading.process_pods or {}).items()},
     )
 
 

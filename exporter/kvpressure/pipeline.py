@@ -333,13 +333,23 @@ class Pipeline:
 
     def _gpu_states(self, snapshot: Snapshot,
                     empty_pools: Mapping[str, Sequence[float | None]]) -> tuple[GpuState, ...]:
-        return tuple(GpuState(gpu, self._demand(gpu.uuid, empty_pools)) for gpu in snapshot.gpus)
+        return tuple(GpuState(gpu, self._demand(gpu.uuid, empty_pools), _process_bytes(gpu, snapshot.process_pods))
+                     for gpu in snapshot.gpus)
 
     def _container_states(self, now: float) -> tuple[ContainerState, ...]:
         return tuple(
             ContainerState(track.window.last, track.window.throttled_ratio(), track.window.cpu_used_ratio(),
                            track.window.memory_used_ratio(), dict(track.counts))
             for track in self._containers.values() if track.window.last is not None and track.window.last_t == now)
+
+
+def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """Device memory of processes by pod, as far as the driver tells the memory and the host the pod."""
+    sums: dict[tuple[str, str], int] = {}
+    for process in gpu.processes:
+        if process.used_bytes is not None and process.pid in pods:
+            sums[pods[process.pid]] = sums.get(pods[process.pid], 0) + process.used_bytes
+    return sums
 
 
 def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], tuple[str, ...]]:

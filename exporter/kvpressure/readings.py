@@ -266,6 +266,7 @@ class Snapshot:
     node_conditions: tuple[NodeCondition, ...] = ()
     health: Mapping[str, SourceHealth] = field(default_factory=dict)
     targets: tuple[str, ...] | None = None
+    process_pods: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # host pid -> (namespace, pod)
 
 
 @dataclass(frozen=True, slots=True, order=True)

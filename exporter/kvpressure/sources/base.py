@@ -38,6 +38,7 @@ class Reading:
     """What one call of ``Source.read`` brought. ``None`` = this source does not provide that kind.
 
     Partial failures are not exceptions: they are counted in ``errors`` (reason -> how many), and the rest counts.
+    ``process_pods``: (namespace, pod) by host pid of the processes on GPUs; ("", "") = of no pod.
     ``expected_gpus`` is how many GPUs there should be by vendor, those that could not be read included.
     """
 
@@ -50,6 +51,7 @@ class Reading:
     node_conditions: tuple[NodeCondition, ...] | None = None
     targets: tuple[str, ...] | None = None
     expected_gpus: dict[str, int] | None = None
+    process_pods: dict[int, tuple[str, str]] | None = None
     errors: dict[str, int] = field(default_factory=dict)
 
 

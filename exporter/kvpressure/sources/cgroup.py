@@ -1,0 +1,185 @@
+"""The source of CPU and memory of the engines' containers: cgroup v2 under a read-only host ``/sys/fs/cgroup``."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvpressure.readings import ContainerReading
+from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.podspec import Engine, Pod
+
+if TYPE_CHECKING:
+    from kvpressure.settings import Settings
+
+REASONS: Final = ("no_cgroup_tree", "not_cgroup_v2", "pods_unknown", "permission_denied", "unreadable", "no_cgroup")
+"""Reasons of this source. ``no_cgroup`` counts containers that were looked for and not found."""
+
+MISSING_SECONDS: Final = 30.0  # how long a container that was not found is not looked for again
+MAX_FILE_BYTES: Final = 65536
+MAX_DEPTH: Final = 8
+MAX_DIRECTORIES: Final = 20_000
+
+# The slices that lead to pods: kubepods, its QoS levels, and what kind and some distributions put around them.
+_LEADS: Final = re.compile(r"kubepods|kubelet|besteffort|burstable|guaranteed")
+
+
+class CgroupSource:
+    """Readings of containers; fields whose file is missing are None. ``pods`` is asked at every read."""
+
+    name = "cgroup"
+
+    def __init__(self, settings: Settings, pods: Callable[[], Sequence[Pod] | None] | None = None,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        shared = settings.shared
+        self._root = settings.host_cgroup
+        self._pods = pods or (lambda: shared.pods)
+        self._clock = clock
+        self._found: dict[str, Path] = {}  # container id -> its directory
+        self._missing: dict[str, float] = {}  # container id -> when to look again
+
+    def read(self) -> Reading:
+        """One reading for each running container of an engine. Raises ``SourceError`` without a cgroup v2 tree."""
+        self._check_root()
+        pods = self._pods()
+        if pods is None:
+            raise SourceError("pods_unknown", "no pod has been listed yet")
+        engines = [(pod, engine) for pod in pods for engine in pod.engines if engine.container_id]
+        errors: Counter[str] = Counter()
+        self._locate(engines, errors)
+        readings = []
+        for pod, engine in engines:
+            directory = self._found.get(engine.container_id)
+            if directory is not None:
+                reading = self._read(pod, engine, directory, errors)
+                if reading is not None:
+                    readings.append(reading)
+        return Reading(containers=tuple(readings), errors=dict(errors))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _check_root(self) -> None:
+        try:
+            names = {path.name for path in self._root.iterdir()}
+        except PermissionError as error:
+            raise SourceError("permission_denied", str(self._root)) from error
+        except OSError as error:
+            raise SourceError("no_cgroup_tree", f"{self._root}: {error.strerror}") from error
+        if "cgroup.controllers" not in names:
+            raise SourceError("not_cgroup_v2", f"{self._root}/cgroup.controllers is missing")
+
+    def _locate(self, engines: Sequence[tuple[Pod, Engine]], errors: Counter[str]) -> None:
+        """Fill ``_found`` for containers that are new, by one walk over the slices of pods."""
+        wanted = {engine.container_id: pod for pod, engine in engines}
+        self._found = {name: path for name, path in self._found.items() if name in wanted}
+        now = self._clock()
+        self._missing = {name: due for name, due in self._missing.items() if name in wanted and now < due}
+        lost = {name: pod for name, pod in wanted.items() if name not in self._found and name not in self._missing}
+        if not lost:
+            return
+        uids = {spelling: pod for pod in lost.values() for uid in pod.uids for spelling in (uid, uid.replace("-", "_"))}
+        for directory in self._pod_directories(uids, errors):
+            for path in _directories(directory, errors):
+                name = next((name for name in lost if name in path.name), None)
+                if name is not None and "conmon" not in path.name:  # CRI-O's helper has the id in its name, too
+                    self._found[name] = path
+        for name in lost:
+            if name not in self._found:
+                errors["no_cgroup"] += 1
+                self._missing[name] = now + MISSING_SECONDS
+
+    def _pod_directories(self, uids: dict[str, Pod], errors: Counter[str]) -> Iterator[Path]:
+        """Directories of the pods, wherever the container runtime has put them."""
+        queue = [(self._root, 0)]
+        for visited, (directory, depth) in enumerate(queue):
+            if visited > MAX_DIRECTORIES:
+                return
+            for path in _directories(directory, errors):
+                if any(uid in path.name for uid in uids):
+                    yield path
+                elif depth < MAX_DEPTH and _LEADS.search(path.name) and "-pod" not in path.name:
+                    queue.append((path, depth + 1))
+
+    def _read(self, pod: Pod, engine: Engine, directory: Path, errors: Counter[str]) -> ContainerReading | None:
+        try:
+            cpu = _table(directory / "cpu.stat")
+        except FileNotFoundError:
+            del self._found[engine.container_id]  # ended since; a new one has another id
+            return None
+        except OSError as error:
+            errors["permission_denied" if isinstance(error, PermissionError) else "unreadable"] += 1
+            return None
+        usage = cpu.get("usage_usec")
+        current, inactive = _number(directory / "memory.current"), _optional_table(directory / "memory.stat").get(
+            "inactive_file")
+        return ContainerReading(
+            pod.namespace, pod.name, engine.container,
+            cpu_usage_seconds=None if usage is None else usage / 1e6, cpu_limit_cores=_cpu_limit(directory / "cpu.max"),
+            cpu_periods=cpu.get("nr_periods"), cpu_throttled_periods=cpu.get("nr_throttled"),
+            cpu_pressure_some_ratio=_pressure(directory / "cpu.pressure"),
+            memory_working_set_bytes=None if current is None or inactive is None else max(0, current - inactive),
+            memory_limit_bytes=_number(directory / "memory.max"),
+        )
+
+
+def _directories(directory: Path, errors: Counter[str]) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        errors["permission_denied" if isinstance(error, PermissionError) else "unreadable"] += 1
+        return []
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(MAX_FILE_BYTES).decode("ascii", "replace")
+
+
+def _optional_text(path: Path) -> str:
+    """The file's text; "" where the kernel, the controller or the permission is missing."""
+    try:
+        return _text(path)
+    except OSError:
+        return ""
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of ``name number``."""
+    pairs = (line.split() for line in _text(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal() and len(pair[1]) < 20}
+
+
+def _optional_table(path: Path) -> dict[str, int]:
+    try:
+        return _table(path)
+    except OSError:
+        return {}
+
+
+def _number(path: Path) -> int | None:
+    """A lone number; None for ``max`` and anything else."""
+    text = _optional_text(path).strip()
+    return int(text) if text.isdecimal() and len(text) < 20 else None
+
+
+def _cpu_limit(path: Path) -> float | None:
+    """Cores out of ``quota period``; None without a limit."""
+    parts = _optional_text(path).split()
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts) or int(parts[1]) == 0:
+        return None
+    return int(parts[0]) / int(parts[1])
+
+
+def _pressure(path: Path) -> float | None:
+    """Share of the last 10 seconds in which some task waited for the CPU, 0-1."""
+    found = re.search(r"^some avg10=(\d{1,3}(?:\.\d{1,4})?)\b", _optional_text(path), re.MULTILINE)
+    return min(1.0, float(found[1]) / 100) if found else None

@@ -1,0 +1,46 @@
+"""What several sources say about the same thing, put together when a snapshot is made. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Final
+
+from kvpressure.readings import ContainerReading, GpuOwner
+
+_FIELDS: Final = tuple(item.name for item in fields(ContainerReading))
+
+
+def join_containers(readings: Iterable[ContainerReading]) -> tuple[ContainerReading, ...]:
+    """One reading for each container: pod status and cgroup each know a part. What is known first wins."""
+    groups: dict[tuple[str, str, str], list[ContainerReading]] = defaultdict(list)
+    for reading in readings:
+        groups[reading.namespace, reading.pod, reading.container].append(reading)
+    return tuple(group[0] if len(group) == 1 else _merged(group) for group in groups.values())
+
+
+def _merged(group: list[ContainerReading]) -> ContainerReading:
+    values: dict[str, Any] = {}
+    for name in _FIELDS:
+        values[name] = next((value for reading in group if (value := getattr(reading, name)) is not None), None)
+    return ContainerReading(**values)
+
+
+def join_owners(owners: Iterable[GpuOwner]) -> tuple[GpuOwner, ...]:
+    """Every container that holds a GPU once. A GPU with several pods is shared for all of them. An owner without a
+    container's name (a process whose container is not known) is dropped when its pod is there with one.
+    """
+    found: dict[tuple[str, str, str, str], bool] = {}
+    pods: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    named: set[tuple[str, str, str]] = set()
+    for owner in owners:
+        key = (owner.uuid, owner.namespace, owner.pod, owner.container)
+        found[key] = found.get(key, False) or owner.shared
+        pods[owner.uuid].add((owner.namespace, owner.pod))
+        if owner.container:
+            named.add((owner.uuid, owner.namespace, owner.pod))
+    shared = {uuid for (uuid, *_), is_shared in found.items() if is_shared} | {u for u, p in pods.items() if len(p) > 1}
+    return tuple(GpuOwner(uuid, namespace, pod, container, uuid in shared)
+                 for uuid, namespace, pod, container in found
+                 if container or (uuid, namespace, pod) not in named)

@@ -1,0 +1,117 @@
+"""The source that tells from a process on a GPU which pod it belongs to, by its cgroup on a read-only host ``/proc``.
+
+The fallback where PodResources says nothing (GPUs taken outside the scheduler, kubelet not to be asked) and the way
+to split a shared GPU. Drivers report pids of the host, so ``/proc`` has to be the host's; that needs no ``hostPID``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvpressure.readings import GpuReading
+from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.devices import Device
+from kvpressure.sources.podresources import Claim, owners_of
+from kvpressure.sources.podspec import Pod
+
+if TYPE_CHECKING:
+    from kvpressure.settings import Settings
+
+MAX_CGROUP_BYTES: Final = 65536
+
+REASONS: Final = ("no_proc", "not_host_proc", "pods_unknown", "permission_denied", "unreadable")
+"""Reasons of this source."""
+
+# Not anchored: read from a container of its own the path begins with "/../..", and nesting puts names around it.
+_CGROUP: Final = re.compile(
+    r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?=[/:\s])"
+    r"(?:[^\n]*?([0-9a-f]{64}))?"
+)
+_INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of the host's pid namespace, fixed in the kernel
+
+
+def pod_of_cgroup(text: str) -> tuple[str, str] | None:
+    """Pod uid (with dashes) and container id ("" when not in the path) out of ``/proc/<pid>/cgroup``.
+
+    Knows the systemd and cgroupfs drivers of containerd, CRI-O and Docker, cgroup v1 and v2, kind, static pods.
+    """
+    found = _CGROUP.search(text)
+    return None if found is None else (found[1].replace("_", "-"), found[2] or "")
+
+
+class ProcfsSource:
+    """Pods of the processes on the GPUs. ``gpus`` and ``pods`` are asked at every read."""
+
+    name = "procfs"
+
+    def __init__(self, settings: Settings, gpus: Callable[[], Sequence[GpuReading]] | None = None,
+                 pods: Callable[[], Sequence[Pod] | None] | None = None) -> None:
+        shared = settings.shared
+        self._root = settings.host_proc
+        self._gpus = gpus or (lambda: shared.gpus)
+        self._pods = pods or (lambda: shared.pods)
+
+    def read(self) -> Reading:
+        """Owners of GPUs and pods of processes, from the processes that the drivers list."""
+        if not self._root.is_dir():
+            raise SourceError("no_proc", f"{self._root} is no directory")
+        if not _is_hosts(self._root):
+            raise SourceError("not_host_proc", f"{self._root} shows another pid namespace")
+        pods = self._pods()
+        if pods is None:
+            raise SourceError("pods_unknown", "no pod has been listed yet")
+        by_uid = {uid: pod for pod in pods for uid in pod.uids}
+        errors: Counter[str] = Counter()
+        claims: list[Claim] = []
+        process_pods: dict[int, tuple[str, str]] = {}
+        for gpu in self._gpus():
+            for process in gpu.processes:
+                found = self._pod_of(process.pid, by_uid, errors)
+                if found is None:
+                    continue
+                pod, container = found
+                process_pods[process.pid] = (pod.namespace, pod.name) if pod else ("", "")
+                if pod is not None:
+                    claims.append(Claim(pod.namespace, pod.name, container, Device(gpu.uuid)))
+        return Reading(owners=tuple(owners_of(claims)), process_pods=process_pods, errors=dict(errors))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _pod_of(self, pid: int, by_uid: dict[str, Pod], errors: Counter[str]) -> tuple[Pod | None, str] | None:
+        """Pod and container of a process; no pod for a process of the host; None when nothing can be said."""
+        try:
+            with (self._root / str(pid) / "cgroup").open("rb") as file:
+                text = file.read(MAX_CGROUP_BYTES).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return None  # it has ended since the driver listed it
+        except OSError as error:
+            errors["permission_denied" if isinstance(error, PermissionError) else "unreadable"] += 1
+            return None
+        names = pod_of_cgroup(text)
+        if names is None:
+            return None, ""
+        uid, container_id = names
+        pod = by_uid.get(uid) or by_uid.get(uid.replace("-", ""))
+        if pod is None:
+            return None  # a pod that was not selected
+        return pod, pod.containers.get(container_id, "")
+
+
+def _is_hosts(root: Path) -> bool:
+    """False only when it is certain that ``root`` is the /proc of a container: pids would then name other processes.
+
+    Seen through the host's /proc, a process in a pid namespace of its own has several pids. One pid alone means
+    that ``root`` belongs to our own namespace, which must then be the initial one.
+    """
+    try:
+        status = (root / "self" / "status").read_text()
+        own = (root / "self" / "ns" / "pid").stat().st_ino
+    except OSError:
+        return True
+    pids = re.search(r"^NSpid:([\t\d ]+)$", status, re.MULTILINE)
+    return pids is None or len(pids[1].split()) > 1 or own == _INITIAL_PID_NAMESPACE

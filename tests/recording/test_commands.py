@@ -40,6 +40,17 @@ def test_a_part_of_a_replay_is_judged_with_what_came_before(capsys: pytest.Captu
     assert capsys.readouterr().out.splitlines() == whole[70:81]
 
 
+def test_files_of_a_rotation_are_one_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with gzip.open(KV03, "rt") as lines:
+        head, *ticks = lines
+    for name, part in (("a", ticks[:40]), ("b", ticks[40:])):
+        (tmp_path / name).write_text(head + "".join(part))
+    main(["replay", str(KV03), "--format", "json"])
+    whole = capsys.readouterr().out
+    assert main(["replay", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "json"]) == 0
+    assert capsys.readouterr().out == whole
+
+
 def test_replay_text_shows_changes_and_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(KV03)]) == 0
     shown = capsys.readouterr().out

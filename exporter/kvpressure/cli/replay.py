@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,7 +26,8 @@ _SHOWN_PROBLEMS: Final = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.add_argument("file", metavar="FILE", help="recording (gzip or plain JSON lines)")
+    parser.add_argument("files", metavar="FILE", nargs="+",
+                        help="recording (gzip or plain JSON lines); several are one recording in that order")
     parser.add_argument("--format", choices=("text", "json"), default=None,
                         help="text: what changed when and why (default); json: one line per engine and tick")
     parser.add_argument("--openmetrics", metavar="OUT", default=None,
@@ -53,8 +55,10 @@ def run(options: argparse.Namespace) -> int:
     if options.end is not None and options.end < options.start:
         raise UsageError(f"--to: {options.end:g} is before --from; allowed: {options.start:g} or more")
     try:
-        with _Damage(options.file) as damage, Reader(options.file, on_problem=damage.report) as reader:
-            _replay(options, _Replay(reader, Pipeline(load(options.thresholds)), options))
+        with contextlib.ExitStack() as stack:
+            readers = [stack.enter_context(Reader(file, on_problem=stack.enter_context(_Damage(file)).report))
+                       for file in options.files]
+            _replay(options, _Replay(readers, Pipeline(load(options.thresholds)), options))
     except RecordingError as error:
         raise UsageError(str(error)) from error
     except BrokenPipeError:
@@ -86,10 +90,10 @@ class _Damage:
 
 
 class _Replay:
-    """The ticks of a recording with what the pipeline concluded, and whether they are to be shown."""
+    """The ticks of the recordings with what the pipeline concluded, and whether they are to be shown."""
 
-    def __init__(self, reader: Reader, pipeline: Pipeline, options: argparse.Namespace) -> None:
-        self._reader = reader
+    def __init__(self, readers: Sequence[Reader], pipeline: Pipeline, options: argparse.Namespace) -> None:
+        self._readers = readers
         self._pipeline = pipeline
         self._from: float = options.start
         self._to: float | None = options.end
@@ -98,7 +102,7 @@ class _Replay:
     def __iter__(self) -> Iterator[tuple[Snapshot, State, bool]]:
         first: float | None = None
         shown = time.monotonic()
-        for number, snapshot in enumerate(self._reader, 1):
+        for number, snapshot in enumerate(itertools.chain.from_iterable(self._readers), 1):
             first = snapshot.time if first is None else first
             t = snapshot.time - first
             if self._to is not None and t > self._to:

@@ -101,7 +101,8 @@ def full_gpu(index: int = 0, uuid: str = "GPU-1") -> GpuState:
         uuid, index, "nvidia", name="NVIDIA H100", driver="570.1", memory_total_bytes=80 * 2**30,
         memory_used_bytes=72 * 2**30, memory_reserved_bytes=2**29, utilization_ratio=0.97, sm_activity_ratio=0.6,
         tensor_activity_ratio=0.3, dram_activity_ratio=0.8, power_watts=512.5, power_limit_watts=700.0,
-        throttle_reasons=("sw_power_cap",), xid_errors={79: 1}, processes=(GpuProcess(7, 2**30),),
+        throttle_reasons=("sw_power_cap",), xid_errors={79: 1},
+        xid_last_times={79: NOW - 60}, ecc_errors={"double_bit": 1}, processes=(GpuProcess(7, 2**30),),
     )
     return GpuState(reading, demand_ratio=0.55, process_bytes={("prod", "chat-0"): 70 * 2**30, ("", ""): 2**30})
 

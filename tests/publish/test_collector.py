@@ -106,7 +106,8 @@ def test_a_missing_signal_removes_samples_and_changes_none(path: tuple[str, ...]
 
 
 @pytest.mark.parametrize("name", [
-    item.name for item in fields(GpuReading) if item.name not in ("uuid", "index", "vendor", "xid_errors", "processes")])
+    item.name for item in fields(GpuReading) if not isinstance(getattr(full_gpu().reading, item.name), dict)
+    and item.name not in ("uuid", "index", "vendor", "processes")])
 def test_a_missing_gpu_value_removes_samples_and_changes_none(name: str) -> None:
     everything = samples(State(time=NOW, gpus=(full_gpu(),)))
     gpu = full_gpu()

@@ -72,6 +72,9 @@ def _add_gpu(out: Families, gpu: GpuState) -> None:
         out.add("gpu_throttled", (*labels, clean(reason)), 1)
     for xid, count in reading.xid_errors.items():
         out.add("gpu_xid_errors_total", (*labels, str(xid)), count)
+    for xid, time in reading.xid_last_times.items():
+        out.add("gpu_xid_last_timestamp_seconds", (*labels, str(xid)), time)
+    out.each("gpu_ecc_errors_total", labels, reading.ecc_errors)
     for (namespace, pod), size in gpu.process_bytes.items():
         out.add("gpu_process_memory_bytes", (*labels, clean(namespace), clean(pod)), size)
 

@@ -67,6 +67,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m("gpu_power_limit_watts", "gauge", "Enforced power limit.", GPU),
     _m("gpu_throttled", "gauge", "1 while the driver names this reason for reduced clocks.", (*GPU, "reason")),
     _m("gpu_xid_errors_total", "counter", "XID events seen since start.", (*GPU, "xid")),
+    _m("gpu_xid_last_timestamp_seconds", "gauge", "When this XID was seen last.", (*GPU, "xid")),
+    _m("gpu_ecc_errors_total", "counter", "ECC error events seen since start, by kind.", (*GPU, "kind")),
     _m("gpu_process_memory_bytes", "gauge", "Device memory of processes on this GPU by owning pod; empty pod = a "
        "process that no pod owns.", (*GPU, "namespace", "pod"), "the driver gives no per-process memory"),
     _m("gpu_pod_info", "info", "Which container owns a GPU; a shared GPU lists every one.",

@@ -174,7 +174,7 @@ def write(path: Path, world: World | str) -> None:
 def environment(library: Path | None, world: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a process that is to see the stub; ``library`` None = a node without the library."""
     env = dict(os.environ if base is None else base)
-    env["KVPRESSURE_NVML_STUB"] = str(world)
+    env["NVML_STUB_WORLD"] = str(world)
     if library is not None:
         env["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(library.parent), env.get("LD_LIBRARY_PATH")]))
     return env

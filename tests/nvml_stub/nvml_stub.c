@@ -1,6 +1,6 @@
 /* A stand-in for libnvidia-ml.so.1 that tells what a file says.
  *
- * The file named by KVPRESSURE_NVML_STUB holds lines "key = value"; it is read again whenever it was replaced
+ * The file named by NVML_STUB_WORLD holds lines "key = value"; it is read again whenever it was replaced
  * or changed, so that a test changes the world under a running process. Keys (G = GPU index, M = MIG slot):
  *
  *   driver_version, count, epoch                 epoch: a session opened under another epoch gets UNINITIALIZED
@@ -20,7 +20,7 @@
  *
  * A field that has no line gives NVML_ERROR_NOT_SUPPORTED. Structures are laid out as the public NVML interface
  * documents them; only what the tests need is here. nvml_stub_calls() returns how often each call was made, and
- * the same text goes to the file named by KVPRESSURE_NVML_STUB_CALLS when the process ends.
+ * the same text goes to the file named by NVML_STUB_WORLD_CALLS when the process ends.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -78,7 +78,7 @@ static int by_key(const void *a, const void *b)
 
 static void reload_locked(void)
 {
-    const char *path = getenv("KVPRESSURE_NVML_STUB");
+    const char *path = getenv("NVML_STUB_WORLD");
     struct stat now;
     if (!path || stat(path, &now)) { line_count = 0; memset(&seen, 0, sizeof seen); return; }
     if (text && now.st_ino == seen.st_ino && now.st_size == seen.st_size
@@ -268,7 +268,7 @@ void nvml_stub_reset(void)
 
 __attribute__((destructor)) static void dump_calls(void)
 {
-    const char *path = getenv("KVPRESSURE_NVML_STUB_CALLS");
+    const char *path = getenv("NVML_STUB_WORLD_CALLS");
     FILE *file = path ? fopen(path, "w") : NULL;
     if (!file) return;
     fputs(nvml_stub_calls(), file);

@@ -371,7 +371,10 @@ def test_throughput_trend_needs_two_minutes():
     trend = Trend()
     trend.observe(0.0, 1000.0, 10.0)
     assert trend.flat(100, 10.0, 10.0) is None
-    assert trend.ratio(500.0, 10.0) == pytest.approx(0.5)
+    assert trend.ratio(100.0, 500.0, 10.0) is None
+    assert trend.ratio(120.0, 500.0, 10.0) == pytest.approx(0.5)
+    assert trend.ratio(120.0, 2000.0, 10.0) == 1.0
+    assert trend.ratio(120.0, 500.0, 5.0) == 1.0, "less demand is no fall"
 
 
 def test_rates_fall_back_to_the_old_gauge():

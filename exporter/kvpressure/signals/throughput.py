@@ -35,12 +35,13 @@ class Trend:
         if throughput is not None and demand is not None and (not points or t - points[-1][0] >= TREND_STEP_SECONDS):
             points.append((t, throughput, demand))
 
-    def ratio(self, throughput: float | None, demand: float | None) -> float | None:
-        """Present throughput against the best of the history at no higher demand."""
-        if throughput is None or demand is None:
+    def ratio(self, t: float, throughput: float | None, demand: float | None) -> float | None:
+        """Present throughput against the best of the history at no higher demand, at most 1. ``None`` with less than two
+        minutes of history or without throughput in it."""
+        if throughput is None or demand is None or not self._points or t - self._points[0][0] < FLAT_AFTER_SECONDS:
             return None
         best = max((rate for _, rate, wanted in self._points if wanted <= demand * DEMAND_ROSE), default=0.0)
-        return throughput / best if best > 0 else None
+        return throughput / max(best, throughput) if max(best, throughput) > 0 else None
 
     def flat(self, t: float, throughput: float | None, demand: float | None) -> bool | None:
         """True if throughput did not follow demand: demand rose and throughput did not, or throughput fell while
@@ -76,7 +77,7 @@ def compute(window: EngineWindow, trend: Trend) -> ThroughputSignals:
     demand = _mean_demand(window)
     ratio = flat = None
     if window.last is not None:
-        ratio, flat = trend.ratio(minute, demand), trend.flat(window.last.t, minute, demand)
+        ratio, flat = trend.ratio(window.last.t, minute, demand), trend.flat(window.last.t, minute, demand)
         trend.observe(window.last.t, minute, demand)
     return ThroughputSignals(
         prompt_tokens_per_second=prompt, generation_tokens_per_second=generation, finished_per_second=done,

@@ -203,7 +203,7 @@ class History(Generic[_T]):
 class EngineWindow:
     """History of one engine."""
 
-    __slots__ = ("_counters", "_histograms", "_page", "first_t", "history", "last", "samples_seen")
+    __slots__ = ("_counters", "_histograms", "_observed", "_page", "_since", "first_t", "history", "last", "samples_seen")
 
     def __init__(self) -> None:
         self.history: History[Sample] = History()
@@ -213,6 +213,9 @@ class EngineWindow:
         self._counters = _Correction()
         self._histograms = _HistogramCorrection()
         self._page = _Correction()
+        # Many signals ask for the same windows; answers hold until the next sample.
+        self._since: dict[float, list[Sample]] = {}
+        self._observed: dict[tuple[str, float], tuple[HistogramIncrease, float] | None] = {}
 
     def observe(self, t: float, gauges: Mapping[str, float], counters: Mapping[str, float],
                 histograms: Mapping[str, Histogram], page: Mapping[str, float] = _EMPTY) -> bool:
@@ -230,6 +233,8 @@ class EngineWindow:
                         sum(done) if done else None)
         self.history.append(t, sample)
         self.last = sample
+        self._since.clear()
+        self._observed.clear()
         self.samples_seen += 1
         if self.first_t is None:
             self.first_t = t
@@ -237,7 +242,11 @@ class EngineWindow:
 
     def since(self, seconds: float) -> list[Sample]:
         """Samples of the last ``seconds``, oldest first; empty before the first reading."""
-        return self.history.since(self.last.t - seconds) if self.last else []
+        if self.last is None:
+            return []
+        if seconds not in self._since:
+            self._since[seconds] = self.history.since(self.last.t - seconds)
+        return self._since[seconds]
 
     def _pair(self, seconds: float) -> tuple[Sample, Sample] | None:
         last = self.last
@@ -273,6 +282,11 @@ class EngineWindow:
 
     def observed(self, name: str, seconds: float) -> tuple[HistogramIncrease, float] | None:
         """What a histogram saw over the window, and the seconds spanned; ``None`` when it is not there twice."""
+        if (name, seconds) not in self._observed:
+            self._observed[name, seconds] = self._observe_histogram(name, seconds)
+        return self._observed[name, seconds]
+
+    def _observe_histogram(self, name: str, seconds: float) -> tuple[HistogramIncrease, float] | None:
         pair = self._pair(seconds)
         if pair is None:
             return None

@@ -8,5 +8,5 @@ from benchmarks import replay
 
 
 def test_replay_keeps_its_budgets(capsys: pytest.CaptureFixture[str]) -> None:
-    missed = replay.main(["600"])
+    missed = replay.main(["1600"])
     assert missed == 0, capsys.readouterr().out

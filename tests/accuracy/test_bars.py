@@ -1,0 +1,63 @@
+"""The bars the verdict is held to, on every recording, and the page that states the score.
+
+One test, because one replay of everything (half a minute) serves all of it.
+"""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.accuracy import report, show
+from benchmarks.accuracy.score import Rates, Result, score
+
+RECALL = 0.99
+FALSE_PER_1000 = 1.0
+INFORMATIVE = 0.90
+INCIDENTS = 0.90
+DETECTED_WITHIN_SECONDS = 10.0
+SCORED_IN_SECONDS_OF_CPU = 90.0
+
+
+def missed(result: Result) -> list[str]:
+    """Every bar that is not reached, in words."""
+    found: list[str] = []
+    for title, without in (("with counter", False), ("without counter", True)):
+        found += [f"{title}: {text}" for text in _missed_rates(result.rates(without_counter=without))]
+        bait = result.rates(without_counter=without, part="burstgpt")
+        if bait.false or not bait.other:
+            found.append(f"{title}: burstgpt false {bait.false} of {bait.other}")
+    for title, detections in (("with", result.detections), ("without", result.detections_without_counter)):
+        found += [f"{item.recording} {title} counter: delay {item.delay}" for item in detections
+                  if item.delay is None or item.delay > DETECTED_WITHIN_SECONDS]
+    for kept in (None, True, False):
+        graded = result.graded(scored_only=kept)
+        if sum(answer.right for answer in graded) < INCIDENTS * len(graded):
+            found.append(f"incidents right: {sum(a.right for a in graded)} of {len(graded)} (scored only: {kept})")
+    found += [f"{a.incident.id}: wrong and confident" for a in result.answers if a.wrong_and_confident]
+    found += [f"{c.capture.name} engine {c.capture.engine} {c.capture.what}: {c.histogram}" for c in result.captures if not c.right]
+    return found
+
+
+def _missed_rates(rates: Rates) -> list[str]:
+    found = []
+    if rates.recall is None or rates.recall < RECALL or rates.episode_found < rates.episode:
+        found.append(f"recall {rates.found} of {rates.positive}, episode {rates.episode_found} of {rates.episode}")
+    if rates.false_per_1000 is None or rates.false_per_1000 > FALSE_PER_1000:
+        found.append(f"false {rates.false} of {rates.other}")
+    if rates.informative_share is None or rates.informative_share < INFORMATIVE:
+        found.append(f"informative {rates.informative} of {rates.other}")
+    if rates.claimed_unrecorded or not rates.not_recorded:
+        found.append(f"claimed where KV usage was not recorded: {rates.claimed_unrecorded} of {rates.not_recorded}")
+    return found
+
+
+def test_the_verdict_reaches_every_bar_and_the_page_says_so() -> None:
+    result = score()
+    assert result.problems == ()
+    wrong = missed(result)
+    if wrong:
+        pytest.fail("\n".join([*wrong, "", *show.wrong_items(result), *show.wrong_items(result, scored_only=True)]))
+    # the sizes of what was scored: a label that is lost must not make a bar easier
+    rates = result.rates()
+    assert (rates.positive, rates.episode, rates.other, rates.neutral, rates.not_recorded) == (62, 6, 356, 6, 5)
+    assert (len(result.answers), len(result.graded()), len(result.captures), len(result.detections)) == (35, 33, 15, 10)
+    assert report.publish(result, check=True) == 0, "docs/accuracy.md is out of date: run `make accuracy`"

@@ -1,0 +1,191 @@
+"""CPU and memory of containers out of cgroup v2 trees of every layout, on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kube.objects import pod
+from kvpressure.readings import ContainerReading
+from kvpressure.settings import Settings
+from kvpressure.sources import cgroup as cgroup_module
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.cgroup import MISSING_SECONDS, REASONS, CgroupSource
+from kvpressure.sources.podspec import Pod, Policy, read_pod
+
+Build = Callable[..., Settings]
+
+
+def engine_pod(name: str = "a") -> Pod:
+    found = read_pod(pod(name), Policy())
+    assert found is not None
+    return found
+
+
+A = engine_pod()
+UID, ID = A.uid, A.engines[0].container_id
+UNDERSCORED = UID.replace("-", "_")
+
+FILES = {
+    "cpu.stat": "usage_usec 5000000\nuser_usec 1\nnr_periods 100\nnr_throttled 25\nthrottled_usec 9\n",
+    "cpu.max": "800000 100000\n",
+    "cpu.pressure": "some avg10=12.50 avg60=1.00 avg300=0.00 total=5\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
+    "memory.current": "1000000\n", "memory.max": "2000000\n", "memory.stat": "anon 5\ninactive_file 400000\nfile 9\n",
+}
+READING = ContainerReading(
+    "inference", "a", "vllm", cpu_usage_seconds=5.0, cpu_limit_cores=8.0, cpu_periods=100, cpu_throttled_periods=25,
+    cpu_pressure_some_ratio=0.125, memory_working_set_bytes=600000, memory_limit_bytes=2000000)
+
+LAYOUTS = [
+    f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope",
+    f"kubepods.slice/kubepods-pod{UNDERSCORED}.slice/crio-{ID}.scope",
+    f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UNDERSCORED}.slice/docker-{ID}.scope",
+    f"kubepods/burstable/pod{UID}/{ID}",
+    f"kubepods/pod{UID}/crio-{ID}",
+    f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod{UNDERSCORED}"
+    f".slice/cri-containerd-{ID}.scope",
+    f"kubelet/kubepods/burstable/pod{UID}/{ID}",
+]
+
+
+def container(root: Path, path: str, files: dict[str, str] | None = None) -> Path:
+    directory = root / path
+    directory.mkdir(parents=True)
+    (root / "cgroup.controllers").write_text("cpu memory\n")
+    for name, text in (FILES if files is None else files).items():
+        (directory / name).write_text(text)
+    return directory
+
+
+def source(settings: Build, root: Path, *pods: Pod, clock: Callable[[], float] = lambda: 0.0) -> CgroupSource:
+    return CgroupSource(settings(host_cgroup=root), lambda: pods, clock)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout(settings: Build, tmp_path: Path, layout: str) -> None:
+    container(tmp_path, layout)
+    (tmp_path / layout / "init").mkdir()
+    container(tmp_path, "system.slice/kubelet.service", {})
+    container(tmp_path, f"kubepods.slice/kubepods-podffffffff_0000_0000_0000_000000000000.slice/crio-{'0' * 64}.scope")
+    reading = source(settings, tmp_path, A).read()
+    assert reading.containers == (READING,)
+    assert reading.errors == {}
+
+
+def test_the_helper_of_cri_o_is_not_the_container(settings: Build, tmp_path: Path) -> None:
+    base = f"kubepods.slice/kubepods-pod{UNDERSCORED}.slice"
+    container(tmp_path, f"{base}/crio-conmon-{ID}.scope", {"cpu.stat": "usage_usec 1\n"})
+    container(tmp_path, f"{base}/crio-{ID}.scope")
+    assert source(settings, tmp_path, A).read().containers == (READING,)
+
+
+@pytest.mark.parametrize(("name", "text", "field", "value"), [
+    ("cpu.max", "max 100000\n", "cpu_limit_cores", None), ("cpu.max", "50000 100000\n", "cpu_limit_cores", 0.5),
+    ("cpu.max", "1 0\n", "cpu_limit_cores", None), ("cpu.max", "", "cpu_limit_cores", None),
+    ("memory.max", "max\n", "memory_limit_bytes", None), ("memory.max", "9" * 30, "memory_limit_bytes", None),
+    ("memory.stat", "anon 5\n", "memory_working_set_bytes", None),
+    ("memory.stat", "inactive_file 9000000\n", "memory_working_set_bytes", 0),
+    ("memory.current", "x", "memory_working_set_bytes", None),
+    ("cpu.pressure", "", "cpu_pressure_some_ratio", None), ("cpu.pressure", "some avg10=100.00", "cpu_pressure_some_ratio", 1.0),
+    ("cpu.stat", "usage_usec x\n", "cpu_usage_seconds", None), ("cpu.stat", "usage_usec 5\n", "cpu_periods", None),
+    ("cpu.stat", "\xff\x00nr_periods " + "9" * 6000 + "\n", "cpu_periods", None),
+])
+def test_single_files_that_say_something_else(settings: Build, tmp_path: Path, name: str, text: str, field: str,
+                                              value: object) -> None:
+    container(tmp_path, LAYOUTS[0], {**FILES, name: text})
+    readings = source(settings, tmp_path, A).read().containers
+    assert readings is not None
+    assert getattr(readings[0], field) == value
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "cpu.stat"])
+def test_single_files_that_are_missing(settings: Build, tmp_path: Path, name: str) -> None:
+    container(tmp_path, LAYOUTS[0], {n: t for n, t in FILES.items() if n != name})
+    readings = source(settings, tmp_path, A).read().containers
+    assert readings is not None
+    assert readings[0].cpu_usage_seconds == 5.0
+
+
+def test_containers_come_and_go(settings: Build, tmp_path: Path) -> None:
+    """A container that is not there is looked for again only after a while."""
+    now = [0.0]
+    found = source(settings, tmp_path, A, clock=lambda: now[0])
+    (tmp_path / "cgroup.controllers").touch()
+    assert found.read().errors == {"no_cgroup": 1}
+    directory = container(tmp_path, LAYOUTS[0])
+    assert found.read().containers == ()
+    now[0] = MISSING_SECONDS
+    assert found.read().containers == (READING,)
+    for name in FILES:
+        (directory / name).unlink()
+    directory.rmdir()
+    reading = found.read()
+    assert (reading.containers, reading.errors) == ((), {})
+    assert found.read().errors == {"no_cgroup": 1}
+
+
+def test_only_new_containers_cost_a_walk(settings: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    container(tmp_path, LAYOUTS[0])
+    walks: list[Path] = []
+    plain = cgroup_module._directories
+    monkeypatch.setattr(cgroup_module, "_directories", lambda d, e: walks.append(d) or plain(d, e))
+    found = source(settings, tmp_path, A)
+    found.read()
+    count = len(walks)
+    assert count > 0
+    for _ in range(5):
+        assert found.read().containers == (READING,)
+    assert len(walks) == count
+
+
+def reason(found: CgroupSource) -> str:
+    with pytest.raises(SourceError) as caught:
+        found.read()
+    assert caught.value.reason in REASONS
+    return caught.value.reason
+
+
+def test_reasons(settings: Build, tmp_path: Path) -> None:
+    assert reason(source(settings, tmp_path / "missing")) == "no_cgroup_tree"
+    assert reason(source(settings, tmp_path)) == "not_cgroup_v2"
+    (tmp_path / "cgroup.controllers").touch()
+    assert reason(CgroupSource(settings(host_cgroup=tmp_path), lambda: None)) == "pods_unknown"
+
+
+def test_an_unreadable_file_costs_only_its_container(settings: Build, tmp_path: Path) -> None:
+    b = engine_pod("b")
+    directory = container(tmp_path, f"kubepods/burstable/pod{b.uid}/{b.engines[0].container_id}")
+    (directory / "cpu.stat").unlink()
+    (directory / "cpu.stat").mkdir()  # reading a directory fails for root, too
+    container(tmp_path, LAYOUTS[3])
+    reading = source(settings, tmp_path, A, b).read()
+    assert reading.containers == (READING,)
+    assert reading.errors == {"unreadable": 1}
+
+
+def test_real_kernel_files_are_understood(settings: Build) -> None:
+    """A cgroup made in the kernel's own tree, in the layout of a pod; without controllers only cpu.stat has figures."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    root = next((Path(mount[1]) for mount in mounts if mount[2] == "cgroup2" and os.access(mount[1], os.W_OK)), None)
+    if root is None:
+        pytest.skip("no writable cgroup v2 tree on this machine")
+    path = root / "kubepods" / f"pod{UID}" / f"{ID[:48]}{os.getpid():016x}"
+    try:
+        path.mkdir(parents=True)
+    except OSError as error:
+        pytest.skip(f"the cgroup v2 tree is not writable here: {error}")
+    running = replace(A, engines=(replace(A.engines[0], container_id=path.name),))
+    try:
+        readings = source(settings, root, running).read().containers
+        assert readings is not None
+        assert readings[0].cpu_usage_seconds == 0.0
+    finally:
+        path.rmdir()
+        for directory in (path.parent, path.parent.parent):
+            with contextlib.suppress(OSError):  # another test process may be using it
+                directory.rmdir()

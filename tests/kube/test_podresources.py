@@ -1,0 +1,178 @@
+"""PodResources over real gRPC on a unix socket: owners, restarts of the kubelet, every failure with its reason."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from kube.kubelet import FakeKubelet, claim
+from kvpressure.readings import GpuOwner, GpuReading
+from kvpressure.settings import Settings
+from kvpressure.sources import podresources
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.podresources import REASONS, PodResourcesSource
+
+Build = Callable[..., Settings]
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[FakeKubelet]:
+    with FakeKubelet(tmp_path / "kubelet.sock") as server:
+        yield server
+
+
+@pytest.fixture
+def source(settings: Build) -> Iterator[PodResourcesSource]:
+    made = PodResourcesSource(settings(), lambda: (GpuReading("GPU-0", 0, "nvidia", minor=0),), lambda: None)
+    yield made
+    made.close()
+
+
+def reason(source: PodResourcesSource) -> str:
+    with pytest.raises(SourceError) as caught:
+        source.read()
+    assert caught.value.reason in REASONS
+    return caught.value.reason
+
+
+def test_owners(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
+    kubelet.pods = [
+        claim("a", devices={"nvidia.com/gpu": ["GPU-1", "GPU-2"], "example.com/nic": ["nic-1"]}),
+        claim("b", devices={"nvidia.com/mig-1g.10gb.shared": ["MIG-1::0"]}, container="other"),
+        claim("c", devices={"nvidia.com/gpu": ["nvidia0", "nvidia5"]}),
+        claim("d", dra=[("gpu.nvidia.com", "gpu-0"), ("nic.example.com", "nic-0")]),
+        claim("e"),
+    ]
+    reading = source.read()
+    assert reading.owners == (
+        GpuOwner("GPU-0", "inference", "c", "vllm", True), GpuOwner("GPU-0", "inference", "d", "vllm", True),
+        GpuOwner("GPU-1", "inference", "a", "vllm"), GpuOwner("GPU-2", "inference", "a", "vllm"),
+        GpuOwner("MIG-1", "inference", "b", "other", True))
+    assert reading.errors == {"unknown_device": 1}
+
+
+def test_extra_resource_names_can_be_configured(kubelet: FakeKubelet, settings: Build) -> None:
+    kubelet.pods = [claim("a", devices={"example.com/gpu": ["GPU-1"], "nvidia.com/gpu": ["GPU-2"]})]
+    source = PodResourcesSource(settings(kubelet_resources=("example.com/gpu",)))
+    assert [owner.uuid for owner in source.read().owners or ()] == ["GPU-1"]
+    source.close()
+
+
+def test_one_call_a_read_and_one_channel(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
+    source.read()
+    channel = source._channel
+    source.read()
+    assert kubelet.calls == 2
+    assert source._channel is channel
+
+
+def test_a_restarted_kubelet_has_a_new_socket(kubelet: FakeKubelet, source: PodResourcesSource, tmp_path: Path) -> None:
+    kubelet.pods = [claim("a", devices={"nvidia.com/gpu": ["GPU-1"]})]
+    source.read()
+    kubelet.stop()
+    assert reason(source) == "no_socket"
+    (tmp_path / "keeps-the-old-inode-from-being-reused").touch()
+    kubelet.start()
+    assert [owner.uuid for owner in source.read().owners or ()] == ["GPU-1"]
+
+
+def test_a_restart_between_two_reads_is_seen_by_the_inode(kubelet: FakeKubelet, source: PodResourcesSource,
+                                                          tmp_path: Path) -> None:
+    source.read()
+    before = source._inode
+    kubelet.stop()
+    (tmp_path / "keeps-the-old-inode-from-being-reused").touch()
+    kubelet.start()
+    kubelet.pods = [claim("b", devices={"nvidia.com/gpu": ["GPU-2"]})]
+    assert [owner.pod for owner in source.read().owners or ()] == ["b"]
+    assert source._inode != before
+
+
+def test_no_socket_and_nobody_behind_it(source: PodResourcesSource, tmp_path: Path) -> None:
+    assert reason(source) == "no_socket"
+    (tmp_path / "kubelet.sock").write_text("not a socket")
+    assert reason(source) == "unavailable"
+
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from kvpressure.settings import Settings
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.podresources import PodResourcesSource
+from kvpressure.sources._podresources import api_pb2
+import grpc
+source = PodResourcesSource(Settings(kubelet_socket=Path(sys.argv[1])))
+os.setgid(65532)
+os.setuid(65532)
+try:
+    source.read()
+except SourceError as error:
+    print(error.reason)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_socket_that_may_not_be_opened() -> None:
+    """In a child, as uid 65532: the socket is root's and 0755, as the kubelet's is."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        with FakeKubelet(Path(directory) / "kubelet.sock") as kubelet:
+            kubelet.socket.chmod(0o755)
+            done = subprocess.run([sys.executable, "-c", AS_NOBODY, str(kubelet.socket)], capture_output=True, text=True,
+                                  check=False, timeout=60)
+    assert done.stdout.strip() == "permission_denied", done.stderr
+
+
+@pytest.mark.parametrize(("status", "expected"), [
+    (grpc.StatusCode.UNIMPLEMENTED, "unimplemented"), (grpc.StatusCode.RESOURCE_EXHAUSTED, "throttled"),
+    (grpc.StatusCode.PERMISSION_DENIED, "permission_denied"), (grpc.StatusCode.INTERNAL, "error"),
+    (grpc.StatusCode.UNAVAILABLE, "unavailable"),
+])
+def test_refusals_have_reasons_and_pass(kubelet: FakeKubelet, source: PodResourcesSource, status: grpc.StatusCode,
+                                        expected: str) -> None:
+    kubelet.status = status
+    assert reason(source) == expected
+    kubelet.status = None
+    assert source.read().owners == ()
+
+
+def test_a_kubelet_that_hangs(kubelet: FakeKubelet, source: PodResourcesSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(podresources, "CALL_SECONDS", 0.2)
+    kubelet.delay = 1.0
+    started = time.monotonic()
+    assert reason(source) == "timeout"
+    assert time.monotonic() - started < 0.9
+
+
+def test_garbage_and_too_much(kubelet: FakeKubelet, source: PodResourcesSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubelet.raw = b"\xff\xff\xff"
+    assert reason(source) == "bad_answer"
+    monkeypatch.setattr(podresources, "MAX_ANSWER_BYTES", 1000)
+    kubelet.raw = None
+    kubelet.pods = [claim(f"pod-{i}", devices={"nvidia.com/gpu": [f"GPU-{i}"]}) for i in range(100)]
+    assert reason(source) == "too_large"
+    monkeypatch.setattr(podresources, "MAX_ANSWER_BYTES", 1_000_000)
+    source.close()
+    monkeypatch.setattr(podresources, "MAX_OWNERS", 10)
+    reading = source.read()
+    assert len(reading.owners or ()) == 10
+    assert reading.errors == {"too_many_devices": 90}
+
+
+def test_an_unknown_service_is_an_old_kubelet(tmp_path: Path, source: PodResourcesSource) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    server.add_insecure_port(f"unix://{tmp_path / 'kubelet.sock'}")
+    server.start()
+    assert reason(source) == "unimplemented"
+    server.stop(0).wait()

@@ -1,0 +1,143 @@
+"""From a process to its pod, by every form of cgroup path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure.readings import GpuOwner, GpuProcess, GpuReading
+from kvpressure.settings import Settings
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.podspec import Pod
+from kvpressure.sources.procfs import REASONS, ProcfsSource, pod_of_cgroup
+
+UID = "0a1b2c3d-1111-2222-3333-444455556666"
+UNDERSCORED = UID.replace("-", "_")
+ID = "ab12" * 16
+BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice"
+Build = Callable[..., Settings]
+
+
+@pytest.mark.parametrize("text", [
+    f"0::{BURSTABLE}/cri-containerd-{ID}.scope\n",
+    f"0::{BURSTABLE}/crio-{ID}.scope\n",
+    f"0::{BURSTABLE}/docker-{ID}.scope\n",
+    f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
+    f"0::/kubepods/besteffort/pod{UID}/{ID}\n",
+    f"0::/kubepods/pod{UID}/crio-{ID}\n",
+    f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-"
+    f"pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
+    f"0::/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{ID}\n",
+    f"0::{BURSTABLE}/cri-containerd-{ID}.scope/init\n",
+    f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
+    f"12:memory:/kubepods/burstable/pod{UID}/{ID}\n11:cpu,cpuacct:/kubepods/burstable/pod{UID}/{ID}\n0::/\n",
+    f"13:rdma:/\n12:cpu:{BURSTABLE}/cri-containerd-{ID}.scope\n",
+])
+def test_paths_of_containers(text: str) -> None:
+    assert pod_of_cgroup(text) == (UID, ID)
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    (f"0::{BURSTABLE}\n", (UID, "")),
+    (f"0::/kubepods/burstable/pod{'ab' * 16}/{ID}\n", ("ab" * 16, ID)),
+    ("0::/system.slice/kubelet.service\n", None),
+    ("0::/user.slice/user-0.slice/session-1.scope\n", None),
+    ("0::/machine.slice/libpod-" + ID + ".scope\n", None),
+    ("", None), ("0::/\n", None), ("podabc\n", None),
+])
+def test_other_paths(text: str, found: tuple[str, str] | None) -> None:
+    assert pod_of_cgroup(text) == found
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_a_cgroup_or_not(text: str) -> None:
+    pod_of_cgroup(text + "pod")
+
+
+def process(root: Path, pid: int, cgroup: str) -> None:
+    (root / str(pid)).mkdir(parents=True)
+    (root / str(pid) / "cgroup").write_text(cgroup)
+
+
+PODS = (Pod("ns", "a", UID, "Running", frozenset({UID}), {ID: "vllm"}),)
+
+
+def source(settings: Build, root: Path, *pids: int, pods: tuple[Pod, ...] | None = PODS) -> ProcfsSource:
+    gpu = GpuReading("GPU-0", 0, "nvidia", processes=tuple(GpuProcess(pid, 5) for pid in pids))
+    return ProcfsSource(settings(host_proc=root), lambda: (gpu,), lambda: pods)
+
+
+def test_owners_and_pods_of_processes(settings: Build, tmp_path: Path) -> None:
+    process(tmp_path, 10, f"0::{BURSTABLE}/cri-containerd-{ID}.scope\n")
+    process(tmp_path, 11, f"0::{BURSTABLE}/cri-containerd-{'cd34' * 16}.scope\n")
+    process(tmp_path, 12, "0::/system.slice/dcgm.service\n")
+    process(tmp_path, 13, f"0::/kubepods/pod{UID.replace('0a', 'ff')}/{ID}\n")
+    reading = source(settings, tmp_path, 10, 11, 12, 13, 14).read()
+    assert reading.owners == (GpuOwner("GPU-0", "ns", "a", ""), GpuOwner("GPU-0", "ns", "a", "vllm"))
+    assert reading.process_pods == {10: ("ns", "a"), 11: ("ns", "a"), 12: ("", "")}
+    assert reading.errors == {}
+
+
+def test_two_pods_share_a_gpu(settings: Build, tmp_path: Path) -> None:
+    other = UID.replace("0a", "ff")
+    process(tmp_path, 10, f"0::/kubepods/pod{UID}/{ID}\n")
+    process(tmp_path, 11, f"0::/kubepods/pod{other}/{'cd34' * 16}\n")
+    pods = (*PODS, Pod("ns", "b", other, "Running", frozenset({other}), {"cd34" * 16: "x"}))
+    assert source(settings, tmp_path, 10, 11, pods=pods).read().owners == (
+        GpuOwner("GPU-0", "ns", "a", "vllm", True), GpuOwner("GPU-0", "ns", "b", "x", True))
+
+
+def test_static_pods_are_found_by_their_hash(settings: Build, tmp_path: Path) -> None:
+    process(tmp_path, 10, f"0::/kubepods/pod{'ab' * 16}/{ID}\n")
+    pods = (Pod("ns", "static", UID, "Running", frozenset({UID, "ab" * 16}), {ID: "vllm"}),)
+    assert source(settings, tmp_path, 10, pods=pods).read().process_pods == {10: ("ns", "static")}
+
+
+def reason(found: ProcfsSource) -> str:
+    with pytest.raises(SourceError) as caught:
+        found.read()
+    assert caught.value.reason in REASONS
+    return caught.value.reason
+
+
+def test_reasons(settings: Build, tmp_path: Path) -> None:
+    assert reason(source(settings, tmp_path / "missing", 1)) == "no_proc"
+    assert reason(source(settings, tmp_path, 1, pods=None)) == "pods_unknown"
+    (tmp_path / "7" / "cgroup").mkdir(parents=True)
+    assert source(settings, tmp_path, 7).read().errors == {"unreadable": 1}
+
+
+def own_namespace(directory: Path, pids: str, inode_of: str | None) -> None:
+    """A ``self`` as a /proc shows it: pids from the outermost namespace inwards."""
+    (directory / "self" / "ns").mkdir(parents=True)
+    (directory / "self" / "status").write_text(f"Name:\tx\nNSpid:\t{pids}\n")
+    if inode_of:
+        (directory / "self" / "ns" / "pid").symlink_to(inode_of)
+
+
+def test_the_proc_of_a_container_is_refused(settings: Build, tmp_path: Path) -> None:
+    """A file of this directory stands for a pid namespace that is not the host's."""
+    (tmp_path / "namespace").touch()
+    own_namespace(tmp_path / "own", "1", str(tmp_path / "namespace"))
+    assert reason(source(settings, tmp_path / "own", 1)) == "not_host_proc"
+    own_namespace(tmp_path / "host", "4711\t1", str(tmp_path / "namespace"))
+    process(tmp_path / "host", 10, f"0::/kubepods/pod{UID}/{ID}\n")
+    assert source(settings, tmp_path / "host", 10).read().process_pods == {10: ("ns", "a")}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a mount namespace")
+def test_a_real_proc_in_a_real_pid_namespace_is_refused_and_the_hosts_is_not() -> None:
+    """The check on real kernels' files: unshare gives a pid namespace with a /proc of its own."""
+    script = ("from pathlib import Path; from kvpressure.sources.procfs import _is_hosts; "
+              "print(_is_hosts(Path('/proc')), _is_hosts(Path('/mnt')))")
+    inner = f"mount --bind /proc /mnt && mount -t proc proc /proc && exec {sys.executable} -c \"{script}\""
+    done = subprocess.run(["unshare", "--mount", "--pid", "--fork", "sh", "-c", inner], capture_output=True, text=True,
+                          check=False, timeout=60)
+    assert done.stdout.split() == ["False", "True"], done.stderr

@@ -53,14 +53,27 @@ def available() -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _dispatch(arguments)
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
     commands = available()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help(commands), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
-    if arguments[0] in ("-V", "--version"):
+    name = arguments[0]
+    if name in ("-V", "--version"):
         print(f"kvpressure {__version__}")
         return 0
-    name = arguments[0]
     program = f"kvpressure {name}" if name in commands else "kvpressure"
     try:
         if name not in commands:
@@ -71,11 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _run(name: str, arguments: Sequence[str], description: str) -> int:

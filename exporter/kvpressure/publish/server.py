@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -301,8 +302,10 @@ def _listen(address: ListenAddress) -> list[socket.socket]:
             found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             listeners = [socket.create_server(where[:2], family=family, backlog=CONNECTIONS)
                          for family, where in dict.fromkeys((entry[0], entry[4][:2]) for entry in found)]
+    except socket.gaierror as error:
+        raise ListenError(f"cannot listen on {address}: {error.strerror}") from error
     except OSError as error:
-        raise ListenError(f"cannot listen on {address}: {error.strerror or error}") from error
+        raise ListenError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
     for listener in listeners:
         listener.setblocking(False)
     return listeners

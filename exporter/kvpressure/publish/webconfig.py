@@ -4,6 +4,9 @@ Same file, same meaning; what this server cannot do as asked (unverified client 
 the start instead of being ignored, since every key here is about safety. HTTP/2 is not spoken, so ``http2`` has no
 effect. The file and the certificates it names are looked at on every connection: a change counts at once, and one
 that cannot be used (half of a rotation, a typing error) is logged and the last good configuration stays.
+
+As in the toolkit, basic auth and client certificates protect every path, ``/-/healthy`` and ``/-/ready`` included:
+with them a pod's probes have to be of the kind ``tcpSocket``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _MAX_ENGINES: Final = 4096  # followed at once; churn beyond that starts anew
 
 
 def json_line(t: float, engine: EngineState) -> str:
-    """One engine at one tick: the public contract of ``replay --format json`` (docs/recording.md)."""
+    """One engine at one tick: the public contract of ``replay --format json`` (docs/recordings.md)."""
     answer = engine.diagnosis
     return json.dumps({
         "t": t, "namespace": engine.key.namespace, "pod": engine.key.pod, "model_name": engine.key.model_name,

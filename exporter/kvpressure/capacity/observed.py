@@ -1,0 +1,86 @@
+"""Request lengths and requests in flight as a recorded server showed them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from kvpressure import readings
+from kvpressure.capacity import CapacityError
+from kvpressure.capacity.load import Load, Request, from_quantiles
+from kvpressure.readings import EngineKey, EngineReading, Histogram
+from kvpressure.recording.format import RecordingError
+from kvpressure.recording.reader import Reader
+
+_MAX_ENGINES: Final = 1024
+_IN_FLIGHT_QUANTILE: Final = 0.95
+
+
+class _Growth:
+    """What a histogram gained over the recording; a restarted engine begins anew."""
+
+    def __init__(self) -> None:
+        self._before: Histogram | None = None
+        self._bounds: tuple[float, ...] = ()
+        self._counts: list[float] = []
+        self.total = 0.0
+        self.count = 0.0
+
+    def add(self, now: Histogram) -> None:
+        """Take the next reading of one engine's histogram."""
+        before, self._before = self._before, now
+        if before is None or before.bounds != now.bounds or before.count is None or now.count is None:
+            return
+        if now.count < before.count or before.sum is None or now.sum is None:
+            return
+        self.count += now.count - before.count
+        self.total += now.sum - before.sum
+        if self._bounds != now.bounds:
+            self._bounds, self._counts = now.bounds, [0.0] * len(now.bounds)
+        for place, (old, new) in enumerate(zip(before.counts, now.counts, strict=True)):
+            self._counts[place] += max(0.0, new - old)
+
+    def lengths(self) -> Sequence[int]:
+        """Lengths at evenly spaced shares, straight lines between the bucket bounds; the mean without buckets."""
+        points = [(count / self._counts[-1], bound) for bound, count in zip(self._bounds, self._counts, strict=True)
+                  if self._counts[-1] and bound != float("inf")]
+        rising = [point for place, point in enumerate(points) if place == 0 or point[0] > points[place - 1][0]]
+        rising = [point for point in rising if point[0] > 0]
+        return from_quantiles(rising) if rising else (round(self.total / self.count),)
+
+
+def from_recording(path: Path) -> Load:
+    """All engines of a recording together. Raises ``CapacityError`` when no request finished in it."""
+    prompts: dict[EngineKey, _Growth] = {}
+    outputs: dict[EngineKey, _Growth] = {}
+    in_flight: list[float] = []
+    try:
+        with Reader(path) as reader:
+            for snapshot in reader:
+                for page in snapshot.pages:
+                    for engine in page.engines:
+                        key = EngineKey(page.namespace, page.pod, engine.model_name, engine.engine)
+                        if key not in prompts and len(prompts) >= _MAX_ENGINES:
+                            continue
+                        _add(prompts.setdefault(key, _Growth()), engine, readings.REQUEST_PROMPT)
+                        _add(outputs.setdefault(key, _Growth()), engine, readings.REQUEST_OUTPUT)
+                        if readings.RUNNING in engine.gauges:
+                            in_flight.append(engine.gauges[readings.RUNNING] + engine.gauges.get(readings.WAITING, 0.0))
+    except RecordingError as error:
+        raise CapacityError(str(error)) from error
+    requests: list[Request] = []
+    for key, prompt in prompts.items():
+        if prompt.count and outputs[key].count:
+            requests += [Request(p, o, max(1, o) * prompt.count) for p in prompt.lengths() for o in outputs[key].lengths()]
+    if not requests:
+        raise CapacityError(f"{path}: no request finished in it; allowed: a recording with request length histograms")
+    in_flight.sort()
+    at = min(len(in_flight) - 1, int(_IN_FLIGHT_QUANTILE * len(in_flight)))
+    return Load(tuple(requests), in_flight=in_flight[at] if in_flight else None)
+
+
+def _add(growth: _Growth, engine: EngineReading, name: str) -> None:
+    histogram = engine.histograms.get(name)
+    if histogram is not None:
+        growth.add(histogram)

@@ -1,0 +1,267 @@
+"""Where the memory of a GPU goes, how many requests fit into what is left, and which limits follow.
+
+Follows vLLM's start-up: ``total x gpu_memory_utilization`` is requested; weights, the peak of activations, memory
+outside torch and CUDA graphs are taken from it; the rest is the KV pool. CUDA context and allocator overhead lie outside
+the request and must fit beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import ceil, floor, sqrt
+from typing import Final, Literal
+
+from kvpressure.args import GIB, default_limits
+from kvpressure.capacity import CapacityError
+from kvpressure.capacity.kvbytes import Layout, Parallel
+from kvpressure.capacity.load import Load
+from kvpressure.capacity.shapes import ModelShape
+from kvpressure.capacity.worksheet import ALLOCATOR_GB, CUDA_CONTEXT_GB
+from kvpressure.thresholds import Thresholds
+
+Origin = Literal["given", "measured", "estimate", "guide"]
+
+REFERENCE_VERSION: Final = "0.33.0"  # whose defaults are assumed where nothing is said
+IN_FLIGHT_BATCHES: Final = 2  # asynchronous scheduling computes the next step while the last one runs
+CONTEXT_STEP: Final = 1024
+CONTEXT_SPARE: Final = 1.25
+MIN_BATCHED_TOKENS: Final = 512
+MAX_UTILIZATION: Final = 0.95
+Z_99: Final = 2.33  # 99 of 100 moments hold less than mean + 2.33 deviations
+_HIDDEN_COPIES: Final = 4  # activations of one layer at once, in vectors of hidden_size and of intermediate_size
+_INTERMEDIATE_COPIES: Final = 3
+_LOGITS_COPIES: Final = 3  # fp32 logits, their sorted copy and the probabilities, while the sampler is warmed up
+_NON_TORCH: Final = GIB // 4
+_NON_TORCH_PARALLEL: Final = GIB  # NCCL buffers
+_GRAPHS: Final = GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes on one GPU, and how they are known."""
+
+    bytes: int
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the user stated of the parts of memory, in bytes on one GPU (``weights``: of the whole model)."""
+
+    weights: int | None = None
+    weights_origin: Origin = "given"
+    activations: int | None = None
+    graphs: int | None = None
+    non_torch: int | None = None
+    context: int | None = None
+    allocator: int | None = None
+    pool: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The four limits that bound memory."""
+
+    gpu_memory_utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """One GPU. ``pool`` may be negative: that much is missing. ``outside`` = what the request leaves to others."""
+
+    total: int
+    limits: Limits
+    weights: Part
+    activations: Part
+    graphs: Part
+    non_torch: Part
+    context: Part
+    allocator: Part
+    pool: Part
+
+    @property
+    def outside(self) -> int:
+        """Bytes beyond the request that nobody needs; negative = context and allocator do not fit."""
+        inside = sum(part.bytes for part in (self.weights, self.activations, self.graphs, self.non_torch, self.pool))
+        return self.total - inside - self.context.bytes - self.allocator.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A value to set and why."""
+
+    value: float
+    reason: str
+
+
+def default_limits_for(total_bytes: int, max_model_len: int, card: str | None = None) -> Limits:
+    """The defaults of vLLM for a card of this size."""
+    found = default_limits(REFERENCE_VERSION, card, total_bytes)
+    return Limits(found["gpu_memory_utilization"], int(found["max_num_seqs"]), int(found["max_num_batched_tokens"]),
+                  max_model_len)
+
+
+def audit(shape: ModelShape, parallel: Parallel, total_bytes: int, limits: Limits, given: Given,
+          *, graphs: bool = True) -> Audit:
+    """Where the memory of one GPU goes. ``graphs`` False = ``--enforce-eager``.
+
+    Raises ``CapacityError`` when the size of the weights is neither stated nor known.
+    """
+    if given.weights is None:
+        raise CapacityError(f"{shape.name}: the size of the weights is not known; give --weights")
+    ranks = parallel.tensor * parallel.pipeline
+    non_torch = _NON_TORCH if ranks == 1 else _NON_TORCH_PARALLEL
+    result = Audit(
+        total_bytes, limits, Part(ceil(given.weights / ranks), given.weights_origin),
+        _part(given.activations, _activations(shape, parallel, limits)),
+        _part(given.graphs, _GRAPHS if graphs else 0), _part(given.non_torch, non_torch),
+        _part(given.context, int(CUDA_CONTEXT_GB * 1e9), "guide"), _part(given.allocator, int(ALLOCATOR_GB * 1e9), "guide"),
+        Part(0, "estimate"))
+    requested = int(total_bytes * limits.gpu_memory_utilization)
+    taken = result.weights.bytes + result.activations.bytes + result.graphs.bytes + result.non_torch.bytes
+    return replace(result, pool=_part(given.pool, requested - taken))
+
+
+def _part(stated: int | None, otherwise: int, origin: Origin = "estimate") -> Part:
+    return Part(otherwise, origin) if stated is None else Part(stated, "given")
+
+
+def _activations(shape: ModelShape, parallel: Parallel, limits: Limits) -> int:
+    """Peak of the dummy forward at ``max_num_batched_tokens`` and of the sampler at ``max_num_seqs``.
+
+    Measured on two models: within 0.3 GB of what vLLM kept back (see ``tests/capacity``).
+    """
+    def config(*names: str) -> int:
+        return next((v for name in names if isinstance(v := shape.config.get(name), int) and v > 0), 0)
+
+    hidden = config("hidden_size", "n_embd", "d_model")
+    intermediate = config("intermediate_size", "ffn_dim") or 4 * hidden
+    tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
+    forward = tokens * (_HIDDEN_COPIES * hidden + _INTERMEDIATE_COPIES * intermediate / parallel.tensor) * shape.dtype_bytes
+    return round(forward + _LOGITS_COPIES * 4 * limits.max_num_seqs * config("vocab_size"))
+
+
+# --- what fits ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a pool holds. ``usable_blocks``: without the one that vLLM keeps. ``longest`` = longest single request;
+    ``requests`` = how many of the stated load at once, 99 of 100 moments; both None without a load or pool.
+    """
+
+    pool_blocks: int
+    usable_blocks: int
+    capacity_tokens: int
+    max_concurrency: float
+    longest: int
+    requests: int | None
+
+
+def fit(layout: Layout, found: Audit, load: Load | None) -> Fit:
+    """Capacity of the audited pool, as vLLM logs it and for the stated load."""
+    limits = found.limits
+    blocks = layout.pool_blocks(found.pool.bytes)
+    in_flight = IN_FLIGHT_BATCHES * limits.max_num_batched_tokens
+    return Fit(blocks, max(0, blocks - 1), layout.capacity_tokens(blocks, limits.max_model_len, in_flight),
+               layout.max_concurrency(blocks, limits.max_model_len, in_flight),
+               layout.longest(blocks, limits.max_model_len, in_flight),
+               requests_that_fit(layout, max(0, blocks - 1), load, limits.max_model_len) if load else None)
+
+
+def requests_that_fit(layout: Layout, usable_blocks: int, load: Load, max_model_len: int) -> int:
+    """How many requests of ``load`` fit at once in 99 of 100 moments, each counted at its full length.
+
+    The sum over N requests has mean N x m and deviation sqrt(N) x s; the largest N with
+    N x m + 2.33 x sqrt(N) x s <= blocks.
+    """
+    totals = {min(request.total, max_model_len) for request in load.requests}
+    blocks = {total: float(layout.blocks(max(1, total))) for total in totals}
+    mean, deviation = load.mean_and_deviation(
+        {request.total: blocks[min(request.total, max_model_len)] for request in load.requests})
+    root = (sqrt((Z_99 * deviation) ** 2 + 4 * mean * usable_blocks) - Z_99 * deviation) / (2 * mean)
+    return floor(root * root + 1e-9)
+
+
+# --- what to set --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Recommended limits with reasons, and what holds with them."""
+
+    max_model_len: Recommendation
+    max_num_batched_tokens: Recommendation
+    gpu_memory_utilization: Recommendation
+    max_num_seqs: Recommendation
+    audit: Audit
+    fit: Fit
+
+
+def recommend(shape: ModelShape, parallel: Parallel, layout: Layout, total_bytes: int, given: Given, load: Load,
+              needed: float | None, t: Thresholds, *, graphs: bool = True) -> Plan | None:
+    """Limits for ``load``, derived from memory. ``needed`` = requests that must fit at once, if stated.
+
+    The utilization is the documented one where that suffices; else the smallest that holds ``needed`` requests, or
+    vLLM's default where none are stated. None when not even 0.95 holds the load.
+    """
+    length = _model_len(shape, load)
+    default = default_limits_for(total_bytes, int(length.value))
+    tokens = _batched_tokens(load, default.max_num_batched_tokens)
+    documented, why = _utilization(load, t)
+    for utilization in _candidates(documented, default.gpu_memory_utilization if needed is None else None):
+        limits = Limits(utilization, default.max_num_seqs, int(tokens.value), int(length.value))
+        found = audit(shape, parallel, total_bytes, limits, given, graphs=graphs)
+        fits = fit(layout, found, load)
+        holds = fits.requests or 0
+        if fits.longest >= limits.max_model_len and holds >= max(1.0, needed or 0.0):
+            if utilization > documented:
+                why = f"documented: {documented:g}, but the load needs more memory than that leaves"
+            cap = max(default.max_num_seqs, ceil(needed or 0.0))
+            seqs = min(holds, cap)
+            return Plan(length, tokens, Recommendation(utilization, why), Recommendation(seqs, _seqs_reason(holds, cap)),
+                        replace(found, limits=replace(limits, max_num_seqs=seqs)), fits)
+    return None
+
+
+def _seqs_reason(holds: int, cap: int) -> str:
+    if holds > cap:
+        return f"the cache holds {holds}; no more than vLLM's default for this card, or than was asked for"
+    return "as many requests of this load as the cache holds in 99 of 100 moments"
+
+
+def _candidates(documented: float, default: float | None) -> Iterable[float]:
+    yield documented
+    if default is not None:
+        yield from (default, MAX_UTILIZATION)
+    else:
+        yield from (percent / 100 for percent in range(floor(documented * 100) + 1, round(MAX_UTILIZATION * 100) + 1))
+
+
+def _model_len(shape: ModelShape, load: Load) -> Recommendation:
+    target = ceil(load.longest * CONTEXT_SPARE / CONTEXT_STEP) * CONTEXT_STEP
+    if shape.max_model_len is not None and shape.max_model_len < target:
+        return Recommendation(shape.max_model_len, "the model's own limit")
+    return Recommendation(target, f"the longest request ({load.longest} tokens) and a quarter to spare")
+
+
+def _batched_tokens(load: Load, default: int) -> Recommendation:
+    """One long prompt a step, not many: more only raises the peak of activations."""
+    prompt = load.quantile("prompt", 0.95)
+    power = 1 << max(0, prompt - 1).bit_length()
+    if power >= default:
+        return Recommendation(default, "vLLM's default for this card; longer prompts take several steps")
+    return Recommendation(max(MIN_BATCHED_TOKENS, power), f"one step takes a prompt of the p95 length ({prompt} tokens)")
+
+
+def _utilization(load: Load, t: Thresholds) -> tuple[float, str]:
+    spread = load.quantile("total", 0.95) / max(1.0, sum(r.total for r in load.requests) / len(load.requests))
+    if spread >= t["context_spike_ratio"]:
+        return t["gpu_memory_utilization_long_context"], "documented for long-context load (p95 above twice the mean)"
+    if (load.burst_ratio or 0.0) >= t["context_spike_ratio"]:
+        return t["gpu_memory_utilization_long_context"], "documented for bursty load"
+    return t["gpu_memory_utilization_recommended"], "documented: room for allocator overhead and fragmentation"

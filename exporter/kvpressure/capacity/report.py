@@ -1,0 +1,143 @@
+"""An answer about capacity as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvpressure.capacity.kvbytes import Layout, Parallel
+from kvpressure.capacity.load import Load
+from kvpressure.capacity.plan import Audit, Fit, Plan, Recommendation
+from kvpressure.capacity.shapes import ModelShape
+
+_PARTS = (("weights", "weights"), ("activations", "activations (peak)"), ("graphs", "CUDA graphs"),
+          ("non_torch", "outside torch (NCCL, ...)"), ("pool", "KV pool"), ("context", "CUDA context"),
+          ("allocator", "allocator overhead"))
+_SET = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was asked and what came out. The second half is there when a card's memory was given."""
+
+    shape: ModelShape
+    parallel: Parallel
+    cache_dtype: str
+    layout: Layout
+    lengths: tuple[int, ...]
+    audit: Audit | None = None
+    fit: Fit | None = None
+    load: Load | None = None
+    needed: float | None = None
+    plan: Plan | None = None
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        """None = that was not asked."""
+        return None if self.audit is None else not self.problems
+
+    def concurrent(self, length: int) -> int | None:
+        """Requests of this length that the pool holds at once."""
+        return None if self.fit is None else self.fit.usable_blocks // self.layout.blocks(length)
+
+
+def as_json(answer: Answer) -> dict[str, Any]:
+    """Everything, sizes in bytes."""
+    result: dict[str, Any] = {
+        "model": answer.shape.name,
+        "parallel": asdict(answer.parallel),
+        "kv_cache_dtype": answer.cache_dtype,
+        "kv_bytes_per_token_per_gpu": answer.layout.bytes_per_token,
+        "linear": answer.layout.uniform,
+        "groups": len(answer.layout.groups),
+        "block_size": answer.layout.block_size,
+        "block_bytes_per_gpu": answer.layout.block_bytes,
+        "requests": [{"tokens": length, "blocks": answer.layout.blocks(length),
+                      "bytes_per_gpu": answer.layout.request_bytes(length),
+                      **({} if answer.fit is None else {"max_concurrent": answer.concurrent(length)})}
+                     for length in answer.lengths],
+    }
+    if answer.audit is not None and answer.fit is not None:
+        result |= {"memory": _memory(answer.audit), "limits": asdict(answer.audit.limits), "capacity": asdict(answer.fit),
+                   "fits": answer.fits, "problems": list(answer.problems),
+                   "warnings": list(answer.warnings), "needed_concurrency": answer.needed}
+    if answer.load is not None:
+        result["recommended"] = None if answer.plan is None else _recommended(answer.plan)
+    return result
+
+
+def _memory(audit: Audit) -> dict[str, Any]:
+    return {"total_bytes": audit.total, "outside_bytes": audit.outside,
+            **{name: asdict(getattr(audit, name)) for name, _ in _PARTS}}
+
+
+def _recommended(plan: Plan) -> dict[str, Any]:
+    return {**{name: asdict(getattr(plan, name)) for name in _SET}, "capacity": asdict(plan.fit),
+            "memory": _memory(plan.audit)}
+
+
+def as_text(answer: Answer) -> str:
+    """For a person."""
+    return "\n".join([*_model(answer), *_lengths(answer), *_card(answer), *_advice(answer)])
+
+
+def _model(answer: Answer) -> Iterator[str]:
+    parallel = answer.parallel
+    spread = [f"{name} {size}" for name, size in (("TP", parallel.tensor), ("PP", parallel.pipeline),
+                                                  ("DCP", parallel.decode_context)) if size > 1]
+    yield f"{answer.shape.name}, KV cache {answer.cache_dtype}, {', '.join(spread) or 'one GPU'}"
+    beyond = "" if answer.layout.uniform else " beyond the windows (not linear: see the table)"
+    yield f"KV bytes per token on each GPU: {answer.layout.bytes_per_token:,.0f}{beyond}"
+    if len(answer.layout.groups) > 1:
+        yield f"layers in {len(answer.layout.groups)} groups; one block of the pool is {_size(answer.layout.block_bytes)}"
+
+
+def _lengths(answer: Answer) -> Iterator[str]:
+    yield ""
+    yield f"{'request, tokens':>16} {'on each GPU':>13}" + ("" if answer.fit is None else f" {'at once':>9}")
+    for length in answer.lengths:
+        many = answer.concurrent(length)
+        yield f"{length:16,d} {_size(answer.layout.request_bytes(length)):>13}" + ("" if many is None else f" {many:9,d}")
+
+
+def _card(answer: Answer) -> Iterator[str]:
+    audit, fit = answer.audit, answer.fit
+    if audit is None or fit is None:
+        return
+    yield ""
+    yield f"memory of one GPU: {_size(audit.total)}, gpu_memory_utilization {audit.limits.gpu_memory_utilization:g}"
+    for name, text in _PARTS:
+        part = getattr(audit, name)
+        yield f"  {text:26} {_size(part.bytes):>12}  {part.origin}"
+    yield f"  {'left over':26} {_size(audit.outside):>12}"
+    yield (f"KV cache: {fit.pool_blocks:,d} blocks; as vLLM logs it {fit.capacity_tokens:,d} tokens, "
+           f"{fit.max_concurrency:.2f}x of {audit.limits.max_model_len:,d} tokens")
+    if fit.requests is not None:
+        need = "" if answer.needed is None else f", {answer.needed:g} are needed"
+        yield f"of the stated load {fit.requests:,d} requests fit at once{need}"
+    yield "fits" if not answer.problems else "does not fit: " + "; ".join(answer.problems)
+    for warning in answer.warnings:
+        yield f"but {warning}"
+
+
+def _advice(answer: Answer) -> Iterator[str]:
+    if answer.load is None:
+        return
+    yield ""
+    if answer.plan is None:
+        yield "no gpu_memory_utilization up to 0.95 holds this load: more GPUs, a smaller cache dtype, or a smaller load"
+        return
+    yield "set"
+    for name in _SET:
+        advised: Recommendation = getattr(answer.plan, name)
+        yield f"  --{name.replace('_', '-'):25} {advised.value:<8g} {advised.reason}"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= size:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count} B"

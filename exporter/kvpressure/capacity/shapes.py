@@ -1,0 +1,230 @@
+"""What a model stores per token, layer by layer, read from its ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from kvpressure.capacity import CapacityError
+
+Kind = Literal["full", "sliding", "chunked", "mla", "indexer"]
+
+MAX_LAYERS: Final = 2048
+_MAX_CONFIG_BYTES: Final = 4_000_000
+_INDEXER_SCALE_BYTES: Final = 4  # one fp32 scale beside the fp8 key of DeepSeek's sparse-attention indexer
+
+#: Keys of models that keep a recurrent state instead of (or beside) a KV cache; its size is not computed here.
+_RECURRENT_KEYS: Final = ("mamba_d_state", "ssm_state_size", "state_size", "hybrid_override_pattern",
+                          "layers_block_type", "linear_num_key_heads", "linear_attn_config", "attn_layer_period")
+_KIND_BY_LAYER_TYPE: Final[Mapping[str, Kind]] = {
+    "full_attention": "full", "attention": "full", "global": "full", "sliding_attention": "sliding",
+    "sliding_window": "sliding", "local": "sliding", "chunked_attention": "chunked",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """KV of one layer. ``kv_heads`` is the whole model's, before tensor parallelism. For ``mla`` and ``indexer``
+    ``kv_heads`` is 1 and ``head_size_k`` the length of the one shared vector (for ``indexer``: bytes), which every
+    rank holds. ``window`` is the sliding window or the chunk in tokens.
+    """
+
+    kind: Kind
+    kv_heads: int
+    head_size_k: int
+    head_size_v: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model as far as memory goes. ``layers`` in order; an MLA model with an indexer has two entries a layer.
+    ``positions`` says to which transformer layer each entry belongs (draft layers: the last one, on whose stage they
+    are). ``max_model_len`` is the context of the configuration.
+    """
+
+    name: str
+    layers: tuple[Layer, ...]
+    positions: tuple[int, ...]
+    num_layers: int
+    max_model_len: int | None
+    dtype_bytes: int
+    config: Mapping[str, Any]
+
+
+def load(path: Path) -> ModelShape:
+    """The shape from a ``config.json`` or a directory that holds one. Raises ``CapacityError``."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        if file.stat().st_size > _MAX_CONFIG_BYTES:
+            raise CapacityError(f"{file}: larger than {_MAX_CONFIG_BYTES} bytes; allowed: a model's config.json")
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CapacityError(f"{file}: {error.strerror or error}; allowed: a model's config.json") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, CapacityError):
+            raise
+        raise CapacityError(f"{file}: not valid JSON ({error}); allowed: a model's config.json") from error
+    if not isinstance(config, dict):
+        raise CapacityError(f"{file}: no JSON object; allowed: a model's config.json")
+    return from_config(config, name=path.name if path.is_dir() else path.parent.name or "model", where=str(file))
+
+
+def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_layers: int = 0) -> ModelShape:
+    """The shape that a Hugging Face configuration describes. ``draft_layers`` are added as further full layers
+    (MTP, EAGLE). Raises ``CapacityError`` for what vLLM stores in a form that is not computed here.
+    """
+    fields = _Fields(text_config(config), where or name)
+    fields.refuse_unsupported()
+    count = fields.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    if count > MAX_LAYERS:
+        raise CapacityError(f"{fields.where}: num_hidden_layers {count}; allowed: up to {MAX_LAYERS}")
+    per_layer = _mla_layers(fields) if fields.has("kv_lora_rank") and fields.has("qk_rope_head_dim") else None
+    kinds = _kinds(fields, count)
+    plain = None if per_layer is not None else _attention(fields)
+    shared = fields.optional("num_kv_shared_layers") or 0
+    layers: list[Layer] = []
+    positions: list[int] = []
+    for position in range(count - shared + draft_layers):
+        kind, window = kinds[position] if position < count else ("full", None)
+        entries = per_layer or (Layer(kind, *(plain or (1, 1, 1)), window),)
+        layers += entries
+        positions += [min(position, count - 1)] * len(entries)
+    length = fields.optional("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
+    return ModelShape(name, tuple(layers), tuple(positions), count, length, _dtype_bytes(fields),
+                      fields.values)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a multimodal configuration, with what stands beside it as fall-back."""
+    for key in ("text_config", "llm_config", "language_config", "thinker_config"):
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            return text_config({**{k: v for k, v in config.items() if k != key}, **inner})
+    return config
+
+
+class _Fields:
+    """Access to a configuration with messages that name the place."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def has(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def optional(self, *names: str) -> int | None:
+        """The first of the named whole numbers that is there. 0 counts as absent."""
+        for name in names:
+            value = self.values.get(name)
+            if value is None or value is False:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+                raise CapacityError(f"{self.where}: {name} is {value!r:.50}; allowed: a whole number of 0 or more")
+            if value > 10**9:
+                raise CapacityError(f"{self.where}: {name} is {value!r:.50}; allowed: up to 1000000000")
+            if value:
+                return int(value)
+        return None
+
+    def integer(self, *names: str) -> int:
+        found = self.optional(*names)
+        if found is None:
+            raise CapacityError(f"{self.where}: {names[0]} is missing; needed: a positive whole number")
+        return found
+
+    def refuse_unsupported(self) -> None:
+        """Raise for models whose memory the formulas do not describe."""
+        types = self.values.get("layer_types")
+        recurrent = next((key for key in _RECURRENT_KEYS if self.has(key)), None)
+        if isinstance(types, list) and recurrent is None:
+            recurrent = next((str(t) for t in types if t not in _KIND_BY_LAYER_TYPE), None)
+        if recurrent is not None:
+            raise CapacityError(f"{self.where}: {recurrent}: layers with a recurrent or unknown state are not computed; "
+                                "read kv_cache_size_tokens from the server")
+        if self.values.get("is_encoder_decoder") is True:
+            raise CapacityError(f"{self.where}: encoder-decoder models are not computed; allowed: decoder models")
+        if self.has("block_configs"):
+            raise CapacityError(f"{self.where}: block_configs: layers of different shape are not computed")
+
+
+def _dtype_bytes(fields: _Fields) -> int:
+    """Bytes of the model's own element type as vLLM runs it: float32 checkpoints are run in 16 bits."""
+    name = str(fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16")
+    if name.removeprefix("torch.") not in ("bfloat16", "float16", "float32", "auto", "half"):
+        raise CapacityError(f"{fields.where}: dtype is {name!r:.50}; allowed: bfloat16, float16 or float32")
+    return 2
+
+
+def _attention(fields: _Fields) -> tuple[int, int, int]:
+    """KV heads and the sizes of a key and a value."""
+    heads = fields.integer("num_attention_heads", "n_head", "n_heads", "num_heads")
+    head = fields.optional("head_dim")
+    if head is None:
+        hidden = fields.integer("hidden_size", "n_embd", "d_model")
+        if hidden % heads:
+            raise CapacityError(f"{fields.where}: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+        head = hidden // heads
+    return _kv_heads(fields, heads), head, fields.optional("v_head_dim") or head
+
+
+def _kv_heads(fields: _Fields, heads: int) -> int:
+    nested = fields.values.get("attn_config")
+    inner = _Fields(nested, f"{fields.where}: attn_config").optional("kv_n_heads") if isinstance(nested, Mapping) else None
+    multi_query = fields.values.get("multi_query") is True and fields.values.get("new_decoder_architecture") is not True
+    return (fields.optional("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num") or inner
+            or (1 if multi_query else heads))
+
+
+def _mla_layers(fields: _Fields) -> tuple[Layer, ...]:
+    latent = Layer("mla", 1, fields.integer("kv_lora_rank") + fields.integer("qk_rope_head_dim"), 0)
+    if not fields.has("index_topk"):
+        return (latent,)
+    return latent, Layer("indexer", 1, fields.integer("index_head_dim") + _INDEXER_SCALE_BYTES, 0)
+
+
+_KindWindow = tuple[Kind, int | None]
+
+
+def _kinds(fields: _Fields, count: int) -> Sequence[_KindWindow]:
+    """Kind and window of every layer."""
+    window = None if fields.values.get("use_sliding_window") is False else fields.optional("sliding_window")
+    chunk = fields.optional("attention_chunk_size")
+    types = fields.values.get("layer_types")
+    if isinstance(types, list) and types:
+        if len(types) < count:
+            raise CapacityError(f"{fields.where}: layer_types has {len(types)} entries; needed: {count}")
+        return [_kind_of(fields, str(types[i]), window, chunk) for i in range(count)]
+    if fields.has("no_rope_layers") and chunk is not None:  # Llama 4: 0 = no rotary positions = sees all
+        flags = fields.values["no_rope_layers"]
+        if not isinstance(flags, list) or len(flags) < count:
+            raise CapacityError(f"{fields.where}: no_rope_layers is no list of {count} numbers")
+        return [("chunked", chunk) if flag else ("full", None) for flag in flags[:count]]
+    if window is None:
+        return [("full", None)] * count
+    return _by_pattern(fields, window, count)
+
+
+def _kind_of(fields: _Fields, name: str, window: int | None, chunk: int | None) -> _KindWindow:
+    kind = _KIND_BY_LAYER_TYPE[name]
+    size = {"sliding": window, "chunked": chunk}.get(kind)
+    if kind == "full":
+        return "full", None
+    if size is None:
+        raise CapacityError(f"{fields.where}: layer_types has {name!r} but there is no window size")
+    return kind, size
+
+
+def _by_pattern(fields: _Fields, window: int, count: int) -> Sequence[_KindWindow]:
+    """Models that alternate by a rule of their own instead of listing their layers."""
+    pattern = fields.optional("sliding_window_pattern")
+    if pattern is None:
+        pattern = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4}.get(str(fields.values.get("model_type")))
+    first = fields.optional("max_window_layers") if fields.values.get("use_sliding_window") is True else None
+    if pattern is not None:
+        return [("full", None) if (i + 1) % pattern == 0 else ("sliding", window) for i in range(count)]
+    return [("full", None) if first is not None and i < first else ("sliding", window) for i in range(count)]

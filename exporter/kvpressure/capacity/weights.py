@@ -1,0 +1,131 @@
+"""Size of a model's weights: measured from its files where they are there, else estimated from its configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kvpressure.capacity.shapes import ModelShape
+
+_SIXTEEN_BITS: Final = 2.0
+_MXFP4: Final = 4.25 / 8  # 4 bits and an 8-bit scale for each 32
+_SCALES: Final = 0.02  # scales and zero points of 4- and 8-bit formats, bytes a parameter (groups of 128)
+_UNGATED: Final = ("opt", "gpt2", "gpt_neox", "falcon", "bloom", "mpt", "gpt_bigcode", "starcoder2", "phi")
+
+
+def measured(path: Path) -> int | None:
+    """Bytes of the weights in a model's directory, None when there are none."""
+    if not path.is_dir():
+        return None
+    index = path / "model.safetensors.index.json"
+    try:
+        total = json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        total = None
+    if isinstance(total, int) and total > 0:
+        return total
+    return sum(file.stat().st_size for file in path.glob("*.safetensors")) or None
+
+
+def estimated(shape: ModelShape) -> int | None:
+    """Bytes of the weights from the configuration, None when it does not say enough."""
+    linear, other = parameters(shape.config)
+    if not linear:
+        return None
+    return round(linear * _bytes_per_parameter(shape.config) + other * _SIXTEEN_BITS)
+
+
+def parameters(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Parameters in layers that quantization covers, and the others (embeddings; for MXFP4 all but the experts)."""
+    get = _Numbers(config)
+    hidden, layers, vocab = get("hidden_size"), get("num_hidden_layers"), get("vocab_size")
+    if not (hidden and layers and vocab):
+        return 0, 0
+    embeddings = vocab * hidden * (1 if _tied(config) else 2)
+    if config.get("model_type") == "opt":
+        embeddings += (get("max_position_embeddings") + 2) * hidden
+    attention = layers * (_mla(get) if get("kv_lora_rank") else _attention(get))
+    dense_layers, experts = _split_experts(config, get, layers)
+    feed_forward = dense_layers * _feed_forward(config, get("intermediate_size") or get("ffn_dim"), hidden)
+    if _quantization(config) == "mxfp4":
+        return experts, attention + feed_forward + embeddings
+    return attention + feed_forward + experts, embeddings
+
+
+class _Numbers:
+    """Whole numbers of a configuration, 0 for what is missing or is none."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+
+    def __call__(self, name: str) -> int:
+        value = self._config.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _tied(config: Mapping[str, Any]) -> bool:
+    default = str(config.get("model_type")).startswith(("gemma", "opt"))
+    return bool(config.get("tie_word_embeddings", default))
+
+
+def _attention(get: _Numbers) -> int:
+    hidden, heads = get("hidden_size"), get("num_attention_heads")
+    head = get("head_dim") or (hidden // heads if heads else 0)
+    return hidden * head * (2 * heads + 2 * (get("num_key_value_heads") or heads))
+
+
+def _mla(get: _Numbers) -> int:
+    """DeepSeek's low-rank projections of query, key and value, and the output."""
+    hidden, heads, latent, rope = (get(n) for n in ("hidden_size", "num_attention_heads", "kv_lora_rank",
+                                                    "qk_rope_head_dim"))
+    nope, value, rank = get("qk_nope_head_dim"), get("v_head_dim"), get("q_lora_rank")
+    query = hidden * rank + rank * heads * (nope + rope) if rank else hidden * heads * (nope + rope)
+    return query + hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden
+
+
+def _split_experts(config: Mapping[str, Any], get: _Numbers, layers: int) -> tuple[int, int]:
+    """Layers with a plain feed-forward part, and the parameters of all experts with their routers."""
+    hidden = get("hidden_size")
+    experts = get("n_routed_experts") or get("num_local_experts") or get("num_experts")
+    if not experts:
+        return layers, 0
+    size = get("moe_intermediate_size") or get("intermediate_size")
+    sparse = layers - get("first_k_dense_replace")
+    each = _feed_forward(config, size, hidden)
+    shared = get("n_shared_experts") * each + 3 * hidden * get("shared_expert_intermediate_size")
+    return layers - sparse, sparse * (experts * each + shared + experts * hidden)
+
+
+def _feed_forward(config: Mapping[str, Any], intermediate: int, hidden: int) -> int:
+    return (2 if config.get("model_type") in _UNGATED else 3) * hidden * intermediate
+
+
+def _quantization(config: Mapping[str, Any]) -> str:
+    quantization = config.get("quantization_config")
+    return str(quantization.get("quant_method", "")) if isinstance(quantization, Mapping) else ""
+
+
+def _bytes_per_parameter(config: Mapping[str, Any]) -> float:
+    method = _quantization(config)
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping) or not method:
+        return _SIXTEEN_BITS
+    if method == "mxfp4":
+        return _MXFP4
+    if method in ("fp8", "fbgemm_fp8", "modelopt"):
+        return 1.0
+    bits = quantization.get("bits") or (4 if quantization.get("load_in_4bit") else 0) or _group_bits(quantization)
+    return bits / 8 + _SCALES if isinstance(bits, int) and 1 <= bits <= 16 else _SIXTEEN_BITS
+
+
+def _group_bits(quantization: Mapping[str, Any]) -> int:
+    """Bits of the weights as compressed-tensors states them."""
+    groups = quantization.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
+        if isinstance(bits, int):
+            return bits
+    return 0

@@ -1,0 +1,237 @@
+"""``kvpressure capacity``: what a model's KV cache takes, what a card holds, and which limits follow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Final
+
+from kvpressure.args import human_int
+from kvpressure.capacity import CapacityError, kvbytes, load, models, plan, shapes, weights
+from kvpressure.capacity.kvbytes import Parallel
+from kvpressure.capacity.load import Load
+from kvpressure.capacity.report import Answer, as_json, as_text
+from kvpressure.capacity.shapes import ModelShape
+from kvpressure.cli import UsageError
+from kvpressure.thresholds import load as load_thresholds
+
+_UNITS: Final = {"": 10**9, "B": 1, **{p + "B": 1000**n for n, p in enumerate("KMGT", 1)},
+                 **{p + "iB": 1024**n for n, p in enumerate("KMGT", 1)}}
+_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?i?B|)")
+
+_EXAMPLES: Final = """\
+examples:
+  kvpressure capacity llama-3.1-70b --tp 4
+      bytes per token, and per request at several lengths
+  kvpressure capacity /models/my-model --gpu-memory 80GiB --prompt p50=1000,p95=4000 --output 500 --concurrency 40
+      memory audit, what fits, and the limits to set; exit status 1 if it does not fit
+  kvpressure capacity llama-3.1-8b --gpu-memory 24GiB --traffic trace.csv.gz --format json
+  kvpressure capacity llama_70b --worksheet --gpu-memory 80 --tp 4 --context 8192 --concurrency 10
+      the guides' own approximations
+
+Sizes are bytes on one GPU: 80GiB, 80GB; a bare number is GB. MODEL is a config.json, a model's directory, or one of
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES + ", ".join(models.CONFIGS)
+    parser.add_argument("model", metavar="MODEL", help="config.json, a model's directory, or a known name")
+    spread = parser.add_argument_group("how it is run, as for vLLM")
+    whole = _at_least(1)
+    spread.add_argument("--tp", "--tensor-parallel-size", dest="tp", type=whole, default=1, metavar="N")
+    spread.add_argument("--pp", "--pipeline-parallel-size", dest="pp", type=whole, default=1, metavar="N")
+    spread.add_argument("--dcp", "--decode-context-parallel-size", dest="dcp", type=whole, default=1, metavar="N")
+    spread.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help=", ".join(kvbytes.CACHE_DTYPES))
+    spread.add_argument("--block-size", type=whole, default=kvbytes.DEFAULT_BLOCK_SIZE, metavar="N")
+    spread.add_argument("--draft-layers", type=_at_least(0), default=0, metavar="N",
+                        help="layers that speculative decoding (MTP, EAGLE) adds")
+    spread.add_argument("--disable-hybrid-kv-cache-manager", action="store_true")
+    spread.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    for name in ("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"):
+        spread.add_argument(name, type=whole, metavar="N")
+    spread.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="default: vLLM's, 0.92")
+    memory = parser.add_argument_group("memory of one GPU")
+    memory.add_argument("--gpu-memory", type=_size, metavar="SIZE", help="what the card has; asks whether it fits")
+    memory.add_argument("--weights", type=_size, metavar="SIZE",
+                        help="of the whole model; default: its files, else an estimate")
+    for name in ("activations", "cuda-graphs", "non-torch", "cuda-context", "allocator-overhead"):
+        memory.add_argument(f"--{name}", type=_size, metavar="SIZE", help="measured value instead of the estimate")
+    memory.add_argument("--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, set outright")
+    sent = parser.add_argument_group("what is sent")
+    sent.add_argument("--context", type=whole, action="append", metavar="TOKENS",
+                      help="request length to compute for; repeat for several")
+    sent.add_argument("--concurrency", type=whole, metavar="N", help="requests that must fit at once")
+    sent.add_argument("--prompt", metavar="TOKENS", help="prompt length, or quantiles: p50=1000,p95=4000")
+    sent.add_argument("--output", metavar="TOKENS", help="output length, or quantiles")
+    sent.add_argument("--traffic", type=Path, metavar="FILE",
+                      help="trace (CSV or JSON lines with input_tokens and output_tokens) or recording")
+    parser.add_argument("--worksheet", action="store_true", help="the guides' approximations instead")
+    parser.add_argument("--thresholds", metavar="FILE", help="documented utilization from this file")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answer; status 1 when it does not fit. Raises ``UsageError`` for what cannot be answered."""
+    try:
+        if options.worksheet:
+            return _worksheet(options)
+        answer = _answer(options)
+    except CapacityError as error:
+        raise UsageError(str(error)) from error
+    print(json.dumps(as_json(answer), indent=2) if options.format == "json" else as_text(answer))
+    return 0 if answer.fits is not False else 1
+
+
+def _answer(options: argparse.Namespace) -> Answer:
+    shape, path = _shape(options)
+    parallel = Parallel(options.tp, options.pp, options.dcp)
+    layout = kvbytes.layout(shape, parallel, options.kv_cache_dtype, options.block_size,
+                            hybrid_manager=not options.disable_hybrid_kv_cache_manager)
+    lengths = tuple(options.context or _lengths(shape, options.max_model_len))
+    answer = Answer(shape, parallel, options.kv_cache_dtype, layout, lengths)
+    sent = _load(options)
+    if options.gpu_memory is None:
+        needless = next((name for name in ("concurrency", "gpu_memory_utilization") if getattr(options, name)), None)
+        if sent is not None or needless:
+            raise UsageError(f"--{(needless or 'prompt').replace('_', '-')}: needs --gpu-memory")
+        return answer
+    given = _given(options, shape, path)
+    found = plan.audit(shape, parallel, options.gpu_memory, _limits(options, shape, sent), given,
+                       graphs=not options.enforce_eager)
+    fit = plan.fit(layout, found, sent)
+    needed = float(options.concurrency) if options.concurrency else sent.in_flight if sent else None
+    recommended = plan.recommend(shape, parallel, layout, options.gpu_memory, given, sent, needed,
+                                 load_thresholds(options.thresholds), graphs=not options.enforce_eager) if sent else None
+    answer = replace(answer, audit=found, fit=fit, load=sent, needed=needed, plan=recommended)
+    return replace(answer, problems=tuple(_problems(answer, found, fit, options.context or ())),
+                   warnings=tuple(_warnings(found)))
+
+
+def _shape(options: argparse.Namespace) -> tuple[ModelShape, Path | None]:
+    path = Path(options.model)
+    if not path.exists():
+        return models.named(options.model, options.draft_layers), None
+    shape = shapes.load(path)
+    if options.draft_layers:
+        shape = shapes.from_config(shape.config, shape.name, draft_layers=options.draft_layers)
+    return shape, path
+
+
+def _lengths(shape: ModelShape, limit: int | None) -> list[int]:
+    most = limit or shape.max_model_len or 131072
+    return sorted({min(n, most) for n in (1024, 4096, 8192, 32768, 131072)} | {most})
+
+
+def _load(options: argparse.Namespace) -> Load | None:
+    if options.traffic is not None:
+        if options.prompt is not None or options.output is not None:
+            raise UsageError("--traffic: not together with --prompt and --output; allowed: one or the other")
+        return load.from_file(options.traffic)
+    if (options.prompt is None) != (options.output is None):
+        raise UsageError("--prompt and --output: only one was given; allowed: both or none")
+    return None if options.prompt is None else load.stated(options.prompt, options.output)
+
+
+def _given(options: argparse.Namespace, shape: ModelShape, path: Path | None) -> plan.Given:
+    size: int | None = options.weights
+    origin: plan.Origin = "given"
+    if size is None and path is not None:
+        size, origin = weights.measured(path), "measured"
+    if size is None:
+        size, origin = weights.estimated(shape), "estimate"
+    return plan.Given(size, origin, options.activations, options.cuda_graphs, options.non_torch, options.cuda_context,
+                      options.allocator_overhead, options.kv_cache_memory)
+
+
+def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None) -> plan.Limits:
+    longest = sent.longest if sent else max(options.context or [plan.CONTEXT_STEP])
+    default = plan.default_limits_for(options.gpu_memory, options.max_model_len or shape.max_model_len or longest)
+    return plan.Limits(options.gpu_memory_utilization or default.gpu_memory_utilization,
+                       options.max_num_seqs or default.max_num_seqs,
+                       options.max_num_batched_tokens or default.max_num_batched_tokens, default.max_model_len)
+
+
+def _problems(answer: Answer, found: plan.Audit, fit: plan.Fit, lengths: Sequence[int]) -> Iterator[str]:
+    """Why it does not fit, in the order in which vLLM or its users would notice."""
+    if found.pool.bytes <= 0:
+        yield f"no memory is left for the KV cache: {-found.pool.bytes / 1e9:.1f} GB are missing"
+        return
+    limit, needed = found.limits.max_model_len, answer.needed
+    if fit.longest < limit:
+        yield (f"one request of max_model_len {limit} does not fit and vLLM will not start; the longest that fits is "
+               f"{fit.longest} tokens")
+    if needed is not None and fit.requests is not None and fit.requests < needed:
+        yield f"{needed:g} requests of this load do not fit at once; {fit.requests} do"
+    for length in lengths if needed is not None and fit.requests is None else ():
+        if (answer.concurrent(length) or 0) < (needed or 0):
+            yield f"{needed:g} requests of {length} tokens do not fit at once; {answer.concurrent(length)} do"
+
+
+def _warnings(found: plan.Audit) -> Iterator[str]:
+    if found.outside < 0:
+        yield (f"CUDA context and allocator overhead need {-found.outside / 1e9:.1f} GB more than "
+               f"gpu_memory_utilization {found.limits.gpu_memory_utilization:g} leaves")
+
+
+def _worksheet(options: argparse.Namespace) -> int:
+    from kvpressure.capacity.worksheet import KV_GB_PER_TOKEN, memory_audit, worksheet
+
+    if options.gpu_memory is None:
+        raise UsageError("--worksheet: needs --gpu-memory, e.g. 80")
+    context, gigabytes = (options.context or [8192])[0], options.gpu_memory / 1e9
+    sheet = worksheet(options.model, context, options.concurrency or 1, gigabytes, options.tp)
+    found = memory_audit(options.model, gigabytes, options.tp)
+    if options.format == "json":
+        print(json.dumps({"worksheet": asdict(sheet), "memory_audit": asdict(found)}, indent=2))
+    else:
+        known = "" if options.model in KV_GB_PER_TOKEN else (
+            f" (not in the guide, which then assumes 0.001 GB a token and 50 GB; it knows {', '.join(KV_GB_PER_TOKEN)})")
+        print(f"The guide's approximation for {options.model}{known}, GB on each of {options.tp} GPUs:\n"
+              f"  KV cache needed          {sheet.kv_cache_needed_per_gpu:10.2f}\n"
+              f"  available                {sheet.available_per_gpu:10.2f}\n"
+              f"  fits                     {'yes' if sheet.will_fit else 'no':>10}\n"
+              f"  headroom                 {sheet.headroom_gb:10.2f}\n"
+              f"  most concurrent requests {sheet.max_concurrent:10d}\n"
+              f"The guide's memory audit: weights {found.model_weights_per_gpu:g}, CUDA context {found.cuda_context:g}, "
+              f"allocator {found.allocator_overhead:g}; {found.available_for_kv_cache:g} GB are left for KV.\n"
+              "It counts every attention head; without --worksheet the model's own shape is used.")
+    return 0 if sheet.will_fit else 1
+
+
+# --- values -------------------------------------------------------------------------------------------------------
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = human_int(text)
+        if value is None or not least <= value <= 10**9:
+            raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a whole number of {least} or more")
+        return value
+
+    return parse
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: above 0 and up to 1")
+    return value
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    value = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a size like 80GiB, 80GB or 80 (GB)")
+    return value
+
+

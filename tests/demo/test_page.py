@@ -15,7 +15,7 @@ from kvpressure.demo.page import Page
 from kvpressure.demo.simulator import Engine, EngineConfig, Request
 from kvpressure.demo.text import number
 
-CAPTURE = Path(__file__).parent / "data" / "live_0.32.0.prom.gz"
+CAPTURE = Path(__file__).parents[1] / "fixtures" / "vllm" / "versions" / "live_0.32.0.prom.gz"
 START = 1_700_000_000.0
 
 Shape = dict[str, tuple[str, frozenset[tuple[str, frozenset[str], str]]]]

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import yaml
 
-from kvpressure.bundle.render import render
 from kvpressure.bundle.rules import Options, load_groups, rule_file
+from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import duration
 from kvpressure.thresholds import builtin
 
@@ -51,7 +51,8 @@ def rules(by: float, interval_seconds: float) -> dict[str, Any]:
 
 def alertmanager(by: float, receiver_url: str) -> dict[str, Any]:
     """The example configuration: its routes and inhibitions, shortened, every receiver at ``receiver_url/<name>``."""
-    document: dict[str, Any] = yaml.safe_load(render(Options(builtin()))["alerts/alertmanager.yaml"])
+    alerts = frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
+    document: dict[str, Any] = yaml.safe_load(render("alertmanager.yaml.j2", context(builtin(), alerts=alerts)))
     _shorten_route(document["route"], by)
     for receiver in document["receivers"]:
         for webhook in receiver.get("webhook_configs", ()):

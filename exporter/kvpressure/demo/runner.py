@@ -161,6 +161,7 @@ class _Demo:
         stops.callback(web.stop)
         self._announce(servers, exporter)
         self._stack = self._start_stack(programs, exporter, stops, stopping)
+        self._clock.begin()
         self._monitor.start()
         stops.callback(self._monitor.stop)
 
@@ -221,8 +222,8 @@ class _Demo:
         stack = Stack(programs, folder, exporter, by, max(alerting.MINIMUM_SECONDS, 1 / options.speed), self._story.notify,
                       stopping)
         stops.callback(stack.stop)
-        tell(f"  Prometheus    {stack.prometheus.url}/alerts")
-        tell(f"  Alertmanager  {stack.alertmanager.url}")
+        tell(f"  Prometheus    {stack.prometheus.url}/")
+        tell(f"  Alertmanager  {stack.alertmanager.url}/api/v2/alerts")
         tell(f"  waiting times of rules and routes are {1 / by:.0f} times shorter than in production")
         return stack
 

@@ -21,8 +21,8 @@ MAIL: Final = "mail-1b3-0"
 
 # About 36 requests decode at a time and hold 40 % of the cache.
 CHAT_LOAD: Final = Load(requests_per_second=6.0, prompt_tokens=300, output_tokens=170, max_tokens=1024)
-# Code completion: long prompts, short answers; the GPU computes prompts half of the time, 31 k tokens/s at most.
-CODE_LOAD: Final = Load(requests_per_second=6.0, prompt_tokens=2200, output_tokens=13, prompt_spread=0.4, max_tokens=256)
+# Code completion: long prompts, short answers; the GPU computes prompts a third of the time, 31 k tokens/s at most.
+CODE_LOAD: Final = Load(requests_per_second=4.0, prompt_tokens=2200, output_tokens=13, prompt_spread=0.4, max_tokens=256)
 # A small model with short requests: device memory is high and GPU utilization low, and all is well.
 MAIL_LOAD: Final = Load(requests_per_second=4.0, prompt_tokens=150, output_tokens=60, max_tokens=128)
 
@@ -121,7 +121,7 @@ _SEQUENCE_LIMIT: Final = Scenario(
 _PREFILL: Final = Scenario(
     "prefill", "code-7b gets more prompt tokens than the GPU can compute", CODE, "compute_bound", (),
     (
-        _calm("long prompts, short answers, at half of what the GPU can compute"),
+        _calm("long prompts, short answers, at a third of what the GPU can compute"),
         Phase("incident", 0.35, "an indexer sends 12 requests/s with prompts of 4 000 tokens: more than the GPU computes",
               {CODE: Change(load=replace(CODE_LOAD, requests_per_second=12.0, prompt_tokens=4000))}),
         Phase("mitigation", 0.45, "the indexer moves to a deployment of its own; the pod is restarted to drop the queue",

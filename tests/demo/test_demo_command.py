@@ -1,0 +1,155 @@
+"""The command as people run it: a process of its own, real Prometheus and Alertmanager, signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "kvpressure.cli", "demo"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Temporary files go where the test can count them."""
+    return {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture
+def running(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        processes.append(subprocess.Popen([*COMMAND, *arguments], env=environment, text=True, stdout=subprocess.PIPE,
+                                          stderr=subprocess.STDOUT))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def lines_until(process: subprocess.Popen[str], text: str) -> list[str]:
+    """Output up to the first line with ``text``; the test's own timeout bounds it."""
+    assert process.stdout is not None
+    seen: list[str] = []
+    for line in process.stdout:
+        seen.append(line.rstrip())
+        if text in line:
+            return seen
+    raise AssertionError("\n".join(seen))
+
+
+def using(folder: Path) -> list[str]:
+    """Command lines of processes that work in ``folder``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                where = (entry / "cwd").readlink()
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if where.is_relative_to(folder):
+                found.append(command)
+    return found
+
+
+def refused(*arguments: str) -> str:
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_the_incident_is_seen_from_first_token_to_cleared_alert(
+        running: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    process = running("--for", "180", "--speed", "10")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    order = ["== healthy:", "chat-13b-0: idle -> healthy", "== incident:", "-> kv_pressure (saturated)",
+             "ALERT VllmKVCachePressure", "== mitigation:", "-> healthy", "CLEARED VllmKVCachePressure",
+             "everything that was promised was seen"]
+    at = 0
+    for text in order:
+        assert text in output[at:], f"{text!r} is missing or too early:\n{output}"
+        at += output[at:].index(text)
+    assert re.search(r"\+ KV cache used \d+ %", output)
+    assert "200 times shorter than in production" in output
+    assert "Traceback" not in output
+    assert list(tmp_path.iterdir()) == []
+    assert using(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything_cleanly(number: signal.Signals, running: Callable[..., subprocess.Popen[str]],
+                                          tmp_path: Path) -> None:
+    process = running("--for", "600")
+    urls = [line.split()[1] for line in lines_until(process, "shorter than in production") if "http://" in line]
+    assert len(urls) == 6
+    for url in urls:
+        assert url.startswith("http://127.0.0.1:")
+        with urlopen(url, timeout=5) as answer:
+            assert answer.status == 200
+    assert len(using(tmp_path)) == 2
+    began = time.monotonic()
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=15)
+    assert process.returncode == 130, output
+    assert time.monotonic() - began < 10
+    assert "interrupted" in output
+    assert "Traceback" not in output
+    assert using(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_runs_without_prometheus_and_serves_its_verdicts(running: Callable[..., subprocess.Popen[str]]) -> None:
+    process = running("--no-prometheus", "--for", "600", "--scenario", "stall")
+    seen = lines_until(process, "-> healthy")
+    assert any("Prometheus    as asked" in line for line in seen)
+    url = next(line.split()[1] for line in seen if line.strip().startswith("exporter"))
+    with urlopen(url + "metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    for pod in ("chat-13b-0", "code-7b-0", "mail-1b3-0"):
+        assert re.search(rf'kvpressure_verdict{{[^}}]*pod="{pod}"[^}}]*}} 1', text), pod
+    assert 'kvpressure_gpu_pod_info{container="vllm",namespace="inference",pod="chat-13b-0"' in text
+    assert 'kvpressure_source_up{source="vllm"} 1' in text
+
+
+def test_prometheus_that_does_not_start_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("prometheus", "prometheus-alertmanager"):
+        (programs / name).write_text("#!/bin/sh\necho no such luck >&2\nexit 7\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    done = subprocess.run(COMMAND, env={**environment, "PATH": f"{programs}:{os.environ['PATH']}"}, capture_output=True,
+                          text=True, timeout=30, check=False)
+    assert done.returncode == 3
+    assert done.stderr == ("kvpressure demo: alertmanager ended with status 7: no such luck; --no-prometheus runs without "
+                           "them\n")
+    assert [item.name for item in tmp_path.iterdir()] == ["bin"]
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    (("--for", "10"), "--for: 10; allowed: 60 to 86400"), (("--for", "nan"), "--for: nan"),
+    (("--speed", "0"), "--speed: 0; allowed: 0.01 to 20"), (("--speed", "fast"), "--speed"),
+    (("--port", "70000"), "--port: 70000; allowed: 0 to 65535"), (("--scenario", "fire"), "invalid choice: 'fire'"),
+])
+def test_bad_arguments_are_one_line(arguments: tuple[str, ...], complaint: str) -> None:
+    assert complaint in refused(*arguments)
+
+
+def test_a_taken_port_is_one_line(running: Callable[..., subprocess.Popen[str]]) -> None:
+    process = running("--no-prometheus", "--for", "600")
+    url = next(line.split()[1] for line in lines_until(process, "exporter") if "exporter" in line)
+    port = url.rstrip("/").rsplit(":", 1)[1]
+    assert "--port" in refused("--no-prometheus", "--port", port)

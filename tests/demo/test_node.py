@@ -1,0 +1,196 @@
+"""The machine around the engines: pods that come and go, cgroups, logs, cards, and the servers in front."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection, RemoteDisconnected
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from demo.timeline import START, Clock
+from kvpressure.demo.node import Change, Node
+from kvpressure.demo.scenario import CHAT, CODE, MAIL, PODS
+from kvpressure.demo.server import PodServer
+from kvpressure.demo.traffic import Load, Traffic
+from kvpressure.readings import ContainerReading
+from kvpressure.signals.logevents import match, strip
+from kvpressure.sources.demo import DemoSource
+from kvpressure.sources.vllm.exposition import page_from_text
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def node(clock: Clock) -> Node:
+    return Node(PODS, clock)
+
+
+def container(node: Node, pod: str = CHAT) -> ContainerReading:
+    return next(reading for reading in node.containers() if reading.pod == pod)
+
+
+def counter(node: Node, name: str) -> float:
+    page = page_from_text(node.metrics(CHAT), target="t", time=START)
+    return page.engines[0].counters[name]
+
+
+# --- traffic ----------------------------------------------------------------------------------------------------
+
+
+def test_traffic_has_its_rate_and_lengths_and_is_the_same_every_time() -> None:
+    load = Load(5.0, prompt_tokens=400, output_tokens=100, max_tokens=256, prompt_limit=1000)
+    arrived = list(Traffic(load, START, seed=3).until(START + 2000))
+    assert len(arrived) == pytest.approx(5 * 2000 * 0.967, rel=0.03)  # 3.3 % of the prompts are refused
+    assert [r.arrival for r in arrived] == sorted(r.arrival for r in arrived)
+    prompts = sorted(r.prompt_tokens for r in arrived)
+    assert prompts[len(prompts) // 2] == pytest.approx(395, rel=0.05)
+    assert prompts[-1] <= 1000
+    again = Traffic(load, START, seed=3).until(START + 2000)
+    assert [(r.arrival, r.prompt_tokens, r.output_tokens) for r in arrived] == [
+        (r.arrival, r.prompt_tokens, r.output_tokens) for r in again]
+
+
+def test_a_load_of_nothing_sends_nothing_until_it_changes() -> None:
+    traffic = Traffic(Load(0.0, 1, 1), START, seed=1)
+    assert not list(traffic.until(START + 1e6))
+    traffic.change(Load(10.0, 5, 5), START + 10)
+    assert START + 10 < next(traffic.until(START + 20)).arrival < START + 12
+
+
+# --- pods -------------------------------------------------------------------------------------------------------
+
+
+def test_a_rollout_takes_the_pod_away_and_starts_its_counters_anew(node: Node, clock: Clock) -> None:
+    clock.now += 30
+    assert counter(node, "generation_tokens") > 1000
+    node.apply({CHAT: Change(limits={"max_num_seqs": 10})}, clock.now)
+    clock.now += 3
+    assert node.metrics(CHAT) is None
+    assert container(node).ready is False
+    assert "--max-num-seqs 10" in " ".join(node.pods[CHAT].args)
+    used = {gpu.index: gpu.memory_used_bytes for gpu in node.gpus()}
+    assert used[0] == 530_000_000 < used[1]  # type: ignore[operator]
+    clock.now += 5
+    assert counter(node, "generation_tokens") < 2000
+    assert container(node).ready is True
+    assert container(node).cpu_usage_seconds < 10  # type: ignore[operator]
+    page = page_from_text(node.metrics(CHAT), target="t", time=clock.now)
+    assert page.page["process_start_time_seconds"] == START + 36
+
+
+def test_requests_that_come_while_the_pod_is_away_are_lost(node: Node, clock: Clock) -> None:
+    node.apply({CHAT: Change(restart=True)}, clock.now)
+    clock.now += 7
+    node.metrics(CHAT)
+    pod = node.pods[CHAT]
+    assert pod.engine is not None
+    assert pod.engine.in_flight + sum(pod.engine.books.finished.values()) <= 15  # of one second, not of seven
+
+
+def test_throttling_is_in_the_cgroup_and_the_quota_is_used_up(node: Node, clock: Clock) -> None:
+    clock.now += 10
+    calm = container(node)
+    assert calm.cpu_throttled_periods == 0
+    assert calm.cpu_periods == 100
+    assert calm.cpu_usage_seconds == pytest.approx(11, abs=1.2)
+    node.apply({CHAT: Change(cpu_limit_cores=0.5, throttled=0.8, host_factor=40.0)}, clock.now)
+    clock.now += 10
+    starved = container(node)
+    assert starved.cpu_throttled_periods == pytest.approx(80, abs=2)
+    assert starved.cpu_usage_seconds - calm.cpu_usage_seconds == pytest.approx(5, abs=0.1)  # type: ignore[operator]
+
+
+def test_a_stall_freezes_the_page_but_not_the_api_server(node: Node, clock: Clock) -> None:
+    clock.now += 20
+    node.apply({CHAT: Change(stalled=True)}, clock.now)
+    before = page_from_text(node.metrics(CHAT), target="t", time=clock.now)
+    clock.now += 30
+    after = page_from_text(node.metrics(CHAT), target="t", time=clock.now)
+    assert after.engines == before.engines
+    assert after.page["process_cpu_seconds"] > before.page["process_cpu_seconds"]
+    assert next(gpu for gpu in node.gpus() if gpu.index == 0).utilization_ratio == 0
+    node.apply({CHAT: Change(stalled=False)}, clock.now)
+    clock.now += 5
+    assert counter(node, "generation_tokens") > after.engines[0].counters["generation_tokens"]
+
+
+def test_log_lines_are_those_that_the_exporter_recognises(node: Node, clock: Clock) -> None:
+    events = [match(strip(line.line)) for line in node.logs() if line.pod == CODE]
+    names = [event.event for event in events if event is not None]
+    assert {"args", "max_num_batched_tokens", "weights_bytes", "pool_bytes", "capacity"} <= set(names)
+    assert None not in events
+    clock.now += 21
+    later = [line for line in node.logs() if line.pod == CODE]
+    assert all("KV cache usage" in line.line for line in later)
+    assert later
+    assert not node.logs()
+
+
+def test_every_pod_owns_one_card(node: Node) -> None:
+    assert {(owner.pod, owner.shared) for owner in node.owners()} == {(CHAT, False), (CODE, False), (MAIL, False)}
+    assert {owner.uuid for owner in node.owners()} == {gpu.uuid for gpu in node.gpus()}
+
+
+def test_cards_average_over_at_least_a_fifth_of_a_second(node: Node, clock: Clock) -> None:
+    node.gpus()
+    clock.now += 20
+    first = node.gpus()
+    clock.now += 0.1
+    assert node.gpus() == first
+    clock.now += 1
+    assert node.gpus() != first
+
+
+def test_the_source_starts_the_incident_again(clock: Clock) -> None:
+    source = DemoSource(None, clock=clock, cycle_seconds=100)
+    clock.now += 60
+    source.read()
+    clock.now += 41
+    pages = source.read().pages or ()
+    assert [page.engines[0].counters["generation_tokens"] for page in pages] == [0.0, 0.0, 0.0]
+    assert pages[0].args[pages[0].args.index("--max-num-seqs") + 1] == "128"
+
+
+# --- servers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(node: Node) -> Iterator[PodServer]:
+    served = PodServer(node, CHAT)
+    served.start()
+    yield served
+    served.stop()
+
+
+def test_a_server_answers_as_vllm_does(server: PodServer) -> None:
+    def get(path: str) -> tuple[str, bytes]:
+        with urlopen(server.url + path, timeout=5) as answer:
+            return answer.headers["Content-Type"], answer.read()
+
+    kind, text = get("/metrics")
+    assert kind == "text/plain; version=1.0.0; charset=utf-8"
+    assert b'vllm:num_requests_running{engine="0",model_name="chat-13b"}' in text
+    assert get("/health")[1] == b""
+    assert json.loads(get("/version")[1]) == {"version": "0.32.0"}
+    assert json.loads(get("/v1/models")[1])["data"][0]["max_model_len"] == 4096
+    with pytest.raises(URLError, match="404"):
+        get("/nothing")
+
+
+def test_a_pod_that_is_away_hangs_up(server: PodServer, node: Node, clock: Clock) -> None:
+    node.apply({CHAT: Change(restart=True)}, clock.now)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection.request("GET", "/metrics")
+    with pytest.raises(RemoteDisconnected):
+        connection.getresponse()
+    connection.close()
+
+
+def test_a_server_listens_on_loopback_only(server: PodServer) -> None:
+    assert server._server.server_address[0] == "127.0.0.1"

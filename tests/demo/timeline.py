@@ -1,0 +1,48 @@
+"""Runs a scenario through the real pipeline in simulated time, tick by tick, without a socket or a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from kvpressure.demo.scenario import SCENARIOS, Scenario
+from kvpressure.pipeline import Pipeline
+from kvpressure.readings import Snapshot
+from kvpressure.sources.demo import DemoSource
+from kvpressure.state import EngineState, State
+
+START = 1_700_000_000.0
+
+
+class Clock:
+    """Time that a test sets."""
+
+    def __init__(self, now: float = START) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def play(scenario: Scenario, seconds: int = 180) -> Iterator[tuple[int, State]]:
+    """One tick a second: ``(seconds since the start, state)``."""
+    clock = Clock()
+    source = DemoSource(None, clock=clock, scenario=scenario, cycle_seconds=seconds + 1)
+    pipeline = Pipeline()
+    for tick in range(seconds):
+        clock.now = START + tick
+        r = source.read()
+        yield tick, pipeline.observe(Snapshot(
+            time=clock.now, gpus=r.gpus or (), pages=r.pages or (), containers=r.containers or (), owners=r.owners or (),
+            logs=r.logs or (), targets=r.targets))
+
+
+def engine(state: State, pod: str) -> EngineState:
+    """The pod's engine."""
+    return next(engine for engine in state.engines if engine.key.pod == pod)
+
+
+@cache
+def played(name: str) -> tuple[tuple[int, State], ...]:
+    """The scenario of that name in three minutes, once for all tests that look at it."""
+    return tuple(play(SCENARIOS[name]))

@@ -134,6 +134,17 @@ class TestConnections:
             assert data.startswith(b"HTTP/1.1 200")
             assert data.count(b"HTTP/1.1 404") == 1
 
+    def test_the_tail_of_an_answer_does_not_wait_for_an_acknowledgement(self, start: Start) -> None:
+        """Head and body in two packets with Nagle's algorithm cost 40 ms each time."""
+        seconds = []
+        with connect(start()) as client:
+            for _ in range(10):
+                began = time.monotonic()
+                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n\r\n")
+                receive(client)
+                seconds.append(time.monotonic() - began)
+        assert min(seconds[1:]) < 0.03
+
     def test_http_1_0_and_requests_in_pieces(self, start: Start) -> None:
         with connect(start()) as client:
             for byte in b"GET /-/ready HTTP/1.0\r\n\r\n":

@@ -138,6 +138,7 @@ class Server:
                 self._evict()
                 await asyncio.sleep(0.1)
                 continue
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the tail of an answer must not wait
             if len(self._connections) >= CONNECTIONS:
                 self._evict()
             connection = _Connection(client, self._loop.time())
@@ -248,13 +249,15 @@ class Server:
 
     async def _send(self, connection: _Connection, writer: asyncio.StreamWriter, request: Request | None,
                     response: Response, keep_alive: bool, config: WebConfig) -> None:
-        writer.write(head_of(response, keep_alive=keep_alive, extra=config.headers))
+        head = head_of(response, keep_alive=keep_alive, extra=config.headers)
         body = memoryview(b"" if request is not None and request.method == "HEAD" else response.body)
         async with asyncio.timeout(WRITE_SECONDS):
-            for start in range(0, len(body), CHUNK):
+            writer.write(head + body[:CHUNK])
+            await writer.drain()
+            for start in range(CHUNK, len(body), CHUNK):
+                connection.since = self._loop.time()
                 writer.write(body[start:start + CHUNK])
                 await writer.drain()
-                connection.since = self._loop.time()
 
 
 async def _first_byte(reader: asyncio.StreamReader) -> bytes:

@@ -69,6 +69,12 @@ ALLOCATION_EVENTS: Final = frozenset({
 })
 """Events that mean "an allocation failed" (the documented log check of the triage)."""
 
+FACT_EVENTS: Final = frozenset({
+    "capacity", "pool_bytes", "weights_bytes", "graphs_bytes", "breakdown", "max_num_batched_tokens", "max_model_len",
+    "args", "engine_config", "kv_padding",
+})
+"""Events that stay true for the life of the engine, however old the line is."""
+
 # --- prefixes ---------------------------------------------------------------------------------------------
 
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
@@ -371,7 +377,7 @@ _TABLE: Final[tuple[tuple[str, str, Callable[[str], Values | None]], ...]] = (
 )
 
 # At least one of these short words is in every keyword above: the cheap first look.
-_WORDS: Final = ("memory", "KV ", "Running: ", "took ", "rror", "EngineCore ", "ngine core", "preempted", "block",
+WORDS: Final = ("memory", "KV ", "Running: ", "took ", "rror", "EngineCore ", "ngine core", "preempted", "block",
                  "Iteration(", "Maximum conc", "max ", "Chunked", "args: ", "LLM engine", "Sleep", "asleep",
                  "Graph capt", "Actual", "may waste")
 
@@ -383,7 +389,7 @@ def match(line: str) -> LogEvent | None:
     """The event that ``line`` reports, or None. Never raises; linear in the line's length, at most ``MAX_LINE``."""
     if len(line) > MAX_LINE:
         line = line[:MAX_LINE]
-    for word in _WORDS:
+    for word in WORDS:
         if word in line:
             break
     else:

@@ -1,0 +1,349 @@
+"""One container's log on the node: ``/var/log/pods/<ns>_<pod>_<uid>/<container>/<restarts>.log`` and its rotations.
+
+Bounded whatever the container writes: bytes a read, length of a line, memory. A line is looked at with its first
+``MAX_LINE`` bytes. The runtime's format (CRI, or Docker's JSON) is taken off, lines that it split are joined.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from kvpressure.signals.logevents import MAX_LINE, WORDS
+
+CHUNK_BYTES: Final = 65536
+HEAD_BYTES: Final = 512 * 1024  # of a log that is new here: its start-up lines
+TAIL_BYTES: Final = 256 * 1024  # and its end
+SKIP_BYTES: Final = 16 * 1024 * 1024  # a log that runs away by more than this is followed from its end again
+HEAD_CHECK_BYTES: Final = 256  # by which a file is known again
+MAX_FILES: Final = 1000  # names in one directory that are looked at
+
+_LIVE: Final = re.compile(r"(\d{1,9})\.log")
+_ROTATED: Final = re.compile(r"(\d{1,9})\.log\.(\d{8}-\d{6})(\.gz)?")
+_WORDS: Final = tuple(word.encode() for word in WORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message of the container: the text (line end removed) and the runtime's time stamp as it stands there."""
+
+    stamp: str
+    text: str
+
+    @property
+    def time(self) -> float | None:
+        """The stamp as Unix seconds; None without one. Nanoseconds are cut off."""
+        found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?(Z|[+-]\d\d:\d\d)", self.stamp)
+        try:
+            return datetime.fromisoformat(found[1] + found[2].replace("Z", "+00:00")).timestamp() if found else None
+        except (ValueError, OverflowError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a file was read. ``head``: checksum of its first ``head_bytes`` bytes, since inodes are used again."""
+
+    inode: int
+    offset: int
+    head_bytes: int
+    head: int
+
+
+class _Joiner:
+    """Takes the runtime's format off and joins the parts (``P``) of a long line up to its end (``F``)."""
+
+    def __init__(self) -> None:
+        self._parts: dict[bytes, bytearray] = {}
+
+    @property
+    def open(self) -> bool:
+        """True in the middle of a line."""
+        return bool(self._parts)
+
+    def clear(self) -> None:
+        self._parts.clear()
+
+    def entry(self, line: bytes) -> Entry | None:
+        """The message that ``line`` completes; None when it is only a part."""
+        if line.startswith(b'{"log":'):
+            return _docker(line)
+        fields = line.split(b" ", 3)
+        if len(fields) < 3 or fields[1] not in (b"stdout", b"stderr") or fields[2][:1] not in (b"F", b"P"):
+            return Entry("", line.decode("utf-8", "replace"))
+        message = fields[3] if len(fields) == 4 else b""
+        stream = fields[1]
+        if fields[2][:1] == b"P" or stream in self._parts:
+            held = self._parts.setdefault(stream, bytearray())
+            held += message[:max(0, MAX_LINE - len(held))]
+            if fields[2][:1] == b"P":
+                return None
+            message = bytes(self._parts.pop(stream))
+        return Entry(fields[0].decode("ascii", "replace"), message[:MAX_LINE].decode("utf-8", "replace"))
+
+
+def _docker(line: bytes) -> Entry:
+    text = line.decode("utf-8", "replace")
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return Entry("", text)
+    message, stamp = document.get("log"), document.get("time")
+    return Entry(stamp if isinstance(stamp, str) else "", message.rstrip("\n") if isinstance(message, str) else text)
+
+
+class Tail:
+    """An open file, read from ``offset`` on. With ``end`` it stops there; ``cut`` = the first line is a rest."""
+
+    def __init__(self, path: Path, offset: int = 0, end: int | None = None, cut: bool = False) -> None:
+        self.path = path
+        self.offset = offset  # of the next byte to read
+        self.done = offset  # of the first byte not yet part of a complete message
+        self.end = end
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.inode = os.fstat(self._fd).st_ino
+        self._carry = b""
+        self._cut = cut  # drop everything up to the next line end
+        self._joiner = _Joiner()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def read(self, budget: int) -> tuple[list[Entry], int]:
+        """Messages out of at most ``budget`` further bytes, and how many bytes it took (0 = at the end)."""
+        entries: list[Entry] = []
+        taken = 0
+        while taken < budget:
+            size = min(CHUNK_BYTES, budget - taken)
+            if self.end is not None:
+                size = min(size, self.end - self.offset)
+            chunk = os.pread(self._fd, size, self.offset) if size > 0 else b""
+            if not chunk:
+                break
+            taken += len(chunk)
+            self.offset += len(chunk)
+            entries += self._entries(chunk)
+        return entries, taken
+
+    def truncated(self) -> bool:
+        """True when the file is shorter than what was read of it."""
+        return os.fstat(self._fd).st_size < self.offset
+
+    def backlog(self) -> int:
+        """Bytes that are still to be read."""
+        return os.fstat(self._fd).st_size - self.offset
+
+    def restart(self, offset: int, cut: bool) -> None:
+        """Go on from ``offset``, whatever was in hand."""
+        self.offset = self.done = offset
+        self._carry = b""
+        self._cut = cut
+        self._joiner.clear()
+
+    def position(self) -> Position:
+        """Where to go on after a restart of this process."""
+        size = min(self.done, HEAD_CHECK_BYTES)
+        return Position(self.inode, self.done, size, zlib.crc32(os.pread(self._fd, size, 0)))
+
+    def _entries(self, chunk: bytes) -> Iterator[Entry]:
+        """Messages completed by ``chunk``. A chunk without any keyword is not even split into lines."""
+        lines, end, rest = chunk.rpartition(b"\n")
+        if not end:
+            self._keep(chunk)
+            return
+        text = lines if self._cut else self._carry + lines
+        first_is_rest, self._cut = self._cut, False
+        self._carry = b""
+        self._keep(rest)
+        if self._joiner.open or b" P " in text or any(word in text for word in _WORDS):
+            found = text.split(b"\n")
+            for line in found[1:] if first_is_rest else found:
+                entry = self._joiner.entry(line)
+                if entry is not None:
+                    yield entry
+        if not self._joiner.open:
+            self.done = self.offset - len(rest)
+
+    def _keep(self, rest: bytes) -> None:
+        """Hold the beginning of a line. Of one that spans chunks only the first part is held."""
+        if not self._cut:
+            room = MAX_LINE + 64 - len(self._carry)  # the runtime's prefix stands in front
+            self._carry += rest[:max(0, room)]
+
+
+def matches(path: Path, position: Position) -> bool:
+    """Whether ``path`` is the file that ``position`` was taken of, and still as long."""
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            return (found.st_ino == position.inode and found.st_size >= position.offset
+                    and zlib.crc32(file.read(min(position.head_bytes, HEAD_CHECK_BYTES))) == position.head)
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is in a container's log directory."""
+
+    live: tuple[int, ...]  # restart counts with a log, ascending
+    rotated: tuple[str, ...]  # names, oldest first
+
+
+def list_files(directory: Path) -> Files:
+    """Logs in ``directory``. Raises ``OSError``."""
+    live: list[int] = []
+    rotated: list[tuple[int, str, str]] = []
+    with os.scandir(directory) as entries:
+        for count, entry in enumerate(entries):
+            if count >= MAX_FILES:
+                break
+            if found := _LIVE.fullmatch(entry.name):
+                live.append(int(found[1]))
+            elif found := _ROTATED.fullmatch(entry.name):
+                rotated.append((int(found[1]), found[2], entry.name))
+    return Files(tuple(sorted(live)), tuple(name for _, _, name in sorted(rotated)))
+
+
+def head_of(path: Path) -> list[Entry]:
+    """Messages at the beginning of a rotated log, compressed or not. Unreadable ones give none."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            data = file.read(HEAD_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return []
+    joiner = _Joiner()
+    return [entry for line in data.split(b"\n")[:-1] if (entry := joiner.entry(line)) is not None]
+
+
+class ContainerLog:
+    """Follows a container through rotations and restarts. ``read`` gives messages that may hold an event."""
+
+    def __init__(self, directory: Path, known: tuple[str, Position] | None = None) -> None:
+        """``known``: name of the file and position from before a restart of this process."""
+        self.directory = directory
+        self.skipped = 0  # times that a runaway log was followed from its end again
+        self._known = known
+        self._current = 0  # restart count of the log being followed
+        self._segments: deque[Tail] = deque()
+        self._heads: list[Entry] = []
+        self._rotation_seen = False
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._segments:
+            self._segments.popleft().close()
+
+    def position(self) -> tuple[str, Position] | None:
+        """File name and position of the log being followed, once it is the only one left to read."""
+        if len(self._segments) != 1 or self._segments[0].end is not None:
+            return None
+        return self._segments[0].path.name, self._segments[0].position()
+
+    def read(self, budget: int) -> tuple[list[Entry], int]:
+        """Messages out of at most ``budget`` bytes, and the bytes taken. Raises ``OSError``."""
+        if not self._segments:
+            self._begin()
+        entries, self._heads = self._heads, []
+        taken = 0
+        while taken < budget and self._segments:
+            tail = self._segments[0]
+            if tail.end is None:
+                self._catch_up(tail)
+            found, size = tail.read(budget - taken)
+            entries += found
+            taken += size
+            if size == 0 and not self._advance(tail):
+                break
+        return entries, taken
+
+    # --- where to begin -----------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        files = list_files(self.directory)
+        if not files.live:
+            return
+        self._current = files.live[-1]
+        try:
+            if not (self._known and self._resume(files, *self._known)):
+                self._start(files)
+        except OSError:
+            self.close()
+            raise
+        self._known = None
+
+    def _resume(self, files: Files, name: str, position: Position) -> bool:
+        """Go on in the file that was followed before, which may have been rotated meanwhile."""
+        for candidate in (name, *(other for other in files.rotated if not other.endswith(".gz"))):
+            path = self.directory / candidate
+            if matches(path, position):
+                self._segments.append(Tail(path, position.offset))
+                found = _LIVE.fullmatch(candidate) or _ROTATED.fullmatch(candidate)
+                self._current = int(found[1]) if found else files.live[-1]
+                self._rotation_seen = candidate != name
+                return True
+        return False
+
+    def _start(self, files: Files) -> None:
+        """A log that is new here: the end of the previous container's, the start-up lines, then the end."""
+        current = files.live[-1]
+        path = self.directory / f"{current}.log"
+        size = path.stat().st_size
+        if len(files.live) > 1:
+            self._open_end(self.directory / f"{files.live[-2]}.log", follow=False)
+        older = [name for name in files.rotated if name.startswith(f"{current}.log.")]
+        if older:
+            self._heads = head_of(self.directory / older[0])
+        if size > HEAD_BYTES + TAIL_BYTES:
+            self._segments.append(Tail(path, 0, HEAD_BYTES))
+            self._open_end(path, follow=True)
+        else:
+            self._segments.append(Tail(path))
+
+    def _open_end(self, path: Path, follow: bool) -> None:
+        size = path.stat().st_size
+        start = max(0, size - TAIL_BYTES)
+        self._segments.append(Tail(path, start, None if follow else size, cut=start > 0))
+
+    # --- how to go on -------------------------------------------------------------------------------------------
+
+    def _catch_up(self, tail: Tail) -> None:
+        if tail.truncated():
+            tail.restart(0, cut=False)
+        elif tail.backlog() > SKIP_BYTES:
+            self.skipped += 1
+            tail.restart(tail.offset + tail.backlog() - TAIL_BYTES, cut=True)
+
+    def _advance(self, tail: Tail) -> bool:
+        """At the end of ``tail``: True when there is another file to go on with at once."""
+        if tail.end is not None:
+            self._segments.popleft().close()
+            return True
+        following = self._following(tail)
+        if following is None or not self._rotation_seen:
+            self._rotation_seen = following is not None  # the writer may still be busy with the old file: once more
+            return False
+        self._rotation_seen = False
+        self._segments.append(Tail(self.directory / f"{following}.log"))
+        self._segments.popleft().close()
+        self._current = following
+        return True
+
+    def _following(self, tail: Tail) -> int | None:
+        """Restart count of the file that continues ``tail``: the same after a rotation, a later one after a restart."""
+        try:
+            if (self.directory / f"{self._current}.log").stat().st_ino != tail.inode:
+                return self._current
+        except FileNotFoundError:
+            pass  # between rename and reopen, or removed with its container
+        return next((count for count in list_files(self.directory).live if count > self._current), None)

@@ -1,0 +1,205 @@
+"""The source of log events: follows the logs of the engines' containers on this node.
+
+Only lines that ``signals.logevents`` recognises leave this source. A line older than ``RECENT_SECONDS`` when it is
+first seen (this process has just started) counts only if it states a fact that still holds, such as the arguments:
+an old crash is no news. How far each log was read survives a restart in ``--log-positions``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kvpressure.readings import LogLine
+from kvpressure.signals.logevents import FACT_EVENTS, match, strip
+from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.logfile import ContainerLog, Entry, Position
+from kvpressure.sources.podspec import Pod
+
+if TYPE_CHECKING:
+    from kvpressure.settings import Settings
+
+REASONS: Final = ("no_log_directory", "permission_denied", "unreadable", "pods_unknown", "no_log", "skipped",
+                  "too_many_lines", "too_many_containers", "positions_unreadable", "positions_unwritable")
+"""Reasons of this source. ``skipped`` counts logs that were written faster than they may be read here."""
+
+READ_BYTES: Final = 1024 * 1024  # of all logs together, each read
+CONTAINER_BYTES: Final = 256 * 1024  # of one log, each read
+MAX_LINES: Final = 500  # recognised lines of one log that are passed on, each read
+MAX_CONTAINERS: Final = 128
+RECENT_SECONDS: Final = 600.0
+SAVE_SECONDS: Final = 5.0
+MISSING_SECONDS: Final = 30.0
+
+Key = tuple[str, str, str, str]  # namespace, pod, uid, container
+
+
+class LogsSource:
+    """Recognised lines of the engines' logs. ``pods`` is asked at every read."""
+
+    name = "logs"
+
+    def __init__(self, settings: Settings, pods: Callable[[], Sequence[Pod] | None] | None = None,
+                 clock: Callable[[], float] = time.time) -> None:
+        shared = settings.shared
+        self._root = settings.host_pod_logs
+        self._pods = pods or (lambda: shared.pods)
+        self._clock = clock
+        self._logs: dict[Key, ContainerLog] = {}
+        self._missing: dict[Key, float] = {}
+        self._leaving: set[Key] = set()
+        self._turn = 0
+        self._file = settings.log_positions
+        self._known: dict[str, tuple[str, Position]] | None = None
+        self._saved: dict[str, Any] = {}
+        self._save_due = 0.0
+
+    def read(self) -> Reading:
+        """What was logged since the last read. Raises ``SourceError`` without a log directory or without pods."""
+        errors: Counter[str] = Counter()
+        if self._known is None:
+            self._known = self._load(errors)
+        self._check_root()
+        pods = self._pods()
+        if pods is None:
+            raise SourceError("pods_unknown", "no pod has been listed yet")
+        self._select(pods, errors)
+        lines = [line for key, log in self._in_turn() for line in self._lines(key, log, errors)]
+        if self._clock() >= self._save_due:
+            self._save(errors)
+        return Reading(logs=tuple(lines), errors=dict(errors))
+
+    def close(self) -> None:
+        """Keep the positions and close the files."""
+        self._save(Counter())
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
+
+    def _check_root(self) -> None:
+        try:
+            next(self._root.iterdir(), None)
+        except PermissionError as error:
+            raise SourceError("permission_denied", str(self._root)) from error
+        except OSError as error:
+            raise SourceError("no_log_directory", f"{self._root}: {error.strerror}") from error
+
+    def _select(self, pods: Sequence[Pod], errors: Counter[str]) -> None:
+        """Follow the logs of the engines there are, and of those that have just gone once more."""
+        wanted = {(pod.namespace, pod.name, pod.uid, engine.container): pod for pod in pods for engine in pod.engines}
+        gone = {key for key in self._logs if key not in wanted}
+        for key in gone & self._leaving:
+            self._logs.pop(key).close()
+        self._leaving = gone - self._leaving
+        now = self._clock()
+        self._missing = {key: due for key, due in self._missing.items() if key in wanted and now < due}
+        for key, pod in wanted.items():
+            if key in self._logs or key in self._missing:
+                continue
+            if len(self._logs) >= MAX_CONTAINERS:
+                errors["too_many_containers"] += 1
+                continue
+            directory = self._directory(pod, key[3])
+            if directory is None:
+                self._missing[key] = now + MISSING_SECONDS
+                if pod.phase == "Running":
+                    errors["no_log"] += 1
+            else:
+                known = (self._known or {}).pop(self._name(directory), None)
+                self._logs[key] = ContainerLog(directory, known)
+
+    def _directory(self, pod: Pod, container: str) -> Path | None:
+        for uid in sorted(pod.uids | {pod.uid}):
+            directory = self._root / f"{pod.namespace}_{pod.name}_{uid}" / container
+            if directory.is_dir():
+                return directory
+        return None
+
+    def _in_turn(self) -> Iterator[tuple[Key, ContainerLog]]:
+        """All logs, each read beginning with another one: the last ones may find the budget spent."""
+        items = list(self._logs.items())
+        self._turn = (self._turn + 1) % max(1, len(items))
+        yield from items[self._turn:] + items[:self._turn]
+
+    def _lines(self, key: Key, log: ContainerLog, errors: Counter[str]) -> Iterator[LogLine]:
+        budget = min(CONTAINER_BYTES, max(CONTAINER_BYTES // 8, READ_BYTES // len(self._logs)))
+        skipped = log.skipped
+        try:
+            entries, _ = log.read(budget)
+        except OSError as error:
+            errors["permission_denied" if isinstance(error, PermissionError) else "unreadable"] += 1
+            return
+        if log.skipped > skipped:
+            errors["skipped"] += 1
+        count = 0
+        for text in self._recognised(entries):
+            count += 1
+            if count <= MAX_LINES:
+                yield LogLine(key[0], key[1], key[3], text)
+        if count > MAX_LINES:
+            errors["too_many_lines"] += count - MAX_LINES
+
+    def _recognised(self, entries: Sequence[Entry]) -> Iterator[str]:
+        since = self._clock() - RECENT_SECONDS
+        for entry in entries:
+            event = match(entry.text)
+            if event is None:
+                continue
+            if event.event in FACT_EVENTS or (entry.time or since) >= since:
+                yield strip(entry.text)
+
+    # --- positions ----------------------------------------------------------------------------------------------
+
+    def _name(self, directory: Path) -> str:
+        return str(directory.relative_to(self._root))
+
+    def _load(self, errors: Counter[str]) -> dict[str, tuple[str, Position]]:
+        if self._file is None:
+            return {}
+        try:
+            return dict(_positions(json.loads(self._file.read_text(encoding="utf-8"))))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            errors["positions_unreadable"] += 1
+            return {}
+
+    def _save(self, errors: Counter[str]) -> None:
+        """Write all positions, whole or not at all."""
+        self._save_due = self._clock() + SAVE_SECONDS
+        if self._file is None:
+            return
+        files = {}
+        for log in self._logs.values():
+            try:
+                position = log.position()
+            except OSError:
+                continue
+            if position is not None:
+                files[self._name(log.directory)] = {"file": position[0], **asdict(position[1])}
+        if files == self._saved:
+            return
+        fresh = self._file.with_name(f"{self._file.name}.new")
+        try:
+            fresh.write_text(json.dumps({"version": 1, "files": files}), encoding="utf-8")
+            fresh.replace(self._file)
+        except OSError:
+            errors["positions_unwritable"] += 1
+        else:
+            self._saved = files
+
+
+def _positions(document: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, Position]]]:
+    if document["version"] != 1:
+        raise ValueError("unknown version")
+    for name, item in document["files"].items():
+        numbers = [item[part] for part in ("inode", "offset", "head_bytes", "head")]
+        if not isinstance(item["file"], str) or "/" in item["file"] or not all(
+                isinstance(number, int) and number >= 0 for number in numbers):
+            raise ValueError("no position")
+        yield name, (item["file"], Position(*numbers))

@@ -1,0 +1,408 @@
+"""Following pod logs on disk: formats, rotation, restarts, truncation, hostile lines, positions."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kube.objects import pod
+from kube.podlogs import PodLog
+from kvpressure.settings import Settings
+from kvpressure.signals.logevents import match
+from kvpressure.sources import logfile, logs
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.logs import REASONS, LogsSource
+from kvpressure.sources.podspec import Pod, Policy, read_pod
+
+Build = Callable[..., Settings]
+REAL = Path(__file__).parents[1] / "fixtures" / "vllm-logs"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB."
+DEAD = "EngineCore encountered a fatal error."
+NOISE = 'INFO:     127.0.0.1:59272 - "POST /v1/completions HTTP/1.1" 200 OK'
+FACT = "Using max model len 2048"
+
+
+def engine_pod(name: str = "a") -> Pod:
+    found = read_pod(pod(name), Policy())
+    assert found is not None
+    return found
+
+
+A = engine_pod()
+
+
+class Follower:
+    """A source over a log root, with the pods it is told of."""
+
+    def __init__(self, settings: Build, root: Path, *pods: Pod, **fields: object) -> None:
+        root.mkdir(exist_ok=True)
+        self.pods: tuple[Pod, ...] | None = pods
+        self.now: float | None = None
+        self.source = LogsSource(settings(host_pod_logs=root, **fields), lambda: self.pods,
+                                 lambda: time.time() if self.now is None else self.now)
+        self.errors: dict[str, int] = {}
+
+    def read(self, times: int = 1) -> list[str]:
+        """Lines of this many reads."""
+        lines: list[str] = []
+        for _ in range(times):
+            reading = self.source.read()
+            assert reading.logs is not None
+            lines += [line.line for line in reading.logs]
+            for reason, count in reading.errors.items():
+                assert reason in REASONS
+                self.errors[reason] = self.errors.get(reason, 0) + count
+        return lines
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "pods"
+
+
+@pytest.fixture
+def follower(settings: Build, root: Path) -> Follower:
+    return Follower(settings, root, A)
+
+
+def test_only_recognised_lines_come_out(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    log.write(NOISE, f"(EngineCore pid=2) ERROR 11-14 22:18:22 [core.py:1101] {OOM}", "", NOISE)
+    reading = follower.source.read()
+    assert reading.logs is not None
+    assert [(x.namespace, x.pod, x.container, x.line) for x in reading.logs] == [("inference", "a", "vllm", OOM)]
+    assert follower.read() == []
+    log.write(DEAD, NOISE)
+    assert follower.read() == [DEAD]
+    assert follower.errors == {}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in REAL.glob("*.log")))
+def test_real_logs_lose_nothing_however_they_are_chopped(settings: Build, root: Path, name: str,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (REAL / name).read_text(encoding="utf-8", errors="replace")
+    expected = [event for line in text.splitlines() if (event := match(line)) is not None]
+    for chunk in (97, 65536):
+        monkeypatch.setattr(logfile, "CHUNK_BYTES", chunk)
+        one = engine_pod(f"p{chunk}")
+        PodLog(root, one).write(*text.splitlines())
+        found = [match(line) for line in Follower(settings, root, one).read(3)]
+        assert found == expected
+
+
+def test_lines_that_the_runtime_split_are_joined(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    log.write("torch.OutOfMemoryError: CUDA out of ", tag="P")
+    assert follower.read() == []
+    log.write("an interleaved line of the other stream: " + FACT, stream="stdout")
+    log.write("memory. Tried to ", tag="P")
+    log.write("allocate 50.00 MiB.", DEAD)
+    assert follower.read() == ["an interleaved line of the other stream: " + FACT, OOM, DEAD]
+
+
+def test_a_half_written_line_waits_for_its_end(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    line = f"2026-01-01T00:00:00.1Z stderr F {FACT}\n".encode()
+    for cut in range(1, len(line)):
+        log.append(line[:cut])
+        assert follower.read() == []
+        log.append(line[cut:])
+        assert follower.read() == [FACT]
+
+
+def test_formats_of_runtimes_and_loggers(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    log.append(json.dumps({"log": f"INFO 11-21 05:37:59 [model.py:1883] {FACT}\n", "stream": "stderr",
+                           "time": "2026-01-01T00:00:00.000000001Z"}).encode() + b"\n")
+    log.append(f"{FACT}\n".encode())
+    log.write(json.dumps({"level": "INFO", "message": FACT}), f"\x1b[32mINFO\x1b[0m {FACT}")
+    log.append(b"2026-01-01T00:00:00.1Z stderr F \xff\xfe " + FACT.encode() + b"\n")
+    log.append(b"2026-01-01T00:00:00.1Z stderr\n2026-01-01T00:00:00.1Z stderr F\n\n \n")
+    log.append(b'{"log": 5}\n{"log":' + b"[" * 5000 + b"\n")
+    assert follower.read() == [FACT, FACT, FACT, f"INFO {FACT}", f"\ufffd\ufffd {FACT}"]
+
+
+def test_rotation_loses_nothing(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    seen: list[str] = []
+    for i in range(12):
+        log.write(f"Using max model len {3 * i}")
+        if i % 2:
+            seen += follower.read()
+        if i % 3 == 0:
+            log.rotate(f"20260101-0000{i:02d}")
+            log.write(f"Using max model len {3 * i + 1}")
+            seen += follower.read(2)
+    seen += follower.read(3)
+    expected = sorted([3 * i for i in range(12)] + [3 * i + 1 for i in range(0, 12, 3)])
+    assert [int(line.rsplit(" ", 1)[1]) for line in seen] == expected
+
+
+def test_the_writer_may_still_use_the_old_file_for_a_moment(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    with log.path.open("ab") as old:
+        follower.read()
+        log.path.rename(log.directory / "0.log.20260101-000000")
+        follower.read()
+        log.path.touch()
+        follower.read()
+        old.write(f"2026-01-01T00:00:00.1Z stderr F {FACT}\n".encode())
+        old.flush()
+        log.write("Using max model len 9")
+        assert follower.read(2) == [FACT, "Using max model len 9"]
+
+
+def test_a_truncated_file_is_read_from_its_start(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    log.write(*[NOISE] * 20)
+    follower.read()
+    os.truncate(log.path, 0)
+    log.write(DEAD)
+    assert follower.read() == [DEAD]
+
+
+def test_a_restart_goes_on_in_the_new_file_after_the_last_words_of_the_old(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    follower.read()
+    log.write(OOM)
+    log.restart()
+    log.write(FACT)
+    assert follower.read(2) == [OOM, FACT]
+    log.restart()
+    log.restart()
+    log.write(DEAD)
+    assert follower.read(4) == [DEAD]
+
+
+def test_what_happened_before_this_process(settings: Build, root: Path) -> None:
+    """Facts count at any age, failures only when they are recent; the previous container's end is looked at."""
+    now = time.time()
+    log = PodLog(root, A, restarts=3)
+    log.write(DEAD, FACT, at=now - 7 * 86400)
+    log.write(OOM, at=now - 60)
+    log.restart()
+    log.write("Using max model len 4096", "EngineCore failed to start.", at=now - 3600)
+    log.write(DEAD, at=now - 5)
+    assert Follower(settings, root, A).read(3) == [FACT, OOM, "Using max model len 4096", DEAD]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_start_up_lines_are_found_in_the_oldest_rotation(settings: Build, root: Path, compress: bool) -> None:
+    log = PodLog(root, A)
+    log.write(FACT, DEAD, at=time.time() - 86400)
+    log.rotate("20260101-000000", compress)
+    log.write(*[NOISE] * 5)
+    log.rotate("20260102-000000")
+    log.write(NOISE)
+    assert Follower(settings, root, A).read(2) == [FACT]
+
+
+def test_a_broken_rotation_is_nothing(settings: Build, root: Path) -> None:
+    log = PodLog(root, A)
+    (log.directory / "0.log.20260101-000000.gz").write_bytes(b"\x1f\x8b no gzip")
+    log.write(FACT)
+    assert Follower(settings, root, A).read() == [FACT]
+
+
+def test_a_large_log_is_entered_at_both_ends(settings: Build, root: Path) -> None:
+    log = PodLog(root, A)
+    log.write(FACT)
+    log.write(*[NOISE] * 12_000)
+    log.write("Using max model len 1")  # in the middle, which nobody reads
+    log.write(*[NOISE] * 12_000)
+    log.write(DEAD)
+    found = Follower(settings, root, A)
+    assert found.read(8) == [FACT, DEAD]
+    log.write(OOM)
+    assert found.read() == [OOM]
+
+
+def test_bytes_a_read_are_bounded_and_nothing_is_lost(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    follower.read()
+    log.write(*[NOISE] * 30_000, DEAD)  # 3 MB at once
+    reads = 0
+    while not follower.read():
+        reads += 1
+    assert reads == log.path.stat().st_size // logs.CONTAINER_BYTES
+    assert follower.errors == {}
+
+
+def test_a_log_that_runs_away_is_followed_from_its_end(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    follower.read()
+    log.write(*[NOISE] * 180_000)
+    log.write(DEAD)
+    assert follower.read(3) == [DEAD]
+    assert follower.errors == {"skipped": 1}
+
+
+def test_lines_of_ten_megabytes(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    follower.read()
+    start = b"2026-01-01T00:00:00.1Z stderr F "
+    log.append(start + FACT.encode() + b" " + b"memory " * 1_500_000 + b"\n" + start + b"Using max model len 5\n")
+    for _ in range(40):
+        log.append(start.replace(b" F ", b" P ") + b"memory " * 2300 + b"\n")
+    log.append(start + b"the end\n" + start + b"Using max model len 6\n")
+    began = time.process_time()
+    lines = follower.read(60)
+    assert [line[:24].strip() for line in lines] == [FACT, "Using max model len 5", "Using max model len 6"]
+    assert all(len(line) <= 17_000 for line in lines)
+    assert time.process_time() - began < 2.0
+
+
+def test_recognised_lines_a_read_are_bounded(follower: Follower, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_LINES", 10)
+    log = PodLog(root, A)
+    log.write(*[DEAD] * 25)
+    assert len(follower.read()) == 10
+    assert follower.errors == {"too_many_lines": 15}
+
+
+def test_pods_come_and_go(follower: Follower, root: Path) -> None:
+    """A pod that is gone is read once more; another of the same name has its own log."""
+    log = PodLog(root, A)
+    follower.read()
+    log.write(DEAD)
+    follower.pods = ()
+    assert follower.read() == [DEAD]
+    assert follower.source._logs  # still open for the last words
+    follower.read()
+    assert not follower.source._logs
+    other = engine_pod("b")
+    follower.pods = (other,)
+    assert follower.read() == []
+    assert follower.errors == {"no_log": 1}
+    PodLog(root, other).write(OOM)
+    assert follower.read() == []
+    follower.now = time.time() + logs.MISSING_SECONDS + 1
+    assert follower.read() == [OOM]
+
+
+def test_too_many_containers(settings: Build, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_CONTAINERS", 2)
+    pods = [engine_pod(f"p{i}") for i in range(3)]
+    for one in pods:
+        PodLog(root, one).write(FACT)
+    found = Follower(settings, root, *pods)
+    assert found.read() == [FACT, FACT]
+    assert found.errors == {"too_many_containers": 1}
+
+
+def test_static_pods_have_their_hash_in_the_path(settings: Build, root: Path) -> None:
+    static = read_pod(pod("s", annotations={"kubernetes.io/config.hash": "ab" * 16}), Policy())
+    assert static is not None
+    directory = root / f"inference_s_{'ab' * 16}" / "vllm"
+    directory.mkdir(parents=True)
+    (directory / "0.log").write_text(f"2026-01-01T00:00:00.1Z stderr F {FACT}\n")
+    assert Follower(settings, root, static).read() == [FACT]
+
+
+def reason(found: Follower) -> str:
+    with pytest.raises(SourceError) as caught:
+        found.read()
+    assert caught.value.reason in REASONS
+    return caught.value.reason
+
+
+def test_reasons(settings: Build, root: Path, follower: Follower) -> None:
+    follower.pods = None
+    assert reason(follower) == "pods_unknown"
+    found = Follower(settings, root, A)
+    root.rmdir()
+    assert reason(found) == "no_log_directory"
+
+
+def test_one_unreadable_log_costs_only_itself(settings: Build, root: Path) -> None:
+    b = engine_pod("b")
+    PodLog(root, A).write(FACT)
+    (root / f"{b.namespace}_{b.name}_{b.uid}" / "vllm" / "0.log").mkdir(parents=True)  # not to be read, even by root
+    found = Follower(settings, root, A, b)
+    assert found.read() == [FACT]
+    assert found.errors == {"unreadable": 1}
+
+
+def test_positions_survive_a_restart(settings: Build, root: Path, tmp_path: Path) -> None:
+    positions = tmp_path / "positions.json"
+    log = PodLog(root, A)
+    log.write(FACT)
+    first = Follower(settings, root, A, log_positions=positions)
+    assert first.read() == [FACT]
+    log.write("half of a ", tag="P")
+    first.read()
+    first.source.close()
+    log.write("line: Using max model len 3", DEAD)
+    second = Follower(settings, root, A, log_positions=positions)
+    assert second.read() == ["half of a line: Using max model len 3", DEAD]
+    second.source.close()
+    log.write(OOM)
+    log.rotate()
+    log.write("Using max model len 7")
+    third = Follower(settings, root, A, log_positions=positions)
+    assert third.read(3) == [OOM, "Using max model len 7"]
+    third.source.close()
+
+
+def test_positions_of_another_file_are_not_used(settings: Build, root: Path, tmp_path: Path) -> None:
+    positions = tmp_path / "positions.json"
+    log = PodLog(root, A)
+    log.write(DEAD)
+    first = Follower(settings, root, A, log_positions=positions)
+    first.read()
+    first.source.close()
+    inode = log.path.stat().st_ino
+    with log.path.open("r+b") as same_inode:
+        same_inode.truncate(0)
+    log.write(FACT, *[NOISE] * 50)
+    assert log.path.stat().st_ino == inode
+    assert Follower(settings, root, A, log_positions=positions).read() == [FACT]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "files": {}}', '{"version": 1, "files": {"x": {}}}',
+                                  '{"version": 1, "files": {"x": {"file": "../0.log", "inode": 1, "offset": 1, '
+                                  '"head_bytes": 1, "head": 1}}}', "[" * 100_000])
+def test_a_broken_positions_file_is_told_and_forgotten(settings: Build, root: Path, tmp_path: Path, text: str) -> None:
+    positions = tmp_path / "positions.json"
+    positions.write_text(text)
+    PodLog(root, A).write(FACT)
+    found = Follower(settings, root, A, log_positions=positions)
+    assert found.read() == [FACT]
+    assert found.errors == {"positions_unreadable": 1}
+    found.source.close()
+    assert json.loads(positions.read_text())["version"] == 1
+
+
+def test_an_unwritable_positions_file_is_told(settings: Build, root: Path, tmp_path: Path) -> None:
+    PodLog(root, A).write(FACT)
+    found = Follower(settings, root, A, log_positions=tmp_path / "missing" / "positions.json")
+    assert found.read() == [FACT]
+    assert found.errors == {"positions_unwritable": 1}
+
+
+def test_files_are_closed(follower: Follower, root: Path) -> None:
+    log = PodLog(root, A)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for i in range(30):
+        log.write(FACT)
+        log.rotate(f"20260101-0000{i:02d}") if i % 3 else log.restart()
+        follower.read(3)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+    follower.source.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_cost_of_everyday_lines(follower: Follower, root: Path) -> None:
+    """A megabyte of access log costs milliseconds: chunks without a keyword are not split."""
+    log = PodLog(root, A)
+    follower.read()
+    log.write(*[NOISE] * 10_000)
+    size = log.path.stat().st_size
+    began = time.process_time()
+    follower.read(size // logs.CONTAINER_BYTES + 1)
+    assert (time.process_time() - began) / (size / 1e6) < 0.1  # about 0.004 s per MB; the margin is for a loaded machine

@@ -34,8 +34,12 @@ def running(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Po
 
     yield start
     for process in processes:
-        process.kill()
-        process.communicate()
+        process.terminate()
+        try:
+            process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
 
 
 def lines_until(process: subprocess.Popen[str], text: str) -> list[str]:
@@ -110,6 +114,19 @@ def test_a_signal_ends_everything_cleanly(number: signal.Signals, running: Calla
     assert "Traceback" not in output
     assert using(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_running_even_when_the_demo_is_killed(running: Callable[..., subprocess.Popen[str]],
+                                                               tmp_path: Path) -> None:
+    process = running("--for", "600")
+    lines_until(process, "shorter than in production")
+    assert len(using(tmp_path)) == 2
+    process.kill()
+    process.communicate(timeout=10)
+    until = time.monotonic() + 10
+    while using(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert using(tmp_path) == []
 
 
 def test_it_runs_without_prometheus_and_serves_its_verdicts(running: Callable[..., subprocess.Popen[str]]) -> None:

@@ -263,12 +263,13 @@ def test_a_hanging_disk_never_blocks_the_listener() -> None:
     assert background.dropped >= 90
 
 
-def test_a_failing_disk_is_reported_and_tried_again() -> None:
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "full"), ValueError("a fault of ours")])
+def test_a_failed_write_is_reported_and_the_next_one_tried(failure: Exception) -> None:
     written = []
 
     def fail_once(snapshot: Snapshot) -> None:
         if snapshot.time == 1.0:
-            raise OSError(errno.ENOSPC, "full")
+            raise failure
         written.append(snapshot.time)
 
     background = BackgroundRecorder(_Slow(fail_once))  # type: ignore[arg-type]
@@ -277,4 +278,4 @@ def test_a_failing_disk_is_reported_and_tried_again() -> None:
     background.close()
     assert written == [0.0, 2.0]
     assert background.failed.is_set()
-    assert isinstance(background.error, OSError)
+    assert background.error is failure

@@ -266,7 +266,7 @@ class BackgroundRecorder:
     def _try(self, action: Callable[..., None], *arguments: Snapshot) -> None:
         try:
             action(*arguments)
-        except (OSError, RecordingFull) as error:
+        except Exception as error:  # whatever it is, the thread lives and the next tick is tried
             if str(error) != str(self.error):  # a full disk fails every tick and is one line
                 log.warning("cannot record: %s", error)
             self.error = error

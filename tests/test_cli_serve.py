@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -168,6 +169,16 @@ class TestServing:
         assert time.monotonic() - began < 4
         for client in clients:
             client.close()
+
+    def test_few_descriptors_and_many_clients(self, serve: Serve) -> None:
+        process = serve(*QUIET, *LISTEN)
+        assert ask(process.port).status == 200
+        resource.prlimit(process.child.pid, resource.RLIMIT_NOFILE, (30, 30))  # below what the server keeps for itself
+        clients = [connect(process.port) for _ in range(100)]
+        assert ask(process.port, timeout=10).status == 200
+        for client in clients:
+            client.close()
+        assert process.stop() == 0
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_signals_end_it_cleanly(self, serve: Serve, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import resource
 import socket
 import struct
 import threading
@@ -335,6 +336,14 @@ def test_the_json_says_everything_and_is_valid(start: Start, published: Publishe
     assert [owner["pod"] for owner in document["gpus"][0]["owners"]] == ["chat-0", "other-0"]
     assert document["sources"]["nvidia"]["reason"] == "library_missing"
     assert document["node"] == "node-1"
+
+
+@pytest.mark.parametrize(("allowed", "places"), [
+    (resource.RLIM_INFINITY, CONNECTIONS), (2**20, CONNECTIONS), (2 * CONNECTIONS - 2, CONNECTIONS - 1), (64, 32), (1, 1)])
+def test_connections_take_half_of_the_descriptors_at_most(monkeypatch: pytest.MonkeyPatch, allowed: int,
+                                                         places: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
+    assert server_module._places() == places
 
 
 def test_text_response_names_the_status() -> None:

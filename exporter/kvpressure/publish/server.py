@@ -9,8 +9,10 @@ and a scrape, which takes milliseconds, gets through. A request never reads a bo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import resource
 import socket
 import threading
 from collections.abc import Sequence
@@ -77,6 +79,7 @@ class Server:
         self._auth = Authenticator()
         self._passwords_waiting = 0
         self._connections: dict[_Connection, None] = {}
+        self._places = _places()
         self._listeners: list[socket.socket] = []
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -133,18 +136,21 @@ class Server:
         while True:
             try:
                 client, _ = await self._loop.sock_accept(listener)
-            except OSError as error:  # no descriptors left: make room, and do not spin
-                log.warning("accepting a connection failed: %s", error)
+                self._admit(client)
+            except OSError as error:  # no descriptors left, most likely: make room, and do not spin
+                log.debug("accepting a connection failed: %s", error)
                 self._evict()
-                await asyncio.sleep(0.1)
-                continue
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the tail of an answer must not wait
-            if len(self._connections) >= CONNECTIONS:
-                self._evict()
-            connection = _Connection(client, self._loop.time())
-            self._connections[connection] = None
-            connection.task = self._loop.create_task(self._attend(connection))
+                await asyncio.sleep(0.01)
             await asyncio.sleep(0)  # a flood of connections must not keep the others from their turn
+
+    def _admit(self, client: socket.socket) -> None:
+        if len(self._connections) >= self._places:
+            self._evict()
+        connection = _Connection(client, self._loop.time())
+        self._connections[connection] = None
+        connection.task = self._loop.create_task(self._attend(connection))
+        with contextlib.suppress(OSError):  # the client may be gone already
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the tail of an answer must not wait
 
     def _evict(self) -> None:
         """Close the connection that has waited longest for its client, answers under way last."""
@@ -284,6 +290,12 @@ async def _close_gently(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
         for _ in range(64):
             if not await reader.read(1024):
                 return
+
+
+def _places() -> int:
+    """Connections at the same time: half of the descriptors at most, as sources need some as well."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return CONNECTIONS if allowed == resource.RLIM_INFINITY else min(CONNECTIONS, max(1, allowed // 2))
 
 
 def _san_allowed(writer: asyncio.StreamWriter, config: WebConfig) -> bool:

@@ -66,7 +66,7 @@ def evaluate(s: Signals, finding: Finding, held: bool | None, utilization: float
         "gpu_out_of_memory": oom > 0 if s.events_known else None,
         "crash_loop": None if restarts is None else restarts >= t["crash_loop_restarts"],
         "gpu_fault": None if s.gpu_faults is None else s.gpu_faults > 0,
-        "metrics_frozen": _frozen(s, finding),
+        "metrics_frozen": _frozen(s, finding, t),
         "documented_signature": signature,
     }
 
@@ -101,9 +101,10 @@ def _oom_killed(s: Signals) -> bool | None:
     return host.last_termination_reason == "OOMKilled" and (recent or s.first_seen)
 
 
-def _frozen(s: Signals, finding: Finding) -> bool | None:
+def _frozen(s: Signals, finding: Finding, t: Thresholds) -> bool | None:
     if finding.frozen:
         return True
-    if finding.verdict == "stalled" or s.progress.seconds_without_progress:
+    stuck = s.progress.seconds_without_progress
+    if finding.verdict == "stalled" or (stuck is not None and stuck >= t["no_progress_seconds"]):
         return None
     return False if s.progress.progressing is not None or s.progress.work_present is False else None

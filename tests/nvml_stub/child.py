@@ -12,6 +12,7 @@ import json
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
@@ -40,7 +41,7 @@ def answer(source: NvidiaSource) -> dict[str, Any]:
         reading: Reading = source.read()
     except SourceError as error:
         return {"reason": error.reason, "fatal": isinstance(error, FatalSourceError), "detail": error.detail,
-                "seconds": time.monotonic() - started}
+                "seconds": time.monotonic() - started, "threads": threading.active_count()}
     return {
         "gpus": [dataclasses.asdict(gpu) for gpu in reading.gpus or ()],
         "errors": dict(reading.errors),
@@ -112,7 +113,11 @@ def main(commands: TextIO, answers: TextIO) -> None:
     """Answer commands until the input ends."""
     runner = Runner()
     for line in commands:
-        print(json.dumps(runner.do(json.loads(line))), file=answers, flush=True)
+        try:
+            result = runner.do(json.loads(line))
+        except Exception:  # told to the test that asked; the next one gets a fresh source
+            result = {"crash": traceback.format_exc()}
+        print(json.dumps(result), file=answers, flush=True)
 
 
 if __name__ == "__main__":

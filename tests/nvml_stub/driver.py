@@ -45,7 +45,7 @@ class Child:
         write(self.world_path, world)
 
     def read(self) -> dict[str, Any]:
-        """One reading: gpus, errors, expected, seconds, threads; or reason, fatal, detail, seconds."""
+        """One reading: gpus, errors, expected; or reason, fatal, detail; and seconds, threads."""
         got: dict[str, Any] = self._tell({"op": "read"})
         return got
 
@@ -82,7 +82,9 @@ class Child:
         print(json.dumps(command), file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         assert line, f"child ended with {self._process.wait()}"
-        return json.loads(line)
+        answer = json.loads(line)
+        assert "crash" not in answer, answer["crash"]
+        return answer
 
 
 StartChild = Callable[..., Child]

@@ -10,6 +10,11 @@ import pytest
 from nvml_stub import GIB, Gpu, World, build, gpu_uuid
 from nvml_stub.driver import Child, StartChild
 
+SILENT = dict.fromkeys(
+    ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples",
+     "nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetCurrentClocksEventReasons",
+     "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetComputeRunningProcesses_v3",
+     "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses_v3"), 999)
 READINGS = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "utilization_ratio", "power_watts",
             "power_limit_watts", "throttle_reasons")
 
@@ -61,6 +66,23 @@ def test_attempts_to_repair_become_seldom(start: StartChild) -> None:
     assert 4 <= child.calls()["nvmlInitWithFlags"] <= 7  # at 1, 3, 7, 15, 31 minutes
 
 
+def test_attempts_to_repair_are_soon_again_for_the_next_loss(start: StartChild) -> None:
+    healthy, lost = World(gpus=[Gpu(), Gpu()]), World(gpus=[Gpu(), Gpu(codes={"all": 15})])
+    child = start(lost)
+    for _ in range(40):
+        child.read()
+        child.advance(60)
+    child.set(healthy)
+    child.advance(1800)
+    assert errors(child) == [None, None]
+    child.set(lost)
+    child.advance(1)
+    assert errors(child) == [None, "lost"]
+    child.set(healthy)
+    child.advance(61)
+    assert errors(child) == [None, None]
+
+
 def test_a_gpu_that_falls_off_the_bus_is_still_expected(start: StartChild) -> None:
     child = start(World(gpus=[Gpu(), Gpu()], epoch=1))
     child.gpus()
@@ -69,6 +91,17 @@ def test_a_gpu_that_falls_off_the_bus_is_still_expected(start: StartChild) -> No
     child.advance(1)
     got = child.read()
     assert [gpu["error"] for gpu in got["gpus"]] == [None, "gpu_not_found"]
+    assert got["expected"] == {"nvidia": 2}
+
+
+def test_a_known_gpu_says_why_it_has_no_handle_any_more(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(), Gpu()], epoch=1))
+    child.gpus()
+    child.set(World(gpus=[Gpu(), Gpu(codes={"nvmlDeviceGetHandleByIndex_v2": 8})], epoch=2))
+    child.read()
+    child.advance(1)
+    got = child.read()
+    assert [gpu["error"] for gpu in got["gpus"]] == [None, "insufficient_power"]
     assert got["expected"] == {"nvidia": 2}
 
 
@@ -92,11 +125,13 @@ def test_a_gpu_that_says_nothing_is_an_error_for_now(start: StartChild) -> None:
     child.set(World(gpus=[Gpu(), Gpu()]))
     assert errors(child) == [None, None]
     child.set(World(gpus=[Gpu(), Gpu(codes={"all": 999})]))
-    child.advance(1)
+    child.advance(10)
     assert errors(child) == [None, "unknown"]
     child.set(World(gpus=[Gpu(), Gpu()]))
     child.advance(1)
-    assert errors(child) == [None, None]
+    back = child.gpus()[1]
+    assert back["error"] is None
+    assert back["power_limit_watts"] == 700.0  # read seldom, but at once after an error
 
 
 def test_indexes_may_change_their_gpus(start: StartChild) -> None:
@@ -132,6 +167,21 @@ def test_attempts_to_open_back_off_to_a_minute(start: StartChild) -> None:
     assert 14 <= child.calls()["nvmlInitWithFlags"] <= 18
 
 
+def test_attempts_to_open_are_soon_again_for_the_next_failure(start: StartChild) -> None:
+    down, up = World(gpus=[Gpu()], codes={"nvmlInitWithFlags": 9}, epoch=1), World(gpus=[Gpu()], epoch=2)
+    child = start(down)
+    for _ in range(20):
+        child.read()
+        child.advance(60)
+    child.set(up)
+    assert errors(child) == [None]
+    child.set(down)
+    assert child.read()["reason"] == "uninitialized"
+    child.set(up)
+    child.advance(0.6)
+    assert errors(child) == [None]
+
+
 def test_node_without_the_library_until_it_is_mounted(tmp_path: Path) -> None:
     directory = tmp_path / "late"
     directory.mkdir()
@@ -164,6 +214,17 @@ def test_driver_unloaded_and_back(start: StartChild, unloaded: World) -> None:
         child.read()
         child.advance(1)
     assert errors(child) == [None]
+
+
+def test_what_is_remembered_and_counted_ends_with_the_library(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(power_mw=None)], epoch=1))
+    assert child.gpus()[0]["power_watts"] is None
+    child.set(World(gpus=[Gpu()], epoch=2))
+    assert child.read()["reason"] == "uninitialized"  # counted by whoever gets this
+    child.advance(1)
+    got = child.read()
+    assert got["gpus"][0]["power_watts"] == 350.0
+    assert got["errors"] == {}
 
 
 def test_every_gpu_refusing_its_handle_is_a_failed_source(start: StartChild) -> None:
@@ -221,6 +282,25 @@ def test_container_whose_library_answers_unknown_ends(start: StartChild) -> None
     rounds, got = rounds_until_fatal(child, 600)
     assert rounds is not None
     assert got["reason"] == "unknown"
+
+
+def test_another_failure_in_between_begins_the_count_anew(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu()], epoch=1))
+    child.gpus()
+    for code in [999] * 9 + [9] + [999] * 9:
+        child.set(World(gpus=[Gpu()], epoch=2, codes={"nvmlInitWithFlags": code}))
+        child.advance(61)
+        assert not child.read()["fatal"]
+    child.advance(61)
+    assert child.read()["fatal"]
+
+
+def test_opening_anew_is_tried_before_giving_up(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(codes=SILENT)]))
+    for _ in range(6):
+        assert errors(child) == ["unknown"]
+        child.advance(20)
+    assert child.calls()["nvmlInitWithFlags"] == 2
 
 
 def test_one_good_gpu_is_worth_staying(start: StartChild) -> None:

@@ -14,12 +14,13 @@ from kvpressure.sources.nvidia import NvidiaOptions
 from nvml_stub import Gpu, Mig, World
 from nvml_stub.driver import Child, StartChild
 
-BUDGET = 0.6
+BUDGET = 1.0  # each GPU may use half of it
+PATIENCE = 3.0  # what a busy test machine adds; a hang would take a minute
 
 
 def until(child: Child, check: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The first reading for which ``check`` holds; the last one after 5 s."""
-    end = time.monotonic() + 5
+    """The first reading for which ``check`` holds; the last one after 20 s."""
+    end = time.monotonic() + 20
     while True:
         got = child.read()
         if check(got) or time.monotonic() > end:
@@ -37,7 +38,7 @@ def test_a_hanging_gpu_is_given_up_and_the_rest_goes_on(start: StartChild) -> No
     child.read()
     child.set(World(gpus=[Gpu(), Gpu(hangs={"nvmlDeviceGetPowerUsage": 60}), Gpu(utilization=11)]))
     got = child.read()
-    assert got["seconds"] < BUDGET + 0.3
+    assert got["seconds"] < BUDGET + PATIENCE
     assert errors(got) == [None, "timeout", None]
     assert got["errors"] == {"timeout": 1}
     assert got["gpus"][1]["power_watts"] is None
@@ -45,7 +46,7 @@ def test_a_hanging_gpu_is_given_up_and_the_rest_goes_on(start: StartChild) -> No
     assert got["gpus"][2]["utilization_ratio"] == 0.11
     for _ in range(20):  # not tried again while it hangs, so nothing waits and no thread is added
         got = child.read()
-        assert got["seconds"] < BUDGET / 3
+        assert got["seconds"] < BUDGET / 2
         assert errors(got) == [None, "timeout", None]
         assert got["errors"] == {"timeout": 1}
         assert got["threads"] == 3
@@ -62,12 +63,31 @@ def test_all_gpus_hanging_is_a_failed_source(start: StartChild) -> None:
     for _ in range(4):
         got = child.read()
         assert got["reason"] == "timeout"
-        assert got["seconds"] < BUDGET + 0.4
+        assert got["seconds"] < BUDGET + PATIENCE
         assert not got["fatal"]
-    assert child.read()["seconds"] < 0.2
+        assert got["threads"] <= 1 + 4 + 1
+    assert child.read()["seconds"] < BUDGET / 2
     child.set(World(gpus=[Gpu() for _ in range(4)]))
     got = until(child, lambda got: "gpus" in got and errors(got) == [None] * 4)
     assert errors(got) == [None] * 4
+
+
+def test_gpus_that_no_time_is_left_for_are_not_given_up(start: StartChild) -> None:
+    hanging = Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})
+    child = start(World(gpus=[Gpu(), Gpu(), Gpu(), Gpu()]), own_process=True, nvidia_budget_seconds=BUDGET)
+    child.read()
+    child.set(World(gpus=[hanging, hanging, hanging, Gpu()]))
+    assert child.read()["threads"] == 1 + 2  # two have used up the time; the others were not begun
+    assert errors(child.read()) == ["timeout", "timeout", "timeout", None]
+
+
+def test_a_failed_source_is_counted_once(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu()]), own_process=True, nvidia_budget_seconds=0.2)
+    child.read()
+    child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})]))
+    assert child.read()["reason"] == "timeout"
+    child.set(World(gpus=[Gpu()]))
+    assert until(child, lambda got: "gpus" in got)["errors"] == {}
 
 
 def test_opening_that_takes_long_is_waited_for_once(start: StartChild) -> None:
@@ -75,7 +95,7 @@ def test_opening_that_takes_long_is_waited_for_once(start: StartChild) -> None:
     for _ in range(3):
         got = child.read()
         assert (got["reason"], got["fatal"]) == ("timeout", False)
-        assert got["seconds"] < 0.5
+        assert got["seconds"] < 0.2 + PATIENCE
     child.set(World(gpus=[Gpu()]))
     assert errors(until(child, lambda got: "gpus" in got)) == [None]
     assert child.calls()["nvmlInitWithFlags"] == 1
@@ -103,6 +123,31 @@ def test_lost_gpus_are_not_repaired_under_a_hanging_call(start: StartChild) -> N
         assert errors(child.read()) == ["timeout", "lost", None]
         child.advance(600)
     assert "nvmlShutdown" not in child.calls()
+    assert child.calls()["nvmlInitWithFlags"] == 1
+
+
+def test_a_repair_that_hangs_is_not_begun_twice(start: StartChild) -> None:
+    lost = Gpu(codes={"nvmlDeviceGetMemoryInfo_v2": 15})
+    child = start(World(gpus=[Gpu(), lost]), own_process=True, nvidia_budget_seconds=0.2)
+    assert errors(child.read()) == [None, "lost"]
+    child.set(World(gpus=[Gpu(), lost], hangs={"nvmlInitWithFlags": 60}))
+    for _ in range(3):
+        child.advance(3600)
+        assert child.read()["reason"] == "timeout"
+    child.set(World(gpus=[Gpu(), Gpu()]))
+    assert errors(until(child, lambda got: "gpus" in got)) == [None, None]
+    calls = child.calls()
+    assert (calls["nvmlInitWithFlags"], calls["nvmlShutdown"]) == (2, 1)
+
+
+def test_opening_waits_for_a_closing_that_hangs(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu()], hangs={"nvmlShutdown": 60}), own_process=True,
+                  nvidia_release_between_readings=True)
+    assert errors(child.read()) == [None]
+    assert child.read()["reason"] == "timeout"
+    assert child.calls()["nvmlInitWithFlags"] == 1
+    child.set(World(gpus=[Gpu()]))
+    assert errors(until(child, lambda got: "gpus" in got)) == [None]
 
 
 @pytest.mark.parametrize("world", [
@@ -116,7 +161,7 @@ def test_closing_does_not_wait_for_what_hangs(start: StartChild, world: World) -
     child.read()
     began = time.monotonic()
     child.close_source()
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 2.0 + PATIENCE
 
 
 def test_closing_releases_the_driver(start: StartChild) -> None:

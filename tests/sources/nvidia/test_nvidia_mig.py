@@ -24,6 +24,7 @@ def test_instances_beside_their_gpu(start: StartChild) -> None:
         Mig("MIG-a", gi=7, memory_total=10 * GIB, memory_free=4 * GIB, processes=[(5, GIB)]),
         None,
         Mig("MIG-b", gi=9, memory_total=20 * GIB, memory_free=GIB, name=None),
+        processes=[(5, GIB)],
     )]))
     got = child.read()
     assert [gpu["uuid"] for gpu in got["gpus"]] == [gpu_uuid(0), gpu_uuid(1), "MIG-a", "MIG-b"]
@@ -32,6 +33,7 @@ def test_instances_beside_their_gpu(start: StartChild) -> None:
     _, parent, first, second = got["gpus"]
     assert parent["parent_uuid"] is None
     assert parent["memory_used_bytes"] == 50 * GIB
+    assert parent["processes"] == []  # each belongs to an instance
     assert (first["parent_uuid"], first["index"], first["minor"], first["gpu_instance_id"]) == (gpu_uuid(1), 1, 1, 7)
     assert (first["memory_total_bytes"], first["memory_used_bytes"]) == (10 * GIB, 6 * GIB)
     assert first["processes"] == [{"pid": 5, "used_bytes": GIB}]
@@ -125,7 +127,8 @@ def test_instances_are_left_out_on_request(start: StartChild) -> None:
 
 
 def test_activity_of_instances(start: StartChild) -> None:
-    child = start(World(gpus=[mig_gpu(Mig("MIG-a", gi=3, sm=40, tensor=20, dram=60), Mig("MIG-b", gi=5, sm=10))]),
+    child = start(World(gpus=[mig_gpu(Mig("MIG-a", gi=3, sm=40, tensor=20, dram=60), Mig("MIG-b", gi=5, sm=10),
+                                       sm=99, tensor=99, dram=99)]),
                   nvidia_gpm=True)
     child.gpus()
     child.advance(1)

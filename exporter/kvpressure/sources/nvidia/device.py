@@ -69,17 +69,10 @@ class Device:
             self._slow_due = self._clock() + SLOW_SECONDS
             self._identify()
             self._look_for_mig()
-        if self._mig is None:
-            reading, error = self._read_gpu(slow)
-            instances = []
-        else:
-            activity = self._instance_activity if self._gpm is not None else None
-            instances = self._mig.read(self.identity, self._handle, slow, activity)
-            reading, error = self._read_gpu(slow)
-            if self._gpm is not None:
-                self._gpm.keep_only({identity.uuid for identity in self._mig.identities})
-            if error == codes.NO_PERMISSION:  # the figures of the whole are a privilege; the instances speak
-                error = None
+        instances = [] if self._mig is None else self._read_instances(self._mig, slow)
+        reading, error = self._read_gpu(slow)
+        if error == codes.NO_PERMISSION and self._mig is not None:
+            error = None  # the figures of the whole GPU are a privilege; its instances speak
         if error is not None:
             self._slow_due = 0.0
             reading = self.identity.reading(error=error)
@@ -109,9 +102,17 @@ class Device:
         )
         return reading, ask.why_silent()
 
-    def _instance_activity(self, ask: Ask, uuid: str, instance: int | None) -> Activity:
-        assert self._gpm is not None
-        return self._gpm.read(ask, uuid, self._handle, instance)
+    def _read_instances(self, mig: Mig, slow: bool) -> list[GpuReading]:
+        gpm = self._gpm
+        if gpm is None:
+            return mig.read(self.identity, self._handle, slow, None)
+
+        def activity(ask: Ask, uuid: str, instance: int) -> Activity:
+            return gpm.read(ask, uuid, self._handle, instance)
+
+        readings = mig.read(self.identity, self._handle, slow, activity)
+        gpm.keep_only({reading.uuid for reading in readings})
+        return readings
 
     def _look_for_mig(self) -> None:
         """MIG may be switched under way; what the GPU can answer differs with it."""

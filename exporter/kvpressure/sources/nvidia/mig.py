@@ -21,7 +21,7 @@ from kvpressure.sources.nvidia.query import Ask, Queries
 
 MOST_INSTANCES: Final = 64
 
-ReadActivity = Callable[[Ask, str, int | None], Activity]
+ReadActivity = Callable[[Ask, str, int], Activity]
 """Reads GPM of the device named by a UUID; the number is its GPU instance."""
 
 

@@ -38,8 +38,8 @@ class UtilizationSamples:
         if answer is None:
             return None
         kind, samples = answer
-        name = _UNION_FIELD.get(kind)
-        if name is None or not samples:
+        name = _UNION_FIELD.get(kind, "")
+        if not samples or not hasattr(samples[0].sampleValue, name):  # no news, or a type newer than the binding
             return None
         since = self._since_us
         self._since_us = max(since, *(int(sample.timeStamp) for sample in samples))

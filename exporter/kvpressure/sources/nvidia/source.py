@@ -99,8 +99,7 @@ class NvidiaSource:
         """Release the driver, unless a reading hangs in it: then the process must end for that."""
         if self._lock.acquire(timeout=CLOSE_SECONDS / 2):
             try:
-                if self._opening is None:
-                    self._close()
+                self._close()
                 self._lanes.close()
             finally:
                 self._lock.release()

@@ -286,6 +286,7 @@ def test_usage_is_a_ratio(value, kept):
     'vllm:num_requests_waiting{engine="0"}',
     "vllm:num_requests_waiting",
     'vllm:num_requests_waiting{model_name="' + "x" * 1025 + '"} 1',
+    'vllm:num_requests_waiting{model_name="m"} ' + "0" * 20_000 + "4",
     'vllm:num_requests_waiting{model_name="' + "x" * 1_000_000 + '"} 1',
     "vllm:num_requests_waiting{" + ",".join(f'l{n}="x"' for n in range(200)) + "} 1",
     'vllm:time_to_first_token_seconds_bucket{engine="0",model_name="m"} 1',
@@ -415,7 +416,8 @@ def test_page_values_of_a_server_without_engine_metrics_are_kept():
 def test_what_other_pages_left_behind_does_not_show():
     scanner = Scanner()
     texts = [pages.text_of(capture) for capture in pages.CAPTURES]
-    texts += [V0_PAGE, RUNNING, "", pages.to_openmetrics(texts[0]), *(text.replace("tiny", "other") for text in texts)]
+    one, two = (RUNNING + series("cache_config_info", model_name=None, num_gpu_blocks=n) for n in "12")
+    texts += [one, two, one + two, two + one, V0_PAGE, RUNNING, "", pages.to_openmetrics(texts[0]), *(text.replace("tiny", "other") for text in texts)]
     for text in texts + texts[::-1]:
         assert scanner.scan(text) == scan(text)
 
@@ -453,12 +455,29 @@ def test_memory_is_bounded_by_whatever_comes():
 
     scanner = Scanner()
     tracemalloc.start()
-    for generation in range(5):  # 33 MB of text that looks worth remembering
-        scanner.scan(RUNNING + "".join(f'x{generation}_{n}{{a="{"y" * 400}"}} 1\n' for n in range(8_000)))
-        scanner.scan(RUNNING + "".join(f"# {generation}{n} {'c' * 400} z\n" for n in range(8_000)))
+    for generation in range(3):  # 44 MB of text that looks worth remembering
+        scanner.scan(RUNNING + "".join(f'x{generation}_{n}{{a="{"y" * 400}"}} 1\n' for n in range(18_000)))
+        scanner.scan(RUNNING + "".join(f"# {generation}{n} {'c' * 400} z\n" for n in range(18_000)))
+    most = tracemalloc.get_traced_memory()[0]
+    scanner.scan(RUNNING)
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert most < 12 * 1024 * 1024
+    assert after < 1024 * 1024  # and it has not stuck to what will never come again
+
+
+def test_pages_with_timestamps_leave_nothing_behind():
+    import tracemalloc
+
+    text = pages.text_of("d_kv_pressure")
+    scanner = Scanner()
+    scanner.scan(text)
+    tracemalloc.start()
+    for n in range(20):
+        scanner.scan("\n".join(f"{line}{n} 1700000000{n}" if line.endswith(".0") else line for line in text.split("\n")))
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert held < 12 * 1024 * 1024
+    assert held < 256 * 1024
 
 
 def test_as_many_lines_as_allowed():

@@ -129,9 +129,18 @@ def test_a_server_that_never_answers_on_a_kept_connection_is_asked_once_more_onl
     assert (server.connections, len(server.requests)) == (2, 3)
 
 
-def test_an_answer_that_breaks_off_is_not_asked_for_again():
-    with answering(response(PAGE), response(PAGE[:100], length=len(PAGE))) as server:
-        server.script = _once_then_break
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_an_answer_that_breaks_off_is_not_asked_for_again(how):
+    def script(server, connection):
+        server.read_request(connection)
+        connection.sendall(response(PAGE))
+        server.read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n" if how == "reset" else response(PAGE[:100], length=len(PAGE)))
+        time.sleep(0.1)
+        if how == "reset":
+            reset(connection)
+
+    with RawServer(script) as server:
         fetcher = fetcher_for(server)
         fetcher.fetch()
         assert reason_of(fetcher) == "reset"
@@ -141,11 +150,12 @@ def test_an_answer_that_breaks_off_is_not_asked_for_again():
     assert server.connections == 2
 
 
-def _once_then_break(server, connection):
-    server.read_request(connection)
-    connection.sendall(response(PAGE))
-    server.read_request(connection)
-    connection.sendall(response(PAGE[:100], length=len(PAGE)))
+def test_a_connection_that_the_server_wants_closed_is_closed():
+    with answering(response(PAGE, headers=["connection: close"])) as server:
+        fetcher = fetcher_for(server)
+        assert fetcher.fetch() == fetcher.fetch() == PAGE
+        fetcher.close()
+    assert server.connections == 2
 
 
 def test_after_any_failure_the_next_fetch_works():
@@ -430,6 +440,8 @@ def test_renewed_certificates_are_read_without_a_restart(tmp_path):
         fetcher = https_fetcher(server, f";ca={trusted}")
         assert reason_of(fetcher) == "tls"
         trusted.unlink()
+        assert reason_of(fetcher) == "tls"
+        trusted.write_bytes((TLS / "other.pem").read_bytes())
         assert reason_of(fetcher) == "tls"
         trusted.write_bytes((TLS / "cert.pem").read_bytes())
         assert fetcher.fetch() == PAGE

@@ -66,6 +66,15 @@ def test_what_cannot_be_is_refused_in_one_line(text, what, allowed):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("fields", [
+    {"host": "h\r\nX: y"}, {"host": ""}, {"host": "h/x"}, {"host": "h", "path": "/a b"}, {"host": "h", "path": "/\r\n"},
+    {"host": "h", "path": "metrics"}, {"host": "h", "port": 0}, {"host": "h", "port": 70_000}, {"host": "h", "scheme": "file"},
+])
+def test_no_target_can_be_made_that_would_break_a_request(fields):
+    with pytest.raises(TargetError):
+        Target(**fields)
+
+
 def test_credentials_are_refused_and_not_repeated():
     for text in ("http://user:secret@h", "http://user:secret@h:x", "user:secret@h"):
         with pytest.raises(TargetError) as caught:

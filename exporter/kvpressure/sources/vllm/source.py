@@ -19,6 +19,7 @@ from kvpressure.sources.vllm.targets import Target
 
 if TYPE_CHECKING:
     from kvpressure.settings import CollectorSettings
+    from kvpressure.sources.shared import Shared
 
 WAIT_SHARE: Final = 0.8  # of the interval: how long a read waits for pages
 TARGET_LIMIT: Final = "target_limit"  # error of the source: more targets than allowed, the last ones are not read
@@ -47,6 +48,11 @@ class VllmSettings(Protocol):
     @property
     def collectors(self) -> Mapping[str, CollectorSettings]:
         """The interval of this source."""
+        ...
+
+    @property
+    def shared(self) -> Shared:
+        """Where pod discovery leaves the targets that it finds."""
         ...
 
     @property
@@ -141,7 +147,11 @@ class VllmSource:
         self._lock = threading.Lock()
         self._feeds: dict[str, _Feed] = {}
         self._refused = 0
-        self.set_targets(settings.vllm_targets)
+        self._closed = False
+        self._given = settings.vllm_targets
+        self._shared = settings.shared
+        self._discovered: tuple[Target, ...] = ()
+        self.set_targets(self._given)
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -151,7 +161,7 @@ class VllmSource:
     def set_targets(self, targets: Iterable[Target]) -> None:
         """Read these from now on. Known ones keep their connection; beyond the limit the last ones are not read."""
         with self._lock:
-            wanted = {target.name: target for target in targets}
+            wanted = {} if self._closed else {target.name: target for target in targets}
             allowed = dict(list(wanted.items())[:self._max_targets])
             feeds = {name: self._feed(name, target) for name, target in allowed.items()}
             gone = [feed for name, feed in self._feeds.items() if name not in feeds or feeds[name] is not feed]
@@ -169,6 +179,7 @@ class VllmSource:
 
     def read(self) -> Reading:
         """Start a fetch of every target that is due, and return the pages that are there soon enough."""
+        self._follow_discovery()
         feeds = self._feeds
         for feed in feeds.values():
             if self._is_due(feed):
@@ -181,6 +192,12 @@ class VllmSource:
             errors[TARGET_LIMIT] = self._refused
         return Reading(pages=tuple(sorted(pages, key=lambda page: page.target)), targets=tuple(feeds),
                        errors=dict(errors))
+
+    def _follow_discovery(self) -> None:
+        """Read what was given and what pods offer. Of a target that is both, discovery knows more."""
+        if self._shared.targets != self._discovered:
+            self._discovered = self._shared.targets
+            self.set_targets((*self._given, *self._discovered))
 
     def _is_due(self, feed: _Feed) -> bool:
         """Every read asks every idle target."""
@@ -215,5 +232,6 @@ class VllmSource:
 
     def close(self) -> None:
         """Hang up on all targets; threads end when their fetch does."""
+        self._closed = True  # a read may be under way, and discovery go on
         self.set_targets(())
         self._pool.close()

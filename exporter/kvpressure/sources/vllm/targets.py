@@ -28,11 +28,12 @@ from urllib.parse import urlsplit
 DEFAULT_PORT: Final = 8000
 DEFAULT_PATH: Final = "/metrics"
 MAX_PATH_CHARS: Final = 512
+ADDRESSES: Final = "http://HOST[:PORT][/PATH], https://..., HOST or HOST:PORT"
 KEYS: Final = ("namespace", "pod", "container", "gpus", "tls", "ca", "args")
 
 _OWNER: Final = re.compile(r"([a-z0-9][a-z0-9-]*)/([a-z0-9][a-z0-9.-]*)=")
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|[0-9A-Fa-f:.]+")
-_PATH: Final = re.compile(r"/[!-~]*")
+_PATH: Final = re.compile(r'/[!"$-~]*')
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _GPU: Final = re.compile(r"[!-~]{1,128}")
 
@@ -51,6 +52,7 @@ class Target:
     """One metrics page and what is known about the engine behind it.
 
     ``ca`` is a file of certificates to trust instead of the system's; ``verify`` False accepts any certificate.
+    Raises ``TargetError`` for an address that no request could be written for.
     """
 
     host: str
@@ -65,6 +67,15 @@ class Target:
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     verify: bool = True
     ca: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.scheme not in ("http", "https"):
+            raise TargetError(f"target {self.name!r} has scheme {self.scheme!r}", ADDRESSES)
+        if not _HOST.fullmatch(self.host) or len(self.host) > 253 or not 0 < self.port < 65_536:
+            raise TargetError(f"target {self.name!r} has no usable host or port", ADDRESSES)
+        if not _PATH.fullmatch(self.path) or ".." in self.path or len(self.path) > MAX_PATH_CHARS:
+            raise TargetError(f"target {self.name!r} has no usable path",
+                              f"printable ASCII without '..' and '#', at most {MAX_PATH_CHARS} characters")
 
     @property
     def address(self) -> str:
@@ -113,10 +124,9 @@ def _options(text: str, rest: str) -> Iterator[tuple[str, str]]:
 
 def _parse_url(text: str, url: str) -> tuple[str, str, int, str]:
     """Scheme, host, port and path."""
-    allowed = "http://HOST[:PORT][/PATH], https://..., HOST or HOST:PORT"
     bare = "://" not in url
     if not url.isprintable() or " " in url:  # urlsplit would drop some of these without a word
-        raise TargetError(f"target {text!r} has blanks or control characters in its address", allowed)
+        raise TargetError(f"target {text!r} has blanks or control characters in its address", ADDRESSES)
     try:
         parts = urlsplit(f"http://{url}" if bare else url)
         if parts.username is not None or parts.password is not None:
@@ -125,19 +135,12 @@ def _parse_url(text: str, url: str) -> tuple[str, str, int, str]:
     except TargetError:
         raise
     except ValueError as error:
-        raise TargetError(f"target {text!r} has no usable address ({error})", allowed) from None
-    if parts.scheme not in ("http", "https"):
-        raise TargetError(f"target {text!r} has scheme {parts.scheme!r}", allowed)
-    host = parts.hostname or ""
-    if not _HOST.fullmatch(host) or len(host) > 253 or port == 0:
-        raise TargetError(f"target {text!r} has no usable host or port", allowed)
-    path = (parts.path if parts.path not in ("", "/") else DEFAULT_PATH) + (f"?{parts.query}" if parts.query else "")
-    if parts.fragment or not _PATH.fullmatch(path) or ".." in path or len(path) > MAX_PATH_CHARS:
-        raise TargetError(f"target {text!r} has no usable path",
-                          f"printable ASCII without '..' and '#', at most {MAX_PATH_CHARS} characters")
+        raise TargetError(f"target {text!r} has no usable address ({error})", ADDRESSES) from None
     if port is None:
         port = DEFAULT_PORT if bare else 443 if parts.scheme == "https" else 80
-    return parts.scheme, host, port, path
+    path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH
+    path += (f"?{parts.query}" if parts.query else "") + (f"#{parts.fragment}" if parts.fragment else "")
+    return parts.scheme, parts.hostname or "", port, path
 
 
 def _checked(text: str, key: str, options: Mapping[str, str]) -> str:

@@ -1,0 +1,233 @@
+"""The whole exporter on a node: what is joined, what a churn of pods leaves behind, what each failure costs."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kube import objects
+from kube.node import SOURCES, Node, uuid
+from kube.waiting import until
+from nvml_stub import GIB, Gpu, build
+
+OOM = "(EngineCore pid=2) ERROR 11-14 22:18:22 [core.py:1101] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
+
+
+@pytest.fixture(scope="module")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@contextmanager
+def running(where: Path, library: Path) -> Iterator[Node]:
+    """A node with an exclusive GPU of ``vllm-0`` and one that ``vllm-1`` and ``vllm-2`` share."""
+    with Node(where, library) as made:
+        made.gpus = [Gpu(processes=[(4242, 20 * GIB)]), Gpu(processes=[(5001, 3 * GIB), (5002, 5 * GIB), (7, GIB)])]
+        made.write_world()
+        made.add("vllm-0", [uuid(0)], (4242,), restarts=2,
+                 last={"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-01-02T03:04:05Z"})
+        made.add("vllm-1", [f"{uuid(1)}::0"], (5001,))
+        made.add("vllm-2", [f"{uuid(1)}::1"], (5002,))
+        (made.proc / "7").mkdir()
+        (made.proc / "7" / "cgroup").write_text("0::/system.slice/dcgm.service\n")
+        made.start()
+        until(lambda: made.labels("engine_up", "pod") == {"vllm-0", "vllm-1", "vllm-2"}, 20)
+        yield made
+
+
+@pytest.fixture
+def node(tmp_path: Path, nvml_library: Path) -> Iterator[Node]:
+    """A node of the test's own."""
+    with running(tmp_path, nvml_library) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterator[Node]:
+    """A node for tests that leave it as they found it."""
+    with running(tmp_path_factory.mktemp("node"), nvml_library) as made:
+        yield made
+
+
+def test_gpus_pods_and_engines_are_joined(steady: Node) -> None:
+    node = steady
+    until(lambda: all(node.value("source_up", source=name) == 1 for name in SOURCES))
+    assert set(node.samples("engine_up").values()) == {1.0}
+    owners = until(lambda: len(found := node.samples("gpu_pod_info")) == 3 and found)
+    assert {(dict(k)["uuid"], dict(k)["pod"], dict(k)["container"], dict(k)["shared"]) for k in owners} == {
+        (uuid(0), "vllm-0", "vllm", "false"), (uuid(1), "vllm-1", "vllm", "true"), (uuid(1), "vllm-2", "vllm", "true")}
+    assert node.labels("engine_gpu_info", "uuid", pod="vllm-0") == {uuid(0)}
+    memory = until(lambda: len(found := node.samples("gpu_process_memory_bytes")) == 4 and found)
+    assert {(dict(k)["uuid"], dict(k)["pod"]): v for k, v in memory.items()} == {
+        (uuid(0), "vllm-0"): 20 * GIB, (uuid(1), "vllm-1"): 3 * GIB, (uuid(1), "vllm-2"): 5 * GIB, (uuid(1), ""): GIB}
+    assert node.value("container_restarts_total", pod="vllm-0") == 2
+    assert node.value("container_ready", pod="vllm-0") == 1
+    assert node.value("container_last_termination_info", pod="vllm-0", reason="OOMKilled", exit_code="137") == 1
+    assert node.value("container_memory_used_ratio", pod="vllm-0") == 0.25
+    assert node.value("limit", pod="vllm-0", limit="max_num_seqs") == 64
+    assert node.value("limit_explicit", pod="vllm-0", limit="max_num_seqs") == 1
+    until(lambda: node.value("node_condition", condition="MemoryPressure") == 0)
+    assert node.value("node_condition", condition="Ready") == 1
+
+
+def test_cpu_and_log_events_of_a_container(node: Node) -> None:
+    pod = node.pod("vllm-1")
+    began = time.monotonic()
+    node.logs["vllm-1"].write(OOM, 'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK', OOM)
+    until(lambda: node.value("log_events_total", pod="vllm-1", event="cuda_oom") == 2)
+    assert node.samples("log_events_total", pod="vllm-0") == {}
+    until(lambda: node.samples("container_memory_used_ratio", pod="vllm-1"))
+
+    def throttled() -> bool:
+        elapsed = time.monotonic() - began
+        node.use_cpu(pod, usage=int(elapsed * 4e6), periods=int(elapsed * 1000), throttled=int(elapsed * 250))
+        ratio = node.value("container_cpu_throttled_ratio", pod="vllm-1")
+        return ratio is not None and 0.2 < ratio < 0.3
+
+    until(throttled)
+    used = node.value("container_cpu_used_ratio", pod="vllm-1")
+    assert used is not None
+    assert 0.3 < used < 0.7  # 4 of 8 cores
+
+
+def test_a_restart_is_followed(node: Node) -> None:
+    log = node.logs["vllm-0"]
+    until(lambda: node.value("source_up", source="logs") == 1)
+    log.write(OOM)
+    log.restart()
+    log.write("EngineCore failed to start.")
+    node.api.apply(node.document("vllm-0", restarts=3, ready=False, last={"reason": "Error", "exitCode": 1}))
+    until(lambda: node.value("container_restarts_total", pod="vllm-0") == 3)
+    until(lambda: node.value("log_events_total", pod="vllm-0", event="cuda_oom") == 1
+          and node.value("log_events_total", pod="vllm-0", event="start_failed") == 1)
+    assert node.value("container_last_termination_info", pod="vllm-0", reason="Error", exit_code="1") == 1
+    assert node.value("container_ready", pod="vllm-0") == 0
+
+
+def test_positions_survive_a_restart_of_the_exporter(node: Node) -> None:
+    node.logs["vllm-0"].write(OOM)
+    until(lambda: node.value("log_events_total", pod="vllm-0", event="cuda_oom") == 1)
+    node.stop()
+    node.logs["vllm-0"].write("EngineCore encountered a fatal error.")
+    node.start()
+    until(lambda: node.value("log_events_total", pod="vllm-0", event="engine_dead") == 1)
+    assert node.value("log_events_total", pod="vllm-0", event="cuda_oom") is None
+
+
+def test_two_hundred_pods_come_and_go(node: Node) -> None:
+    """Afterwards the page tells of the pods that are left and of no other, and memory has not grown with the dead."""
+    draw = random.Random(3)
+    sizes = []
+    for i in range(200):
+        node.add(f"churn-{i}", [uuid(i % 2) + f"::{i}"])
+        while len(node.pods) > 15:
+            node.remove(draw.choice([name for name in node.pods if name.startswith("churn")]))
+        if i % 25 == 24:
+            node.api.cut()
+        if i % 60 == 50:
+            node.api.compact()
+            node.api.cut()
+        if i % 50 == 49:
+            until(lambda: node.labels("engine_up", "pod") == set(node.pods), 20)
+            sizes.append(node.memory_bytes())
+    until(lambda: node.labels("gpu_pod_info", "pod") == set(node.pods), 20)
+    until(lambda: node.labels("container_memory_used_ratio", "pod") == set(node.pods), 20)
+    assert sizes[-1] - sizes[0] < 12 * 2**20, sizes
+
+
+# --- each failure alone -----------------------------------------------------------------------------------------------
+
+def _api(status: int) -> tuple[Callable[[Node], object], Callable[[Node], object]]:
+    def breaks(node: Node) -> None:
+        node.api.status["/api/v1/pods"] = status
+        node.api.cut()
+
+    return breaks, lambda node: node.api.status.clear()
+
+
+def _expire(node: Node) -> None:
+    node.api.tokens = {"token-2"}
+    node.api.cut()
+
+
+def _moved(name: str) -> tuple[Callable[[Node], object], Callable[[Node], object]]:
+    return (lambda node: (node.where / name).rename(node.where / f"{name}.away"),
+            lambda node: (node.where / f"{name}.away").rename(node.where / name))
+
+
+FAILURES = {
+    "api server down": (*_api(503), "pods", "api_error", {"container_restarts_total"}),
+    "api server forbids": (*_api(403), "pods", "api_forbidden", {"container_restarts_total"}),
+    "token expired": (_expire, lambda node: (node.where / "token").write_text("token-2"), "pods", "api_unauthorized",
+                      {"container_restarts_total"}),
+    "node forbidden": (lambda node: node.api.status.update({f"/api/v1/nodes/{objects.NODE}": 403}),
+                       lambda node: node.api.status.clear(), "node", "api_forbidden", {"node_condition"}),
+    "kubelet gone": (lambda node: node.kubelet.stop(), lambda node: node.kubelet.start(), "podresources", "no_socket",
+                     set()),
+    "proc gone": (*_moved("proc"), "procfs", "no_proc", {"gpu_process_memory_bytes"}),
+    "cgroups gone": (*_moved("cgroup"), "cgroup", "no_cgroup_tree", {"container_memory_used_ratio"}),
+    "logs gone": (*_moved("pods"), "logs", "no_log_directory", set()),
+}
+FAMILIES = {"engine_up", "gpu_up", "gpu_pod_info", "gpu_process_memory_bytes", "container_restarts_total",
+            "container_memory_used_ratio", "node_condition"}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_each_failure_breaks_only_its_own_series_and_says_why(steady: Node, name: str) -> None:
+    breaks, heals, source, reason, lost = FAILURES[name]
+    until(lambda: all(steady.samples(family) for family in FAMILIES), 20)
+    failures = steady.value("source_errors_total", source=source, reason=reason) or 0
+    breaks(steady)
+    try:
+        until(lambda: steady.value("source_up", source=source) == 0)
+        until(lambda: (steady.value("source_errors_total", source=source, reason=reason) or 0) > failures)
+        until(lambda: not any(steady.samples(family) for family in lost))
+        expired = name == "token expired"  # the source of the node's conditions needs the token, too
+        for other in set(SOURCES) - {source} - ({"node"} if expired else set()):
+            until(lambda other=other: steady.value("source_up", source=other) == 1)  # type: ignore[misc]
+        for family in FAMILIES - lost - ({"node_condition"} if expired else set()):
+            assert steady.samples(family), family
+        assert set(steady.samples("engine_up").values()) == {1.0}
+    finally:
+        heals(steady)
+    until(lambda: all(steady.value("source_up", source=other) == 1 for other in SOURCES), 40)
+    until(lambda: all(steady.samples(family) for family in FAMILIES), 20)
+
+
+def test_without_the_kubelet_owners_come_from_processes(steady: Node) -> None:
+    steady.kubelet.stop()
+    try:
+        until(lambda: steady.value("source_up", source="podresources") == 0)
+        until(lambda: steady.labels("gpu_pod_info", "pod", uuid=uuid(1)) == {"vllm-1", "vllm-2"})
+        assert steady.labels("gpu_pod_info", "shared", uuid=uuid(1)) == {"true"}
+    finally:
+        steady.kubelet.start()
+
+
+def test_one_engine_down_costs_only_itself(steady: Node) -> None:
+    steady.server("vllm-1").down.add("/vllm-1/metrics")
+    until(lambda: steady.value("engine_up", pod="vllm-1") == 0)
+    assert steady.value("engine_up", pod="vllm-0") == 1
+    assert steady.samples("target_errors_total", reason="http_5xx")
+    steady.server("vllm-1").down.clear()
+    until(lambda: steady.value("engine_up", pod="vllm-1") == 1)
+
+
+def test_an_exporter_that_starts_before_anything_else_recovers(tmp_path: Path, nvml_library: Path) -> None:
+    with Node(tmp_path, nvml_library) as node:
+        node.api.status["/api/v1/pods"] = 503
+        node.kubelet.stop()
+        node.add("vllm-0", [uuid(0)])
+        node.start()
+        until(lambda: node.value("source_up", source="pods") == 0 and node.value("source_up", source="logs") == 0)
+        assert node.value("source_errors_total", source="logs", reason="pods_unknown")
+        assert node.samples("engine_up") == {}
+        node.api.status.clear()
+        node.kubelet.start()
+        until(lambda: node.value("engine_up", pod="vllm-0") == 1, 40)
+        until(lambda: node.labels("gpu_pod_info", "pod") == {"vllm-0"}, 20)

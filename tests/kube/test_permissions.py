@@ -1,0 +1,75 @@
+"""What an exporter that is not root is refused, each with its reason. In a child, as uid 65532."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kube.objects import pod
+from kube.podlogs import PodLog
+from kvpressure.sources.podspec import Policy, read_pod
+
+AS_NOBODY = """
+import json, os, sys
+from pathlib import Path
+from kvpressure.readings import GpuProcess, GpuReading
+from kvpressure.settings import Settings
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.cgroup import CgroupSource
+from kvpressure.sources.logs import LogsSource
+from kvpressure.sources.podspec import Policy, read_pod
+from kvpressure.sources.procfs import ProcfsSource
+
+root = Path(sys.argv[1])
+pods = (read_pod(json.loads(sys.argv[2]), Policy()),)
+settings = Settings(host_proc=root / "proc", host_cgroup=root / "cgroup", host_pod_logs=root / "pods")
+gpu = GpuReading("GPU-0", 0, "nvidia", processes=(GpuProcess(7),))
+os.setgid(65532)
+os.setuid(65532)
+for source in (CgroupSource(settings, lambda: pods), LogsSource(settings, lambda: pods),
+               ProcfsSource(settings, lambda: (gpu,), lambda: pods)):
+    try:
+        print(source.name, *sorted(source.read().errors))
+    except SourceError as error:
+        print(source.name, "failed", error.reason)
+"""
+
+
+def as_nobody(root: Path) -> list[str]:
+    """What the three sources say about the files under ``root``."""
+    import json
+
+    done = subprocess.run([sys.executable, "-c", AS_NOBODY, str(root), json.dumps(pod("a"))], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.parametrize(("closed", "expected"), [
+    ("top", ["cgroup failed permission_denied", "logs failed permission_denied", "procfs permission_denied"]),
+    ("files", ["cgroup permission_denied", "logs permission_denied", "procfs permission_denied"]),
+    ("nothing", ["cgroup", "logs", "procfs"]),
+])
+def test_refusals(closed: str, expected: list[str]) -> None:
+    found = read_pod(pod("a"), Policy())
+    assert found is not None
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        root.chmod(0o755)
+        container = root / "cgroup" / "kubepods" / f"pod{found.uid}" / found.engines[0].container_id
+        (root / "proc" / "7").mkdir(parents=True)
+        container.mkdir(parents=True)
+        files = [PodLog(root / "pods", found).path, container / "cpu.stat", root / "proc" / "7" / "cgroup"]
+        for file in (*files, root / "cgroup" / "cgroup.controllers"):
+            file.write_text("")
+        for file in files if closed == "files" else ():
+            file.chmod(0o000)
+        for name in ("cgroup", "pods", "proc/7") if closed == "top" else ():
+            (root / name).chmod(0o000)
+        assert as_nobody(root) == expected

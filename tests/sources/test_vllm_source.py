@@ -31,7 +31,8 @@ class Settings:
     collectors: dict = field(default_factory=lambda: {"vllm": CollectorSettings(True, 5.0, 5.0)})
 
 
-EVERY_SECOND = {"vllm": CollectorSettings(True, 1.0, 5.0)}  # then a read waits 0.8 s; else as long as a busy machine needs
+# A read then waits 0.8 s; otherwise as long as a busy machine may need.
+EVERY_SECOND = {"vllm": CollectorSettings(True, 1.0, 5.0)}
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ ENGINE_FAMILIES: Final = (
     _gauge(r.SWAPPED, "num_requests_swapped"),  # V0 up to 0.7
     Family("gauge", ("num_requests_waiting_by_reason",), label="reason",
            values={"capacity": r.WAITING_CAPACITY, "deferred": r.WAITING_DEFERRED}),  # 0.20
-    _gauge(r.KV_USAGE, "kv_cache_usage_perc", "gpu_cache_usage_perc", ceiling=1.0001),  # renamed in 0.9.2, old gone by 0.12
+    _gauge(r.KV_USAGE, "kv_cache_usage_perc", "gpu_cache_usage_perc", ceiling=1.0001),  # both from 0.9.2 to 0.11
     _gauge(r.GENERATION_RATE, "avg_generation_throughput_toks_per_s"),  # V0 before 0.7.3
     _gauge(r.PROMPT_RATE, "avg_prompt_throughput_toks_per_s"),  # V0 before 0.7.3
     Family("gauge", ("engine_sleep_state",), label="sleep_state",

@@ -1,4 +1,4 @@
-"""From the text of a metrics page to an ``EnginePage``. Live fetching and replay of recordings both go through here.
+"""From the text of a metrics page to an ``EnginePage``: what live fetching and replay of recordings have in common.
 
 Lines are picked by sample name, so that classic text and OpenMetrics, wrong ``TYPE`` lines (vLLM's Rust frontend)
 and any mixture are read alike. Nothing that a page may contain raises: a bad line costs that line.
@@ -106,7 +106,8 @@ class Scanner:
                 except ValueError:
                     bad_lines += self._careful(line, values)
                     continue
-                if 0.0 <= value <= ceilings[slot] and "_" not in number:  # NaN and Inf fail too; Python reads "1_0"
+                # NaN and Inf fail here too; "1_0" is a number to Python, to nobody else
+                if 0.0 <= value <= ceilings[slot] and "_" not in number:
                     values[slot] = value
                 else:
                     bad_lines += 1
@@ -182,9 +183,10 @@ def _flavour(text: str, engines: Sequence[EngineReading]) -> str | None:
         return "v0"
     if _is_openmetrics(text) and "cache_config_info" not in text and "vllm:num_requests_running" in text:
         return "rust"
-    if _has_label(text, "engine") or "kv_cache_usage_perc" in text or any(PREFIX_QUERIES in e.counters for e in engines):
+    counters = {name for engine in engines for name in engine.counters}
+    if _has_label(text, "engine") or "kv_cache_usage_perc" in text or PREFIX_QUERIES in counters:
         return "v1"
-    if any(PREEMPTIONS in engine.counters for engine in engines) and "ray_vllm" not in text:
+    if PREEMPTIONS in counters and "ray_vllm" not in text:
         return "v0"
     return None
 

@@ -178,7 +178,7 @@ class PageFetcher:
 
 
 def _request(target: Target) -> bytes:
-    """The request. Identity encoding: unpacking would cost us more than the bytes do, and packing costs the engine."""
+    """The request. Identity encoding: unpacking costs us more than the bytes do, and packing costs the engine."""
     return (
         f"GET {target.path} HTTP/1.1\r\nHost: {target.address}\r\nUser-Agent: kvpressure\r\n"
         "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n\r\n"

@@ -93,9 +93,10 @@ class _Buckets:
 
     def _there(self, values: Values) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Bounds and counts of the buckets that this page has."""
-        pairs = zip(self._bounds, picked := self._pick(values), strict=True)
+        picked = self._pick(values)
         if None not in picked:
             return self._bounds, picked  # type: ignore[return-value]
+        pairs = zip(self._bounds, picked, strict=True)
         there = [(bound, count) for bound, count in pairs if count is not None]
         return tuple(bound for bound, _ in there), tuple(count for _, count in there)
 
@@ -225,7 +226,7 @@ class Layout:
         return self._engines.setdefault((owner[1], owner[2]), _Group())
 
     def read(self, values: Values) -> tuple[tuple[EngineReading, ...], dict[str, float], int]:
-        """Engines and page values of one scan, and how much had to be dropped (unsound buckets, engines over limit)."""
+        """Engines and page values of one scan, and how much was dropped: unsound buckets, engines over the limit."""
         self._sort()
         configs = self._present_configs(values)
         engines: list[EngineReading] = []

@@ -15,7 +15,8 @@ MAX_LABEL_CHARS: Final = 1_024  # served model names may be paths
 _NAME: Final = re.compile(r"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+")
 _QUOTED_NAME: Final = re.compile(r'[ \t]*+\{[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+(?=[,}])')
 _LABEL: Final = re.compile(
-    r'[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+|"[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+')
+    r'[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+|"[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t]*+=[ \t]*+'  # name
+    r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+')  # value
 _CLOSE: Final = re.compile(r"[ \t]*+\}[ \t]*+")
 _REST: Final = re.compile(  # value, timestamp, exemplar
     r"(?<=[ \t}])([^ \t]++)(?:[ \t]++-?[0-9][0-9.eE+-]*+)?+[ \t\r]*+(?:# \{.*)?+\Z")

@@ -1,4 +1,4 @@
-"""The source that reads the metrics pages of all vLLM engines of this node, each on its own, none waiting for another."""
+"""The source that reads the metrics pages of this node's vLLM engines: all at once, none waiting for another."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from kvpressure.capacity import CapacityError
 
 MAX_SAMPLES: Final = 50_000
 BURST_SECONDS: Final = 10.0
-_GRID: Final = 40  # quantiles taken of a stated distribution
+_GRID: Final = 100  # quantiles taken of a stated distribution
 _MAX_LENGTH: Final = 100_000_000
 _PROMPT_KEYS: Final = ("input_tokens", "prompt_tokens", "input_length", "contexttokens", "num_prefill_tokens", "request tokens")
 _OUTPUT_KEYS: Final = ("output_tokens", "completion_tokens", "output_length", "generatedtokens", "num_decode_tokens",

@@ -211,7 +211,7 @@ def recommend(shape: ModelShape, parallel: Parallel, layout: Layout, total_bytes
     """
     length = _model_len(shape, load)
     default = default_limits_for(total_bytes, int(length.value))
-    tokens = _batched_tokens(load, default.max_num_batched_tokens)
+    tokens = _batched_tokens(load, default.max_num_batched_tokens, needed)
     documented, why = _utilization(load, t)
     for utilization in _candidates(documented, default.gpu_memory_utilization if needed is None else None):
         limits = Limits(utilization, default.max_num_seqs, int(tokens.value), int(length.value))
@@ -221,7 +221,7 @@ def recommend(shape: ModelShape, parallel: Parallel, layout: Layout, total_bytes
         if fits.longest >= limits.max_model_len and holds >= max(1.0, needed or 0.0):
             if utilization > documented:
                 why = f"documented: {documented:g}, but the load needs more memory than that leaves"
-            cap = max(default.max_num_seqs, ceil(needed or 0.0))
+            cap = min(limits.max_num_batched_tokens, max(default.max_num_seqs, ceil(needed or 0.0)))
             seqs = min(holds, cap)
             return Plan(length, tokens, Recommendation(utilization, why), Recommendation(seqs, _seqs_reason(holds, cap)),
                         replace(found, limits=replace(limits, max_num_seqs=seqs)), fits)
@@ -230,7 +230,7 @@ def recommend(shape: ModelShape, parallel: Parallel, layout: Layout, total_bytes
 
 def _seqs_reason(holds: int, cap: int) -> str:
     if holds > cap:
-        return f"the cache holds {holds}; no more than vLLM's default for this card, or than was asked for"
+        return f"the cache holds {holds}; more than vLLM's default or the token budget is of no use"
     return "as many requests of this load as the cache holds in 99 of 100 moments"
 
 
@@ -249,13 +249,14 @@ def _model_len(shape: ModelShape, load: Load) -> Recommendation:
     return Recommendation(target, f"the longest request ({load.longest} tokens) and a quarter to spare")
 
 
-def _batched_tokens(load: Load, default: int) -> Recommendation:
-    """One long prompt a step, not many: more only raises the peak of activations."""
+def _batched_tokens(load: Load, default: int, needed: float | None) -> Recommendation:
+    """One long prompt a step, not many: more only raises the peak of activations. A decoding request takes a token."""
     prompt = load.quantile("prompt", 0.95)
-    power = 1 << max(0, prompt - 1).bit_length()
+    least = max(prompt, ceil(needed or 0.0), MIN_BATCHED_TOKENS)
+    power = 1 << (least - 1).bit_length()
     if power >= default:
         return Recommendation(default, "vLLM's default for this card; longer prompts take several steps")
-    return Recommendation(max(MIN_BATCHED_TOKENS, power), f"one step takes a prompt of the p95 length ({prompt} tokens)")
+    return Recommendation(power, f"one step takes a prompt of the p95 length ({prompt} tokens)")
 
 
 def _utilization(load: Load, t: Thresholds) -> tuple[float, str]:

@@ -86,6 +86,8 @@ def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_lay
     kinds = _kinds(fields, count)
     plain = None if per_layer is not None else _attention(fields)
     shared = fields.optional("num_kv_shared_layers") or 0
+    if shared >= count:
+        raise CapacityError(f"{fields.where}: num_kv_shared_layers {shared}; allowed: fewer than the {count} layers")
     layers: list[Layer] = []
     positions: list[int] = []
     for position in range(count - shared + draft_layers):

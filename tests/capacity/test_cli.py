@@ -1,0 +1,198 @@
+"""``kvpressure capacity`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpressure.capacity.models import CONFIGS
+from kvpressure.cli import main
+
+RECORDINGS = Path(__file__).parent.parent / "fixtures" / "recordings"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    status = main(["capacity", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> dict[str, Any]:
+    got, out, err = run(capsys, *arguments, "--format", "json")
+    assert (got, err) == (status, "")
+    parsed: dict[str, Any] = json.loads(out)
+    return parsed
+
+
+def test_help_shows_examples() -> None:
+    done = subprocess.run([sys.executable, "-m", "kvpressure.cli", "capacity", "--help"], capture_output=True, text=True,
+                          check=True)
+    assert "kvpressure capacity llama-3.1-70b --tp 4" in done.stdout
+    assert "--worksheet" in done.stdout
+    assert all(name in done.stdout for name in CONFIGS)
+
+
+def test_bytes_per_token_of_a_known_model(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "llama-3.1-70b", "--tp", 4)
+    assert status == 0
+    assert "KV bytes per token on each GPU: 81,920" in out
+    assert "640.00 MiB" in out
+    found = as_json(capsys, "llama-3.1-70b", "--tp", 4)
+    assert found["kv_bytes_per_token_per_gpu"] == 81_920
+    assert {"tokens": 8192, "blocks": 512, "bytes_per_gpu": 671_088_640} in found["requests"]
+    assert "fits" not in found
+
+
+def test_every_option_that_changes_the_layout_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    def per_token(*arguments: object) -> float:
+        value: float = as_json(capsys, *arguments)["kv_bytes_per_token_per_gpu"]
+        return value
+
+    assert per_token("deepseek-v3", "--draft-layers", 1) == 71_424
+    assert per_token("deepseek-v3.2", "--tp", 8, "--kv-cache-dtype", "fp8_ds_mla") == 48_068
+    assert per_token("deepseek-v3", "--tp", 8, "--dcp", 8) == 8_784
+    assert per_token("llama-2-70b", "--tp", 2, "--pp", 4) == 40_960
+    assert per_token("gemma-3-27b", "--disable-hybrid-kv-cache-manager") == 507_904
+    assert as_json(capsys, "llama-3-8b", "--block-size", 32)["block_bytes_per_gpu"] == 32 * 131_072
+
+
+def test_a_hybrid_model_says_that_it_is_not_linear(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "gemma-3-27b", "--context", 8192)
+    assert "not linear" in out
+    assert "1.10 GiB" in out
+    assert as_json(capsys, "gemma-3-27b")["linear"] is False
+
+
+def test_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--max-model-len", 8192, "--prompt", 1500, "--output", 500,
+                    "--concurrency", 100)
+    assert found["fits"] is True
+    assert found["problems"] == []
+    assert found["capacity"]["requests"] >= 100
+    assert found["recommended"]["gpu_memory_utilization"]["value"] == 0.7
+    memory = found["memory"]
+    assert memory["total_bytes"] == sum(memory[name]["bytes"] for name in (
+        "weights", "activations", "graphs", "non_torch", "pool", "context", "allocator")) + memory["outside_bytes"]
+    status, out, _ = run(capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--prompt", "p50=1000,p95=4000", "--output", 500)
+    assert status == 0
+    assert "--gpu-memory-utilization" in out
+    assert "\nfits\n" in out
+
+
+@pytest.mark.parametrize(("arguments", "problem"), [
+    (("llama-3.1-70b", "--gpu-memory", "80GiB"), "no memory is left"),
+    (("llama-3.1-8b", "--gpu-memory", "24GiB"), "one request of max_model_len 131072 does not fit"),
+    (("llama-3.1-8b", "--gpu-memory", "24GiB", "--max-model-len", "8192", "--context", "8192", "--concurrency", "50"),
+     "50 requests of 8192 tokens do not fit at once; 5 do"),
+    (("llama-3.1-8b", "--gpu-memory", "24GiB", "--max-model-len", "8192", "--prompt", "4000", "--output", "1000",
+      "--concurrency", "50"), "50 requests of this load do not fit at once"),
+])
+def test_it_does_not_fit(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str) -> None:
+    status, out, _ = run(capsys, *arguments)
+    assert status == 1
+    assert f"does not fit: {problem}" in out
+    assert as_json(capsys, *arguments, status=1)["fits"] is False
+
+
+def test_no_plan_says_what_would_help(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "llama-3.1-70b", "--gpu-memory", "80GiB", "--prompt", 100, "--output", 100)
+    assert status == 1
+    assert "more GPUs" in out
+    assert as_json(capsys, "llama-3.1-70b", "--gpu-memory", "80GiB", "--prompt", 100, "--output", 100, status=1)["recommended"] is None
+
+
+def test_measured_parts_are_used(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "llama-3.1-8b", "--gpu-memory", "80GB", "--max-model-len", 8192, "--gpu-memory-utilization", 0.5,
+                    "--weights", "10GB", "--activations", "1GB", "--cuda-graphs", "2GB", "--non-torch", "3GB",
+                    "--cuda-context", "4GB", "--allocator-overhead", "5GB")
+    assert found["memory"]["pool"]["bytes"] == 24_000_000_000
+    assert found["memory"]["outside_bytes"] == 31_000_000_000
+    assert found["memory"]["weights"]["origin"] == "given"
+    eager = as_json(capsys, "llama-3.1-8b", "--gpu-memory", 80, "--max-model-len", 8192, "--enforce-eager")
+    assert eager["memory"]["graphs"]["bytes"] == 0
+    assert as_json(capsys, "llama-3.1-8b", "--gpu-memory", 80, "--max-model-len", 8192, "--kv-cache-memory", "2GiB")[
+        "memory"]["pool"]["bytes"] == 2**31
+
+
+def test_too_little_beside_the_request_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "llama-3.1-8b", "--gpu-memory", "24GiB", "--max-model-len", 8192)
+    assert found["fits"] is True
+    assert "CUDA context and allocator overhead" in found["warnings"][0]
+    assert as_json(capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--max-model-len", 8192)["warnings"] == []
+
+
+def test_a_models_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(CONFIGS["llama-3-8b"])))
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 4096)
+    found = as_json(capsys, tmp_path, "--gpu-memory", "80GiB", "--draft-layers", 1)
+    assert found["model"] == tmp_path.name
+    assert found["memory"]["weights"] == {"bytes": 4096, "origin": "measured"}
+    assert found["kv_bytes_per_token_per_gpu"] == 33 * 4096
+
+
+def test_traffic_from_a_recording_and_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = as_json(capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--traffic", RECORDINGS / "vllm-cpu" / "c_steady.jsonl.gz")
+    assert found["needed_concurrency"] > 0
+    assert found["recommended"]["max_num_seqs"]["value"] >= found["needed_concurrency"]
+    trace = tmp_path / "trace.csv"
+    trace.write_text("t_s,input_tokens,output_tokens\n0,1000,100\n1,3000,300\n")
+    found = as_json(capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--traffic", trace)
+    assert found["needed_concurrency"] is None
+    assert found["recommended"]["max_model_len"]["value"] == 5120
+
+
+def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "llama_70b", "--worksheet", "--gpu-memory", 80, "--tp", 4, "--context", 1024)
+    assert found["memory_audit"]["available_for_kv_cache"] == 41.5
+    assert found["worksheet"]["available_per_gpu"] == 41.0
+    status, out, _ = run(capsys, "llama_70b", "--worksheet", "--gpu-memory", 80, "--tp", 4, "--context", 8192, "--concurrency", 10)
+    assert status == 1
+    assert "51.20" in out
+    assert "-10.20" in out
+    assert "41.5 GB are left for KV" in out
+    _, out, _ = run(capsys, "mine", "--worksheet", "--gpu-memory", 80)
+    assert "not in the guide" in out
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("nonsense",), "'nonsense' is neither a file nor a known model; allowed:"),
+    ((), "MODEL"),
+    (("llama-3-8b", "--tp", "0"), "--tensor-parallel-size: '0'; allowed: a whole number of 1 or more"),
+    (("llama-3-8b", "--tp", "x"), "allowed: a whole number"),
+    (("llama-3-8b", "--dcp", "2"), "decode-context parallel 2; allowed: a divisor"),
+    (("llama-3-8b", "--pp", "64"), "pipeline parallel 64; allowed: up to the 32 layers"),
+    (("llama-3-8b", "--kv-cache-dtype", "int2"), "cache dtype 'int2'; allowed: auto"),
+    (("llama-3-8b", "--gpu-memory", "80 bananas"), "--gpu-memory: '80 bananas'; allowed: a size like 80GiB"),
+    (("llama-3-8b", "--gpu-memory", "0"), "allowed: a size"),
+    (("llama-3-8b", "--gpu-memory-utilization", "1.5"), "allowed: above 0 and up to 1"),
+    (("llama-3-8b", "--concurrency", "5"), "--concurrency: needs --gpu-memory"),
+    (("llama-3-8b", "--prompt", "5"), "--prompt and --output: only one was given"),
+    (("llama-3-8b", "--prompt", "5", "--output", "x", "--gpu-memory", "80"), "--output: 'x'; allowed"),
+    (("llama-3-8b", "--prompt", "5", "--output", "5"), "--prompt: needs --gpu-memory"),
+    (("llama-3-8b", "--prompt", "5", "--output", "5", "--traffic", "x"), "--traffic: not together with"),
+    (("llama-3-8b", "--traffic", "/nonexistent", "--gpu-memory", "80"), "/nonexistent: No such file"),
+    (("llama_70b", "--worksheet"), "--worksheet: needs --gpu-memory"),
+    (("llama-3-8b", "--thresholds", "/nonexistent", "--gpu-memory", "80", "--prompt", "5", "--output", "5"), "/nonexistent"),
+    (("llama-3-8b", "--bogus"), "--bogus"),
+])
+def test_wrong_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("kvpressure capacity: ")
+    assert message in err
+
+
+def test_a_config_without_a_size_of_weights_asks_for_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 64}))
+    status, _, err = run(capsys, config, "--gpu-memory", "80GiB")
+    assert status == 2
+    assert "give --weights" in err
+    assert run(capsys, config, "--gpu-memory", "80GiB", "--weights", "1GiB")[0] == 0

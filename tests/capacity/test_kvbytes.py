@@ -1,0 +1,370 @@
+"""KV bytes, blocks and capacity against vLLM's own numbers."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure.capacity import CapacityError
+from kvpressure.capacity.kvbytes import (
+    CACHE_DTYPES,
+    Layout,
+    Parallel,
+    _stages,
+    kv_bytes_per_token,
+    layer_bytes,
+    layout,
+    pool_bytes,
+)
+from kvpressure.capacity.models import CONFIGS, named
+from kvpressure.capacity.shapes import Layer, ModelShape, from_config
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+GIB, MIB, KIB = 2**30, 2**20, 2**10
+
+#: The random Llamas of the captured servers (hidden 128 and 768; 2 and 12 layers).
+TINY = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+SMALL = {"num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64}
+
+
+# --- worked numbers for plain models ------------------------------------------------------------------------------
+
+TABLE = [
+    ("llama-2-7b", 524_288, 2_048, (2.00, 4.00, 16.00, 64.0)),
+    ("llama-2-13b", 819_200, 1_310, (3.13, 6.25, 25.00, 100.0)),
+    ("llama-2-70b", 327_680, 3_276, (1.25, 2.50, 10.00, 40.0)),
+    ("llama-3-70b", 327_680, 3_276, (1.25, 2.50, 10.00, 40.0)),
+    ("qwen2.5-72b", 327_680, 3_276, (1.25, 2.50, 10.00, 40.0)),
+    ("mixtral-8x7b", 131_072, 8_192, (0.50, 1.00, 4.00, 16.0)),
+    ("llama-3-8b", 131_072, 8_192, (0.50, 1.00, 4.00, 16.0)),
+    ("deepseek-v3", 70_272, 15_279, (0.27, 0.54, 2.14, 8.58)),
+]
+
+
+@pytest.mark.parametrize(("name", "per_token", "per_gib", "gib"), TABLE, ids=[row[0] for row in TABLE])
+def test_worked_table(name: str, per_token: int, per_gib: int, gib: tuple[float, ...]) -> None:
+    shape = named(name)
+    assert kv_bytes_per_token(shape) == per_token
+    assert GIB // per_token == per_gib
+    for tokens, size in zip((4_096, 8_192, 32_768, 131_072), gib, strict=True):
+        assert layout(shape).request_bytes(tokens) / GIB == pytest.approx(size, abs=0.0051)
+
+
+@pytest.mark.parametrize("name", [row[0] for row in TABLE])
+def test_fp8_is_half(name: str) -> None:
+    assert kv_bytes_per_token(named(name), cache_dtype="fp8") * 2 == kv_bytes_per_token(named(name))
+
+
+def test_the_measured_models_of_the_h100_runs() -> None:
+    assert kv_bytes_per_token(named("opt-2.7b")) == 327_680
+    assert kv_bytes_per_token(named("opt-1.3b")) == 196_608
+
+
+def test_tensor_parallel_divides_until_each_rank_has_one_head() -> None:
+    shape = named("llama-2-70b")
+    assert [kv_bytes_per_token(shape, Parallel(tp)) for tp in (1, 2, 4, 8, 16)] == [
+        327_680, 163_840, 81_920, 40_960, 40_960]
+    assert kv_bytes_per_token(named("llama-2-13b"), Parallel(16)) == 2 * 2 * 128 * 2 * 40  # two heads a rank
+
+
+def test_mla_is_the_same_on_every_rank() -> None:
+    shape = named("deepseek-v3")
+    assert {kv_bytes_per_token(shape, Parallel(tp)) for tp in (1, 8, 16)} == {70_272}
+    assert kv_bytes_per_token(shape, Parallel(8), "fp8") == 35_136
+    assert kv_bytes_per_token(named("deepseek-v3", draft_layers=1)) == 71_424
+
+
+def test_sparse_attention_adds_its_indexer() -> None:
+    assert kv_bytes_per_token(named("deepseek-v3.2"), Parallel(8), "fp8_ds_mla") == 61 * 656 + 61 * 132 == 48_068
+    assert kv_bytes_per_token(named("deepseek-v3"), Parallel(8), "nvfp4_ds_mla") == 61 * 352
+
+
+def test_decode_context_parallel_divides_the_tokens() -> None:
+    shape = named("deepseek-v3")
+    parallel = Parallel(8, decode_context=8)
+    assert kv_bytes_per_token(shape, parallel) == 70_272 / 8
+    assert layout(shape, parallel).blocks(16 * 8 * 10) == 10
+    assert layout(shape, parallel).blocks(16 * 8 * 10 + 1) == 11
+
+
+HEAD_128 = [
+    ("auto", 512), ("bfloat16", 512), ("float16", 512), ("float32", 1024), ("fp8", 256), ("fp8_e4m3", 256), ("fp8_e5m2", 256),
+    ("int8_per_token_head", 256 + 8), ("fp8_per_token_head", 256 + 8), ("int4_per_token_head", 128 + 8),
+    ("nvfp4", 2 * (64 + 8)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "size"), HEAD_128)
+def test_bytes_of_one_head_of_128(dtype: str, size: int) -> None:
+    assert layer_bytes(Layer("full", 8, 128, 128), 8, dtype) == size
+    assert layer_bytes(Layer("full", 8, 128, 128), 1, dtype) == 8 * size
+
+
+def test_keys_and_values_of_different_size() -> None:
+    assert layer_bytes(Layer("full", 1, 192, 128), 1, "auto") == 2 * (192 + 128)
+
+
+@pytest.mark.parametrize(("name", "dtype", "text"), [
+    ("llama-3-8b", "fp8_ds_mla", "only for MLA"), ("deepseek-v3", "nvfp4", "not for MLA"),
+    ("deepseek-v3", "int8_per_token_head", "not for MLA"), ("llama-3-8b", "int3", "allowed: auto"),
+])
+def test_a_dtype_that_does_not_fit_is_refused(name: str, dtype: str, text: str) -> None:
+    with pytest.raises(CapacityError, match=text):
+        layout(named(name), cache_dtype=dtype)
+
+
+def test_ds_mla_is_for_one_vector_only() -> None:
+    with pytest.raises(CapacityError, match="576"):
+        layer_bytes(Layer("mla", 1, 320, 0), 1, "fp8_ds_mla")
+
+
+# --- hybrid models ------------------------------------------------------------------------------------------------
+
+
+def mib(found: Layout, tokens: int, in_flight: int = 1) -> float:
+    return found.request_bytes(tokens, in_flight) / MIB
+
+
+def test_gemma_3_has_seven_groups_of_ten() -> None:
+    found = layout(named("gemma-3-27b"))
+    assert [group.kind for group in found.groups].count("full") == 1
+    assert len(found.groups) == 7
+    assert found.block_bytes == 1.25 * MIB
+    assert sum(len(group.layers) for group in found.groups) == 62  # 8 of 70 are padding
+    assert [mib(found, n) for n in (1_024, 8_192, 32_768, 131_072)] == [567.5, 1_127.5, 3_047.5, 10_727.5]
+    assert mib(found, 8_192, 16_384) == 4_487.5
+    assert mib(layout(named("gemma-3-27b"), hybrid_manager=False), 8_192) == 3_968
+
+
+@pytest.mark.parametrize(("name", "block", "sizes", "as_full"), [
+    ("gpt-oss-120b", 576 * KIB, (41.1, 293.1, 1_157, 4_613), 576),
+    ("gpt-oss-20b", 384 * KIB, (27.4, 195.4, 771, 3_075), 384),
+])
+def test_gpt_oss(name: str, block: int, sizes: tuple[float, ...], as_full: float) -> None:
+    found = layout(named(name))
+    assert len(found.groups) == 2
+    assert found.block_bytes == block
+    for tokens, size in zip((1_024, 8_192, 32_768, 131_072), sizes, strict=True):
+        assert mib(found, tokens) == pytest.approx(size, abs=0.5 if size > 700 else 0.05)
+    assert mib(layout(named(name), hybrid_manager=False), 8_192) == as_full
+
+
+def test_beyond_the_window_only_full_layers_grow() -> None:
+    found = layout(named("gpt-oss-120b"))
+    step = found.request_bytes(20_016) - found.request_bytes(20_000)
+    assert step == found.bytes_per_token * 16 == found.block_bytes
+
+
+def test_groups_of_nearly_equal_counts_are_not_split() -> None:
+    config = {**CONFIGS["gpt-oss-20b"], "num_hidden_layers": 5, "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 2}
+    assert len(layout(from_config(config, "x")).groups) == 3  # 3 is 1.5 times 2: groups of 2, one padded
+    config["layer_types"] = ["sliding_attention"] * 4 + ["full_attention"] * 3
+    config["num_hidden_layers"] = 7
+    found = layout(from_config(config, "x"))
+    assert len(found.groups) == 2
+    assert found.block_bytes == 4 * 16 * 8 * 128 * 2
+
+
+def test_sliding_layers_only() -> None:
+    config = {**CONFIGS["mistral-7b"], "sliding_window": 4096}
+    found = layout(from_config(config, "mistral"))
+    assert not found.uniform
+    assert found.blocks(4_096) == 257
+    assert found.blocks(100_000) == 257
+    assert found.blocks(1_000) == 64
+    assert found.bytes_per_token == 131_072
+
+
+def test_chunked_attention_ends_at_its_chunk() -> None:
+    config = {**CONFIGS["llama-3-8b"], "num_hidden_layers": 4, "attention_chunk_size": 8_192, "no_rope_layers": [1, 1, 1, 0]}
+    found = layout(from_config(config, "llama-4"))
+    assert [group.kind for group in found.groups] == ["chunked"] * 3 + ["full"]
+    assert found.blocks(1_000_000) == 3 * (8_192 // 16 + 1) + 62_500
+
+
+def test_decode_context_parallel_is_refused_with_windows() -> None:
+    with pytest.raises(CapacityError, match="sliding"):
+        layout(named("gemma-3-27b"), Parallel(8, decode_context=2))
+    layout(named("gemma-3-27b"), Parallel(8, decode_context=2), hybrid_manager=False)
+
+
+# --- pipeline stages ----------------------------------------------------------------------------------------------
+
+
+def test_the_fullest_stage_decides() -> None:
+    shape = named("deepseek-v3")  # 61 layers over 4: the remainder goes to the stage before the last
+    assert kv_bytes_per_token(shape, Parallel(1, 4)) == 16 * 576 * 2
+    assert kv_bytes_per_token(named("llama-2-70b"), Parallel(1, 4)) == 327_680 / 4
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(CapacityError, match="up to the 32 layers"):
+        layout(named("llama-3-8b"), Parallel(1, 33))
+
+
+def test_hybrid_groups_are_spread_over_the_stages() -> None:
+    whole, halves = layout(named("gemma-3-27b")), layout(named("gemma-3-27b"), Parallel(1, 2))
+    assert len(halves.groups) == 7
+    assert halves.block_bytes == whole.block_bytes // 2
+
+
+@given(pp=st.integers(1, 61), name=st.sampled_from(sorted(CONFIGS)))
+def test_stages_together_hold_every_layer(pp: int, name: str) -> None:
+    shape = named(name)
+    if pp > shape.num_layers:
+        return
+    whole, part = layout(shape), layout(shape, Parallel(1, pp))
+    assert part.block_bytes * pp >= whole.block_bytes >= part.block_bytes
+    assert len(part.groups) == len(whole.groups)
+
+
+# --- vLLM's own log lines -----------------------------------------------------------------------------------------
+
+CAPTURES = [("server-engine-core-killed.log", TINY, 32), ("server-full-0.27.0.log", SMALL, 32),
+            ("server-startfail-too-few-blocks.log", TINY, 16)]
+
+
+def logged(file: str, pattern: str) -> tuple[int, ...] | None:
+    match = re.search(pattern, (FIXTURES / "vllm-logs" / file).read_text(encoding="utf-8"))
+    return tuple(int(group.replace(",", "")) for group in match.groups()) if match else None
+
+
+@pytest.mark.parametrize(("file", "config", "block_size"), CAPTURES)
+def test_blocks_of_a_gibibyte_as_the_server_counted(file: str, config: dict[str, int], block_size: int) -> None:
+    found = layout(from_config(config, "captured"), block_size=block_size)
+    assert logged(file, r"Overriding num_gpu_blocks=(\d+) with") == (found.pool_blocks(GIB),)
+
+
+@pytest.mark.parametrize(("file", "config", "block_size"), CAPTURES[:2])
+def test_cache_size_and_concurrency_as_logged(file: str, config: dict[str, int], block_size: int) -> None:
+    found = layout(from_config(config, "captured"), block_size=block_size)
+    override = logged(file, r"num_gpu_blocks_override=(\d+)")
+    tokens = logged(file, r"KV cache size: ([\d,]+) tokens")
+    concurrency = logged(file, r"Maximum concurrency for ([\d,]+) tokens per request: (\d+)\.00x")
+    assert override is not None
+    assert concurrency is not None
+    length, times = concurrency
+    assert tokens == (found.capacity_tokens(override[0], length, 4_096),)
+    assert found.max_concurrency(override[0], length, 4_096) == times
+
+
+def test_the_longest_request_as_the_failing_start_estimated() -> None:
+    file = "server-startfail-too-few-blocks.log"
+    override, estimate = logged(file, r"num_gpu_blocks_override=(\d+)"), logged(file, r"maximum model length is (\d+)")
+    found = layout(from_config(TINY, "captured"), block_size=16)
+    assert override is not None
+    assert estimate == (found.longest(override[0], 2_048),) == (1_008,)
+
+
+@pytest.mark.parametrize(("page", "config", "engines"), [
+    ("c_steady.prom.gz", SMALL, 1), ("m_v0270_pressure.prom.gz", SMALL, 1), ("l_dp2.prom.gz", TINY, 2)])
+def test_capacity_as_the_metrics_page_says(page: str, config: dict[str, int], engines: int) -> None:
+    text = gzip.decompress((FIXTURES / "vllm" / page).read_bytes()).decode()
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', next(line for line in text.splitlines() if "cache_config_info{" in line)))
+    found = layout(from_config(config, "captured"), block_size=int(labels["block_size"]))
+    blocks = int(labels["num_gpu_blocks"]) // engines
+    size, times = int(labels["kv_cache_size_tokens"]), float(labels["kv_cache_max_concurrency"])
+    assert found.capacity_tokens(blocks, round(size / times)) == size
+    assert found.max_concurrency(blocks, round(size / times)) == times
+    assert found.pool_blocks(int(labels["kv_cache_memory_bytes"])) >= blocks
+
+
+# --- laws ---------------------------------------------------------------------------------------------------------
+
+SHAPES = st.sampled_from(sorted(CONFIGS)).map(named)
+
+
+@given(SHAPES, st.integers(1, 200_000), st.integers(0, 5_000))
+def test_more_tokens_never_take_fewer_blocks(shape: ModelShape, tokens: int, more: int) -> None:
+    found = layout(shape)
+    assert 1 <= found.blocks(tokens) <= found.blocks(tokens + more)
+
+
+@given(SHAPES, st.integers(1, 100_000), st.integers(1, 200_000))
+def test_the_longest_request_is_the_longest(shape: ModelShape, blocks: int, limit: int) -> None:
+    found = layout(shape)
+    longest = found.longest(blocks, limit)
+    assert 0 <= longest <= limit
+    assert longest == 0 or found.blocks(longest) <= blocks - 1
+    assert longest == limit or found.blocks(longest + 1) > blocks - 1
+
+
+@given(SHAPES, st.sampled_from([1, 2, 4, 8, 16, 32]))
+def test_more_ranks_never_need_more_each(shape: ModelShape, tp: int) -> None:
+    assert kv_bytes_per_token(shape, Parallel(tp * 2)) <= kv_bytes_per_token(shape, Parallel(tp))
+    if shape.layers[0].kv_heads % tp == 0:
+        assert kv_bytes_per_token(shape, Parallel(tp)) * tp == kv_bytes_per_token(shape)
+
+
+@given(SHAPES, st.sampled_from(CACHE_DTYPES), st.sampled_from([1, 16, 32, 64]))
+def test_every_dtype_is_computed_or_refused(shape: ModelShape, dtype: str, block_size: int) -> None:
+    try:
+        found = layout(shape, cache_dtype=dtype, block_size=block_size)
+    except CapacityError:
+        assert dtype != "auto"
+        return
+    assert found.block_bytes > 0
+    assert found.pool_blocks(-1) == 0
+
+
+def test_pool_from_its_blocks() -> None:
+    assert pool_bytes(named("llama-2-7b"), 5_664) == 5_664 * 16 * 524_288
+    assert pool_bytes(named("gemma-3-27b"), 100) == 100 * 1_310_720
+
+
+@pytest.mark.parametrize("bad", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (4, 1, 3), (-1, 1, 1)])
+def test_impossible_parallel_sizes_are_refused(bad: tuple[int, int, int]) -> None:
+    with pytest.raises(CapacityError, match="allowed"):
+        Parallel(*bad)
+
+
+def test_a_block_holds_at_least_one_token() -> None:
+    with pytest.raises(CapacityError, match="block size 0"):
+        layout(named("llama-3-8b"), block_size=0)
+
+
+# --- layers of different size -------------------------------------------------------------------------------------
+
+
+def mixed(*layers: Layer) -> ModelShape:
+    return ModelShape("mixed", layers, tuple(range(len(layers))), len(layers), None, 2, {})
+
+
+def test_smaller_pages_hold_more_tokens() -> None:
+    found = layout(mixed(Layer("full", 8, 128, 128), Layer("sliding", 8, 64, 64, 1024)))
+    assert found.block_bytes == 16 * 8 * 256 * 2
+    assert [group.block_size for group in found.groups] == [16, 32]
+    assert found.blocks(8_192) == 512 + 32 + 1
+
+
+@pytest.mark.parametrize("layers", [
+    (Layer("full", 8, 128, 128), Layer("sliding", 8, 96, 96, 1024)),
+    (Layer("full", 8, 128, 128), Layer("full", 8, 64, 64), Layer("sliding", 8, 128, 128, 1024)),
+])
+def test_pages_that_do_not_divide_one_another_are_refused(layers: tuple[Layer, ...]) -> None:
+    with pytest.raises(CapacityError, match="kv_cache_size_tokens"):
+        layout(mixed(*layers))
+
+
+def test_full_layers_of_different_size_share_one_block() -> None:
+    found = layout(mixed(Layer("full", 8, 128, 128), Layer("full", 4, 64, 64)))
+    assert found.uniform
+    assert found.bytes_per_token == 8 * 256 * 2 + 4 * 128 * 2
+
+
+@pytest.mark.parametrize(("layers", "stages", "sizes"), [
+    (61, 4, [15, 15, 16, 15]), (7, 4, [2, 2, 2, 1]), (8, 4, [2, 2, 2, 2]), (5, 5, [1] * 5), (3, 2, [2, 1])])
+def test_the_last_stage_gets_no_remainder(layers: int, stages: int, sizes: list[int]) -> None:
+    found = _stages(layers, stages)
+    assert [len(stage) for stage in found] == sizes
+    assert [position for stage in found for position in stage] == list(range(layers))
+
+
+def test_draft_layers_are_full_ones() -> None:
+    shape = named("gemma-3-27b", draft_layers=1)
+    assert [layer.kind for layer in shape.layers].count("full") == 11

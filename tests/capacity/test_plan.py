@@ -1,0 +1,276 @@
+"""Memory audit, what fits, and recommended limits."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpressure.capacity import CapacityError, weights
+from kvpressure.capacity.kvbytes import Layout, Parallel, layout
+from kvpressure.capacity.load import Load, Request, stated
+from kvpressure.capacity.models import named
+from kvpressure.capacity.plan import (
+    Audit,
+    Given,
+    Limits,
+    Plan,
+    audit,
+    default_limits_for,
+    fit,
+    recommend,
+    requests_that_fit,
+)
+from kvpressure.thresholds import builtin
+
+RECORDINGS = Path(__file__).parent.parent / "fixtures" / "recordings" / "h100"
+GIB = 2**30
+LLAMA_7B = named("llama-2-7b")
+THRESHOLDS = builtin()
+
+
+# --- audit --------------------------------------------------------------------------------------------------------
+
+#: V0 profiled with max_model_len tokens (4096, 2048) and kept CUDA graphs outside its request.
+MEASURED = [("llama-2-7b-009", "llama-2-7b", 4096), ("llama-2-7b-017", "llama-2-7b", 4096),
+            ("llama-2-7b-085", "llama-2-7b", 4096), ("opt-1.3b-019", "opt-1.3b", 2048)]
+
+
+@pytest.mark.parametrize(("recording", "model", "length"), MEASURED, ids=[row[0] for row in MEASURED])
+def test_the_estimated_pool_is_what_a_real_server_had(recording: str, model: str, length: int) -> None:
+    with gzip.open(RECORDINGS / f"{recording}.jsonl.gz", "rt") as stream:
+        tick = next(tick for tick in map(json.loads, stream) if tick.get("gpus"))
+    total = tick["gpus"][0]["memory_total_bytes"]
+    args, text = tick["engines"][0]["args"], tick["engines"][0]["exposition"]
+    blocks = re.search(r'num_gpu_blocks="(\d+)"', text)
+    assert blocks is not None
+    shape = named(model)
+    limits = Limits(float(args[args.index("--gpu-memory-utilization") + 1]), int(args[args.index("--max-num-seqs") + 1]),
+                    length, length)
+    found = audit(shape, Parallel(), total, limits, Given(weights.estimated(shape)), graphs=False)
+    assert layout(shape).pool_blocks(found.pool.bytes) == pytest.approx(int(blocks[1]), rel=0.01)
+    measured = total * limits.gpu_memory_utilization - found.weights.bytes - int(blocks[1]) * layout(shape).block_bytes
+    assert abs(found.activations.bytes + found.non_torch.bytes - measured) < 0.3e9
+
+
+def test_parts_add_up_to_the_card() -> None:
+    found = audit(named("llama-2-70b"), Parallel(4), 80 * 10**9, Limits(0.9, 256, 2048, 4096), Given(140 * 10**9))
+    assert found.weights.bytes == 35 * 10**9
+    inside = sum(p.bytes for p in (found.weights, found.activations, found.graphs, found.non_torch, found.pool))
+    assert inside == 72 * 10**9
+    assert inside + found.context.bytes + found.allocator.bytes + found.outside == 80 * 10**9
+    assert (found.context.bytes, found.allocator.bytes) == (1_500_000_000, 2_000_000_000)
+
+
+def test_what_is_given_is_taken_and_named_so() -> None:
+    given = Given(10 * GIB, "measured", GIB, 2 * GIB, 3 * GIB, 4 * GIB, 5 * GIB)
+    found = audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.5, 1, 512, 4096), given)
+    assert [(p.bytes // GIB, p.origin) for p in (found.weights, found.activations, found.graphs, found.non_torch, found.context,
+                                                 found.allocator)] == [
+        (10, "measured"), (1, "given"), (2, "given"), (3, "given"), (4, "given"), (5, "given")]
+    assert found.pool.bytes == (40 - 10 - 1 - 2 - 3) * GIB
+    assert found.pool.origin == "estimate"
+    fixed = audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.5, 1, 512, 4096), Given(10 * GIB, pool=7 * GIB))
+    assert (fixed.pool.bytes, fixed.pool.origin) == (7 * GIB, "given")
+
+
+def test_eager_mode_needs_no_graphs() -> None:
+    limits = default_limits_for(80 * GIB, 4096)
+    eager = audit(LLAMA_7B, Parallel(), 80 * GIB, limits, Given(GIB), graphs=False)
+    assert eager.graphs.bytes == 0
+    assert eager.pool.bytes > audit(LLAMA_7B, Parallel(), 80 * GIB, limits, Given(GIB)).pool.bytes
+
+
+def test_ranks_share_the_activations_and_need_buffers_of_their_own() -> None:
+    limits = default_limits_for(80 * GIB, 4096)
+    one, four = (audit(LLAMA_7B, Parallel(tp), 80 * GIB, limits, Given(GIB)) for tp in (1, 4))
+    assert four.activations.bytes < one.activations.bytes < 4 * four.activations.bytes
+    assert (one.non_torch.bytes, four.non_torch.bytes) == (GIB // 4, GIB)
+    assert audit(LLAMA_7B, Parallel(1, 2), 80 * GIB, limits, Given(GIB)).non_torch.bytes == GIB
+
+
+def test_activations_end_at_what_the_limits_admit() -> None:
+    wide, narrow = Limits(0.9, 1, 8192, 1024), Limits(0.9, 1, 1024, 1024)
+    assert (audit(LLAMA_7B, Parallel(), 80 * GIB, wide, Given(GIB)).activations
+            == audit(LLAMA_7B, Parallel(), 80 * GIB, narrow, Given(GIB)).activations)
+
+
+def test_unknown_weights_are_asked_for() -> None:
+    with pytest.raises(CapacityError, match="give --weights"):
+        audit(LLAMA_7B, Parallel(), 80 * GIB, default_limits_for(80 * GIB, 4096), Given())
+
+
+@pytest.mark.parametrize(("gib", "tokens", "seqs"), [(24, 2048, 256), (80, 8192, 1024), (192, 16384, 1024)])
+def test_defaults_follow_the_card(gib: int, tokens: int, seqs: int) -> None:
+    assert default_limits_for(gib * GIB, 4096) == Limits(0.92, seqs, tokens, 4096)
+
+
+# --- what fits ----------------------------------------------------------------------------------------------------
+
+
+def audited(pool: int, length: int = 4096, tokens: int = 2048) -> Audit:
+    return audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.9, 256, tokens, length), Given(GIB, pool=pool))
+
+
+def test_capacity_of_a_pool() -> None:
+    found = fit(layout(LLAMA_7B), audited(50 * GIB), None)
+    assert found.pool_blocks == 6_400
+    assert found.usable_blocks == 6_399
+    assert found.capacity_tokens == 102_400
+    assert found.max_concurrency == 25.0
+    assert found.longest == 4096
+    assert found.requests is None
+
+
+def test_nothing_fits_into_nothing() -> None:
+    found = fit(layout(LLAMA_7B), audited(-5), stated("10", "10"))
+    assert (found.pool_blocks, found.usable_blocks, found.capacity_tokens, found.longest, found.requests) == (0, 0, 0, 0, 0)
+
+
+def test_a_start_reserves_the_tokens_in_flight_of_hybrid_models() -> None:
+    shape = named("gemma-3-27b")
+    found = layout(shape)
+    need = found.blocks(32_768, 2 * 8192)
+    for blocks, longest in ((need + 1, 32_768), (need, 32_767)):
+        at = audit(shape, Parallel(), 80 * GIB, Limits(0.9, 64, 8192, 32_768), Given(GIB, pool=blocks * found.block_bytes))
+        assert fit(found, at, None).longest == pytest.approx(longest, abs=16)
+        assert (fit(found, at, None).longest == 32_768) == (longest == 32_768)
+
+
+def test_equal_requests_fit_as_often_as_their_blocks() -> None:
+    assert requests_that_fit(layout(LLAMA_7B), 1_000, stated("100", "60"), 4096) == 100
+    assert requests_that_fit(layout(LLAMA_7B), 999, stated("100", "60"), 4096) == 99
+    assert requests_that_fit(layout(LLAMA_7B), 1_000, stated("100", "61"), 4096) == 90  # 161 tokens are 11 blocks
+
+
+def test_unequal_requests_leave_room_for_the_long_ones() -> None:
+    load = Load((Request(0, 160, 1.0), Request(0, 480, 1.0)))  # 10 and 30 blocks, mean 20, deviation 10
+    many = requests_that_fit(layout(LLAMA_7B), 1_000, load, 4096)
+    assert many * 20 + 2.33 * many**0.5 * 10 <= 1_000 < (many + 1) * 20 + 2.33 * (many + 1) ** 0.5 * 10
+    assert many == 42
+
+
+def test_requests_end_at_max_model_len() -> None:
+    assert requests_that_fit(layout(LLAMA_7B), 256, stated("100", "1000000"), 4096) == 1
+
+
+LOADS = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 1_000)), min_size=1, max_size=20).map(
+    lambda rows: Load(tuple(Request(p, o, float(o)) for p, o in rows)))
+
+
+@given(LOADS, st.integers(200, 50_000))
+@settings(max_examples=30)
+def test_the_stated_share_of_moments_fits(load: Load, blocks: int) -> None:
+    found: Layout = layout(LLAMA_7B)
+    many = requests_that_fit(found, blocks, load, 4096)
+    costs = [found.blocks(max(1, request.total)) for request in load.requests]
+    shares = [request.weight for request in load.requests]
+    mean = sum(c * w for c, w in zip(costs, shares, strict=True)) / sum(shares)
+    assert many * mean <= blocks + 1e-6
+    if many < 30:  # below that the sum is not yet normal
+        return
+    chance = random.Random(1)
+    moments = [sum(chance.choices(costs, shares, k=many)) <= blocks for _ in range(300)]
+    assert sum(moments) >= 0.96 * len(moments)
+
+
+@given(LOADS, st.integers(0, 5_000))
+def test_more_memory_never_holds_fewer(load: Load, blocks: int) -> None:
+    found = layout(LLAMA_7B)
+    assert requests_that_fit(found, blocks, load, 4096) <= requests_that_fit(found, blocks + 50, load, 4096)
+
+
+# --- recommendations ----------------------------------------------------------------------------------------------
+
+
+def plan_for(load: Load, needed: float | None = None, gib: int = 80, model: str = "llama-3.1-8b", tp: int = 1) -> Plan | None:
+    shape = named(model)
+    parallel = Parallel(tp)
+    return recommend(shape, parallel, layout(shape, parallel), gib * GIB, Given(weights.estimated(shape)), load, needed,
+                     THRESHOLDS)
+
+
+def made(plan: Plan | None) -> Plan:
+    assert plan is not None
+    return plan
+
+
+def test_the_documented_utilization_where_it_suffices() -> None:
+    found = made(plan_for(stated("1500", "500")))
+    assert found.gpu_memory_utilization.value == 0.7
+    assert "documented" in found.gpu_memory_utilization.reason
+    assert found.max_model_len.value == 3072  # 2000 tokens, a quarter more, rounded up to 1024
+    assert found.max_num_batched_tokens.value == 2048
+    assert found.max_num_seqs.value == found.fit.requests
+    assert found.audit.limits.gpu_memory_utilization == 0.7
+
+
+@pytest.mark.parametrize("load", [
+    stated("p50=500,p95=8000,p99=16000", "200"), Load((Request(100, 100, 100.0),), burst_ratio=3.0)])
+def test_long_context_or_bursts_get_the_documented_lower_one(load: Load) -> None:
+    assert made(plan_for(load)).gpu_memory_utilization.value == 0.6
+
+
+def test_overridden_thresholds_are_followed() -> None:
+    shape = named("llama-3.1-8b")
+    t = THRESHOLDS.override({"gpu_memory_utilization_recommended": 0.8}, "test")
+    found = recommend(shape, Parallel(), layout(shape), 80 * GIB, Given(weights.estimated(shape)), stated("1500", "500"), None, t)
+    assert made(found).gpu_memory_utilization.value == 0.8
+
+
+def test_more_than_documented_only_as_far_as_needed() -> None:
+    load = stated("4000", "1000")
+    base = made(plan_for(load))
+    needed = (base.fit.requests or 0) + 5
+    found = made(plan_for(load, needed))
+    assert 0.7 < found.gpu_memory_utilization.value < 0.8
+    assert (found.fit.requests or 0) >= needed
+    less = made(plan_for(load, needed - 5))
+    assert less.gpu_memory_utilization.value == 0.7
+
+
+def test_a_model_that_needs_the_default_gets_it() -> None:
+    found = made(plan_for(stated("1500", "500"), gib=24))
+    assert found.gpu_memory_utilization.value == 0.92
+    assert "more memory" in found.gpu_memory_utilization.reason
+
+
+def test_what_no_utilization_holds_has_no_plan() -> None:
+    assert plan_for(stated("1500", "500"), needed=10_000) is None
+    assert plan_for(stated("1500", "500"), model="llama-3.1-70b") is None
+    assert plan_for(stated("1500", "500"), model="llama-3.1-70b", tp=4) is not None
+
+
+def test_limits_agree_with_one_another() -> None:
+    for load, needed in ((stated("10", "10"), None), (stated("10", "10"), 700.0), (stated("100000", "10"), None)):
+        found = made(plan_for(load, needed))
+        assert 1 <= found.max_num_seqs.value <= found.max_num_batched_tokens.value
+        assert found.max_num_batched_tokens.value >= 512
+        assert found.max_num_seqs.value >= (needed or 1)
+        assert found.max_model_len.value >= load.longest
+        assert found.fit.longest >= found.max_model_len.value
+
+
+def test_the_models_own_context_is_not_exceeded() -> None:
+    assert made(plan_for(stated("3900", "100"), model="llama-2-7b")).max_model_len.value == 4096
+
+
+@given(st.integers(1, 8_000), st.integers(1, 2_000), st.sampled_from([24, 48, 80, 192]), st.none() | st.integers(1, 300))
+@settings(max_examples=40, deadline=None)
+def test_every_plan_holds_what_it_promises(prompt: int, output: int, gib: int, needed: int | None) -> None:
+    load = stated(str(prompt), str(output))
+    found = plan_for(load, needed, gib)
+    if found is None:
+        return
+    limits = found.audit.limits
+    shape = named("llama-3.1-8b")
+    again = audit(shape, Parallel(), gib * GIB, limits, Given(weights.estimated(shape)))
+    held = fit(layout(shape), again, load)
+    assert (held.requests or 0) >= limits.max_num_seqs >= (needed or 1)
+    assert held.longest == limits.max_model_len

@@ -1,0 +1,207 @@
+"""Reading a model's configuration, and the size of its weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure.capacity import CapacityError, weights
+from kvpressure.capacity.kvbytes import kv_bytes_per_token, layout
+from kvpressure.capacity.models import CONFIGS, named
+from kvpressure.capacity.shapes import from_config, load
+
+LLAMA = dict(CONFIGS["llama-3-8b"])
+
+#: Parameters as the publishers state them, in thousand millions.
+PARAMETERS = {
+    "llama-2-7b": 6.738, "llama-2-13b": 13.016, "llama-2-70b": 68.977, "llama-3-8b": 8.030, "llama-3.1-70b": 70.554,
+    "mistral-7b": 7.248, "mixtral-8x7b": 46.703, "qwen2.5-7b": 7.616, "qwen2.5-72b": 72.706, "qwen3-32b": 32.762,
+    "gemma-3-27b": 27.009, "gpt-oss-20b": 20.91, "gpt-oss-120b": 116.83, "deepseek-v3": 671.03, "opt-1.3b": 1.316,
+    "opt-2.7b": 2.652,
+}
+
+
+@pytest.mark.parametrize(("name", "billions"), PARAMETERS.items(), ids=list(PARAMETERS))
+def test_parameters_as_published(name: str, billions: float) -> None:
+    assert sum(weights.parameters(CONFIGS[name])) / 1e9 == pytest.approx(billions, rel=0.001)
+
+
+def test_parameters_of_a_small_mixture_to_the_last() -> None:
+    config = {"hidden_size": 10, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+              "vocab_size": 100, "intermediate_size": 20, "moe_intermediate_size": 5, "n_routed_experts": 4,
+              "n_shared_experts": 1, "first_k_dense_replace": 1, "shared_expert_intermediate_size": 7}
+    attention = 10 * 4 * (2 + 1 + 1 + 2)
+    sparse = 4 * 3 * 10 * 5 + 3 * 10 * 5 + 3 * 10 * 7 + 4 * 10
+    assert weights.parameters(config) == (3 * attention + 3 * 10 * 20 + 2 * sparse, 2 * 100 * 10)
+
+
+@pytest.mark.parametrize(("quantization", "gigabytes"), [
+    (None, 16.06), ({"quant_method": "fp8"}, 9.1), ({"quant_method": "awq", "bits": 4}, 5.7),
+    ({"quant_method": "gptq", "bits": 8}, 9.2), ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 5.7),
+    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 5.7),
+    ({"quant_method": "unheard-of"}, 16.06), ("nonsense", 16.06), ({"quant_method": "awq", "bits": "x"}, 16.06),
+])
+def test_quantized_weights(quantization: object, gigabytes: float) -> None:
+    shape = from_config({**LLAMA, "quantization_config": quantization}, "x")
+    assert (weights.estimated(shape) or 0) / 1e9 == pytest.approx(gigabytes, rel=0.02)
+
+
+def test_mxfp4_checkpoints_have_the_published_size() -> None:
+    assert (weights.estimated(named("gpt-oss-120b")) or 0) / 1e9 == pytest.approx(65.2, rel=0.005)
+    assert (weights.estimated(named("gpt-oss-20b")) or 0) / 1e9 == pytest.approx(13.76, rel=0.005)
+
+
+def test_weights_are_measured_from_files(tmp_path: Path) -> None:
+    assert weights.measured(tmp_path) is None
+    assert weights.measured(tmp_path / "config.json") is None
+    (tmp_path / "model-1.safetensors").write_bytes(b"x" * 1000)
+    (tmp_path / "model-2.safetensors").write_bytes(b"x" * 500)
+    assert weights.measured(tmp_path) == 1500
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1234}}))
+    assert weights.measured(tmp_path) == 1234
+    index.write_text("{")
+    assert weights.measured(tmp_path) == 1500
+
+
+def test_weights_of_an_unknown_architecture_are_not_guessed() -> None:
+    assert weights.estimated(from_config({"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 64}, "x")) is None
+
+
+# --- forms of configurations --------------------------------------------------------------------------------------
+
+
+def per_token(**config: Any) -> float:
+    return kv_bytes_per_token(from_config(config, "x"))
+
+
+def test_names_of_other_families() -> None:
+    gpt2 = per_token(n_layer=12, n_head=12, n_embd=768)
+    assert gpt2 == 12 * 12 * 128 * 2
+    assert per_token(num_hidden_layers=60, num_attention_heads=128, hidden_size=8192, num_kv_heads=8,
+                     new_decoder_architecture=True, multi_query=True) == 60 * 8 * 128 * 2
+    assert per_token(num_hidden_layers=32, num_attention_heads=71, hidden_size=4544, multi_query=True) == 32 * 1 * 128 * 2
+    assert per_token(num_layers=28, num_attention_heads=32, hidden_size=4096, multi_query_group_num=2) == 28 * 2 * 256 * 2
+    assert per_token(n_layers=40, n_heads=48, d_model=6144, attn_config={"kv_n_heads": 8}) == 40 * 8 * 256 * 2
+
+
+def test_head_dim_wins_over_hidden_size() -> None:
+    assert per_token(**{**LLAMA, "head_dim": 256}) == 2 * per_token(**LLAMA)
+
+
+def test_multimodal_configurations_hold_the_text_model_inside() -> None:
+    assert per_token(model_type="gemma3", vision_config={}, text_config=dict(CONFIGS["gemma-3-27b"])) == 81_920
+    assert per_token(text_config={"text_config": LLAMA}) == per_token(**LLAMA)
+
+
+def test_sliding_window_that_is_not_used() -> None:
+    assert layout(from_config({**LLAMA, "sliding_window": 4096, "use_sliding_window": False}, "qwen")).uniform
+    assert layout(from_config({**LLAMA, "sliding_window": None}, "mistral")).uniform
+
+
+def test_sliding_window_from_some_layer_on() -> None:
+    shape = from_config({**LLAMA, "sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28}, "qwen")
+    assert [layer.kind for layer in shape.layers].count("sliding") == 4
+    assert shape.layers[27].kind == "full"
+
+
+@pytest.mark.parametrize(("model_type", "full"), [("gemma2", 16), ("cohere2", 8), ("gemma3_text", 5)])
+def test_alternation_by_model_type(model_type: str, full: int) -> None:
+    shape = from_config({**LLAMA, "sliding_window": 512, "model_type": model_type}, "x")
+    assert [layer.kind for layer in shape.layers].count("full") == full
+    assert shape.layers[0].kind == "sliding"
+
+
+def test_layers_that_share_the_cache_of_others_take_none() -> None:
+    assert per_token(**{**LLAMA, "num_kv_shared_layers": 16}) == per_token(**LLAMA) / 2
+
+
+def test_draft_layers_are_on_the_last_stage() -> None:
+    shape = from_config(LLAMA, "x", draft_layers=2)
+    assert len(shape.layers) == 34
+    assert shape.num_layers == 32
+    assert shape.positions[-2:] == (31, 31)
+
+
+def test_a_directory_or_its_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert load(tmp_path).layers == load(tmp_path / "config.json").layers
+    assert load(tmp_path).name == tmp_path.name
+    assert load(tmp_path).max_model_len == 8192
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    ({}, "num_hidden_layers is missing"),
+    ({**LLAMA, "num_hidden_layers": 0}, "num_hidden_layers is missing"),
+    ({**LLAMA, "num_hidden_layers": "32"}, "num_hidden_layers is '32'; allowed"),
+    ({**LLAMA, "num_hidden_layers": 3.5}, "num_hidden_layers is 3.5; allowed"),
+    ({**LLAMA, "num_hidden_layers": -1}, "num_hidden_layers is -1; allowed"),
+    ({**LLAMA, "num_hidden_layers": 10**7}, "allowed: up to 2048"),
+    ({**LLAMA, "num_key_value_heads": 10**12}, "allowed: up to"),
+    ({**LLAMA, "hidden_size": 4097}, "no multiple"),
+    ({**LLAMA, "torch_dtype": "int8"}, "dtype is 'int8'"),
+    ({**LLAMA, "is_encoder_decoder": True}, "encoder-decoder"),
+    ({**LLAMA, "mamba_d_state": 128}, "mamba_d_state: layers with a recurrent"),
+    ({**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 16}, "linear_attention: layers with a recurrent"),
+    ({**LLAMA, "layer_types": ["full_attention"]}, "layer_types has 1 entries; needed: 32"),
+    ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "no window size"),
+    ({**LLAMA, "attention_chunk_size": 8, "no_rope_layers": [1]}, "no_rope_layers"),
+    ({**LLAMA, "block_configs": [{}]}, "block_configs"),
+    ({**LLAMA, "num_kv_shared_layers": 32}, "num_kv_shared_layers 32; allowed: fewer"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_computed_is_refused_with_its_place(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(CapacityError, match=message) as caught:
+        from_config(config, "x", "/models/x/config.json")
+    assert str(caught.value).startswith("/models/x/config.json: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("{", "not valid JSON"), ("[]", "no JSON object"), ("[" * 100_000, "not valid JSON"), (None, "No such file")])
+def test_an_unreadable_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    file = tmp_path / "config.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(CapacityError, match=message):
+        load(file)
+
+
+def test_a_huge_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(" " * 4_000_001)
+    with pytest.raises(CapacityError, match="larger than"):
+        load(tmp_path)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(CapacityError, match=r"'llama-9' is neither a file nor a known model.*llama-2-7b"):
+        named("llama-9")
+
+
+VALUES = st.none() | st.booleans() | st.integers(-10, 10**10) | st.floats() | st.text(max_size=5) | st.lists(
+    st.integers(0, 3), max_size=3) | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
+
+
+@given(st.dictionaries(st.sampled_from([
+    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "v_head_dim", "kv_lora_rank",
+    "qk_rope_head_dim", "index_topk", "index_head_dim", "sliding_window", "sliding_window_pattern", "layer_types", "torch_dtype",
+    "attention_chunk_size", "no_rope_layers", "text_config", "attn_config", "num_kv_shared_layers", "quantization_config",
+    "max_window_layers", "use_sliding_window", "max_position_embeddings", "num_experts", "vocab_size", "intermediate_size",
+]), VALUES))
+def test_whatever_a_configuration_holds_it_is_computed_or_refused(changes: dict[str, Any]) -> None:
+    try:
+        shape = from_config({**LLAMA, **changes}, "x")
+        found = layout(shape)
+    except CapacityError:
+        return
+    assert found.block_bytes > 0
+    assert (weights.estimated(shape) or 1) > 0

@@ -1,0 +1,37 @@
+"""The guides' approximations, number for number."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvpressure.capacity.worksheet import Worksheet, memory_audit, worksheet
+
+
+def test_the_guides_memory_audit_leaves_41_5_gb() -> None:
+    found = memory_audit("llama_70b", 80, 4)
+    assert (found.model_weights_per_gpu, found.cuda_context, found.allocator_overhead) == (35, 1.5, 2)
+    assert found.available_for_kv_cache == 41.5
+
+
+#: kv_cache_calculator(model, context_length, concurrent_requests, gpu_memory_gb, tensor_parallel) worked by hand
+WORKED = [
+    (("llama_70b", 8192, 10, 80, 4), (51.2, 41.0, False, -10.2, 2)),
+    (("llama_70b", 1024, 1, 80, 4), (0.64, 41.0, True, 40.36, 16)),
+    (("llama_7b", 4096, 20, 24, 1), (40.96, 6.0, False, -34.96, 2)),
+    (("llama_13b", 2048, 10, 80, 2), (10.24, 63.0, True, 52.76, 30)),
+    (("mixtral_8x7b", 2048, 8, 80, 2), (16.384, 31.0, True, 14.616, 7)),
+    (("something_else", 1000, 1, 80, 1), (1.0, 26.0, True, 25.0, 26)),
+]
+
+
+@pytest.mark.parametrize(("arguments", "result"), WORKED)
+def test_the_guides_worksheet(arguments: tuple[str, int, int, float, int], result: tuple[float, float, bool, float, int]) -> None:
+    found = worksheet(*arguments)
+    assert isinstance(found, Worksheet)
+    assert (found.kv_cache_needed_per_gpu, found.available_per_gpu, found.headroom_gb) == pytest.approx(
+        (result[0], result[1], result[3]))
+    assert (found.will_fit, found.max_concurrent) == (result[2], result[4])
+
+
+def test_exactly_full_does_not_fit() -> None:
+    assert not worksheet("llama_7b", 1000, 12, 24, 1).will_fit  # needed 6.0 GB, available 6.0 GB

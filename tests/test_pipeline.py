@@ -242,3 +242,10 @@ def test_churn_of_thousands_of_pods_leaves_nothing_behind():
     gc.collect()
     assert len(gc.get_objects()) < before * 1.02 + 2000
     assert len(pipeline.observe(Snapshot(1500.0)).engines) == 20
+
+
+def test_expected_devices_pass_through_so_that_a_lost_one_is_missed():
+    gpu = GpuReading("GPU-1", 0, "nvidia", error="gpu_lost")
+    state = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), expected_gpus={"nvidia": 2}))
+    assert state.expected_gpus == {"nvidia": 2}
+    assert state.gpus[0].reading.error == "gpu_lost"

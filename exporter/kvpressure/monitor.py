@@ -188,6 +188,7 @@ def _snapshot(now: float, readings: Iterable[Reading], health: Mapping[str, Sour
         node_conditions=gathered("node_conditions"), health=health,
         targets=gathered("targets") if any(reading.targets is not None for reading in readings) else None,
         process_pods={pid: pod for reading in readings for pid, pod in (reading.process_pods or {}).items()},
+        expected_gpus={vendor: n for reading in readings for vendor, n in (reading.expected_gpus or {}).items()},
     )
 
 

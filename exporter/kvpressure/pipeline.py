@@ -177,7 +177,7 @@ class Pipeline:
         return State(
             time=now, engines=engines, gpus=self._gpu_states(snapshot, empty_pools), owners=snapshot.owners,
             containers=self._container_states(now), targets=tuple(self._targets.values()),
-            node_conditions=snapshot.node_conditions, health=snapshot.health,
+            node_conditions=snapshot.node_conditions, health=snapshot.health, expected_gpus=snapshot.expected_gpus,
         )
 
     # --- taking in ------------------------------------------------------------------------------------------

@@ -267,6 +267,7 @@ class Snapshot:
     health: Mapping[str, SourceHealth] = field(default_factory=dict)
     targets: tuple[str, ...] | None = None
     process_pods: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # host pid -> (namespace, pod)
+    expected_gpus: Mapping[str, int] = field(default_factory=dict)  # by vendor, unreadable ones included
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -150,10 +150,10 @@ def test_equal_requests_fit_as_often_as_their_blocks() -> None:
 
 
 def test_unequal_requests_leave_room_for_the_long_ones() -> None:
-    load = Load((Request(0, 160, 1.0), Request(0, 480, 1.0)))  # 10 and 30 blocks, mean 20, deviation 10
-    many = requests_that_fit(layout(LLAMA_7B), 1_000, load, 4096)
-    assert many * 20 + 2.33 * many**0.5 * 10 <= 1_000 < (many + 1) * 20 + 2.33 * (many + 1) ** 0.5 * 10
-    assert many == 42
+    load = Load((Request(0, 16, 1.0), Request(0, 3_184, 1.0)))  # 1 and 199 blocks: mean 100, deviation 99
+    many = requests_that_fit(layout(LLAMA_7B), 1_100, load, 4096)
+    assert many * 100 + 2.33 * many**0.5 * 99 <= 1_100 < (many + 1) * 100 + 2.33 * (many + 1) ** 0.5 * 99
+    assert many == 5
 
 
 def test_requests_end_at_max_model_len() -> None:

@@ -123,6 +123,7 @@ def test_partitions_have_memory_but_no_activity_and_no_power(tmp_path: Path, xcp
     whole, first, *others = readings[:9]
     assert whole.utilization_ratio == 0.97
     assert whole.parent_uuid is None
+    assert whole.minor is None  # its render node is the first partition's
     assert first.pci_bus_id == "0000:05:00.0"
     assert [part.pci_bus_id for part in others] == [xcp_name.format(n) for n in range(7)]
     assert [part.minor for part in (first, *others)] == list(range(128, 136))

@@ -50,7 +50,7 @@ class Partition:
 @dataclass(frozen=True, slots=True)
 class Device:
     """What of one PCI device changes seldom. ``uuid`` is ``GPU-<unique_id>`` as ROCm writes it, or the PCI address
-    where the driver gives no unique id. ``unified`` = its VRAM is a carve-out of the system memory it works in.
+    where the driver gives no unique id. ``minor`` = its render node, unless that is a partition's. ``unified`` = its VRAM is a carve-out of the system memory it works in.
     """
 
     bus_id: str
@@ -112,7 +112,8 @@ def _device(bus: str, path: str, uuid: str, driver: str | None, minors: Mapping[
     hwmon = next((f"{path}/hwmon/{name}" for name in sorted(names(f"{path}/hwmon")) if name.startswith("hwmon")), None)
     cap = files.number(f"{hwmon}/power1_cap") if hwmon else None
     return Device(
-        bus_id=bus, path=path, uuid=uuid, name=_name(path, files), driver=driver, minor=own, hwmon=hwmon,
+        bus_id=bus, path=path, uuid=uuid, name=_name(path, files), driver=driver,
+        minor=own if len(nodes) < 2 else None, hwmon=hwmon,
         memory_bytes=memory or None, power_limit_watts=cap * _MICRO if cap else None,
         gpu_id=nodes[0].gpu_id if len(nodes) == 1 else None, unified=unified,
         partitions=_partitions(uuid, nodes, minors) if len(nodes) > 1 else (),

@@ -12,7 +12,8 @@ from prometheus_client.utils import floatToGoString
 
 from kvpressure.demo.model import LLAMA_2_13B
 from kvpressure.demo.page import Page
-from kvpressure.demo.simulator import Engine, EngineConfig, Request
+from kvpressure.demo.requests import EngineConfig, Request
+from kvpressure.demo.simulator import Engine
 from kvpressure.demo.text import number
 
 CAPTURE = Path(__file__).parents[1] / "fixtures" / "vllm" / "versions" / "live_0.32.0.prom.gz"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from kvpressure.demo.books import Books, Histogram, token_bounds
 from kvpressure.demo.model import LLAMA_2_7B, LLAMA_2_13B, MODELS
 from kvpressure.demo.page import Page
-from kvpressure.demo.simulator import Engine, EngineConfig, Request, SimulationError
+from kvpressure.demo.requests import EngineConfig, Request, SimulationError
+from kvpressure.demo.simulator import Engine
 
 START = 1000.0
 

@@ -32,8 +32,7 @@ class Listener:
                 self.story.observe(state)
 
     def alert(self, status: str, fingerprint: str = "a", receiver: str = "pager", **labels: str) -> None:
-        labels = {"alertname": "VllmKVCachePressure", "severity": "critical", "kvpressure_family": "pressure",
-                  "pod": CHAT, **labels}
+        labels = {"alertname": "VllmKVCachePressure", "severity": "critical", "pod": CHAT, **labels}
         self.story.notify(receiver, [{"status": status, "fingerprint": fingerprint, "labels": labels,
                                       "annotations": {"summary": "it is full"}}])
 
@@ -77,12 +76,12 @@ def test_nothing_seen_at_all_is_named(heard: Listener) -> None:
 
 def test_alerts_that_did_not_fire_or_clear_are_named(heard: Listener) -> None:
     heard.watch(179)
-    assert heard.story.missing(set()) == [f"no pressure or harm alert fired for {CHAT}"]
+    assert heard.story.missing(set()) == [f"VllmKVCachePressure did not fire for {CHAT}"]
     assert heard.story.missing(None) == []  # without Alertmanager nobody can tell
     heard.alert("firing", "other", pod=MAIL)
-    heard.alert("firing", "load", kvpressure_family="load")
+    heard.alert("firing", "load", alertname="VllmConcurrencyNearLimit")
     heard.alert("firing", "beat", receiver="heartbeat")
-    assert heard.story.missing(set()) == [f"no pressure or harm alert fired for {CHAT}"]
+    assert heard.story.missing(set()) == [f"VllmKVCachePressure did not fire for {CHAT}"]
     heard.alert("firing")
     assert heard.story.missing({"a"}) == ["VllmKVCachePressure (critical) did not clear"]
     assert heard.story.missing({"other"}) == []  # gone without a notice: it was muted when it ended
@@ -97,6 +96,25 @@ def test_alerts_are_told_when_they_fire_and_clear_and_not_when_repeated(heard: L
         f"[  30 s] CLEARED VllmKVCachePressure (critical, pager) {CHAT}",
         f"[  50 s] ALERT VllmKVCachePressure (critical, pager) {CHAT}: it is full",
     ]
+
+
+def test_the_summary_says_how_each_alert_ended(heard: Listener) -> None:
+    heard.watch(60)
+    for fingerprint in ("cleared", "active", "muted"):
+        heard.now += 1
+        heard.alert("firing", fingerprint)
+    heard.alert("resolved", "cleared")
+    lines = heard.story.summary({"active"})
+    assert [line.rsplit(": ", 1)[1] for line in lines if "VllmKVCachePressure" in line] == [
+        "cleared at 63 s", "still firing", "ended while a higher alert muted it"]
+    assert any(line.endswith(f"{CHAT}  kv_pressure (saturated)") for line in lines)
+
+
+def test_the_alerts_of_the_scenarios_are_in_the_bundle() -> None:
+    names = {alert.name for group in load_groups(Options(builtin())) for alert in group.alerts}
+    promised = {name for scenario in SCENARIOS.values() for name in scenario.alerts}
+    assert promised <= names
+    assert len(promised) > 2
 
 
 # --- shortened waiting times ------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ block. That makes a step, or a leap over many of them, independent of the batch 
 from __future__ import annotations
 
 import heapq
+from math import sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvpressure.demo.simulator import Request
+    from kvpressure.demo.requests import Request
 
 
 class DecodeBatch:
@@ -87,3 +88,13 @@ class DecodeBatch:
         while (step := self.next_finish()) is not None and step <= self.steps:
             done.append(heapq.heappop(self._finishing)[2])
         return done
+
+
+def steps_within(seconds: float, first: float, slope: float) -> int:
+    """Most steps of ``first``, ``first + slope``, ... seconds that fit into ``seconds``."""
+    if seconds < first:
+        return 0
+    if slope * seconds < 1e-12 * first * first:
+        return int(seconds / first)
+    half = first - slope / 2
+    return int((sqrt(half * half + 2 * slope * seconds) - half) / slope)

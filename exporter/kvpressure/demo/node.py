@@ -10,7 +10,8 @@ from typing import Any, Final
 from kvpressure.demo.enginelog import EngineLog
 from kvpressure.demo.gpus import SimulatedGpu
 from kvpressure.demo.page import Page
-from kvpressure.demo.simulator import API_CPU_SECONDS_PER_PAGE, Engine, EngineConfig
+from kvpressure.demo.requests import EngineConfig
+from kvpressure.demo.simulator import API_CPU_SECONDS_PER_PAGE, Engine
 from kvpressure.demo.traffic import Load, Traffic
 from kvpressure.readings import ContainerReading, GpuOwner, GpuReading, LogLine
 
@@ -78,10 +79,12 @@ class Pod:
     def args(self) -> tuple[str, ...]:
         """The container's command line."""
         config = self.config
+        queue = config.max_num_queued_reqs
         return ("vllm", "serve", config.model.name, "--served-model-name", config.served_name,
                 "--max-model-len", str(config.max_model_len), "--max-num-seqs", str(config.max_num_seqs),
                 "--max-num-batched-tokens", str(config.max_num_batched_tokens),
-                "--gpu-memory-utilization", str(config.gpu_memory_utilization))
+                "--gpu-memory-utilization", str(config.gpu_memory_utilization),
+                *(() if queue is None else ("--max-num-queued-reqs", str(queue))))
 
     def apply(self, change: Change, at: float) -> None:
         """Let ``change`` happen at ``at``."""

@@ -183,15 +183,13 @@ class _Demo:
         tell = self._screen.tell
         tell("")
         tell("what was seen:")
-        for told in self._story.verdicts:
-            tell(f"  {told.at:4.0f} s  {self._options.scenario.pod}  {told.verdict}{f' ({told.stage})' if told.stage else ''}")
-        for alert in self._story.alerts.values():
-            end = "not reported as cleared" if alert.cleared is None else f"cleared at {alert.cleared:.0f} s"
-            tell(f"  {alert.fired:4.0f} s  {alert.name} ({alert.severity}, to {alert.receiver}) {alert.pod}: {end}")
+        active = self._stack.active_alerts() if self._stack is not None else None
+        for line in self._story.summary(active):
+            tell(f"  {line}")
         if not finished:
             tell("interrupted")
             return _INTERRUPTED
-        missing = self._story.missing(self._stack.active_alerts() if self._stack is not None else None)
+        missing = self._story.missing(active)
         for line in missing:
             tell(f"MISSING: {line}")
         if not missing:

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvpressure.demo.model import LLAMA_2_7B, LLAMA_2_13B, OPT_1_3B
 from kvpressure.demo.node import Change, Node, PodSpec
-from kvpressure.demo.simulator import EngineConfig
+from kvpressure.demo.requests import EngineConfig
 from kvpressure.demo.traffic import Load
 
 CHAT: Final = "chat-13b-0"
@@ -26,10 +26,16 @@ CODE_LOAD: Final = Load(requests_per_second=4.0, prompt_tokens=2200, output_toke
 # A small model with short requests: device memory is high and GPU utilization low, and all is well.
 MAIL_LOAD: Final = Load(requests_per_second=4.0, prompt_tokens=150, output_tokens=60, max_tokens=128)
 
+# Clients beyond that get 503: a long incident must not collect requests without bound.
+_QUEUE: Final = 2000
+
 PODS: Final = (
-    PodSpec(CHAT, EngineConfig(LLAMA_2_13B, "chat-13b", max_model_len=4096, max_num_seqs=128), CHAT_LOAD),
-    PodSpec(CODE, EngineConfig(LLAMA_2_7B, "code-7b", max_model_len=16_384, max_num_seqs=128, max_num_batched_tokens=2048), CODE_LOAD),
-    PodSpec(MAIL, EngineConfig(OPT_1_3B, "mail-1b3", max_model_len=2048, max_num_seqs=256), MAIL_LOAD),
+    PodSpec(CHAT, EngineConfig(LLAMA_2_13B, "chat-13b", max_model_len=4096, max_num_seqs=128,
+                               max_num_queued_reqs=_QUEUE), CHAT_LOAD),
+    PodSpec(CODE, EngineConfig(LLAMA_2_7B, "code-7b", max_model_len=16_384, max_num_seqs=128,
+                               max_num_batched_tokens=2048, max_num_queued_reqs=_QUEUE), CODE_LOAD),
+    PodSpec(MAIL, EngineConfig(OPT_1_3B, "mail-1b3", max_model_len=2048, max_num_seqs=256,
+                               max_num_queued_reqs=_QUEUE), MAIL_LOAD),
 )
 
 
@@ -45,8 +51,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``verdict`` is what the exporter should say about ``pod`` in the incident; ``alerts`` are the families of which at
-    least one alert should fire for it and clear again (empty = none is asked for).
+    """``verdict`` is what the exporter should say about ``pod`` in the incident; ``alerts`` name those that should fire for
+    it and clear again.
     """
 
     name: str
@@ -91,7 +97,7 @@ _HEAVY_CHAT_LOAD: Final = replace(CHAT_LOAD, prompt_tokens=600, output_tokens=45
 
 _KV_PRESSURE: Final = Scenario(
     "kv_pressure", "answers grow three times as long; the KV cache of chat-13b fills up", CHAT, "kv_pressure",
-    ("pressure", "harm"),
+    ("VllmKVCachePressure",),
     (
         _calm("normal traffic; the chat model holds about 40 % of its KV cache"),
         Phase("incident", 0.34, "a client sends longer prompts and asks for longer answers: the same 6 requests/s now "
@@ -106,7 +112,7 @@ _KV_PRESSURE: Final = Scenario(
 
 _SEQUENCE_LIMIT: Final = Scenario(
     "sequence_limit", "chat-13b runs with max_num_seqs 24 while traffic grows; the cache has room", CHAT,
-    "concurrency_limited", (),
+    "concurrency_limited", ("VllmConcurrencyNearLimit",),
     (
         _calm("little traffic; 24 places are plenty"),
         Phase("incident", 0.4, "traffic grows to 6 requests/s: 36 would run at a time, 24 may",
@@ -119,7 +125,8 @@ _SEQUENCE_LIMIT: Final = Scenario(
 )
 
 _PREFILL: Final = Scenario(
-    "prefill", "code-7b gets more prompt tokens than the GPU can compute", CODE, "compute_bound", (),
+    "prefill", "code-7b gets more prompt tokens than the GPU can compute", CODE, "compute_bound",
+    ("VllmConcurrencyNearLimit",),
     (
         _calm("long prompts, short answers, at a third of what the GPU can compute"),
         Phase("incident", 0.35, "an indexer sends 12 requests/s with prompts of 4 000 tokens: more than the GPU computes",
@@ -142,7 +149,8 @@ _CPU_THROTTLING: Final = Scenario(
 )
 
 _STALL: Final = Scenario(
-    "stall", "the scheduler of chat-13b stops; every health check stays green", CHAT, "stalled", ("failure",),
+    "stall", "the scheduler of chat-13b stops; every health check stays green", CHAT, "stalled",
+    ("VllmEngineStalled",),
     (
         _calm("normal traffic"),
         Phase("burst", 0.03, "a burst: more requests than the 48 that may run",

@@ -22,93 +22,19 @@ a calm day costs seconds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import sqrt
+from typing import Final
 
 from kvpressure.demo.activity import Totals, Work, cost
-from kvpressure.demo.batch import DecodeBatch
+from kvpressure.demo.batch import DecodeBatch, steps_within
 from kvpressure.demo.books import Books
-from kvpressure.demo.model import ModelProfile
+from kvpressure.demo.requests import EngineConfig, Request, SimulationError
 
-TOKENIZE_SECONDS = 0.006  # arrival to queued, with a CPU that keeps up
-DETOKENIZE_SECONDS = 0.002  # engine output to client
-API_CPU_SECONDS_PER_TOKEN = 40e-6
-API_CPU_SECONDS_PER_REQUEST = 2e-3
-API_CPU_SECONDS_PER_PAGE = 6e-3
-
-
-class SimulationError(ValueError):
-    """A configuration that vLLM would refuse to start with, or requests out of order."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Limits of one engine; names as on vLLM's command line.
-
-    ``max_num_queued_reqs`` ``None`` = no limit (vLLM's default); above it a request is answered with 503.
-    """
-
-    model: ModelProfile
-    served_name: str
-    max_model_len: int = 4096
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    gpu_memory_utilization: float = 0.9
-    block_size: int = 16
-    kv_pool_tokens: int | None = None
-    watermark: float = 0.0
-    async_scheduling: bool = True
-    max_num_queued_reqs: int | None = None
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the pool; one of them is the null block that no request gets."""
-        return (self.kv_pool_tokens or self.model.kv_pool_tokens) // self.block_size
-
-    def check(self) -> None:
-        """Raise ``SimulationError`` for what vLLM refuses."""
-        needed = -(-self.max_model_len // self.block_size)
-        if needed > self.num_blocks - 1:
-            fits = (self.num_blocks - 1) * self.block_size
-            raise SimulationError(f"to serve at least one request with max_model_len {self.max_model_len}, {needed} KV "
-                                  f"blocks are needed; the estimated maximum model length is {fits}")
-        if not 0 < self.max_num_seqs <= self.max_num_batched_tokens:
-            raise SimulationError(f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs "
-                                  f"{self.max_num_seqs}, which must be positive")
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One request. ``output_tokens`` is what the model would say, ``max_tokens`` what the client allows.
-
-    The other fields are the engine's; times are seconds, ``None`` until they happen.
-    """
-
-    arrival: float
-    prompt_tokens: int
-    output_tokens: int
-    max_tokens: int
-    on_finish: Callable[[Request], None] | None = None
-    number: int = 0
-    queued: float = 0.0
-    scheduled: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-    outputs: int = 0
-    output_target: int = 0
-    finish_reason: str | None = None
-    computed: int = 0  # tokens computed while in prefill
-    preemptions: int = 0
-    unbooked_preemptions: int = 0
-    base: int = 0  # the last three belong to DecodeBatch
-    output_base: int = 0
-    finish_step: int = -1
-
-    @property
-    def known_tokens(self) -> int:
-        """Prompt and output so far: what a (resumed) prefill has to compute."""
-        return self.prompt_tokens + self.outputs
+TOKENIZE_SECONDS: Final = 0.006  # arrival to queued, with a CPU that keeps up
+DETOKENIZE_SECONDS: Final = 0.002  # engine output to client
+API_CPU_SECONDS_PER_TOKEN: Final = 40e-6
+API_CPU_SECONDS_PER_REQUEST: Final = 2e-3
+API_CPU_SECONDS_PER_PAGE: Final = 6e-3
 
 
 @dataclass(slots=True)
@@ -271,8 +197,8 @@ class Engine:
             return 0
         first, slope = self._decode_seconds()
         if self._arrivals:
-            steps = min(steps, _steps_within(self._due(self._arrivals[0]) - self.now, first, slope) + 1)
-        return min(steps, _steps_within(to - self.now, first, slope))
+            steps = min(steps, steps_within(self._due(self._arrivals[0]) - self.now, first, slope) + 1)
+        return min(steps, steps_within(to - self.now, first, slope))
 
     def _leap(self, steps: int) -> None:
         """Do ``steps`` plain decoding steps at once."""
@@ -460,13 +386,3 @@ class Engine:
         self.books.running = len(self._running)
         self.books.waiting = len(self._waiting)
         self.books.kv_usage = 1 - self.free_blocks / self.usable_blocks
-
-
-def _steps_within(seconds: float, first: float, slope: float) -> int:
-    """Most steps of ``first``, ``first + slope``, ... seconds that fit into ``seconds``."""
-    if seconds < first:
-        return 0
-    if slope * seconds < 1e-12 * first * first:
-        return int(seconds / first)
-    half = first - slope / 2
-    return int((sqrt(half * half + 2 * slope * seconds) - half) / slope)

@@ -30,7 +30,7 @@ OnAlerts = Callable[[str, list[dict[str, Any]]], None]
 
 
 class StackError(Exception):
-    """Prometheus or Alertmanager did not start; the text is one line."""
+    """Prometheus or Alertmanager does not start, or no longer answers; the text is one line."""
 
 
 def installed() -> tuple[str, str] | None:
@@ -172,9 +172,12 @@ class Stack:
             raise
 
     def active_alerts(self) -> set[str]:
-        """Fingerprints of the alerts that Alertmanager knows as active, muted ones included."""
-        with urlopen(f"{self.alertmanager.url}/api/v2/alerts?active=true&inhibited=true", timeout=5) as answer:
-            return {alert["fingerprint"] for alert in json.load(answer)}
+        """Fingerprints of the alerts that Alertmanager knows as active, muted ones included. Raises ``StackError``."""
+        try:
+            with urlopen(f"{self.alertmanager.url}/api/v2/alerts?active=true&inhibited=true", timeout=5) as answer:
+                return {alert["fingerprint"] for alert in json.load(answer)}
+        except (OSError, ValueError) as error:
+            raise StackError(f"alertmanager no longer answers: {error}") from error
 
     def stop(self) -> None:
         """Stop everything that was started."""

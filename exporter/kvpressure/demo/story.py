@@ -32,7 +32,6 @@ class AlertSeen:
 
     name: str
     severity: str
-    family: str
     pod: str
     receiver: str
     fired: float
@@ -110,8 +109,7 @@ class Story:
         known = self.alerts.get(key)
         about = f"{labels['alertname']} ({labels.get('severity', '')}, {receiver}) {labels.get('pod', '')}".rstrip()
         if alert["status"] == "firing" and (known is None or known.cleared is not None):
-            self.alerts[key] = AlertSeen(labels["alertname"], labels.get("severity", ""),
-                                         labels.get("kvpressure_family", ""), labels.get("pod", ""), receiver,
+            self.alerts[key] = AlertSeen(labels["alertname"], labels.get("severity", ""), labels.get("pod", ""), receiver,
                                          self._elapsed())
             self._say(f"ALERT {about}: {alert.get('annotations', {}).get('summary', '')}")
         elif alert["status"] == "resolved" and known is not None and known.cleared is None:
@@ -120,24 +118,37 @@ class Story:
 
     # --- what should have happened --------------------------------------------------------------------------
 
+    def summary(self, still_active: set[str] | None) -> list[str]:
+        """All verdicts of the scenario's pod and all alerts, a line each. ``still_active`` as in ``missing``."""
+        with self._lock:
+            lines = [f"{told.at:4.0f} s  {self._scenario.pod}  {told.verdict}{f' ({told.stage})' if told.stage else ''}"
+                     for told in self.verdicts]
+            for key, alert in self.alerts.items():
+                unreported = "still firing" if key in (still_active or ()) else "ended while a higher alert muted it"
+                end = unreported if alert.cleared is None else f"cleared at {alert.cleared:.0f} s"
+                lines.append(f"{alert.fired:4.0f} s  {alert.name} ({alert.severity}, to {alert.receiver}) {alert.pod}: {end}")
+            return lines
+
     def missing(self, still_active: set[str] | None) -> list[str]:
         """What the scenario promised and did not show. ``still_active``: fingerprints that Alertmanager still holds at
         the end, ``None`` when no Alertmanager ran and no alert is expected.
         """
         with self._lock:
             missing = _missing_verdicts(self._scenario, self.verdicts)
-            if still_active is not None and self._scenario.alerts:
+            if still_active is not None:
                 missing += self._missing_alerts(still_active)
             return missing
 
     def _missing_alerts(self, still_active: set[str]) -> list[str]:
-        expected = {key: alert for key, alert in self.alerts.items()
-                    if alert.pod == self._scenario.pod and alert.family in self._scenario.alerts}
-        families = " or ".join(self._scenario.alerts)
-        if not expected:
-            return [f"no {families} alert fired for {self._scenario.pod}"]
-        return [f"{alert.name} ({alert.severity}) did not clear" for key, alert in expected.items()
-                if alert.cleared is None and key in still_active]
+        missing = []
+        for name in self._scenario.alerts:
+            seen = {key: alert for key, alert in self.alerts.items()
+                    if alert.name == name and alert.pod == self._scenario.pod}
+            if not seen:
+                missing.append(f"{name} did not fire for {self._scenario.pod}")
+            missing += [f"{name} ({alert.severity}) did not clear" for key, alert in seen.items()
+                        if alert.cleared is None and key in still_active]
+        return missing
 
 
 def _missing_verdicts(scenario: Scenario, verdicts: list[Told]) -> list[str]:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvpressure.demo.simulator import Request
+from kvpressure.demo.requests import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ class Partition:
 @dataclass(frozen=True, slots=True)
 class Device:
     """What of one PCI device changes seldom. ``uuid`` is ``GPU-<unique_id>`` as ROCm writes it, or the PCI address
-    where the driver gives no unique id. ``minor`` = its render node, unless that is a partition's. ``unified`` = its VRAM is a carve-out of the system memory it works in.
+    where the driver gives no unique id. ``minor`` = its render node, unless that is a partition's. ``unified`` = its
+    VRAM is a carve-out of the system memory it works in.
     """
 
     bus_id: str

@@ -23,7 +23,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from nvml_stub import Gpu, World, build, environment, write  # noqa: E402  (the tests' stub driver)
+from nvml_stub import Gpu, World, build, environment, write
 
 CPU_BUDGET: Final = 0.02
 RSS_BUDGET_MIB: Final = 64.0

@@ -45,6 +45,9 @@ same code that serves `/metrics` and writes it; `--check` fails when it is out o
 
 **Tuned on / scored only.** Nothing is tuned on: every `opt-1.3b` run, each third H100 run under pressure, `burstgpt/scale-500`
 and `scale-1500`, and each third incident by name: {held_out}. Where a table has two columns they are these two sets.
+The held-out part is not blind: whoever wrote the rules had read the published summaries of all incidents and the classes
+expected of them. What was kept apart is the fitting: thresholds, windows and the order of the rules were changed only on what the
+tuned part showed.
 
 ## How it is scored
 

@@ -107,7 +107,7 @@ def kv_pressure(case: Case) -> Finding | None:
     if case.false("work_present") or (case.true("queue_present") and case.false("queue_for_capacity")):
         return None
     known_limit = case.signals.load.max_num_seqs_source in ("args", "log")
-    at_limit = case.true("running_at_limit") and known_limit
+    at_limit = case.true("running_at_limit") and known_limit and case.signals.load.running_at_limit_now is not False
     pushed = case.true("preempting") and not case.false("kv_near_full_now") and not case.false("waited_lately")
     if at_limit and not pushed:
         return None

@@ -12,6 +12,7 @@ PLATEAU_SECONDS: Final = 30.0
 PLATEAU_MIN_SECONDS: Final = 14.0
 PLATEAU_MIN_RUNNING: Final = 4.0
 AT_LIMIT: Final = 0.95  # of max_num_seqs: the gauge is the last step's, finished requests leave gaps
+SMALL_LIMIT: Final = 8  # above it, one short of the limit counts as reached
 AT_LIMIT_SHARE: Final = 0.5  # of the recent samples
 RECENT_SECONDS: Final = 15.0
 ARRIVAL_SECONDS: Final = 300.0
@@ -37,8 +38,12 @@ def at_limit(window: EngineWindow, limit: float | None) -> bool | None:
     running = window.gauge_values(r.RUNNING, RECENT_SECONDS)
     if limit is None or not running:
         return None
-    reached = sum(1 for value in running if value >= limit * AT_LIMIT or (value >= limit - 1 and limit > 8))
-    return reached >= AT_LIMIT_SHARE * len(running)
+    return sum(1 for value in running if reaches(value, limit)) >= AT_LIMIT_SHARE * len(running)
+
+
+def reaches(running: float, limit: float) -> bool:
+    """Whether this many running requests count as standing at the limit."""
+    return running >= limit * AT_LIMIT or (limit > SMALL_LIMIT and running >= limit - 1)
 
 
 def compute(window: EngineWindow, configured: float | None, source: str | None, capacity: float | None,
@@ -64,7 +69,9 @@ def compute(window: EngineWindow, configured: float | None, source: str | None, 
         waiting_deferred=window.gauge(r.WAITING_DEFERRED), in_flight=in_flight, limits=limits,
         max_num_seqs=sequence_limit, max_num_seqs_source="observed" if "observed" in limits else source,
         concurrency_ratio=None if in_flight is None or not smallest else in_flight / smallest,
-        running_at_limit=at_limit(window, sequence_limit), arrival_rate=arrivals,
+        running_at_limit=at_limit(window, sequence_limit),
+        running_at_limit_now=None if running is None or sequence_limit is None else reaches(running, sequence_limit),
+        arrival_rate=arrivals,
         arrival_burst_ratio=burst_ratio(window),
     )
 

@@ -62,7 +62,8 @@ class LoadSignals:
     max_num_seqs: float | None = None
     max_num_seqs_source: str | None = None  # args, log, default, observed
     concurrency_ratio: float | None = None
-    running_at_limit: bool | None = None
+    running_at_limit: bool | None = None  # in most of the recent samples
+    running_at_limit_now: bool | None = None
     arrival_rate: float | None = None  # requests per second that reached a first token or finished, 60 s
     arrival_burst_ratio: float | None = None
 

@@ -17,12 +17,13 @@ from kvpressure.thresholds import Thresholds, builtin
 
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
 
-# A state is 0 or 1, quantile labels are names, and format strings are formats.
-STRUCTURE = re.compile(r"""== [01]\b|quantile="0\.\d+"|quantile=\\"0\.\d+\\"|%\.\df""")
+# A state is 0 or 1, more than none is > 0, the free share is 1 minus the used one; quantile labels, status classes and the driver's
+# XID numbers are names; format strings are formats.
+STRUCTURE = re.compile(r"""== [01]\b|> 0(?![.\d])|\b1 -\n|quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|%\.\df""")
 
-# Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, the port, kubectl's arguments.
-PROSE = {"400", "413", "503", "137", "2", "50", "9846"}
-PROSE_TEXT = re.compile(r"503s|about 1-|--since=2h|tail -n 50|^\d+\. |Prometheus 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1",
+# Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.
+PROSE = {"400", "413", "503", "137", "2", "50", "8000", "9846"}
+PROSE_TEXT = re.compile(r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal ones \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1",
                         re.MULTILINE)
 
 # The one fullest GPU of an engine, per second to per minute, and what a ratio of 1 means.

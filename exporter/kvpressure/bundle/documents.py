@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.bundle.rules import Options
@@ -12,6 +15,9 @@ from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import number, span, words
 from kvpressure.publish.reference import render_metrics_reference, render_settings_reference
 from kvpressure.thresholds import Threshold
+
+MUTATION_FILE: Final = Path(__file__).with_name("mutation.json")
+"""What ``make mutate-rules`` found: how many seeded faults in the rules their unit tests notice."""
 
 ALERTMANAGER_NOTE: Final = """An example: put your receivers in place of the URLs, and merge route and inhibit_rules into your configuration.
 Pages go to pager, everything that wants a look to tickets, information is on the boards only, the watchdog to a
@@ -46,6 +52,11 @@ def _page(template: str, variables: dict[str, Any]) -> str:
     """A rendered page: no more than one empty line in a row, one line break at its end."""
     text = re.sub(r"[ \t]+\n", "\n", render(template, variables))
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def digest(rules: Mapping[str, Any]) -> str:
+    """Fingerprint of a rule file, to tell whether a measured figure belongs to it."""
+    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def title(alert: Alert) -> str:

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from kvpressure.bundle.gotext import expand
 from kvpressure.bundle.rules import PREFIX, annotations_of, labels_of
-from kvpressure.bundle.spec import Alert, Group, Input, Level, TestCase
+from kvpressure.bundle.spec import Alert, Group, Input, Level, Recording, TestCase
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import Values
 from kvpressure.bundle.variants import Builder, Series, Timeline, Variant, holds, identity, on_value, plain
 
-_QUIET_STEPS: Final = 20  # before anything happens; longer than the five-minute ranges of the recordings
+_QUIET_SECONDS: Final = 360  # before anything happens; longer than the five-minute ranges of the recordings
 _TAIL_STEPS: Final = 4  # after the last assertion, and slack around the end of a range
 _RECOMMENDED: Final = {"max_num_seqs": 48.0, "max_num_batched_tokens": 4096.0, "gpu_memory_utilization": 0.7,
                        "max_model_len": 16384.0}
@@ -30,8 +30,9 @@ def test_files(groups: Sequence[Group], values: Values, rule_file: str) -> dict[
     order = [PREFIX + group.name for group in groups]
     files: dict[str, dict[str, Any]] = {}
     for group in groups:
-        if group.alerts:
-            tests = [test for alert in group.alerts for test in _alert_tests(alert, group.interval, values)]
+        tests = [test for alert in group.alerts for test in _alert_tests(alert, group.interval, values)]
+        tests += [test for recording in group.recordings for test in _recording_tests(recording, group.interval)]
+        if tests:
             files[f"{group.name}.yaml"] = {
                 "rule_files": [rule_file], "evaluation_interval": duration(group.interval), "group_eval_order": order,
                 "tests": tests,
@@ -39,11 +40,21 @@ def test_files(groups: Sequence[Group], values: Values, rule_file: str) -> dict[
     return files
 
 
+def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, Any]]:
+    """Values of the recorded series after a quiet while; rounded, because rates differ in the last bits between versions."""
+    line = Timeline(step, 0, 0, ceil(_QUIET_SECONDS / step) + _TAIL_STEPS)
+    for number, (inputs, expected) in enumerate(recording.tests, 1):
+        series = [Series(name, f"{samples}x{line.length - 1}") for name, samples in inputs.items()]
+        samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
+        yield _test(f"recording {recording.name} {number}", line, series, {"promql_expr_test": [
+            {"expr": f"round({recording.name}, 0.0001)", "eval_time": duration((line.length - 1) * step), "exp_samples": samples}]})
+
+
 def timeline(level: Level, step: float) -> Timeline:
     """When the driver is on, and how long the test runs."""
     window = max((item.window for case in level.cases for item in case.inputs), default=0.0)
-    onset = _QUIET_STEPS + ceil(window / step)
-    end = onset + ceil(max(level.for_seconds, window) / step) + _TAIL_STEPS
+    onset = ceil((_QUIET_SECONDS + window) / step)
+    end = onset + ceil((level.for_seconds + window) / step) + _TAIL_STEPS
     return Timeline(step, onset, end, end + ceil(level.keep_seconds / step) + 2 * _TAIL_STEPS)
 
 
@@ -77,6 +88,9 @@ def _moments(level: Level, line: Timeline) -> list[tuple[int, bool]]:
     if driver.op in ("counts", "events"):
         over = line.onset + ceil(driver.window / line.step)
         return [*moments, (over - 2, True), (over + keep + 2, False)]
+    if driver.op == "flat":
+        over = line.onset + ceil(driver.window / line.step)
+        return [(over - 2, False), (over + wait - 3, False), (over + wait + 2, True), (line.end - 1, True), (line.end + 2, False)]
     moments.append((line.end - 1, True))
     if keep:
         moments.append((line.end + keep - 1, True))
@@ -96,7 +110,7 @@ def _texts(title: str, alert: Alert, level: Level, line: Timeline, builder: Buil
     """The alert with all its labels and annotations; other severities that the same series raise are listed too."""
     case = next(case for case in level.cases if case.fires)
     variant = builder.base(case, "fires")
-    at = (line.onset + ceil(level.for_seconds / line.step)) * line.step
+    at = next(step for step, fires in _moments(level, line) if fires) * line.step
     ids = identity(alert.subject, "fires")
     recommended = _RECOMMENDED if alert.subject == "engine" else {}
     series = variant.series + [
@@ -130,10 +144,8 @@ def _value_on(level: Level, shown: TestCase) -> float | None:
     present = {(item.metric, tuple(item.labels.items())): item for item in shown.inputs if item.op != "veto"}
     for case in level.cases:
         if case.fires and all(_met(item, present.get((item.metric, tuple(item.labels.items())))) for item in case.inputs):
-            if case.value is not None:
-                return case.value
             driver = case.inputs[0]
-            return on_value(present[driver.metric, tuple(driver.labels.items())])
+            return on_value(present[driver.metric, tuple(driver.labels.items())]) if shown.value is None else shown.value
     return None
 
 

@@ -29,7 +29,7 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
 that does not exist is simply left out of ``by`` and equal in ``on``."""
 
 _INPUT = re.compile(
-    r"(?P<op>>=|<=|==|>|<|rate>=|rate>|counts|events|needs|extra|veto)\s*(?P<value>[\w.]+)?"
+    r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|veto)\s*(?P<value>[\w.]+)?"
     r"(?:\s+within\s+(?P<window>\w+))?"
 )
 _SERIES = re.compile(r'(?P<metric>\w+)(?:\{(?P<labels>[^}]*)\})?')
@@ -45,8 +45,9 @@ class Input:
     """One input series of a unit test and when it lets the alert fire.
 
     ``op``: ``>= > <= < ==`` compare a gauge with ``value``; ``rate>`` and ``rate>=`` a counter's rate; ``counts`` = the counter
-    grows by ``value`` within ``window``; ``events`` the same, and a first appearance counts too; ``needs`` = has to
-    exist with ``value``; ``extra`` = exists, may be missing; ``veto`` = at 1 it silences.
+    grows by ``value`` within ``window``; ``events`` the same, and a first appearance counts too; ``flows`` = a
+    counter with this rate; ``flat`` = a counter that stands still for ``window``; ``needs`` = has to exist with ``value``;
+    ``extra`` = exists, may be missing; ``veto`` = at 1 it silences.
     """
 
     metric: str
@@ -121,12 +122,15 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recording rule; ``labels`` are the labels its series carry."""
+    """One recording rule; ``labels`` are the labels its series carry. ``tests``: input series with their samples, and the
+    recorded series with their values, to four decimals.
+    """
 
     name: str
     expr: str
     labels: tuple[str, ...]
     help: str
+    tests: tuple[tuple[Mapping[str, str], Mapping[str, float]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,8 @@ def parse_group(document: Mapping[str, Any]) -> Group:
         raise SpecError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
     alerts = tuple(_alert(item, family) for item in document.get("alerts") or ())
     recordings = tuple(
-        Recording(item["record"], _clean(item["expr"]), tuple(item["labels"]), item["help"].strip())
+        Recording(item["record"], _clean(item["expr"]), tuple(item["labels"]), item["help"].strip(),
+                  tuple((test["inputs"], test["expect"]) for test in item["tests"]))
         for item in document.get("recordings") or ()
     )
     return Group(document["name"], family, float(document["interval"]), int(document["limit"]), recordings, alerts)
@@ -192,7 +197,7 @@ def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any]) -> Leve
 def _gate(name: str, body: str | Mapping[str, Any], kind: str, identity: tuple[str, ...]) -> Gate:
     if isinstance(body, str):
         return Gate(name, kind, _clean(body), identity)
-    return Gate(name, kind, _clean(body["expr"]), tuple(body["on"]))
+    return Gate(name, kind, _clean(body["expr"]), tuple(body["join"]))
 
 
 def _case(name: str, item: Mapping[str, Any], labels: tuple[str, ...]) -> TestCase:
@@ -207,4 +212,4 @@ def _input(name: str, series: str, text: str) -> Input:
     if head is None or body is None:
         raise SpecError(f"{name}: test input {series!r}: {text!r} is not understood")
     labels = dict(_LABEL.findall(head["labels"] or ""))
-    return Input(head["metric"], labels, body["op"], float(body["value"] or 1), float(body["window"] or 0))
+    return Input(head["metric"], labels, body["op"], float(body["value"] if body["value"] else 1), float(body["window"] or 0))

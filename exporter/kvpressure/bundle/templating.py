@@ -41,13 +41,37 @@ def recommend(limit: str) -> str:
             f' Set {limit} to {{{{ . | first | value | printf "{form}" }}}}.{{{{ end }}}}')
 
 
+def new_events(counter: str, by: str, window: str) -> str:
+    """How often ``counter`` grew within ``window``, as an expression.
+
+    ``increase`` alone misses the first event, which makes the series appear with 1. A first appearance counts when some
+    exporter of the cluster reported before, so that a new Prometheus does not raise what happened long ago.
+    """
+    grown = f"max by ({by}) (increase({counter}[{window}]))"
+    return (f"{grown} > 0\n"
+            f"or\n"
+            f"(\n"
+            f"  (\n"
+            f"    max by ({by}) ({counter})\n"
+            f"    unless on ({by})\n"
+            f"    max by ({by}) ({counter} offset {window})\n"
+            f"  )\n"
+            f"  and on (cluster)\n"
+            f"  max by (cluster) (kvpressure_build_info offset {window})\n"
+            f")\n"
+            f"or\n"
+            f"{grown}")
+
+
 def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
     """What every template sees: ``t`` number, ``d`` duration, ``w`` words of a threshold, and the helpers."""
     return {
         "t": lambda name: thresholds.entry(name).text,
         "d": lambda name: duration(thresholds[name]),
         "w": lambda name: words(thresholds.entry(name)),
+        "n": lambda name: thresholds[name],
         "number": number,
+        "new_events": new_events,
         "per": per,
         "ids": lambda subject: ", ".join(SUBJECTS[subject]),
         "recommend": recommend,

@@ -7,10 +7,10 @@ side, and every firing one also proves that its silent neighbours stay silent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
-from kvpressure.bundle.spec import Input, Level, TestCase
+from kvpressure.bundle.spec import SUBJECTS, Input, Level, TestCase
 from kvpressure.bundle.text import number
 from kvpressure.publish.metrics import BY_NAME, PREFIX
 
@@ -64,8 +64,8 @@ def identity(subject: str, name: str) -> dict[str, str]:
     """Label values of the subject called ``name``."""
     values = {"namespace": "inference", "pod": "pod", "model_name": "llama", "engine": "0", "container": "vllm",
               "uuid": f"GPU-{name}", "gpu": "0", "vendor": "nvidia", "instance": "node-1:9846"}
-    key = {"model": "model_name", "exporter": "instance", "cluster": "cluster"}.get(subject, "pod")
-    return values | {key: name}
+    own = {"model": ("model_name",), "exporter": ("instance",), "cluster": ("cluster",), "pod": ("namespace", "pod")}
+    return values | dict.fromkeys(own.get(subject, ("pod",)), name)
 
 
 def plain(value: float, count: int) -> str:
@@ -74,12 +74,17 @@ def plain(value: float, count: int) -> str:
     return text if count == 1 else f"{text}+0x{count - 1}"
 
 
+def growing(start: float, step: float, count: int) -> str:
+    """``count`` samples that grow by ``step``."""
+    return f"{number(start)}+{number(round(step, 9))}x{count - 1}"
+
+
 # --- values ------------------------------------------------------------------------------------------------
 
 
 def on_value(item: Input) -> float:
-    """The value at which a compared input just lets the alert fire."""
-    if item.op == ">":
+    """The value (or rate) at which an input just lets the alert fire."""
+    if item.op in (">", "rate>", "rate>="):
         return _moved(item.value, 1 + MARGIN)
     if item.op == "<":
         return _moved(item.value, 1 - MARGIN)
@@ -102,9 +107,12 @@ def _moved(value: float, factor: float) -> float:
 
 
 def holds(item: Input, value: float) -> bool:
-    """Whether ``value`` satisfies a compared input."""
-    return {">=": value >= item.value, "<=": value <= item.value, ">": value > item.value, "<": value < item.value,
-            "==": value == item.value}.get(item.op, True)
+    """Whether ``value`` (or rate, or count) satisfies ``item``."""
+    if item.op in (">", "rate>"):
+        return value > item.value
+    if item.op in (">=", "rate>=", "counts", "events"):
+        return value >= item.value
+    return {"<=": value <= item.value, "<": value < item.value, "==": value == item.value}.get(item.op, True)
 
 
 def values_of(item: Input, line: Timeline, driver: bool, value: float | None = None) -> str:
@@ -121,9 +129,13 @@ def values_of(item: Input, line: Timeline, driver: bool, value: float | None = N
     if item.op in ("counts", "events"):
         grown = item.value if value is None else value
         return f"{plain(3, line.onset)} {plain(3 + grown, line.length - line.onset)}"
-    if item.op in ("rate>", "rate>="):
-        rate = (_moved(item.value, 1 + MARGIN) if value is None else value) * line.step
-        return f"0+{number(round(rate, 9))}x{line.length - 1}"
+    if item.op == "flat":
+        grows, still, last = line.onset, line.end - line.onset, line.length - line.end
+        reached = line.step * (grows - 1)
+        return f"{growing(0, line.step, grows)} {plain(reached, still)} {growing(reached + line.step, line.step, last)}"
+    if item.op in ("rate>", "rate>=", "flows"):
+        rate = on_value(item) if value is None else value
+        return growing(0, rate * line.step, line.length)
     return plain(item.value, line.length)
 
 
@@ -155,9 +167,9 @@ class Builder:
         return self._variant(name, case, fires=True)
 
     def _variant(self, name: str, case: TestCase, fires: bool, changed: Mapping[int, str | None] | None = None,
-                 more: Mapping[str, str] | None = None, other: Mapping[str, str] | None = None) -> Variant:
-        """``changed``: input index -> other samples, None = no such series. ``more``: labels on every series; ``other``:
-        labels on every series but the driver's.
+                 more: Mapping[str, str] | None = None, moved: Mapping[int, Mapping[str, str]] | None = None) -> Variant:
+        """``changed``: input index -> other samples, None = no such series. ``more``: labels on every series. ``moved``:
+        input index -> labels by which this series belongs to another subject.
         """
         ids = identity(self._subject, name)
         variant = Variant(name, fires)
@@ -170,7 +182,7 @@ class Builder:
             if changed and index in changed:
                 values = changed[index]
             if values is not None:
-                labels = ids | dict(more or {}) | (dict(other or {}) if index else {})
+                labels = ids | dict(more or {}) | dict((moved or {}).get(index, {}))
                 variant.series.append(Series(series_name(item, labels), values))
         return variant
 
@@ -179,20 +191,35 @@ class Builder:
             for name, value, fires in _values_around(item):
                 samples = values_of(item, self._line, driver=index == 0, value=value)
                 yield self._variant(f"{tag}{name}-{_short(item)}", case, fires, {index: samples})
+            if item.op == "flat":
+                yield self._variant(f"{tag}grows-{_short(item)}", case, False, {index: growing(0, self._line.step, self._line.length)})
             if item.op in ("counts", "events"):
                 yield from self._counter_cases(case, tag, index, item)
             if item.op in ("rate>", "rate>="):
-                half = self._line.length // 2
-                slope = values_of(item, replace(self._line, length=half), driver=False)
-                rest = values_of(item, replace(self._line, length=self._line.length - half), driver=False)
+                half, step = self._line.length // 2, 2 * item.value * self._line.step
+                slope, rest = growing(0, step, half), growing(0, step, self._line.length - half)
                 yield self._variant(f"{tag}reset-{_short(item)}", case, True, {index: f"{slope} {rest}"})
 
     def _counter_cases(self, case: TestCase, tag: str, index: int, item: Input) -> Iterator[Variant]:
         line = self._line
         reset = f"{plain(3, line.onset)} {plain(0, line.length - line.onset)}"
         yield self._variant(f"{tag}reset-{_short(item)}", case, False, {index: reset})
-        born = f"_x{line.onset} {plain(item.value, line.length - line.onset)}"
-        yield self._variant(f"{tag}born-{_short(item)}", case, item.op == "events", {index: born})
+        born = {index: f"_x{line.onset} {plain(item.value, line.length - line.onset)}"}
+        yield self._variant(f"{tag}born-{_short(item)}", case, item.op == "events", born)
+        if item.op == "events":
+            yield self._variant(f"{tag}born-in-cluster", case, True, born, more={"cluster": "west"})
+            yield self._variant(f"{tag}born-in-new-cluster", case, False, born, moved={index: {"cluster": "new"}})
+            for label in ("cluster", *case.labels, *case.extra_labels):
+                yield self._beside(f"{tag}born-beside-other-{label}", case, item, born, label)
+
+    def _beside(self, name: str, case: TestCase, item: Input, born: Mapping[int, str | None], label: str) -> Variant:
+        """A first appearance while the series of a neighbour, which differs in ``label`` only, stood there before."""
+        variant = self._variant(name, case, True, born)
+        labels = identity(self._subject, name) | {label: "other"}
+        own = {key: value for key, value in item.labels.items() if key != label}
+        neighbour = Input(item.metric, own, item.op, item.value)
+        variant.series.append(Series(series_name(neighbour, labels), plain(3, self._line.length)))
+        return variant
 
     def _absences(self, case: TestCase, tag: str) -> Iterator[Variant]:
         for index, item in enumerate(case.inputs):
@@ -208,17 +235,32 @@ class Builder:
         """The same in a named cluster, seen by two exporters, and with the conditions met on another subject only."""
         if self._subject == "none":
             return
+        yield from self._vetoes_elsewhere(case, tag)
         if self._subject != "cluster":
-            yield self._variant(f"{tag}in-cluster", case, True, more={"cluster": "west"})
+            node = {"node": "node-1"} if "node" in SUBJECTS[self._subject] else {}
+            yield self._variant(f"{tag}in-cluster", case, True, more={"cluster": "west", **node})
         if self._subject != "exporter":
             variant = self.base(case, f"{tag}two-exporters")
             variant.series += [Series(s.name.replace('instance="node-1', 'instance="node-2'), s.values)
                                for s in variant.series]
             yield variant
-        if sum(item.op not in ("extra", "veto") for item in case.inputs) < 2:
-            return
-        for label in ("cluster", *case.splits):
-            yield self._variant(f"{tag}split-{label}", case, False, other={label: "other"})
+        asked = [index for index, item in enumerate(case.inputs) if item.op not in ("extra", "veto")]
+        for index, item in enumerate(case.inputs) if len(asked) > 1 else ():
+            for label in ("cluster", *case.splits) if index in asked else ():
+                name = f"{tag}{_short(item)}-on-other-{label}"  # also the other's name, so that no two variants share it
+                yield self._variant(name, case, False, moved={index: {label: f"not-{name}"}})
+
+
+    def _vetoes_elsewhere(self, case: TestCase, tag: str) -> Iterator[Variant]:
+        """A veto that stands on another subject: it must not silence this one."""
+        for item in case.inputs[1:]:
+            known = {"cluster", *metric_labels(item.metric)}
+            for label in ("cluster", *case.splits) if item.op == "veto" else ():
+                if label in known:
+                    variant = self.base(case, f"{tag}veto-elsewhere-{label}")
+                    labels = identity(self._subject, variant.name) | {label: "other"}
+                    variant.series.append(Series(series_name(item, labels), plain(1, self._line.length)))
+                    yield variant
 
 
 def _values_around(item: Input) -> Iterator[tuple[str, float, bool]]:
@@ -245,6 +287,6 @@ def series_name(item: Input, labels: Mapping[str, str]) -> str:
     """The series of ``item`` on the subject with ``labels``, as promtool writes it."""
     known = {label: labels.get(label, "x") for label in metric_labels(item.metric)} | dict(item.labels)
     scrape = {"instance": labels.get("instance", "node-1:9846"), "job": "kvpressure"}
-    cluster = {"cluster": labels["cluster"]} if "cluster" in labels else {}
-    body = ",".join(f'{name}="{value}"' for name, value in sorted({**scrape, **cluster, **known}.items()))
+    site = {name: labels[name] for name in ("cluster", "node") if name in labels}
+    body = ",".join(f'{name}="{value}"' for name, value in sorted({**scrape, **site, **known}.items()))
     return f"{item.metric}{{{body}}}"

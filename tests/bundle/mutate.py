@@ -1,0 +1,174 @@
+"""Rule mutants: how many seeded faults do the generated unit tests find?
+
+``python -m bundle.mutate`` (from ``tests/``) changes one thing in one rule at a time - a comparison flipped or made strict, a
+threshold moved by 10 %, a gate dropped, a label dropped from ``by`` or ``on``, a wait halved - and runs the tests of the alerts
+that the rule feeds. A mutant is killed when a test fails. The result is written into the package, from where
+``kvpressure bundle`` prints it in ``docs/alerts.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from bundle.promql import metrics
+from kvpressure.bundle import documents
+from kvpressure.bundle.promtests import test_files
+from kvpressure.bundle.rules import Options, load_groups, rule_file
+from kvpressure.bundle.spec import Group
+from kvpressure.bundle.text import duration, number, to_yaml
+from kvpressure.thresholds import builtin
+
+FLIPPED = {">=": "<", ">": "<=", "<=": ">", "<": ">=", "==": "!="}
+STRICT = {">=": ">", ">": ">=", "<=": "<", "<": "<="}
+COMPARISON = re.compile(r"(?<![=!<>])(>=|<=|==|>|<)(?![=~>])")
+NUMBER = re.compile(r"(?:>=|<=|>|<)\s*(\d+(?:\.\d+)?)")
+LABELS = re.compile(r"\b(?:by|on) \(([^)]+)\)")
+INTEGER = re.compile(r"round\(|:count")
+MATCHERS = re.compile(r"\{[^}]*\}")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed rule: position of the rule, what was done to it, and the rule."""
+
+    index: int
+    kind: str
+    what: str
+    rule: dict[str, Any]
+
+
+def _outside(expr: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    """Matches of ``pattern`` that are not inside label matchers."""
+    inside = [range(match.start(), match.end()) for match in MATCHERS.finditer(expr)]
+    return (match for match in pattern.finditer(expr) if not any(match.start() in span for span in inside))
+
+
+def expressions(expr: str) -> Iterator[tuple[str, str, str]]:
+    """(kind, what, changed expression) for everything but gates."""
+    for match in _outside(expr, COMPARISON):
+        for kind, table in (("comparison flipped", FLIPPED), ("comparison strictness", STRICT)):
+            if match[1] in table:
+                changed = expr[:match.start()] + table[match[1]] + expr[match.end():]
+                yield kind, f"{match[1]} -> {table[match[1]]} at {match.start()}", changed
+    for match in _outside(expr, NUMBER):
+        for factor in ("0.9", "1.1"):
+            moved = number(float(Decimal(match[1]) * Decimal(factor)))
+            if INTEGER.search(expr):  # 2.7 and 3 are the same bound for a count
+                moved = str(int(match[1]) + (1 if factor > "1" else -1))
+            if moved != match[1]:
+                yield "threshold moved 10 %", f"{match[1]} -> {moved}", expr[:match.start(1)] + moved + expr[match.end(1):]
+    for match in _outside(expr, LABELS):
+        labels = match[1].split(", ")
+        for label in labels:
+            rest = ", ".join(item for item in labels if item != label)
+            yield "label dropped", f"{label} from {match[0]} at {match.start()}", expr[:match.start(1)] + rest + expr[match.end(1):]
+
+
+def mutants(rules: Sequence[dict[str, Any]], groups: Sequence[Group], step: dict[int, float]) -> Iterator[Mutant]:
+    """Every mutant of every rule."""
+    levels = {(alert.name, level.severity): level for group in groups for alert in group.alerts for level in alert.levels}
+    for index, rule in enumerate(rules):
+        for kind, what, expr in expressions(rule["expr"]):
+            yield Mutant(index, kind, what, {**rule, "expr": expr})
+        if "alert" not in rule:
+            continue
+        level = levels[rule["alert"], rule["labels"]["severity"]]
+        for gate in level.gates:
+            yield Mutant(index, "gate dropped", gate.name, {**rule, "expr": level.full_expr(drop=gate.name)})
+        for field, seconds in (("for", level.for_seconds), ("keep_firing_for", level.keep_seconds)):
+            half = seconds / 2 // step[index] * step[index]  # what an evaluation can see
+            if seconds:
+                yield Mutant(index, "wait halved", field, {**rule, field: duration(half)})
+
+
+def readers(rules: Sequence[dict[str, Any]], index: int) -> set[str]:
+    """Names of the alerts, and of the recordings themselves, that rule ``index`` feeds."""
+    if "alert" in rules[index]:
+        return {rules[index]["alert"]}
+    fed = {rules[index]["record"]}
+    while True:
+        more = {rule.get("record") or rule["alert"] for rule in rules if metrics(rule["expr"]) & fed} - fed
+        if not more:
+            return fed
+        fed |= more
+
+
+def survives(mutant: Mutant, document: dict[str, Any], tests: dict[str, dict[str, Any]], rules: Sequence[dict[str, Any]]) -> bool:
+    """Whether every test of the alerts that the mutant feeds still passes."""
+    wanted = readers(rules, mutant.index)
+    changed, position = deepcopy(document), 0
+    for group in changed["groups"]:
+        kept = []
+        for rule in group["rules"]:
+            candidate = mutant.rule if position == mutant.index else rule
+            if "record" in rule or rule["alert"] in wanted:
+                kept.append({key: value for key, value in candidate.items() if key != "group"})
+            position += 1
+        group["rules"] = kept
+    changed["groups"] = [group for group in changed["groups"] if group["rules"]]
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "rules.yaml").write_text(to_yaml(changed))
+        files = []
+        for name, file in tests.items():
+            chosen = [test for test in file["tests"] if re.split(r"[ :]", test["name"])[0] in wanted
+                      or test["name"].removeprefix("recording ").split(" ")[0] in wanted]
+            if chosen:
+                path = Path(directory, name)
+                path.write_text(to_yaml({**file, "rule_files": ["rules.yaml"], "tests": chosen}))
+                files.append(str(path))
+        return bool(files) and subprocess.run(["promtool", "test", "rules", *files], capture_output=True, check=False).returncode == 0
+
+
+def run(workers: int, only: str) -> dict[str, Any]:
+    """All mutants; the summary that is stored."""
+    options = Options(builtin())
+    groups = load_groups(options)
+    document = rule_file(groups, options.values)
+    rules = [rule for group in document["groups"] for rule in group["rules"]]
+    step = dict(enumerate(group.interval for group, raw in zip(groups, document["groups"], strict=True) for _ in raw["rules"]))
+    tests = test_files(groups, options.values, "rules.yaml")
+    found = [m for m in mutants(rules, groups, step) if only in (m.rule.get("alert") or m.rule["record"])]
+    with ThreadPoolExecutor(workers) as pool:
+        outcome = list(pool.map(lambda m: survives(m, document, tests, rules), found))
+    total, killed = Counter(m.kind for m in found), Counter(m.kind for m, alive in zip(found, outcome, strict=True) if not alive)
+    survivors = [f"{m.rule.get('alert') or m.rule['record']} {m.rule.get('labels', {}).get('severity', '')}: {m.kind}: {m.what}"
+                 for m, alive in zip(found, outcome, strict=True) if alive]
+    return {"rules": documents.digest(document), "kinds": {kind: {"mutants": total[kind], "killed": killed[kind]} for kind in sorted(total)},
+            "survivors": sorted(survivors)}
+
+
+def main() -> int:
+    """Run, print, and store the result when all rules were mutated. 1 = fewer than ``--floor`` percent killed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help="rules whose name contains this; stores nothing")
+    parser.add_argument("--floor", type=float, default=95.0)
+    arguments = parser.parse_args()
+    result = run(arguments.workers, arguments.only)
+    mutants_, killed = (sum(kind[key] for kind in result["kinds"].values()) for key in ("mutants", "killed"))
+    for line in result["survivors"]:
+        print("survived:", line)
+    for kind, counts in result["kinds"].items():
+        print(f"{kind}: {counts['killed']} of {counts['mutants']}")
+    share = 100 * killed / mutants_ if mutants_ else 0.0
+    print(f"killed {killed} of {mutants_} mutants: {share:.1f} %")
+    if not arguments.only:
+        documents.MUTATION_FILE.write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if share >= arguments.floor else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -176,6 +176,35 @@ def test_a_ramp_counts_like_its_values(first: float, slope: float, steps: int, t
     assert all(abs(a - b) <= times for a, b in zip(at_once.counts, singly.counts, strict=True))
 
 
+def test_work_grows_with_the_requests_and_not_with_the_time() -> None:
+    """A calm day costs seconds: a handful of events a request, while the engine makes thousands of steps."""
+    engine = Engine(EngineConfig(LLAMA_2_13B, "calm"), START)
+    events = 0
+    schedule, leap = engine._schedule, engine._leap
+
+    def counted_schedule() -> object:
+        nonlocal events
+        events += 1
+        return schedule()
+
+    def counted_leap(steps: int) -> None:
+        nonlocal events
+        events += 1
+        leap(steps)
+
+    engine._schedule = counted_schedule  # type: ignore[method-assign, assignment]
+    engine._leap = counted_leap  # type: ignore[method-assign]
+    draw = random.Random(7)
+    arrival = START
+    for _ in range(500):
+        arrival += draw.expovariate(1.0)
+        engine.submit(Request(arrival, draw.randint(50, 1000), draw.randint(50, 400), 1024))
+    engine.advance(START + 10_000)
+    assert engine.in_flight == 0
+    assert engine.books.iteration.total > 15_000
+    assert events < 6 * 500
+
+
 # --- measured behaviour -----------------------------------------------------------------------------------------
 
 

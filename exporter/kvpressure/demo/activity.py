@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from kvpressure.demo.model import CARD_BANDWIDTH, CARD_FLOPS, ModelProfile
 
@@ -15,8 +15,7 @@ IDLE_WATTS: Final = 75.0
 _GAP_WATTS: Final = 130.0  # between two steps: clocks up, nothing resident
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(NamedTuple):
     """Sums since the engine started: seconds in steps, seconds with a kernel resident, seconds of prompt compute,
     shares of peak bandwidth and FLOPs times seconds, joules.
     """
@@ -30,15 +29,15 @@ class Totals:
 
     def since(self, earlier: Totals) -> Totals:
         """What came in between."""
-        return Totals(*(max(0.0, now - then) for now, then in zip(astuple(self), astuple(earlier), strict=True)))
+        return Totals(*(max(0.0, now - then) for now, then in zip(self, earlier, strict=True)))
 
     def plus(self, other: Totals, share: float) -> Totals:
         """These sums and ``share`` of some others."""
-        return Totals(*(mine + share * more for mine, more in zip(astuple(self), astuple(other), strict=True)))
+        return Totals(*(mine + share * more for mine, more in zip(self, other, strict=True)))
 
     def divided(self, seconds: float) -> Totals:
         """Averages over ``seconds``."""
-        return Totals(*(value / seconds for value in astuple(self)))
+        return Totals(*(value / seconds for value in self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -466,3 +466,25 @@ class TestBuilding:
         (one, source), = build_sources(chosen).values()
         assert (one.name, one.interval_seconds, one.deadline_seconds, one.hold_seconds) == ("nvidia", 10.0, 7.0, 30.0)
         assert source.name == "nvidia"
+
+
+def test_a_source_with_nothing_to_read_is_neither_up_nor_down():
+    """A node without AMD GPUs is normal: no source_up, no error count, and the exporter is ready all the same."""
+    from kvpressure.sources.base import NothingHere, SourceSpec
+    from kvpressure.worker import Worker
+
+    class Nothing:
+        name = "amd"
+
+        def read(self):
+            raise NothingHere("no_devices")
+
+        def close(self):
+            pass
+
+    worker = Worker(SourceSpec("amd", "", lambda _: Nothing()), Nothing(), lambda _: None)
+    assert worker.read_once()
+    health = worker.health(0.0)
+    assert (health.up, health.reason, dict(health.errors)) == (None, "no_devices", {})
+    assert worker.answered
+    assert worker.take(0.0) is None

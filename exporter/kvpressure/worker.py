@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from kvpressure.readings import SourceHealth
-from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError, SourceSpec
+from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError, SourceSpec
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,8 @@ class Worker:
 
     @property
     def answered(self) -> bool:
-        """True once a read has succeeded, failed or timed out."""
-        return self._health.up is not None
+        """True once a read has succeeded, failed, timed out, or found nothing to read."""
+        return self._health.up is not None or self._health.reason is not None
 
     def start(self, stop: threading.Event) -> None:
         """Read in a thread until ``stop`` is set."""
@@ -102,6 +102,9 @@ class Worker:
             self._finish(started, None, error.reason)
             self._on_fatal(error)
             return False
+        except NothingHere as error:
+            self._nothing_here(error.reason)
+            return True
         except SourceError as error:
             reason = error.reason
             log.debug("source %s: %s", self.spec.name, error)
@@ -176,6 +179,13 @@ class Worker:
         for reason, count in reading.errors.items():
             errors = _counted(errors, reason, count)
         self._health = replace(self._health, up=True, reason=None, last_success=self._wall(), errors=errors)
+
+    def _nothing_here(self, reason: str) -> None:
+        with self._lock:
+            self._reading_since = None
+            self._overdue = False
+            self._held = self._unread = None
+            self._health = replace(self._health, up=None, reason=reason)
 
     def _fail(self, reason: str) -> None:
         self._held = None  # a failed reading is absent, not the one before

@@ -33,6 +33,11 @@ class FatalSourceError(SourceError):
     """Only a new process can recover (e.g. the driver library was replaced): the exporter exits non-zero."""
 
 
+class NothingHere(SourceError):
+    """This node has nothing of the source's kind (e.g. no AMD GPU). Normal: neither a success nor a failure, so the
+    source has no ``source_up`` and nobody is alarmed; it is looked for again all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What one call of ``Source.read`` brought. ``None`` = this source does not provide that kind.

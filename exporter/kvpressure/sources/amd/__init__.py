@@ -4,7 +4,7 @@
 if it is there and fits; ``amdsmi`` takes the figures of whole devices from it and fails when it cannot be used.
 Which devices exist, their partitions and processes come from sysfs in every case.
 
-Reasons of ``SourceError``: ``no_devices`` (this node has no AMD GPU: normal, the source-down alert leaves it out),
+Reasons of ``SourceError``: ``no_devices`` (this node has no AMD GPU: normal, ``NothingHere``),
 ``amdsmi_missing``, ``amdsmi_mismatch``, ``amdsmi_failed`` (only with ``--gpu.amd.backend=amdsmi``). Reasons in
 ``Reading.errors``: those of ``files``, and ``amdsmi_failed``. ``GpuReading.error``: ``lost``, ``no_permission``.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from kvpressure.readings import GpuProcess, GpuReading
 from kvpressure.sources.amd import kfd, smi, sysfs
 from kvpressure.sources.amd.files import LOST, Files
-from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.base import NothingHere, Reading, SourceError
 
 if TYPE_CHECKING:
     from kvpressure.settings import Settings
@@ -61,7 +61,7 @@ class AmdSource:
         now = self._clock()
         self._refresh(now)
         if not self._known:
-            raise SourceError(NO_DEVICES, f"no AMD GPU under {self._root}/class/drm")
+            raise NothingHere(NO_DEVICES, f"no AMD GPU under {self._root}/class/drm")
         readings: list[GpuReading] = []
         for index, bus in enumerate(sorted(self._known)):
             device = self._known[bus]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.args import MAX_TEXT, EngineArgs
@@ -23,6 +23,9 @@ _FLAG = re.compile(r"(?:enable|disable|allow|skip|use|show|log|return|trust)_\w+
 _VALUED: Final = frozenset({"log_config_file", "show_hidden_metrics_for_version"})  # named like a flag, yet with a value
 _NUMBER = re.compile(r"-\d+(?:\.\d+)?")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+_REFERENCE = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*)\)")
+_POSITIONAL = re.compile(r"\"?\$[@*]\"?")
+_SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
 _ASSIGNMENT = re.compile(r"(?:^|[;&\n])[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]*)")
 
 
@@ -53,12 +56,24 @@ def starts_server(argv: Sequence[str]) -> bool:
     return _anchor(tokens if shelled is None else _shell_tokens(*shelled, {})) is not None
 
 
+def _expand(pattern: re.Pattern[str], text: str, value_of: Callable[[re.Match[str]], str]) -> str:
+    """Replace variables. Values may be long and named often, so that what they bring in is bounded."""
+    room = MAX_TEXT
+
+    def value(found: re.Match[str]) -> str:
+        nonlocal room
+        brought = value_of(found)
+        room -= len(brought)
+        return brought if room >= 0 else _UNKNOWN
+
+    return pattern.sub(value, text[:MAX_TEXT])
+
+
 def _kubernetes(text: str, env: Mapping[str, str]) -> str:
     """Expand ``$(VAR)`` the way the kubelet does; unknown names stay as they are, ``$$(VAR)`` is an escape."""
     if "$(" not in text:
         return text
-    return re.sub(r"\$?\$\(([A-Za-z_][\w.-]*)\)",
-                  lambda m: m[0][1:] if m[0].startswith("$$") else env.get(m[1], m[0]), text)
+    return _expand(_REFERENCE, text, lambda m: m[0][1:] if m[0].startswith("$$") else env.get(m[1], m[0]))
 
 
 def _script(tokens: Sequence[str]) -> tuple[str, Sequence[str]] | None:
@@ -76,11 +91,11 @@ def _base(token: str) -> str:
 def _shell_tokens(script: str, parameters: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """Words of the one simple command in ``script`` that starts vLLM (all words when none does)."""
     known = {**env, **{m[1]: m[2].strip("\"'") for m in _ASSIGNMENT.finditer(script)}}
-    text = script.replace("\\\n", " ")
-    text = re.sub(r"\"?\$[@*]\"?", lambda _: shlex.join(parameters), text)
-    text = re.sub(r"\$\([^()]*\)|`[^`]*`", _UNKNOWN, text)
+    positional = shlex.join(parameters)
+    text = _expand(_POSITIONAL, script.replace("\\\n", " "), lambda _: positional)
+    text = _SUBSTITUTION.sub(_UNKNOWN, text)
     for _ in range(3):  # a variable may name another one
-        text = _VARIABLE.sub(lambda m: known.get(m[1] or m[3] or "", m[2] if m[2] is not None else _UNKNOWN), text)
+        text = _expand(_VARIABLE, text, lambda m: known.get(m[1] or m[3] or "", _UNKNOWN if m[2] is None else m[2]))
     lexer = shlex.shlex(text[:MAX_TEXT], posix=True, punctuation_chars=";|&\n")
     lexer.whitespace, lexer.whitespace_split = " \t\r", True
     try:

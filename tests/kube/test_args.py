@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -133,6 +136,21 @@ def test_bad_values_are_not_known_yet_explicit(option: str, value: str, attribut
 def test_never_raises(argv: list[str]) -> None:
     found = parse(argv, {"A": "$A ${A}"})
     assert found.explicit == frozenset(found.values)
+
+
+@pytest.mark.parametrize("argv", [
+    ["vllm", "serve", "$(A)" * 10_000], ["sh", "-c", "vllm serve " + "$A" * 30_000], ["sh", "-c", "vllm serve ${B}"],
+    ["sh", "-c", "vllm serve " + "$@" * 30_000, "--", "x" * 100_000], ["sh", "-c", "`" * 60_000],
+    ["sh", "-c", "$(" * 30_000], ["sh", "-c", "vllm serve 'x " + "a" * 60_000], ["sh", "-c", "A=$A;" * 12_000],
+    ["sh", "-c", "\\\n" * 30_000], ["--a" + "-a" * 30_000] * 20,
+])
+def test_hostile_command_lines_cost_little(argv: list[str]) -> None:
+    tracemalloc.start()
+    began = time.process_time()
+    parse(argv, {"A": "y" * 1_000_000, "B": "$B$B$B$B " * 1000})
+    assert time.process_time() - began < 2.0
+    assert tracemalloc.get_traced_memory()[1] < 40_000_000
+    tracemalloc.stop()
 
 
 def test_logged_arguments() -> None:

@@ -156,7 +156,7 @@ class Pipeline:
         self._gpus: dict[str, GpuTrack] = {}
         self._target_errors: dict[str, dict[str, int]] = {}
         self._targets: dict[str, TargetState] = {}
-        self._args: dict[tuple[str, ...], EngineArgs] = {}
+        self._args: dict[object, EngineArgs] = {}  # by command line and environment
 
     def observe(self, snapshot: Snapshot) -> State:
         """Take one snapshot and say what is the case now."""
@@ -222,11 +222,12 @@ class Pipeline:
         return self._engines[key]
 
     def _parsed(self, page: EnginePage) -> EngineArgs:
-        if page.args not in self._args:
+        key = (page.args, tuple(page.env.items()))
+        if key not in self._args:
             if len(self._args) > 256:
                 self._args.clear()
-            self._args[page.args] = limit_signals.from_page(page)
-        return self._args[page.args]
+            self._args[key] = limit_signals.from_page(page)
+        return self._args[key]
 
     def _model_from_args(self, page: EnginePage) -> str:
         args = self._parsed(page)

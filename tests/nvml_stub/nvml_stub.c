@@ -36,7 +36,7 @@
 typedef int Return;
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
-    INSUFFICIENT_SIZE = 7, TIMEOUT = 10, VERSION_MISMATCH = 25,
+    INSUFFICIENT_SIZE = 7, TIMEOUT = 10, VERSION_MISMATCH = 25, UNKNOWN = 999,
 };
 
 typedef struct { unsigned long long total, free, used; } Memory;
@@ -633,7 +633,7 @@ Return nvmlGpmMetricsGet(GpmMetrics *metrics)
 
 /* --- events ------------------------------------------------------------------------------------------------------ */
 
-typedef struct { int registered[1024]; } EventSet;
+typedef struct { int registered[1024], unusable; } EventSet;
 Return nvmlEventSetCreate(EventSet **out)
 {
     ENTER(NULL);
@@ -659,7 +659,11 @@ Return nvmlDeviceGetSupportedEventTypes(Device *device, unsigned long long *out)
 
 Return nvmlDeviceRegisterEvents(Device *device, unsigned long long types, EventSet *set)
 {
-    ENTER(device);
+    Return code = enter(device, __func__);
+    if (code) {
+        set->unusable = code != NOT_SUPPORTED; /* as documented: the set must be freed then */
+        return code;
+    }
     set->registered[device->gpu] |= (int)types;
     return SUCCESS;
 }
@@ -685,7 +689,7 @@ Return nvmlEventSetWait_v2(EventSet *set, Event *out, unsigned milliseconds)
     struct timespec step = {0, 5 * 1000 * 1000};
     ENTER(NULL);
     for (unsigned waited = 0;; waited += 5) {
-        Return code = told(NULL, __func__);
+        Return code = set->unusable ? UNKNOWN : told(NULL, __func__);
         if (code) return code;
         if (take_event(set, out)) return SUCCESS;
         if (waited >= milliseconds) return TIMEOUT;

@@ -63,6 +63,9 @@ def test_a_gpu_that_cannot_be_registered_is_left_out(start: StartChild, code: in
     child = start(node(refusing, Gpu(), events=[(0, XID, 1), (1, XID, 2)]))
     gpus = eventually(child, lambda gpus: bool(gpus[1]["xid_errors"]))
     assert [gpu["xid_errors"] for gpu in gpus] == [{}, {"2": 1}]
+    child.close_source()
+    calls = child.calls()
+    assert calls["nvmlEventSetFree"] == calls["nvmlEventSetCreate"] == (1 if code == 3 else 2)
 
 
 @pytest.mark.parametrize("world", [

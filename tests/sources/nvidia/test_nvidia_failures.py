@@ -114,6 +114,14 @@ def test_a_gpu_without_handle_is_left_out_and_counted(start: StartChild, code: i
     assert got["expected"] == {"nvidia": 2}
 
 
+def test_a_gpu_without_handle_is_looked_for_again(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(codes={"nvmlDeviceGetHandleByIndex_v2": 4}), Gpu()]))
+    assert errors(child) == [None]
+    child.set(World(gpus=[Gpu(), Gpu()]))
+    child.advance(61)
+    assert errors(child) == [None, None]
+
+
 def test_two_gpus_with_one_uuid_are_one_series(start: StartChild) -> None:
     got = start(World(gpus=[Gpu(uuid="GPU-same"), Gpu(uuid="GPU-same")])).read()
     assert len(got["gpus"]) == 1

@@ -164,6 +164,14 @@ def test_closing_does_not_wait_for_what_hangs(start: StartChild, world: World) -
     assert time.monotonic() - began < 2.0 + PATIENCE
 
 
+def test_driver_is_not_released_under_a_wait_that_hangs(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu(event_types=8)], hangs={"nvmlEventSetWait_v2": 60}), own_process=True)
+    child.read()
+    child.close_source()
+    time.sleep(1.0)
+    assert "nvmlShutdown" not in child.calls()
+
+
 def test_closing_releases_the_driver(start: StartChild) -> None:
     child = start(World(gpus=[Gpu(gpm=1, sm=1.0, event_types=8)]), nvidia_gpm=True)
     for _ in range(3):

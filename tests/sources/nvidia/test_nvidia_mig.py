@@ -136,3 +136,19 @@ def test_activity_of_instances(start: StartChild) -> None:
     activity = {uuid: (gpu["sm_activity_ratio"], gpu["tensor_activity_ratio"], gpu["dram_activity_ratio"])
                 for uuid, gpu in got.items()}
     assert activity == {gpu_uuid(0): (None, None, None), "MIG-a": (0.4, 0.2, 0.6), "MIG-b": (0.1, None, None)}
+
+
+def test_nothing_is_kept_of_an_instance_that_is_gone(start: StartChild) -> None:
+    denied = dict.fromkeys(("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"), 4)
+    child = start(World(gpus=[mig_gpu(Mig("MIG-a", codes=denied, sm=1))]), nvidia_gpm=True)
+    for _ in range(2):
+        assert by_uuid(child)["MIG-a"]["memory_total_bytes"] is None
+        child.advance(1)
+    child.set(World(gpus=[mig_gpu()]))
+    child.advance(10)
+    assert set(by_uuid(child)) == {gpu_uuid(0)}
+    calls = child.calls()
+    assert calls["nvmlGpmSampleFree"] == calls["nvmlGpmSampleAlloc"] == 2
+    child.set(World(gpus=[mig_gpu(Mig("MIG-a"))]))
+    child.advance(10)
+    assert by_uuid(child)["MIG-a"]["memory_total_bytes"] == 10 * GIB

@@ -24,7 +24,7 @@ def test_every_value_in_base_units(start: StartChild) -> None:
     child = start(World(gpus=[Gpu(
         memory_total=80 * GIB, memory_free=20 * GIB, memory_reserved=GIB, utilization=37, power_mw=412_345,
         power_limit_mw=700_000, clocks_reasons=0x04 | 0x40 | 0x01, minor=3, bus="00000000:3B:00.0",
-        processes=[(4242, 50 * GIB), (4243, None)],
+        processes=[(4242, 50 * GIB), (4243, None), (4244, 0)],
     )], driver_version="580.65.06"))
     (gpu,) = child.gpus()
     assert gpu["uuid"] == gpu_uuid(0)
@@ -37,7 +37,8 @@ def test_every_value_in_base_units(start: StartChild) -> None:
     assert gpu["power_watts"] == 412.345
     assert gpu["power_limit_watts"] == 700.0
     assert gpu["throttle_reasons"] == ["sw_power_cap", "hw_thermal_slowdown"]  # idle is no throttling
-    assert gpu["processes"] == [{"pid": 4242, "used_bytes": 50 * GIB}, {"pid": 4243, "used_bytes": None}]
+    assert gpu["processes"] == [{"pid": 4242, "used_bytes": 50 * GIB}, {"pid": 4243, "used_bytes": None},
+                                {"pid": 4244, "used_bytes": None}]  # a context is never without memory
     assert gpu["error"] is None
 
 
@@ -108,6 +109,7 @@ def test_unified_memory_card_has_no_memory_but_the_rest(start: StartChild) -> No
 
 @pytest.mark.parametrize(("fields", "gpu"), [
     ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_free=81 * GIB)),
+    ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_reserved=81 * GIB)),
     ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_total=0, memory_free=0)),
     ({"utilization_ratio"}, Gpu(utilization=101)),
     ({"utilization_ratio"}, Gpu(utilization=0xFFFFFFFF)),

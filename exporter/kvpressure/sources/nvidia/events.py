@@ -94,7 +94,7 @@ class EventWatch:
         if self._thread is None:
             return True
         self._stop.set()
-        self._thread.join(4 * WAIT_MILLISECONDS / 1000)
+        self._thread.join(1.5 * WAIT_MILLISECONDS / 1000)
         if self._thread.is_alive():
             return False
         self._thread = None

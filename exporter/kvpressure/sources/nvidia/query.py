@@ -63,7 +63,6 @@ class Queries:
             until, reason = silent[metric]
             if self._clock() < until:
                 return Answer(None, reason)
-            del silent[metric]
         self._asking[device] = metric
         try:
             return Answer(function(*arguments))

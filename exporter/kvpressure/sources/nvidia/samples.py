@@ -45,7 +45,6 @@ class UtilizationSamples:
         self._since_us = max(since, *(int(sample.timeStamp) for sample in samples))
         if not since:
             return None
-        ratios = [fields.percent(ask, getattr(sample.sampleValue, name))
-                  for sample in samples if sample.timeStamp > since]
+        ratios = [fields.percent(ask, getattr(sample.sampleValue, name)) for sample in samples]
         known = [ratio for ratio in ratios if ratio is not None]
         return sum(known) / len(known) if known else None

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import pynvml
 
-from kvpressure.sources.base import FatalSourceError, Reading, SourceError
+from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, SourceError
 from kvpressure.sources.nvidia import NvidiaSource
 from nvml_stub import write
 
@@ -41,6 +41,7 @@ def answer(source: NvidiaSource) -> dict[str, Any]:
         reading: Reading = source.read()
     except SourceError as error:
         return {"reason": error.reason, "fatal": isinstance(error, FatalSourceError), "detail": error.detail,
+                "nothing_here": isinstance(error, NothingHere),
                 "seconds": time.monotonic() - started, "threads": threading.active_count()}
     return {
         "gpus": [dataclasses.asdict(gpu) for gpu in reading.gpus or ()],

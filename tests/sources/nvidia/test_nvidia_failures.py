@@ -200,6 +200,42 @@ def test_node_without_the_library_until_it_is_mounted(tmp_path: Path) -> None:
         assert errors(child) == [None]
 
 
+def pci_bus(root: Path, *devices: tuple[str, str]) -> str:
+    """A sysfs with (class, vendor) of each device on the bus."""
+    for number, (kind, vendor) in enumerate(devices):
+        device = root / "bus/pci/devices" / f"0000:{number:02x}:00.0"
+        device.mkdir(parents=True)
+        (device / "class").write_text(f"{kind}\n")
+        (device / "vendor").write_text(f"{vendor}\n")
+    return str(root)
+
+
+NVIDIA_CARD, AMD_CARD, AMD_ACCELERATOR, AMD_BRIDGE = (
+    ("0x030200", "0x10de"), ("0x030000", "0x1002"), ("0x120000", "0x1002"), ("0x060400", "0x1002"))
+
+
+@pytest.mark.parametrize(("cards", "reason"), [
+    ([AMD_CARD], "no_devices"),
+    ([AMD_ACCELERATOR, ("0x020000", "0x10de")], "no_devices"),  # an NVIDIA network card is no GPU
+    ([AMD_CARD, NVIDIA_CARD], "driver_missing"),
+    ([AMD_BRIDGE], "driver_missing"),
+    ([], "driver_missing"),
+])
+def test_another_vendors_node_is_no_failure(
+        start: StartChild, tmp_path: Path, cards: list[tuple[str, str]], reason: str) -> None:
+    child = start(World(codes={"nvmlInitWithFlags": 9}), host_sys=pci_bus(tmp_path, *cards))
+    for _ in range(3):  # while waiting for the next attempt, too
+        got = child.read()
+        assert (got["reason"], got["nothing_here"]) == (reason, reason == "no_devices")
+    child.set(World(gpus=[Gpu()]))
+    child.advance(1)
+    assert errors(child) == [None]
+    child.set(World(codes={"nvmlInitWithFlags": 9}, epoch=2))
+    child.read()
+    child.advance(1)
+    assert child.read()["reason"] == "driver_missing"  # it was there before
+
+
 def test_library_without_the_call_to_open_it(start: StartChild) -> None:
     assert start(World(gpus=[Gpu()]), missing=("nvmlInitWithFlags",)).read()["reason"] == "old_driver"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -204,3 +205,4 @@ def test_options_come_from_the_settings() -> None:
     assert NvidiaOptions.of(settings) == NvidiaOptions(
         mig=False, gpm=False, release_between_readings=True, budget_seconds=1.6)
     assert NvidiaOptions.of(SimpleNamespace(nvidia_gpm=True)).gpm
+    assert NvidiaOptions.of(Settings(host_sys=Path("/host/sys"))).host_sys == Path("/host/sys")

@@ -23,6 +23,7 @@ GPU_NOT_FOUND: Final = "gpu_not_found"
 TIMEOUT: Final = "timeout"  # NVML says so, or a call did not come back
 INVALID_DATA: Final = "invalid_data"  # an answer that cannot be true
 UNKNOWN: Final = "unknown"
+NO_DEVICES: Final = "no_devices"  # another vendor's node: normal
 
 REASON_BY_CODE: Final = MappingProxyType({
     0: NOT_FOUND,  # raised as an error by some wrappers of the binding for "nothing there"
@@ -53,11 +54,14 @@ REASON_BY_CODE: Final = MappingProxyType({
     28: GPU_NOT_FOUND,
 })
 
-REASONS: Final = frozenset(REASON_BY_CODE.values()) | {INVALID_DATA, UNKNOWN}
+REASONS: Final = frozenset(REASON_BY_CODE.values()) | {INVALID_DATA, UNKNOWN, NO_DEVICES}
 """Every word that stands in ``SourceError.reason``, ``GpuReading.error`` or ``Reading.errors``."""
 
 LIBRARY_DOWN: Final = frozenset({NOT_INITIALIZED, DRIVER_MISSING, LIBRARY_MISMATCH})
 """No call can succeed before the library is opened anew (or, for a mismatch, the process replaced)."""
+
+NO_DRIVER: Final = frozenset({DRIVER_MISSING, LIBRARY_MISSING})
+"""What a node says that has no NVIDIA driver, be it missing or not needed."""
 
 DEVICE_DOWN: Final = frozenset({LOST, RESET_REQUIRED, GPU_NOT_FOUND})
 """No call for this GPU can succeed before the library is opened anew."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Final
 
 SHARE_OF_DEADLINE: Final = 0.8
@@ -16,13 +17,14 @@ class NvidiaOptions:
 
     ``mig``: read MIG instances. ``gpm``: read SM, tensor and DRAM activity. ``release_between_readings``: close the
     library after each reading so that the driver can be unloaded; events and GPM are then off, since both need it
-    open. ``budget_seconds``: time that one reading may wait for calls.
+    open. ``budget_seconds``: time that one reading may wait for calls. ``host_sys``: the host's sysfs.
     """
 
     mig: bool = True
     gpm: bool = False
     release_between_readings: bool = False
     budget_seconds: float = 4.0
+    host_sys: Path = Path("/sys")
 
     @classmethod
     def of(cls, settings: Any) -> NvidiaOptions:
@@ -34,6 +36,8 @@ class NvidiaOptions:
         }
         if given.get("release_between_readings"):
             given["gpm"] = False
+        if hasattr(settings, "host_sys"):
+            given["host_sys"] = Path(settings.host_sys)
         collector = getattr(settings, "collectors", {}).get("nvidia")
         if collector is not None:
             given["budget_seconds"] = SHARE_OF_DEADLINE * collector.deadline_seconds

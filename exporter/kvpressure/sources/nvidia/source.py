@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvpressure.readings import GpuReading
-from kvpressure.sources.base import FatalSourceError, Reading, SourceError
-from kvpressure.sources.nvidia import codes
+from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, SourceError
+from kvpressure.sources.nvidia import codes, hardware
 from kvpressure.sources.nvidia.backoff import Backoff
 from kvpressure.sources.nvidia.device import Device
 from kvpressure.sources.nvidia.events import EventLog
@@ -81,6 +81,7 @@ class NvidiaSource:
 
         Raises:
             SourceError: the library is down; it is tried again with back-off.
+            NothingHere: there is no driver, and the node has only another vendor's GPUs.
             FatalSourceError: only a new container can help.
         """
         with self._lock:
@@ -117,7 +118,7 @@ class NvidiaSource:
         wait = self._open_again.wait(now)
         if self._opening is None:
             if wait and self._down_reason is not None:
-                raise SourceError(self._down_reason, f"next attempt in {wait:.0f} s")
+                raise _error(self._down_reason, f"next attempt in {wait:.0f} s")
             if NODE in self._lanes.stuck():
                 raise SourceError(codes.TIMEOUT, "closing the library does not return")
             self._opening = self._lanes.start(lambda: self._session.open(self._devices))
@@ -215,7 +216,9 @@ class NvidiaSource:
         self._queries.forget()
         self._queries.take_errors()  # the reason is counted by whoever gets the error
         self._open_again.failed(self._clock())
-        if reason != self._down_reason:
+        if reason in codes.NO_DRIVER and not self._worked and hardware.others_only(self._options.host_sys):
+            reason = codes.NO_DEVICES
+        elif reason != self._down_reason:
             log.warning("NVML is down: %s", reason)
         self._down_reason = reason
         if reason == codes.LIBRARY_MISMATCH:
@@ -224,10 +227,14 @@ class NvidiaSource:
             self._count_hopeless(reason)
         else:
             self._hopeless = 0
-        return SourceError(reason)
+        return _error(reason)
 
     def _count_hopeless(self, reason: str) -> None:
         self._hopeless += 1
         patient = not self._worked and self._clock() - self._started < HOPELESS_SECONDS_FROM_START
         if self._hopeless >= HOPELESS_FAILURES and not patient:
             raise FatalSourceError(reason, f"{self._hopeless} times in a row; a new container may get the GPUs back")
+
+
+def _error(reason: str, detail: str = "") -> SourceError:
+    return NothingHere(reason, detail) if reason == codes.NO_DEVICES else SourceError(reason, detail)

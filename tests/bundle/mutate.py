@@ -66,7 +66,7 @@ def expressions(expr: str) -> Iterator[tuple[str, str, str]]:
     for match in _outside(expr, NUMBER):
         for factor in ("0.9", "1.1"):
             moved = number(float(Decimal(match[1]) * Decimal(factor)))
-            if INTEGER.search(expr):  # 2.7 and 3 are the same bound for a count
+            if INTEGER.search(expr) and "." not in match[1]:  # 2.7 and 3 are the same bound for a count
                 moved = str(int(match[1]) + (1 if factor > "1" else -1))
             if moved != match[1]:
                 yield "threshold moved 10 %", f"{match[1]} -> {moved}", expr[:match.start(1)] + moved + expr[match.end(1):]

@@ -1,0 +1,147 @@
+"""The Alertmanager example in a running Alertmanager: what is muted by what, and what arrives together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+import yaml
+
+from kvpressure.demo.stack import ALERTMANAGER, Child, Receiver
+
+ENGINE = {"namespace": "inference", "model_name": "llama", "engine": "0"}
+
+
+def engine(name: str, severity: str, pod: str, family: str = "load", page: str = "false", **more: str) -> dict[str, str]:
+    return {"alertname": name, "severity": severity, "kvpressure_family": family, "page": page, "pod": pod, **ENGINE, **more}
+
+
+def other(name: str, severity: str, family: str, page: str = "false", **labels: str) -> dict[str, str]:
+    return {"alertname": name, "severity": severity, "kvpressure_family": family, "page": page, **labels}
+
+
+KV = ("VllmKVCachePressure", "pressure")
+# (labels, whether something mutes it)
+TABLE: list[tuple[dict[str, str], bool]] = [
+    # both severities of one alert on one engine: critical mutes warning, and info with it
+    (engine(KV[0], "critical", "a", KV[1], page="true"), False),
+    (engine(KV[0], "warning", "a", KV[1]), True),
+    # the same alert on another pod, another engine of the pod, another cluster: its own
+    (engine(KV[0], "warning", "b", KV[1]), False),
+    (engine(KV[0], "warning", "a", KV[1]) | {"engine": "1"}, False),
+    (engine(KV[0], "warning", "a", KV[1], cluster="west"), False),
+    # the page about the cache says it all for that engine, but not what users feel nor what failed
+    (engine("VllmConcurrencyNearLimit", "warning", "a"), True),
+    (engine("VllmConcurrencyNearLimit", "warning", "b"), False),
+    (engine("VllmQueueTimeHigh", "warning", "a", "harm"), False),
+    # an engine that is stalled or gone explains everything measured on it
+    (engine("VllmEngineDown", "warning", "d", "failure"), False),
+    (engine("VllmQueueTimeHigh", "warning", "d", "harm"), True),
+    (engine("VllmConcurrencyNearLimit", "warning", "d"), True),
+    (engine("VllmEngineStalled", "critical", "s", "failure", page="true"), False),
+    (engine("VllmQueueTimeHigh", "critical", "s", "harm", page="true"), True),
+    (engine("VllmQueueTimeHigh", "critical", "t", "harm", page="true"), False),
+    (engine("VllmEngineDown", "warning", "s", "failure"), False),
+    # GPUs without a pod: the missing labels are equal on both sides and must not count
+    (other("GpuMemoryHigh", "critical", "memory", uuid="GPU-1", gpu="0"), False),
+    (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-1", gpu="0"), True),
+    (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-2", gpu="1"), False),
+    # alerts without engine, GPU, container or instance never mute each other
+    (other("VllmModelDown", "critical", "failure", "true", namespace="inference", model_name="llama"), False),
+    (other("VllmModelKVPressure", "warning", "pressure", namespace="inference", model_name="llama"), False),
+    (other("KvpressureExporterAbsent", "critical", "self"), False),
+    (other("KvpressureSourceDown", "warning", "self", instance="n1"), False),
+    # containers
+    (other("VllmAllocationFailure", "critical", "failure", "true", namespace="inference", pod="a", container="vllm", event="cuda_oom"), False),
+    (other("VllmAllocationFailure", "warning", "failure", namespace="inference", pod="a", container="vllm", event="cuda_oom"), True),
+    (other("VllmAllocationFailure", "warning", "failure", namespace="inference", pod="b", container="vllm", event="cuda_oom"), False),
+    # somebody else's alerts with our labels
+    ({"alertname": "VllmKVCachePressureOther", "severity": "warning", "pod": "a", **ENGINE}, False),
+]
+
+
+class Alertmanager:
+    """A running Alertmanager with our configuration, and what its receivers got."""
+
+    def __init__(self, folder: Path, configuration: str) -> None:
+        self.received: list[tuple[str, list[dict[str, Any]]]] = []
+        self._receiver = Receiver(lambda name, alerts: self.received.append((name, alerts)))
+        document = yaml.safe_load(configuration)
+        document["route"]["group_wait"] = "500ms"
+        for receiver in document["receivers"]:
+            for webhook in receiver.get("webhook_configs", ()):
+                webhook["url"] = f"{self._receiver.url}/{receiver['name']}"
+        (folder / "alertmanager.yaml").write_text(yaml.safe_dump(document))
+        program = next(path for name in ALERTMANAGER if (path := shutil.which(name)))
+        self._child = Child("alertmanager", folder, lambda address: [
+            program, "--config.file=alertmanager.yaml", "--storage.path=data", f"--web.listen-address={address}",
+            "--cluster.listen-address=", "--log.level=warn"], threading.Event())
+
+    def send(self, alerts: list[dict[str, str]]) -> None:
+        now = datetime.now(UTC)
+        body = [{"labels": labels, "startsAt": now.isoformat(), "endsAt": (now + timedelta(hours=1)).isoformat()} for labels in alerts]
+        request = Request(f"{self._child.url}/api/v2/alerts", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urlopen(request, timeout=5):
+            pass
+
+    def muted(self) -> dict[str, bool]:
+        with urlopen(f"{self._child.url}/api/v2/alerts", timeout=5) as answer:
+            return {key(alert["labels"]): bool(alert["status"]["inhibitedBy"]) for alert in json.load(answer)}
+
+    def stop(self) -> None:
+        self._child.stop()
+        self._receiver.stop()
+
+
+def key(labels: dict[str, str]) -> str:
+    return json.dumps(labels, sort_keys=True)
+
+
+def eventually(condition: Any, seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def alertmanager(tmp_path_factory: pytest.TempPathFactory, files: dict[str, str]) -> Iterator[Alertmanager]:
+    running = Alertmanager(tmp_path_factory.mktemp("alertmanager"), files["alerts/alertmanager.yaml"])
+    try:
+        running.send([labels for labels, _ in TABLE])
+        eventually(lambda: len(running.muted()) == len(TABLE) and sum(running.muted().values()) >= sum(muted for _, muted in TABLE))
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize(("labels", "muted"), TABLE, ids=[f"{labels['alertname']}-{index}" for index, (labels, _) in enumerate(TABLE)])
+def test_inhibition(alertmanager: Alertmanager, labels: dict[str, str], muted: bool) -> None:
+    assert alertmanager.muted()[key(labels)] is muted
+
+
+def test_pages_of_one_model_arrive_together_and_nothing_else_pages(alertmanager: Alertmanager) -> None:
+    expected = {key(labels) for labels, muted in TABLE if labels.get("page") == "true" and not muted}
+    eventually(lambda: expected <= {key(alert["labels"]) for name, alerts in alertmanager.received if name == "pager" for alert in alerts})
+    pages = [alerts for name, alerts in alertmanager.received if name == "pager"]
+    for alerts in pages:
+        assert len({(alert["labels"].get("namespace"), alert["labels"].get("model_name")) for alert in alerts}) == 1
+        assert all(alert["labels"]["page"] == "true" for alert in alerts)
+    paged = {key(alert["labels"]) for alerts in pages for alert in alerts}
+    assert paged == expected
+    model = [alerts for alerts in pages if alerts[0]["labels"].get("model_name") == "llama"]
+    assert len(model) == 1, "one notification for all pages of a model"
+
+
+def test_what_is_muted_reaches_nobody(alertmanager: Alertmanager) -> None:
+    eventually(lambda: any(name == "tickets" for name, _ in alertmanager.received))
+    reached = {key(alert["labels"]) for _, alerts in alertmanager.received for alert in alerts}
+    assert not reached & {key(labels) for labels, muted in TABLE if muted}

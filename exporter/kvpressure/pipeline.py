@@ -56,7 +56,7 @@ ContainerKey = tuple[str, str, str]
 class ContainerTrack:
     """A container: its window, its log events, and the facts its start-up lines told."""
 
-    __slots__ = ("counts", "events", "facts", "logged", "seen_log", "seen_t", "window")
+    __slots__ = ("counts", "events", "facts", "logged", "seen_log", "seen_t", "version", "window")
 
     def __init__(self) -> None:
         self.window = ContainerWindow()
@@ -64,6 +64,7 @@ class ContainerTrack:
         self.events: deque[tuple[float, str]] = deque(maxlen=MAX_EVENTS_KEPT)
         self.facts: dict[str, float] = {}
         self.logged: EngineArgs | None = None
+        self.version: str | None = None  # vLLM's own word
         self.seen_log = False
         self.seen_t = float("-inf")
 
@@ -77,6 +78,8 @@ class ContainerTrack:
         self.events.append((t, event.event))
         if event.event == "args":
             self.logged = from_log(line.line)
+        if event.event == "engine_config":
+            self.version = str(event.values["version"])
         values = {name: value for name, value in event.values.items() if isinstance(value, int | float)}
         self.facts.update(_facts(event.event, values))
 
@@ -281,7 +284,7 @@ class Pipeline:
         if page is not None:
             gpu = windows[0].window.last if windows else None
             found_limits = limit_signals.in_force(self._parsed(page), container.logged if container else None, facts,
-                                                  reading.cache_config if reading else {}, page.version, page.flavour, gpu)
+                                                  reading.cache_config if reading else {}, self._version(track), page.flavour, gpu)
         seqs = found_limits.get("max_num_seqs")
         return Surroundings(
             now=now, gpus=[window.window for window in windows], container=container.window if container else None,
@@ -292,6 +295,12 @@ class Pipeline:
             max_num_seqs=seqs.value if seqs else None, max_num_seqs_source=seqs.source if seqs else None,
             first_t=track.first_t,
         ), found_limits
+
+    def _version(self, track: EngineTrack) -> str | None:
+        """Version of vLLM: as logged at start, else as the discovery of the page knows it."""
+        container = self._containers.get((track.key.namespace, track.key.pod, track.container))
+        logged = container.version if container else None
+        return logged or (track.tracker.page.version if track.tracker.page else None)
 
     def _demand(self, uuid: str, empty_pools: Mapping[str, Sequence[float | None]]) -> float | None:
         gpu = self._gpus.get(uuid)
@@ -311,7 +320,7 @@ class Pipeline:
         up = not stale and track.error is None
         return EngineState(
             key=track.key, target=track.target, container=track.container, gpus=gpus, up=up, error=track.error,
-            version=page.version if page else None, flavour=page.flavour if page else None,
+            version=self._version(track), flavour=page.flavour if page else None,
             reading=tracker.reading if up else None, counters=track.counters if up else {},
             signals=signals if not stale else Signals(time=now, host=signals.host, progress=signals.progress,
                                                       events=signals.events, events_known=signals.events_known),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvpressure.pipeline import Pipeline
-from kvpressure.readings import EnginePage, EngineReading, GpuProcess, GpuReading, Snapshot
+from kvpressure.readings import EnginePage, EngineReading, GpuProcess, GpuReading, LogLine, Snapshot
 
 
 def page(pod: str, seqs: str) -> EnginePage:
@@ -15,6 +17,22 @@ def page(pod: str, seqs: str) -> EnginePage:
 def test_the_same_command_line_in_two_environments_gives_two_limits() -> None:
     state = Pipeline().observe(Snapshot(1000.0, pages=(page("a", "8"), page("b", "16"))))
     assert {engine.key.pod: engine.limits["max_num_seqs"].value for engine in state.engines} == {"a": 8, "b": 16}
+
+
+def test_the_version_is_the_logs_else_the_images() -> None:
+    pipeline = Pipeline()
+    line = LogLine("inference", "a", "vllm", "Initializing a V1 LLM engine (v0.32.0) with config: model='m', max_seq_len=2048,")
+    pages = (replace(page("a", "8"), version="0.31.0"), replace(page("b", "8"), version="0.31.0"), page("c", "8"))
+    state = pipeline.observe(Snapshot(1000.0, pages=pages, logs=(line,)))
+    assert {engine.key.pod: engine.version for engine in state.engines} == {"a": "0.32.0", "b": "0.31.0", "c": None}
+
+
+def test_the_default_of_a_limit_follows_from_version_and_card() -> None:
+    pages = (replace(page("a", "x"), args=("vllm", "serve", "m"), version="0.32.0", gpus=("GPU-0",)),)
+    gpu = GpuReading("GPU-0", 0, "nvidia", name="NVIDIA H100 80GB HBM3", memory_total_bytes=80 * 2**30)
+    (engine,) = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), pages=pages)).engines
+    limit = engine.limits["max_num_seqs"]
+    assert (limit.value, limit.explicit, limit.source) == (1024, False, "default")
 
 
 def test_memory_of_processes_is_summed_by_pod() -> None:

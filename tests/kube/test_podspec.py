@@ -135,6 +135,16 @@ def test_the_host_is_the_pods_address(ip: str | None, host: str | None) -> None:
     assert found.refusal == (None if host else "no_pod_ip")
 
 
+@pytest.mark.parametrize(("image", "version"), [
+    ("vllm/vllm-openai:v0.32.0", "0.32.0"), ("vllm/vllm-openai:v0.9.1@sha256:ab", "0.9.1"),
+    ("registry:5000/own/vllm-openai:0.6.3.post1", "0.6.3.post1"), ("vllm/vllm-openai:v0.11.0-x86_64", "0.11.0"),
+    ("vllm/vllm-openai:latest", None), ("vllm/vllm-openai", None), ("own:v1.2.3", None), ("rocm/vllm:rocm6.4_v1.2.3", None),
+    ("vllm:1.2.3.4", None),
+])
+def test_the_version_by_the_image(image: str, version: str | None) -> None:
+    assert target(pod(containers=[container(image=image)])).version == version
+
+
 def test_https() -> None:
     assert target(pod(annotations={"prometheus.io/scheme": "https"})).scheme == "https"
     assert target(pod(annotations={"prometheus.io/scheme": "file"})).scheme == "http"

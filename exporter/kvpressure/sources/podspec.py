@@ -17,7 +17,7 @@ from typing import Any, Final
 from kvpressure.args import EngineArgs
 from kvpressure.commandline import parse, starts_server
 from kvpressure.readings import ContainerReading, Termination
-from kvpressure.sources.vllm.targets import DEFAULT_PATH, DEFAULT_PORT, MAX_PATH_CHARS, Target
+from kvpressure.sources.vllm.targets import DEFAULT_PATH, DEFAULT_PORT, MAX_PATH_CHARS, Target, TargetError
 
 MAX_CONTAINERS: Final = 64  # of one pod that are looked at
 MAX_ARGS: Final = 1024
@@ -203,8 +203,18 @@ def _target(pod: _Raw, container: Mapping[str, Any], args: EngineArgs,
     if not _PATH.fullmatch(path) or ".." in path or len(path) > MAX_PATH_CHARS:
         return None, "bad_path"
     https = pod.annotation(SCHEME_ANNOTATIONS) == "https" or "ssl_keyfile" in args.explicit
-    return Target(host, port, path, "https" if https else "http", namespace=pod.namespace, pod=pod.name,
-                  container=_text(container["name"]), verify=policy.verify_tls or not https), None
+    try:
+        return Target(host, port, path, "https" if https else "http", namespace=pod.namespace, pod=pod.name,
+                      container=_text(container["name"]), verify=policy.verify_tls or not https,
+                      version=_version(_text(container.get("image")))), None
+    except TargetError:
+        return None, "bad_path"
+
+
+def _version(image: str) -> str | None:
+    """Version of vLLM out of the tag of an image that is named after it; its log tells better."""
+    found = re.search(r"vllm[\w.-]*:v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d+)?)(?=[+@_-]|$)", image)
+    return found[1] if found else None
 
 
 def _port(pod: _Raw, container: Mapping[str, Any], args: EngineArgs) -> tuple[int | None, str | None]:

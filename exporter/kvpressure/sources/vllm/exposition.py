@@ -218,6 +218,7 @@ def page_from_text(
     gpus: Sequence[str] = (),
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    version: str | None = None,
     error: str | None = None,
     duration_seconds: float | None = None,
     scanner: Scanner | None = None,
@@ -237,7 +238,7 @@ def page_from_text(
     kept = text.decode(errors="replace") if isinstance(text, bytes) and keep_text else text
     return EnginePage(
         target=target, time=time, namespace=namespace, pod=pod, container=container,
-        gpus=tuple(gpus), args=tuple(args), env=dict(env or {}),
+        gpus=tuple(gpus), args=tuple(args), env=dict(env or {}), version=version,
         engines=result.engines, page=result.page, flavour=result.flavour, multi_process=result.multi_process,
         bad_lines=result.bad_lines, error=result.error, duration_seconds=duration_seconds,
         exposition=kept if keep_text and isinstance(kept, str) else None,

@@ -90,8 +90,8 @@ class _Feed:
         target = self.target
         return page_from_text(
             text, target=target.name, time=time(), namespace=target.namespace, pod=target.pod,
-            container=target.container, gpus=target.gpus, args=target.args, env=target.env, error=error,
-            duration_seconds=duration, scanner=self.scanner, keep_text=keep_text,
+            container=target.container, gpus=target.gpus, args=target.args, env=target.env,
+            version=target.version, error=error, duration_seconds=duration, scanner=self.scanner, keep_text=keep_text,
         )
 
 

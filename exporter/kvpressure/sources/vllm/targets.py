@@ -51,7 +51,7 @@ class TargetError(ValueError):
 class Target:
     """One metrics page and what is known about the engine behind it.
 
-    ``ca`` is a file of certificates to trust instead of the system's; ``verify`` False accepts any certificate.
+    ``version`` is vLLM's, where discovery can tell. ``ca`` is a file of certificates to trust instead of the system's; ``verify`` False accepts any certificate.
     Raises ``TargetError`` for an address that no request could be written for.
     """
 
@@ -67,6 +67,7 @@ class Target:
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     verify: bool = True
     ca: str | None = None
+    version: str | None = None
 
     def __post_init__(self) -> None:
         if self.scheme not in ("http", "https"):

@@ -44,7 +44,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "preemption": "V0 warning, at the first and every 50th preemption: mode, cumulative",
     "engine_dead": "the engine process failed or is gone",
     "start_failed": "the engine did not start",
-    "broadcast_wait": "a process has waited for another for a minute: seconds",
+    "broadcast_wait": "a process waits for another: seconds",
     "stats": "periodic line: flavour (v0, v1, rust), engine, engines, prompt_rate, generation_rate (tokens/s), running, "
              "waiting, deferred, swapped, preemptions (of the interval), kv_usage, cpu_kv_usage, prefix_hit_ratio",
     "iteration": "one engine step: index, context_requests, context_tokens, generation_requests, generation_tokens, "
@@ -65,14 +65,12 @@ EVENTS: Final[Mapping[str, str]] = {
 }
 
 ALLOCATION_EVENTS: Final = frozenset({
-    "cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed",
-})
+    "cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed"})
 """Events that mean "an allocation failed" (the documented log check of the triage)."""
 
 FACT_EVENTS: Final = frozenset({
     "capacity", "pool_bytes", "weights_bytes", "graphs_bytes", "breakdown", "max_num_batched_tokens", "max_model_len",
-    "args", "engine_config", "kv_padding",
-})
+    "args", "engine_config", "kv_padding"})
 """Events that stay true for the life of the engine, however old the line is."""
 
 # --- prefixes ---------------------------------------------------------------------------------------------
@@ -180,9 +178,7 @@ def _sizes(line: str, parts: tuple[tuple[str, re.Pattern[str]], ...]) -> Values:
 
 def _oom(line: str) -> Values | None:
     match = _OOM.search(line)
-    if match is None:
-        return None
-    return {"runtime": match[1], **_sizes(line, _OOM_PARTS)}
+    return None if match is None else {"runtime": match[1], **_sizes(line, _OOM_PARTS)}
 
 
 def _warmup(line: str) -> Values:
@@ -323,8 +319,6 @@ def _engine_config(line: str) -> Values | None:
 
 # --- the table --------------------------------------------------------------------------------------------
 
-_GIB = r"[\d.]{1,20}"
-
 # (keyword, event, parser): the first row whose keyword is in the line and whose parser accepts it wins.
 _TABLE: Final[tuple[tuple[str, str, Callable[[str], Values | None]], ...]] = (
     ("out of memory occurred when warming up", "warmup_oom", _warmup),
@@ -333,8 +327,8 @@ _TABLE: Final[tuple[tuple[str, str, Callable[[str], Values | None]], ...]] = (
     ("No available memory for the cache blocks", "no_kv_blocks", _always),
     ("max seq len (", "context_too_long", _context),
     ("less than desired GPU memory utilization", "memory_profiling_failed", _search(
-        rf"\((?P<free_bytes>{_GIB})/(?P<total_bytes>{_GIB}) GiB\) on startup is less than desired GPU memory utilization "
-        rf"\((?P<utilization>[\d.]+), (?P<desired_bytes>{_GIB}) GiB\)")),
+        r"\((?P<free_bytes>[\d.]{1,20})/(?P<total_bytes>[\d.]{1,20}) GiB\) on startup is less than desired GPU memory "
+        r"utilization \((?P<utilization>[\d.]{1,20}), (?P<desired_bytes>[\d.]{1,20}) GiB\)")),
     ("Error in memory profiling", "memory_profiling_failed", _always),
     ("node running low on memory", "host_oom", _always),
     ("is preempted by", "preemption", _preemption),

@@ -138,7 +138,7 @@ def _histogram(samples, name, count) -> Histogram:
 def _page(samples) -> dict[str, float]:
     names = {"process_cpu_seconds": "process_cpu_seconds_total",
              "process_resident_memory_bytes": "process_resident_memory_bytes",
-             "process_start_time_seconds": "process_start_time_seconds"}
+             "process_start_time_seconds": "process_start_time_seconds", "process_open_fds": "process_open_fds"}
     page = {canonical: samples[name][0].value for canonical, name in names.items() if samples[name]}
     for sample in samples["http_requests_total"]:
         key = "http:" + sample.labels["status"]

@@ -60,6 +60,7 @@ REQUEST_MAX_TOKENS: Final = "request_params_max_tokens"
 PROCESS_CPU_SECONDS: Final = "process_cpu_seconds"
 PROCESS_RSS_BYTES: Final = "process_resident_memory_bytes"
 PROCESS_START: Final = "process_start_time_seconds"
+PROCESS_OPEN_FDS: Final = "process_open_fds"  # grows and falls with the clients' connections, one for one
 HTTP_PREFIX: Final = "http:"  # + status class, "http:2xx", "http:4xx", "http:5xx": counters of requests
 
 
@@ -218,6 +219,28 @@ class AllocatorReading:
 
 
 @dataclass(frozen=True, slots=True)
+class StepStats:
+    """What the plugin counted over the steps of one engine, all API servers together. Counts run since ``started``.
+
+    ``sizes`` counts steps by batch size: requests decoding in the step when ``exact`` (one API server), else requests
+    running after it. ``decoded`` is the sum of decoding requests over steps. ``written`` is when this was told.
+    ``kv_max`` is the largest KV usage of any step of the last ten seconds.
+    """
+
+    namespace: str
+    pod: str
+    engine: str
+    started: float
+    written: float
+    steps: int
+    decoded: int
+    exact: bool = False
+    preemptions: int | None = None
+    kv_max: float | None = None
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuOwner:
     """One container that holds a GPU. A shared GPU has several of these, all with ``shared`` True."""
 
@@ -263,6 +286,7 @@ class Snapshot:
     owners: tuple[GpuOwner, ...] = ()
     logs: tuple[LogLine, ...] = ()
     allocator: tuple[AllocatorReading, ...] = ()
+    steps: tuple[StepStats, ...] = ()
     node_conditions: tuple[NodeCondition, ...] = ()
     health: Mapping[str, SourceHealth] = field(default_factory=dict)
     targets: tuple[str, ...] | None = None

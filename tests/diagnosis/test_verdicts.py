@@ -172,6 +172,8 @@ def test_gauges_left_over_from_clients_that_went_away_are_said_to_be_frozen():
     assert (found.verdict, found.frozen) == ("unknown", True)
     assert judge(**stale | {"http_moved": None}).verdict == "stalled"
     assert judge(**stale | {"gpu_utilization": 1.0}).verdict == "stalled"
+    assert judge(**stale | {"connections_dropped": False}).verdict == "stalled", "the clients are still connected: a hang"
+    assert judge(**stale | {"http_moved": None, "connections_dropped": True}).frozen is True
 
 
 def test_a_long_prefill_is_not_a_stall():
@@ -342,7 +344,8 @@ def run(settled, start, names, step=1.0):
 
 
 def test_one_odd_sample_does_not_change_the_verdict():
-    assert run(Settled(), 0, ["healthy", "healthy", "idle", "healthy", "idle", "healthy"]) == ["healthy"] * 6
+    odd = ["healthy", "healthy", "compute_bound", "healthy", "idle", "healthy"]
+    assert run(Settled(), 0, odd) == ["healthy"] * 6
 
 
 def test_pressure_is_published_with_its_second_sample():

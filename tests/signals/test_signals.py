@@ -548,3 +548,14 @@ def test_flat_signals_have_unique_names():
     flat = Signals(time=0.0, compute=ComputeSignals(gpu_utilization=0.5)).flat()
     assert flat["gpu_utilization"] == 0.5
     assert flat["kv_used_ratio"] is None
+
+
+@pytest.mark.parametrize(("fds", "expected"), [(82, False), (70, False), (58, True), (34, True), (None, None)])
+def test_clients_that_went_away_close_their_connections(fds, expected):
+    """Live captures: 34 descriptors when idle, 82 with 48 clients."""
+    def row(open_fds, tokens):
+        page = {} if open_fds is None else {r.PROCESS_OPEN_FDS: open_fds}
+        return {r.RUNNING: 48, r.WAITING: 0, r.GENERATION_TOKENS: tokens, **page}
+
+    w, p = followed(every(1, [row(82 if fds else None, 1), row(82 if fds else None, 2), row(fds, 2), row(fds, 2)]))
+    assert progress.compute(w, p, 0.0, 0).connections_dropped is expected

@@ -12,8 +12,8 @@ _AT_ONCE: Final = frozenset({"stalled"})  # its own evidence already spans many 
 
 def _wait(current: str, candidate: str) -> str:
     """The threshold that says how long the published verdict has to be gone before the candidate takes its place."""
-    if candidate == "kv_pressure":
-        return "pressure_enter_seconds"
+    if candidate in ("kv_pressure", "idle"):
+        return "pressure_enter_seconds" if candidate == "kv_pressure" else "idle_enter_seconds"
     queue_remains = candidate not in ("idle", "healthy")
     return "pressure_leave_seconds" if current == "kv_pressure" and queue_remains else "verdict_enter_seconds"
 

@@ -62,8 +62,8 @@ def no_page(case: Case) -> Finding | None:
 def frozen_or_stalled(case: Case) -> Finding | None:
     """Work is said to be present and nothing useful happens: a stall, a long prefill, or gauges that froze.
 
-    * Frozen: no number moves, nobody waits, the GPU is idle and the API server answers nobody. Either all clients
-      are gone and the gauges stayed behind, or the engine hangs; from outside the two look alike.
+    * Frozen: no number moves, nobody waits, the GPU is idle and the clients' connections are gone, so the gauges stayed
+      behind. Where connections are not known: the API server answers nobody, which a hang looks like as well.
     * A long prefill keeps the GPU busy or the cache filling; it gets more patience.
     * Otherwise a stall.
     """
@@ -83,14 +83,21 @@ def frozen_or_stalled(case: Case) -> Finding | None:
         return Finding("unknown", 0.3, supporting=("no_progress",), missing=("whether it moves again",))
     nobody_waits = not (s.load.waiting or 0.0) > 0
     gpu_silent = not case.false("gpu_idle")
-    if not moved and nobody_waits and gpu_silent and s.progress.http_moved is False:
+    if not moved and nobody_waits and gpu_silent and _clients_gone(s):
         return Finding("unknown", 0.4, supporting=("no_progress",), frozen=True, missing=(
-            "whether requests are really there: the API server answers nobody and no gauge moves, so the gauges may be "
-            "left over from clients that went away",))
+            "whether requests are really there: no gauge moves and the clients seem to be gone, so the gauges may be left "
+            "over from aborted requests",))
     supports = ["no_progress", "work_present"] + (["gpu_idle"] if case.true("gpu_idle") else [])
     confidence = 0.9 if case.true("queue_present") or case.true("gpu_idle") else 0.8
     return Finding("stalled", confidence, supporting=tuple(supports),
                    opposing=("tokens_flow",) if case.true("tokens_flow") else ())
+
+
+def _clients_gone(s: Signals) -> bool:
+    """Connections tell; where they are not known, an API server that answers nobody may have no clients."""
+    if s.progress.connections_dropped is not None:
+        return s.progress.connections_dropped
+    return s.progress.http_moved is False
 
 
 def idle(case: Case) -> Finding | None:

@@ -118,7 +118,8 @@ class ProgressSignals:
     progressing: bool | None = None  # token or request counters moved in the last seconds
     seconds_without_progress: float | None = None
     seconds_still: float | None = None  # neither counters nor gauges moved while work is said to be there
-    http_moved: bool | None = None  # the API server answered requests lately
+    http_moved: bool | None = None  # the API server answered requests since nothing moves
+    connections_dropped: bool | None = None  # most clients went away since something last came out
     fresh_seconds: float | None = None  # age of the newest page
     pages_failing: float | None = None  # consecutive failed scrapes
     tokens_flow: bool | None = None  # in the last 15 s

@@ -10,7 +10,8 @@ from kvpressure.signals.model import ProgressSignals
 from kvpressure.signals.window import EngineWindow, Sample
 
 FLOW_SECONDS: Final = 15.0
-LATELY_SECONDS: Final = 0.8
+LATELY_SECONDS: Final = 2.5
+MIN_CONNECTIONS: Final = 2
 LONGEST_STEP_SECONDS: Final = 15.0  # a gap between samples counts as unseen beyond this
 _USEFUL: Final = (r.PROMPT_TOKENS, r.GENERATION_TOKENS)
 _LEVELS: Final = (r.RUNNING, r.WAITING, r.KV_USAGE)
@@ -24,19 +25,21 @@ class Progress:
     preemptions count as neither: a livelock preempts without end.
     """
 
-    __slots__ = ("_before", "_seen", "_still", "_without", "counters_known")
+    __slots__ = ("_before", "_busy_fds", "_still", "_without", "counters_known")
 
     def __init__(self) -> None:
         self._before: Sample | None = None
         self._without = 0.0
         self._still = 0.0
-        self._seen = False
+        self._busy_fds: float | None = None  # open descriptors of the API server when something last came out
         self.counters_known = False
 
     def observe(self, sample: Sample) -> None:
         """Take the newest sample."""
         before, self._before = self._before, sample
         self.counters_known = any(name in sample.counters for name in _USEFUL)
+        if before is None or _progressed(before, sample):
+            self._busy_fds = sample.page.get(r.PROCESS_OPEN_FDS)
         if before is None:
             return
         step = min(sample.t - before.t, LONGEST_STEP_SECONDS)
@@ -45,7 +48,6 @@ class Progress:
             return
         self._without = 0.0 if _progressed(before, sample) else self._without + step
         self._still = self._still + step if _same_levels(before, sample) and self._without > 0 else 0.0
-        self._seen = True
 
     @property
     def seconds_without(self) -> float:
@@ -56,6 +58,17 @@ class Progress:
     def seconds_still(self) -> float:
         """Observed seconds in which neither counters nor gauges moved while work was said to be present."""
         return self._still
+
+
+    def connections_dropped(self, in_flight: float) -> bool | None:
+        """Whether most clients went away since something last came out: the API server closed as many descriptors.
+
+        ``None`` if the page does not tell (several API servers) or too few requests are in flight to tell.
+        """
+        now = self._before.page.get(r.PROCESS_OPEN_FDS) if self._before else None
+        if now is None or self._busy_fds is None or in_flight < MIN_CONNECTIONS:
+            return None
+        return self._busy_fds - now >= in_flight / 2
 
 
 def work_present(sample: Sample) -> bool | None:
@@ -108,7 +121,9 @@ def compute(window: EngineWindow, progress: Progress, age_seconds: float, failin
         progressing=None if not known or not work else progress.seconds_without == 0.0,
         seconds_without_progress=progress.seconds_without if known and work else None,
         seconds_still=progress.seconds_still if known and work else None,
-        http_moved=http_moved(window, max(30.0, progress.seconds_still)),
+        connections_dropped=progress.connections_dropped(
+            (last.gauges.get(r.RUNNING) or 0.0) + (last.gauges.get(r.WAITING) or 0.0)) if work else None,
+        http_moved=http_moved(window, progress.seconds_still),
         fresh_seconds=age_seconds, pages_failing=float(failing),
         tokens_flow=flowing, tokens_lately=_moved_lately(window), finished_flow=_finished_flow(window),
     )

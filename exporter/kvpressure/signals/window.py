@@ -13,7 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from kvpressure.readings import FINISHED_PREFIX, HTTP_PREFIX, PROCESS_CPU_SECONDS, RUNNING, WAITING, Histogram
+from kvpressure.readings import (
+    FINISHED_PREFIX,
+    HTTP_PREFIX,
+    PROCESS_CPU_SECONDS,
+    PROCESS_OPEN_FDS,
+    RUNNING,
+    WAITING,
+    Histogram,
+)
 
 FINE_SECONDS: Final = 75.0  # every sample is kept this long
 MID_SECONDS: Final = 320.0  # then one per MID_STEP
@@ -29,8 +37,8 @@ _EMPTY: Final[Mapping[str, float]] = {}
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One reading of one engine, counters and histograms corrected for resets. ``finished`` counts finished requests
-    of all reasons; ``None`` if the page does not. ``page`` holds the counters that belong
-    to the whole page (CPU seconds of the API server, HTTP answers by status class).
+    of all reasons; ``None`` if the page does not. ``page`` holds what
+    belongs to the whole page: CPU seconds and open descriptors of the API server, HTTP answers by status class.
     """
 
     t: float
@@ -227,9 +235,12 @@ class EngineWindow:
             self.first_t = None
         rising = {name: value for name, value in page.items()
                   if name == PROCESS_CPU_SECONDS or name.startswith(HTTP_PREFIX)}
+        of_page = dict(self._page.apply(rising))
+        if PROCESS_OPEN_FDS in page:
+            of_page[PROCESS_OPEN_FDS] = page[PROCESS_OPEN_FDS]
         corrected = self._counters.apply(counters)
         done = [value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)]
-        sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), self._page.apply(rising),
+        sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page,
                         sum(done) if done else None)
         self.history.append(t, sample)
         self.last = sample

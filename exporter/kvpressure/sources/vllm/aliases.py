@@ -126,6 +126,7 @@ PAGE_FAMILIES: Final = (
     Family("page", ("process_cpu_seconds_total",), r.PROCESS_CPU_SECONDS),
     Family("page", ("process_resident_memory_bytes",), r.PROCESS_RSS_BYTES),
     Family("page", ("process_start_time_seconds",), r.PROCESS_START),
+    Family("page", ("process_open_fds",), r.PROCESS_OPEN_FDS),
     Family("page", ("http_requests_total",), label="status", values=_STATUSES),
 )
 

@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 WORKERS := $(shell nproc)
 
-.PHONY: demo test check lint types generated unit accuracy generate bench bench-node bench-replay try-vllm lock clean help
+.PHONY: demo test check lint types generated unit accuracy generate image-test bench bench-node bench-replay try-vllm lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -18,20 +18,28 @@ test:            ## everything: lint, types, generated files, all tests
 
 check: test
 
-lint:            ## ruff
-	$(PYTHON) -m ruff check exporter tests benchmarks
+lint:            ## ruff, hadolint
+	$(PYTHON) -m ruff check exporter tests benchmarks deploy tools
+	.venv/bin/hadolint Dockerfile
 
 types:           ## mypy --strict
 	$(PYTHON) -m mypy
+	$(PYTHON) -m mypy deploy/generate.py tools/image/check.py
 
 generated:       ## every generated file is what its generator makes today
 	$(PYTHON) -m kvpressure.cli bundle --check
+	$(PYTHON) deploy/generate.py --check
 
 unit:            ## all tests, in parallel
 	$(PYTEST) -n $(WORKERS) --dist worksteal -q
 
-generate:        ## write the generated files: rules, boards, runbooks, references
+generate:        ## write the generated files: rules, boards, runbooks, references, chart, manifests
 	$(PYTHON) -m kvpressure.cli bundle
+	$(PYTHON) deploy/generate.py
+
+image-test:      ## build the image without a container engine and check it (root, Debian 12, some minutes, 1 GiB)
+	@tools/setup.sh test
+	@tools/image/test.sh
 
 accuracy:        ## score the verdict on the ground truth, write docs/accuracy.md
 	@tools/setup.sh test

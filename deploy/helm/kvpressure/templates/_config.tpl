@@ -1,0 +1,48 @@
+{{- /* The settings file of one vendor's exporter. Input: root, vendor. What stands in .Values.config wins. */ -}}
+{{- define "kvpressure.config" -}}
+{{- $values := .root.Values -}}
+{{- $settings := dict "collector.nvidia" (eq .vendor "nvidia") "collector.amd" (eq .vendor "amd") -}}
+{{- $_ := set $settings "web.listen-address" (list (printf ":%d" (int $values.port))) -}}
+{{- range $name, $on := $values.sources -}}
+{{- $_ := set $settings (printf "collector.%s" $name) $on -}}
+{{- end -}}
+{{- if $values.sources.podresources -}}
+{{- $_ := set $settings "kubelet.socket" "/host/pod-resources/kubelet.sock" -}}
+{{- end -}}
+{{- if $values.sources.procfs -}}
+{{- $_ := set $settings "host.proc" "/host/proc" -}}
+{{- end -}}
+{{- if $values.sources.cgroup -}}
+{{- $_ := set $settings "host.cgroup" "/host/cgroup" -}}
+{{- end -}}
+{{- if $values.sources.logs -}}
+{{- $_ := set $settings "host.pod-logs" "/var/log/pods" -}}
+{{- $_ := set $settings "log-positions" "/var/lib/kvpressure/log-positions.json" -}}
+{{- end -}}
+{{- if $values.recording.enabled -}}
+{{- $_ := set $settings "record.directory" "/var/lib/kvpressure/recordings" -}}
+{{- $_ := set $settings "record.max-size" (printf "%dMiB" (int $values.recording.maxSizeMiB)) -}}
+{{- $_ := set $settings "record.keep" (int $values.recording.keep) -}}
+{{- end -}}
+{{- with $values.namespaces -}}{{- $_ := set $settings "kube.namespaces" . -}}{{- end -}}
+{{- with $values.podSelector -}}{{- $_ := set $settings "kube.selector" . -}}{{- end -}}
+{{- with $values.targets -}}{{- $_ := set $settings "vllm.target" . -}}{{- end -}}
+{{- with $values.webConfigSecret -}}{{- $_ := set $settings "web.config.file" "/etc/kvpressure-web/web-config.yaml" -}}{{- end -}}
+{{- with $values.thresholds -}}{{- $_ := set $settings "thresholds" "/etc/kvpressure/thresholds.yaml" -}}{{- end -}}
+{{- $other := ternary "(collector|gpu)\\.amd(\\..*)?" "(collector\\.)?nvidia(\\..*)?" (eq .vendor "nvidia") -}}
+{{- range $name, $value := $values.config -}}
+{{- if not (regexMatch (printf "^%s$" $other) $name) -}}
+{{- $_ := set $settings $name $value -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $settings -}}
+{{- end -}}
+
+{{- define "kvpressure.configData" -}}
+config.yaml: |
+  {{- include "kvpressure.config" . | nindent 2 }}
+{{- with .root.Values.thresholds }}
+thresholds.yaml: |
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

@@ -191,11 +191,18 @@ static void count_call(const char *function)
     pthread_mutex_unlock(&world_lock);
 }
 
+static double now_seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + now.tv_nsec / 1e9;
+}
+
 static void hang(const char *key)
 {
     struct timespec step = {0, 5 * 1000 * 1000};
-    double seconds, waited = 0;
-    while (lookup_number(key, &seconds) && waited < seconds) { nanosleep(&step, NULL); waited += 0.005; }
+    double seconds, started = now_seconds();
+    while (lookup_number(key, &seconds) && now_seconds() - started < seconds) nanosleep(&step, NULL);
 }
 
 static Return told(const Device *device, const char *function)
@@ -687,12 +694,13 @@ static int take_event(EventSet *set, Event *out)
 Return nvmlEventSetWait_v2(EventSet *set, Event *out, unsigned milliseconds)
 {
     struct timespec step = {0, 5 * 1000 * 1000};
+    double end = now_seconds() + milliseconds / 1000.0;
     ENTER(NULL);
-    for (unsigned waited = 0;; waited += 5) {
+    for (;;) {
         Return code = set->unusable ? UNKNOWN : told(NULL, __func__);
         if (code) return code;
         if (take_event(set, out)) return SUCCESS;
-        if (waited >= milliseconds) return TIMEOUT;
+        if (now_seconds() >= end) return TIMEOUT;
         nanosleep(&step, NULL);
     }
 }

@@ -46,6 +46,7 @@ VALUES: dict[str, tuple[str, Any, str, Any]] = {  # option -> text, YAML value a
     "interval": ("500ms", "0.5", "interval_seconds", 0.5),
     "vllm.timeout": ("2", "2s", "vllm_timeout_seconds", 2.0),
     "vllm.max-targets": ("3", "3", "vllm_max_targets", 3),
+    "vllm.pace": ("fixed", "fixed", "vllm_pace", "fixed"),
     "nvidia.gpm": ("true", "true", "nvidia_gpm", True),
     "nvidia.mig": ("false", "false", "nvidia_mig", False),
     "node-name": ("node-7", "node-7", "node_name", "node-7"),
@@ -106,7 +107,7 @@ class TestThreeSpellings:
 class TestSources:
     def test_every_source_has_a_switch_an_interval_and_a_deadline(self) -> None:
         for name, spec in registry().items():
-            if name == "recording":
+            if name in ("recording", "allocator"):  # want a file or a directory as well
                 continue
             loaded = load(f"--collector.{name}", f"--collector.{name}.interval=30", f"--collector.{name}.deadline=7")
             chosen = loaded.collectors[name]
@@ -201,6 +202,10 @@ class TestMistakes:
         (["--no-collector.nvidia", "--nvidia.gpm"], "--nvidia.gpm: the source nvidia is switched off"),
         (["--no-collector.nvidia", "--collector.nvidia.interval", "5"],
          "--collector.nvidia.interval: the source nvidia is switched off; allowed: with --collector.nvidia"),
+        (["--collector.allocator"],
+         "--collector.allocator: there is nowhere to read from; allowed: with --plugin.directory"),
+        (["--plugin.directory", "/run/kvpressure"],
+         "--plugin.directory: the source allocator is switched off; allowed: with --collector.allocator"),
         (["--collector.vllm.interval", "0.5"],
          "--collector.vllm.interval: 0.5 s is shorter than a tick; allowed: 1 s (interval) or more"),
         (["--interval", "5", "--collector.vllm.interval", "2"], "--collector.vllm.interval: 2 s is shorter than a tick"),

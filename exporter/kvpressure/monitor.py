@@ -185,7 +185,7 @@ def _snapshot(now: float, readings: Iterable[Reading], health: Mapping[str, Sour
     return Snapshot(
         time=now, gpus=gathered("gpus"), pages=gathered("pages"), containers=join_containers(gathered("containers")),
         owners=join_owners(gathered("owners")), logs=gathered("logs"), allocator=gathered("allocator"),
-        node_conditions=gathered("node_conditions"), health=health,
+        steps=gathered("steps"), node_conditions=gathered("node_conditions"), health=health,
         targets=gathered("targets") if any(reading.targets is not None for reading in readings) else None,
         process_pods={pid: pod for reading in readings for pid, pod in (reading.process_pods or {}).items()},
         expected_gpus={vendor: n for reading in readings for vendor, n in (reading.expected_gpus or {}).items()},

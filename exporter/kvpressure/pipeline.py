@@ -174,6 +174,10 @@ class Pipeline:
             self._container((line.namespace, line.pod, line.container)).take_line(now, line)
         for page in snapshot.pages:
             self._take_page(now, page)
+        for stats in snapshot.steps:
+            for engine in self._engines.values():
+                if (engine.key.namespace, engine.key.pod, engine.key.engine) == (stats.namespace, stats.pod, stats.engine):
+                    engine.tracker.steps.observe(stats)
         owners = _owners_by_pod(snapshot)
         self._forget(now, snapshot.targets)
         engines, empty_pools = self._engine_states(now, snapshot, owners)

@@ -84,6 +84,11 @@ class Settings:
         repeat=True)
     vllm_max_targets: int = option("vllm.max-targets", COUNT, 64, "Most vLLM servers that are read.")
     vllm_timeout_seconds: float = option("vllm.timeout", SECONDS, 3.0, "Total time one scrape of an engine may take.")
+    vllm_pace: str = option(
+        "vllm.pace", one_of("adaptive", "fixed"), "adaptive",
+        "How often an engine is scraped: every collector.vllm.interval under load and less often when calm, or always.")
+    plugin_directory: Path | None = option(
+        "plugin.directory", ANY_PATH, None, "Where the plugin inside vLLM leaves its reports.", shown="none")
     nvidia_mig: bool = option("nvidia.mig", BOOL, True, "Read the MIG instances of a GPU.")
     nvidia_gpm: bool = option(
         "nvidia.gpm", BOOL, False, "Read SM, tensor and DRAM activity (Hopper and newer; may need privileges).")

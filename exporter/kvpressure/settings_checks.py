@@ -9,7 +9,8 @@ from kvpressure.settings_options import Option, SettingsError, registered_source
 from kvpressure.settings_read import Given
 
 RESERVED_PATHS: Final = ("/", "/api/v1/diagnosis", "/-/healthy", "/-/ready")
-_SOURCE_OF: Final = {"vllm.": "vllm", "nvidia.": "nvidia", "gpu.amd.": "amd", "recording.": "recording"}
+_SOURCE_OF: Final = {"vllm.": "vllm", "nvidia.": "nvidia", "gpu.amd.": "amd", "recording.": "recording",
+                     "plugin.": "allocator"}
 
 
 def check_together(given: Mapping[str, Given], table: Mapping[str, Option]) -> None:
@@ -49,6 +50,8 @@ class _Checks:
                 raise self._clash(name, f"the source {source} is switched off", f"with --collector.{source}")
         if self._enabled("recording") and "recording.file" not in self._given:
             raise self._clash("collector.recording", "there is no recording to play", "with --recording.file")
+        if self._enabled("allocator") and "plugin.directory" not in self._given:
+            raise self._clash("collector.allocator", "there is nowhere to read from", "with --plugin.directory")
 
     def intervals(self) -> None:
         tick = self._seconds("interval")

@@ -20,6 +20,7 @@ from kvpressure.readings import (
     NodeCondition,
     Snapshot,
     SourceHealth,
+    StepStats,
     Termination,
 )
 from kvpressure.sources.vllm.exposition import page_from_text
@@ -92,6 +93,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         owners=some(st.builds(GpuOwner, *[_texts] * 4, st.booleans())),
         logs=some(st.builds(LogLine, *[_texts] * 4)),
         allocator=some(st.builds(AllocatorReading, _texts, _texts, st.integers(0, 64), *[_whole] * 5)),
+        steps=some(st.builds(StepStats, _texts, _texts, _texts, _number, _number, _count, _count, st.booleans(), _whole,
+                             _ratio, st.dictionaries(_count, _count, max_size=3))),
         node_conditions=some(st.builds(NodeCondition, _texts, st.none() | st.booleans())),
         health={name: SourceHealth(name, h.up, h.reason, h.last_success, h.duration_seconds, h.errors)
                 for name, h in health.items()},

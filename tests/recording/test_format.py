@@ -82,7 +82,7 @@ def test_an_engine_without_page_and_without_error_was_listed_but_not_read() -> N
     ({"t": 1, "gpus": [{"uuid": "a", "utilization_ratio": "high"}]},
      "gpus[0].utilization_ratio: expected a number, found 'high'"),
     ({"t": 1, "gpus": [{"uuid": "a", "memory_used_bytes": 1.5}]}, "gpus[0].memory_used_bytes: expected a whole number"),
-    ({"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"x": 1}}]}, "gpus[0].xid_errors: expected XID numbers as keys"),
+    ({"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"x": 1}}]}, "gpus[0].xid_errors: expected whole numbers as keys"),
     ({"t": 1, "gpus": [{"uuid": "a", "processes": [{"pid": 1}, {}]}]}, "gpus[0].processes[1]: 'pid' is missing"),
     ({"t": 1, "engines": [{}]}, "engines[0]: 'target' is missing"),
     ({"t": 1, "engines": [{"target": "x", "exposition": 5}]}, "engines[0].exposition: expected text, found 5"),

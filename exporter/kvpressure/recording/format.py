@@ -4,7 +4,7 @@ A recording holds what was *read*, never what was concluded. The first line is t
 every key of a tick but ``t`` may be missing or null, and unknown keys are ignored. Keys are the field names of
 ``kvpressure.readings``; an engine page stands as ``exposition``, the raw text as scraped.
 
-Beyond the documented keys a tick may carry ``owners``, ``node_conditions``, ``targets`` and ``health``, and an engine
+Beyond the documented keys a tick may carry ``owners``, ``steps``, ``node_conditions``, ``targets`` and ``health``, and an engine
 ``t`` (when the page was fetched, if not at the tick's time), ``env`` and ``version``.
 """
 
@@ -30,6 +30,7 @@ from kvpressure.readings import (
     NodeCondition,
     Snapshot,
     SourceHealth,
+    StepStats,
     Termination,
 )
 
@@ -151,11 +152,16 @@ def _count_map(value: object) -> dict[str, int]:
     return {key: _whole(item) for key, item in _object(value).items()}
 
 
-def _xid_map(value: object) -> dict[int, int]:
+def _number_map(value: object) -> dict[int, int]:
+    """Counts by a whole number (XIDs, batch sizes), which JSON writes as text."""
     try:
         return {int(key): _whole(item) for key, item in _object(value).items()}
     except ValueError as error:
-        raise MalformedTick(f"expected XID numbers as keys, found {_describe(value)}") from error
+        raise MalformedTick(f"expected whole numbers as keys, found {_describe(value)}") from error
+
+
+def _numbers_as_text(counts: Mapping[int, int]) -> dict[str, int]:
+    return {str(number): count for number, count in counts.items()}
 
 
 def _moment(value: object) -> float:
@@ -229,7 +235,7 @@ _GPU: Final = (
     *_fields(_number, "utilization_ratio", "sm_activity_ratio", "tensor_activity_ratio", "dram_activity_ratio",
              "power_watts", "power_limit_watts"),
     _Field("throttle_reasons", _texts, list),
-    _Field("xid_errors", _xid_map, lambda counts: {str(xid): count for xid, count in counts.items()}, default={}),
+    _Field("xid_errors", _number_map, _numbers_as_text, default={}),
     _Field("processes", _processes, lambda items: [_encode(_PROCESS, item) for item in items], default=()),
 )
 _PAGE: Final = (
@@ -251,6 +257,11 @@ _LOG: Final = (*_CONTAINER_NAME, _Field("line", _text, required=True))
 _ALLOCATOR: Final = (
     *_fields(_text, "namespace", "pod", required=True), _Field("rank", _whole, required=True),
     *_fields(_whole, "allocated_bytes", "reserved_bytes", "inactive_split_bytes", "alloc_retries", "ooms"),
+)
+_STEPS: Final = (
+    *_fields(_text, "namespace", "pod", "engine", required=True), *_fields(_number, "started", "written", required=True),
+    *_fields(_whole, "steps", "decoded", required=True), _Field("exact", _flag, default=False),
+    _Field("preemptions", _whole), _Field("kv_max", _number), _Field("sizes", _number_map, _numbers_as_text, default={}),
 )
 _OWNER: Final = (_Field("uuid", _text, required=True), *_CONTAINER_NAME, _Field("shared", _flag, default=False))
 _HEALTH: Final = (
@@ -327,6 +338,7 @@ def tick_from_json(line: bytes, build: PageBuilder) -> Snapshot:
         owners=_entries(body, "owners", lambda e, w: _decode(GpuOwner, _OWNER, e, w)),
         logs=_entries(body, "logs", lambda e, w: _decode(LogLine, _LOG, e, w)),
         allocator=_entries(body, "allocator", lambda e, w: _decode(AllocatorReading, _ALLOCATOR, e, w)),
+        steps=_entries(body, "steps", lambda e, w: _decode(StepStats, _STEPS, e, w)),
         node_conditions=_entries(body, "node_conditions", _node_condition),
         health=_health(body),
         targets=None if targets is None else _texts(targets),
@@ -351,6 +363,7 @@ def tick_to_json(snapshot: Snapshot) -> str:
         ("owners", [_encode(_OWNER, item) for item in snapshot.owners]),
         ("logs", [_encode(_LOG, item) for item in snapshot.logs]),
         ("allocator", [_encode(_ALLOCATOR, item) for item in snapshot.allocator]),
+        ("steps", [_encode(_STEPS, item) for item in snapshot.steps]),
         ("node_conditions", [{"type": item.type, "status": item.status} for item in snapshot.node_conditions]),
     )
     body.update((name, entries) for name, entries in lists if entries)

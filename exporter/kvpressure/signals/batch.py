@@ -8,12 +8,14 @@ from typing import Final
 
 from kvpressure import readings as r
 from kvpressure.signals.model import BatchSignals
+from kvpressure.signals.steps import StepWindow
 from kvpressure.signals.window import EngineWindow, quantile
 
 RUNNING_BOUNDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, float("inf"))
 WINDOW_SECONDS: Final = 60.0
 MEAN_SECONDS: Final = 30.0
 MIN_SAMPLES: Final = 3
+QUANTILES: Final = (0.5, 0.95, 0.99)
 
 
 class RunningHistogram:
@@ -39,8 +41,9 @@ class RunningHistogram:
         return result
 
 
-def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | None) -> BatchSignals:
-    """Mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
+def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | None,
+            steps: StepWindow | None = None, now: float = 0.0) -> BatchSignals:
+    """The batch of the plugin's steps where there are any; else the mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
     speculative decoding and chunked prefill); quantiles from samples of requests running.
     """
     observed = window.observed(r.INTER_TOKEN, MEAN_SECONDS)
@@ -52,7 +55,11 @@ def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | No
     running = sorted(window.gauge_values(r.RUNNING, WINDOW_SECONDS))
     p50 = p95 = p99 = None
     if len(running) >= MIN_SAMPLES:
-        p50, p95, p99 = (quantile(running, q) for q in (0.5, 0.95, 0.99))
+        p50, p95, p99 = (quantile(running, q) for q in QUANTILES)
+    if steps is not None and (exact := steps.quantiles(now, *QUANTILES)) is not None:
+        p50, p95, p99 = exact
+        counted = steps.mean(now, MEAN_SECONDS)
+        mean = mean if counted is None else counted
     return BatchSignals(
         batch_mean=mean, batch_p50=p50, batch_p95=p95, batch_p99=p99, step_seconds=step,
         batch_collapse_ratio=collapse(window, p95, limit),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvpressure import readings as r
@@ -28,6 +28,7 @@ from kvpressure.signals.memory import DeviceMemory
 from kvpressure.signals.model import KvSignals, LoadSignals, Signals
 from kvpressure.signals.progress import Progress
 from kvpressure.signals.score import GpuWindow
+from kvpressure.signals.steps import StepWindow
 from kvpressure.signals.throughput import Trend
 from kvpressure.signals.window import EngineWindow
 from kvpressure.thresholds import Thresholds
@@ -58,7 +59,7 @@ class EngineTracker:
     """History of one engine and everything derived from it."""
 
     __slots__ = ("_baseline", "_device", "_longest", "_process_start", "_progress", "_running", "_thresholds", "_trend",
-                 "engines_on_page", "ever_positive", "failing", "page", "reading", "window")
+                 "engines_on_page", "ever_positive", "failing", "page", "reading", "steps", "window")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -68,6 +69,7 @@ class EngineTracker:
         self.failing = 0
         self.ever_positive = False
         self.engines_on_page = 1
+        self.steps = StepWindow()
         self._running = RunningHistogram()
         self._longest = LongestContext(thresholds["context_window_seconds"])
         self._baseline = Baseline()
@@ -111,7 +113,16 @@ class EngineTracker:
         config = self.reading.cache_config if self.reading else {}
         found = kv.compute(self.window, config, self.engines_on_page, self.ever_positive,
                            around.facts.get("capacity_tokens"), shape, around.max_num_seqs, self._thresholds)
-        return found, shape
+        return self._with_exact_maxima(around.now, found), shape
+
+    def _with_exact_maxima(self, now: float, found: KvSignals) -> KvSignals:
+        """The maxima over every step where the plugin tells them: a peak between two pages is a peak."""
+        if found.kv_used_ratio_max is None or found.kv_used_ratio_recent_max is None:
+            return found
+        lately = self.steps.kv_max(now, kv.RECENT_SECONDS) or 0.0
+        minute = self.steps.kv_max(now, self._thresholds["kv_window_seconds"]) or 0.0
+        return replace(found, kv_used_ratio_max=max(found.kv_used_ratio_max, minute),
+                       kv_used_ratio_recent_max=max(found.kv_used_ratio_recent_max, lately))
 
     def signals(self, around: Surroundings, found: KvSignals, shape: context.Shape) -> Signals:
         """All signals now."""
@@ -123,7 +134,7 @@ class EngineTracker:
         self._follow_device(around.now, gpus, load)
         return Signals(
             time=around.now, kv=found, load=load,
-            batch=batch.compute(window, self._running, load.max_num_seqs),
+            batch=batch.compute(window, self._running, load.max_num_seqs, self.steps, around.now),
             context=context.compute(window, self._longest, shape),
             latency=latency.compute(window, self._baseline, self._calm(found, load)),
             throughput=throughput.compute(window, self._trend),

@@ -14,6 +14,7 @@ from kvpressure.readings import (
     GpuReading,
     LogLine,
     NodeCondition,
+    StepStats,
 )
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Reading:
     owners: tuple[GpuOwner, ...] | None = None
     logs: tuple[LogLine, ...] | None = None
     allocator: tuple[AllocatorReading, ...] | None = None
+    steps: tuple[StepStats, ...] | None = None
     node_conditions: tuple[NodeCondition, ...] | None = None
     targets: tuple[str, ...] | None = None
     expected_gpus: dict[str, int] | None = None

@@ -53,6 +53,11 @@ register(SourceSpec(
     deadline_seconds=5.0, hold_seconds=6.0,
 ))
 register(SourceSpec(
+    name="allocator", help="reports of the plugin inside vLLM: torch's allocator and every step's batch, from files",
+    factory=lazy("kvpressure.sources.allocator", "AllocatorSource"), default=False, interval_seconds=1.0,
+    deadline_seconds=5.0, hold_seconds=3.0,
+))
+register(SourceSpec(
     name="logs", help="events in the logs of the engines' containers, from files on the node",
     factory=lazy("kvpressure.sources.logs", "LogsSource"), default=False, interval_seconds=1.0, deadline_seconds=5.0,
 ))

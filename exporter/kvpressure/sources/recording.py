@@ -13,7 +13,7 @@ from pathlib import Path
 from time import time
 from typing import Protocol
 
-from kvpressure.readings import ContainerReading, EnginePage, LogLine, Snapshot
+from kvpressure.readings import ContainerReading, EnginePage, LogLine, Snapshot, StepStats
 from kvpressure.recording.format import RecordingError
 from kvpressure.recording.reader import Reader
 from kvpressure.sources.base import Reading, SourceError
@@ -80,8 +80,12 @@ class RecordingSource:
         logs: tuple[LogLine, ...] = tuple(line for s in due for line in s.logs)
         return Reading(
             gpus=last.gpus, pages=pages, containers=tuple(map(self._moved, last.containers)), owners=last.owners,
-            logs=logs, allocator=last.allocator, node_conditions=last.node_conditions, targets=last.targets,
+            logs=logs, allocator=last.allocator, steps=tuple(map(self._moved_steps, last.steps)),
+            node_conditions=last.node_conditions, targets=last.targets,
         )
+
+    def _moved_steps(self, stats: StepStats) -> StepStats:
+        return replace(stats, written=stats.written + self._shift)
 
     def _moved(self, container: ContainerReading) -> ContainerReading:
         ended = container.last_termination

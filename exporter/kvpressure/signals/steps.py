@@ -1,0 +1,84 @@
+"""Every step of an engine, as counted inside it by the plugin: exact batch sizes, and the true maximum of the cache."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvpressure.readings import StepStats
+
+WINDOW_SECONDS: Final = 60.0
+STALE_SECONDS: Final = 15.0  # a plugin that has been silent for longer is not there
+MAX_REPORTS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Increase:
+    t: float
+    steps: int
+    decoded: int
+    sizes: Mapping[int, int]
+    kv_max: float | None
+
+
+class StepWindow:
+    """What the plugin counted in the last minute. Keeps increases, which are small, not the counts."""
+
+    __slots__ = ("_increases", "_last")
+
+    def __init__(self) -> None:
+        self._last: StepStats | None = None
+        self._increases: deque[_Increase] = deque(maxlen=MAX_REPORTS)
+
+    def observe(self, stats: StepStats) -> None:
+        """Take a report; one that is known already is passed over, a new process begins anew."""
+        before, self._last = self._last, stats
+        if before is None or (stats.started, stats.exact) != (before.started, before.exact) or _shrunk(before, stats):
+            self._increases.clear()
+            return
+        if stats.written <= before.written:
+            self._last = before
+            return
+        sizes = {size: more for size, count in stats.sizes.items() if (more := count - before.sizes.get(size, 0))}
+        self._increases.append(_Increase(stats.written, stats.steps - before.steps, stats.decoded - before.decoded,
+                                         sizes, stats.kv_max))
+
+    def quantiles(self, now: float, *ranks: float) -> list[float] | None:
+        """Batch sizes at these ranks (nearest rank) over the steps of the last minute; ``None`` without steps."""
+        sizes: Counter[int] = Counter()
+        for increase in self._since(now, WINDOW_SECONDS):
+            sizes.update(increase.sizes)
+        total = sum(sizes.values())
+        return [_at_rank(sizes, max(1, -int(-rank * total // 1))) for rank in ranks] if total else None
+
+    def mean(self, now: float, seconds: float) -> float | None:
+        """Mean batch of the steps of the last ``seconds``; ``None`` without steps."""
+        increases = self._since(now, seconds)
+        steps = sum(increase.steps for increase in increases)
+        return sum(increase.decoded for increase in increases) / steps if steps else None
+
+    def kv_max(self, now: float, seconds: float) -> float | None:
+        """Largest KV usage of any step of the last ``seconds``."""
+        return max((i.kv_max for i in self._since(now, seconds) if i.kv_max is not None), default=None)
+
+    def _since(self, now: float, seconds: float) -> list[_Increase]:
+        if self._last is None or now - self._last.written > STALE_SECONDS:
+            return []
+        return [increase for increase in self._increases if increase.t > now - seconds]
+
+
+def _shrunk(before: StepStats, after: StepStats) -> bool:
+    """A count went back: an API server was replaced, or its report is missing."""
+    return (after.steps < before.steps or after.decoded < before.decoded
+            or any(after.sizes.get(size, 0) < count for size, count in before.sizes.items()))
+
+
+def _at_rank(sizes: Mapping[int, int], rank: int) -> float:
+    seen = 0
+    for size in sorted(sizes):
+        seen += sizes[size]
+        if seen >= rank:
+            break
+    return float(size)

@@ -1,0 +1,69 @@
+"""Worker side: torch's caching allocator, once a second.
+
+``torch.cuda.memory_stats`` is bookkeeping on the host: it asks neither the device nor the driver. It is only called
+in a process that uses the device already, so that no process gets a context because of this.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvpressure.vllm_plugin import registry_gauges
+from kvpressure.vllm_plugin.report import ReportFile, directory, guarded, repeat
+
+#: our name -> key of ``torch.cuda.memory_stats``
+KEYS: Final = (
+    ("allocated_bytes", "allocated_bytes.all.current"),
+    ("reserved_bytes", "reserved_bytes.all.current"),
+    ("inactive_split_bytes", "inactive_split_bytes.all.current"),
+    ("alloc_retries", "num_alloc_retries"),
+    ("ooms", "num_ooms"),
+)
+
+
+def sample(torch: Any) -> dict[str, int] | None:
+    """The allocator's figures of the device that this process uses, with the process's ``rank``.
+
+    ``None`` while the device is not initialised. A thread of its own knows no "current device", so the device is
+    the one on which this process has reserved most.
+    """
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return None
+    devices: list[tuple[int, int, Mapping[str, int]]] = []
+    for index in range(cuda.device_count()):
+        stats = cuda.memory_stats(index)
+        devices.append((stats.get("reserved_bytes.all.current", 0), index, stats))
+    reserved, index, stats = max(devices, key=lambda item: item[0], default=(0, 0, {}))
+    if not reserved:
+        return None
+    return {"rank": _rank(torch, index), **{name: int(stats[key]) for name, key in KEYS if key in stats}}
+
+
+def _rank(torch: Any, device: int) -> int:
+    """Rank among the workers; without a process group the number of the device."""
+    group = getattr(torch, "distributed", None)
+    if group is not None and group.is_available() and group.is_initialized():
+        return int(group.get_rank())
+    return device
+
+
+def follow() -> None:
+    """Body of the thread: report for ever."""
+    where = directory()
+    file = ReportFile("worker", where) if where else None
+
+    @guarded
+    def report() -> None:
+        torch = sys.modules.get("torch")  # never imported from here
+        figures = sample(torch) if torch is not None else None
+        if figures is None:
+            return
+        if file is not None:
+            file.write(figures)
+        else:
+            registry_gauges.show_allocator(figures)
+
+    repeat(report)

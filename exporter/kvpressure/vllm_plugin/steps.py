@@ -1,0 +1,98 @@
+"""API server side: what happened in every step of the engines, counted.
+
+One engine step reaches every API server with the outputs for its own clients, and exactly one of them with the
+scheduler's statistics. With one API server the requests that got a token are therefore the exact decoding batch of
+the step; with several, the scheduler's count of running requests is what one process knows about the whole step.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import Any, Final
+
+from kvpressure.vllm_plugin import registry_gauges
+from kvpressure.vllm_plugin.report import ReportFile, directory, guarded, repeat
+
+KV_SECONDS: Final = 10  # reports whose maxima of the KV usage are kept
+LARGEST_BATCH: Final = 8192  # larger ones count as this
+
+
+class StepCounts:
+    """Sums over the steps of one engine since this process began.
+
+    ``steps`` are those reported with scheduler statistics while something ran; ``decoded`` the requests that got a
+    token, summed over steps; ``batch`` and ``running`` count steps by decoding requests and by running requests.
+    """
+
+    __slots__ = ("_kv_max", "_kv_maxima", "batch", "decoded", "preemptions", "running", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.steps = self.decoded = self.tokens = self.preemptions = 0
+        self.batch: dict[int, int] = {}
+        self.running: dict[int, int] = {}
+        self._kv_max: float | None = None
+        self._kv_maxima: deque[float] = deque(maxlen=KV_SECONDS)
+
+    def record(self, scheduler: Any, iteration: Any) -> None:
+        """One step, from vLLM's ``SchedulerStats`` and ``IterationStats``; either may be missing."""
+        decoded = 0
+        if iteration is not None:
+            decoded = min(len(iteration.inter_token_latencies_iter), LARGEST_BATCH)
+            self.tokens += iteration.num_generation_tokens
+            self.preemptions += iteration.num_preempted_reqs
+            if decoded:
+                self.decoded += decoded
+                self.batch[decoded] = self.batch.get(decoded, 0) + 1
+        if scheduler is None:
+            return
+        running = min(scheduler.num_running_reqs, LARGEST_BATCH)
+        if running or decoded:
+            self.steps += 1
+            self.running[running] = self.running.get(running, 0) + 1
+        usage = scheduler.kv_cache_usage
+        if self._kv_max is None or usage > self._kv_max:
+            self._kv_max = usage
+
+    def report(self) -> dict[str, object]:
+        """The sums now, and the largest KV usage of the last ten reports."""
+        if self._kv_max is not None:
+            self._kv_maxima.append(self._kv_max)
+            self._kv_max = None
+        elif self._kv_maxima:
+            self._kv_maxima.popleft()  # no step since: the maxima grow old
+        return {"steps": self.steps, "decoded": self.decoded, "tokens": self.tokens, "preemptions": self.preemptions,
+                "kv_max": max(self._kv_maxima, default=None), "batch": dict(self.batch), "running": dict(self.running)}
+
+
+class Frontend:
+    """The engines of this API server, and the thread that reports them."""
+
+    def __init__(self) -> None:
+        self._engines: dict[int, StepCounts] = {}
+        self._lock = threading.Lock()
+        self._thread_of: int | None = None
+        self._file: ReportFile | None = None
+
+    def engine(self, index: int) -> StepCounts:
+        """The counts of one engine, the same ones however often its logger is built. Starts the thread."""
+        with self._lock:
+            if self._thread_of != os.getpid():
+                self._thread_of = os.getpid()
+                where = directory()
+                self._file = ReportFile("frontend", where) if where else None
+                threading.Thread(target=repeat, args=(self.report,), name="kvpressure-steps", daemon=True).start()
+            return self._engines.setdefault(index, StepCounts())
+
+    @guarded
+    def report(self) -> None:
+        """Write the file once, or move the counters of vLLM's own page on."""
+        reports = {str(index): counts.report() for index, counts in list(self._engines.items())}
+        if self._file is not None:
+            self._file.write({"engines": reports})
+        else:
+            registry_gauges.show_steps(reports)
+
+
+FRONTEND: Final = Frontend()

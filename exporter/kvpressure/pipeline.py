@@ -30,6 +30,7 @@ from kvpressure.signals.host import ContainerWindow
 from kvpressure.signals.limits import InForce
 from kvpressure.signals.logevents import match, strip
 from kvpressure.signals.model import KvSignals, Signals
+from kvpressure.signals.pool import from_configuration as pool_from_configuration
 from kvpressure.signals.score import GpuWindow
 from kvpressure.state import (
     LIMITS,
@@ -289,6 +290,11 @@ class Pipeline:
             gpu = windows[0].window.last if windows else None
             found_limits = limit_signals.in_force(self._parsed(page), container.logged if container else None, facts,
                                                   reading.cache_config if reading else {}, self._version(track), page.flavour, gpu)
+            if "pool_bytes" not in facts:
+                merged = self._parsed(page).merged(container.logged) if container and container.logged else self._parsed(page)
+                pool = pool_from_configuration(merged, reading.cache_config if reading else {}, len(page.engines))
+                if pool is not None:
+                    facts["pool_bytes"] = pool
         seqs = found_limits.get("max_num_seqs")
         return Surroundings(
             now=now, gpus=[window.window for window in windows], container=container.window if container else None,

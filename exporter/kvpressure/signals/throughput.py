@@ -37,7 +37,8 @@ class Trend:
 
     def ratio(self, t: float, throughput: float | None, demand: float | None) -> float | None:
         """Present throughput against the best of the history at no higher demand, at most 1. ``None`` with less than two
-        minutes of history or without throughput in it."""
+        minutes of history or without throughput in it.
+        """
         if throughput is None or demand is None or not self._points or t - self._points[0][0] < FLAT_AFTER_SECONDS:
             return None
         best = max((rate for _, rate, wanted in self._points if wanted <= demand * DEMAND_ROSE), default=0.0)

@@ -1,0 +1,53 @@
+"""The KV pool's size from configuration and model shape; the H100 figures are those of the recorded runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvpressure.commandline import parse
+from kvpressure.signals.pool import from_configuration, known_model
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(("name", "expected"), [
+    ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"), ("llama-2-13b", "llama-2-13b"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"), ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b"),
+    ("openai/gpt-oss-120b", "gpt-oss-120b"), ("/models/llama-3.1-8b", "llama-3.1-8b"),
+    ("someone/Llama-2-7b-32k", None), ("TinyLlama-1.1B", None), ("", None),
+])
+def test_only_models_with_a_known_shape_are_recognised(name, expected):
+    assert known_model(name) == expected
+
+
+CONFIG = {"num_gpu_blocks": "5646", "block_size": "16", "cache_dtype": "auto"}
+
+
+def test_blocks_times_the_models_bytes():
+    assert from_configuration(parse(["--model", "llama-2-7b"]), CONFIG, 1) == 5646 * 16 * 524_288
+
+
+def test_tensor_parallel_splits_and_data_parallel_shares_the_count():
+    args = parse(["--model", "llama-2-7b", "--tensor-parallel-size", "2"])
+    assert from_configuration(args, CONFIG, 2) == 2823 * 16 * 262_144
+
+
+def test_fp8_halves():
+    found = from_configuration(parse(["--model", "llama-2-7b"]), CONFIG | {"cache_dtype": "fp8"}, 1)
+    assert found == 5646 * 16 * 262_144
+
+
+def test_an_explicit_pool_is_the_pool_unless_blocks_are_overridden():
+    args = parse(["--model", "x", "--kv-cache-memory-bytes", str(4 * GIB)])
+    assert from_configuration(args, {}, 1) == 4 * GIB
+    assert from_configuration(args, {"num_gpu_blocks_override": "256"}, 1) is None
+
+
+@pytest.mark.parametrize("config", [{}, {"num_gpu_blocks": "None", "block_size": "16"}, {"num_gpu_blocks": "0", "block_size": "16"},
+                                    CONFIG | {"cache_dtype": "no-such-type"}, CONFIG | {"num_gpu_blocks": "1e999"}])
+def test_what_cannot_be_known_is_absent(config):
+    assert from_configuration(parse(["--model", "llama-2-7b"]), config, 1) is None
+
+
+def test_an_unknown_model_is_absent():
+    assert from_configuration(parse(["--model", "my-own"]), CONFIG, 1) is None

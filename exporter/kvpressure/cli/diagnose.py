@@ -1,0 +1,41 @@
+"""``kvpressure diagnose``: quick triage in under two minutes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from kvpressure.thresholds import load
+from kvpressure.toolbox import inputs, report
+
+_EXAMPLES = """\
+examples:
+  kvpressure diagnose http://10.0.0.5:8000 --args='--max-num-seqs 64' --gpu H100:80
+      watch a server for 30 s and say what is wrong with it
+  kvpressure diagnose -n inference -l app=vllm
+      the guides' steps through kubectl (get, logs; nothing is changed): pods, restarts, logs, events, metrics
+  kvpressure diagnose incident.jsonl.gz
+  kvpressure diagnose --exporter http://node-1:9846
+  kvpressure diagnose --prometheus http://prometheus:9090 --since 2h --pod vllm-0 --format json
+
+Without an input it asks the exporter on this machine. Exit status: 0 healthy or idle, 1 something is wrong or not known,
+2 the input cannot be used.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
+    inputs.add_arguments(parser)
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look, judge, print. Raises ``UsageError`` for input that cannot be used."""
+    thresholds = load(options.thresholds)
+    found = inputs.open_inputs(options, thresholds)
+    answered = report.answers(found, thresholds)
+    print(json.dumps(report.as_json(found, answered), indent=2) if options.format == "json"
+          else report.as_text(found, answered))
+    return 0 if all(answer.fine for answer in answered) else 1

@@ -1,0 +1,288 @@
+"""The guides' triage through kubectl: pods, restarts, logs of the running and the previous container, events, and the metrics
+page of every engine through the API server's proxy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from kvpressure.cli import UsageError
+from kvpressure.pipeline import EVENT_SECONDS
+from kvpressure.readings import EnginePage, LogLine, Snapshot
+from kvpressure.signals.logevents import ALLOCATION_EVENTS, FACT_EVENTS, match, strip
+from kvpressure.sources.podspec import Engine, Pod, Policy, read_pod
+from kvpressure.sources.vllm import Scanner, Target, page_from_text
+from kvpressure.sources.vllm.reasons import HTTP_4XX, REFUSED, UNREACHABLE
+from kvpressure.thresholds import Thresholds
+from kvpressure.toolbox import live
+from kvpressure.toolbox.history import judge
+from kvpressure.toolbox.inputs import Found, show_state
+from kvpressure.toolbox.kubectl import Kubectl, KubectlError
+from kvpressure.toolbox.live import Around
+from kvpressure.toolbox.progress import Progress
+from kvpressure.toolbox.triage import PodFacts
+from kvpressure.toolbox.view import mapping
+
+MAX_PODS: Final = 32
+INTERVAL_SECONDS: Final = 2.0
+LOG_SINCE: Final = "2h"  # as the guide does
+LOG_TAIL: Final = 20_000
+LOG_HEAD_BYTES: Final = 400_000  # start-up lines
+_CALLS_AT_ONCE: Final = 8
+_STAMP: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z ")
+_AMPLIFYING: Final = re.compile(
+    r"Evict|OOM|InsufficientMemory|MemoryPressure|FailedScheduling|BackOff|Killing|Unhealthy|Preempt|NodeNotReady|FailedMount")
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One engine of the cluster."""
+
+    pod: Pod
+    engine: Engine
+    node: str
+    phase: str
+
+    @property
+    def target(self) -> Target | None:
+        return self.engine.target
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.pod.namespace, self.pod.name
+
+
+def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> Found:
+    """All steps for the pods that match. Raises ``UsageError`` when there are none or the cluster cannot be asked."""
+    kubectl = Kubectl(options.context)
+    again = f"-n {options.namespace}" + (f" -l {options.selector}" if options.selector else "")
+    with Progress() as progress, ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
+        progress.show(f"pods of {options.namespace}")
+        members = _members(kubectl, options)
+        progress.show(f"logs and events of {len(members)} engines")
+        events = pool.submit(_events, kubectl, options.namespace)
+        logs = list(pool.map(lambda member: _read_logs(kubectl, member), members))
+        around = Around(tuple(member.engine.reading for member in members),
+                        tuple(line for log in logs for line in log.lines), {}, options.gpu)
+        feed = _Feed(kubectl, members, pool)
+        cases = judge(feed.watch(options.seconds, around), thresholds, "", worst=False,
+                      on_state=show_state(progress, options.seconds))
+        found_events = events.result()
+    facts = {member.key: _facts(member, log, found_events, feed.errors.get(member.key, ""))
+             for member, log in zip(members, logs, strict=True)}
+    return Found(tuple(cases), again, facts)
+
+
+# --- pods -------------------------------------------------------------------------------------------------
+
+
+def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
+    where = f"-n {options.namespace}" + (f" -l {options.selector}" if options.selector else "")
+    try:
+        documents = kubectl.objects("pods", options.namespace, *(["-l", options.selector] if options.selector else []))
+    except KubectlError as error:
+        raise UsageError(f"{where}: {error}") from error
+    documents = [item for item in documents if options.pod in (None, mapping(item.get("metadata")).get("name"))]
+    policy = Policy(selected=bool(options.selector))
+    found = [(pod, item) for item in documents if (pod := read_pod(item, policy)) is not None]
+    members = [_Member(pod, _with_args(engine, options.args), _node(item), pod.phase)
+               for pod, item in found for engine in pod.engines if engine.refusal != "no_endpoint"]
+    if not members:
+        raise UsageError(f"{where}: {len(documents)} pods, none runs vLLM; allowed: a namespace and labels of vLLM pods "
+                         "(kubectl get pods --show-labels)")
+    if len(members) > MAX_PODS:
+        raise UsageError(f"{where}: {len(members)} engines; allowed: up to {MAX_PODS}, choose with -l or --pod")
+    return members
+
+
+def _with_args(engine: Engine, more: Sequence[str]) -> Engine:
+    """Arguments from the command line count where the pod shows none."""
+    if not more or engine.target is None or engine.target.args:
+        return engine
+    return replace(engine, target=replace(engine.target, args=tuple(more)))
+
+
+def _node(item: Mapping[str, Any]) -> str:
+    name = mapping(item.get("spec")).get("nodeName")
+    return name if isinstance(name, str) else ""
+
+
+# --- logs -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """Counted events of both containers, the lines that the pipeline may see, and the alarming lines as they stand."""
+
+    running: Mapping[str, int] | None
+    previous: Mapping[str, int] | None
+    lines: tuple[LogLine, ...]
+    shown: tuple[str, ...]
+    errors: tuple[str, ...]
+
+
+def _read_logs(kubectl: Kubectl, member: _Member) -> _Log:
+    place = (member.pod.namespace, member.pod.name, member.engine.container)
+    errors: list[str] = []
+
+    def read(*more: str) -> list[str] | None:
+        try:
+            return kubectl.logs(*place, "--timestamps", *more)
+        except KubectlError as error:
+            errors.append(str(error))
+            return None
+
+    running = read(f"--since={LOG_SINCE}", f"--tail={LOG_TAIL}")
+    head = read(f"--limit-bytes={LOG_HEAD_BYTES}") if running is not None else None
+    previous = read("--previous", f"--tail={LOG_TAIL}") if member.engine.reading.restarts else None
+    lines = tuple(LogLine(*place, text) for text in _for_pipeline(head or [], running or [], live.CLOCK.now()))
+    counted, shown = _count(running)
+    counted_before, shown_before = _count(previous)
+    return _Log(counted, counted_before, lines, (*shown, *(f"previous: {text}" for text in shown_before)), tuple(errors))
+
+
+def _stamped(line: str) -> tuple[float | None, str]:
+    found = _STAMP.match(line)
+    if found is None:
+        return None, line
+    return datetime.fromisoformat(found[1] + "+00:00").timestamp(), line[found.end():]
+
+
+def _for_pipeline(head: Sequence[str], recent: Sequence[str], now: float) -> Iterator[str]:
+    """Start-up facts of any age, and other events of the last ten minutes: what a running exporter would hold."""
+    for line in head:
+        _, text = _stamped(line)
+        event = match(strip(text))
+        if event is not None and event.event in FACT_EVENTS:
+            yield text
+    for line in recent:
+        t, text = _stamped(line)
+        event = match(strip(text))
+        if event is not None and event.event not in FACT_EVENTS and t is not None and t >= now - EVENT_SECONDS:
+            yield text
+
+
+def _count(lines: Sequence[str] | None) -> tuple[dict[str, int] | None, list[str]]:
+    """Events by name, and the newest alarming lines."""
+    if lines is None:
+        return None, []
+    counts: dict[str, int] = {}
+    shown: list[str] = []
+    for line in lines:
+        text = strip(_stamped(line)[1])
+        event = match(text)
+        if event is not None:
+            counts[event.event] = counts.get(event.event, 0) + 1
+            if event.event in ALLOCATION_EVENTS or event.event in ("engine_dead", "start_failed", "preemption", "host_oom"):
+                shown.append(text[:160])
+    return counts, shown[-3:]
+
+
+# --- events -----------------------------------------------------------------------------------------------
+
+
+def _events(kubectl: Kubectl, namespace: str) -> list[tuple[str, str, str]] | None:
+    """(kind, object, sentence) of what amplifies trouble, oldest first; None when events may not be read."""
+    try:
+        documents = kubectl.objects("events", namespace)
+    except KubectlError:
+        return None
+    found = []
+    for item in documents:
+        reason, message = str(item.get("reason") or ""), str(item.get("message") or "")
+        if not _AMPLIFYING.search(reason):
+            continue
+        about = mapping(item.get("involvedObject"))
+        when = str(item.get("lastTimestamp") or item.get("eventTime") or "")
+        kind, name = str(about.get("kind") or ""), str(about.get("name") or "")
+        times = item.get("count")
+        more = f" ({times}x)" if isinstance(times, int) and times > 1 else ""
+        found.append((when, kind, name, f"{when} {reason} {kind.lower()}/{name}: {' '.join(message.split())[:140]}{more}"))
+    return [(kind, name, text) for _, kind, name, text in sorted(found)]
+
+
+def _facts(member: _Member, log: _Log, events: list[tuple[str, str, str]] | None, page_error: str) -> PodFacts:
+    mine = None if events is None else tuple(
+        text for kind, name, text in events if name == member.pod.name or (kind == "Node" and name == member.node))
+    target = member.target
+    refused = f"{member.engine.refusal}".replace("_", " ") if member.engine.refusal else ""
+    return PodFacts(phase=member.phase, node=member.node, running_log=log.running, previous_log=log.previous,
+                    log_lines=log.shown, log_errors=log.errors, events=mine, port=target.port if target else None,
+                    page_error=page_error or refused)
+
+
+# --- pages ------------------------------------------------------------------------------------------------
+
+
+class _Feed:
+    """The pages of all engines, fetched at once each tick. ``errors``: why the last fetch of a pod failed."""
+
+    def __init__(self, kubectl: Kubectl, members: Sequence[_Member], pool: ThreadPoolExecutor) -> None:
+        self._kubectl = kubectl
+        self._members = members
+        self._pool = pool
+        self._scanners = [Scanner() for _ in members]
+        self.errors: dict[tuple[str, str], str] = {}
+
+    def watch(self, seconds: float, around: Around) -> Iterator[Snapshot]:
+        """A snapshot every two seconds; engines without an endpoint are said to be unreachable."""
+        clock = live.CLOCK
+        start, first = clock.now(), True
+        around = replace(around, versions=self._versions())
+        while True:
+            began = clock.now()
+            pages = tuple(self._pool.map(self._page, self._members, self._scanners))
+            yield live.snapshot(began, pages, around, first)
+            first = False
+            if began + INTERVAL_SECONDS > start + seconds:
+                return
+            clock.sleep(began + INTERVAL_SECONDS - clock.now())
+
+    def _versions(self) -> dict[str, str]:
+        import json
+
+        found: dict[str, str] = {}
+        for member in self._members:
+            if member.target is not None:
+                try:
+                    version = mapping(json.loads(self._get(member, member.target, "/version"))).get("version")
+                except (KubectlError, ValueError):
+                    continue
+                if isinstance(version, str):
+                    found[_name(member)] = version
+        return found
+
+    def _get(self, member: _Member, target: Target, path: str) -> str:
+        return self._kubectl.page(member.pod.namespace, member.pod.name, target.port, path, target.scheme)
+
+    def _page(self, member: _Member, scanner: Scanner) -> EnginePage:
+        target, text, error = member.target, None, None
+        if target is None:
+            error = UNREACHABLE
+        else:
+            try:
+                text = self._get(member, target, target.path)
+            except KubectlError as failure:
+                error = _reason(str(failure))
+                self.errors[member.key] = str(failure)
+        return page_from_text(text, target=_name(member), time=0.0, namespace=member.pod.namespace, pod=member.pod.name,
+                              container=member.engine.container, args=target.args if target else (),
+                              env=target.env if target else {}, error=error, scanner=scanner)
+
+
+def _name(member: _Member) -> str:
+    port = f":{member.target.port}{member.target.path}" if member.target else ""
+    return f"pod/{member.pod.name}{port} through the API server"
+
+
+def _reason(text: str) -> str:
+    lower = text.lower()
+    if "refused" in lower:
+        return REFUSED
+    return HTTP_4XX if "forbidden" in lower or "notfound" in lower or "not found" in lower else UNREACHABLE

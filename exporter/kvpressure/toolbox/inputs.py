@@ -1,0 +1,251 @@
+"""Where an answer comes from: the options that ``diagnose`` and ``mitigate`` share, and what they open."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from kvpressure.args import GIB
+from kvpressure.cli import UsageError
+from kvpressure.recording.format import RecordingError
+from kvpressure.recording.reader import Reader
+from kvpressure.sources.vllm import Target
+from kvpressure.state import State
+from kvpressure.thresholds import Thresholds
+from kvpressure.toolbox import fetch, live, prometheus
+from kvpressure.toolbox.history import Case, judge
+from kvpressure.toolbox.live import Around, Card
+from kvpressure.toolbox.progress import Progress, bar
+from kvpressure.toolbox.triage import PodFacts
+from kvpressure.toolbox.view import engines
+
+MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
+_DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MAX_SINCE: Final = 7 * 86400.0
+_CARD: Final = re.compile(r"([^:]{1,80}):(\d{1,5}(?:\.\d{1,3})?)(?:GiB)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Engines to report on. ``again`` is the input as typed; ``facts`` what kubectl told, by (namespace, pod);
+    ``warnings`` are damages of a recording and the like.
+    """
+
+    cases: tuple[Case, ...]
+    again: str
+    facts: dict[tuple[str, str], PodFacts]
+    warnings: tuple[str, ...] = ()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The inputs. Exactly one kind may be given."""
+    parser.add_argument("inputs", metavar="URL|RECORDING", nargs="*",
+                        help="vLLM servers ([NS/POD=]http://HOST:PORT[;args=...]), or one recording")
+    group = parser.add_argument_group("other inputs")
+    group.add_argument("--exporter", metavar="URL", help="a running exporter (port 9846 where none is given)")
+    group.add_argument("--prometheus", metavar="URL", help="a Prometheus that scrapes vLLM; judges the past")
+    group.add_argument("--since", type=duration, default=3600.0, metavar="T", help="how far back: 30m, 1h (default), up to 7d")
+    group.add_argument("--namespace", "-n", metavar="NS", help="pods of this namespace, through kubectl; or a filter for --prometheus")
+    group.add_argument("--selector", "-l", metavar="LABELS", help="with -n: pods with these labels, e.g. app=vllm")
+    group.add_argument("--pod", metavar="NAME", help="only this pod (--prometheus, --exporter, kubectl)")
+    group.add_argument("--model", metavar="NAME", help="only this model (--prometheus, --exporter, recordings)")
+    group.add_argument("--context", metavar="NAME", help="kubectl context")
+    group.add_argument("--prometheus-token-file", metavar="FILE", help="bearer token for --prometheus")
+    parser.add_argument("--args", metavar="ARGS", type=arguments, default=(),
+                        help="the server's command line, quoted: --args='--max-num-seqs 64'")
+    parser.add_argument("--gpu", metavar="NAME:GiB", type=card, help="the card, e.g. H100:80: it decides vLLM's defaults")
+    parser.add_argument("--seconds", type=float, default=30.0, metavar="S",
+                        help=f"how long live servers are watched, 5 to {MAX_SECONDS:g} (default 30)")
+    parser.add_argument("--thresholds", metavar="FILE", help="judge with these thresholds")
+
+
+def duration(text: str) -> float:
+    """``90s``, ``30m``, ``1h``, ``2d`` as seconds; for argparse."""
+    found = _DURATION.fullmatch(text.strip())
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not 0 < seconds <= _MAX_SINCE:
+        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a duration like 30m or 1h, up to 7d")
+    return seconds
+
+
+def card(text: str) -> Card:
+    """``H100:80`` or ``A100:80GiB``; for argparse."""
+    found = _CARD.fullmatch(text.strip())
+    if found is None or not 0 < float(found[2]) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r:.80}; allowed: NAME:GiB, e.g. H100:80")
+    return Card(found[1].strip(), int(float(found[2]) * GIB))
+
+
+def arguments(text: str) -> tuple[str, ...]:
+    """A command line as words; for argparse."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.80}: {error}; allowed: a command line with closed quotes") from None
+
+
+def given(options: argparse.Namespace) -> bool:
+    """Whether any input was named."""
+    return bool(options.inputs or options.exporter or options.prometheus or options.namespace)
+
+
+def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> Found:
+    """Read what was asked for. Raises ``UsageError`` when it cannot be used, or when nobody answers."""
+    kinds = [name for name, value in (("URL or RECORDING", options.inputs), ("--exporter", options.exporter),
+                                      ("--prometheus", options.prometheus)) if value]
+    if options.namespace and not options.prometheus:
+        kinds.append("-n NAMESPACE")
+    if len(kinds) > 1:
+        raise UsageError(f"{' and '.join(kinds)}: allowed: one kind of input at a time")
+    if not 5 <= options.seconds <= MAX_SECONDS:
+        raise UsageError(f"--seconds: {options.seconds:g}; allowed: 5 to {MAX_SECONDS:g}")
+    if options.selector and not options.namespace:
+        raise UsageError("-l: needs -n NAMESPACE")
+    if options.prometheus:
+        return _prometheus(options, thresholds)
+    if options.namespace:
+        from kvpressure.toolbox.cluster import open_cluster
+
+        return open_cluster(options, thresholds)
+    if not options.inputs:
+        return _exporter(options)
+    recordings = [text for text in options.inputs if _is_file(text)]
+    if not recordings:
+        return _live(options, thresholds)
+    if len(options.inputs) > 1:
+        raise UsageError(f"{recordings[0]}: a recording stands alone; allowed: one recording, or several URLs")
+    return _recording(recordings[0], options, thresholds)
+
+
+def _is_file(text: str) -> bool:
+    """A recording's path; also one that does not exist but looks like a path rather than an address."""
+    if "://" in text:
+        return False
+    path = Path(text)
+    if path.is_dir():
+        raise UsageError(f"{text}: a directory; allowed: a recording or an address")
+    looks = text.endswith((".gz", ".jsonl", ".json")) or text.startswith(("/", "./", "../", "~"))
+    return path.is_file() or looks
+
+
+# --- live -------------------------------------------------------------------------------------------------
+
+
+def _live(options: argparse.Namespace, thresholds: Thresholds) -> Found:
+    targets = [fetch.target_of(text, "URL") for text in options.inputs]
+    if options.args:
+        targets = [replace(target, args=target.args or options.args) for target in targets]
+    if len(targets) > live.MAX_TARGETS:
+        raise UsageError(f"{len(targets)} URLs; allowed: up to {live.MAX_TARGETS}")
+    if len({target.name for target in targets}) < len(targets):
+        raise UsageError("URL: the same server twice; allowed: each once")
+    around = Around(versions=live.versions(targets), card=options.gpu)
+    return Found(tuple(watch_and_judge(targets, around, options.seconds, thresholds)), _again(options.inputs), {})
+
+
+def watch_and_judge(targets: list[Target], around: Around, seconds: float, thresholds: Thresholds) -> list[Case]:
+    """Watch live pages and judge the last moment. Raises ``UsageError`` when none of them ever answered."""
+    with Progress() as progress:
+        cases = judge(live.watch(targets, seconds, 1.0, around), thresholds, "", worst=False,
+                      on_state=show_state(progress, seconds))
+    if not any(case.view.data.get("up") for case in cases) and not any(case.changes and case.seconds.keys() - {"unknown"}
+                                                                       for case in cases):
+        reasons = sorted({f"{case.view.text('target')}: {_WHY.get(case.view.text('error'), case.view.text('error') or 'no answer')}"
+                          for case in cases})
+        raise UsageError("; ".join(reasons) + "; allowed: the address of a running vLLM server")
+    return cases
+
+
+_WHY: Final = {"refused": "connection refused", "dns": "the name is not known", "timeout": "no answer in time",
+               "unreachable": "not reachable", "http_4xx": "answers 4xx", "http_5xx": "answers 5xx",
+               "no_vllm_metrics": "no vLLM metrics there (another service, or --disable-log-stats)",
+               "html": "HTML instead of metrics", "json": "JSON instead of metrics", "empty": "an empty page"}
+
+
+def show_state(progress: Progress, seconds: float) -> Callable[[State], None]:
+    start: list[float] = []
+
+    def show(state: State) -> None:
+        start.append(state.time)
+        del start[1:]
+        gone = state.time - start[0]
+        engine = next((engine for engine in state.engines if engine.up), None)
+        said = "no answer yet" if engine is None else (
+            f"{engine.signals.load.running or 0:.0f} running, {engine.signals.load.waiting or 0:.0f} waiting, "
+            + (f"KV {engine.signals.kv.kv_used_ratio:.0%}" if engine.signals.kv.kv_used_ratio is not None else "KV not seen")
+            + f": {engine.diagnosis.verdict} ({engine.diagnosis.confidence:.2f})")
+        more = f" and {len(state.engines) - 1} more" if len(state.engines) > 1 else ""
+        progress.show(f"{bar(gone, seconds)} {gone:.0f}/{seconds:.0f} s  {said}{more}")
+
+    return show
+
+
+# --- the past ---------------------------------------------------------------------------------------------
+
+
+def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -> Found:
+    problems: list[str] = []
+    try:
+        with Progress() as progress, Reader(
+                path, on_problem=lambda problem: problems.append(f"{path}:{problem.line}: {problem.text}")) as reader:
+            cases = judge(reader, thresholds, reader.header.node or "", worst=True,
+                          on_state=lambda state: progress.show(f"{path}: t={state.time:.0f}"))
+    except RecordingError as error:
+        raise UsageError(str(error)) from error
+    if not cases:
+        raise UsageError(f"{path}: no engine in it; allowed: a recording with at least one readable tick")
+    shown = problems[:3] + ([f"{len(problems) - 3} more lines skipped"] if len(problems) > 3 else [])
+    return Found(_filtered(cases, options), path, {}, tuple(shown))
+
+
+def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> Found:
+    query = prometheus.Query(options.prometheus, options.since, options.namespace, options.pod, options.model,
+                             prometheus.token_from(options.prometheus_token_file))
+    api, now = prometheus.Prometheus(query), prometheus.wall()
+    cases: list[Case] = []
+    with Progress() as progress:
+        for server in prometheus.servers(api, query, now):
+            def show(state: State) -> None:
+                done = options.since - (now - state.time)
+                progress.show(f"{bar(done, options.since)} {state.engines[0].key.pod if state.engines else ''}")
+
+            cases += judge(prometheus.snapshots(api, query, server, now, options.gpu), thresholds, "", worst=True,
+                           on_state=show)
+    return Found(tuple(cases), f"--prometheus {options.prometheus}", {})
+
+
+# --- an exporter ------------------------------------------------------------------------------------------
+
+
+def _exporter(options: argparse.Namespace) -> Found:
+    address = options.exporter or f"http://127.0.0.1:{fetch.EXPORTER_PORT}"
+    try:
+        document = fetch.exporter_document(address)
+    except UsageError as error:
+        if options.exporter:
+            raise
+        raise UsageError(f"nothing to look at, and no exporter here ({error}); allowed: a URL, a recording, --exporter, "
+                         "--prometheus, or -n NAMESPACE") from error
+    cases = [Case(view) for view in engines(document)]
+    if not cases:
+        raise UsageError(f"--exporter: {address}: it knows no engine yet; allowed: an exporter with at least one")
+    return Found(_filtered(cases, options), f"--exporter {address}", {})
+
+
+def _filtered(cases: list[Case], options: argparse.Namespace) -> tuple[Case, ...]:
+    kept = tuple(case for case in cases
+                 if options.pod in (None, case.view.text("pod")) and options.model in (None, case.view.text("model_name")))
+    if not kept:
+        known = ", ".join(sorted({case.view.name for case in cases})[:8])
+        raise UsageError(f"no engine matches --pod and --model; there are: {known}")
+    return kept
+
+
+def _again(inputs: list[str]) -> str:
+    return " ".join(shlex.quote(text) for text in inputs)

@@ -1,0 +1,63 @@
+"""kubectl as a subprocess: verbs that read, and nothing else; time and output are bounded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvpressure.cli import UsageError
+
+READ_ONLY: Final = ("get", "logs")
+TIMEOUT_SECONDS: Final = 15.0
+MAX_BYTES: Final = 32 * 1024 * 1024
+
+
+class KubectlError(Exception):
+    """A call failed; the text is kubectl's own first line."""
+
+
+class Kubectl:
+    """Calls kubectl in one context. Raises ``UsageError`` when it is not installed."""
+
+    def __init__(self, context: str | None = None) -> None:
+        found = shutil.which("kubectl")
+        if found is None:
+            raise UsageError("-n: kubectl is not on the path; allowed: with kubectl installed, or a URL instead")
+        self._command = [found, *(["--context", context] if context else [])]
+
+    def run(self, *arguments: str, limit: int = MAX_BYTES) -> str:
+        """Standard output of ``kubectl ARGUMENTS``, cut after ``limit`` bytes. Raises ``KubectlError``."""
+        if arguments[0] not in READ_ONLY:
+            raise ValueError(f"kubectl {arguments[0]} is not a reading verb")
+        with subprocess.Popen([*self._command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              stdin=subprocess.DEVNULL) as process:
+            try:
+                output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise KubectlError(f"kubectl {arguments[0]}: no answer in {TIMEOUT_SECONDS:.0f} s") from None
+            if process.returncode != 0:
+                lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
+                raise KubectlError((lines[-1] if lines else f"kubectl {arguments[0]} failed")[:300])
+        return output[:limit].decode(errors="replace")
+
+    def objects(self, kind: str, namespace: str, *more: str) -> list[Mapping[str, Any]]:
+        """The items of ``kubectl get KIND -o json``. Raises ``KubectlError``."""
+        try:
+            document = json.loads(self.run("get", kind, "-n", namespace, *more, "-o", "json"))
+        except ValueError:
+            raise KubectlError(f"kubectl get {kind}: the answer is not JSON") from None
+        items = document.get("items") if isinstance(document, dict) else None
+        return [item for item in items or () if isinstance(item, Mapping)]
+
+    def logs(self, namespace: str, pod: str, container: str, *more: str) -> list[str]:
+        """Lines of a container's log. Raises ``KubectlError``."""
+        return self.run("logs", "-n", namespace, pod, "-c", container, *more).splitlines()
+
+    def page(self, namespace: str, pod: str, port: int, path: str, scheme: str) -> str:
+        """A page of a pod through the API server's proxy. Raises ``KubectlError``."""
+        name = pod if scheme == "http" else f"https:{pod}"
+        return self.run("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy{path}")

@@ -1,0 +1,105 @@
+"""Watching live pages for some seconds: the exporter's own source, one snapshot a tick."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kvpressure.readings import ContainerReading, EnginePage, GpuReading, LogLine, Snapshot
+from kvpressure.settings_options import CollectorSettings
+from kvpressure.sources.shared import Shared
+from kvpressure.sources.vllm import Target, VllmSource
+from kvpressure.toolbox import fetch
+from kvpressure.toolbox.view import mapping
+
+MAX_TARGETS: Final = 64
+TIMEOUT_SECONDS: Final = 3.0
+_GIVEN_GPU: Final = "given"
+
+
+class Clock:
+    """Time as the watch sees it; tests put another one in its place."""
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(max(0.0, seconds))
+
+
+CLOCK = Clock()
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The GPU as the user states it: it decides vLLM's defaults."""
+
+    name: str
+    memory_bytes: int
+
+    def reading(self) -> GpuReading:
+        """As a reading that carries identity and size only."""
+        return GpuReading(_GIVEN_GPU, 0, "given", name=self.name, memory_total_bytes=self.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is known beside the pages: containers and log lines of the first tick, versions by target."""
+
+    containers: tuple[ContainerReading, ...] = ()
+    logs: tuple[LogLine, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    card: Card | None = None
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What ``VllmSource`` asks for."""
+
+    vllm_targets: tuple[Target, ...]
+    collectors: Mapping[str, CollectorSettings]
+    vllm_timeout_seconds: float = TIMEOUT_SECONDS
+    vllm_max_targets: int = MAX_TARGETS
+    keep_exposition: bool = False
+    shared: Shared = field(default_factory=Shared)
+
+
+def versions(targets: Sequence[Target]) -> dict[str, str]:
+    """What ``/version`` says, by target; missing where it says nothing."""
+    found = {target.name: mapping(fetch.get_json(target, "/version", 2.0)).get("version") for target in targets}
+    return {name: version for name, version in found.items() if isinstance(version, str)}
+
+
+def watch(targets: Sequence[Target], seconds: float, interval: float, around: Around,
+          clock: Clock | None = None) -> Iterator[Snapshot]:
+    """A snapshot every ``interval`` for ``seconds``, the last one at the end of them."""
+    clock = clock or CLOCK
+    source = VllmSource(_Settings(tuple(targets), {VllmSource.name: CollectorSettings(True, interval, TIMEOUT_SECONDS)}))
+    try:
+        start = clock.now()
+        first = True
+        while True:
+            began = clock.now()
+            pages = source.read().pages or ()
+            yield snapshot(began, pages, around, first)
+            first = False
+            if began + interval > start + seconds:
+                return
+            clock.sleep(began + interval - clock.now())
+    finally:
+        source.close()
+
+
+def snapshot(now: float, pages: Sequence[EnginePage], around: Around, first: bool) -> Snapshot:
+    """One tick of ``pages`` with what is known around them."""
+    card = around.card
+    placed = tuple(
+        replace(page, time=now, version=page.version or around.versions.get(page.target),
+                gpus=page.gpus or ((_GIVEN_GPU,) if card else ()))
+        for page in pages)
+    return Snapshot(now, gpus=(card.reading(),) if card else (), pages=placed, containers=around.containers,
+                    logs=around.logs if first else ())

@@ -1,0 +1,34 @@
+"""A line on standard error that says how far long work is. Only on a terminal; nothing is left behind."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+
+class Progress:
+    """``show`` replaces the line; leaving the block erases it."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._shown = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def show(self, text: str) -> None:
+        """Say how it stands."""
+        if self._live:
+            self._shown = True
+            print(f"\r\033[K{text[:118]}", end="", file=sys.stderr, flush=True)
+
+
+def bar(done: float, whole: float, width: int = 20) -> str:
+    """``[#####     ]``."""
+    filled = round(width * min(1.0, max(0.0, done / whole))) if whole > 0 else width
+    return f"[{'#' * filled}{' ' * (width - filled)}]"

@@ -1,0 +1,107 @@
+"""The eight triage steps of the guide, as the document answers them, with what kubectl knows better put in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvpressure.publish.triage import OOM_EXIT_CODE
+from kvpressure.signals.logevents import ALLOCATION_EVENTS, FACT_EVENTS
+from kvpressure.toolbox.view import EngineView, items, mapping, number
+
+FINDINGS: Final = ("fine", "look", "bad", "unknown")
+_HARD: Final = ALLOCATION_EVENTS | {"host_oom", "engine_dead", "start_failed"}
+_PERIODIC: Final = frozenset({"stats", "iteration", "sleep"})
+_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: ``finding`` fine, look (worth a look), bad or unknown; ``command`` is what the guide runs by hand."""
+
+    number: int
+    question: str
+    finding: str
+    answers: tuple[str, ...]
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What kubectl told about the engine's pod beyond the document. Log events are those of the last two hours by name;
+    None = that log does not exist or could not be read, ``log_errors`` says why.
+    """
+
+    phase: str = ""
+    node: str = ""
+    running_log: Mapping[str, int] | None = None
+    previous_log: Mapping[str, int] | None = None
+    log_lines: tuple[str, ...] = ()
+    log_errors: tuple[str, ...] = ()
+    events: tuple[str, ...] | None = None
+    port: int | None = None
+    page_error: str = ""
+
+
+def triage(engine: EngineView, pod: PodFacts | None = None) -> list[Step]:
+    """All steps in the guide's order; empty when the document (of an older exporter) has none."""
+    steps = [_read(mapping(item)) for item in items(engine.data.get("triage"))]
+    if pod is None:
+        return steps
+    return [_REFINED[step.number](step, engine, pod) if step.number in _REFINED else step for step in steps]
+
+
+def _read(step: Mapping[str, object]) -> Step:
+    finding = str(step.get("finding"))
+    return Step(int(number(step.get("number")) or 0), str(step.get("question") or ""),
+                finding if finding in FINDINGS else "unknown",
+                tuple(str(answer) for answer in items(step.get("answers"))), str(step.get("command") or ""))
+
+
+def _pods(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
+    where = f"Phase {pod.phase or 'not known'}" + (f" on node {pod.node}." if pod.node else ".")
+    return replace(step, finding=step.finding if pod.phase == "Running" else "bad", answers=(*step.answers, where))
+
+
+def _restarts(step: Step, engine: EngineView, _pod: PodFacts) -> Step:
+    """A container that was killed counts here however long ago: kubectl sees one moment, not the last half hour."""
+    ended = [mapping(container.get("last_termination")) for container in engine.containers()]
+    killed = any(end.get("reason") == "OOMKilled" or end.get("exit_code") == OOM_EXIT_CODE for end in ended)
+    restarts = sum(number(container.get("restarts")) or 0 for container in engine.containers())
+    return replace(step, finding="bad" if killed and restarts else "look" if restarts else step.finding)
+
+
+def _log(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
+    answers = list(pod.log_errors)
+    findings = set()
+    for title, counts in (("Running container, last two hours", pod.running_log), ("Previous container", pod.previous_log)):
+        if counts is None:
+            continue
+        told = {name: count for name, count in counts.items() if name not in FACT_EVENTS | _PERIODIC}
+        findings.add("bad" if _HARD & told.keys() else "look" if told else "fine")
+        said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(told.items()))
+        answers.append(f"{title}: {said or 'no failed allocation'}.")
+    finding = next((one for one in ("bad", "look", "fine") if one in findings), "unknown")
+    return replace(step, finding=finding, answers=(*answers, *pod.log_lines))
+
+
+def _events(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
+    if pod.events is None:
+        return step
+    if not pod.events:
+        return replace(step, finding="fine", answers=("No memory pressure, eviction, scheduling delay or restart.",))
+    return replace(step, finding="look", answers=(f"{len(pod.events)} events that amplify trouble; they are not its cause:",
+                                                  *pod.events[-_SHOWN:]))
+
+
+def _endpoint(step: Step, engine: EngineView, pod: PodFacts) -> Step:
+    where = f"Port {pod.port} of the pod." if pod.port else "The pod declares no port to read."
+    if engine.data.get("up") is True:
+        return replace(step, answers=(*step.answers, where))
+    return replace(step, finding="bad", answers=(*step.answers, where, *([pod.page_error] if pod.page_error else ())))
+
+
+_REFINED: Final[Mapping[int, Callable[[Step, EngineView, PodFacts], Step]]] = {
+    1: _pods, 2: _restarts, 4: _log, 6: _events, 7: _endpoint,
+}

@@ -1,0 +1,204 @@
+"""``diagnose -n``: the guides' steps through kubectl, against a kubectl that replays what was recorded."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from kvpressure.cli import main
+from kvpressure.recording.reader import Reader
+from kvpressure.toolbox.kubectl import Kubectl
+from toolbox.conftest import FIXTURES, START, FakeClock, FakeKubectl
+
+PAGES = "/api/v1/namespaces/inference/pods/vllm-0:8000/proxy/metrics"
+
+
+def pages(name: str, skip: int) -> list[str]:
+    """The pages of a recording, from the tick ``skip`` on."""
+    with Reader(FIXTURES / f"recordings/vllm-cpu/{name}.jsonl.gz", keep_exposition=True) as reader:
+        texts = [page.exposition for snapshot in reader for page in snapshot.pages if page.exposition]
+    return texts[skip:]
+
+
+def pod(name: str = "vllm-0", **status: Any) -> dict[str, Any]:
+    """A pod as ``kubectl get pods -o json`` shows it."""
+    container = {"name": "vllm", "restartCount": 0, "ready": True, "state": {"running": {}}}
+    return {
+        "metadata": {"namespace": "inference", "name": name, "uid": f"uid-{name}", "labels": {"app": "vllm"}},
+        "spec": {"nodeName": "node-7", "containers": [{
+            "name": "vllm", "image": "vllm/vllm-openai:v0.11.2", "ports": [{"containerPort": 8000}],
+            "args": ["--model", "tiny", "--max-num-seqs", "64"], "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+        "status": {"phase": "Running", "podIP": "10.0.0.5", "containerStatuses": [container | status]},
+    }
+
+
+def killed(reason: str = "OOMKilled", code: int = 137) -> dict[str, Any]:
+    """Container status after a kill."""
+    return {"restartCount": 3, "lastState": {"terminated": {"reason": reason, "exitCode": code,
+                                                            "finishedAt": "2027-01-15T07:55:00Z"}}}
+
+
+def stamped(seconds_ago: float, text: str) -> str:
+    """A line as ``kubectl logs --timestamps`` prints it."""
+    return f"{datetime.fromtimestamp(START - seconds_ago, UTC):%Y-%m-%dT%H:%M:%S}.123456789Z {text}\n"
+
+
+def event(reason: str, name: str, kind: str = "Pod", message: str = "why", **more: Any) -> dict[str, Any]:
+    """A Kubernetes event."""
+    return {"reason": reason, "message": message, "lastTimestamp": "2027-01-15T07:59:00Z",
+            "involvedObject": {"kind": kind, "name": name}} | more
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
+
+
+def prepare(kubectl: FakeKubectl, *, pods: list[dict[str, Any]] | None = None, metrics: Any = None, log: str = "",
+            previous: Any = None, events: Any = None) -> None:
+    """A namespace with one pod unless said otherwise."""
+    kubectl.answers = [
+        ("get pods -o json", json.dumps({"items": [pod()] if pods is None else pods})),
+        ("get events", events if isinstance(events, Exception) else json.dumps({"items": events or []})),
+        ("logs --previous", previous if previous is not None else Exception("previous terminated container not found")),
+        ("logs", log),
+        ("get --raw proxy/version", '{"version":"0.11.2"}'),
+        (f"get --raw {PAGES}", metrics if metrics is not None else pages("d_kv_pressure", 60)),
+    ]
+    kubectl.install()
+
+
+def diagnose(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
+    status = main(["diagnose", "-n", "inference", "-l", "app=vllm", "--seconds", "20", "--format", "json", *more])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return status, document
+
+
+def step(document: dict[str, Any], number: int) -> dict[str, Any]:
+    found: dict[str, Any] = document["engines"][0]["triage"][number - 1]
+    return found
+
+
+def test_all_steps_of_a_pod_under_pressure(capsys: pytest.CaptureFixture[str], clock: FakeClock,
+                                           kubectl: FakeKubectl) -> None:
+    prepare(kubectl, pods=[pod(**killed())], log=stamped(60, OOM), previous=stamped(900, OOM) * 2, events=[
+        event("Evicted", "other", "Pod"), event("FailedScheduling", "vllm-0", message="0/3 nodes are available", count=4),
+        event("Scheduled", "vllm-0"), event("EvictionThresholdMet", "node-7", "Node"), event("NodeNotReady", "node-8", "Node")])
+    status, document = diagnose(capsys)
+    engine = document["engines"][0]
+    assert status == 1
+    assert (engine["verdict"], engine["stage"]) == ("kv_pressure", "failing")
+    assert (engine["namespace"], engine["pod"]) == ("inference", "vllm-0")
+    assert engine["engine"]["limits"]["max_num_seqs"]["value"] == 64
+    assert "node-7" in " ".join(step(document, 1)["answers"])
+    assert step(document, 2)["finding"] == "bad"
+    assert "OOMKilled" in " ".join(step(document, 2)["answers"])
+    logs = " ".join(step(document, 4)["answers"])
+    assert step(document, 4)["finding"] == "bad"
+    assert "Running container, last two hours: cuda oom 1" in logs
+    assert "Previous container: cuda oom 2" in logs
+    events = " ".join(step(document, 6)["answers"])
+    assert "FailedScheduling pod/vllm-0: 0/3 nodes are available (4x)" in events
+    assert "node/node-7" in events
+    assert "other" not in events
+    assert "node-8" not in events
+    assert "Scheduled pod" not in events
+    assert "Port 8000" in " ".join(step(document, 7)["answers"])
+    del clock
+
+
+def test_an_old_failure_in_the_log_is_told_and_does_not_count_as_now(capsys: pytest.CaptureFixture[str],
+                                                                    clock: FakeClock, kubectl: FakeKubectl) -> None:
+    prepare(kubectl, log=stamped(3600, OOM))
+    _, document = diagnose(capsys)
+    assert document["engines"][0]["stage"] != "failing"
+    assert step(document, 4)["finding"] == "bad"
+    del clock
+
+
+def test_common_problem_oom_with_few_requests(capsys: pytest.CaptureFixture[str], clock: FakeClock,
+                                              kubectl: FakeKubectl) -> None:
+    prepare(kubectl, pods=[pod(**killed("Error", 1))], metrics=pages("a_idle", 0), previous=stamped(900, OOM))
+    _, document = diagnose(capsys)
+    problems = {problem["name"]: problem["present"] for problem in document["engines"][0]["common_problems"]}
+    assert problems["oom_with_few_requests"] is True
+    del clock
+
+
+def test_only_reading_verbs_are_used(capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl) -> None:
+    prepare(kubectl)
+    diagnose(capsys, "--context", "staging")
+    assert {call[2] for call in kubectl.calls} == {"get", "logs"}
+    assert all(call[:2] == ["--context", "staging"] for call in kubectl.calls)
+    with pytest.raises(ValueError, match="not a reading verb"):
+        Kubectl().run("delete", "pod")
+    del clock
+
+
+def test_the_previous_log_is_asked_for_only_after_a_restart(capsys: pytest.CaptureFixture[str], clock: FakeClock,
+                                                            kubectl: FakeKubectl) -> None:
+    prepare(kubectl)
+    diagnose(capsys)
+    assert not any("--previous" in call for call in kubectl.calls)
+    del clock
+
+
+def test_what_may_not_be_read_is_said(capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl) -> None:
+    prepare(kubectl, events=Exception('Error from server (Forbidden): events is forbidden'))
+    kubectl.answers[3] = ("logs", Exception("Error from server (Forbidden): pods/log is forbidden"))
+    kubectl.install()
+    _, document = diagnose(capsys)
+    assert step(document, 4)["finding"] == "unknown"
+    assert "pods/log is forbidden" in " ".join(step(document, 4)["answers"])
+    assert step(document, 6)["finding"] == "unknown"
+    assert document["engines"][0]["verdict"] == "kv_pressure"
+    del clock
+
+
+def test_a_page_that_the_proxy_does_not_reach(capsys: pytest.CaptureFixture[str], clock: FakeClock,
+                                              kubectl: FakeKubectl) -> None:
+    prepare(kubectl, metrics=Exception("Error from server (ServiceUnavailable): dial tcp 10.0.0.5:8000: connection refused"))
+    status, document = diagnose(capsys)
+    assert (status, document["engines"][0]["verdict"]) == (1, "unknown")
+    assert step(document, 7)["finding"] == "bad"
+    assert "connection refused" in " ".join(step(document, 7)["answers"])
+    del clock
+
+
+def test_several_pods_and_one_that_is_pending(capsys: pytest.CaptureFixture[str], clock: FakeClock,
+                                              kubectl: FakeKubectl) -> None:
+    pending = pod("vllm-1")
+    pending["status"] = {"phase": "Pending"}
+    prepare(kubectl, pods=[pod(), pending])
+    _, document = diagnose(capsys)
+    assert {engine["pod"]: engine["verdict"] for engine in document["engines"]} == {
+        "vllm-0": "kv_pressure", "vllm-1": "unknown"}
+    first = next(engine for engine in document["engines"] if engine["pod"] == "vllm-1")["triage"][0]
+    assert first["finding"] == "bad"
+    assert "Pending" in " ".join(first["answers"])
+    _, document = diagnose(capsys, "--pod", "vllm-0")
+    assert [engine["pod"] for engine in document["engines"]] == ["vllm-0"]
+    del clock
+
+
+@pytest.mark.parametrize(("answer", "said"), [
+    ('{"items": []}', "0 pods, none runs vLLM"),
+    ("not json", "not JSON"),
+    ("[]", "none runs vLLM"),
+    ('{"items": [1, {"metadata": 3}]}', "none runs vLLM"),
+    (Exception('Error from server (Forbidden): pods is forbidden: User "me"'), "pods is forbidden"),
+])
+def test_pods_that_cannot_be_had(capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl, answer: Any, said: str) -> None:
+    kubectl.answers = [("get pods", answer)]
+    kubectl.install()
+    assert main(["diagnose", "-n", "inference", "-l", "app=vllm"]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_without_kubectl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["diagnose", "-n", "inference"]) == 2
+    assert "kubectl is not on the path" in capsys.readouterr().err

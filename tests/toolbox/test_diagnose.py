@@ -1,0 +1,241 @@
+"""``kvpressure diagnose``: every input leads to the right verdict, and bad input to one clear line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpressure.cli import main
+from kvpressure.demo.node import PodSpec
+from kvpressure.demo.scenario import PODS
+from kvpressure.pipeline import Pipeline
+from kvpressure.publish.diagnosis_json import diagnosis_document
+from kvpressure.recording.reader import Reader
+from toolbox.conftest import FIXTURES, FakeClock
+
+PRESSURE = FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
+CHAT = PODS[0]
+
+
+def document_of(path: Path) -> dict[str, Any]:
+    """What an exporter would say at the end of a recording."""
+    pipeline = Pipeline()
+    with Reader(path) as reader:
+        for snapshot in reader:
+            state = pipeline.observe(snapshot)
+    document: dict[str, Any] = json.loads(json.dumps(diagnosis_document(state, "node-1")))
+    return document
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit status and the JSON answer."""
+    status = main([*arguments, "--format", "json"])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return status, document
+
+
+# --- recordings -------------------------------------------------------------------------------------------
+
+
+def test_a_recording_of_pressure_is_bad_news_with_everything_in_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    status, document = run_json(capsys, "diagnose", str(PRESSURE))
+    engine = document["engines"][0]
+    assert status == 1
+    assert document["fine"] is False
+    assert engine["verdict"] == "kv_pressure"
+    assert engine["confidence"] >= 0.9
+    assert [step["number"] for step in engine["triage"]] == list(range(1, 9))
+    assert {problem["name"] for problem in engine["common_problems"]} == {
+        "memory_grows_continuously", "oom_with_few_requests", "fragmentation", "baseline_too_high"}
+    assert any("kvpressure mitigate" in step for step in engine["next_steps"])
+    assert engine["verdict_seconds"]["kv_pressure"] > 60
+
+
+def test_text_says_verdict_evidence_and_what_was_not_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(PRESSURE)]) == 1
+    text = capsys.readouterr().out
+    for part in ("VERDICT  KV PRESSURE", "for:", "not seen: GPU activity", "triage", "common problems", "next", "at the end:"):
+        assert part in text
+
+
+def test_a_quiet_recording_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(FIXTURES / "recordings/vllm-cpu/a_idle.jsonl.gz")]) == 0
+    assert "IDLE" in capsys.readouterr().out
+
+
+def test_trouble_that_is_over_is_still_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """The recording ends well; it is the incident in it that is asked about."""
+    status, document = run_json(capsys, "diagnose", str(FIXTURES / "recordings/vllm-cpu/m_v0270_pressure.jsonl.gz"))
+    engine = document["engines"][0]
+    assert status == 1
+    assert engine["verdict"] == "kv_pressure"
+    assert engine["verdict_seconds"]["kv_pressure"] > 0
+
+
+# --- live -------------------------------------------------------------------------------------------------
+
+
+def heavy(spec: PodSpec) -> PodSpec:
+    """The same pod under the load of the demo's incident."""
+    return replace(spec, load=replace(CHAT.load, prompt_tokens=600, output_tokens=450, max_tokens=2048))
+
+
+def test_a_live_server_under_pressure(capsys: pytest.CaptureFixture[str],
+                                      serve_pod: Callable[..., tuple[Any, str]]) -> None:
+    _, url = serve_pod(heavy(CHAT), 90)
+    status, document = run_json(capsys, "diagnose", f"inference/chat-0={url}", "--args=--max-num-seqs 128", "--seconds", "20")
+    engine = document["engines"][0]
+    assert (status, engine["verdict"], engine["pod"]) == (1, "kv_pressure", "chat-0")
+    assert engine["engine"]["limits"]["max_num_seqs"]["source"] == "args"
+
+
+def test_several_live_servers_each_get_their_answer(capsys: pytest.CaptureFixture[str],
+                                                    serve_pod: Callable[..., tuple[Any, str]]) -> None:
+    _, bad = serve_pod(heavy(CHAT), 0)
+    _, good = serve_pod(PODS[2], 90)
+    status, document = run_json(capsys, "diagnose", f"a/bad={bad}", f"a/good={good}", "--seconds", "15")
+    assert status == 1
+    assert {engine["pod"]: engine["fine"] for engine in document["engines"]} == {"bad": False, "good": True}
+
+
+def test_the_card_decides_the_default_limits(capsys: pytest.CaptureFixture[str],
+                                             serve_pod: Callable[..., tuple[Any, str]]) -> None:
+    _, url = serve_pod(CHAT, 60)
+    _, document = run_json(capsys, "diagnose", url, "--gpu", "H100:80", "--seconds", "5")
+    limits = document["engines"][0]["engine"]["limits"]
+    assert limits["max_num_seqs"] == {"value": 1024, "explicit": None, "source": "default", "recommended": None}
+
+
+def test_one_dead_server_among_several_is_unknown_not_an_error(capsys: pytest.CaptureFixture[str],
+                                                              serve_pod: Callable[..., tuple[Any, str]]) -> None:
+    _, url = serve_pod(CHAT, 60)
+    status, document = run_json(capsys, "diagnose", f"a/up={url}", f"a/down=http://{dead_address()}", "--seconds", "15")
+    verdicts = {engine["pod"]: engine["verdict"] for engine in document["engines"]}
+    assert status == 1
+    assert verdicts["down"] == "unknown"
+    assert verdicts["up"] == "healthy"
+
+
+# --- an exporter ------------------------------------------------------------------------------------------
+
+
+def test_an_exporter_answers_for_its_node(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str]) -> None:
+    address = serve_json({"/api/v1/diagnosis": document_of(FIXTURES / "recordings/incidents/KV01.jsonl.gz")})
+    status, document = run_json(capsys, "diagnose", "--exporter", address)
+    assert status == 1
+    assert document["engines"][0]["verdict"] == "kv_pressure"
+    assert main(["diagnose", "--exporter", address, "--pod", "nobody"]) == 2
+    assert "no engine matches" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [{}, [], {"engines": {}}, "text", 7, None])
+def test_something_else_than_an_exporter_is_refused(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str],
+                                                    answer: object) -> None:
+    assert main(["diagnose", "--exporter", serve_json({"/api/v1/diagnosis": answer})]) == 2
+    assert "not an exporter's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", [
+    {}, {"verdict": 7}, {"verdict": "nonsense", "signals": [], "limits": {"max_num_seqs": 3}},
+    {"verdict": "kv_pressure", "triage": [{"number": "x"}, 3], "mitigation": [], "conditions": {"crash_loop": "yes"}},
+])
+def test_an_exporter_of_another_version_breaks_nothing(capsys: pytest.CaptureFixture[str],
+                                                       serve_json: Callable[..., str], engine: dict[str, Any]) -> None:
+    address = serve_json({"/api/v1/diagnosis": {"engines": [engine, 3, None]}})
+    assert main(["diagnose", "--exporter", address]) == 1
+    assert "VERDICT" in capsys.readouterr().out
+
+
+# --- bad input --------------------------------------------------------------------------------------------
+
+
+def dead_address() -> str:
+    """An address on loopback where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["missing.jsonl.gz"], "missing.jsonl.gz: No such file"),
+    (["/tmp"], "a directory"),
+    (["http://host name"], "blanks"),
+    (["ftp://host/metrics"], "scheme"),
+    (["http://a", "http://a"], "the same server twice"),
+    (["http://a", "--exporter", "http://b"], "one kind of input"),
+    (["http://a", "-n", "x"], "one kind of input"),
+    (["-l", "app=vllm"], "needs -n"),
+    (["http://a", "--seconds", "1"], "5 to 110"),
+    (["http://a", "--seconds", "nan"], "5 to 110"),
+    (["http://a", "--seconds", "many"], "invalid float"),
+    (["http://a", "--gpu", "H100"], "NAME:GiB"),
+    (["http://a", "--gpu", "H100:0"], "NAME:GiB"),
+    (["http://a", "--args='"], "closed quotes"),
+    (["--prometheus", "prom:9090"], "no address"),
+    (["--prometheus", "http://p", "--since", "forever"], "duration"),
+    (["--prometheus", "http://p", "--since", "8d"], "duration"),
+    (["--prometheus", "http://p", "--prometheus-token-file", "/nowhere"], "/nowhere"),
+    (["--thresholds", "/nowhere"], "/nowhere"),
+    (["--frmt"], "--help lists"),
+])
+def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert main(["diagnose", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert said in captured.err
+
+
+def test_nobody_answers(capsys: pytest.CaptureFixture[str], clock: FakeClock) -> None:
+    address = dead_address()
+    assert main(["diagnose", f"http://{address}", "--seconds", "5"]) == 2
+    assert f"http://{address}/metrics: connection refused" in capsys.readouterr().err
+    assert main(["diagnose", "--exporter", f"http://{address}"]) == 2
+    assert main(["diagnose", "--prometheus", f"http://{address}"]) == 2
+    assert "connection refused" in capsys.readouterr().err
+    del clock
+
+
+def test_a_service_that_is_not_vllm(capsys: pytest.CaptureFixture[str], clock: FakeClock,
+                                    serve_json: Callable[..., str]) -> None:
+    assert main(["diagnose", serve_json({"/metrics": {"a": 1}}), "--seconds", "5"]) == 2
+    assert "JSON instead of metrics" in capsys.readouterr().err
+    del clock
+
+
+@pytest.mark.parametrize("content", [b"", b"not a recording\n", b"\x1f\x8b damaged", b'{"format":"kvpressure-recording","version":1}\n'])
+def test_files_that_are_no_recording(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(content)
+    assert main(["diagnose", str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
+
+
+def test_a_damaged_recording_is_judged_as_far_as_it_goes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    whole = gzip.decompress(PRESSURE.read_bytes())
+    file = tmp_path / "cut.jsonl"
+    file.write_bytes(whole[: len(whole) * 2 // 3])
+    assert main(["diagnose", str(file)]) == 1
+    text = capsys.readouterr().out
+    assert "KV PRESSURE" in text
+    assert "note:" in text
+
+
+def test_without_input_it_asks_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpressure.toolbox.fetch.EXPORTER_PORT", int(dead_address().rpartition(":")[2]))
+    assert main(["diagnose"]) == 2
+    assert "nothing to look at" in capsys.readouterr().err
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["diagnose", "--help"])
+    assert exit_info.value.code == 0
+    assert "kvpressure diagnose -n inference -l app=vllm" in capsys.readouterr().out

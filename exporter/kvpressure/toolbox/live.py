@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvpressure.readings import ContainerReading, EnginePage, GpuReading, LogLine, Snapshot
-from kvpressure.settings_options import CollectorSettings
-from kvpressure.sources.shared import Shared
+from kvpressure.settings import CollectorSettings, Settings
 from kvpressure.sources.vllm import Target, VllmSource
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox.view import mapping
@@ -56,18 +55,6 @@ class Around:
     card: Card | None = None
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """What ``VllmSource`` asks for."""
-
-    vllm_targets: tuple[Target, ...]
-    collectors: Mapping[str, CollectorSettings]
-    vllm_timeout_seconds: float = TIMEOUT_SECONDS
-    vllm_max_targets: int = MAX_TARGETS
-    keep_exposition: bool = False
-    shared: Shared = field(default_factory=Shared)
-
-
 def versions(targets: Sequence[Target]) -> dict[str, str]:
     """What ``/version`` says, by target; missing where it says nothing."""
     found = {target.name: mapping(fetch.get_json(target, "/version", 2.0)).get("version") for target in targets}
@@ -78,7 +65,9 @@ def watch(targets: Sequence[Target], seconds: float, interval: float, around: Ar
           clock: Clock | None = None) -> Iterator[Snapshot]:
     """A snapshot every ``interval`` for ``seconds``, the last one at the end of them."""
     clock = clock or CLOCK
-    source = VllmSource(_Settings(tuple(targets), {VllmSource.name: CollectorSettings(True, interval, TIMEOUT_SECONDS)}))
+    source = VllmSource(Settings(
+        collectors={VllmSource.name: CollectorSettings(True, interval, TIMEOUT_SECONDS)}, vllm_targets=tuple(targets),
+        vllm_timeout_seconds=TIMEOUT_SECONDS, vllm_max_targets=MAX_TARGETS, vllm_pace="fixed"))
     try:
         start = clock.now()
         first = True

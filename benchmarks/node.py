@@ -63,7 +63,8 @@ def node(gpus: int, engines: int, slow: bool, workdir: Path, extra: Sequence[str
     assert servers.stdout is not None
     ports = [int(servers.stdout.readline()) for _ in range(engines + slow)]
     url = f"http://127.0.0.1:{free_port()}"
-    serve = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", url.removeprefix("http://"), *extra]
+    serve = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", url.removeprefix("http://"),
+             "--vllm.pace", "fixed", *extra]
     for number, port in enumerate(ports):
         serve += ["--vllm.target", f"inference/vllm-{number}=http://127.0.0.1:{port};args=--max-num-seqs 64"]
     began = time.monotonic()

@@ -50,7 +50,7 @@ def exporter(*targets: str) -> Iterator[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
     command = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", "127.0.0.1:0", "--node-name", "n",
                "--no-collector.nvidia", "--no-collector.amd", "--interval", str(STEP_SECONDS / 2),
-               "--collector.vllm.interval", str(STEP_SECONDS)]
+               "--collector.vllm.interval", str(STEP_SECONDS), "--vllm.pace", "fixed"]
     for target in targets:
         command += ["--vllm.target", target]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)

@@ -135,7 +135,7 @@ def engine() -> Iterator[str]:
 def record(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "kvpressure.cli", "record", "--no-collector.nvidia", "--no-collector.amd", "--interval", "0.1",
-         "--collector.vllm.interval", "0.1", *arguments],
+         "--collector.vllm.interval", "0.1", "--vllm.pace", "fixed", *arguments],
         stderr=subprocess.PIPE, text=True, env={k: v for k, v in os.environ.items() if not k.startswith("KVPRESSURE_")})
 
 

@@ -27,6 +27,7 @@ class Settings:
     vllm_timeout_seconds: float = 4.0
     vllm_max_targets: int = 64
     keep_exposition: bool = False
+    vllm_pace: str = "fixed"
     shared: Shared = field(default_factory=Shared)
     collectors: dict = field(default_factory=lambda: {"vllm": CollectorSettings(True, 5.0, 5.0)})
 
@@ -272,3 +273,15 @@ def test_it_is_registered_and_built_from_real_settings():
     source = registry()["vllm"].factory(RealSettings(vllm_targets=(parse_target("h"),)))
     assert [target.name for target in source.targets] == ["http://h:8000/metrics"]
     source.close()
+
+
+class TestPace:
+    def test_a_read_asks_only_what_is_due(self, source_for) -> None:
+        with answering(PAGE) as server:
+            source = source_for(server, vllm_pace="adaptive", collectors=EVERY_SECOND)
+            begin = time.monotonic()
+            pages = [*source.read().pages, *source.read().pages, *source.read().pages]
+            assert time.monotonic() - begin > 0.9 or len(pages) == 1
+            pages += read_until(source, lambda seen: seen)  # when its second is over
+            assert time.monotonic() - begin > 0.8
+            assert [page.error for page in pages] == [None, None]

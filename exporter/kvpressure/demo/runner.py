@@ -56,7 +56,7 @@ class _PageSource:
         self._servers = servers
         self._clock = clock
         vllm = CollectorSettings(True, interval, _SCRAPE_TIMEOUT)
-        self._settings = Settings(collectors={self.name: vllm}, vllm_timeout_seconds=_SCRAPE_TIMEOUT)
+        self._settings = Settings(collectors={self.name: vllm}, vllm_timeout_seconds=_SCRAPE_TIMEOUT, vllm_pace="fixed")
         self._source = VllmSource(self._settings)
 
     def read(self) -> Reading:

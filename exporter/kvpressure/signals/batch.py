@@ -43,8 +43,10 @@ class RunningHistogram:
 
 def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | None,
             steps: StepWindow | None = None, now: float = 0.0) -> BatchSignals:
-    """The batch of the plugin's steps where there are any; else the mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
-    speculative decoding and chunked prefill); quantiles from samples of requests running.
+    """The batch of every step where the plugin counts them.
+
+    Else the mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
+    speculative decoding and chunked prefill), and quantiles from samples of requests running.
     """
     observed = window.observed(r.INTER_TOKEN, MEAN_SECONDS)
     mean = step = None

@@ -14,6 +14,7 @@ from kvpressure.readings import EnginePage
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.vllm.exposition import Scanner, page_from_text
 from kvpressure.sources.vllm.fetch import PageFetcher
+from kvpressure.sources.vllm.pace import Pace
 from kvpressure.sources.vllm.reasons import INTERNAL
 from kvpressure.sources.vllm.targets import Target
 
@@ -33,6 +34,11 @@ class VllmSettings(Protocol):
     @property
     def vllm_targets(self) -> tuple[Target, ...]:
         """Targets from the command line."""
+        ...
+
+    @property
+    def vllm_pace(self) -> str:
+        """``fixed``: every read asks every target. ``adaptive``: one that is calm is asked less often."""
         ...
 
     @property
@@ -64,8 +70,9 @@ class VllmSettings(Protocol):
 class _Feed:
     """One target with what is kept between its pages."""
 
-    def __init__(self, target: Target, timeout_seconds: float) -> None:
+    def __init__(self, target: Target, timeout_seconds: float, pace: Pace | None) -> None:
         self.target = target
+        self.pace = pace
         self.fetcher = PageFetcher(target, timeout_seconds)
         self.scanner = Scanner()
         self.in_flight = False
@@ -140,7 +147,9 @@ class VllmSource:
     def __init__(self, settings: VllmSettings) -> None:
         self._timeout = settings.vllm_timeout_seconds
         self._max_targets = settings.vllm_max_targets
-        self._wait = min(WAIT_SHARE * settings.collectors[self.name].interval_seconds, self._timeout)
+        self._adaptive = settings.vllm_pace == "adaptive"
+        self._interval = settings.collectors[self.name].interval_seconds
+        self._wait = min(WAIT_SHARE * self._interval, self._timeout)
         self.keep_exposition = settings.keep_exposition
         self._results: SimpleQueue[tuple[_Feed, EnginePage]] = SimpleQueue()
         self._pool = _Pool(self._max_targets, self._work)
@@ -173,7 +182,7 @@ class VllmSource:
     def _feed(self, name: str, target: Target) -> _Feed:
         known = self._feeds.get(name)
         if known is None or (known.target.verify, known.target.ca) != (target.verify, target.ca):
-            return _Feed(target, self._timeout)
+            return _Feed(target, self._timeout, Pace(self._interval) if self._adaptive else None)
         known.target = target
         return known
 
@@ -184,6 +193,8 @@ class VllmSource:
         for feed in feeds.values():
             if self._is_due(feed):
                 feed.in_flight = True
+                if feed.pace is not None:
+                    feed.pace.started(monotonic())
                 self._pool.submit(feed)
         awaited = {feed for feed in feeds.values() if feed.in_flight and not feed.late}
         pages = [page for feed, page in self._collect(awaited) if feeds.get(feed.target.name) is feed]
@@ -200,8 +211,8 @@ class VllmSource:
             self.set_targets((*self._given, *self._discovered))
 
     def _is_due(self, feed: _Feed) -> bool:
-        """Every read asks every idle target."""
-        return not feed.in_flight
+        """Whether this read asks the target: not while it is still answering, and at its pace."""
+        return not feed.in_flight and (feed.pace is None or feed.pace.due(monotonic()))
 
     def _collect(self, awaited: set[_Feed]) -> list[tuple[_Feed, EnginePage]]:
         """All results that are there, waiting a while for those of ``awaited``."""
@@ -214,6 +225,8 @@ class VllmSource:
             except Empty:
                 break
             feed.in_flight = False
+            if feed.pace is not None:
+                feed.pace.observe(page, monotonic())
             feed.late = page.duration_seconds is not None and page.duration_seconds > self._wait
             awaited.discard(feed)
             results.append((feed, page))

@@ -1,0 +1,87 @@
+"""How often one engine is scraped: every second while it matters, seldom while all is calm, never at much cost to it.
+
+Pure; time is handed in. The engine renders its page in the process that serves its users, so a scrape costs them: about
+what the fastest of the last answers took, since slower ones waited behind other work. Scraping may take
+``CALM_SHARE`` of a core while the engine is calm and ``BUSY_SHARE`` under load; pages that are large or slow
+(several API servers, many engines on a page) are therefore read less often.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from kvpressure import readings as r
+from kvpressure.readings import EnginePage, EngineReading
+
+CALM_INTERVAL: Final = 5.0  # seconds
+SLOWEST_INTERVAL: Final = 12.0  # pages older than 15 s count as stale
+CALM_AFTER: Final = 60.0  # seconds without a sign of load
+CALM_SHARE: Final = 0.005
+BUSY_SHARE: Final = 0.02
+COST_PAGES: Final = 5
+BUSY_KV: Final = 0.5
+FELL_TO: Final = 0.5  # of the largest batch of the last minute
+FELL_FROM: Final = 4.0  # smaller batches come and go
+EARLY: Final = 0.1  # of the interval: reads do not fall on the same point of every second
+
+
+class Pace:
+    """The pace of one target. ``fast`` is the interval under load, in seconds; the first minute counts as load."""
+
+    __slots__ = ("_busy_until", "_costs", "_fast", "_peak", "_started", "_tokens")
+
+    def __init__(self, fast: float) -> None:
+        self._fast = fast
+        self._started: float | None = None
+        self._busy_until: float | None = None
+        self._costs: deque[float] = deque(maxlen=COST_PAGES)
+        self._peak: dict[str, tuple[float, float]] = {}  # engine -> largest batch, when
+        self._tokens: dict[str, float] = {}
+
+    def due(self, now: float) -> bool:
+        """Whether the next page should be fetched."""
+        if self._busy_until is None:
+            self._busy_until = now + CALM_AFTER
+        return self._started is None or now >= self._started + (1 - EARLY) * self.interval(now)
+
+    def started(self, now: float) -> None:
+        """Note that a fetch begins."""
+        self._started = now
+
+    def interval(self, now: float) -> float:
+        """Seconds between two pages at present."""
+        busy = self._busy_until is None or now < self._busy_until
+        wanted = self._fast if busy else max(self._fast, CALM_INTERVAL)
+        cheap = min(self._costs, default=0.0) / (BUSY_SHARE if busy else CALM_SHARE)
+        return max(wanted, min(cheap, SLOWEST_INTERVAL))
+
+    def observe(self, page: EnginePage, now: float) -> None:
+        """Take a page. One that failed says nothing about the load."""
+        if page.error is not None:
+            return
+        if page.duration_seconds is not None:
+            self._costs.append(page.duration_seconds)
+        loaded = [self._loaded(engine, now) for engine in page.engines]  # each keeps a history
+        if any(loaded):
+            self._busy_until = now + CALM_AFTER
+
+    def _loaded(self, engine: EngineReading, now: float) -> bool:
+        """A filling cache, a queue, a batch that falls, or requests that get nothing."""
+        running = engine.gauges.get(r.RUNNING, 0.0)
+        return (engine.gauges.get(r.KV_USAGE, 0.0) > BUSY_KV or engine.gauges.get(r.WAITING, 0.0) > 0
+                or self._falls(engine.engine, running, now) or self._starves(engine, running))
+
+    def _falls(self, engine: str, running: float, now: float) -> bool:
+        peak, at = self._peak.get(engine, (0.0, now))
+        if running >= peak or now - at > CALM_AFTER:
+            self._peak[engine] = (running, now)
+            return False
+        return peak >= FELL_FROM and 0 < running <= FELL_TO * peak
+
+    def _starves(self, engine: EngineReading, running: float) -> bool:
+        tokens = engine.counters.get(r.GENERATION_TOKENS)
+        if tokens is None:
+            return False
+        before, self._tokens[engine.engine] = self._tokens.get(engine.engine), tokens
+        return running > 0 and before is not None and tokens <= before

@@ -1,0 +1,109 @@
+"""How often an engine is asked: fast under load, seldom when calm, and never at much cost to it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure import readings as r
+from kvpressure.readings import EnginePage, EngineReading
+from kvpressure.sources.vllm.pace import BUSY_SHARE, CALM_INTERVAL, CALM_SHARE, SLOWEST_INTERVAL, Pace
+
+
+def page(running=0.0, waiting=0.0, kv=0.0, tokens=None, cost=0.001, error=None, engine="0"):
+    gauges = {r.RUNNING: running, r.WAITING: waiting, r.KV_USAGE: kv}
+    counters = {} if tokens is None else {r.GENERATION_TOKENS: tokens}
+    engines = () if error else (EngineReading("m", engine, gauges=gauges, counters=counters),)
+    return EnginePage("t", 0.0, engines=engines, error=error, duration_seconds=cost)
+
+
+def fetches(pace, until, pages, start=0.0):
+    """Ask every second from ``start``; the times at which a page was fetched."""
+    times = []
+    now = start
+    while now < until:
+        if pace.due(now):
+            pace.started(now)
+            pace.observe(pages(now), now)
+            times.append(now)
+        now += 1.0
+    return times
+
+
+def calm_pace():
+    """A pace that has been calm since long."""
+    pace = Pace(1.0)
+    fetches(pace, 100, lambda t: page(running=2, kv=0.1, tokens=t))
+    return pace
+
+
+class TestPace:
+    def test_the_first_minute_is_fast_then_every_five_seconds(self) -> None:
+        times = fetches(Pace(1.0), 121, lambda t: page(running=2, kv=0.3, tokens=t))
+        assert times[:60] == [float(t) for t in range(60)]
+        assert {b - a for a, b in pairwise(times[60:])} == {CALM_INTERVAL}
+
+    @pytest.mark.parametrize("sign", [
+        {"kv": 0.51}, {"waiting": 1}, {"running": 2, "tokens": 5}, {"running": 2, "kv": 0.51, "tokens": 300}],
+        ids=["cache", "queue", "no tokens", "both"])
+    def test_a_sign_of_load_speeds_up_at_once_for_a_minute(self, sign) -> None:
+        pace = calm_pace()
+        loud = fetches(pace, 106, lambda _: page(**sign), 100.0)[-1]
+        times = fetches(pace, 200, lambda t: page(running=2, kv=0.1, tokens=1000 + t), loud + 1)
+        assert times[:59] == [loud + 1 + i for i in range(59)]
+        assert times[-1] - times[-2] == CALM_INTERVAL
+
+    @pytest.mark.parametrize("pages", [
+        lambda _: page(kv=0.5), lambda t: page(running=2, tokens=1000 + t), lambda _: page(error="refused"),
+        lambda _: page()], ids=["half full", "works", "error", "idle"])
+    def test_other_pages_do_not(self, pages) -> None:
+        assert len(fetches(calm_pace(), 120, pages, 100.0)) == 4
+
+    def test_a_batch_that_falls_to_half_speeds_up(self) -> None:
+        pace = Pace(1.0)
+        fetches(pace, 100, lambda t: page(running=8, tokens=t))
+        assert pace.interval(100.0) == CALM_INTERVAL
+        pace.observe(page(running=5, tokens=101), 100.0)
+        assert pace.interval(100.0) == CALM_INTERVAL
+        pace.observe(page(running=4, tokens=102), 100.0)
+        assert pace.interval(100.0) == 1.0
+
+    def test_an_engine_that_has_finished_its_work_is_no_falling_batch(self) -> None:
+        pace = Pace(1.0)
+        fetches(pace, 100, lambda t: page(running=8, tokens=t))
+        pace.observe(page(running=0, tokens=101), 100.0)
+        assert pace.interval(100.0) == CALM_INTERVAL
+
+    def test_every_engine_of_a_page_counts(self) -> None:
+        pace = calm_pace()
+        both = EnginePage("t", 0.0, engines=(*page(kv=0.1).engines, *page(kv=0.9, engine="1").engines))
+        pace.observe(both, 100.0)
+        assert pace.interval(100.0) == 1.0
+
+    def test_a_slower_interval_is_kept(self) -> None:
+        pace = Pace(10.0)
+        assert pace.interval(0.0) == 10.0
+        fetches(pace, 200, lambda t: page(running=2, tokens=t))
+        assert pace.interval(200.0) == 10.0
+
+    def test_one_slow_answer_is_no_expensive_page(self) -> None:
+        pace = Pace(1.0)
+        pace.due(0.0)
+        for cost in (0.005, 2.0, 0.5, 0.3, 1.0):
+            pace.observe(page(cost=cost), 1.0)
+        assert pace.interval(2.0) == 1.0
+
+    @given(st.lists(st.floats(0.0, 5.0), min_size=1, max_size=20), st.booleans())
+    def test_the_share_of_the_engines_time_is_bounded(self, costs, busy) -> None:
+        pace = Pace(1.0)
+        pace.due(0.0)
+        for cost in costs:
+            pace.observe(page(cost=cost, waiting=float(busy)), 10.0)
+        interval = pace.interval(11.0 if busy else 1000.0)
+        cheapest = min(costs[-5:])
+        share = BUSY_SHARE if busy else CALM_SHARE
+        assert interval <= SLOWEST_INTERVAL
+        assert cheapest / interval <= share * 1.0001 or interval == SLOWEST_INTERVAL

@@ -42,6 +42,8 @@ def write(directory: Path, text: str | bytes) -> Path:
 VALUES: dict[str, tuple[str, Any, str, Any]] = {  # option -> text, YAML value as written, field, parsed
     "web.listen-address": ("127.0.0.1:9000", "'127.0.0.1:9000'", "listen_addresses", (ListenAddress("127.0.0.1", 9000),)),
     "web.telemetry-path": ("/m", "/m", "telemetry_path", "/m"),
+    "web.runbook-url": ("https://r.example/", "'https://r.example/'", "runbook_url", "https://r.example"),
+    "web.dashboard-url": ("http://g:3000", "'http://g:3000'", "dashboard_url", "http://g:3000"),
     "web.max-requests": ("7", "7", "max_requests", 7),
     "interval": ("500ms", "0.5", "interval_seconds", 0.5),
     "vllm.timeout": ("2", "2s", "vllm_timeout_seconds", 2.0),

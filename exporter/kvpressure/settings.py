@@ -30,6 +30,7 @@ from kvpressure.settings_kinds import (
     FILE,
     LISTEN_ADDRESS,
     NAMESPACE,
+    PAGES_URL,
     SECONDS,
     SIZE,
     TARGET,
@@ -77,6 +78,10 @@ class Settings:
         "web.config.file", FILE, None, "exporter-toolkit web configuration: TLS, client certificates, basic auth.")
     max_requests: int = option(
         "web.max-requests", WHOLE, 20, "Requests answered at the same time; more get 503. 0 = no limit.")
+    runbook_url: str | None = option(
+        "web.runbook-url", PAGES_URL, None, "Where the runbooks are (base address); the page links to them.", shown="none")
+    dashboard_url: str | None = option(
+        "web.dashboard-url", PAGES_URL, None, "Grafana's base address; the page links to the boards.", shown="none")
     interval_seconds: float = option(
         "interval", SECONDS, 1.0, "Time between two ticks: how often readings become a published state.")
     vllm_targets: tuple[Target, ...] = option(

@@ -140,6 +140,12 @@ def _namespace(raw: object) -> str:
     return raw
 
 
+def _pages_url(raw: object) -> str:
+    if not isinstance(raw, str) or not re.fullmatch(r"https?://[^\s\"'<>]+", raw):
+        raise ValueError
+    return raw.rstrip("/")
+
+
 def _api_url(raw: object) -> str:
     if not isinstance(raw, str) or not re.fullmatch(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?/?", raw):
         raise ValueError
@@ -173,6 +179,7 @@ DIRECTORY: Final = Kind("an existing directory", _directory, "DIRECTORY")
 ANY_PATH: Final = Kind("a path that starts with /; it need not exist", _path, "PATH")
 NAMESPACE: Final = Kind("the name of a namespace", _namespace, "NAMESPACE")
 API_URL: Final = Kind("http://HOST[:PORT] or https://HOST[:PORT]", _api_url, "URL")
+PAGES_URL: Final = Kind("an http:// or https:// address without spaces or quotes", _pages_url, "URL")
 TELEMETRY_PATH: Final = Kind("a path that starts with / and has only letters, digits and . _ ~ / -", _telemetry_path,
                              "PATH")
 LISTEN_ADDRESS: Final = Kind(":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _listen_address,

@@ -5,12 +5,24 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.publish.page import bytes_text, clock_text, duration_text, percent_text, render_page
+from kvpressure.publish.links import Links
+from kvpressure.publish.page import page_headers, render_page
+from kvpressure.publish.view import Surroundings
+from kvpressure.publish.wording import (
+    bytes_text,
+    clock_text,
+    duration_text,
+    number_text,
+    percent_text,
+    seconds_text,
+    words,
+)
 from kvpressure.readings import EngineKey, GpuReading
 from kvpressure.state import Diagnosis, GpuState, State
 from publish.states import NOW, full_engine, full_state, unknown_engine
@@ -50,15 +62,19 @@ class Document(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(self.words))
 
 
-def page(state: State) -> Document:
-    return Document(render_page(state, "node-1", "/metrics"))
+def html(state: State, links: Links | None = None) -> str:
+    return render_page(state, "node-1", "/metrics", Surroundings(links=links or Links()))
+
+
+def page(state: State, links: Links | None = None) -> Document:
+    return Document(html(state, links))
 
 
 def test_it_says_the_verdict_and_what_speaks_for_and_against_it() -> None:
     text = page(full_state()).text
-    for part in ("kvpressure on node-1", "org/model", "prod/chat-0", "kv pressure (saturated)", "confidence 90 %",
+    for part in ("kvpressure on node-1", "org/model", "prod/chat-0", "KV pressure (saturated)", "confidence 90 %",
                  "(1 min 30 s)", "KV usage reached 99 %.", "Few preemptions.", "the start-up log",
-                 "Documented signature: not met", "gpu utilization low: yes",
+                 "Documented signature: not met", "GPU utilization low: yes",
                  "Why signature and verdict differ: The cache is preallocated.", "72.0 GiB of 80.0 GiB", "97 %",
                  "prod/other-0", "down: library missing", "library missing 9"):
         assert part in text, part
@@ -76,7 +92,7 @@ def test_what_is_not_known_is_said_and_not_shown_as_zero() -> None:
     text = page(State(time=NOW, engines=(unknown_engine(up=False),), gpus=(lost, bare))).text
     assert "cannot be read: refused" in text
     assert "Documented signature: cannot be evaluated" in text
-    assert "cannot be read: gpu lost" in text
+    assert "cannot be read: GPU lost" in text
     assert "– of –" in text
     assert " 0 %" not in text.replace("confidence 0 %", "")
 
@@ -95,13 +111,78 @@ def test_names_and_sentences_from_outside_are_escaped(text: str) -> None:
                                              target=text, diagnosis=diagnosis),),
                   gpus=(GpuState(GpuReading(text, 0, text, name=text, error=text)),))
     document = page(state)
-    assert "script" not in document.tags
+    assert document.tags.count("script") == 1
+    assert document.words.count(text) >= 3
 
 
 def test_every_verdict_renders_without_optional_parts() -> None:
     for verdict in ("idle", "healthy", "stalled", "unknown"):
         engine = replace(full_engine(), diagnosis=Diagnosis(verdict, 0.5, None, NOW))
-        assert verdict in page(State(time=NOW, engines=(engine,))).text
+        assert words(verdict) in page(State(time=NOW, engines=(engine,))).text
+
+
+def test_the_flags_to_set_stand_on_the_page_in_the_order_of_the_guide() -> None:
+    document = page(full_state())
+    flags = ["--max-model-len 128", "--max-num-seqs 128", "--max-num-batched-tokens 128", "--gpu-memory-utilization 128"]
+    at = [document.text.index(flag) for flag in flags]
+    assert at == sorted(at)
+
+
+def test_with_addresses_boards_and_runbooks_are_links() -> None:
+    links = page(full_state(), Links("https://runbooks.example/r", "https://grafana.example")).links
+    assert "https://runbooks.example/r/VllmKVCachePressure.md" in links
+    assert "https://grafana.example/d/kvpressure-incident?var-namespace=prod&var-model=org%2Fmodel&var-pod=chat-0" in links
+    assert "https://grafana.example/d/kvpressure-memory" in links
+
+
+def test_engines_in_trouble_come_first_and_calm_ones_are_folded() -> None:
+    calm = replace(full_engine("calm-0"), diagnosis=Diagnosis("healthy", 0.9, None, NOW))
+    text = html(State(time=NOW, engines=(calm, full_engine("worse-0"))))
+    assert text.index("prod/worse-0") < text.index("prod/calm-0")
+    assert len(re.findall(r'-triage" open>', text)) == 1
+
+
+def test_headings_go_down_one_level_at_a_time_and_every_id_is_unique() -> None:
+    down = replace(unknown_engine(up=False), key=EngineKey("prod", "chat-2", "", "0"))
+    text = html(replace(full_state(), engines=(full_engine(), down, full_engine("chat-1"))))
+    levels = [int(level) for level in re.findall(r"<h(\d)", text)]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert text.count("<svg") == text.count("role=\"img\" aria-label=")
+
+
+def test_style_and_script_are_the_ones_that_the_policy_allows() -> None:
+    import base64
+    import hashlib
+
+    text, policy = html(full_state()), page_headers()["Content-Security-Policy"]
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        body = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert body is not None
+        assert base64.b64encode(hashlib.sha256(body[1].encode()).digest()).decode() in policy
+    assert " style=" not in text
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_colours_have_contrast_in_both_themes() -> None:
+    themes = re.findall(r":root \{(.*?)\}", html(State(time=NOW)), re.DOTALL)
+    assert len(themes) == 2
+    for theme in themes:
+        color = dict(re.findall(r"--(\w+): (#\w{6})", theme))
+        pairs = [(text, back) for text in ("text", "quiet", "link", "bad", "warn", "fine", "unknown") for back in ("card", "page")]
+        pairs += [("text", "code"), ("quiet", "code")]
+        pairs += [("on", tone) for tone in ("bad", "warn", "fine", "calm", "unknown")]
+        for text, back in pairs:
+            light, dark = sorted((luminance(color[text]), luminance(color[back])), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, back)
 
 
 @pytest.mark.parametrize(("value", "text"), [
@@ -120,3 +201,7 @@ def test_durations(seconds: float, text: str) -> None:
 def test_ratios_and_times() -> None:
     assert (percent_text(None), percent_text(0.976)) == ("–", "98 %")
     assert (clock_text(None), clock_text(NOW)) == ("–", "2023-11-14 22:13:20 UTC")
+    assert [seconds_text(value) for value in (None, 0.0421, 2.25)] == ["–", "42 ms", "2.2 s"]
+    assert [number_text(value) for value in (None, 0, 0.25, 3.0, 12.34, 123.4, 42416)] == [
+        "–", "0", "0.25", "3", "12.3", "123", "42 416"]
+    assert (words(None), words("kv_pressure"), words("gpu_lost")) == ("–", "KV pressure", "GPU lost")

@@ -15,8 +15,10 @@ from kvpressure.cli import UsageError
 from kvpressure.logs import configure
 from kvpressure.monitor import Monitor, build_sources
 from kvpressure.pipeline import Pipeline
+from kvpressure.publish.links import Links
 from kvpressure.publish.server import ListenError, Server
 from kvpressure.publish.site import Site
+from kvpressure.publish.view import Surroundings
 from kvpressure.publish.webconfig import WebConfigError, WebConfigFile
 
 if TYPE_CHECKING:
@@ -43,8 +45,10 @@ def run(args: argparse.Namespace) -> int:
     monitor.add_listener(chosen.shared.observe)
     if recorder is not None:
         monitor.add_listener(recorder)
+    around = Surroundings(chosen.thresholds, links=Links(chosen.runbook_url or "", chosen.dashboard_url or ""))
+    monitor.add_listener(around.history.observe)
     site = Site(lambda: monitor.state, why_unhealthy=monitor.why_unhealthy, why_not_ready=monitor.why_not_ready,
-                node_name=chosen.node_name, telemetry_path=chosen.telemetry_path)
+                node_name=chosen.node_name, telemetry_path=chosen.telemetry_path, around=around)
     server = _server(chosen, site)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

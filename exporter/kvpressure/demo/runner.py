@@ -23,6 +23,7 @@ from kvpressure.monitor import Monitor
 from kvpressure.pipeline import Pipeline
 from kvpressure.publish.server import Server
 from kvpressure.publish.site import Site
+from kvpressure.publish.view import Surroundings
 from kvpressure.settings import CollectorSettings, Settings
 from kvpressure.settings_kinds import ListenAddress
 from kvpressure.sources.base import Reading, Source, SourceSpec, registry
@@ -154,8 +155,10 @@ class _Demo:
             stops.callback(server.stop)
         self._monitor = Monitor(self._sources(servers), Pipeline(), 1 / options.speed, wall=self._clock)
         self._monitor.add_listener(lambda _, state: self._story.observe(state))
+        around = Surroundings()
+        self._monitor.add_listener(around.history.observe)
         site = Site(lambda: self._monitor.state, why_unhealthy=self._monitor.why_unhealthy,
-                    why_not_ready=self._monitor.why_not_ready, node_name="demo")
+                    why_not_ready=self._monitor.why_not_ready, node_name="demo", around=around)
         web = Server([ListenAddress("127.0.0.1", options.port)], site)
         exporter = str(web.start()[0])
         stops.callback(web.stop)

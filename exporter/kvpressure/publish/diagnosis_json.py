@@ -1,4 +1,7 @@
-"""The published state as a JSON document (``/api/v1/diagnosis``): everything ``/metrics`` says, and the words."""
+"""The published state as a JSON document (``/api/v1/diagnosis``): everything ``/metrics`` and the page say.
+
+``docs/diagnosis.schema.json`` describes every field.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,21 @@ from dataclasses import asdict
 from typing import Any
 
 from kvpressure import __version__
-from kvpressure.state import Diagnosis, EngineState, GpuState, Limit, State
+from kvpressure.publish.history import SLOT_SECONDS
+from kvpressure.publish.links import BOARDS
+from kvpressure.publish.view import EngineView, Surroundings, engine_view, headline
+from kvpressure.state import Diagnosis, GpuState, Limit, State
 
 
-def diagnosis_document(state: State, node_name: str) -> dict[str, Any]:
+def diagnosis_document(state: State, node_name: str, around: Surroundings | None = None) -> dict[str, Any]:
     """A document of plain JSON values; numbers that JSON cannot say become null."""
+    around = around or Surroundings()
     document = {
         "version": __version__,
         "node": node_name,
         "time": state.time,
-        "engines": [_engine(engine) for engine in state.engines],
+        "headline": headline(state),
+        "engines": [_engine(engine_view(engine, state, around)) for engine in state.engines],
         "gpus": [_gpu(gpu, state) for gpu in state.gpus],
         "containers": [{**asdict(container.reading), "cpu_throttled_ratio": container.cpu_throttled_ratio,
                         "cpu_used_ratio": container.cpu_used_ratio, "memory_used_ratio": container.memory_used_ratio,
@@ -29,12 +37,14 @@ def diagnosis_document(state: State, node_name: str) -> dict[str, Any]:
         "expected_gpus": state.expected_gpus,
         "ticks": state.ticks,
         "lag_seconds": state.lag_seconds,
+        "boards": {uid: around.links.board(uid).url or None for uid in BOARDS},
     }
     plain: dict[str, Any] = _plain(document)
     return plain
 
 
-def _engine(engine: EngineState) -> dict[str, Any]:
+def _engine(view: EngineView) -> dict[str, Any]:
+    engine = view.state
     return {
         "namespace": engine.key.namespace, "pod": engine.key.pod, "model_name": engine.key.model_name,
         "engine": engine.key.engine, "target": engine.target, "container": engine.container, "gpus": engine.gpus,
@@ -43,6 +53,11 @@ def _engine(engine: EngineState) -> dict[str, Any]:
         "signals": engine.signals.flat() if engine.up else {},
         "counters": engine.counters if engine.up else {},
         "limits": {name: _limit(limit) for name, limit in engine.limits.items()},
+        "triage": [asdict(step) for step in view.triage],
+        "mitigation": asdict(view.plan),
+        "history": {"slot_seconds": SLOT_SECONDS, "series": view.history},
+        "board": view.board.url or None,
+        "runbooks": {link.title: link.url or None for link in view.runbooks},
     }
 
 

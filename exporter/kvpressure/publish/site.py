@@ -15,27 +15,25 @@ from kvpressure.publish.collector import collect
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.publish.exposition import CLASSIC_TYPE, OPENMETRICS_TYPE, encode, wants_openmetrics
 from kvpressure.publish.http import Request, Response, text_response
+from kvpressure.publish.view import Surroundings
 from kvpressure.state import State
 
 GZIP_LEVEL: Final = 2  # on such repetitive text as good as 6, at half the time
 GZIP_FROM: Final = 1024
-_PAGE_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-                               "form-action 'none'; frame-ancestors 'none'",
-    "X-Frame-Options": "deny", "Referrer-Policy": "no-referrer",
-}
 
 
 class Site:
     """Answers requests. Not thread-safe: it belongs to the server's loop."""
 
     def __init__(self, state: Callable[[], State], *, why_unhealthy: Callable[[], str | None],
-                 why_not_ready: Callable[[], str | None], node_name: str = "", telemetry_path: str = "/metrics") -> None:
+                 why_not_ready: Callable[[], str | None], node_name: str = "", telemetry_path: str = "/metrics",
+                 around: Surroundings | None = None) -> None:
         self._state = state
         self._why_unhealthy = why_unhealthy
         self._why_not_ready = why_not_ready
         self._node_name = node_name
         self._telemetry_path = telemetry_path
+        self._around = around or Surroundings()
         self._rendered_of: State | None = None
         self._rendered: dict[tuple[str, bool], bytes] = {}
         self._routes: dict[str, Callable[[Request], Response]] = {
@@ -67,17 +65,17 @@ class Site:
         state = self._state()
 
         def render() -> bytes:
-            return json.dumps(diagnosis_document(state, self._node_name), allow_nan=False).encode()
+            return json.dumps(diagnosis_document(state, self._node_name, self._around), allow_nan=False).encode()
 
         return self._cached(state, "application/json", render, request, {"Vary": "Accept-Encoding"})
 
     def _page(self, request: Request) -> Response:
-        from kvpressure.publish.page import render_page
+        from kvpressure.publish.page import page_headers, render_page
 
         state = self._state()
         return self._cached(state, "text/html; charset=utf-8",
-                            lambda: render_page(state, self._node_name, self._telemetry_path).encode(), request,
-                            {"Vary": "Accept-Encoding", **_PAGE_HEADERS})
+                            lambda: render_page(state, self._node_name, self._telemetry_path, self._around).encode(), request,
+                            {"Vary": "Accept-Encoding", **page_headers()})
 
     def _cached(self, state: State, content_type: str, render: Callable[[], bytes], request: Request,
                 headers: dict[str, str]) -> Response:

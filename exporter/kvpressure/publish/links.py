@@ -1,0 +1,60 @@
+"""Where the boards and runbooks of this site are, and which of them explains what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlencode
+
+from kvpressure.readings import EngineKey
+
+BOARDS: Final = {
+    "kvpressure-incident": "Incident",
+    "kvpressure-memory": "Memory and KV cache",
+    "kvpressure-workload": "Workload and batching",
+    "kvpressure-configuration": "Configuration and exporter health",
+}
+VERDICT_RUNBOOKS: Final = {
+    "kv_pressure": "VllmKVCachePressure", "concurrency_limited": "VllmConcurrencyNearLimit",
+    "compute_bound": "VllmQueueTimeHigh", "host_bound": "VllmHostBound", "stalled": "VllmEngineStalled",
+    "unknown": "VllmEngineDown",
+}
+CONDITION_RUNBOOKS: Final = {
+    "memory_leak_idle": "VllmMemoryLeak", "kv_held_without_load": "VllmKVHeldWithoutLoad",
+    "allocator_fragmentation": "VllmMemoryFragmentation", "baseline_too_high": "VllmBaselineTooHigh",
+    "host_memory_near_limit": "VllmHostMemoryNearLimit", "host_oom_killed": "VllmOOMKilled",
+    "gpu_out_of_memory": "VllmAllocationFailure", "crash_loop": "VllmCrashLoop", "gpu_fault": "GpuXidError",
+    "metrics_frozen": "VllmEngineStalled", "documented_signature": "VllmDocumentedSignature",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A title and where it leads; ``url`` is empty when the site has not said where its pages are."""
+
+    title: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Base addresses without a slash at their end; empty = not known, then names are shown without links."""
+
+    runbooks: str = ""
+    dashboards: str = ""
+
+    def runbook(self, alert: str) -> Link:
+        """The runbook of an alert."""
+        return Link(alert, f"{self.runbooks}/{alert}.md" if self.runbooks else "")
+
+    def board(self, uid: str, key: EngineKey | None = None) -> Link:
+        """A board, narrowed to one engine's pod when ``key`` is given."""
+        narrowed = {} if key is None else {"var-namespace": key.namespace, "var-model": key.model_name, "var-pod": key.pod}
+        chosen = urlencode({name: value for name, value in narrowed.items() if value})
+        url = f"{self.dashboards}/d/{uid}{'?' if chosen else ''}{chosen}" if self.dashboards else ""
+        return Link(BOARDS[uid], url)
+
+    def runbooks_for(self, verdict: str, conditions: list[str]) -> list[Link]:
+        """The runbooks of a verdict and of the conditions that hold, each once."""
+        names = [VERDICT_RUNBOOKS.get(verdict), *(CONDITION_RUNBOOKS.get(name) for name in conditions)]
+        return [self.runbook(name) for name in dict.fromkeys(names) if name]

@@ -1,0 +1,211 @@
+"""What to do now, with the values to set: for KV pressure the guide "Emergency Mitigation" in its order."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import floor
+from typing import Final
+
+from kvpressure.publish.wording import number_text, percent_text, seconds_text, words
+from kvpressure.state import EngineState
+from kvpressure.thresholds import Thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step. ``flags`` are arguments of vLLM exactly as to be set, ``commands`` are for a shell."""
+
+    title: str
+    text: str
+    flags: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do about one engine; ``actions`` in order, empty when nothing has to be done."""
+
+    summary: str
+    actions: tuple[Action, ...] = ()
+
+
+def plan(engine: EngineState, thresholds: Thresholds) -> Plan:
+    """The plan for the present verdict; a verdict without confidence gets none but its question."""
+    verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
+    found = _PLANS.get(verdict)
+    if found is None:
+        return Plan("Nothing to do.")
+    made = found(engine, thresholds)
+    if verdict != "unknown" and confidence < thresholds["confident"]:
+        return Plan(f"The verdict is not confident ({percent_text(confidence)}, confident from "
+                    f"{percent_text(thresholds['confident'])}): look at the triage before you change anything. If it holds: "
+                    + made.summary, made.actions)
+    return made
+
+
+def _flag(engine: EngineState, name: str) -> tuple[str, str]:
+    """The argument with the value to set ("" when there is none), and the value in force in words."""
+    limit = engine.limits.get(name)
+    if limit is None:
+        return "", "not known"
+    now = "not known" if limit.value is None else f"{_plain(limit.value)} ({limit.source or 'source not known'})"
+    return ("" if limit.recommended is None else f"--{name.replace('_', '-')} {_plain(limit.recommended)}"), now
+
+
+def _plain(value: float) -> str:
+    return f"{value:.0f}" if value == int(value) else f"{value:g}"
+
+
+def _where(engine: EngineState) -> str:
+    return f"-n {shlex.quote(engine.key.namespace or '<namespace>')} deploy/<deployment>"
+
+
+def _kv_pressure(engine: EngineState, t: Thresholds) -> Plan:
+    failing = engine.diagnosis.conditions.get("crash_loop") or engine.diagnosis.conditions.get("allocator_fragmentation")
+    actions = [_cap_tokens(engine), _sequences(engine, t), _batched_tokens(engine), _memory_share(engine, t),
+               _roll_out(engine)]
+    if failing:
+        actions.append(Action("Restart, now that the limits are down", "The container crashes again and again or its memory is "
+                              "fragmented: a restart before the limits are down only repeats it.",
+                              commands=(f"kubectl rollout restart {_where(engine)}",)))
+    actions.append(_verify(engine))
+    return Plan("Let the cache grow less, first at the edge, then in the engine.", tuple(actions))
+
+
+def _cap_tokens(engine: EngineState) -> Action:
+    shape, load, kv = engine.signals.context, engine.signals.load, engine.signals.kv
+    text = "Refuse longer prompts and cap max_tokens at the gateway, with HTTP 400 or 413."
+    asked = [f"{kind} {number_text(round(quantiles['0.95']))}" for kind, quantiles in (
+        ("prompts", shape.prompt_quantiles), ("answers", shape.output_quantiles),
+        ("max_tokens", shape.max_tokens_quantiles)) if "0.95" in quantiles]
+    if asked:
+        text += f" Today's p95 in tokens: {', '.join(asked)}."
+    if kv.kv_capacity_tokens and load.in_flight:
+        text += (f" For the present {number_text(load.in_flight)} requests to fit together, prompt plus answer may be "
+                 f"{number_text(floor(kv.kv_capacity_tokens / load.in_flight))} tokens on average"
+                 + (f"; now {number_text(round(shape.context_mean))}." if shape.context_mean else "."))
+    flag, now = _flag(engine, "max_model_len")
+    if flag:
+        text += f" The engine itself refuses longer requests with this argument (now {now}); it is the longest context of the " \
+                "last five minutes with a quarter to spare."
+    return Action("Cap input and output tokens at the edge", text, (flag,) if flag else ())
+
+
+def _sequences(engine: EngineState, t: Thresholds) -> Action:
+    flag, now = _flag(engine, "max_num_seqs")
+    cut = f"{percent_text(t['max_num_seqs_cut_min_ratio'])[:-2]}–{percent_text(t['max_num_seqs_cut_max_ratio'])}"
+    text = f"Now {now}. Cut by {cut} of what is really reached, sized by what the cache holds at the present request lengths."
+    return Action("Lower max_num_seqs", text if flag else f"{text} Too little is known to compute the value.",
+                  (flag,) if flag else ())
+
+
+def _batched_tokens(engine: EngineState) -> Action:
+    flag, now = _flag(engine, "max_num_batched_tokens")
+    text = f"Now {now}. Half of it: fewer tokens are in flight at once."
+    return Action("Lower max_num_batched_tokens", text if flag else f"Now {now}. No lower value can be computed.",
+                  (flag,) if flag else ())
+
+
+def _memory_share(engine: EngineState, t: Thresholds) -> Action:
+    flag, now = _flag(engine, "gpu_memory_utilization")
+    title = "Lower gpu_memory_utilization"
+    if flag:
+        return Action(title, f"Now {now}. Allocations fail on the device: leave room beside the pool. If that is not enough, "
+                      f"{_plain(t['gpu_memory_utilization_long_context'])}.", (flag,))
+    return Action(f"{title}: not now", f"Now {now}. The guide's values are {_plain(t['gpu_memory_utilization_recommended'])}, then "
+                  f"{_plain(t['gpu_memory_utilization_long_context'])}. No allocation failed on the device, and less memory "
+                  "makes the KV pool smaller, so a full cache fuller.")
+
+
+def _roll_out(engine: EngineState) -> Action:
+    return Action("Roll out and watch", "Change the arguments in the deployment or in its Helm values.",
+                  commands=(f"kubectl edit {_where(engine)}", f"kubectl rollout status {_where(engine)}"))
+
+
+def _verify(engine: EngineState) -> Action:
+    s = engine.signals
+    return Action("Verify on this page", "Headroom is back, latency stands, the batch grows, fewer 503. Now: KV cache "
+                  f"{percent_text(s.kv.kv_used_ratio_max)} at most, {number_text(s.load.waiting)} waiting, batch p95 "
+                  f"{number_text(s.batch.batch_p95)}, time per output token p95 {seconds_text(s.latency.inter_token.get('0.95'))}.")
+
+
+def _concurrency_limited(engine: EngineState, t: Thresholds) -> Plan:
+    del t
+    s, (_, now) = engine.signals, _flag(engine, "max_num_seqs")
+    fits = s.load.limits.get("kv_capacity")
+    flags: tuple[str, ...] = ()
+    text = f"max_num_seqs is reached, now {now}, and the KV cache has room ({percent_text(s.kv.kv_used_ratio_max)} at most)."
+    if fits is not None and (s.load.max_num_seqs is None or fits > s.load.max_num_seqs):
+        flags = (f"--max-num-seqs {min(floor(fits), 2 * floor(s.load.max_num_seqs or fits))}",)
+        text += (f" About {number_text(floor(fits))} requests of the present length fit into the cache; go up by no more "
+                 "than twice at a time and watch it.")
+    return Plan("Let more requests run: the cache has room. Lowering KV limits would make it worse.", (
+        Action("Raise max_num_seqs", text, flags), _roll_out(engine),
+        Action("Or add replicas", "If time per output token is already at its limit, more requests in one batch make it longer: "
+               f"p95 is {seconds_text(s.latency.inter_token.get('0.95'))} now.")))
+
+
+def _compute_bound(engine: EngineState, t: Thresholds) -> Plan:
+    del t
+    s = engine.signals
+    rates = (f"{number_text(_round(s.throughput.prompt_tokens_per_second))} prompt and "
+             f"{number_text(_round(s.throughput.generation_tokens_per_second))} generated tokens a second")
+    return Plan("The GPU computes all it can and the cache has room: less work per GPU, not smaller limits.", (
+        Action("Find who sends the prompts", f"{rates}; prompt p95 "
+               f"{number_text(_round(s.context.prompt_quantiles.get('0.95')))} tokens. Throttle that client at the gateway, or give "
+               "it a deployment of its own."),
+        Action("Add replicas", f"{number_text(s.load.waiting)} requests wait. Requests spread over more GPUs."),
+        Action("Leave the KV limits alone", f"The KV cache is used {percent_text(s.kv.kv_used_ratio_max)} at most: it does not bind.")))
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value)
+
+
+def _host_bound(engine: EngineState, t: Thresholds) -> Plan:
+    host = engine.signals.host
+    return Plan("The GPU waits for its host: CPU first, not the KV cache.", (
+        Action("Give the container more CPU", f"{percent_text(host.cpu_throttled_ratio)} of CFS periods are throttled (much from "
+               f"{percent_text(t['cpu_throttled_ratio'])}), CPU used {percent_text(host.cpu_used_ratio)} of its limit, GPU "
+               f"utilization {percent_text(engine.signals.compute.gpu_utilization)}. Raise or remove resources.limits.cpu.",
+               commands=(f"kubectl set resources {_where(engine)} -c {shlex.quote(engine.container or '<container>')} "
+                         "--limits=cpu=<cores>",)),
+        Action("If the CPU is free, look at the API server", f"It uses {number_text(host.api_cpu_cores)} cores, and one event loop "
+               "has no more than one. Time outside the engine is "
+               f"{percent_text(engine.signals.latency.outside_engine_share)} of the whole request.",
+               ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["api_cpu_cores"] else ()),
+        Action("Leave the KV limits alone", "The cache is not what requests wait for.")))
+
+
+def _stalled(engine: EngineState, t: Thresholds) -> Plan:
+    del t
+    key = engine.key
+    pod = f"-n {shlex.quote(key.namespace or '<namespace>')} {shlex.quote(key.pod or '<pod>')}"
+    return Plan("The engine has stopped: a restart is the cure, evidence first.", (
+        Action("Keep the evidence", "One minute, while it hangs; after the restart it is gone.",
+               commands=(f"kubectl logs {pod} --since=2h > stalled.log",
+                         f"kubectl exec {pod} -- sh -c 'for p in $(pgrep -f vllm); do py-spy dump --pid $p; done' > stacks.txt")),
+        Action("Restart the pod", "Health checks stay green, so Kubernetes does not restart it by itself.",
+               commands=(f"kubectl delete pod {pod}",)),
+        Action("Verify on this page", "The verdict leaves stalled within a minute of the first requests.")))
+
+
+def _unknown(engine: EngineState, t: Thresholds) -> Plan:
+    del t
+    if not engine.up:
+        key = engine.key
+        pod = f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod or '<pod>')}"
+        return Plan("Find out why the engine's metrics cannot be read.", (
+            Action("Is the pod running?", f"{engine.target}: {words(engine.error) if engine.error else 'no answer yet'}.",
+                   commands=(f"kubectl describe {pod}", f"kubectl logs {pod} --since=2h")),))
+    missing = engine.diagnosis.missing
+    return Plan("Change nothing yet: there is too little evidence.", (
+        Action("Get what is missing", "; ".join(missing) + "."),) if missing else ())
+
+
+_PLANS: Final[dict[str, Callable[[EngineState, Thresholds], Plan]]] = {
+    "kv_pressure": _kv_pressure, "concurrency_limited": _concurrency_limited, "compute_bound": _compute_bound,
+    "host_bound": _host_bound, "stalled": _stalled, "unknown": _unknown,
+}

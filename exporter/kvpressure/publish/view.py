@@ -1,0 +1,98 @@
+"""One state as people see it: engines with the worst first, each with triage, plan, history and links.
+
+The page and the JSON show the same view.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvpressure.publish.history import History, Points
+from kvpressure.publish.links import BOARDS, Link, Links
+from kvpressure.publish.mitigation import Plan, plan
+from kvpressure.publish.triage import Step, steps
+from kvpressure.publish.wording import number_text, words
+from kvpressure.readings import EngineKey
+from kvpressure.state import EngineState, State
+from kvpressure.thresholds import Thresholds, builtin
+
+# Harm first; what is fine comes last.
+_ORDER: Final = ("stalled", "kv_pressure", "concurrency_limited", "host_bound", "compute_bound", "unknown", "healthy", "idle")
+CALM: Final = ("healthy", "idle")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the page and the JSON need beside the state: thresholds, the last minutes, and where boards and runbooks are."""
+
+    thresholds: Thresholds = field(default_factory=builtin)
+    history: History = field(default_factory=History)
+    links: Links = field(default_factory=Links)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """An engine with everything derived for people. ``anchor`` identifies it on the page, also after a refresh."""
+
+    state: EngineState
+    anchor: str
+    triage: tuple[Step, ...]
+    plan: Plan
+    history: dict[str, Points]
+    board: Link
+    runbooks: tuple[Link, ...]
+    holding: tuple[str, ...]
+
+    @property
+    def calm(self) -> bool:
+        """Nobody has to look at it now."""
+        return self.state.diagnosis.verdict in CALM and not self.holding
+
+
+def engine_view(engine: EngineState, state: State, around: Surroundings) -> EngineView:
+    """The view of one engine."""
+    diagnosis = engine.diagnosis
+    holding = tuple(name for name, value in diagnosis.conditions.items() if value and name != "documented_signature")
+    return EngineView(
+        state=engine, anchor=_anchor(engine.key), triage=steps(engine, state, around.thresholds),
+        plan=plan(engine, around.thresholds), history=dict(around.history.of(engine.key)),
+        board=around.links.board("kvpressure-incident", engine.key),
+        runbooks=tuple(around.links.runbooks_for(diagnosis.verdict, list(holding))), holding=holding,
+    )
+
+
+def engine_views(state: State, around: Surroundings) -> list[EngineView]:
+    """All engines, those in trouble first."""
+    views = [engine_view(engine, state, around) for engine in state.engines]
+    return sorted(views, key=lambda view: (view.calm, _rank(view), view.state.key))
+
+
+def boards(around: Surroundings) -> list[Link]:
+    """Every board."""
+    return [around.links.board(uid) for uid in BOARDS]
+
+
+def headline(state: State) -> str:
+    """The node in one sentence."""
+    total = len(state.engines)
+    if not total:
+        return "No engine is known on this node."
+    counts: dict[str, int] = {}
+    for engine in sorted(state.engines, key=lambda one: _rank_of(one.diagnosis.verdict)):
+        counts[engine.diagnosis.verdict] = counts.get(engine.diagnosis.verdict, 0) + 1
+    parts = ", ".join(f"{number_text(count)} {words(verdict)}" for verdict, count in counts.items())
+    return f"{total} engine{'s' if total > 1 else ''}: {parts}."
+
+
+def _rank(view: EngineView) -> int:
+    return _rank_of(view.state.diagnosis.verdict)
+
+
+def _rank_of(verdict: str) -> int:
+    return _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
+
+
+def _anchor(key: EngineKey) -> str:
+    return f"engine-{zlib.crc32(repr(key).encode('utf-8', 'surrogatepass')):08x}"

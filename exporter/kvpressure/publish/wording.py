@@ -1,0 +1,66 @@
+"""Numbers as people read them: on the page, in triage and in mitigation. What is not known is a dash."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+UNKNOWN: Final = "–"
+_BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def bytes_text(value: float | None) -> str:
+    """Bytes in binary units."""
+    if value is None:
+        return UNKNOWN
+    size, unit = float(value), 0
+    while abs(size) >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {_BYTE_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_BYTE_UNITS[unit]}"
+
+
+def percent_text(value: float | None) -> str:
+    """A ratio as a percentage."""
+    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def number_text(value: float | None) -> str:
+    """A count without decimals, a small number with one or two; thousands apart."""
+    if value is None:
+        return UNKNOWN
+    if value == int(value) or abs(value) >= 100:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def seconds_text(value: float | None) -> str:
+    """A latency: milliseconds below a second."""
+    if value is None:
+        return UNKNOWN
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration in its two largest units."""
+    left = max(0, int(seconds))
+    parts = []
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if left >= size:
+            parts.append(f"{left // size} {name}")
+            left %= size
+    return " ".join(parts[:2]) or "0 s"
+
+
+def clock_text(time: float | None) -> str:
+    """Date and time in UTC."""
+    return UNKNOWN if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def words(name: str | None) -> str:
+    """A name of the model in words: ``kv_pressure`` -> ``KV pressure``."""
+    if name is None:
+        return UNKNOWN
+    return " ".join(_CAPITAL.get(word, word) for word in name.split("_"))
+
+
+_CAPITAL: Final = {"kv": "KV", "gpu": "GPU", "cpu": "CPU", "oom": "OOM", "cuda": "CUDA", "api": "API"}

@@ -1,0 +1,274 @@
+"""What the page is made of: history, sparklines, triage steps, plans, links."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvpressure.publish.history import SERIES, SLOT_SECONDS, SLOTS, History
+from kvpressure.publish.links import BOARDS, CONDITION_RUNBOOKS, VERDICT_RUNBOOKS, Links
+from kvpressure.publish.mitigation import Plan, plan
+from kvpressure.publish.sparkline import HEIGHT, WIDTH, sparkline
+from kvpressure.publish.triage import Step, steps
+from kvpressure.publish.view import Surroundings, engine_views, headline
+from kvpressure.readings import ContainerReading, NodeCondition, Snapshot, Termination
+from kvpressure.signals.model import (
+    BatchSignals,
+    ContextSignals,
+    HostSignals,
+    KvSignals,
+    LatencySignals,
+    LoadSignals,
+    MemorySignals,
+    Signals,
+)
+from kvpressure.state import (
+    CONDITIONS,
+    VERDICTS,
+    ContainerState,
+    Diagnosis,
+    EngineState,
+    Limit,
+    State,
+    TargetState,
+)
+from kvpressure.thresholds import builtin
+from publish.states import NOW, full_engine, full_state, node, unknown_engine
+
+T = builtin()
+ROOT = Path(__file__).parents[2]
+
+
+def engine_with(verdict: str = "kv_pressure", confidence: float = 0.9, **groups: object) -> EngineState:
+    signals = replace(Signals(time=NOW), **groups)  # type: ignore[arg-type]
+    return replace(full_engine(), signals=signals, diagnosis=Diagnosis(verdict, confidence, None, NOW))
+
+
+class TestHistory:
+    def observe(self, history: History, time: float, kv: float | None, pod: str = "chat-0", up: bool = True) -> None:
+        engine = replace(full_engine(pod), up=up, signals=Signals(time=time, kv=KvSignals(kv_used_ratio_max=kv)))
+        history.observe(Snapshot(time=time), State(time=time, engines=(engine,)))
+
+    def series(self, history: History) -> list[float | None]:
+        return list(history.of(full_engine().key)["kv_used_ratio_max"])
+
+    def test_a_slot_keeps_its_largest_value_and_the_newest_is_last(self) -> None:
+        history = History()
+        for offset, kv in ((0, 0.5), (4, 0.75), (8, 0.25), (10, 0.125)):
+            self.observe(history, NOW + offset, kv)
+        assert self.series(history)[-3:] == [None, 0.75, 0.125]
+
+    def test_slots_without_a_value_are_gaps(self) -> None:
+        history = History()
+        self.observe(history, NOW, 0.5)
+        self.observe(history, NOW + 3 * SLOT_SECONDS, None)
+        self.observe(history, NOW + 4 * SLOT_SECONDS, 0.9, up=False)
+        assert self.series(history)[-5:] == [0.5, None, None, None, None]
+
+    def test_old_values_fall_out_after_fifteen_minutes(self) -> None:
+        history = History()
+        self.observe(history, NOW, 1.0)
+        self.observe(history, NOW + (SLOTS - 1) * SLOT_SECONDS, 0.5)
+        assert (self.series(history)[0], len(self.series(history))) == (1.0, SLOTS)
+        self.observe(history, NOW + SLOTS * SLOT_SECONDS, 0.5)
+        assert 1.0 not in self.series(history)
+
+    @pytest.mark.parametrize("step", [-7200.0, 7 * 86400.0])
+    def test_a_step_of_the_clock_leaves_nothing_false(self, step: float) -> None:
+        history = History()
+        self.observe(history, NOW, 1.0)
+        self.observe(history, NOW + step, 0.25)
+        assert [value for value in self.series(history) if value is not None] == [0.25]
+
+    def test_an_engine_that_is_gone_is_forgotten(self) -> None:
+        history = History()
+        self.observe(history, NOW, 0.5, pod="old-0")
+        self.observe(history, NOW, 0.5)
+        assert history.of(full_engine("old-0").key) == {}
+        assert set(history.of(full_engine().key)) == set(SERIES)
+
+    def test_it_stays_small(self) -> None:
+        history, state = History(), node(64, 8)
+        for tick in range(3):
+            history.observe(Snapshot(time=NOW), replace(state, time=NOW + tick))
+        rings = history._rings.values()
+        assert sum(sys.getsizeof(series) for ring in rings for series in ring.values.values()) < 200_000
+
+
+class TestSparkline:
+    def test_points_run_from_left_to_right_and_stay_inside(self) -> None:
+        found = sparkline([0.0, 0.5, 2.0], top=1.0, mark=0.97)
+        points = [tuple(map(float, point.split(","))) for point in found.lines[0].split()]
+        assert points == [(2.0, HEIGHT - 2.0), (WIDTH / 2, HEIGHT / 2), (WIDTH - 2.0, 2.0)]
+        assert found.mark == 3.1
+        assert (found.now, found.highest) == (2.0, 2.0)
+
+    def test_gaps_break_the_line_and_a_lonely_point_is_seen(self) -> None:
+        lines = sparkline([1.0, 1.0, None, 1.0, None]).lines
+        assert [len(line.split()) for line in lines] == [2, 2]
+        assert lines[1].split()[0] == lines[1].split()[1]
+
+    def test_nothing_known_is_an_empty_picture(self) -> None:
+        assert (sparkline([None, None]).lines, sparkline([]).now) == ((), None)
+
+
+class TestTriage:
+    def step(self, number: int, engine: EngineState, state: State | None = None) -> Step:
+        found = steps(engine, state or State(time=NOW), T)
+        assert [step.number for step in found] == list(range(1, 9))
+        return found[number - 1]
+
+    def container(self, **reading: object) -> State:
+        given = ContainerReading("prod", "chat-0", "vllm", **reading)  # type: ignore[arg-type]
+        return State(time=NOW, containers=(ContainerState(given),))
+
+    @pytest.mark.parametrize(("ready", "finding"), [(True, "fine"), (False, "bad"), (None, "unknown")])
+    def test_1_pod(self, ready: bool | None, finding: str) -> None:
+        assert self.step(1, full_engine(), self.container(ready=ready)).finding == finding
+
+    def test_2_restarts(self) -> None:
+        killed = self.container(restarts=2, last_termination=Termination("OOMKilled", 137, NOW - 60))
+        calm = engine_with(host=HostSignals(restarts_recent=0.0))
+        recent = engine_with(host=HostSignals(restarts_recent=1.0))
+        assert self.step(2, recent, killed).finding == "bad"
+        assert "exit code 137" in " ".join(self.step(2, recent, killed).answers)
+        assert self.step(2, calm, killed).finding == "fine"
+        assert self.step(2, recent, self.container(restarts=2)).finding == "look"
+        assert self.step(2, calm).finding == "unknown"
+
+    @pytest.mark.parametrize(("high", "low", "demand", "finding"), [
+        (True, True, 0.5, "look"), (True, False, 0.5, "fine"), (True, False, T["memory_warning_ratio"], "look"),
+        (None, True, None, "unknown"), (None, False, None, "fine")])
+    def test_3_signature(self, high: bool | None, low: bool | None, demand: float | None, finding: str) -> None:
+        engine = engine_with(memory=MemorySignals(device_used_ratio=0.93, device_demand_ratio=demand))
+        signature = {"gpu_memory_high": high, "gpu_utilization_low": low}
+        engine = replace(engine, diagnosis=replace(engine.diagnosis, documented_signature=signature))
+        step = self.step(3, engine)
+        assert step.finding == finding
+        assert "93 % (documented: above 85 %)" in step.answers[0]
+
+    def test_4_log(self) -> None:
+        assert self.step(4, engine_with()).finding == "unknown"
+        assert self.step(4, engine_with(events_known=True, events={"capacity": 1, "stats": 9})).finding == "fine"
+        failed = self.step(4, engine_with(events_known=True, events={"cuda_oom": 2, "engine_dead": 1}))
+        assert failed.finding == "bad"
+        assert failed.answers == ("Allocation failures in the last 10 minutes: CUDA OOM 2.",
+                                  "Other lines worth knowing: engine dead 1.")
+
+    def test_5_requests(self) -> None:
+        spike = T["context_spike_ratio"]
+        assert self.step(5, engine_with()).finding == "unknown"
+        assert self.step(5, engine_with(context=ContextSignals(context_spike_ratio=spike - 0.1))).finding == "fine"
+        assert self.step(5, engine_with(context=ContextSignals(context_spike_ratio=spike))).finding == "look"
+        over = engine_with(kv=KvSignals(kv_overcommit_ratio=T["kv_overcommit_warning_ratio"]))
+        assert self.step(5, over).finding == "look"
+
+    @pytest.mark.parametrize(("kind", "status", "finding"), [
+        ("MemoryPressure", True, "look"), ("MemoryPressure", False, "fine"), ("Ready", True, "fine"),
+        ("Ready", False, "look"), ("Ready", None, "unknown")])
+    def test_6_node(self, kind: str, status: bool | None, finding: str) -> None:
+        state = State(time=NOW, node_conditions=(NodeCondition(kind, status),))
+        assert self.step(6, full_engine(), state).finding == finding
+
+    def test_7_endpoint(self) -> None:
+        target = TargetState(full_engine().target, True, 0.004, 3)
+        step = self.step(7, full_engine(), State(time=NOW, targets=(target,)))
+        assert (step.finding, step.answers) == (
+            "fine", ("http://10.0.0.5:8000/chat-0: read in 4 ms.", "3 lines could not be understood."))
+        down = self.step(7, unknown_engine(up=False))
+        assert (down.finding, down.answers) == ("bad", ("http://10.0.0.5:8000/chat-0: cannot be read (refused).",))
+
+    @pytest.mark.parametrize(("ratio", "finding"), [
+        (None, "unknown"), (1.0, "fine"), (T["latency_rising_ratio"], "look"), (T["latency_multiplied_ratio"], "bad")])
+    def test_8_metrics(self, ratio: float | None, finding: str) -> None:
+        latency = LatencySignals(inter_token={"0.95": 0.05}, baseline_ratios={} if ratio is None else {"ttft": ratio})
+        step = self.step(8, engine_with(latency=latency, batch=BatchSignals(batch_p95=40.0)))
+        assert step.finding == finding
+        assert "time per output token 50 ms / –" in step.answers[1]
+
+    def test_commands_quote_what_comes_from_outside(self) -> None:
+        engine = replace(full_engine(), key=replace(full_engine().key, namespace="a;b", pod="$(reboot)"))
+        text = " ".join(step.command for step in steps(engine, State(time=NOW), T))
+        assert "'$(reboot)'" in text
+        assert "'a;b'" in text
+
+
+class TestPlan:
+    def flags(self, made: Plan) -> list[str]:
+        return [flag for action in made.actions for flag in action.flags]
+
+    def test_kv_pressure_follows_the_guide_in_its_order_with_the_values_to_set(self) -> None:
+        engine = replace(
+            engine_with(kv=KvSignals(kv_capacity_tokens=42_416.0), load=LoadSignals(in_flight=133.0)),
+            limits={"max_num_seqs": Limit("max_num_seqs", 128.0, True, "args", 39.0),
+                    "max_num_batched_tokens": Limit("max_num_batched_tokens", 8192.0, True, "log", 4096.0),
+                    "gpu_memory_utilization": Limit("gpu_memory_utilization", 0.92, False, "default", None)})
+        made = plan(engine, T)
+        assert [action.title for action in made.actions] == [
+            "Cap input and output tokens at the edge", "Lower max_num_seqs", "Lower max_num_batched_tokens",
+            "Lower gpu_memory_utilization: not now", "Roll out and watch", "Verify on this page"]
+        assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
+        assert "may be 318 tokens on average" in made.actions[0].text
+        assert "Now 128 (args). Cut by 25–50 %" in made.actions[1].text
+        assert "0.7, then 0.6" in made.actions[3].text
+
+    def test_memory_share_and_restart_come_only_when_they_help(self) -> None:
+        limits = {"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.92, True, "args", 0.7)}
+        engine = replace(engine_with(), limits=limits)
+        engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"crash_loop": True}))
+        titles = [action.title for action in plan(engine, T).actions]
+        assert titles.index("Restart, now that the limits are down") > titles.index("Roll out and watch")
+        assert self.flags(plan(engine, T)) == ["--gpu-memory-utilization 0.7"]
+
+    def test_a_sequence_limit_is_raised_by_no_more_than_twice_and_only_into_free_room(self) -> None:
+        for fits, expected in ((100.0, ["--max-num-seqs 48"]), (30.0, ["--max-num-seqs 30"]), (20.0, []), (None, [])):
+            limits = {} if fits is None else {"kv_capacity": fits}
+            engine = engine_with("concurrency_limited", load=LoadSignals(limits=limits, max_num_seqs=24.0))
+            assert self.flags(plan(engine, T)) == expected
+
+    def test_other_causes_leave_the_kv_limits_alone(self) -> None:
+        for verdict in ("compute_bound", "host_bound", "stalled"):
+            made = plan(replace(full_engine(), diagnosis=Diagnosis(verdict, 0.9, None, NOW)), T)
+            assert made.actions
+            assert not any("max-num" in flag or "memory" in flag for flag in self.flags(made))
+
+    @pytest.mark.parametrize("verdict", VERDICTS)
+    def test_every_verdict_has_a_plan_even_if_nothing_is_known(self, verdict: str) -> None:
+        for up in (True, False):
+            engine = replace(unknown_engine(up), diagnosis=Diagnosis(verdict, 0.9, None, NOW, missing=("KV usage",)))
+            assert plan(engine, T).summary
+            assert bool(plan(engine, T).actions) == (verdict not in ("healthy", "idle"))
+
+    def test_a_verdict_without_confidence_says_so_first(self) -> None:
+        assert plan(engine_with(confidence=0.69), T).summary.startswith("The verdict is not confident (69 %, confident from 70 %)")
+        assert not plan(engine_with(confidence=0.7), T).summary.startswith("The verdict is not")
+
+
+class TestLinks:
+    def test_every_runbook_and_board_exists(self) -> None:
+        for name in {*VERDICT_RUNBOOKS.values(), *CONDITION_RUNBOOKS.values()}:
+            assert (ROOT / f"docs/runbooks/{name}.md").is_file(), name
+        assert set(CONDITION_RUNBOOKS) == set(CONDITIONS)
+        assert set(VERDICT_RUNBOOKS) == set(VERDICTS) - {"healthy", "idle"}
+        assert {path.stem for path in (ROOT / "dashboards").glob("*.json")} <= set(BOARDS)
+
+    def test_a_name_from_outside_cannot_leave_its_parameter(self) -> None:
+        key = replace(full_engine().key, pod="a&var-x=1#</a>")
+        assert Links(dashboards="https://g.example").board("kvpressure-incident", key).url.endswith(
+            "&var-pod=a%26var-x%3D1%23%3C%2Fa%3E")
+
+
+def test_the_headline_names_trouble_first() -> None:
+    healthy = replace(full_engine("calm-0"), diagnosis=Diagnosis("healthy", 0.9, None, NOW))
+    assert headline(State(time=NOW, engines=(healthy, healthy, full_engine()))) == "3 engines: 1 KV pressure, 2 healthy."
+    assert headline(State(time=NOW)) == "No engine is known on this node."
+
+
+def test_conditions_that_hold_keep_an_engine_from_being_calm() -> None:
+    for conditions, calm in (({"crash_loop": True}, False), ({"documented_signature": True}, True), ({"crash_loop": None}, True)):
+        engine = replace(full_engine(), diagnosis=Diagnosis("healthy", 0.9, None, NOW, conditions=conditions))
+        view = engine_views(replace(full_state(), engines=(engine,)), Surroundings())[0]
+        assert view.calm is calm

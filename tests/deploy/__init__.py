@@ -1,0 +1,1 @@
+"""Tests of what deploys kvpressure: chart, manifests, scrape examples, image."""

@@ -1,0 +1,230 @@
+"""The chart as a whole: lint, every value, every supported Kubernetes, and what the schema refuses."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, Final
+
+import helm_python
+import pytest
+import yaml
+
+from deploy.chart import DEPLOY, KUBERNETES, Json, chart, name_of, only, problems, render
+
+CHART: Final = DEPLOY / "helm" / "kvpressure"
+CASES: Final = sorted((CHART / "ci").glob("*.yaml"))
+
+EVERYTHING: Final[Json] = {
+    "amd": {"enabled": True}, "monitor": {"kind": "ServiceMonitor"}, "prometheusRule": {"enabled": True},
+    "rulesConfigMap": {"enabled": True}, "dashboards": {"enabled": True}, "networkPolicy": {"enabled": True},
+    "recording": {"enabled": True},
+}
+SWITCHED: Final[Json] = {
+    "nameOverride": "pressure",
+    "fullnameOverride": "pressure",
+    "commonLabels": {"team": "inference"},
+    "image.repository": "registry.internal/kvpressure",
+    "image.tag": "1.2.3",
+    "image.digest": "sha256:" + "0" * 64,
+    "image.pullPolicy": "Always",
+    "imagePullSecrets": [{"name": "registry"}],
+    "nvidia.enabled": False,
+    "nvidia.runtimeClassName": "",
+    "nvidia.nodeSelector": {"pool": "gpu"},
+    "nvidia.affinity": {"nodeAffinity": None, "podAffinity": {}},
+    "nvidia.tolerations": [{"operator": "Exists"}],
+    "amd.enabled": False,
+    "amd.runtimeClassName": "amd",
+    "amd.nodeSelector": {"pool": "gpu"},
+    "amd.affinity": {"nodeAffinity": None, "podAffinity": {}},
+    "amd.tolerations": [{"operator": "Exists"}],
+    "sources.pods": (False, {"sources": {"procfs": False, "cgroup": False, "logs": False}}),
+    "sources.node": False,
+    "sources.podresources": False,
+    "sources.procfs": False,
+    "sources.cgroup": False,
+    "sources.logs": False,
+    "namespaces": ["chat", "batch"],
+    "podSelector": "app=vllm",
+    "targets": ["http://10.0.0.5:8000"],
+    "host.kubelet": "/var/snap/kubelet",
+    "host.proc": "/hostproc",
+    "host.cgroup": "/cgroup",
+    "host.podLogs": "/logs/pods",
+    "host.logTargets": ["/var/lib/docker/containers"],
+    "config": {"log.format": "json", "web.telemetry-path": "/metrics/gpu", "nvidia.gpm": True},
+    "thresholds": {"memory_warning_ratio": 0.75},
+    "recording.enabled": False,
+    "recording.maxSizeMiB": 8,
+    "recording.keep": 3,
+    "port": 9000,
+    "webConfigSecret": "kvpressure-web",
+    "runAsUser": (65532, {"sources": {"podresources": False, "logs": False}}),
+    "seLinuxOptions": {"type": "spc_t"},
+    "resources": {"limits": {"memory": "1Gi"}},
+    "priorityClassName": "system-node-critical",
+    "maxUnavailable": 1,
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"a": "b"},
+    "serviceAccount.create": False,
+    "serviceAccount.name": "other",
+    "serviceAccount.annotations": {"a": "b"},
+    "rbac.create": False,
+    "service.enabled": (False, {"monitor": {"kind": "PodMonitor"}}),
+    "service.annotations": {"a": "b"},
+    "monitor.kind": "PodMonitor",
+    "monitor.labels": {"release": "prometheus"},
+    "monitor.interval": "30s",
+    "monitor.scrapeTimeout": "5s",
+    "monitor.cluster": "eu-1",
+    "monitor.scheme": "https",
+    "monitor.tlsConfig": {"insecureSkipVerify": True},
+    "monitor.basicAuth": {"username": {"name": "login", "key": "user"}, "password": {"name": "login", "key": "password"}},
+    "prometheusRule.enabled": False,
+    "prometheusRule.labels": {"release": "prometheus"},
+    "rulesConfigMap.enabled": False,
+    "rulesConfigMap.labels": {"a": "b"},
+    "rules.profile": "literal",
+    "rules.exclude": ["hardware"],
+    "rules.durations": {"VllmBatchCollapse": {"warning": "7m"}},
+    "rules.labels": {"team": "inference"},
+    "rules.alertLabels": {"VllmBatchCollapse": {"severity": "info"}},
+    "rules.runbookBaseUrl": "https://runbooks.internal",
+    "rules.dashboardBaseUrl": "https://boards.internal",
+    "rules.exporterJob": "gpu/kvpressure",
+    "dashboards.enabled": False,
+    "dashboards.labels": {"a": "b"},
+    "dashboards.annotations": {"grafana_folder": "vLLM"},
+    "networkPolicy.enabled": False,
+    "networkPolicy.ingressFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+    "networkPolicy.restrictEgress": False,
+    "networkPolicy.apiServerPorts": [8443],
+    "networkPolicy.extraEgress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}],
+}
+"""Every value of the chart, by its dotted name, switched to something else; a pair brings what it needs besides."""
+
+
+def merged(base: Json, more: Json) -> Json:
+    found = copy.deepcopy(base)
+    for key, value in more.items():
+        found[key] = merged(found[key], value) if isinstance(value, dict) and isinstance(found.get(key), dict) else value
+    return found
+
+
+def nested(name: str, value: Any) -> Json:
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    found: Json = value
+    return found
+
+
+def leaves(values: Json, free: set[str], prefix: str = "") -> set[str]:
+    """Dotted names of all values; a mapping with names of the user's own counts as one."""
+    names: set[str] = set()
+    for key, value in values.items():
+        name = prefix + key
+        names |= leaves(value, free, f"{name}.") if isinstance(value, dict) and value and name not in free else {name}
+    return names
+
+
+def test_lint_is_clean() -> None:
+    report = helm_python.lint(CHART, strict=True)
+    assert report["errors"] == []
+    assert [message for message in report["messages"] if message["severity"] > 1] == []
+
+
+def test_the_default_values_satisfy_the_schema_and_every_kubernetes() -> None:
+    assert problems(render()) == []
+
+
+def test_every_value_is_switched_here() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    free = {"nvidia.affinity", "amd.affinity", "resources", "dashboards.labels"}
+    assert leaves(values, free) == set(SWITCHED)
+
+
+@pytest.mark.parametrize("name", sorted(SWITCHED))
+def test_a_switched_value_changes_what_is_rendered_and_stays_valid(name: str) -> None:
+    switched = SWITCHED[name]
+    value, needed = switched if isinstance(switched, tuple) else (switched, {})
+    base = merged(EVERYTHING, needed)
+    before, after = render(base), render(merged(base, nested(name, value)))
+    assert after != before
+    assert problems([document for document in after if document not in before]) == []
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_the_example_values_render_on_every_kubernetes(path: Path) -> None:
+    values = yaml.safe_load(path.read_text())
+    assert problems(render(values)) == []
+    report = helm_python.lint(CHART, values, strict=True)
+    assert report["errors"] == []
+
+
+def test_the_schemas_notice_mistakes() -> None:
+    documents = render(EVERYTHING)
+    daemonset, monitor, rule = (only(render(), "DaemonSet"), only(documents, "ServiceMonitor"), only(documents, "PrometheusRule"))
+    daemonset["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
+    monitor["spec"]["endpoints"][0]["honourLabels"] = True
+    rule["spec"]["groups"][0]["rules"][0]["for"] = "5 minutes"
+    found = problems([daemonset, monitor, rule])
+    assert len(found) == len(KUBERNETES) + 2
+    assert "readOnlyRootFileSystem" in found[0]
+
+
+@pytest.mark.parametrize(("values", "said"), [
+    ({"nope": 1}, "nope"),
+    ({"sources": {"podz": True}}, "podz"),
+    ({"thresholds": {"kv_fool_ratio": 0.9}}, "kv_fool_ratio"),
+    ({"thresholds": {"kv_full_ratio": "high"}}, "/thresholds/kv_full_ratio"),
+    ({"thresholds": {"kv_full_ratio": -1}}, "/thresholds/kv_full_ratio"),
+    ({"config": {"web.max-requestz": 1}}, "web.max-requestz"),
+    ({"rules": {"exclude": ["VllmNothing"]}}, "/rules/exclude/0"),
+    ({"rules": {"durations": {"VllmBatchCollapse": {"warning": "soon"}}}}, "warning"),
+    ({"rules": {"durations": {"VllmBatchCollapse": {"urgent": "5m"}}}}, "urgent"),
+    ({"rules": {"labels": {"alertname": "x"}}}, "alertname"),
+    ({"rules": {"alertLabels": {"VllmBatchCollapse": {"page": "yes"}}}}, "page"),
+    ({"rules": {"runbookBaseUrl": 'https://x/"'}}, "runbookBaseUrl"),
+    ({"namespaces": ["Chat"]}, "/namespaces/0"),
+    ({"maxUnavailable": "some"}, "maxUnavailable"),
+    ({"image": {"digest": "latest"}}, "digest"),
+    ({"monitor": {"kind": "VMPodScrape"}}, "/monitor/kind"),
+    ({"port": 0}, "/port"),
+    ({"nvidia": {"enabled": False}}, "allowed: at least one true"),
+    ({"runAsUser": 65532}, "sources.podresources false"),
+    ({"runAsUser": 65532, "sources": {"podresources": False}}, "sources.logs false"),
+    ({"sources": {"pods": False}}, "sources.pods true"),
+    ({"service": {"enabled": False}, "monitor": {"kind": "ServiceMonitor"}}, "service.enabled true"),
+])
+def test_wrong_values_are_refused_by_name(values: Json, said: str) -> None:
+    with pytest.raises(helm_python.HelmError) as caught:
+        render(values)
+    assert said in str(caught.value)
+
+
+def test_several_releases_do_not_collide() -> None:
+    """Objects without a namespace carry that of their release in their name."""
+    first, second = ({name_of(item) for item in render(EVERYTHING, namespace=namespace)
+                      if "namespace" not in item["metadata"]} for namespace in ("one", "two"))
+    assert first
+    assert not first & second
+
+
+def test_everything_lies_in_the_release_namespace() -> None:
+    for document in render(merged(EVERYTHING, {"namespaces": ["chat"]}), namespace="elsewhere"):
+        expected = {"ClusterRole": None, "ClusterRoleBinding": None, "Role": "chat", "RoleBinding": "chat"}
+        assert document["metadata"].get("namespace") == expected.get(document["kind"], "elsewhere"), name_of(document)
+
+
+def test_a_release_fits_into_the_cluster() -> None:
+    """Helm keeps a release in a Secret of at most 1 MiB; what is applied by hand, in an annotation of 256 KiB."""
+    for document in render(EVERYTHING):
+        assert len(yaml.safe_dump(document)) < 240_000, name_of(document)
+
+
+def test_the_chart_names_the_versions_of_the_package() -> None:
+    from kvpressure import __version__
+
+    assert chart().metadata["version"] == __version__
+    assert chart().metadata["appVersion"] == __version__

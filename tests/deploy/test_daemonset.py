@@ -1,0 +1,177 @@
+"""The pods of the DaemonSets: what they may do, what they see of the node, and that the exporter takes their settings."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from deploy.chart import DEPLOY, Json, of_kind, only, render
+from kvpressure import settings
+from kvpressure.settings import Settings
+
+HOST_SOURCES: Final = {"podresources": {"/host/pod-resources"}, "procfs": {"/host/proc"}, "cgroup": {"/host/cgroup"},
+                       "logs": {"/var/log/pods"}}
+BOTH: Final[Json] = {"amd": {"enabled": True}}
+CASES: Final = {path.stem: yaml.safe_load(path.read_text())
+                for path in sorted((DEPLOY / "helm" / "kvpressure" / "ci").glob("*.yaml"))} | {"default": {}, "both": BOTH}
+
+
+def pods(values: Json | None = None) -> list[Json]:
+    return [item["spec"]["template"]["spec"] for item in of_kind(render(values), "DaemonSet")]
+
+
+def container_of(pod: Json) -> Json:
+    container: Json
+    container, = pod["containers"]
+    return container
+
+
+def host_paths(pod: Json) -> dict[str, str]:
+    """Mount path -> path on the node."""
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    return {mount["mountPath"]: volumes[mount["name"]]["hostPath"]["path"] for mount in container_of(pod)["volumeMounts"]
+            if "hostPath" in volumes[mount["name"]]}
+
+
+def load(documents: list[Json], vendor: str, directory: Path) -> Settings:
+    """The settings that the exporter of ``vendor`` gets, read as it reads them; files of the pod lie in ``directory``."""
+    data = next(item["data"] for item in of_kind(documents, "ConfigMap") if item["metadata"]["name"] == f"kvpressure-{vendor}")
+    for name, text in data.items():
+        (directory / name).write_text(text.replace("/etc/kvpressure/", f"{directory}/"))
+    parser = argparse.ArgumentParser()
+    settings.add_arguments(parser)
+    return settings.from_args(parser.parse_args(["--config", str(directory / "config.yaml")]), {"NODE_NAME": "node-1"})
+
+
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
+def test_the_security_profile(values: Json) -> None:
+    uid = values.get("runAsUser", 0)
+    for pod in pods(values):
+        assert (pod["hostNetwork"], pod["hostPID"], pod["hostIPC"], pod["enableServiceLinks"]) == (False, False, False, False)
+        assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+        assert "initContainers" not in pod
+        container = container_of(pod)
+        assert container["securityContext"] == {
+            "runAsUser": uid, "runAsGroup": uid, "runAsNonRoot": uid != 0, "privileged": False,
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+        assert container["resources"]["limits"]["memory"]
+        assert not any("gpu" in resource for resource in container["resources"]["limits"])  # it would take a GPU
+
+
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
+def test_only_its_own_scratch_directory_is_writable(values: Json) -> None:
+    for pod in pods(values):
+        writable = {mount["name"] for mount in container_of(pod)["volumeMounts"] if not mount.get("readOnly")}
+        assert writable == {"state"}
+        state, = (volume for volume in pod["volumes"] if volume["name"] == "state")
+        assert set(state["emptyDir"]) == {"sizeLimit"}
+        assert {kind for volume in pod["volumes"] for kind in volume} <= {"name", "emptyDir", "configMap", "secret", "hostPath"}
+
+
+def test_each_source_brings_its_mount_and_nothing_else() -> None:
+    everything = set().union(*HOST_SOURCES.values())
+    assert set(host_paths(pods()[0])) == everything
+    for source, mounts in HOST_SOURCES.items():
+        assert set(host_paths(pods({"sources": {source: False}})[0])) == everything - mounts
+    assert host_paths(pods(CASES["minimal-values"])[0]) == {}
+
+
+def test_a_source_is_told_where_its_mount_is(tmp_path: Path) -> None:
+    """What the settings name lies in a mount; what is mounted is named."""
+    documents = render({"host": {"kubelet": "/opt/kubelet", "proc": "/p", "cgroup": "/c", "podLogs": "/l"}})
+    chosen = load(documents, "nvidia", tmp_path)
+    named = {str(chosen.kubelet_socket.parent), str(chosen.host_proc), str(chosen.host_cgroup), str(chosen.host_pod_logs)}
+    assert host_paths(only(documents, "DaemonSet")["spec"]["template"]["spec"]) == dict(zip(
+        ("/host/pod-resources", "/host/proc", "/host/cgroup", "/var/log/pods"), ("/opt/kubelet/pod-resources", "/p", "/c", "/l"),
+        strict=True))
+    assert named == set().union(*HOST_SOURCES.values())
+
+
+def test_targets_of_log_links_are_mounted_where_the_links_point() -> None:
+    pod, = pods({"host": {"logTargets": ["/var/lib/docker/containers", "/data/logs"]}})
+    assert host_paths(pod).items() >= {("/var/lib/docker/containers", "/var/lib/docker/containers"), ("/data/logs", "/data/logs")}
+
+
+@pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
+def test_the_exporter_takes_the_settings(values: Json, tmp_path: Path) -> None:
+    documents = render(values)
+    sources = yaml.safe_load((DEPLOY / "helm/kvpressure/values.yaml").read_text())["sources"] | values.get("sources", {})
+    for daemonset in of_kind(documents, "DaemonSet"):
+        vendor = daemonset["metadata"]["labels"]["app.kubernetes.io/component"]
+        chosen = load(documents, vendor, tmp_path)
+        enabled = {name for name, collector in chosen.collectors.items() if collector.enabled}
+        assert enabled == {vendor, "vllm"} | {name for name, on in sources.items() if on}
+        port, = container_of(daemonset["spec"]["template"]["spec"])["ports"]
+        assert [address.port for address in chosen.listen_addresses] == [port["containerPort"]]
+        assert chosen.node_name == "node-1"
+        assert chosen.kube_namespaces == tuple(values.get("namespaces", ()))
+        overridden = {entry.name: entry.value for entry in chosen.thresholds.entries() if entry.overridden}
+        assert overridden == values.get("thresholds", {})
+
+
+def test_what_is_written_goes_to_the_scratch_directory(tmp_path: Path) -> None:
+    documents = render({"recording": {"enabled": True, "maxSizeMiB": 10, "keep": 3}})
+    chosen = load(documents, "nvidia", tmp_path)
+    pod = only(documents, "DaemonSet")["spec"]["template"]["spec"]
+    state, = (mount["mountPath"] for mount in container_of(pod)["volumeMounts"] if mount["name"] == "state")
+    assert chosen.log_positions is not None
+    assert chosen.record_directory is not None
+    assert {str(chosen.log_positions.parent), str(chosen.record_directory.parent)} == {state}
+    assert {"name": "TMPDIR", "value": state} in container_of(pod)["env"]
+    assert (chosen.record_max_bytes, chosen.record_keep) == (10 * 2**20, 3)
+    limit, = (volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "state")
+    assert limit == "56Mi"  # three files that are kept, one being written, 16 for the rest
+
+
+def test_settings_of_one_vendor_do_not_stop_the_other(tmp_path: Path) -> None:
+    documents = render(BOTH | {"config": {"nvidia.gpm": True, "collector.nvidia.interval": "2s", "gpu.amd.backend": "sysfs",
+                                          "log.format": "json"}})
+    nvidia, amd = load(documents, "nvidia", tmp_path), load(documents, "amd", tmp_path)
+    assert (nvidia.nvidia_gpm, nvidia.collectors["nvidia"].interval_seconds, nvidia.log_format) == (True, 2.0, "json")
+    assert (amd.nvidia_gpm, amd.amd_backend, amd.log_format) == (False, "sysfs", "json")
+
+
+def test_each_vendor_gets_its_own_pods() -> None:
+    first, second = of_kind(render(BOTH), "DaemonSet")
+    for daemonset in (first, second):
+        labels = daemonset["spec"]["template"]["metadata"]["labels"]
+        assert daemonset["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert not second["spec"]["selector"]["matchLabels"].items() <= first["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_nvidia_asks_the_runtime_for_the_library_and_amd_for_nothing() -> None:
+    amd, nvidia = sorted(pods(BOTH), key=lambda pod: "runtimeClassName" in pod)
+    env = [{item["name"]: item.get("value") for item in container_of(pod)["env"]} for pod in (nvidia, amd)]
+    assert nvidia["runtimeClassName"] == "nvidia"
+    assert (env[0]["NVIDIA_VISIBLE_DEVICES"], env[0]["NVIDIA_DRIVER_CAPABILITIES"]) == ("all", "utility")
+    assert env[1]["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert "/dev" not in str(amd["volumes"])
+
+
+def test_changed_settings_start_new_pods() -> None:
+    def digest(values: Json) -> str:
+        return str(only(render(values), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]["kvpressure.io/config-digest"])
+
+    assert digest({}) == digest({"image": {"tag": "2"}})
+    assert len({digest({}), digest({"thresholds": {"kv_full_ratio": 0.9}}), digest({"config": {"interval": "2s"}})}) == 3
+
+
+def test_probes_ask_what_the_exporter_answers() -> None:
+    container = container_of(pods()[0])
+    assert container["livenessProbe"]["httpGet"] == {"path": "/-/healthy", "port": "metrics"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/-/ready", "port": "metrics"}
+
+
+def test_with_authentication_the_probes_ask_for_the_port_only(tmp_path: Path) -> None:
+    """The exporter wants a password on every path, and the kubelet has none."""
+    (pod,) = pods({"webConfigSecret": "web"})
+    assert container_of(pod)["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
+    secret, = (volume["secret"] for volume in pod["volumes"] if "secret" in volume)
+    assert secret == {"secretName": "web", "defaultMode": 0o400}
+    config: Any = yaml.safe_load(next(item for item in of_kind(render({"webConfigSecret": "web"}), "ConfigMap"))["data"]["config.yaml"])
+    mounts = {mount["name"]: mount["mountPath"] for mount in container_of(pod)["volumeMounts"]}
+    assert config["web.config.file"] == f"{mounts['web-config']}/web-config.yaml"

@@ -49,7 +49,10 @@ def _labels(node: pp.Expr, recordings: Mapping[str, frozenset[str]]) -> frozense
     if isinstance(node, pp.Call):
         if node.func.name in LABELLESS:
             return frozenset()
-        return _labels(node.args[0], recordings)
+        vector = next(arg for arg in node.args if not isinstance(arg, pp.NumberLiteral))
+        added = {node.args[1].val} if node.func.name == "label_replace" else set()
+        removed = {"le"} if node.func.name == "histogram_quantile" else set()
+        return _labels(vector, recordings) - removed | added
     if isinstance(node, pp.BinaryExpr):
         return _combined(node, recordings)
     if isinstance(node, pp.ParenExpr | pp.UnaryExpr | pp.SubqueryExpr):

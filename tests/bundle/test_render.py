@@ -72,7 +72,7 @@ def test_writing_repairs_and_says_how_many(tree: Path, tmp_path: Path, capsys: p
     ("--values", "labels: {team: 1}", "must be text"),
     ("--values", "labels: {alertname: x}", "is not a label that may be set"),
     ("--values", "alert_labels: {VllmBatchCollapse: {page: often}}", 'page must be "true" or "false"'),
-    ("--values", "exporter_job: '('", "is not a regular expression"),
+    ("--values", "exporter_job: '.*'", "is not a name of letters"),
     ("--values", "thresholds: {kv_ful: 1}", "unknown threshold 'kv_ful'"),
     ("--values", "a: [", "not valid YAML"),
     ("--values", "- a", "expected a mapping"),

@@ -12,19 +12,23 @@ import yaml
 
 from bundle.promql import SCRAPE, metrics, result_labels, selectors, walk
 from kvpressure.bundle.render import render, write
-from kvpressure.bundle.rules import PROFILES, Options, load_groups
+from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, Group
-from kvpressure.bundle.variants import EXTERNAL
-from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
+from kvpressure.bundle.values import Values
+from kvpressure.bundle.variants import EXTERNAL, metric_labels
+from kvpressure.publish.metrics import METRICS
 from kvpressure.thresholds import builtin
 
 # Those whose number the guides give; OOMKilled and log lines have no threshold to take literally.
 GUIDES_ALERTS = {"GpuMemoryHigh", "VllmMemoryFragmentation", "VllmConcurrencyNearLimit", "VllmContextLengthSpike", "VllmBatchCollapse",
                  "VllmDocumentedSignature"}
-GROUPS = {profile: load_groups(Options(builtin(), profile=profile)) for profile in PROFILES}
-# Every family of the default profile, and of the others those that differ from it.
-FAMILY_FILES = [(profile, group.name) for profile in PROFILES for group, default in zip(GROUPS[profile], GROUPS["default"], strict=True)
-                if profile == "default" or group != default]
+VARIANTS = [f"{source}-{profile}" for source in SOURCES for profile in PROFILES]
+GROUPS = {f"{source}-{profile}": load_groups(Options(builtin(), profile=profile, source=source))
+          for source in SOURCES for profile in PROFILES}
+# Every family of each source's default profile, and of its other profiles those that differ from it.
+FAMILY_FILES = [(variant, group.name) for variant in VARIANTS
+                for group, default in zip(GROUPS[variant], GROUPS[f"{variant.split('-')[0]}-default"], strict=True)
+                if variant.endswith("-default") or group != default]
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -32,30 +36,36 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="session")
-def profile_trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    trees = {profile: tmp_path_factory.mktemp(profile) for profile in PROFILES}
-    for profile, directory in trees.items():
-        write(render(Options(builtin(), profile=profile)), directory)
-    return trees
+def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {variant: tmp_path_factory.mktemp(variant) for variant in VARIANTS}
+    for variant, directory in found.items():
+        source, profile = variant.split("-")
+        write(render(Options(builtin(), profile=profile, source=source)), directory)
+    return found
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_promtool_accepts_the_rules(profile_trees: dict[str, Path], profile: str) -> None:
-    result = promtool("check", "rules", profile_trees[profile] / "alerts/kvpressure-rules.yaml")
+def rules_of(variant: str) -> list[dict[str, Any]]:
+    return [rule for group in rule_file(GROUPS[variant], Values())["groups"] for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_promtool_accepts_the_rules(trees: dict[str, Path], variant: str) -> None:
+    result = promtool("check", "rules", trees[variant] / "alerts/kvpressure-rules.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize(("profile", "family"), FAMILY_FILES)
-def test_promtool_unit_tests_pass(profile_trees: dict[str, Path], profile: str, family: str) -> None:
-    result = promtool("test", "rules", profile_trees[profile] / f"alerts/tests/{family}.yaml")
+@pytest.mark.parametrize(("variant", "family"), FAMILY_FILES)
+def test_promtool_unit_tests_pass(trees: dict[str, Path], variant: str, family: str) -> None:
+    result = promtool("test", "rules", trees[variant] / f"alerts/tests/{family}.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_every_level_has_firing_and_silent_assertions(groups: tuple[Group, ...], files: dict[str, str]) -> None:
-    for group in groups:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_level_has_firing_and_silent_assertions(trees: dict[str, Path], variant: str) -> None:
+    for group in GROUPS[variant]:
         if not group.alerts:
             continue
-        tests = yaml.safe_load(files[f"alerts/tests/{group.name}.yaml"])["tests"]
+        tests = yaml.safe_load((trees[variant] / f"alerts/tests/{group.name}.yaml").read_text())["tests"]
         for alert in group.alerts:
             for level in alert.levels:
                 mine = [test for test in tests if test["name"].startswith(f"{alert.name} {level.severity}:")]
@@ -96,21 +106,25 @@ def test_severities_of_one_alert_share_family_and_are_distinct(groups: tuple[Gro
             assert len(severities) == len(set(severities)), alert.name
 
 
-def test_every_metric_exists(rules: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_metric_exists(variant: str) -> None:
+    rules = rules_of(variant)
     recorded = {rule["record"] for rule in rules if "record" in rule}
     known = {metric.full_name for metric in METRICS} | recorded | set(EXTERNAL)
     for rule in rules:
         assert metrics(rule["expr"]) <= known, rule.get("alert") or rule["record"]
 
 
-def test_every_matched_label_exists(rules: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_matched_label_exists(variant: str) -> None:
+    rules = rules_of(variant)
+    recorded = recorded_labels(rules)
     for rule in rules:
         for selector in selectors(rule["expr"]):
-            name = str(selector.name).removeprefix(PREFIX)
-            if name not in BY_NAME:
-                continue
+            name = str(selector.name)
+            known = recorded[name] if name in recorded else set(metric_labels(name)) | SCRAPE
             for matcher in selector.matchers.matchers:
-                assert matcher.name in set(BY_NAME[name].labels) | SCRAPE, f"{selector.name}{{{matcher.name}}}"
+                assert matcher.name in known, f"{name}{{{matcher.name}}}"
 
 
 def recorded_labels(rules: list[dict[str, Any]]) -> dict[str, frozenset[str]]:
@@ -121,17 +135,20 @@ def recorded_labels(rules: list[dict[str, Any]]) -> dict[str, frozenset[str]]:
     return found
 
 
-def test_recordings_have_the_labels_they_declare(rules: list[dict[str, Any]], groups: tuple[Group, ...]) -> None:
-    found = recorded_labels(rules)
-    for group in groups:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recordings_have_the_labels_they_declare(variant: str) -> None:
+    found = recorded_labels(rules_of(variant))
+    for group in GROUPS[variant]:
         for recording in group.recordings:
-            optional = {"namespace", "pod"} if recording.name.startswith("gpu_pod:") else set()
+            optional = {"namespace", "pod"} if recording.name.startswith("gpu_pod:") else set()  # a GPU that nobody owns
             assert found[recording.name] - optional <= set(recording.labels), recording.name
             assert set(recording.labels) - optional <= found[recording.name], recording.name
             assert re.fullmatch(r"[a-z_]+:[a-z0-9_]+:[a-z0-9_]+", recording.name), "level:metric:operation"
 
 
-def test_annotations_use_only_labels_that_the_expression_returns(rules: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_annotations_use_only_labels_that_the_expression_returns(variant: str) -> None:
+    rules = rules_of(variant)
     recorded = recorded_labels(rules)
     for rule in rules:
         if "alert" not in rule:
@@ -142,9 +159,10 @@ def test_annotations_use_only_labels_that_the_expression_returns(rules: list[dic
             assert used <= returned, f"{rule['alert']} {name}: {used - returned} not in {sorted(returned)}"
 
 
-def test_identity_labels_survive(rules: list[dict[str, Any]], groups: tuple[Group, ...]) -> None:
-    recorded = recorded_labels(rules)
-    for group in groups:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_identity_labels_survive(variant: str) -> None:
+    recorded = recorded_labels(rules_of(variant))
+    for group in GROUPS[variant]:
         for alert in group.alerts:
             for level in alert.levels:
                 returned = result_labels(level.full_expr(), recorded)
@@ -166,10 +184,11 @@ def test_groups_have_interval_and_limit(files: dict[str, str]) -> None:
         assert re.fullmatch(r"\d+[smh]", group["interval"])
 
 
-def test_prometheusrule_carries_the_same_groups(files: dict[str, str]) -> None:
+def test_other_forms_carry_the_same_groups(files: dict[str, str]) -> None:
     plain = yaml.safe_load(files["alerts/kvpressure-rules.yaml"])
     crd = yaml.safe_load(files["alerts/prometheusrule.yaml"])
     assert crd["spec"] == plain
+    assert yaml.safe_load(files["alerts/mimir-namespace.yaml"]) == {"namespace": "kvpressure", **plain}
     assert (crd["apiVersion"], crd["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
 
 
@@ -183,8 +202,8 @@ def test_runbook_of_every_alert_is_in_the_bundle(files: dict[str, str], rules: l
 
 
 def test_literal_profile_drops_our_gates() -> None:
-    literal = {alert.name: alert for group in GROUPS["literal"] for alert in group.alerts}
-    default = {alert.name: alert for group in GROUPS["default"] for alert in group.alerts}
+    literal = {alert.name: alert for group in GROUPS["kvpressure-literal"] for alert in group.alerts}
+    default = {alert.name: alert for group in GROUPS["kvpressure-default"] for alert in group.alerts}
     assert set(literal) == set(default)
     assert set(literal) >= GUIDES_ALERTS
     for name, alert in literal.items():

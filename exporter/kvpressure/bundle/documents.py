@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.bundle.rules import Options
+from kvpressure.bundle.rules import Options, rule_file
 from kvpressure.bundle.spec import Alert, Group
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import number, span, words
@@ -35,14 +35,15 @@ def pages(options: Options, groups: Sequence[Group]) -> dict[str, str]:
         percent=lambda name: f"{number(options.thresholds[name] * 100)} %",
     )
     found = {
-        "docs/metrics.md": render_metrics_reference(),
-        "docs/settings.md": render_settings_reference(),
         "docs/thresholds.md": _page("docs/thresholds.md.j2", variables | {"shown": shown}),
-        "docs/alerts.md": _page("docs/alerts.md.j2", variables),
+        "docs/alerts.md": _page("docs/alerts.md.j2", variables | {"mutation": mutation(rule_file(groups, options.values))}),
         "docs/runbooks/README.md": _page("docs/runbooks.md.j2", variables),
         "alerts/README.md": _page("docs/alerts-readme.md.j2", variables),
-        "dashboards/README.md": _page("docs/dashboards-readme.md.j2", variables),
     }
+    if options.source == "kvpressure":
+        found["docs/metrics.md"] = render_metrics_reference()
+        found["docs/settings.md"] = render_settings_reference()
+        found["dashboards/README.md"] = _page("docs/dashboards-readme.md.j2", variables)
     for alert in alerts:
         found[f"docs/runbooks/{alert.name}.md"] = _page(f"runbooks/{alert.name}.md.j2", variables | {"alert": alert})
     return found
@@ -57,6 +58,13 @@ def _page(template: str, variables: dict[str, Any]) -> str:
 def digest(rules: Mapping[str, Any]) -> str:
     """Fingerprint of a rule file, to tell whether a measured figure belongs to it."""
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def mutation(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """The last run of ``make mutate-rules`` in figures; ``current`` tells whether it was on these very rules."""
+    result = json.loads(MUTATION_FILE.read_text(encoding="utf-8"))
+    seeded, killed = (sum(kind[key] for kind in result["kinds"].values()) for key in ("mutants", "killed"))
+    return {**result, "mutants": seeded, "killed": killed, "share": f"{100 * killed / seeded:.1f}", "current": result["rules"] == digest(rules)}
 
 
 def title(alert: Alert) -> str:

@@ -13,7 +13,7 @@ from kvpressure.bundle import documents
 from kvpressure.bundle.boards import render_boards
 from kvpressure.bundle.boards.builder import Site
 from kvpressure.bundle.promtests import test_files
-from kvpressure.bundle.rules import Options, load_groups, prometheus_rule, rule_file
+from kvpressure.bundle.rules import Options, load_groups, mimir_namespace, prometheus_rule, rule_file
 from kvpressure.bundle.templating import context
 from kvpressure.bundle.templating import render as render_template
 from kvpressure.bundle.text import to_yaml
@@ -32,12 +32,14 @@ def render(options: Options) -> dict[str, str]:
     files = {
         RULES: to_yaml(rules, HEADER),
         "alerts/prometheusrule.yaml": to_yaml(prometheus_rule(rules), HEADER),
+        "alerts/mimir-namespace.yaml": to_yaml(mimir_namespace(rules), HEADER),
         "alerts/alertmanager.yaml": to_yaml(_alertmanager(options, alerts), f"{HEADER}\n{documents.ALERTMANAGER_NOTE}"),
     }
     for name, document in test_files(groups, options.values, f"../{Path(RULES).name}").items():
         files[f"alerts/tests/{name}"] = to_yaml(document, HEADER)
-    for uid, model in render_boards(Site(options.thresholds, options.values, alerts)).items():
-        files[f"dashboards/{uid}.json"] = json.dumps(model, indent=2, ensure_ascii=False) + "\n"
+    if options.source == "kvpressure":  # the boards read this exporter's metrics
+        for uid, model in render_boards(Site(options.thresholds, options.values, alerts)).items():
+            files[f"dashboards/{uid}.json"] = json.dumps(model, indent=2, ensure_ascii=False) + "\n"
     files.update(documents.pages(options, groups))
     return dict(sorted(files.items()))
 

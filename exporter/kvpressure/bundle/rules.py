@@ -16,7 +16,7 @@ from kvpressure.thresholds import Thresholds
 
 PREFIX: Final = "kvpressure-"  # of group names
 PROFILES: Final = ("default", "literal")
-SOURCES: Final = ("kvpressure",)
+SOURCES: Final = ("kvpressure", "dcgm")
 _BOARD_VARIABLES: Final = {"namespace": "namespace", "model_name": "model", "pod": "pod", "uuid": "gpu"}
 
 
@@ -78,11 +78,13 @@ def labels_of(alert: Alert, level: Level, values: Values) -> dict[str, str]:
 
 def annotations_of(alert: Alert, level: Level, values: Values) -> dict[str, str]:
     """Texts and links of one rule; the links carry the alert's own namespace, model, pod and GPU."""
+    annotations = {"summary": level.summary, "description": level.description,
+                   "runbook_url": f"{values.runbook_base_url}/{alert.name}.md"}
+    if not alert.board:
+        return annotations
     shown = [label for label in _result_labels(level) if label in _BOARD_VARIABLES]
     query = "&".join(f"var-{_BOARD_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in shown)
-    board = f"{values.dashboard_base_url}/d/kvpressure-incident" + (f"?{query}" if query else "")
-    return {"summary": level.summary, "description": level.description,
-            "runbook_url": f"{values.runbook_base_url}/{alert.name}.md", "dashboard_url": board}
+    return {**annotations, "dashboard_url": f"{values.dashboard_base_url}/d/kvpressure-incident" + (f"?{query}" if query else "")}
 
 
 def _result_labels(level: Level) -> list[str]:
@@ -111,6 +113,11 @@ def rule_file(groups: Iterable[Group], values: Values) -> dict[str, Any]:
          "rules": _rules(group, values)}
         for group in groups
     ]}
+
+
+def mimir_namespace(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """The same object as a rule namespace for ``mimirtool rules load`` (Mimir, Grafana Cloud, Cortex)."""
+    return {"namespace": "kvpressure", **rules}
 
 
 def prometheus_rule(rules: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("cluster", "namespace", "pod", "model_name", "engine"),
     "container": ("cluster", "namespace", "pod", "container"),
     "gpu": ("cluster", "node", "uuid", "gpu", "vendor"),
+    "dcgm_gpu": ("cluster", "node", "uuid", "gpu", "namespace", "pod"),
     "model": ("cluster", "namespace", "model_name"),
     "pod": ("cluster", "namespace", "pod"),
     "exporter": ("cluster", "node", "instance"),
@@ -32,7 +33,7 @@ _INPUT = re.compile(
     r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|veto)\s*(?P<value>[\w.]+)?"
     r"(?:\s+within\s+(?P<window>\w+))?"
 )
-_SERIES = re.compile(r'(?P<metric>\w+)(?:\{(?P<labels>[^}]*)\})?')
+_SERIES = re.compile(r'(?P<metric>[\w:]+)(?:\{(?P<labels>[^}]*)\})?')
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -109,7 +110,7 @@ class Level:
 @dataclass(frozen=True, slots=True)
 class Alert:
     """One alert name with all its severities. ``documented`` quotes the guides' number, ``choice`` says how and why the
-    rule differs from the bare number.
+    rule differs from the bare number; ``board`` whether a board shows it.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Alert:
     subject: str
     documented: str
     choice: str
+    board: bool
     levels: tuple[Level, ...]
 
 
@@ -158,7 +160,8 @@ def parse_group(document: Mapping[str, Any]) -> Group:
     family = document["family"]
     if family != "recordings" and family not in FAMILIES:
         raise SpecError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
-    alerts = tuple(_alert(item, family) for item in document.get("alerts") or ())
+    board = document.get("board", True)
+    alerts = tuple(_alert(item, family, board) for item in document.get("alerts") or ())
     recordings = tuple(
         Recording(item["record"], _clean(item["expr"]), tuple(item["labels"]), item["help"].strip(),
                   tuple((test["inputs"], test["expect"]) for test in item["tests"]))
@@ -167,12 +170,12 @@ def parse_group(document: Mapping[str, Any]) -> Group:
     return Group(document["name"], family, float(document["interval"]), int(document["limit"]), recordings, alerts)
 
 
-def _alert(item: Mapping[str, Any], family: str) -> Alert:
+def _alert(item: Mapping[str, Any], family: str, board: bool) -> Alert:
     name = item["name"]
     if item["subject"] not in SUBJECTS:
         raise SpecError(f"{name}: subject {item['subject']!r} is not one of {', '.join(SUBJECTS)}")
     levels = tuple(_level(name, item, level) for level in item["levels"])
-    return Alert(name, family, item["subject"], _line(item.get("documented", "")), _line(item["choice"]), levels)
+    return Alert(name, family, item["subject"], _line(item.get("documented", "")), _line(item["choice"]), board, levels)
 
 
 def _line(text: str) -> str:

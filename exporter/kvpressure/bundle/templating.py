@@ -63,6 +63,13 @@ def new_events(counter: str, by: str, window: str) -> str:
             f"{grown}")
 
 
+def dcgm(expr: str) -> str:
+    """A dcgm-exporter expression under the labels of ours: ``uuid`` and ``node`` from either spelling it has had."""
+    for label, source in (("uuid", "UUID"), ("node", "Hostname"), ("node", "hostname")):
+        expr = f'label_replace({expr}, "{label}", "$1", "{source}", "(.+)")'
+    return expr
+
+
 def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
     """What every template sees: ``t`` number, ``d`` duration, ``w`` words of a threshold, and the helpers."""
     return {
@@ -72,6 +79,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "n": lambda name: thresholds[name],
         "number": number,
         "new_events": new_events,
+        "dcgm": dcgm,
         "per": per,
         "ids": lambda subject: ", ".join(SUBJECTS[subject]),
         "recommend": recommend,

@@ -13,6 +13,7 @@ from kvpressure.bundle.spec import FAMILIES, SEVERITIES
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_JOB = re.compile(r"[\w/-]+", re.ASCII)
 _URL = re.compile(r"https?://[^\s\"'<>]+")
 
 
@@ -26,12 +27,12 @@ class Values:
 
     ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert -> severity -> ``for``, in seconds.
     ``exclude``: alert names or families that are not wanted. ``labels``: labels added to every alert; ``alert_labels``: alert ->
-    labels set on it (severity and page included). ``exporter_job`` is a regular expression for the scrape job.
+    labels set on it (severity and page included). ``exporter_job`` is a part of the name of the exporter's scrape job.
     """
 
     runbook_base_url: str = "https://kvpressure.example/docs/runbooks"
     dashboard_base_url: str = "https://grafana.example"
-    exporter_job: str = ".*kvpressure.*"
+    exporter_job: str = "kvpressure"
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
@@ -69,7 +70,7 @@ def _values(document: Mapping[str, Any], where: str) -> Values:
         if key in document:
             found[key] = _url(document[key], where, key)
     if "exporter_job" in document:
-        found["exporter_job"] = _regex(document["exporter_job"], where, "exporter_job")
+        found["exporter_job"] = _job(document["exporter_job"], where)
     if "thresholds" in document:
         found["thresholds"] = _mapping(document["thresholds"], where, "thresholds")
     if "durations" in document:
@@ -96,14 +97,10 @@ def _url(value: Any, where: str, key: str) -> str:
     return value.rstrip("/")
 
 
-def _regex(value: Any, where: str, key: str) -> str:
-    try:
-        re.compile(value)
-    except (re.error, TypeError) as error:
-        raise ValuesError(f"{where}: {key}: {value!r} is not a regular expression") from error
-    if not value or '"' in value or "\\" in value or "\n" in value:
-        raise ValuesError(f"{where}: {key}: {value!r} must not be empty nor contain quotes, backslashes or line breaks")
-    return str(value)
+def _job(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not _JOB.fullmatch(value):
+        raise ValuesError(f"{where}: exporter_job: {value!r} is not a name of letters, digits, '_', '-' and '/'")
+    return value
 
 
 def _durations(body: Mapping[str, Any], where: str) -> dict[str, dict[str, float]]:

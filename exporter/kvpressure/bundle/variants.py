@@ -14,11 +14,22 @@ from kvpressure.bundle.spec import SUBJECTS, Input, Level, TestCase
 from kvpressure.bundle.text import number
 from kvpressure.publish.metrics import BY_NAME, PREFIX
 
+_DCGM: Final = ("gpu", "UUID", "device", "modelName", "Hostname", "namespace", "pod", "container")
+_VLLM: Final = ("namespace", "pod", "model_name", "engine")
+
 EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
     "up": (),
     "kube_pod_status_unschedulable": ("namespace", "pod"),
+    "kube_pod_container_status_restarts_total": ("namespace", "pod", "container"),
+    "kube_pod_container_status_last_terminated_reason": ("namespace", "pod", "container", "reason"),
+    **dict.fromkeys(("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_XID_ERRORS"), _DCGM),
+    **dict.fromkeys(("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
+                     "vllm:gpu_cache_usage_perc", "vllm:generation_tokens_total", "vllm:prompt_tokens_total"), _VLLM),
+    "vllm:request_success_total": (*_VLLM, "finished_reason"),
+    **dict.fromkeys(("vllm:time_to_first_token_seconds_bucket", "vllm:request_queue_time_seconds_bucket",
+                     "vllm:inter_token_latency_seconds_bucket", "vllm:time_per_output_token_seconds_bucket"), (*_VLLM, "le")),
 }
-"""Metrics that are not ours: Prometheus' own and, where it is there, kube-state-metrics'."""
+"""Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what ``--source dcgm`` reads."""
 
 MARGIN: Final = 0.05  # a value this share below or above a threshold; smaller than the 10 % by which mutants move it
 
@@ -63,7 +74,7 @@ def metric_labels(metric: str) -> tuple[str, ...]:
 def identity(subject: str, name: str) -> dict[str, str]:
     """Label values of the subject called ``name``."""
     values = {"namespace": "inference", "pod": "pod", "model_name": "llama", "engine": "0", "container": "vllm",
-              "uuid": f"GPU-{name}", "gpu": "0", "vendor": "nvidia", "instance": "node-1:9846"}
+              "uuid": f"GPU-{name}", "UUID": f"GPU-{name}", "Hostname": "host-1", "gpu": "0", "vendor": "nvidia", "instance": "node-1:9846"}
     own = {"model": ("model_name",), "exporter": ("instance",), "cluster": ("cluster",), "pod": ("namespace", "pod")}
     return values | dict.fromkeys(own.get(subject, ("pod",)), name)
 
@@ -174,7 +185,7 @@ class Builder:
         ids = identity(self._subject, name)
         variant = Variant(name, fires)
         wanted = {label: ids[label] for label in case.labels}
-        variant.labels = wanted | dict(case.extra_labels) | dict(more or {})
+        variant.labels = wanted | dict(more or {}) | dict(case.extra_labels)
         for index, item in enumerate(case.inputs):
             values: str | None = values_of(item, self._line, driver=index == 0)
             if item.op == "veto" and index:
@@ -209,7 +220,7 @@ class Builder:
         if item.op == "events":
             yield self._variant(f"{tag}born-in-cluster", case, True, born, more={"cluster": "west"})
             yield self._variant(f"{tag}born-in-new-cluster", case, False, born, moved={index: {"cluster": "new"}})
-            for label in ("cluster", *case.labels, *case.extra_labels):
+            for label in dict.fromkeys((*SUBJECTS[self._subject], *case.extra_labels)):
                 yield self._beside(f"{tag}born-beside-other-{label}", case, item, born, label)
 
     def _beside(self, name: str, case: TestCase, item: Input, born: Mapping[int, str | None], label: str) -> Variant:
@@ -279,7 +290,7 @@ def _values_around(item: Input) -> Iterator[tuple[str, float, bool]]:
 
 def _short(item: Input) -> str:
     own = "-".join(item.labels.values())
-    name = item.metric.removeprefix(PREFIX).replace("_", "-")
+    name = item.metric.removeprefix(PREFIX).replace("_", "-").replace(":", "-")
     return f"{name}-{own}".rstrip("-").lower()
 
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", choices=PROFILES, default=PROFILES[0],
                         help="default, or literal: the guides' thresholds without this project's gates")
     parser.add_argument("--source", choices=SOURCES, default=SOURCES[0],
-                        help="kvpressure: rules over this exporter's metrics")
+                        help="kvpressure: rules over this exporter's metrics; dcgm: a smaller set over dcgm-exporter's and vLLM's own")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,0 +1,79 @@
+"""What a site changes reaches rules, tests, routes, boards and pages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvpressure.bundle import values
+from kvpressure.bundle.render import render, write
+from kvpressure.bundle.rules import Options
+from kvpressure.thresholds import builtin
+
+
+def documented_example(files: dict[str, str]) -> str:
+    match = re.search(r"```yaml\n(.*?)```", files["docs/alerts.md"], re.DOTALL)
+    assert match is not None
+    return match[1]
+
+
+@pytest.fixture(scope="module")
+def site(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[values.Values, dict[str, str]]:
+    """The example of the documentation, loaded and rendered."""
+    file = tmp_path_factory.mktemp("values") / "values.yaml"
+    file.write_text(documented_example(files))
+    loaded = values.load(file)
+    return loaded, render(Options(builtin().override(loaded.thresholds, "values"), loaded))
+
+
+def rules(files: dict[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
+    document = yaml.safe_load(files["alerts/kvpressure-rules.yaml"])
+    return {(rule["alert"], rule["labels"]["severity"]): rule for group in document["groups"] for rule in group["rules"] if "alert" in rule}
+
+
+def test_example_says_every_key(files: dict[str, str]) -> None:
+    assert set(yaml.safe_load(documented_example(files))) == set(values.Values.__dataclass_fields__)
+
+
+def test_thresholds_reach_rules_boards_and_pages(files: dict[str, str], site: tuple[values.Values, dict[str, str]]) -> None:
+    changed = site[1]
+    assert 'quantile="0.95"} >= 10)' in rules(changed)["VllmQueueTimeHigh", "critical"]["expr"]
+    assert "above 10 seconds" in changed["docs/runbooks/VllmQueueTimeHigh.md"]
+    assert "above 5 seconds" in files["docs/runbooks/VllmQueueTimeHigh.md"]
+    assert "| `queue_floor_seconds` | 10 seconds |" in changed["docs/thresholds.md"]
+
+
+def test_durations_exclusions_labels_and_urls(files: dict[str, str], site: tuple[values.Values, dict[str, str]]) -> None:
+    changed, before = rules(site[1]), rules(files)
+    assert changed["VllmQueueTimeHigh", "critical"]["for"] == "10m"
+    assert changed["VllmQueueTimeHigh", "warning"]["for"] == before["VllmQueueTimeHigh", "warning"]["for"]
+    gone = {name for name, _ in before} - {name for name, _ in changed}
+    assert gone == {name for (name, _), rule in before.items() if rule["labels"]["kvpressure_family"] == "configuration"}
+    assert "VllmMixedContextLengths" in gone
+    assert not any(f"docs/runbooks/{name}.md" in site[1] for name in gone)
+    assert "alerts/tests/configuration.yaml" not in site[1]
+    assert all(rule["labels"]["team"] == "inference" for rule in changed.values())
+    assert {rule["labels"]["page"] for (name, _), rule in changed.items() if name == "VllmKVCachePressure"} == {"false"}
+    for rule in changed.values():
+        assert rule["annotations"]["runbook_url"].startswith("https://docs.example.com/kvpressure/runbooks/")
+        assert rule["annotations"]["dashboard_url"].startswith("https://grafana.example.com/d/kvpressure-incident")
+    assert 'job=~".*monitoring/kvpressure.*"' in changed["KvpressureExporterDown", "warning"]["expr"]
+    assert "https://docs.example.com/kvpressure/runbooks/" in site[1]["dashboards/kvpressure-incident.json"]
+
+
+@pytest.mark.parametrize("family", ["harm", "pressure", "self"])
+def test_the_tests_of_a_changed_bundle_pass(site: tuple[values.Values, dict[str, str]], tmp_path: Path, family: str) -> None:
+    write(site[1], tmp_path)
+    result = subprocess.run(["promtool", "test", "rules", str(tmp_path / f"alerts/tests/{family}.yaml")], capture_output=True, text=True,
+                            check=False, timeout=120)
+    assert result.returncode == 0, result.stdout
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path, files: dict[str, str]) -> None:
+    (tmp_path / "values.yaml").write_text("# nothing\n")
+    assert render(Options(builtin(), values.load(tmp_path / "values.yaml"))) == files

@@ -1,0 +1,90 @@
+"""``kvpressure audit``: the prevention checklist against what is really deployed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from kvpressure.args import parse_version
+from kvpressure.capacity import CapacityError, models, shapes
+from kvpressure.capacity.shapes import ModelShape
+from kvpressure.cli import UsageError
+from kvpressure.thresholds import Thresholds, load
+from kvpressure.toolbox import audit_report, manifests
+from kvpressure.toolbox.audit_report import Audited
+from kvpressure.toolbox.checklist import Subject, checklist, shape_of
+from kvpressure.toolbox.inputs import arguments, card
+from kvpressure.toolbox.manifests import Deployed, Server
+
+_EXAMPLES = """\
+examples:
+  kubectl get deploy -n inference -o yaml | kvpressure audit - --gpu H100:80 --context 3000
+  helm template chat ./chart | kvpressure audit - --format junit > audit.xml
+  kvpressure audit deployment.yaml route.yaml --all
+  kvpressure audit --args='vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64' --vllm-version 0.11.2 --gpu L40S:48
+
+Version and card decide vLLM's defaults; the image's tag and the node selector tell them where they can.
+Exit status: 0 nothing fails, 1 something fails, 2 the input cannot be used.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
+    parser.add_argument("files", metavar="FILE", nargs="*", help="Kubernetes documents (YAML or JSON), - = standard input")
+    parser.add_argument("--args", metavar="ARGS", type=arguments, help="a server's command line instead, quoted")
+    parser.add_argument("--vllm-version", metavar="V", help="e.g. 0.11.2; default: the image's tag")
+    parser.add_argument("--gpu", metavar="NAME:GiB", type=card, help="the card, e.g. H100:80; default: the node selector's")
+    parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory, or a known name")
+    parser.add_argument("--context", metavar="TOKENS", type=_tokens, help="prompt and answer of a usual request, in tokens")
+    parser.add_argument("--demanding", action="store_true", help="the load is long-context or bursty")
+    parser.add_argument("--all", action="store_true", help="reasons for every item, not only for failures")
+    parser.add_argument("--thresholds", metavar="FILE", help="documented values from this file")
+    parser.add_argument("--format", choices=("text", "json", "junit"), default="text")
+
+
+def _tokens(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a whole number of 1 or more")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check and print. Raises ``UsageError`` for input that cannot be used."""
+    deployed = _read(options)
+    thresholds = load(options.thresholds)
+    audited = [_audit(server, deployed, options, thresholds) for server in deployed.servers]
+    if options.format == "json":
+        print(json.dumps(audit_report.as_json(audited), indent=2))
+    else:
+        print(audit_report.as_junit(audited) if options.format == "junit" else audit_report.as_text(audited, options.all))
+    return 1 if any(server.count("fail") for server in audited) else 0
+
+
+def _read(options: argparse.Namespace) -> Deployed:
+    if bool(options.files) == bool(options.args):
+        raise UsageError("nothing to audit, or two things; allowed: FILE..., - or --args='vllm serve ...'")
+    if options.vllm_version and parse_version(options.vllm_version) is None:
+        raise UsageError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
+    if options.args:
+        return Deployed((manifests.from_command_line(options.args),))
+    return manifests.read_all(options.files)
+
+
+def _audit(server: Server, deployed: Deployed, options: argparse.Namespace, thresholds: Thresholds) -> Audited:
+    shape = _shape(options.model_config) if options.model_config else shape_of(server)
+    version, used = options.vllm_version or server.version, options.gpu or server.card
+    subject = Subject(server, deployed.around, thresholds, shape, used, version, options.context, options.demanding,
+                      tuple(other for other in deployed.servers if other is not server))
+    basis = (f"vLLM {version or 'of unknown version'}, card {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'not known'}, "
+             f"model {server.args.model or 'not named'}{'' if shape else ' (its shape is not known)'}")
+    return Audited(server.title, basis, tuple(checklist(subject)))
+
+
+def _shape(text: str) -> ModelShape:
+    try:
+        return shapes.load(Path(text)) if Path(text).exists() else models.named(text)
+    except CapacityError as error:
+        raise UsageError(f"--model-config: {error}") from error

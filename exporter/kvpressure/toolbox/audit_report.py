@@ -1,0 +1,78 @@
+"""The answer of ``audit`` as text, JSON and JUnit XML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+from xml.sax.saxutils import quoteattr
+
+from kvpressure import __version__
+from kvpressure.toolbox.checklist import Item
+
+_MARKS: Final = {"pass": "pass", "fail": "FAIL", "cannot see": "?"}
+_ILLEGAL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # what XML cannot carry
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """One server and its checklist; ``basis`` says what decided the defaults."""
+
+    title: str
+    basis: str
+    items: tuple[Item, ...]
+
+    def count(self, result: str) -> int:
+        """How many items have this result."""
+        return sum(item.result == result for item in self.items)
+
+
+def as_text(audited: Sequence[Audited], everything: bool) -> str:
+    """For a person; without ``everything`` the reasons are given for failures only."""
+    lines: list[str] = []
+    for server in audited:
+        lines += [server.title, f"  {server.basis}"]
+        section = ""
+        for item in server.items:
+            if item.section != section:
+                section = item.section
+                lines.append(f" {section}")
+            lines.append(f"  {_MARKS[item.result]:4} {item.text}: {item.found}")
+            if item.result == "fail" or everything:
+                lines.append(f"         why: {item.why}")
+            if item.set and item.result != "pass":
+                lines.append(f"         set: {item.set}")
+        lines += [f" {server.count('fail')} failed, {server.count('pass')} passed, {server.count('cannot see')} cannot be seen from here", ""]
+    return "\n".join(lines).rstrip()
+
+
+def as_json(audited: Sequence[Audited]) -> dict[str, Any]:
+    """Plain values."""
+    return {"version": __version__, "ok": not any(server.count("fail") for server in audited), "servers": [{
+        "server": server.title, "basis": server.basis, "failed": server.count("fail"), "passed": server.count("pass"),
+        "cannot_see": server.count("cannot see"), "items": [asdict(item) for item in server.items]} for server in audited]}
+
+
+def as_junit(audited: Sequence[Audited]) -> str:
+    """One suite a server, one case an item; what cannot be seen is skipped."""
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<testsuites name="kvpressure audit">']
+    for server in audited:
+        lines.append(f"  <testsuite name={_attribute(server.title)} tests=\"{len(server.items)}\" failures=\"{server.count('fail')}\" "
+                     f"errors=\"0\" skipped=\"{server.count('cannot see')}\">")
+        lines += [line for item in server.items for line in _case(server, item)]
+        lines.append("  </testsuite>")
+    return "\n".join([*lines, "</testsuites>"])
+
+
+def _case(server: Audited, item: Item) -> list[str]:
+    opening = f"    <testcase classname={_attribute(server.title)} name={_attribute(f'{item.section}: {item.text}')}"
+    if item.result == "pass":
+        return [opening + "/>"]
+    kind = "failure" if item.result == "fail" else "skipped"
+    advice = f"; set {item.set}" if item.set else ""
+    return [opening + ">", f"      <{kind} message={_attribute(f'{item.found}{advice} ({item.why})')}/>", "    </testcase>"]
+
+
+def _attribute(text: str) -> str:
+    return quoteattr(_ILLEGAL.sub("?", text))

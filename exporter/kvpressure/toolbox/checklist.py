@@ -1,0 +1,320 @@
+"""The guide "Preventing KV Cache Pressure", item by item, held against what is deployed.
+
+``cannot see`` is an answer of its own: a manifest does not tell whether anybody tests with long prompts. Where the evidence
+qualifies a documented value, ``why`` says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import floor
+from typing import Final, Literal
+
+from kvpressure.args import EngineArgs, default_limits, limits_in_force
+from kvpressure.capacity import CapacityError, kvbytes, models, plan, weights
+from kvpressure.capacity.kvbytes import Parallel
+from kvpressure.capacity.shapes import ModelShape
+from kvpressure.thresholds import Thresholds
+from kvpressure.toolbox.live import Card
+from kvpressure.toolbox.manifests import Server, Surroundings
+
+Result = Literal["pass", "fail", "cannot see"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One line of the checklist. ``section`` is the guide's; ``found`` and ``set`` are values in words."""
+
+    name: str
+    section: str
+    text: str
+    result: Result
+    why: str
+    found: str
+    set: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One server with all that decides its values. ``context`` = tokens of a usual request, prompt and answer;
+    ``siblings`` are the other servers that were read.
+    """
+
+    server: Server
+    around: Surroundings
+    thresholds: Thresholds
+    shape: ModelShape | None = None
+    card: Card | None = None
+    version: str | None = None
+    context: int | None = None
+    demanding: bool = False  # long-context or bursty, as the user states it
+    siblings: Sequence[Server] = ()
+
+    @property
+    def args(self) -> EngineArgs:
+        """Its arguments."""
+        return self.server.args
+
+    def limit(self, name: str) -> float | None:
+        """The value in force: set, else vLLM's default for this version and card."""
+        card = self.card
+        defaults = default_limits(self.version, card.name if card else None, card.memory_bytes if card else None)
+        length = self.args.max_model_len or (self.shape.max_model_len if self.shape else None)
+        return limits_in_force(self.args, defaults, length).get(name)
+
+    def found(self, name: str) -> str:
+        """The value in force in words, and where it comes from."""
+        value, explicit = self.limit(name), self.args.is_explicit(name)
+        if explicit:
+            return f"{value:g}, set" if value is not None else "set to something that cannot be read"
+        origin = "default" if explicit is False else "not seen whether it is set"
+        return f"{value:g} ({origin}{'' if self.version is None else f' of vLLM {self.version}'})" if value is not None else \
+            "not set; the default depends on version and card (--vllm-version, --gpu)" if explicit is False else "not seen"
+
+
+def checklist(subject: Subject) -> list[Item]:
+    """All items in the guide's order."""
+    return [item for section in _SECTIONS for item in section(subject)]
+
+
+# --- what fits --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """How many requests the KV cache holds: of the full context length, and of the stated one."""
+
+    pool_bytes: int
+    capacity_tokens: int
+    full_length: float
+    stated: int | None
+
+
+def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
+    """What memory allows, with ``gpu_memory_utilization`` in force or ``most_utilization`` if that is lower; None when model or
+    card are not known, or nothing is left for the cache.
+    """
+    shape, card, length = subject.shape, subject.card, subject.limit("max_model_len")
+    size = weights.estimated(shape) if shape is not None else None
+    if shape is None or card is None or length is None or size is None:
+        return None
+    args = subject.args
+    values = [subject.limit(name) for name in ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens")]
+    default = plan.default_limits_for(card.memory_bytes, int(length), card.name)
+    limits = plan.Limits(min(values[0] or default.gpu_memory_utilization, most_utilization), int(values[1] or default.max_num_seqs),
+                         int(values[2] or default.max_num_batched_tokens), int(length))
+    try:
+        parallel = Parallel(args.tensor_parallel_size or 1, args.pipeline_parallel_size or 1,
+                            args.decode_context_parallel_size or 1)
+        layout = kvbytes.layout(shape, parallel, args.kv_cache_dtype or "auto", args.block_size or kvbytes.DEFAULT_BLOCK_SIZE)
+        audited = plan.audit(shape, parallel, card.memory_bytes, limits, plan.Given(size, "estimate", pool=args.kv_cache_memory_bytes))
+    except CapacityError:
+        return None
+    found = plan.fit(layout, audited, None)
+    if found.usable_blocks < 1:
+        return None
+    stated = None if subject.context is None else found.usable_blocks // layout.blocks(min(subject.context, int(length)))
+    return Fits(audited.pool.bytes, found.capacity_tokens, found.max_concurrency, stated)
+
+
+def shape_of(server: Server) -> ModelShape | None:
+    """The model by its published name; None when it is not one that is known."""
+    name = (server.args.model or "").rstrip("/").rpartition("/")[2].lower()
+    for known in sorted(models.CONFIGS, key=len, reverse=True):
+        if name.replace("_", "-").removeprefix("meta-").startswith(known) or known in name:
+            try:
+                return models.named(known)
+            except CapacityError:
+                return None
+    return None
+
+
+# --- the sections -----------------------------------------------------------------------------------------
+
+_REQUESTS: Final = "1 request-level limits"
+_CONCURRENCY: Final = "2 concurrency"
+_BATCHING: Final = "3 batching"
+_MEMORY: Final = "4 memory headroom"
+_SIGNALS: Final = "5 signals"
+_TRAFFIC: Final = "6 prompt and traffic shape"
+_EXPLICIT: Final = "7 explicit and reviewable"
+_LOAD: Final = "8 realistic load"
+
+_WHY_REQUESTS: Final = "long or unbounded prompts are the most common trigger of KV cache explosions"
+
+
+def _requests(s: Subject) -> Iterator[Item]:
+    args, edge = s.args, s.around
+    length = args.max_model_len
+    limit = edge.body_limit or (f"--max-model-len {length} (vLLM answers 400 to longer prompts)" if length else None)
+    full = args.is_explicit("max_model_len") is False
+    yield Item("input_limit", _REQUESTS, "max input tokens enforced", "pass" if limit else "fail" if full else "cannot see",
+               _WHY_REQUESTS, limit or ("no --max-model-len: the model's whole context is open" if full else "not seen"),
+               "" if limit else f"--max-model-len {_length(s)}; and a body limit at the gateway")
+    cap = _output_cap(args)
+    found = edge.output_limit or (f"--override-generation-config max_new_tokens {cap}" if cap else None)
+    yield Item("output_limit", _REQUESTS, "max output tokens enforced for every request", "pass" if found else "cannot see",
+               "a request without max_tokens may fill the whole context", found or "none in these documents; the gateway may have one",
+               "" if found else "--override-generation-config '{\"max_new_tokens\": 1024}', or a cap at the gateway")
+    truncates = "truncate_prompt_tokens" in json.dumps(dict(args.values))
+    yield Item("rejected_not_truncated", _REQUESTS, "too large requests are rejected, not truncated silently",
+               "fail" if truncates else "pass", "a truncated prompt gives a wrong answer that nobody notices",
+               "truncate_prompt_tokens is set" if truncates else "vLLM rejects prompts above the context length with 400 "
+               "(max_new_tokens, though, shortens answers silently)", "no truncate_prompt_tokens" if truncates else "")
+    bound = edge.timeout or found
+    yield Item("bounded_streams", _REQUESTS, "streaming responses have bounded duration or tokens",
+               "pass" if bound else "cannot see", "an abandoned stream holds its KV blocks until it ends",
+               bound or "no timeout in these documents", "" if bound else "HTTPRoute timeouts.request, or an output cap")
+
+
+def _output_cap(args: EngineArgs) -> int | None:
+    """``max_new_tokens`` of ``--override-generation-config``, which vLLM enforces for every request."""
+    try:
+        config = json.loads(args.values.get("override_generation_config") or "null")
+    except ValueError:
+        return None
+    cap = config.get("max_new_tokens") if isinstance(config, dict) else None
+    return cap if isinstance(cap, int) and not isinstance(cap, bool) and cap > 0 else None
+
+
+def _length(s: Subject) -> str:
+    return "LONGEST_REQUEST" if s.context is None else str(-(-int(s.context * plan.CONTEXT_SPARE) // plan.CONTEXT_STEP) * plan.CONTEXT_STEP)
+
+
+def _explicit(s: Subject, name: str) -> Result:
+    set_ = s.args.is_explicit(name)
+    return "cannot see" if set_ is None else "pass" if set_ else "fail"
+
+
+def _concurrency(s: Subject) -> Iterator[Item]:
+    room, share = fits(s), s.thresholds["gpu_memory_utilization_recommended"]
+    advised = fits(s, share)  # both values are to be set together
+    seqs = s.limit("max_num_seqs")
+    fitting = None if advised is None else advised.stated if advised.stated is not None else floor(advised.full_length)
+    advice = f"--max-num-seqs {max(1, fitting)} (what fits at gpu-memory-utilization {share:g} or less)" if fitting is not None else \
+        "--max-num-seqs N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output TOKENS"
+    result = _explicit(s, "max_num_seqs")
+    yield Item("max_num_seqs_explicit", _CONCURRENCY, "max_num_seqs is explicitly set", result,
+               "concurrency multiplies KV usage; vLLM's default knows nothing of your requests", s.found("max_num_seqs"),
+               "" if result == "pass" else advice)
+    yield _derived(s, room, seqs, advice)
+    lengths = {other.args.max_model_len for other in s.siblings if other.args.model == s.args.model} | {s.args.max_model_len}
+    apart = len(lengths - {None}) > 1
+    yield Item("separate_long_context", _CONCURRENCY, "separate deployments for long- and short-context traffic",
+               "pass" if apart else "cannot see", "one long request takes the room of many short ones",
+               f"deployments of the same model with max_model_len {sorted(n for n in lengths if n)}" if apart
+               else "one deployment of this model; the traffic tells (request_shape_two_humps of the exporter)")
+
+
+def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> Item:
+    name, text = "concurrency_from_memory", "concurrency is derived from GPU memory"
+    why = "scaling replicas does not fix the pressure inside each replica"
+    if room is None or seqs is None:
+        missing = [word for word, value in (("the model (--model-config)", s.shape), ("the card (--gpu NAME:GiB)", s.card),
+                                            ("max_model_len", s.limit("max_model_len")), ("max_num_seqs", seqs)) if value is None]
+        return Item(name, _CONCURRENCY, text, "cannot see", why, f"not known: {', '.join(missing) or 'what is left for the KV cache'}", advice)
+    said = f"{seqs:g} admitted; about {room.capacity_tokens:,d} tokens fit: {room.full_length:.1f} requests of full length"
+    if room.stated is not None:
+        said += f", {room.stated} of {s.context} tokens"
+        ok = seqs <= room.stated
+        return Item(name, _CONCURRENCY, text, "pass" if ok else "fail", why, said, "" if ok else advice)
+    ok = seqs <= room.full_length
+    return Item(name, _CONCURRENCY, text, "pass" if ok else "cannot see", why,
+                said + ("" if ok else "; the usual length decides (--context TOKENS)"),
+                "" if ok else f"{advice}: safe whatever is sent")
+
+
+def _batching(s: Subject) -> Iterator[Item]:
+    result = _explicit(s, "max_num_batched_tokens")
+    yield Item("max_num_batched_tokens_explicit", _BATCHING, "max-num-batched-tokens is explicitly set", result,
+               "it bounds the tokens of one step: the peak of activations and how long a prompt holds up decoding "
+               "(what the cache holds is bounded by max_num_seqs)", s.found("max_num_batched_tokens"),
+               "" if result == "pass" else f"--max-num-batched-tokens {s.limit('max_num_batched_tokens') or 2048:.0f}")
+    yield _unseen("batching_tested", _BATCHING, "batching limits are tested under peak prompt sizes",
+                  "the limit that holds on average fails at the peak", "kvpressure probe, or a load test with the longest prompts")
+    seen = s.around.rules
+    yield Item("batch_monitored", _BATCHING, "batch effectiveness is monitored (p95, p99)", "pass" if seen else "cannot see",
+               "a collapsing batch is the first sign", seen or "no kvpressure rules in these documents",
+               "" if seen else "kvpressure_effective_batch_size: deploy the exporter and its rules")
+
+
+def _memory(s: Subject) -> Iterator[Item]:
+    t, share = s.thresholds, s.limit("gpu_memory_utilization")
+    usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
+    why = ("documented: allocator overhead and fragmentation crash a card before it is truly full. The price: a smaller share is a "
+           "smaller KV pool, so size the load with kvpressure capacity first")
+    found = s.found("gpu_memory_utilization")
+    if s.args.kv_cache_memory_bytes is not None:
+        found += "; --kv-cache-memory-bytes sets the pool outright and overrides it"
+    result: Result = "cannot see" if share is None else "pass" if share <= usual else "fail"
+    yield Item("gpu_memory_utilization", _MEMORY, f"gpu-memory-utilization is at most {usual:g}", result, why, found,
+               "" if result == "pass" else f"--gpu-memory-utilization {usual:g}")
+    safe = share is not None and share <= lower
+    result = "pass" if safe else "fail" if s.demanding and share is not None else "cannot see"
+    yield Item("gpu_memory_utilization_demanding", _MEMORY, f"at most {lower:g} for long-context or bursty load", result, why,
+               found + ("" if s.demanding or safe else "; whether the load is such is not known (--demanding)"),
+               "" if safe else f"--gpu-memory-utilization {lower:g} if it is")
+    yield _unseen("headroom_validated", _MEMORY, "headroom is validated under peak traffic", "an average shows no peak",
+                  "kvpressure_kv_cache_used_ratio_max and kvpressure_gpu_memory_demand_ratio at the busiest hour")
+
+
+def _signals(s: Subject) -> Iterator[Item]:
+    off = s.args.values.get("disable_log_stats") == "True"
+    scraped = s.around.monitor or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
+    why = "KV cache pressure presents as memory high and compute low; GPU utilization alone is misleading"
+    engine: Result = "fail" if off else "pass" if scraped else "cannot see"
+    found = "--disable-log-stats: vLLM then serves no series at all" if off else scraped or "no scrape configuration in these documents"
+    fix = "remove --disable-log-stats" if off else "" if scraped else "a PodMonitor, a ServiceMonitor or the kvpressure exporter"
+    gpu = s.around.gpu_exporter
+    yield Item("observe_gpu_memory", _SIGNALS, "GPU memory utilization", "pass" if gpu else "cannot see", why,
+               gpu or "no GPU exporter in these documents", "" if gpu else "the kvpressure exporter (or DCGM's) on the node")
+    for name, text in (("observe_batch", "effective batch size (p95)"), ("observe_latency", "p95 / p99 request latency"),
+                       ("observe_active", "active sequences, requests in flight")):
+        yield Item(name, _SIGNALS, text, engine, why, found, fix)
+
+
+def _traffic(s: Subject) -> Iterator[Item]:
+    why = "the shape of traffic matters more than requests per second"
+    off = s.args.values.get("disable_log_stats") == "True"
+    scraped = s.around.monitor or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
+    result: Result = "fail" if off else "pass" if scraped else "cannot see"
+    for name, text in (("prompt_lengths", "prompt length distribution is tracked"), ("max_tokens", "max_tokens distribution is tracked")):
+        yield Item(name, _TRAFFIC, text, result, why, f"vLLM's histograms, {scraped}" if scraped and not off else
+                   "--disable-log-stats" if off else "no scrape configuration in these documents",
+                   "" if result == "pass" else "scrape vLLM; kvpressure_request_tokens")
+    yield _unseen("bursts", _TRAFFIC, "bursty traffic patterns are identified", why, "kvpressure_arrival_burst_ratio over a week")
+    yield _unseen("rag_chunks", _TRAFFIC, "RAG chunk sizes are bounded", why, "a bound in the application that builds the prompts")
+
+
+def _reviewable(s: Subject) -> Iterator[Item]:
+    why = "undeclared intent leads to rediscovering limits during incidents"
+    for name, text, limits in (
+            ("token_limits_documented", "token limits are documented", ("max_model_len",)),
+            ("concurrency_limits_documented", "concurrency limits are documented", ("max_num_seqs", "max_num_batched_tokens")),
+            ("memory_targets_documented", "GPU memory targets are documented", ("gpu_memory_utilization",))):
+        results = {limit: _explicit(s, limit) for limit in limits}
+        result: Result = "fail" if "fail" in results.values() else "cannot see" if "cannot see" in results.values() else "pass"
+        absent = [limit for limit, found in results.items() if found != "pass"]
+        yield Item(name, _EXPLICIT, text, result, why, "all set in the manifest" if not absent else f"not set: {', '.join(absent)}",
+                   "" if not absent else "write them into the manifest, also where the default is meant")
+    yield _unseen("reviewed", _EXPLICIT, "limits are reviewed before production rollout", why, "kvpressure audit in the pipeline (--format junit)")
+
+
+def _load(_s: Subject) -> Iterator[Item]:
+    why = "most KV cache failures only appear under realistic traffic"
+    for name, text, advice in (
+            ("load_long_prompts", "load tests include long prompts", "kvpressure probe step 4, or your own load test"),
+            ("load_bursts", "load tests include burst scenarios", "kvpressure probe step 3, or your own load test"),
+            ("load_kv_observed", "KV cache behaviour is observed during tests", "kvpressure record during the test, replay after it")):
+        yield _unseen(name, _LOAD, text, why, advice)
+
+
+def _unseen(name: str, section: str, text: str, why: str, advice: str) -> Item:
+    return Item(name, section, text, "cannot see", why, "not in a manifest", advice)
+
+
+_SECTIONS: Final[tuple[Callable[[Subject], Iterator[Item]], ...]] = (
+    _requests, _concurrency, _batching, _memory, _signals, _traffic, _reviewable, _load,
+)

@@ -1,0 +1,229 @@
+"""vLLM servers and what surrounds them in Kubernetes documents: manifests, ``helm template`` output, ``kubectl get -o yaml``.
+
+A pod template is read by the code that reads running pods (``sources.podspec``), so that both see the same arguments.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kvpressure.args import GIB, EngineArgs
+from kvpressure.cli import UsageError
+from kvpressure.commandline import parse
+from kvpressure.sources.podspec import Policy, read_pod
+from kvpressure.toolbox.live import Card
+from kvpressure.toolbox.view import items, mapping
+
+MAX_BYTES: Final = 8 * 1024 * 1024
+_DEPTH: Final = 12  # how deep a pod template may lie in a document
+_PRODUCT: Final = "nvidia.com/gpu.product"
+_ACCELERATOR: Final = "cloud.google.com/gke-accelerator"
+_SIZE: Final = re.compile(r"(\d{2,3})GB", re.IGNORECASE)
+_MONITORS: Final = ("ServiceMonitor", "PodMonitor", "VMServiceScrape", "VMPodScrape", "PodMonitoring")
+_EXPORTERS: Final = ("kvpressure", "dcgm-exporter", "device-metrics-exporter", "amd-metrics-exporter")
+_BODY_SIZE: Final = "nginx.ingress.kubernetes.io/proxy-body-size"
+_READ_TIMEOUT: Final = "nginx.ingress.kubernetes.io/proxy-read-timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A vLLM container as it would run. ``argv`` is its real command line (command and args), ``command_length`` how many of
+    its words are ``command``; ``args`` is what vLLM makes of it, secrets removed.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    container: str
+    argv: tuple[str, ...]
+    command_length: int
+    args: EngineArgs
+    image: str = ""
+    version: str | None = None
+    card: Card | None = None
+    scrape_annotation: bool = False
+
+    @property
+    def title(self) -> str:
+        """``deployment/inference/chat:vllm``."""
+        return "/".join(part for part in (self.kind.lower(), self.namespace, self.name) if part) + f":{self.container}"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the other documents do for the servers; texts name the object that was found, None = none was."""
+
+    body_limit: str | None = None
+    output_limit: str | None = None
+    timeout: str | None = None
+    monitor: str | None = None
+    gpu_exporter: str | None = None
+    rules: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """Everything that was read."""
+
+    servers: tuple[Server, ...]
+    around: Surroundings = field(default_factory=Surroundings)
+
+
+def read_all(paths: Sequence[str]) -> Deployed:
+    """The servers in all files together, ``-`` = standard input. Raises ``UsageError``."""
+    documents: list[Mapping[str, Any]] = []
+    for path in paths:
+        where = "standard input" if path == "-" else path
+        documents += _documents(_text(path, where), where)
+    where = ", ".join("standard input" if path == "-" else path for path in paths)
+    servers = tuple(server for document in documents for server in _servers(document))
+    if not servers:
+        kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
+        raise UsageError(f"{where}: no container that runs vLLM (there is: {kinds or 'nothing'}); allowed: Kubernetes documents "
+                         "with a vLLM pod template")
+    return Deployed(servers, _surroundings(documents))
+
+
+def from_command_line(argv: tuple[str, ...]) -> Server:
+    """A server of which only the command line is known."""
+    return Server("args", "", "vllm", "vllm", argv, 0, parse(argv))
+
+
+def _text(path: str, where: str) -> str:
+    try:
+        raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == "-" else _file(Path(path))
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror or error}; allowed: a file with Kubernetes documents, or -") from error
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"{where}: larger than {MAX_BYTES} bytes")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 text (byte {error.start}); allowed: YAML or JSON") from error
+
+
+def _file(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)
+
+
+def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
+    """Every object; lists are opened."""
+    import yaml
+
+    try:
+        for document in yaml.safe_load_all(text):  # the loader written in C dies of deep nesting
+            if document is None:
+                continue
+            if not isinstance(document, Mapping):
+                raise UsageError(f"{where}: a document is {type(document).__name__}, not a mapping; allowed: Kubernetes documents")
+            opened = items(document.get("items")) if str(document.get("kind", "")).endswith("List") else [document]
+            yield from (item for item in opened if isinstance(item, Mapping))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise UsageError(f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'})") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{where}: not valid YAML ({type(error).__name__})") from error
+
+
+# --- servers ----------------------------------------------------------------------------------------------
+
+
+def _servers(document: Mapping[str, Any]) -> Iterator[Server]:
+    metadata = mapping(document.get("metadata"))
+    for template in _templates(document, _DEPTH):
+        own = mapping(template.get("metadata"))
+        annotations = mapping(own.get("annotations"))
+        kept = {name: value for name, value in annotations.items() if name == "kvpressure.io/container"}
+        spec = {name: value for name, value in mapping(template.get("spec")).items() if name != "hostNetwork"}
+        pod = read_pod({  # as if it ran: the address is of the range for documentation and never used
+            "metadata": {"namespace": str(metadata.get("namespace") or "default"), "name": str(metadata.get("name") or "vllm"),
+                         "uid": "template", "annotations": kept, "labels": dict(mapping(own.get("labels")))},
+            "spec": spec, "status": {"phase": "Running", "podIP": "192.0.2.1"}}, Policy())
+        for engine in pod.engines if pod is not None else ():
+            if engine.target is None:
+                continue
+            raw = next(item for item in map(mapping, items(spec.get("containers"))) if item.get("name") == engine.container)
+            command, args = _words(raw.get("command")), _words(raw.get("args"))
+            yield Server(str(document.get("kind") or ""), str(metadata.get("namespace") or ""), str(metadata.get("name") or ""),
+                         engine.container, (*command, *args), len(command), parse(engine.target.args, engine.target.env),
+                         str(raw.get("image") or ""), engine.target.version, _card(spec),
+                         str(annotations.get("prometheus.io/scrape")).lower() == "true")
+
+
+def _templates(node: object, depth: int) -> Iterator[Mapping[str, Any]]:
+    """Every mapping with a pod spec below ``spec``, the object itself included."""
+    if depth == 0 or not isinstance(node, Mapping):
+        return
+    spec = node.get("spec")
+    if isinstance(spec, Mapping) and any(isinstance(item, Mapping) for item in items(spec.get("containers"))):
+        yield node
+        return
+    served = _served_model(node)
+    if served is not None:
+        yield served
+        return
+    for value in node.values():
+        for child in value if isinstance(value, list) else [value]:
+            yield from _templates(child, depth - 1)
+
+
+def _served_model(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """KServe: the pod spec stands under ``predictor``, possibly as a ``model`` with arguments of its own."""
+    predictor = mapping(node.get("predictor"))
+    if items(predictor.get("containers")):
+        return {"spec": predictor}
+    model = mapping(predictor.get("model"))
+    runtime = str(model.get("runtime") or "") + str(mapping(model.get("modelFormat")).get("name") or "")
+    if model and ("vllm" in runtime.lower() or items(model.get("args"))):
+        container = {**model, "name": "kserve-container", "image": model.get("image") or "vllm"}
+        return {"spec": {**predictor, "containers": [container]}}
+    return None
+
+
+def _words(value: object) -> tuple[str, ...]:
+    return tuple(str(item) for item in items(value))
+
+
+def _card(spec: Mapping[str, Any]) -> Card | None:
+    """The card that the node selector asks for, where its name tells the size."""
+    selector = mapping(spec.get("nodeSelector"))
+    product = selector.get(_PRODUCT) or selector.get(_ACCELERATOR)
+    size = _SIZE.search(product) if isinstance(product, str) else None
+    return Card(str(product).replace("-", " "), int(size[1]) * GIB) if size else None
+
+
+# --- surroundings -----------------------------------------------------------------------------------------
+
+
+def _surroundings(documents: list[Mapping[str, Any]]) -> Surroundings:
+    found: dict[str, str] = {}
+    for document in documents:
+        kind, metadata, spec = str(document.get("kind")), mapping(document.get("metadata")), mapping(document.get("spec"))
+        title, annotations = f"{kind} {metadata.get('name')}", mapping(metadata.get("annotations"))
+        if kind in _MONITORS:
+            found.setdefault("monitor", title)
+        if kind == "PrometheusRule" and "kvpressure_" in str(spec):
+            found.setdefault("rules", title)
+        if any(name in str(spec)[:100_000] for name in _EXPORTERS) and kind in ("DaemonSet", "Deployment"):
+            found.setdefault("gpu_exporter", title)
+        if _BODY_SIZE in annotations:
+            found.setdefault("body_limit", f"{title}, proxy-body-size {annotations[_BODY_SIZE]}")
+        if _READ_TIMEOUT in annotations:
+            found.setdefault("timeout", f"{title}, proxy-read-timeout {annotations[_READ_TIMEOUT]}")
+        limit = mapping(spec.get("requestBuffer")).get("limit")
+        if kind == "BackendTrafficPolicy" and limit:
+            found.setdefault("body_limit", f"{title}, requestBuffer.limit {limit}")
+        if kind == "EnvoyExtensionPolicy" and "max_tokens" in str(spec):
+            found.setdefault("output_limit", title)
+        if kind == "HTTPRoute" and any(mapping(mapping(rule).get("timeouts")).get("request") for rule in items(spec.get("rules"))):
+            found.setdefault("timeout", f"{title}, timeouts.request")
+    return Surroundings(**found)

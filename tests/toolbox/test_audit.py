@@ -1,0 +1,233 @@
+"""``kvpressure audit``: what is deployed against the prevention checklist."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpressure.cli import UsageError, main
+from kvpressure.toolbox import manifests
+
+GOOD = ["--max-model-len", "8192", "--max-num-seqs", "40", "--max-num-batched-tokens", "2048", "--gpu-memory-utilization", "0.6",
+        "--override-generation-config", '{"max_new_tokens": 512}']
+
+
+def deployment(args: list[str] | None = None, kind: str = "Deployment", **container: Any) -> dict[str, Any]:
+    """A vLLM deployment."""
+    return {
+        "apiVersion": "apps/v1", "kind": kind, "metadata": {"name": "chat", "namespace": "inference"},
+        "spec": {"template": {"metadata": {"labels": {"app": "vllm"}}, "spec": {
+            "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+            "containers": [{"name": "vllm", "image": "vllm/vllm-openai:v0.11.2", "command": ["vllm", "serve", "meta-llama/Llama-3.1-8B"],
+                            "args": args or []} | container]}}}}
+
+
+MONITOR = {"kind": "PodMonitor", "metadata": {"name": "vllm"}, "spec": {}}
+RULES = {"kind": "PrometheusRule", "metadata": {"name": "kv"}, "spec": {"groups": [{"rules": [{"expr": "kvpressure_verdict"}]}]}}
+EXPORTER = {"kind": "DaemonSet", "metadata": {"name": "kvpressure"},
+            "spec": {"template": {"spec": {"containers": [{"name": "kvpressure", "image": "kvpressure:1"}]}}}}
+INGRESS = {"kind": "Ingress", "metadata": {"name": "web", "annotations": {
+    "nginx.ingress.kubernetes.io/proxy-body-size": "64k", "nginx.ingress.kubernetes.io/proxy-read-timeout": "120"}}}
+
+
+def audit(capsys: pytest.CaptureFixture[str], tmp_path: Path, *documents: Any, more: tuple[str, ...] = ()) -> tuple[int, dict[str, Any]]:
+    """Exit status and the first server's items by name."""
+    file = tmp_path / "deployed.yaml"
+    file.write_text(yaml.safe_dump_all(documents))
+    status = main(["audit", str(file), "--format", "json", *more])
+    answer = json.loads(capsys.readouterr().out)
+    return status, {item["name"]: item for item in answer["servers"][0]["items"]}
+
+
+def test_defaults_fail_with_the_values_found_and_to_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, items = audit(capsys, tmp_path, deployment(), more=("--context", "3000"))
+    assert status == 1
+    assert items["max_num_seqs_explicit"]["result"] == "fail"
+    assert items["max_num_seqs_explicit"]["found"].startswith("1024 (default")
+    assert items["gpu_memory_utilization"]["found"].startswith("0.9 (default")
+    assert items["gpu_memory_utilization"]["set"] == "--gpu-memory-utilization 0.7"
+    assert items["input_limit"]["result"] == "fail"
+    assert items["concurrency_from_memory"]["result"] == "fail"
+    assert all(item["why"] and item["found"] for item in items.values())
+
+
+def test_a_well_kept_deployment_passes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, items = audit(capsys, tmp_path, deployment(GOOD), MONITOR, RULES, EXPORTER, INGRESS, more=("--context", "3000", "--demanding"))
+    assert status == 0
+    seen = {name for name, item in items.items() if item["result"] == "pass"}
+    assert {"input_limit", "output_limit", "bounded_streams", "max_num_seqs_explicit", "concurrency_from_memory",
+            "max_num_batched_tokens_explicit", "batch_monitored", "gpu_memory_utilization", "gpu_memory_utilization_demanding",
+            "observe_gpu_memory", "observe_batch", "prompt_lengths", "memory_targets_documented"} <= seen
+    assert items["reviewed"]["result"] == "cannot see"
+
+
+def test_the_values_it_says_to_set_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Following the advice must lead to an audit without failures."""
+    _, items = audit(capsys, tmp_path, deployment(), more=("--context", "3000"))
+    flags = [item["set"].split(" (")[0].split(";")[0] for name, item in items.items() if item["result"] == "fail"
+             and item["set"].startswith("--")]
+    args = [word for flag in flags for word in flag.split()]
+    status, items = audit(capsys, tmp_path, deployment(args), more=("--context", "3000"))
+    assert status == 0, {name: item for name, item in items.items() if item["result"] == "fail"}
+
+
+@pytest.mark.parametrize(("utilization", "demanding", "first", "second"), [
+    ("0.7", False, "pass", "cannot see"), ("0.71", False, "fail", "cannot see"), ("0.7", True, "pass", "fail"),
+    ("0.6", True, "pass", "pass"), ("0.6", False, "pass", "pass"), ("0.61", True, "pass", "fail"),
+])
+def test_documented_boundaries_of_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path, utilization: str, demanding: bool,
+                                         first: str, second: str) -> None:
+    _, items = audit(capsys, tmp_path, deployment(["--gpu-memory-utilization", utilization]), more=("--demanding",) * demanding)
+    assert items["gpu_memory_utilization"]["result"] == first
+    assert items["gpu_memory_utilization_demanding"]["result"] == second
+
+
+def test_version_and_card_decide_the_defaults(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for more, seqs, share in ((("--vllm-version", "0.20.0", "--gpu", "A100:80"), "256", "0.92"),
+                              (("--vllm-version", "0.7.3"), "256", "0.9"), (("--gpu", "L40S:48"), "256", "0.9"), ((), "1024", "0.9")):
+        _, items = audit(capsys, tmp_path, deployment(), more=more)
+        assert items["max_num_seqs_explicit"]["found"].startswith(seqs + " (")
+        assert items["gpu_memory_utilization"]["found"].startswith(share + " (")
+
+
+def test_what_is_not_seen_is_not_judged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    hidden = deployment(image="registry.example/vllm:latest", command=["/start.sh"], args=["/start.sh"])
+    status, items = audit(capsys, tmp_path, hidden)
+    assert status == 0
+    assert items["max_num_seqs_explicit"]["result"] == "cannot see"
+    assert items["gpu_memory_utilization"]["result"] == "cannot see"
+
+
+def test_metrics_switched_off_fail(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, items = audit(capsys, tmp_path, deployment([*GOOD, "--disable-log-stats"]), MONITOR)
+    assert {items[name]["result"] for name in ("observe_batch", "observe_latency", "prompt_lengths")} == {"fail"}
+
+
+def test_two_deployments_of_one_model_may_be_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    long = deployment([*GOOD[2:], "--max-model-len", "65536"])
+    long["metadata"]["name"] = "chat-long"
+    _, items = audit(capsys, tmp_path, deployment(GOOD), long)
+    assert items["separate_long_context"]["result"] == "pass"
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda d: {"kind": "List", "items": [d]},
+    lambda d: {"kind": "DeploymentList", "items": [d, {"kind": "Service", "metadata": {"name": "x"}}]},
+    lambda d: d | {"kind": "StatefulSet"},
+    lambda d: {"kind": "Pod", "metadata": {"name": "p"}, "spec": d["spec"]["template"]["spec"]},
+    lambda d: {"kind": "LeaderWorkerSet", "metadata": {"name": "l"}, "spec": {"leaderWorkerTemplate": {"leaderTemplate": d["spec"]["template"]}}},
+    lambda d: {"kind": "InferenceService", "metadata": {"name": "i"}, "spec": {"predictor": d["spec"]["template"]["spec"]}},
+    lambda d: {"kind": "InferenceService", "metadata": {"name": "i"}, "spec": {"predictor": {"model": {
+        "modelFormat": {"name": "vLLM"}, "args": d["spec"]["template"]["spec"]["containers"][0]["args"]}}}},
+])
+def test_every_shape_of_document(capsys: pytest.CaptureFixture[str], tmp_path: Path, wrap: Any) -> None:
+    status, items = audit(capsys, tmp_path, wrap(deployment(GOOD)))
+    assert status == 0
+    assert items["max_num_seqs_explicit"]["found"] == "40, set"
+
+
+def test_standard_input_and_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stdin:
+        buffer = io.BytesIO(yaml.safe_dump(deployment(GOOD)).encode())
+
+    monkeypatch.setattr(sys, "stdin", Stdin())
+    assert main(["audit", "-"]) == 0
+    assert "deployment/inference/chat:vllm" in capsys.readouterr().out
+    assert main(["audit", "--args=vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64", "--vllm-version", "0.11.2", "--gpu", "H100:80"]) == 1
+    text = capsys.readouterr().out
+    assert "pass max_num_seqs is explicitly set: 64, set" in text
+    assert "FAIL gpu-memory-utilization is at most 0.7: 0.9" in text
+
+
+def test_junit_is_what_ci_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    odd = deployment(["--served-model-name", "a<b>&\"\x0b"])
+    file.write_text(json.dumps(odd))
+    assert main(["audit", str(file), "--format", "junit"]) == 1
+    root = ET.fromstring(capsys.readouterr().out)
+    suite = root[0]
+    cases = suite.findall("testcase")
+    assert int(suite.attrib["tests"]) == len(cases)
+    assert int(suite.attrib["failures"]) == len(suite.findall("testcase/failure")) > 0
+    assert int(suite.attrib["skipped"]) == len(suite.findall("testcase/skipped"))
+    assert len({case.attrib["name"] for case in cases}) == len(cases)
+
+
+def test_secrets_stay_out_of_the_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "d.yaml"
+    file.write_text(yaml.safe_dump(deployment(["--api-key", "sesame", *GOOD])))
+    for form in ("text", "json", "junit"):
+        main(["audit", str(file), "--all", "--format", form])
+        assert "sesame" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("content", "said"), [
+    (b"", "no container that runs vLLM"),
+    (b"just text", "not a mapping"),
+    (b"- a\n- b\n", "not a mapping"),
+    (b"kind: Deployment\nspec: [\n", ":3: not valid YAML"),
+    (b"kind: Deployment\n---\nkind: Service\nspec:\n  a: b: c\n", ":5: not valid YAML"),
+    (b"\xff\xfe\x00", "not UTF-8"),
+    (b"a: !!python/object/apply:os.system [id]\n", ":1: not valid YAML"),
+    (b"kind: Deployment\nmetadata: 3\nspec: {template: {spec: {containers: 7}}}\n", "no container that runs vLLM"),
+    (b"[" * 100_000, "not valid YAML"),
+])
+def test_documents_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_bytes(content)
+    assert main(["audit", str(file)]) == 2
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    assert "bad.yaml" in captured.err
+    assert said in captured.err
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([], "nothing to audit"),
+    (["/nowhere.yaml"], "/nowhere.yaml: No such file"),
+    (["/tmp"], "/tmp: Is a directory"),
+    (["-", "--args=x"], "two things"),
+    (["--args=x", "--vllm-version", "latest"], "a version like"),
+    (["--args=x", "--gpu", "H100"], "NAME:GiB"),
+    (["--args=x", "--model-config", "no-such-model"], "neither a file nor a known model"),
+    (["--args=x", "--context", "0"], "1 or more"),
+    (["--args=x", "--format", "xml"], "invalid choice"),
+])
+def test_bad_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert main(["audit", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+_LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats()
+_KEYS = st.sampled_from(["kind", "metadata", "spec", "template", "containers", "name", "image", "args", "command", "items", "env",
+                         "nodeSelector", "predictor", "model", "annotations", "rules", "nvidia.com/gpu.product"])
+_TREES = st.recursive(_LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5), max_leaves=25)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(tree=_TREES, image=_LEAVES)
+def test_any_document_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, tree: Any, image: Any) -> None:
+    document = deployment(image=image) | {"spec": tree}
+    mixed = deployment()
+    mixed["spec"]["template"]["spec"]["containers"].append(tree)
+    mixed["metadata"] = tree
+    file = tmp_path_factory.getbasetemp() / "fuzz.json"
+    file.write_text(json.dumps({"kind": "List", "items": [document, mixed, tree]}))
+    try:
+        found = manifests.read_all([str(file)]).servers
+    except UsageError as error:
+        said = str(error)
+        assert "\n" not in said
+    else:
+        assert found

@@ -25,7 +25,7 @@ LABELS: Final = ("title", "description", "licenses", "version", "revision")
 START_SECONDS: Final = 30.0
 
 UNWANTED: Final = {
-    "compiler": re.compile(r"/bin/(cc|c89|c99|gcc|g\+\+|c\+\+|clang|tcc|as|ld|make|go|rustc|cargo)(-[\d.]+)?$"),
+    "compiler": re.compile(r"/bin/([a-z0-9_]+-linux-gnu-)?(cc|c89|c99|gcc|g\+\+|c\+\+|clang|tcc|as|ld|make|go|rustc|cargo)(-[\d.]+)?$"),
     "installer": re.compile(r"/bin/(pip|wheel|easy_install)[\d.]*$|/(pip|setuptools|wheel|pkg_resources|ensurepip)/__init__\.py$"
                             r"|/(pip|setuptools|wheel)-[^/]*\.(whl|dist-info)(/|$)"),
     "shell history": re.compile(r"/\.(bash|sh|python|node_repl)_history$"),

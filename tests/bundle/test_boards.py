@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import promql_parser as pp
 import pytest
 
 from bundle.promql import selectors, walk
-from kvpressure.bundle.boards import render_boards
+from kvpressure.bundle.boards import builder, optional_queries, render_boards
 from kvpressure.bundle.boards.builder import Layout, Site, Values
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.variants import EXTERNAL
@@ -19,9 +21,13 @@ from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from kvpressure.thresholds import builtin
 
 ALERTS = frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
-BOARDS = render_boards(Site(builtin(), Values(), ALERTS))
 UNITS = {"percentunit", "short", "none", "s", "reqps", "decbytes", "bytes", "watt", "cpm", "dateTimeFromNow"}
-SYNTHETIC = {"ALERTS"}
+SYNTHETIC = {"ALERTS", "process_cpu_seconds_total", "process_resident_memory_bytes"}  # Prometheus' own, every Python exporter's
+VLLM = {f"vllm:request_{name}_bucket" for name in ("prompt_tokens", "generation_tokens", "params_max_tokens")}
+BUCKETS = {f"{metric.full_name}_bucket" for metric in METRICS if metric.kind == "histogram"}
+SITE = Site(builtin(), Values(), ALERTS)
+BOARDS = render_boards(SITE)
+OPTIONAL = optional_queries(SITE)
 
 every_board = pytest.mark.parametrize("uid", sorted(BOARDS))
 
@@ -134,7 +140,7 @@ def test_counters_are_only_read_as_rates_or_states(uid: str) -> None:
 @every_board
 def test_every_metric_and_label_exists(uid: str) -> None:
     recorded = {item.name for group in load_groups(Options(builtin())) for item in group.recordings}
-    known = {metric.full_name for metric in METRICS} | recorded | set(EXTERNAL) | SYNTHETIC
+    known = {metric.full_name for metric in METRICS} | recorded | set(EXTERNAL) | SYNTHETIC | VLLM | BUCKETS
     for title, expr in expressions(uid):
         for selector in selectors(expand(expr)):
             assert str(selector.name) in known, f"{title}: {selector.name}"
@@ -165,6 +171,74 @@ def test_runbook_links_resolve(uid: str) -> None:
             assert link["url"].rsplit("/", 1)[1].removesuffix(".md") in ALERTS
         named = re.findall(r"Alert: (\w+)\.", panel["description"])
         assert len(named) == len(panel["links"]), panel["title"]
+
+
+@every_board
+def test_links_inside_tables_lead_to_boards_and_keep_time_and_variables(uid: str) -> None:
+    text = json.dumps(BOARDS[uid])
+    for url in re.findall(r'"url": "(/d/[^"]+)"', text):
+        target, _, query = url.removeprefix("/d/").partition("?")
+        assert target in BOARDS
+        assert "${__url_time_range}" in query
+        for name in builder.VARIABLES:
+            assert f"${{{name}:queryparam}}" in query or f"var-{name}=" in query, name
+
+
+@every_board
+def test_annotations_are_firing_alerts_and_restarts(uid: str) -> None:
+    found = {item["name"]: item for item in BOARDS[uid]["annotations"]["list"]}
+    assert set(found) == {"Firing alerts", "Restarts"}
+    for item in found.values():
+        assert item["datasource"] == builder.DATASOURCE
+        pp.parse(expand(item["expr"]))
+
+
+@every_board
+def test_what_may_be_empty_is_said_on_the_panel(uid: str) -> None:
+    seen = {(panel["title"], target["refId"]): panel["description"] for panel in panels(uid) for target in panel["targets"]}
+    for (board, title, ref), why in OPTIONAL.items():
+        if board == uid:
+            assert f"May be empty: {why}." in seen[title, ref]
+    assert "optional queries" not in json.dumps(BOARDS[uid])
+
+
+@every_board
+def test_colours_are_of_one_palette_made_for_every_eye(uid: str) -> None:
+    palette = {builder.GREEN, builder.YELLOW, builder.ORANGE, builder.RED, builder.BLUE, builder.WINE, builder.PURPLE, "text"}
+    found = set(re.findall(r'"(?:color|fixedColor|iconColor|fill)": "([^"]+)"', json.dumps(BOARDS[uid])))
+    assert found <= palette, found - palette
+
+
+@every_board
+def test_tables_are_bounded(uid: str) -> None:
+    for panel in panels(uid):
+        if panel["type"] == "table":
+            assert panel["options"]["footer"]["enablePagination"] is True, panel["title"]
+            if panel["title"].startswith(("Fullest", "Busiest")):
+                assert all(f"topk({builder.TOP}, " in target["expr"] for target in panel["targets"]), panel["title"]
+
+
+def test_request_shapes_are_read_from_what_vllm_serves() -> None:
+    served = gzip.decompress((Path(__file__).parents[1] / "fixtures/vllm/d_kv_pressure.prom.gz").read_bytes()).decode()
+    text = json.dumps(BOARDS["kvpressure-workload"])
+    for name in VLLM:
+        assert name in text
+        assert f"{name}{{" in served, name
+    assert [panel["type"] for panel in panels("kvpressure-workload")].count("heatmap") == 4
+
+
+@pytest.mark.parametrize(("uid", "alerts"), [
+    ("kvpressure-memory", {"VllmKVCachePressure", "VllmKVCacheExhaustionAhead", "VllmKVCacheOvercommitted", "GpuMemoryHigh",
+                           "VllmMemoryFragmentation", "VllmBaselineTooHigh", "VllmMemoryLeak", "GpuXidError"}),
+    ("kvpressure-workload", {"VllmConcurrencyNearLimit", "VllmBatchCollapse", "VllmContextLengthSpike", "VllmMixedContextLengths",
+                             "VllmQueueTimeHigh", "VllmTokenLatencyHigh", "VllmTimeToFirstTokenHigh", "VllmHostBound",
+                             "VllmRequestsRejected", "VllmDocumentedSignature"}),
+    ("kvpressure-configuration", {"VllmLimitNotExplicit", "VllmGpuMemoryUtilizationHigh", "VllmEngineDown", "VllmOOMKilled", "VllmCrashLoop",
+                                  "VllmAllocationFailure", "KvpressureSourceDown", "KvpressurePageUnreadable", "KvpressureExporterStuck",
+                                  "KvpressureMappingStale", "GpuLost", "GpuCountLow"})])
+def test_each_board_explains_the_alerts_of_its_subject(uid: str, alerts: set[str]) -> None:
+    named = set(re.findall(r"Alert: (\w+)\.", " ".join(panel["description"] for panel in panels(uid))))
+    assert alerts <= named, alerts - named
 
 
 def test_every_alert_about_engines_is_one_click_from_the_incident_board() -> None:

@@ -8,14 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvpressure.bundle.boards import incident
+from kvpressure.bundle.boards import configuration, incident, memory, workload
 from kvpressure.bundle.boards.builder import Board, Site
 
 _BOARDS: Final[dict[str, Callable[[Site], Board]]] = {
     "kvpressure-incident": incident.build,
+    "kvpressure-memory": memory.build,
+    "kvpressure-workload": workload.build,
+    "kvpressure-configuration": configuration.build,
 }
 
 
 def render_boards(site: Site) -> dict[str, dict[str, Any]]:
     """Every board: file name without suffix (which is the uid) -> Grafana's JSON model."""
     return {uid: build(site).model(uid, site) for uid, build in _BOARDS.items()}
+
+
+def optional_queries(site: Site) -> dict[tuple[str, str, str], str]:
+    """Queries that may return nothing on a sound system: (uid, panel title, refId) -> why."""
+    return {(uid, *where): why for uid, build in _BOARDS.items() for where, why in build(site).optional.items()}

@@ -20,7 +20,13 @@ CONTAINER: Final = 'cluster=~"$cluster",namespace=~"$namespace",pod=~"$pod"'
 GPU: Final = 'cluster=~"$cluster",uuid=~"$gpu"'
 BY_ENGINE: Final = "cluster, namespace, pod, model_name, engine"
 
-GREEN, YELLOW, ORANGE, RED, BLUE = "green", "yellow", "orange", "red", "blue"
+# Okabe and Ito's palette, and Tol's wine: told apart with any colour vision, and by their lightness.
+GREEN, YELLOW, ORANGE, RED, BLUE = "#009E73", "#F0E442", "#E69F00", "#D55E00", "#56B4E9"
+WINE, PURPLE = "#882255", "#CC79A7"
+TOP: Final = 20  # rows of a table of the worst
+
+
+NO_BASELINE: Final = "an engine's own baseline takes some minutes of traffic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +44,20 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL query of a panel. ``table`` asks for the present value in table form."""
+    """One PromQL query of a panel. ``table`` asks for the present value in table form, ``heat`` for buckets. ``optional`` says
+    why it may return nothing on a sound system, e.g. "on cards without GPM".
+    """
 
     expr: str
     legend: str = ""
     table: bool = False
+    optional: str = ""
+    heat: bool = False
 
     def model(self, index: int) -> Json:
         """The target, with refId A, B, ..."""
         kind = {"instant": True, "range": False, "format": "table"} if self.table else {
-            "instant": False, "range": True, "format": "time_series", "legendFormat": self.legend}
+            "instant": False, "range": True, "format": "heatmap" if self.heat else "time_series", "legendFormat": self.legend}
         return {"refId": chr(ord("A") + index), "datasource": DATASOURCE, "editorMode": "code", "expr": self.expr, **kind}
 
 
@@ -84,6 +94,7 @@ class Board:
     tags: tuple[str, ...] = ("kvpressure",)
     panels: list[Json] = field(default_factory=list)
     layout: Layout = field(default_factory=Layout)
+    optional: dict[tuple[str, str], str] = field(default_factory=dict)  # (panel title, refId) -> why it may be empty
 
     def row(self, title: str, collapsed: bool = False) -> None:
         """A row that the following panels belong to."""
@@ -95,6 +106,7 @@ class Board:
 
     def add(self, panel: Json, width: int, height: int) -> None:
         """Put ``panel`` at the next free place."""
+        self.optional |= {(panel["title"], ref): why for ref, why in panel.pop(_OPTIONAL, {}).items()}
         head = {"id": len(self.panels) + 1, "gridPos": self.layout.place(width, height), "datasource": DATASOURCE}
         self.panels.append({**head, **panel})
 
@@ -105,7 +117,7 @@ class Board:
             "schemaVersion": SCHEMA_VERSION, "version": 1, "editable": False, "graphTooltip": 1, "refresh": "30s",
             "timezone": "browser", "weekStart": "", "fiscalYearStartMonth": 0, "liveNow": False,
             "time": {"from": "now-1h", "to": "now"}, "timepicker": {},
-            "annotations": {"list": [_firing_alerts()]},
+            "annotations": {"list": [_firing_alerts(), _restarts()]},
             "links": [_other_boards(), _link("Runbooks", f"{site.values.runbook_base_url}/README.md")],
             "templating": {"list": variables()},
             "panels": self.panels,
@@ -113,6 +125,9 @@ class Board:
 
 
 # --- variables, links, annotations ---------------------------------------------------------------------------
+
+
+VARIABLES: Final = ("datasource", "cluster", "namespace", "model", "pod", "gpu")
 
 
 def variables() -> list[Json]:
@@ -146,6 +161,20 @@ def _firing_alerts() -> Json:
                     'pod=~"$pod|"}',
             "titleFormat": "{{alertname}}", "textFormat": "{{severity}} {{namespace}} {{pod}}", "step": "60s",
             "useValueForTime": False}
+
+
+def _restarts() -> Json:
+    return {"name": "Restarts", "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": BLUE,
+            "expr": f"changes(kvpressure_container_restarts_total{{{CONTAINER}}}[2m]) > 0",
+            "titleFormat": "container restarted", "textFormat": "{{namespace}} {{pod}} {{container}}", "step": "60s",
+            "useValueForTime": False}
+
+
+def drill(uid: str, title: str, **variables: str) -> Json:
+    """A link of a table column: another board with the same time and variables, some of them taken from the row."""
+    kept = [name for name in VARIABLES if name not in variables]
+    chosen = [f"${{{name}:queryparam}}" for name in kept] + [f"var-{name}={value}" for name, value in variables.items()]
+    return {"title": title, "url": f"/d/{uid}?{'&'.join(chosen)}&${{__url_time_range}}", "targetBlank": False}
 
 
 def _other_boards() -> Json:
@@ -187,13 +216,19 @@ NO_TRAFFIC: Final[list[Json]] = [
 # --- panels ------------------------------------------------------------------------------------------------------
 
 
+_OPTIONAL: Final = "optional queries"  # carried from a panel to its board, which takes it out
+
+
 def _panel(site: Site, kind: str, title: str, about: str, queries: Sequence[Query], alert: str | None, defaults: Json,
            options: Json, overrides: Sequence[Json] = ()) -> Json:
     links = []
     if alert is not None and alert in site.alerts:
         about = f"{about}\n\nAlert: {alert}."
         links = [{"title": f"Runbook {alert}", "url": site.runbook(alert), "targetBlank": True}]
-    return {"type": kind, "title": title, "description": about, "links": links,
+    optional = {query.model(index)["refId"]: query.optional for index, query in enumerate(queries) if query.optional}
+    for why in dict.fromkeys(optional.values()):
+        about = f"{about}\n\nMay be empty: {why}."
+    return {"type": kind, "title": title, "description": about, "links": links, _OPTIONAL: optional,
             "targets": [query.model(index) for index, query in enumerate(queries)],
             "fieldConfig": {"defaults": defaults, "overrides": list(overrides)}, "options": options}
 
@@ -203,12 +238,12 @@ def _defaults(unit: str, thresholds: Json, mappings: Sequence[Json] = (), **more
 
 
 def stat(site: Site, title: str, about: str, expr: str, unit: str, thresholds: Json, alert: str | None = None,
-         mappings: Sequence[Json] = (), legend: str = "") -> Json:
+         mappings: Sequence[Json] = (), legend: str = "", optional: str = "") -> Json:
     """A tile with the present value of the worst series."""
     options = {"colorMode": "background", "graphMode": "area", "justifyMode": "auto", "orientation": "auto", "textMode": "auto",
                "wideLayout": True, "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
     defaults = _defaults(unit, thresholds, mappings, color={"mode": "thresholds"})
-    return _panel(site, "stat", title, about, [Query(expr, legend)], alert, defaults, options)
+    return _panel(site, "stat", title, about, [Query(expr, legend, optional=optional)], alert, defaults, options)
 
 
 def timeseries(site: Site, title: str, about: str, queries: Sequence[Query], unit: str, thresholds: Json | None = None,
@@ -234,14 +269,15 @@ def states(site: Site, title: str, about: str, queries: Sequence[Query], mapping
 
 
 def table(site: Site, title: str, about: str, queries: Sequence[Query], columns: Mapping[str, str],
-          overrides: Sequence[Json] = (), empty: str = "nothing") -> Json:
-    """A table of present values: queries merged on their common labels. ``columns``: field -> heading, in this order; all other
-    fields are hidden.
+          overrides: Sequence[Json] = (), empty: str = "nothing", sort: str = "", alert: str | None = None) -> Json:
+    """A table of present values, in pages: queries merged on their common labels. ``columns``: field -> heading, in this order;
+    all other fields are hidden. ``sort``: heading of the column with the largest values first.
     """
     defaults = {"unit": "none", "thresholds": neutral(), "mappings": [], "noValue": "-",
                 "custom": {"align": "left", "cellOptions": {"type": "auto"}, "filterable": False, "inspect": False}}
-    options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": ""}}
-    panel = _panel(site, "table", title, about, queries, None, defaults, options, overrides)
+    options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": "", "enablePagination": True},
+               "sortBy": [{"displayName": sort, "desc": True}] if sort else []}
+    panel = _panel(site, "table", title, about, queries, alert, defaults, options, overrides)
     panel["fieldConfig"]["defaults"]["noValue"] = empty
     panel["transformations"] = [
         {"id": "merge", "options": {}},
@@ -250,6 +286,19 @@ def table(site: Site, title: str, about: str, queries: Sequence[Query], columns:
                                        "renameByName": {name: title for name, title in columns.items() if name != title}}},
     ]
     return panel
+
+
+def heatmap(site: Site, title: str, about: str, query: Query, unit: str, alert: str | None = None) -> Json:
+    """Cumulative buckets over time, dark where there is much; a scale of lightness, so it needs no colour vision."""
+    options = {"calculate": False, "cellGap": 1, "cellValues": {"unit": "short"}, "exemplars": {"color": RED},
+               "color": {"mode": "scheme", "scheme": "Viridis", "steps": 64, "reverse": False, "exponent": 0.5, "fill": BLUE,
+                         "scale": "exponential"},
+               "filterValues": {"le": 1e-9}, "legend": {"show": True}, "rowsFrame": {"layout": "auto"}, "showValue": "never",
+               "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
+               "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit}}
+    defaults = _defaults(unit, neutral(), custom={"hideFrom": {"legend": False, "tooltip": False, "viz": False},
+                                                  "scaleDistribution": {"type": "linear"}})
+    return _panel(site, "heatmap", title, about, [query], alert, defaults, options)
 
 
 def column(name: str, *properties: tuple[str, Any]) -> Json:
@@ -268,6 +317,11 @@ def engine(metric: str, more: str = "", by: str = "") -> str:
     """``metric`` of the chosen engines, one series an engine (and ``by``), whoever scraped it."""
     labels = ENGINE + (f",{more}" if more else "")
     return f"max by ({BY_ENGINE}{', ' + by if by else ''}) (kvpressure_{metric}{{{labels}}})"
+
+
+def top(base: str, expr: str) -> str:
+    """``expr`` for the engines with the largest ``base``, at most ``TOP`` of them."""
+    return f"{expr} and on ({BY_ENGINE}) topk({TOP}, {base})"
 
 
 def gpu(metric: str) -> str:

@@ -11,14 +11,18 @@ from kvpressure.bundle.boards.builder import (
     ENGINE,
     GPU,
     GREEN,
+    NO_BASELINE,
     ORANGE,
+    PURPLE,
     RED,
+    WINE,
     YELLOW,
     Board,
     Json,
     Query,
     Site,
     column,
+    drill,
     engine,
     gpu,
     matching,
@@ -34,12 +38,12 @@ from kvpressure.bundle.boards.builder import (
 _VERDICTS: Final = texts(
     idle=("idle", BLUE), healthy=("healthy", GREEN), kv_pressure=("KV pressure", RED),
     concurrency_limited=("concurrency limited", ORANGE), compute_bound=("compute bound", ORANGE),
-    host_bound=("host bound", ORANGE), stalled=("stalled", "dark-red"), unknown=("unknown", "purple"),
+    host_bound=("host bound", ORANGE), stalled=("stalled", WINE), unknown=("unknown", PURPLE),
 )
 _STAGES: Final = texts(building=("building", YELLOW), saturated=("saturated", ORANGE), thrashing=("thrashing", RED),
-                       failing=("failing", "dark-red"))
-_VERDICT_COLORS: Final = (("healthy", GREEN), ("idle", BLUE), ("kv_pressure", RED), ("stalled", "dark-red"),
-                          ("(concurrency_limited|compute_bound|host_bound)", ORANGE), ("unknown", "purple"))
+                       failing=("failing", WINE))
+_VERDICT_COLORS: Final = (("healthy", GREEN), ("idle", BLUE), ("kv_pressure", RED), ("stalled", WINE),
+                          ("(concurrency_limited|compute_bound|host_bound)", ORANGE), ("unknown", PURPLE))
 _COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 _FIRING: Final = ('ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",cluster=~"$cluster",'
                   'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}')
@@ -67,6 +71,10 @@ def build(site: Site) -> Board:
     board.row("What is being sent, and the pod around the engine")
     _requests_and_pod(site, board)
     return board
+
+
+def _board(uid: str, title: str) -> tuple[str, list[Json]]:
+    return ("links", [drill(uid, title, pod="${__data.fields.Pod}")])
 
 
 def _memory(metric: str) -> str:
@@ -98,17 +106,19 @@ def _engines(site: Site) -> Json:
         column("Verdict", ("mappings", _VERDICTS), ("custom.cellOptions", {"type": "color-background", "mode": "basic"})),
         column("Stage", ("mappings", _STAGES), _COLORED),
         column("Confidence", *ratio, ("thresholds", steps(site, (GREEN, "confident"), base=YELLOW)), _COLORED),
-        column("KV cache", *ratio, ("thresholds", kv_steps), gauge),
-        column("GPU memory needed", *ratio, ("thresholds", memory_steps), gauge),
-        column("Waiting", ("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), _COLORED),
+        column("KV cache", *ratio, ("thresholds", kv_steps), gauge, _board("kvpressure-memory", "Memory and KV cache of this pod")),
+        column("GPU memory needed", *ratio, ("thresholds", memory_steps), gauge,
+               _board("kvpressure-memory", "Memory and KV cache of this pod")),
+        column("Waiting", ("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), _COLORED,
+               _board("kvpressure-workload", "Workload of this pod")),
         column("Documented signature", ("mappings", texts(v0=("not met", GREEN), v1=("met", ORANGE))), _COLORED),
-        column("Pod", ("links", [{"title": "Only this pod", "url": "/d/kvpressure-incident?${datasource:queryparam}"
-                                  "&var-pod=${__value.raw}&${__url_time_range}", "targetBlank": False}])),
+        column("Pod", ("links", [drill("kvpressure-incident", "Only this pod", pod="${__value.raw}")])),
     ]
     about = ("Every engine: model, pod, its fullest GPU, the verdict with stage and confidence, KV cache against GPU memory against "
              "queue, and the documented signature beside the verdict. GPU memory is what is really needed: an engine "
              "reserves its pool at start, so used memory says nothing.")
-    return table(site, "Who, and is it the KV cache?", about, queries, columns, overrides, empty="-")
+    return table(site, "Who, and is it the KV cache?", about, queries, columns, overrides, empty="-",
+                 sort="Waiting", alert="VllmKVCachePressure")
 
 
 def _fires(site: Site) -> Json:
@@ -120,11 +130,11 @@ def _fires(site: Site) -> Json:
         column("Page", ("mappings", texts(true=("yes", RED), false=("no", "text"))), _COLORED),
     ]
     return table(site, "What fires", "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. "
-                 "A click opens the runbook.", [Query(f"max by (alertname, severity, page, pod) ({_FIRING})", table=True)], columns, overrides)
+                 "A click opens the runbook.", [Query(f"max by (alertname, severity, page, pod) ({_FIRING})", table=True, optional="nothing fires")], columns, overrides)
 
 
 def _advice(site: Site) -> Json:
-    queries = [Query(engine("limit_recommended", by="limit"), table=True), Query(engine("limit", by="limit"), table=True)]
+    queries = [Query(engine("limit_recommended", by="limit"), table=True, optional="no engine needs other limits"), Query(engine("limit", by="limit"), table=True)]
     columns = {"pod": "Pod", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"}
     return table(site, "What to do", "Limits in force and the values to set, computed for each engine. Order of the mitigation: cap "
                  "tokens at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart last.",
@@ -148,7 +158,7 @@ def _tiles(site: Site) -> list[Json]:
              ratio, steps(site, (ORANGE, "concurrency_warning_ratio")), "VllmConcurrencyNearLimit"),
         stat(site, "Latency vs baseline", "Worst p95 latency against the engine's own baseline, any phase.",
              f"max({engine('latency_baseline_ratio', by='phase')})", "none",
-             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio"))),
+             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")), optional=NO_BASELINE),
         stat(site, "Preemptions", "Requests pushed out of the batch per second for want of KV blocks.",
              f"max({engine('preemption_rate')})", "reqps", neutral(ORANGE), "VllmKVCachePressure"),
         stat(site, "Documented signature", "Whether most of the documented conditions hold on any chosen engine.",
@@ -225,7 +235,7 @@ def _users(site: Site, board: Board) -> None:
     phase("queue", "Time in the queue", "Quantiles over the last minute.")
     board.add(timeseries(
         site, "p95 latency against the engine's baseline", "1 is normal for this engine.",
-        [Query(engine("latency_baseline_ratio", by="phase"), "{{pod}} {{phase}}")], "none",
+        [Query(engine("latency_baseline_ratio", by="phase"), "{{pod}} {{phase}}", optional=NO_BASELINE)], "none",
         steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio"))), 8, 8)
     board.add(timeseries(
         site, "Throughput", "Tokens per second over the last half minute.",

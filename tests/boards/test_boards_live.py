@@ -1,0 +1,142 @@
+"""Every query of every board, against a real Prometheus that scrapes the demo and evaluates our rules."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+from kvpressure.bundle.boards import optional_queries, render_boards
+from kvpressure.bundle.boards.builder import TOP, Site, Values
+from kvpressure.bundle.rules import Options, load_groups
+from kvpressure.thresholds import builtin
+
+SITE = Site(builtin(), Values(), frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts))
+BOARDS = render_boards(SITE)
+OPTIONAL = optional_queries(SITE)
+SIMULATED_SECONDS, SPEED = 150, 5  # half a minute; the incident is from a fifth to a half of it
+Where = tuple[str, str, str]  # uid, panel title, refId
+
+QUERIES: dict[Where, str] = {
+    (uid, panel["title"], target["refId"]): target["expr"]
+    for uid, board in BOARDS.items() for panel in board["panels"] for target in panel.get("targets", ())
+}
+ANNOTATIONS = {(uid, item["name"]): item["expr"] for uid, board in BOARDS.items() for item in board["annotations"]["list"]}
+VARIABLES = sorted({(item["name"], item["query"]["query"]) for board in BOARDS.values() for item in board["templating"]["list"][1:]})
+
+
+@dataclass
+class Answers:
+    """What came back over the whole run: the most series each query returned, and what Prometheus refused."""
+
+    series: dict[Where, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    values: dict[str, set[str]] = field(default_factory=dict)
+    rounds: int = 0
+
+
+def expand(expr: str) -> str:
+    """As Grafana does with everything chosen (allValue is ``.*``)."""
+    return re.sub(r"\$\w+", ".*", expr.replace("$__rate_interval", "15s"))
+
+
+def ask(prometheus: str, path: str, **parameters: str) -> list[object]:
+    with urlopen(f"{prometheus}api/v1/{path}?{urlencode(parameters)}", timeout=10) as answer:
+        data = json.load(answer)["data"]
+    return data["result"] if isinstance(data, dict) else data  # type: ignore[no-any-return]
+
+
+def ask_all(prometheus: str, answers: Answers) -> None:
+    """One round over every query, annotation and variable."""
+    for where, expr in (*QUERIES.items(), *(((*key, ""), expr) for key, expr in ANNOTATIONS.items())):
+        try:
+            found = len(ask(prometheus, "query", query=expand(expr)))
+        except HTTPError as error:
+            answers.refused[expr] = error.read().decode()
+        else:
+            answers.series[where] = max(found, answers.series.get(where, 0))
+    for name, query in VARIABLES:
+        match = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
+        assert match is not None
+        values = ask(prometheus, f"label/{match[2]}/values", **{"match[]": expand(match[1])})
+        answers.values.setdefault(name, set()).update(map(str, values))
+    answers.rounds += 1
+
+
+def watch_incident() -> Answers:
+    """Run the demo and ask from the begin of its incident until it is over."""
+    command = [sys.executable, "-m", "kvpressure.cli", "demo", "--for", str(SIMULATED_SECONDS), "--speed", str(SPEED)]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert demo.stdout is not None
+    found = Answers()
+    try:
+        prometheus = ""
+        for line in demo.stdout:
+            if match := re.match(r"  Prometheus +(http://\S+)", line):
+                prometheus = match[1]
+            if "== incident" in line:
+                break
+        assert prometheus, "the demo did not start Prometheus: is it installed?"
+        begin = time.monotonic()
+        while time.monotonic() < begin + 0.6 * SIMULATED_SECONDS / SPEED:
+            time.sleep(1.0)
+            ask_all(prometheus, found)
+    finally:
+        demo.terminate()
+        demo.communicate(timeout=30)
+    return found
+
+
+def not_understood(answers: Answers) -> list[str]:
+    """Queries that Prometheus refuses."""
+    return [f"{expr}: {why}" for expr, why in answers.refused.items()]
+
+
+def empty_without_a_reason(answers: Answers) -> list[str]:
+    """Queries that never returned anything and do not say why that may be."""
+    return [f"no data: {where}" for where in QUERIES if not answers.series.get(where) and where not in OPTIONAL]
+
+
+def variables_without_values(answers: Answers) -> list[str]:
+    """The demo has no cluster label, which All matches too; every other variable has to find something."""
+    return [f"no values: {name}" for name, values in answers.values.items() if not values and name != "cluster"]
+
+
+def silent_in_an_incident(answers: Answers) -> list[str]:
+    """What may be empty, and must not be while the cache is full."""
+    spoken = (("kvpressure-incident", "What to do", "A"), ("kvpressure-incident", "What fires", "A"),
+              ("kvpressure-memory", "Full in", "A"), ("kvpressure-configuration", "max_num_seqs", "B"),
+              ("kvpressure-incident", "Firing alerts", ""), ("kvpressure-configuration", "Log events", "A"))
+    return [f"silent: {where}" for where in spoken if not answers.series.get(where)]
+
+
+def unbounded(answers: Answers) -> list[str]:
+    """Tables of the worst with more rows than they may have."""
+    return [f"{answers.series[where]} rows: {where}" for where, expr in QUERIES.items() if "topk(" in expr and answers.series[where] > TOP]
+
+
+def test_every_query_of_every_board_returns_data_from_the_demo() -> None:
+    """One test, so that parallel workers do not each run a demo."""
+    answers = watch_incident()
+    assert answers.rounds >= 2
+    checks = (not_understood, empty_without_a_reason, variables_without_values, silent_in_an_incident, unbounded)
+    problems = [line for check in checks for line in check(answers)]
+    assert problems == [], "\n".join(problems)
+    assert answers.values["pod"] == {"chat-13b-0", "code-7b-0", "mail-1b3-0"}
+
+
+def test_the_checks_notice_what_is_wrong() -> None:
+    answers = Answers(series=dict.fromkeys(QUERIES, TOP + 1), refused={"up{": "parse error"}, values={"gpu": set()})
+    answers.series["kvpressure-incident", "KV cache", "A"] = 0
+    answers.series["kvpressure-incident", "What to do", "A"] = 0
+    assert not_understood(answers) == ["up{: parse error"]
+    assert empty_without_a_reason(answers) == ["no data: ('kvpressure-incident', 'KV cache', 'A')"]
+    assert variables_without_values(answers) == ["no values: gpu"]
+    assert "silent: ('kvpressure-incident', 'What to do', 'A')" in silent_in_an_incident(answers)
+    assert len(unbounded(answers)) == sum("topk(" in expr for expr in QUERIES.values())

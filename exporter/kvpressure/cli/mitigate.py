@@ -1,0 +1,169 @@
+"""``kvpressure mitigate``: the emergency plan with values for this server, and whether it helped."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable
+
+from kvpressure.args import human_int, parse_version
+from kvpressure.cli import UsageError
+from kvpressure.state import VERDICTS
+from kvpressure.thresholds import Thresholds, load
+from kvpressure.toolbox import fetch, given, inputs, manifests, mitigation, mitigation_report, recovery
+from kvpressure.toolbox.manifests import Server
+from kvpressure.toolbox.view import EngineView
+
+_EXAMPLES = """\
+examples:
+  kvpressure mitigate http://10.0.0.5:8000 --args='--max-num-seqs 256 --max-num-batched-tokens 8192'
+  kvpressure mitigate incident.jsonl.gz --edge
+  kubectl get deploy chat -n inference -o yaml > chat.yaml
+  kvpressure mitigate --exporter http://node-1:9846 --pod chat-0 --manifest chat.yaml --format patch > patch.yaml
+  kvpressure mitigate --verdict kv_pressure --max-num-seqs 256 --capacity-tokens 90000 --prompt 2000 --output 500
+  kvpressure mitigate --verify http://10.0.0.5:8000
+      watch whether the server recovers (up to --verify-seconds)
+
+Nothing is ever applied. Exit status: 0 a plan (or recovered), 1 the verdict is not KV pressure (or not recovered), 2 the input cannot
+be used.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
+    inputs.add_arguments(parser)
+    stated = parser.add_argument_group("without a server")
+    stated.add_argument("--verdict", choices=VERDICTS, help="the verdict, stated instead of read")
+    for name, text in (("max-num-seqs", "in force"), ("max-num-batched-tokens", "in force"), ("max-model-len", "in force"),
+                       ("running", "requests that run at once"), ("capacity-tokens", "tokens that the KV cache holds"),
+                       ("prompt", "tokens of a long prompt (95th percentile)"), ("output", "tokens of a long answer (95th percentile)")):
+        stated.add_argument(f"--{name}", type=_whole, metavar="N", help=text)
+    stated.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="in force")
+    stated.add_argument("--kv-pool-gib", type=_positive, metavar="GIB", help="KV pool on one GPU, from vLLM's log")
+    stated.add_argument("--vllm-version", metavar="V")
+    stated.add_argument("--out-of-memory", action="store_true", help="allocations fail on the device")
+    stated.add_argument("--preempting", action="store_true", help="requests are preempted")
+    output = parser.add_argument_group("output")
+    output.add_argument("--format", choices=("text", "json", "patch", "helm"), default="text")
+    output.add_argument("--manifest", metavar="FILE", help="the workload (kubectl get deploy NAME -o yaml), - = standard input: for the patch")
+    output.add_argument("--edge", action="store_true", help="print configuration for Envoy Gateway and nginx")
+    output.add_argument("--anyway", action="store_true", help="print the plan even if the verdict is not KV pressure")
+    check = parser.add_argument_group("verification")
+    check.add_argument("--verify", metavar="URL", help="watch this server for recovery instead of printing a plan")
+    check.add_argument("--verify-seconds", type=_positive, default=180.0, metavar="S", help="for how long (default 180)")
+
+
+def _checked(parse: Callable[[str], float | None], allowed: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = parse(text)
+        if value is None:
+            raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: {allowed}")
+        return value
+
+    return read
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < 1e9 else None
+
+
+_whole = _checked(lambda text: float(value) if (value := human_int(text)) and value <= 10**9 else None, "a whole number of 1 or more")
+_positive = _checked(_number, "a number above 0")
+_share = _checked(lambda text: value if (value := _number(text)) is not None and value <= 1 else None, "above 0 and up to 1")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan or verify. Raises ``UsageError`` for input that cannot be used."""
+    thresholds = load(options.thresholds)
+    if options.verify:
+        return _verify(options, thresholds)
+    if options.format == "patch" and not options.manifest:
+        raise UsageError("--format patch: needs --manifest (kubectl get deploy NAME -o yaml): a patch replaces the whole list of arguments")
+    server = _server(options.manifest) if options.manifest else None
+    engines, again = _engines(options, thresholds, server)
+    pressed = [engine for engine in engines if engine.verdict == mitigation_report.PRESSURE]
+    chosen = max(pressed or engines, key=lambda engine: engine.confidence)
+    _print(chosen, options, thresholds, server, again)
+    others = [engine.name for engine in pressed if engine is not chosen]
+    if others and options.format == "text":
+        print(f"also under KV pressure: {', '.join(others)} (choose one with --pod)")
+    return 0 if pressed else 1
+
+
+def _engines(options: argparse.Namespace, thresholds: Thresholds, server: Server | None) -> tuple[list[EngineView], str]:
+    if options.verdict:
+        if inputs.given(options):
+            raise UsageError("--verdict: not together with a server or a recording; allowed: one or the other")
+        return [given.engine_from(_given(options, server), thresholds)], ""
+    found = inputs.open_inputs(options, thresholds)
+    return [case.view for case in found.cases], found.again
+
+
+def _given(options: argparse.Namespace, server: Server | None) -> given.Given:
+    """What was typed, completed by the manifest."""
+    if options.vllm_version and parse_version(options.vllm_version) is None:
+        raise UsageError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
+    args = server.args if server else None
+    pool = options.kv_pool_gib
+    return given.Given(
+        options.verdict, options.vllm_version or (server.version if server else None), options.running,
+        options.max_num_seqs or (args.max_num_seqs if args else None),
+        options.max_num_batched_tokens or (args.max_num_batched_tokens if args else None),
+        options.gpu_memory_utilization or (args.gpu_memory_utilization if args else None),
+        options.max_model_len or (args.max_model_len if args else None), options.capacity_tokens, options.prompt, options.output,
+        None if pool is None else pool * 2**30, options.out_of_memory, options.preempting, options.gpu or (server.card if server else None))
+
+
+def _server(path: str) -> Server:
+    servers = manifests.read_all([path]).servers
+    if len(servers) > 1:
+        raise UsageError(f"--manifest: {path}: {len(servers)} vLLM containers; allowed: one workload "
+                         f"({', '.join(server.title for server in servers[:5])})")
+    return servers[0]
+
+
+def _print(engine: EngineView, options: argparse.Namespace, thresholds: Thresholds, server: Server | None, again: str) -> None:
+    plan = mitigation.plan(engine, thresholds, _workload(engine, server))
+    applies = engine.verdict == mitigation_report.PRESSURE
+    if options.format == "json":
+        print(json.dumps(mitigation_report.as_json(engine, plan, again), indent=2))
+        return
+    if options.format in ("patch", "helm"):
+        if not plan.values:
+            raise UsageError(f"--format {options.format}: there is no value to set ({engine.verdict}); allowed: --format text says why")
+        print(mitigation_report.as_patch(plan, server, applies) if options.format == "patch" and server is not None
+              else mitigation_report.as_helm(plan, applies))
+        return
+    if not applies:
+        print("\n".join(mitigation_report.not_pressure(engine, again)))
+        if not options.anyway:
+            print("(the plan nevertheless: --anyway)")
+            return
+        print()
+    print(mitigation_report.as_text(engine, plan, options.edge))
+
+
+def _workload(engine: EngineView, server: Server | None) -> str:
+    namespace = server.namespace if server else engine.text("namespace")
+    name = f"{server.kind.lower()}/{server.name}" if server and server.kind else "deploy/NAME"
+    return (f"-n {shlex.quote(namespace)} " if namespace else "") + shlex.quote(name)
+
+
+def _verify(options: argparse.Namespace, thresholds: Thresholds) -> int:
+    if inputs.given(options) or options.verdict:
+        raise UsageError("--verify: not together with another input; allowed: --verify URL")
+    target = fetch.target_of(options.verify, "--verify")
+    if options.args:
+        from dataclasses import replace
+
+        target = replace(target, args=target.args or options.args)
+    outcome = recovery.verify(target, options.verify_seconds, thresholds)
+    print(json.dumps(outcome.as_json(), indent=2) if options.format == "json" else mitigation_report.outcome_text(outcome))
+    return 0 if outcome.recovered else 1

@@ -1,0 +1,101 @@
+"""New values in an existing vLLM command line, as a ``kubectl`` patch or as Helm values. Nothing is applied."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kvpressure.cli import UsageError
+from kvpressure.commandline import parse
+from kvpressure.toolbox.manifests import Server
+
+_START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
+_HELM_NAMES: Final = {"max_num_seqs": "maxNumSeqs", "gpu_memory_utilization": "gpuMemoryUtilization", "max_model_len": "maxModelLen"}
+
+
+def option(name: str) -> str:
+    """``--max-num-seqs`` for ``max_num_seqs``."""
+    return "--" + name.replace("_", "-")
+
+
+def text(value: float) -> str:
+    """A value as it stands on a command line."""
+    return f"{value:.0f}" if value == int(value) else f"{value:g}"
+
+
+def with_values(argv: Sequence[str], values: Mapping[str, float]) -> tuple[str, ...]:
+    """``argv`` with these arguments set; everything else stays as it is. Raises ``UsageError`` when the command line cannot be
+    changed with certainty (e.g. a script that starts vLLM in a way that is not understood).
+    """
+    words = list(argv)
+    script = next((index for index, word in enumerate(words) if " " in word and _START.search(word)), None)
+    if script is not None:
+        words[script] = _in_script(words[script], values)
+    else:
+        for name, value in values.items():
+            words = _in_words(words, name, text(value))
+    before, seen = parse(argv).values, parse(words).values
+    wanted = {**before, **{name: text(value) for name, value in values.items()}}
+    wrong = [option(name) for name in wanted | seen if seen.get(name) != wanted.get(name)]
+    if wrong:
+        raise UsageError(f"the command line {shlex.join(argv)[:120]!r} cannot be changed with certainty ({', '.join(wrong)}); "
+                         "allowed: edit it by hand")
+    return tuple(words)
+
+
+def _in_words(words: Sequence[str], name: str, value: str) -> list[str]:
+    """The option's words replaced in place, or added at the end."""
+    result: list[str] = []
+    placed, skip = False, False
+    for word in words:
+        if skip and not word.startswith("-"):
+            skip = False
+            continue
+        skip = False
+        head, equals, _ = word.partition("=")
+        if head.startswith("--") and head[2:].replace("-", "_") == name:
+            if not placed:
+                result += [f"{head}={value}"] if equals else [head, value]
+            placed, skip = True, not equals
+            continue
+        result.append(word)
+    return result if placed else [*result, option(name), value]
+
+
+def _in_script(script: str, values: Mapping[str, float]) -> str:
+    for name, value in values.items():
+        pattern = re.compile(rf"--{name.replace('_', '[-_]')}([= ]+)(\"[^\"]*\"|'[^']*'|[^\s;&|\\]+)")
+        if pattern.search(script):
+            script = pattern.sub(rf"{option(name)}\g<1>{text(value)}", script)
+        else:
+            script = _START.sub(rf"\g<0> {option(name)} {text(value)}", script, count=1)
+    return script
+
+
+def patch(server: Server, values: Mapping[str, float]) -> dict[str, Any]:
+    """A strategic merge patch of the server's workload: the container's whole command and args, since lists of words are
+    replaced as a whole.
+    """
+    changed = with_values(server.argv, values)
+    length = server.command_length
+    container: dict[str, Any] = {"name": server.container}
+    if changed[:length] != server.argv[:length]:
+        container["command"] = list(changed[:length])
+    if changed[length:] != server.argv[length:]:
+        container["args"] = list(changed[length:])
+    template = {"spec": {"containers": [container]}}
+    return template if server.kind == "Pod" else {"spec": {"template": template}}
+
+
+def helm_values(values: Mapping[str, float]) -> dict[str, Any]:
+    """``vllmConfig`` of one entry of ``servingEngineSpec.modelSpec`` in the chart of vLLM's production stack."""
+    named = {_HELM_NAMES[name]: int(value) if value == int(value) else value for name, value in values.items() if name in _HELM_NAMES}
+    extra = [word for name, value in values.items() if name not in _HELM_NAMES for word in (option(name), text(value))]
+    return {**named, **({"extraArgs": extra} if extra else {})}
+
+
+def as_words(values: Mapping[str, float]) -> list[str]:
+    """The arguments one by one, for charts that take a list."""
+    return [word for name, value in values.items() for word in (option(name), text(value))]

@@ -1,0 +1,241 @@
+"""The guides' emergency plan in their order, with values computed for one engine and what each costs; then what the guides do
+not know and the evidence supports. Nothing is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import ceil, floor
+from typing import Final, Literal
+
+from kvpressure.args import parse_version
+from kvpressure.diagnosis.advice import MIN_BATCHED_TOKENS
+from kvpressure.thresholds import Thresholds
+from kvpressure.toolbox.edge import Caps
+from kvpressure.toolbox.flags import text
+from kvpressure.toolbox.view import EngineView, number
+
+Advice = Literal["do", "if it stays", "not here"]
+
+WATERMARK: Final = 0.1
+_WATERMARK_SINCE: Final = (0, 24, 0)
+_EXAMPLE: Final = Caps(4096, 1024, known=False)
+_PROMPT_STEP: Final = 256
+_OUTPUT_STEP: Final = 64
+_FULL: Final = 0.9  # share of the cache that capped requests may want together
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. ``values`` are arguments of vLLM to set; ``cost`` is what it takes away; ``commands`` are for a shell."""
+
+    title: str
+    advice: Advice
+    text: str
+    cost: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Steps in order and the caps for the edge."""
+
+    steps: tuple[Step, ...]
+    caps: Caps
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Everything to be set now."""
+        return {name: value for step in self.steps if step.advice == "do" for name, value in step.values.items()}
+
+
+def plan(engine: EngineView, t: Thresholds, workload: str) -> Plan:
+    """The plan for ``engine``; ``workload`` is how kubectl names it, e.g. ``-n inference deploy/chat``."""
+    caps = caps_for(engine)
+    steps = [_edge(engine, caps), _sequences(engine, t), _batched_tokens(engine), _memory_share(engine, t), *_beyond(engine, t),
+             _roll_out(workload), _restart(engine, workload), _verify(engine)]
+    return Plan(tuple(steps), caps)
+
+
+# --- step 1 -----------------------------------------------------------------------------------------------
+
+
+def target_sequences(engine: EngineView) -> float | None:
+    """How many requests shall run at once: what is recommended, else the limit in force."""
+    limit = engine.limit("max_num_seqs")
+    return limit.recommended or limit.value
+
+
+def caps_for(engine: EngineView) -> Caps:
+    """Caps that leave 95 % of the present prompts and answers alone, unless even those do not fit together."""
+    prompt, output = engine.signal("prompt_quantiles:0.95"), engine.signal("output_quantiles:0.95")
+    if prompt is None or output is None:
+        return _EXAMPLE
+    answer = ceil(max(output, 1) / _OUTPUT_STEP) * _OUTPUT_STEP
+    question = ceil(max(prompt, 1) / _PROMPT_STEP) * _PROMPT_STEP
+    capacity, together = engine.signal("kv_capacity_tokens"), target_sequences(engine)
+    if capacity and together:
+        budget = floor(_FULL * capacity / together)
+        if question + answer > budget >= 2 * _OUTPUT_STEP:
+            scale = budget / (question + answer)
+            answer, question = max(_OUTPUT_STEP, floor(answer * scale)), max(_OUTPUT_STEP, floor(question * scale))
+    return Caps(question, answer, known=True)
+
+
+def _edge(engine: EngineView, caps: Caps) -> Step:
+    said = f"reject prompts above {caps.input_tokens} tokens (413) and require max_tokens of at most {caps.output_tokens} (400)"
+    capacity, together = engine.signal("kv_capacity_tokens"), target_sequences(engine)
+    if not caps.known:
+        said += "; example values: no request of this server was seen, take the 95th percentile of your gateway's log"
+    elif capacity and together:
+        said += (f": then {together:.0f} requests want at most {together * (caps.input_tokens + caps.output_tokens):.0f} of the cache's "
+                 f"{capacity:.0f} tokens")
+    p95 = [f"{kind} {value:.0f}" for kind, name in (("prompts", "prompt"), ("answers", "output"), ("max_tokens", "max_tokens"))
+           if (value := engine.signal(f"{name}_quantiles:0.95")) is not None]
+    if p95:
+        said += f" (today's p95 in tokens: {', '.join(p95)})"
+    length = engine.limit("max_model_len").recommended
+    if length is not None:
+        said += f". In the engine, --max-model-len {length:.0f} does the same for the prompt, with a restart"
+    return Step("Cap input and output tokens at the edge", "do", said + ". It works at once and needs no restart.",
+                "whoever sends more is rejected; --override-generation-config '{\"max_new_tokens\": "
+                f"{caps.output_tokens}}}' caps without rejecting, by cutting answers short")
+
+
+# --- steps 2 to 4 -----------------------------------------------------------------------------------------
+
+
+def _now(engine: EngineView, name: str) -> str:
+    limit = engine.limit(name)
+    return "not known" if limit.value is None else f"{text(limit.value)} ({limit.source or 'source not known'})"
+
+
+def _sequences(engine: EngineView, t: Thresholds) -> Step:
+    limit, reached = engine.limit("max_num_seqs"), engine.signal("batch_p99") or engine.signal("running")
+    low, high = t["max_num_seqs_cut_min_ratio"], t["max_num_seqs_cut_max_ratio"]
+    title, now = "Lower max_num_seqs", f"now {_now(engine, 'max_num_seqs')}"
+    if limit.recommended is None:
+        return Step(title, "if it stays", f"{now}; cut what really runs at once by {low:.0%} to {high:.0%}. Too little is known to "
+                    "compute it: give --max-num-seqs or --running", "fewer requests at once, the others wait")
+    base = min(value for value in (limit.value, reached) if value is not None) if limit.value or reached else limit.recommended
+    cut = 1 - limit.recommended / base if base else 0.0
+    fits, least = engine.signal("limits:kv_capacity"), max(1, floor(base * (1 - high)))
+    if least >= limit.recommended:
+        least = max(1, floor(limit.recommended * (1 - high)))
+    said = f"{now}; to {limit.recommended:.0f}, {max(0.0, cut):.0%} below the {base:.0f} that run at once (documented: {low:.0%} to {high:.0%})"
+    if fits is not None:
+        said += f", sized by the cache: it holds about {fits:.0f} requests of the present length"
+    if least < limit.recommended:
+        said += f". If it stays: {least}"
+    return Step(title, "do", said, "fewer requests at once, the others wait in the queue; when requests become shorter the GPU is not used "
+                "up (measured on a real server: 0 preemptions instead of 58, 9 % fewer tokens)", {"max_num_seqs": limit.recommended})
+
+
+def _batched_tokens(engine: EngineView) -> Step:
+    limit = engine.limit("max_num_batched_tokens")
+    title, now = "Lower max-num-batched-tokens", f"now {_now(engine, 'max_num_batched_tokens')}"
+    cost = "long prompts take more steps: later first tokens; it must stay at or above max_num_seqs"
+    value = limit.recommended
+    if value is None:
+        small = limit.value is not None and limit.value <= MIN_BATCHED_TOKENS
+        return Step(title, "not here" if small else "if it stays", f"{now}; " + (
+            f"not below {MIN_BATCHED_TOKENS}" if small else "halve it; give --max-num-batched-tokens to have it computed"), cost)
+    value = max(value, target_sequences(engine) or 0.0)
+    return Step(title, "do", f"{now}; to {value:.0f}, half. Fewer prompts are computed at once and the peak of activations is lower; what the "
+                "cache holds it does not bound", cost, {"max_num_batched_tokens": value})
+
+
+def _memory_share(engine: EngineView, t: Thresholds) -> Step:
+    limit = engine.limit("gpu_memory_utilization")
+    usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
+    title = f"Lower gpu-memory-utilization to {usual:g}, then {lower:g}"
+    cost = _pool_cost(engine, limit.value, usual, lower)
+    now = f"now {_now(engine, 'gpu_memory_utilization')}"
+    if limit.recommended is not None:
+        return Step(title, "do", f"{now}; to {limit.recommended:g}: allocations fail on the device, so room is needed beside the pool"
+                    + (f". If it stays: {lower:g}" if limit.recommended > lower else ""), cost,
+                    {"gpu_memory_utilization": limit.recommended})
+    return Step(title, "not here", f"{now}. The guide's step for failing allocations; none was seen here. A full cache gets fuller "
+                "by it: vLLM takes the KV pool out of this share", cost)
+
+
+def _pool_cost(engine: EngineView, share: float | None, usual: float, lower: float) -> str:
+    """What the KV pool loses, in bytes and tokens where card and pool are known."""
+    sizes = [size for gpu in engine.gpus() if (size := number(gpu.get("memory_total_bytes"))) is not None]
+    pool, capacity = engine.signal("kv_pool_bytes"), engine.signal("kv_capacity_tokens")
+    if share is None or share <= lower:
+        return "it shrinks the KV pool by the same share of the card"
+    if not sizes or not pool:
+        return f"the KV pool loses {share - usual:.0%} of the card's memory, at {lower:g} {share - lower:.0%}; the cache is fuller by that"
+    told = []
+    for target in (usual, lower):
+        left = pool - max(0.0, share - target) * min(sizes)
+        if left <= 0:
+            told.append(f"at {target:g} nothing is left and vLLM does not start")
+            continue
+        tokens = f" ({capacity * left / pool:.0f} of {capacity:.0f} tokens)" if capacity else ""
+        told.append(f"at {target:g} the KV pool shrinks from {pool / 2**30:.1f} to {left / 2**30:.1f} GiB{tokens}")
+    return "; ".join(told)
+
+
+# --- what the guides do not know --------------------------------------------------------------------------
+
+
+def _beyond(engine: EngineView, t: Thresholds) -> Iterator[Step]:
+    if engine.evidence("preempting") or engine.stage == "thrashing":
+        yield _watermark(engine)
+    if not engine.condition("gpu_out_of_memory"):
+        yield _more_memory(engine)
+    spike = engine.signal("context_spike_ratio")
+    if engine.signal("two_humps") == 1.0 or (spike is not None and spike >= t["context_spike_ratio"]):
+        yield Step("Split long-context traffic off (beyond the guides)", "if it stays", "short and long requests share this cache: route "
+                   "prompts above the cap to a deployment of their own, with a small max_num_seqs",
+                   "a second deployment, and a router that looks at the length")
+
+
+def _watermark(engine: EngineView) -> Step:
+    version = parse_version(engine.text("version"))
+    title = f"Set --watermark {WATERMARK:g} (beyond the guides)"
+    measured = "measured on a real server: preemptions 58 to 22, recomputed tokens halved"
+    cost = f"{WATERMARK:.0%} of the cache stays free on admission: 5 % fewer tokens in that measurement"
+    if version is not None and version < _WATERMARK_SINCE:
+        return Step(title, "not here", f"vLLM {engine.text('version')} does not know it (since 0.24)", cost)
+    if version is None:
+        return Step(title, "if it stays", f"requests are pushed out and computed again; {measured}. Needs vLLM 0.24 or later", cost)
+    return Step(title, "do", f"requests are pushed out and computed again; {measured}", cost, {"watermark": WATERMARK})
+
+
+def _more_memory(engine: EngineView) -> Step:
+    share = engine.limit("gpu_memory_utilization").value
+    ways = ["--kv-cache-dtype fp8 (half the bytes a token, where model and card support it)", "more GPUs (tensor parallel)", "replicas"]
+    if share is not None and share < 0.9:
+        ways.insert(0, f"a higher --gpu-memory-utilization (now {share:g}; no allocation fails)")
+    return Step("More KV memory instead of less (beyond the guides)", "if it stays",
+                "the cache is what is missing, and no allocation failed: " + ", ".join(ways),
+                "fp8 costs accuracy that has to be tested; the others cost GPUs, or the room that allocator peaks need")
+
+
+# --- after the values -------------------------------------------------------------------------------------
+
+
+def _roll_out(workload: str) -> Step:
+    return Step("Apply and watch the rollout", "do", "with the patch (--format patch --manifest FILE), Helm values (--format helm), or by hand",
+                "a restart of every replica: prefix cache and running requests are lost",
+                commands=(f"kubectl edit {workload}", f"kubectl rollout status {workload}"))
+
+
+def _restart(engine: EngineView, workload: str) -> Step:
+    needed = bool(engine.condition("crash_loop") or engine.condition("allocator_fragmentation") or engine.condition("host_oom_killed"))
+    return Step("Controlled restart, only after the limits are down", "do" if needed else "not here",
+                "it crashes again and again or its memory is fragmented; before the limits are down a restart only repeats it"
+                if needed else "for crash loops and fragmented memory; neither was seen",
+                commands=(f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}"))
+
+
+def _verify(engine: EngineView) -> Step:
+    url = engine.text("target").removesuffix("/metrics") or "URL"
+    url = url if url.startswith("http") else "URL"
+    return Step("Verify", "do", "headroom is back, latency stands, the batch grows, fewer timeouts and 503s",
+                commands=(f"kvpressure mitigate --verify {url}",))

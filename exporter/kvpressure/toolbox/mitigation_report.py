@@ -1,0 +1,97 @@
+"""A mitigation plan as text, JSON, ``kubectl`` patch and Helm values; and the outcome of a verification."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+from kvpressure import __version__
+from kvpressure.toolbox import edge, flags
+from kvpressure.toolbox.manifests import Server
+from kvpressure.toolbox.mitigation import Plan
+from kvpressure.toolbox.recovery import Outcome
+from kvpressure.toolbox.report import CAUSES, next_steps, verdict_words
+from kvpressure.toolbox.view import EngineView
+
+PRESSURE: Final = "kv_pressure"
+
+
+def not_pressure(engine: EngineView, again: str) -> list[str]:
+    """What is said first when the verdict is another one."""
+    lines = [f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, confidence {engine.confidence:.2f} "
+             f"({CAUSES[engine.verdict]}).", "The plan below would not help, and lower limits can make it worse. Instead:"]
+    return lines + [f"  {number}. {step}" for number, step in enumerate(next_steps(engine, again), 1)]
+
+
+def as_text(engine: EngineView, plan: Plan, edges: bool) -> str:
+    """The plan for a person."""
+    lines = [f"{engine.name}: {verdict_words(engine.verdict, engine.stage)}, confidence {engine.confidence:.2f}", "",
+             "Mitigation, in this order (nothing is applied by itself):"]
+    for number, step in enumerate(plan.steps, 1):
+        mark = {"do": "", "if it stays": " [if it stays]", "not here": " [not here]"}[step.advice]
+        lines.append(f"{number}. {step.title}{mark}")
+        lines.append(f"     {step.text}")
+        lines += [f"     set:  {flags.option(name)} {flags.text(value)}" for name, value in step.values.items() if step.advice == "do"]
+        lines += [f"     cost: {step.cost}"] if step.cost else []
+        lines += [f"     $ {command}" for command in step.commands]
+    if plan.values:
+        lines += ["", "all together: " + " ".join(flags.as_words(plan.values))]
+    if edges:
+        lines += ["", "--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps)]
+    else:
+        lines += ["ready configuration for Envoy Gateway and nginx: --edge"]
+    return "\n".join(lines)
+
+
+def as_json(engine: EngineView, plan: Plan, again: str) -> dict[str, Any]:
+    """Plain values."""
+    applies = engine.verdict == PRESSURE
+    return {
+        "version": __version__, **engine.identity, "verdict": engine.verdict, "stage": engine.stage, "confidence": engine.confidence,
+        "applies": applies, "instead": [] if applies else list(next_steps(engine, again)),
+        "steps": [asdict(step) for step in plan.steps], "set": plan.values, "caps": asdict(plan.caps),
+        "edge": {"envoy_gateway": edge.envoy_gateway(plan.caps), "nginx": edge.nginx(plan.caps)},
+    }
+
+
+def as_patch(plan: Plan, server: Server, applies: bool) -> str:
+    """YAML for ``kubectl patch --patch-file``, with the command in a comment."""
+    import yaml
+
+    kind = {"Deployment": "deploy"}.get(server.kind, server.kind.lower() or "deploy")
+    namespace = f" -n {shlex.quote(server.namespace)}" if server.namespace else ""
+    name = shlex.quote(server.name)
+    head = ["# not KV pressure: this would not help"] if not applies else []
+    head += [f"# kubectl patch {kind} {name}{namespace} --type strategic --patch-file THIS_FILE",
+             f"# then: kubectl rollout status {kind} {name}{namespace}",
+             "# sets " + " ".join(flags.as_words(plan.values))]
+    return "\n".join(head) + "\n" + yaml.safe_dump(flags.patch(server, plan.values), sort_keys=False, width=120).rstrip()
+
+
+def as_helm(plan: Plan, applies: bool) -> str:
+    """Values for the production-stack chart, and as a list for others."""
+    import yaml
+
+    head = ["# not KV pressure: this would not help"] if not applies else []
+    stack = {"servingEngineSpec": {"modelSpec": [{"vllmConfig": flags.helm_values(plan.values)}]}}
+    return "\n".join([
+        *head, "# chart of vLLM's production stack: merge vllmConfig into your entry (Helm replaces lists as a whole)",
+        yaml.safe_dump(stack, sort_keys=False).rstrip(), "# charts that take a list of arguments:",
+        "# " + yaml.safe_dump({"extraArgs": flags.as_words(plan.values)}, default_flow_style=True, width=1000).strip()])
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """Recovered or not, and why."""
+    return "\n".join(_outcome(outcome))
+
+
+def _outcome(outcome: Outcome) -> Iterator[str]:
+    said = "RECOVERED" if outcome.recovered else "NOT RECOVERED"
+    yield f"{said} after {outcome.seconds:.0f} s: {verdict_words(outcome.verdict, None)}"
+    for check in outcome.checks:
+        mark = {True: "ok", False: "BAD", None: "?"}[check.ok]
+        yield f"  {mark:4} {check.name}: {check.first} at first, {check.last} at the end"
+    if not outcome.recovered:
+        yield "if it stays: the next step of the plan (kvpressure mitigate URL), or kvpressure diagnose URL: it may be something else"

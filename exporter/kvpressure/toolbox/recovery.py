@@ -1,0 +1,147 @@
+"""The guide's step 7, watched: is the server well again?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from kvpressure.cli import UsageError
+from kvpressure.pipeline import Pipeline
+from kvpressure.sources.vllm import Target
+from kvpressure.state import EngineState
+from kvpressure.thresholds import Thresholds
+from kvpressure.toolbox import live
+from kvpressure.toolbox.live import Around
+from kvpressure.toolbox.progress import Progress, bar
+
+SETTLED_SECONDS: Final = 30.0  # how long it has to be well
+_FINE: Final = ("healthy", "idle")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One sign of recovery. ``ok`` None = it cannot be seen; ``first`` and ``last`` are the numbers in words."""
+
+    name: str
+    ok: bool | None
+    first: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``recovered``: every visible check held for ``SETTLED_SECONDS`` to the end of the watch."""
+
+    recovered: bool
+    verdict: str
+    seconds: float
+    checks: tuple[Check, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Numbers of one tick, and what the checks compare with."""
+
+    kv: float | None = None
+    waiting: float | None = None
+    running: float | None = None
+    preemptions: float | None = None
+    gap: float | None = None
+    refused: float | None = None
+    verdict: str = "unknown"
+
+
+@dataclass(slots=True)
+class _Watch:
+    first: _Seen | None = None
+    last: _Seen = field(default_factory=_Seen)
+    worst_gap: float | None = None
+    well_since: float | None = None
+    started: float = 0.0
+
+
+def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
+    """Watch ``target`` until it has been well for half a minute, or for ``seconds``. Raises ``UsageError`` when it never answers."""
+    pipeline, watch = Pipeline(thresholds), _Watch()
+    checks: tuple[Check, ...] = ()
+    gone = 0.0
+    with Progress() as progress:
+        for snapshot in live.watch([target], seconds, 1.0, Around(versions=live.versions([target]))):
+            state = pipeline.observe(snapshot)
+            engines = [engine for engine in state.engines if engine.up]
+            if watch.first is None:
+                watch.started = snapshot.time
+            gone = snapshot.time - watch.started
+            seen = _read(engines) if engines else _Seen()
+            if watch.first is None and engines:
+                watch.first = seen
+            checks = _observe(watch, seen, snapshot.time, thresholds)
+            progress.show(f"{bar(gone, seconds)} {gone:.0f}/{seconds:.0f} s  {seen.verdict}"
+                          + "".join(f", {check.name}: {check.last}" for check in checks if check.ok is False))
+            if _settled(watch, snapshot.time):
+                return Outcome(True, seen.verdict, gone, checks)
+    if watch.first is None:
+        raise UsageError(f"--verify: {target.name}: no answer; allowed: the address of a running vLLM server")
+    return Outcome(False, watch.last.verdict, gone, checks)
+
+
+def _settled(watch: _Watch, now: float) -> bool:
+    return watch.well_since is not None and now - watch.well_since >= SETTLED_SECONDS
+
+
+def _observe(watch: _Watch, seen: _Seen, now: float, t: Thresholds) -> tuple[Check, ...]:
+    if seen.gap is not None:
+        watch.worst_gap = max(watch.worst_gap or 0.0, seen.gap)
+    checks = tuple(_checks(watch, seen, t))
+    well = all(check.ok is not False for check in checks) and seen.verdict != "unknown"
+    watch.well_since = (watch.well_since if watch.well_since is not None else now) if well else None
+    watch.last = seen
+    return checks
+
+
+def _read(engines: list[EngineState]) -> _Seen:
+    """The worst of all engines behind the page."""
+    kv = [e.signals.kv.kv_used_ratio_recent_max for e in engines if e.signals.kv.kv_used_ratio_recent_max is not None]
+    gaps = [e.signals.latency.inter_token["0.95"] for e in engines if "0.95" in e.signals.latency.inter_token]
+    refused = [value for e in engines for name, value in e.counters.items() if name.startswith("rejected:") or name == "http:5xx"]
+    trouble = [e.diagnosis.verdict for e in engines if e.diagnosis.verdict not in _FINE]
+    return _Seen(max(kv, default=None), _sum(e.signals.load.waiting for e in engines), _sum(e.signals.load.running for e in engines),
+                 _sum(e.signals.kv.preemptions_silent for e in engines), max(gaps, default=None),
+                 max(refused, default=None), trouble[0] if trouble else engines[0].diagnosis.verdict)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _checks(watch: _Watch, seen: _Seen, t: Thresholds) -> Iterator[Check]:
+    first, before = watch.first or seen, watch.last
+    yield Check("verdict", seen.verdict != "kv_pressure" and seen.verdict != "stalled", first.verdict, seen.verdict)
+    yield Check("headroom in the KV cache", None if seen.kv is None else seen.kv < t["kv_full_ratio"] or not seen.waiting,
+                _percent(first.kv), _percent(seen.kv))
+    queue = None if seen.waiting is None else seen.waiting == 0 or (seen.running is not None and seen.waiting < seen.running)
+    yield Check("queue", queue, _count(first.waiting), _count(seen.waiting))
+    steady = None if seen.gap is None else seen.gap < t["latency_multiplied_ratio"] * (first.gap or seen.gap)
+    yield Check("token latency p95", steady, _time(first.gap), _time(seen.gap))
+    grown = None if seen.running is None or not seen.waiting else seen.running > t["signature_batch_size"]
+    yield Check("batch size", grown, _count(first.running), _count(seen.running))
+    refusals = None if seen.refused is None or before.refused is None else seen.refused <= before.refused
+    yield Check("503s and rejections", refusals, _count(first.refused), _count(seen.refused))
+
+
+def _percent(value: float | None) -> str:
+    return "not seen" if value is None else f"{value:.0%}"
+
+
+def _count(value: float | None) -> str:
+    return "not seen" if value is None else f"{value:.0f}"
+
+
+def _time(value: float | None) -> str:
+    return "not seen" if value is None else f"{value * 1000:.0f} ms"

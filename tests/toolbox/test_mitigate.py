@@ -1,0 +1,270 @@
+"""``kvpressure mitigate``: the plan and its values, the patch, and the watch for recovery."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpressure.cli import UsageError, main
+from kvpressure.commandline import parse
+from kvpressure.toolbox import edge, flags
+from toolbox.conftest import FIXTURES, FakeClock
+from toolbox.test_audit import deployment
+from toolbox.test_diagnose import CHAT, dead_address, document_of, heavy
+
+PRESSURE = str(FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz")
+STATED = ["--verdict", "kv_pressure", "--max-num-seqs", "100", "--capacity-tokens", "90000", "--prompt", "1000", "--output", "200"]
+
+
+def mitigate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    status = main(["mitigate", *arguments, "--format", "json"])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return status, document
+
+
+def step(document: dict[str, Any], words: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(item for item in document["steps"] if words in item["title"])
+    return found
+
+
+# --- the plan ---------------------------------------------------------------------------------------------
+
+
+def test_a_recording_gives_the_plan_in_the_documented_order(capsys: pytest.CaptureFixture[str]) -> None:
+    status, document = mitigate(capsys, PRESSURE)
+    titles = [item["title"] for item in document["steps"]]
+    wanted = ["edge", "max_num_seqs", "max-num-batched-tokens", "gpu-memory-utilization", "rollout", "restart", "Verify"]
+    found = [next(i for i, title in enumerate(titles) if word in title) for word in wanted]
+    assert status == 0
+    assert found == sorted(found)
+    assert document["set"]["max_num_seqs"] == 7
+    assert all(item["cost"] for item in document["steps"] if item["values"])
+    assert document["caps"]["known"] is True
+
+
+@pytest.mark.parametrize(("capacity", "seqs"), [(60_000, 50), (61_200, 51), (84_000, 70), (90_000, 75), (200_000, 75), (10_000, 50)])
+def test_the_cut_is_sized_by_the_overcommit_within_the_documented_band(capsys: pytest.CaptureFixture[str], capacity: int,
+                                                                      seqs: int) -> None:
+    _, document = mitigate(capsys, *STATED, "--capacity-tokens", str(capacity))
+    assert document["set"]["max_num_seqs"] == seqs
+
+
+def test_the_caps_let_what_runs_fit_together(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = mitigate(capsys, *STATED, "--capacity-tokens", "30000")
+    caps = document["caps"]
+    assert document["set"]["max_num_seqs"] * (caps["input_tokens"] + caps["output_tokens"]) <= 30_000
+    _, document = mitigate(capsys, *STATED, "--capacity-tokens", "10000000")
+    assert (document["caps"]["input_tokens"], document["caps"]["output_tokens"]) == (1024, 256)
+
+
+def test_less_memory_only_when_allocations_fail_and_with_its_price(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--gpu-memory-utilization", "0.9", "--gpu", "H100:80", "--kv-pool-gib", "40"]
+    _, document = mitigate(capsys, *STATED, *more)
+    assert step(document, "gpu-memory-utilization")["advice"] == "not here"
+    assert "gpu_memory_utilization" not in document["set"]
+    _, document = mitigate(capsys, *STATED, *more, "--out-of-memory")
+    assert document["set"]["gpu_memory_utilization"] == 0.7
+    cost = step(document, "gpu-memory-utilization")["cost"]
+    assert "at 0.7 the KV pool shrinks from 40.0 to 24.0 GiB (54000 of 90000 tokens)" in cost
+    assert "at 0.6 the KV pool shrinks from 40.0 to 16.0 GiB" in cost
+    assert not any("More KV memory" in item["title"] for item in document["steps"])
+
+
+@pytest.mark.parametrize(("version", "advice"), [("0.23.0", "not here"), ("0.24.0", "do"), (None, "if it stays")])
+def test_the_watermark_needs_a_version_that_knows_it(capsys: pytest.CaptureFixture[str], version: str | None, advice: str) -> None:
+    _, document = mitigate(capsys, *STATED, "--preempting", *(["--vllm-version", version] if version else []))
+    assert step(document, "watermark")["advice"] == advice
+    assert ("watermark" in document["set"]) == (advice == "do")
+    _, document = mitigate(capsys, *STATED)
+    assert not any("watermark" in item["title"] for item in document["steps"])
+
+
+def test_batched_tokens_stay_above_the_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = mitigate(capsys, *STATED[:3], "1024", *STATED[4:], "--max-num-batched-tokens", "600")
+    assert document["set"]["max_num_batched_tokens"] >= document["set"]["max_num_seqs"] == 512
+
+
+def test_another_verdict_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mitigate", "--verdict", "concurrency_limited", "--max-num-seqs", "64"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("THIS IS NOT KV PRESSURE: CONCURRENCY LIMITED")
+    assert "Mitigation, in this order" not in text
+    assert main(["mitigate", "--verdict", "concurrency_limited", "--anyway"]) == 1
+    text = capsys.readouterr().out
+    assert text.index("NOT KV PRESSURE") < text.index("Mitigation, in this order")
+    status, document = mitigate(capsys, str(FIXTURES / "recordings/vllm-cpu/a_idle.jsonl.gz"))
+    assert (status, document["applies"], document["set"]) == (1, False, {})
+
+
+def test_an_exporter_and_a_live_server(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str],
+                                       serve_pod: Callable[..., tuple[Any, str]]) -> None:
+    address = serve_json({"/api/v1/diagnosis": document_of(Path(PRESSURE))})
+    assert mitigate(capsys, "--exporter", address)[1]["applies"] is True
+    _, url = serve_pod(heavy(CHAT), 90)
+    status, document = mitigate(capsys, url, "--args=--max-num-seqs 128 --max-num-batched-tokens 8192", "--seconds", "20")
+    assert status == 0
+    assert document["set"]["max_num_seqs"] < 128
+    assert document["set"]["max_num_batched_tokens"] == 4096
+
+
+# --- patch, Helm, edge ------------------------------------------------------------------------------------
+
+
+def test_the_patch_keeps_everything_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "chat.yaml"
+    file.write_text(yaml.safe_dump(deployment(["--max-num-seqs=100", "--api-key", "sesame", "--max_num_batched_tokens", "8192"])))
+    assert main(["mitigate", *STATED, "--manifest", str(file), "--format", "patch"]) == 0
+    text = capsys.readouterr().out
+    assert "kubectl patch deploy chat -n inference --type strategic --patch-file" in text
+    container = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]
+    assert container == {"name": "vllm", "args": ["--max-num-seqs=75", "--api-key", "sesame", "--max_num_batched_tokens", "4096"]}
+
+
+def test_the_patch_of_a_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "chat.yaml"
+    script = "set -e\nexec vllm serve llama --max-num-seqs 100 --port 8000 | tee log"
+    file.write_text(yaml.safe_dump(deployment(command=["bash", "-c"], args=[script])))
+    assert main(["mitigate", *STATED, "--manifest", str(file), "--format", "patch"]) == 0
+    args = yaml.safe_load(capsys.readouterr().out)["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args == ["set -e\nexec vllm serve llama --max-num-seqs 75 --port 8000 | tee log"]
+
+
+def test_the_patch_needs_the_manifest_of_one_workload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["mitigate", *STATED, "--format", "patch"]) == 2
+    assert "needs --manifest" in capsys.readouterr().err
+    file = tmp_path / "two.yaml"
+    file.write_text(yaml.safe_dump_all([deployment(), deployment()]))
+    assert main(["mitigate", *STATED, "--manifest", str(file), "--format", "patch"]) == 2
+    assert "2 vLLM containers" in capsys.readouterr().err
+
+
+def test_helm_values(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mitigate", *STATED, "--max-num-batched-tokens", "8192", "--format", "helm"]) == 0
+    values = yaml.safe_load(capsys.readouterr().out)
+    assert values["servingEngineSpec"]["modelSpec"][0]["vllmConfig"] == {
+        "maxNumSeqs": 75, "extraArgs": ["--max-num-batched-tokens", "4096"]}
+
+
+def test_no_values_no_patch(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mitigate", "--verdict", "healthy", "--format", "helm"]) == 2
+    assert "there is no value to set" in capsys.readouterr().err
+
+
+_WORDS = st.sampled_from(["vllm", "serve", "llama", "--max-num-seqs", "--max_num_seqs", "--max-num-seqs=9", "7", "--enforce-eager", "--port",
+                          "8000", "--watermark", "0.5", "--gpu-memory-utilization=0.9", "python3", "-m", "vllm.entrypoints.openai.api_server",
+                          "-tp", "2", "", "a b", "sh", "-c", "vllm serve x --max-num-seqs 3", "exec vllm serve \"$MODEL\" && sleep 1"])
+_VALUES = st.fixed_dictionaries({}, optional={"max_num_seqs": st.integers(1, 4096).map(float), "watermark": st.sampled_from([0.1, 0.05]),
+                                              "gpu_memory_utilization": st.sampled_from([0.6, 0.7])})
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(words=st.lists(_WORDS, max_size=9), values=_VALUES)
+def test_a_changed_command_line_has_the_values_or_is_refused(words: list[str], values: dict[str, float]) -> None:
+    before = parse(words).values
+    try:
+        after = parse(flags.with_values(words, values)).values
+    except UsageError:
+        return
+    assert {name: after[name] for name in values} == {name: flags.text(value) for name, value in values.items()}
+    changed = {name for name in before if before[name] != after.get(name)}
+    assert changed <= set(values)
+
+
+def test_edge_configuration_holds_the_caps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mitigate", *STATED, "--edge"]) == 0
+    text = capsys.readouterr().out
+    assert "js_content limits.check" in text
+    caps = edge.Caps(1000, 200, known=True)
+    limit, lua = yaml.safe_load_all(edge.envoy_gateway(caps))
+    assert limit["spec"]["requestBuffer"]["limit"] == "8Ki"
+    assert "local limit = 200" in lua["spec"]["lua"][0]["inline"]
+    assert f"client_max_body_size {1000 * edge.BYTES_PER_TOKEN + 2048};" in edge.nginx(caps)
+    assert "const LIMIT = 200;" in edge.nginx(caps)
+
+
+# --- verification -----------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_well_has_recovered(capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]) -> None:
+    _, url = serve_pod(CHAT, 120)
+    assert main(["mitigate", "--verify", url, "--verify-seconds", "120"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("RECOVERED after")
+    assert "ok   headroom in the KV cache" in text
+
+
+def test_a_server_that_stays_full_has_not(capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]) -> None:
+    _, url = serve_pod(heavy(CHAT), 120)
+    assert main(["mitigate", "--verify", url, "--verify-seconds", "60", "--format", "json"]) == 1
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["recovered"] is False
+    assert outcome["verdict"] == "kv_pressure"
+    assert {check["name"]: check["ok"] for check in outcome["checks"]}["verdict"] is False
+
+
+def test_recovery_during_the_watch(capsys: pytest.CaptureFixture[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch,
+                                   serve_pod: Callable[..., tuple[Any, str]]) -> None:
+    """The limits come down while it is watched, as in the demo's story."""
+    from kvpressure.demo.node import Change
+
+    node, url = serve_pod(heavy(CHAT), 90)
+    begin, sleep = clock.t, clock.sleep
+    done: list[bool] = []
+
+    def sleep_and_mitigate(seconds: float) -> None:
+        sleep(seconds)
+        if clock.t > begin + 20 and not done:
+            done.append(True)
+            calm = replace(heavy(CHAT).load, max_tokens=128, prompt_limit=1024)
+            node.apply({CHAT.name: Change(load=calm, limits={"max_num_seqs": 64})}, clock.t)
+
+    monkeypatch.setattr(clock, "sleep", sleep_and_mitigate)
+    assert main(["mitigate", "--verify", url, "--verify-seconds", "180"]) == 0
+    assert "kv_pressure at first" in capsys.readouterr().out
+
+
+# --- bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--verdict", "slow"], "invalid choice"),
+    (["--verdict", "kv_pressure", "http://a"], "one or the other"),
+    ([*STATED, "--max-num-seqs", "0"], "whole number of 1 or more"),
+    ([*STATED, "--gpu-memory-utilization", "1.5"], "above 0 and up to 1"),
+    ([*STATED, "--vllm-version", "new"], "a version like"),
+    ([*STATED, "--manifest", "/nowhere"], "/nowhere: No such file"),
+    (["--verify", "http://a", "http://b"], "not together"),
+    (["--verify", "ftp://a"], "--verify"),
+    (["--verify", "http://a", "--verify-seconds", "-1"], "above 0"),
+    (["missing.jsonl"], "missing.jsonl: No such file"),
+])
+def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert main(["mitigate", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert said in captured.err
+
+
+def test_nobody_to_verify(capsys: pytest.CaptureFixture[str], clock: FakeClock) -> None:
+    assert main(["mitigate", "--verify", f"http://{dead_address()}", "--verify-seconds", "5"]) == 2
+    assert "no answer" in capsys.readouterr().err
+    del clock
+
+
+def test_shell_words_are_quoted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    document = deployment(["--max-num-seqs", "100"])
+    document["metadata"]["namespace"] = "a; rm -rf /"
+    file = tmp_path / "odd.yaml"
+    file.write_text(yaml.safe_dump(document))
+    main(["mitigate", *STATED, "--manifest", str(file)])
+    assert f"-n {shlex.quote('a; rm -rf /')}" in capsys.readouterr().out

@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 WORKERS := $(shell nproc)
 
-.PHONY: demo test check lint types generated unit accuracy generate image-test bench bench-node bench-replay try-vllm lock clean help
+.PHONY: demo test check lint types generated unit accuracy generate image-test bench bench-node bench-replay try-vllm test-vllm lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -58,6 +58,10 @@ bench-replay:    ## replay speed
 try-vllm:        ## a real vLLM on the CPU under load, with the exporter scraping it (installs 3 GB into .vllm)
 	@tools/setup.sh test
 	tools/try-vllm.sh $(ARGS)
+
+test-vllm:       ## a real vLLM through every kind of load, asserted (15 minutes; not part of make test)
+	@tools/setup.sh test
+	tools/test-vllm.sh $(ARGS)
 
 lock:            ## renew requirements/*.txt
 	tools/lock.sh

@@ -156,10 +156,12 @@ def read_report(path: Path, pod: tuple[str, str] | None) -> Report | None:
         raise SourceError(NO_PERMISSION, path.name) from error
     except OSError as error:
         raise SourceError(MALFORMED, path.name) from error
-    with os.fdopen(handle, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise SourceError(MALFORMED, f"{path.name} is no file")
-        data = file.read(MAX_FILE_BYTES + 1)
+        data = os.read(handle, MAX_FILE_BYTES + 1)
+    finally:
+        os.close(handle)
     if len(data) > MAX_FILE_BYTES:
         raise SourceError(TOO_LARGE, path.name)
     try:

@@ -1,0 +1,267 @@
+"""The part that runs inside vLLM. torch with a GPU cannot be had here: a stand-in has the documented keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure.vllm_plugin import report
+from kvpressure.vllm_plugin.allocator import sample
+from kvpressure.vllm_plugin.report import ReportFile, guarded
+from kvpressure.vllm_plugin.steps import KV_SECONDS, LARGEST_BATCH, StepCounts
+
+FAKE_TORCH = '''
+import sys, types
+torch = types.ModuleType("torch")
+torch.cuda = types.SimpleNamespace(
+    is_initialized=lambda: True, device_count=lambda: 1,
+    memory_stats=lambda device: {"allocated_bytes.all.current": 10, "reserved_bytes.all.current": 30,
+                                 "inactive_split_bytes.all.current": 5, "num_alloc_retries": 1, "num_ooms": 0})
+sys.modules["torch"] = torch
+'''
+
+
+def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter, so that imports, threads and forks are its own."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("KVPRESSURE", "PROMETHEUS", "POD_"))}
+    return subprocess.run([sys.executable, "-c", code], env=clean | env, capture_output=True, text=True, timeout=30,
+                          check=False)
+
+
+def cuda(devices: list[dict[str, int]], initialized: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: initialized, device_count=lambda: len(devices),
+                                                memory_stats=lambda index: devices[index]))
+
+
+def stats(allocated: int, reserved: int) -> dict[str, int]:
+    return {"allocated_bytes.all.current": allocated, "reserved_bytes.all.current": reserved,
+            "inactive_split_bytes.all.current": 3, "num_alloc_retries": 2, "num_ooms": 1}
+
+
+class TestImport:
+    def test_nothing_but_the_standard_library(self) -> None:
+        done = run("import sys; before = set(sys.modules)\n"
+                   "import kvpressure.vllm_plugin, kvpressure.vllm_plugin.allocator, kvpressure.vllm_plugin.steps\n"
+                   "new = {n.split('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
+                   "print(sorted(new))")
+        assert done.stdout.strip() == "['kvpressure']", done.stderr
+
+    def test_vllm_finds_it_by_these_entry_points(self) -> None:
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+        assert project["entry-points"] == {
+            "vllm.general_plugins": {"kvpressure": "kvpressure.vllm_plugin:register"},
+            "vllm.stat_logger_plugins": {"kvpressure": "kvpressure.vllm_plugin.stat_logger:StepLogger"}}
+
+
+class TestRegister:
+    def test_off_unless_asked_for(self, tmp_path: Path) -> None:
+        for value in ({}, {"KVPRESSURE_PLUGIN": "0"}, {"KVPRESSURE_PLUGIN": "true"}):
+            done = run(FAKE_TORCH + "import threading, kvpressure.vllm_plugin as p; p.register()\n"
+                                    "print(threading.active_count())", KVPRESSURE_PLUGIN_DIR=str(tmp_path), **value)
+            assert (done.stdout.strip(), done.stderr) == ("1", "")
+
+    def test_one_thread_however_often_it_is_called_and_one_in_a_forked_engine(self, tmp_path: Path) -> None:
+        done = run(FAKE_TORCH + """
+import os, threading, time
+import kvpressure.vllm_plugin as plugin
+for _ in range(3):
+    plugin.register()
+print(threading.active_count(), flush=True)
+child = os.fork()
+names = lambda: sorted(os.listdir(os.environ["KVPRESSURE_PLUGIN_DIR"]))
+wanted = f"worker-{os.getpid()}.json"
+end = time.monotonic() + 10
+while wanted not in names() and time.monotonic() < end:
+    time.sleep(0.01)
+if child == 0:
+    os._exit(0 if wanted in names() and threading.active_count() == 2 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), wanted in names())
+""", KVPRESSURE_PLUGIN="1", KVPRESSURE_PLUGIN_DIR=str(tmp_path))
+        assert done.stdout.split() == ["2", "0", "True"], done.stderr
+
+    def test_without_a_directory_nothing_happens(self, tmp_path: Path) -> None:
+        for where in ({"KVPRESSURE_PLUGIN_DIR": str(tmp_path / "missing")}, {}):
+            done = run(FAKE_TORCH + "import time, kvpressure.vllm_plugin as p; p.register(); time.sleep(0.2)\n"
+                                    "import sys; print('prometheus_client' in sys.modules)", KVPRESSURE_PLUGIN="1", **where)
+            assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
+            assert not (tmp_path / "missing").exists()
+
+    def test_torch_that_breaks_breaks_nothing_and_is_told_once(self, tmp_path: Path) -> None:
+        done = run("import sys, types\nsys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(\n"
+                   "    is_initialized=lambda: 1 / 0))\nimport kvpressure.vllm_plugin.report as r\nr.EVERY_SECONDS = 0.01\n"
+                   "import kvpressure.vllm_plugin as p, time; p.register(); time.sleep(0.3); print('alive')",
+                   KVPRESSURE_PLUGIN="1", KVPRESSURE_PLUGIN_DIR=str(tmp_path))
+        assert done.stdout.strip() == "alive"
+        assert done.stderr.count("ZeroDivisionError") == 1
+
+
+class TestAllocator:
+    def test_figures_of_the_device_that_this_process_uses(self) -> None:
+        torch = cuda([stats(0, 0), stats(10, 30), stats(1, 2)])
+        assert sample(torch) == {"rank": 1, "allocated_bytes": 10, "reserved_bytes": 30, "inactive_split_bytes": 3,
+                                 "alloc_retries": 2, "ooms": 1}
+
+    def test_rank_in_the_process_group(self) -> None:
+        torch = cuda([stats(10, 30)])
+        torch.distributed = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 3)
+        assert (sample(torch) or {})["rank"] == 3
+
+    @pytest.mark.parametrize("torch", [
+        SimpleNamespace(), cuda([stats(1, 2)], initialized=False), cuda([]), cuda([stats(0, 0)]), cuda([{}])],
+        ids=["half imported", "not initialised", "no device", "unused", "no figures"])
+    def test_absent_rather_than_zero(self, torch) -> None:
+        assert sample(torch) is None
+
+    def test_a_device_that_is_not_initialised_is_not_touched(self) -> None:
+        torch = cuda([stats(1, 2)], initialized=False)
+        torch.cuda.memory_stats = torch.cuda.device_count = lambda *_: pytest.fail("touched")
+        assert sample(torch) is None
+
+
+class TestReportFile:
+    def test_says_who_and_when_and_can_be_read_by_others(self, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setenv("POD_NAMESPACE", "ns")
+        monkeypatch.setenv("POD_NAME", "pod")
+        before = os.umask(0o077)
+        try:
+            assert ReportFile("worker", str(tmp_path)).write({"rank": 0})
+        finally:
+            os.umask(before)
+        [path] = tmp_path.iterdir()
+        body = json.loads(path.read_text())
+        assert path.name == f"worker-{os.getpid()}.json"
+        assert path.stat().st_mode & 0o777 == 0o644
+        assert (body["namespace"], body["pod"], body["pid"], body["rank"]) == ("ns", "pod", os.getpid(), 0)
+        assert body["started"] <= body["written"] <= time.time()
+
+    def test_a_reader_never_sees_half_a_report(self, tmp_path: Path) -> None:
+        file = ReportFile("frontend", str(tmp_path))
+        file.write({"engines": {}})
+        opened = next(tmp_path.iterdir()).open()
+        file.write({"engines": {"0": "x" * 10_000}})
+        assert json.load(opened)["engines"] == {}
+        assert len(list(tmp_path.iterdir())) == 1
+
+    def test_leftovers_of_dead_processes_are_removed_and_nothing_else(self, tmp_path: Path) -> None:
+        for name in ("worker-1.json", "frontend-2.json", "worker-3.json", "notes.txt"):
+            (tmp_path / name).write_text("{}")
+            os.utime(tmp_path / name, (0, 0))
+        os.utime(tmp_path / "worker-3.json")
+        ReportFile("worker", str(tmp_path)).write({})
+        assert {path.name for path in tmp_path.iterdir()} == {"worker-3.json", "notes.txt", f"worker-{os.getpid()}.json"}
+
+    def test_a_link_in_its_place_is_not_followed(self, tmp_path: Path) -> None:
+        other = tmp_path / "other"
+        other.write_text("mine")
+        (tmp_path / f".worker-{os.getpid()}.new").symlink_to(other)
+        assert not ReportFile("worker", str(tmp_path)).write({})
+        assert other.read_text() == "mine"
+
+    def test_a_directory_that_comes_later_is_used(self, tmp_path: Path) -> None:
+        file = ReportFile("worker", str(tmp_path / "d"))
+        assert not file.write({})
+        (tmp_path / "d").mkdir()
+        assert file.write({})
+
+
+def step(decoding: int, first: int = 0, preempted: int = 0) -> SimpleNamespace:
+    """The ``IterationStats`` of vLLM, as far as it is read."""
+    return SimpleNamespace(inter_token_latencies_iter=[0.01] * decoding, time_to_first_tokens_iter=[0.1] * first,
+                           num_generation_tokens=decoding + first, num_preempted_reqs=preempted)
+
+
+def scheduled(running: int, usage: float = 0.5) -> SimpleNamespace:
+    """The ``SchedulerStats`` of vLLM, as far as it is read."""
+    return SimpleNamespace(num_running_reqs=running, kv_cache_usage=usage)
+
+
+class TestSteps:
+    @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=50))
+    def test_counts_are_what_a_list_of_all_steps_says(self, steps) -> None:
+        counts = StepCounts()
+        for decoding, running in steps:
+            counts.record(scheduled(running), step(decoding))
+        told = counts.report()
+        assert told["batch"] == Counter(d for d, _ in steps if d)
+        assert told["running"] == Counter(r for d, r in steps if d or r)
+        assert told["steps"] == sum(told["running"].values())
+        assert told["decoded"] == told["tokens"] == sum(d for d, _ in steps)
+
+    def test_either_part_of_a_step_may_be_missing(self) -> None:
+        counts = StepCounts()
+        counts.record(None, step(3, first=1, preempted=2))  # another API server got the scheduler's part
+        counts.record(scheduled(4), None)  # a chunk of a prompt: no output
+        counts.record(None, None)
+        told = counts.report()
+        assert (told["steps"], told["decoded"], told["tokens"], told["preemptions"]) == (1, 3, 4, 2)
+
+    def test_kv_maximum_lasts_ten_reports(self) -> None:
+        counts = StepCounts()
+        counts.record(scheduled(1, 0.9), None)
+        counts.record(scheduled(1, 0.2), None)
+        maxima = [counts.report()["kv_max"]]
+        for _ in range(KV_SECONDS):
+            counts.record(scheduled(1, 0.1), None)
+            maxima.append(counts.report()["kv_max"])
+        assert maxima == [0.9] * KV_SECONDS + [0.1]
+
+    def test_an_idle_engine_has_no_maximum(self) -> None:
+        counts = StepCounts()
+        counts.record(scheduled(1, 0.9), None)
+        assert [counts.report()["kv_max"] for _ in range(3)] == [0.9, None, None]
+
+    def test_batches_are_bounded(self) -> None:
+        counts = StepCounts()
+        for size in range(LARGEST_BATCH - 2, LARGEST_BATCH + 50):
+            counts.record(scheduled(size), step(size))
+        assert max(counts.report()["batch"]) == max(counts.report()["running"]) == LARGEST_BATCH
+
+    def test_a_step_costs_less_than_a_thousandth_of_itself(self) -> None:
+        counts, scheduler, iteration = StepCounts(), scheduled(256), step(256)
+        best = min(_thread_seconds(lambda: [counts.record(scheduler, iteration) for _ in range(1000)]) for _ in range(5))
+        assert best / 1000 < 0.001 * 0.010  # of a step of 10 ms
+
+
+def _thread_seconds(work) -> float:
+    begin = time.thread_time()
+    work()
+    return time.thread_time() - begin
+
+
+class TestGuarded:
+    def test_never_raises_and_tells_each_kind_once(self, caplog) -> None:
+        report._told.clear()
+
+        @guarded
+        def broken(error: type[Exception]) -> None:
+            raise error("no")
+
+        for error in (AttributeError, AttributeError, TypeError):
+            broken(error)
+        assert len(caplog.records) == 2
+
+    def test_a_report_that_costs_much_is_made_less_often(self, monkeypatch) -> None:
+        naps: list[float] = []
+        spent = iter([0.0, 0.0001, 0.0, 0.002, 0.0, 1.0])
+        monkeypatch.setattr(report.time, "thread_time", lambda: next(spent))
+
+        def nap(seconds: float) -> None:
+            naps.append(seconds)
+            if len(naps) == 3:
+                raise StopIteration
+
+        monkeypatch.setattr(report.time, "sleep", nap)
+        with pytest.raises(StopIteration):
+            report.repeat(lambda: None)
+        assert naps == [1.0, 2.0, 5.0]

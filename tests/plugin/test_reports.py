@@ -1,0 +1,285 @@
+"""The exporter's side: reports in files, of pods that may write anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure import readings as r
+from kvpressure.pipeline import Pipeline
+from kvpressure.readings import EnginePage, EngineReading, Snapshot, StepStats
+from kvpressure.signals.steps import STALE_SECONDS, StepWindow
+from kvpressure.sources import allocator as source_module
+from kvpressure.sources.allocator import FRESH_SECONDS, AllocatorSource, Malformed, parse
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.podspec import Pod
+from kvpressure.sources.shared import Shared
+from kvpressure.vllm_plugin.report import ReportFile
+
+GB = 10**9
+
+
+@dataclass
+class Settings:
+    plugin_directory: Path | None
+    shared: Shared = field(default_factory=Shared)
+
+
+def body(kind: str = "worker", pod: str = "p", age: float = 0.0, started: float | None = None, **values: Any) -> dict[str, Any]:
+    now = time.time()
+    return {"kvpressure": 1, "kind": kind, "pid": 7, "started": now - 100 if started is None else started,
+            "written": now - age, "namespace": "ns", "pod": pod} | values
+
+
+def worker(**values: Any) -> dict[str, Any]:
+    return body(**{"rank": 0, "allocated_bytes": 10, "reserved_bytes": 30, **values})
+
+
+def engine(batch: dict[str, int], running: dict[str, int] | None = None, **values: Any) -> dict[str, Any]:
+    return {"steps": sum((running or batch).values()), "decoded": sum(int(s) * n for s, n in batch.items()), "tokens": 1,
+            "preemptions": 0, "kv_max": 0.5, "batch": batch, "running": running or batch, **values}
+
+
+def frontend(engines: dict[str, Any], **values: Any) -> dict[str, Any]:
+    return body("frontend", engines=engines, **values)
+
+
+def put(directory: Path, content: object, name: str = "worker-7.json") -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def read(root: Path, pods: tuple[Pod, ...] = ()):
+    settings = Settings(root)
+    settings.shared.pods = pods
+    return AllocatorSource(settings).read()
+
+
+class TestWhere:
+    def test_files_of_one_directory_say_themselves_whose_they_are(self, tmp_path: Path) -> None:
+        put(tmp_path, worker(pod="a"))
+        put(tmp_path, worker(pod="b"), "worker-8.json")
+        assert [(x.namespace, x.pod, x.allocated_bytes, x.reserved_bytes, x.ooms) for x in read(tmp_path).allocator] == [
+            ("ns", "a", 10, 30, None), ("ns", "b", 10, 30, None)]
+
+    def test_the_name_of_a_directory_overrules_what_a_pod_says(self, tmp_path: Path) -> None:
+        put(tmp_path / "team-a_vllm-0", worker(namespace="team-b", pod="victim"))
+        [reading] = read(tmp_path).allocator
+        assert (reading.namespace, reading.pod) == ("team-a", "vllm-0")
+
+    def test_empty_dirs_below_the_kubelets_directory(self, tmp_path: Path) -> None:
+        pods = tuple(Pod("ns", name, uid, "Running") for name, uid in (("a", "uid-a"), ("b", "uid-b")))
+        put(tmp_path / "uid-a/volumes/kubernetes.io~empty-dir/kvpressure", worker(pod="x"))
+        put(tmp_path / "uid-c/volumes/kubernetes.io~empty-dir/kvpressure", worker(pod="x"))
+        assert [x.pod for x in read(tmp_path, pods).allocator] == ["a"]
+
+    def test_no_directory_is_a_failure_with_a_reason(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match="no_directory"):
+            read(tmp_path / "missing")
+
+    def test_an_empty_directory_is_none(self, tmp_path: Path) -> None:
+        reading = read(tmp_path)
+        assert (reading.allocator, reading.steps, reading.errors) == ((), (), {})
+
+    def test_what_the_plugin_writes_is_what_is_read(self, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setenv("POD_NAMESPACE", "ns")
+        monkeypatch.setenv("POD_NAME", "p")
+        ReportFile("worker", str(tmp_path)).write({"rank": 2, "allocated_bytes": 1, "reserved_bytes": 5, "ooms": 3})
+        [reading] = read(tmp_path).allocator
+        assert (reading.pod, reading.rank, reading.allocated_bytes, reading.reserved_bytes, reading.ooms) == ("p", 2, 1, 5, 3)
+
+
+class TestEarlierRuns:
+    @pytest.mark.parametrize(("age", "there"), [(FRESH_SECONDS - 1, 1), (FRESH_SECONDS + 1, 0), (-FRESH_SECONDS - 5, 0)])
+    def test_only_what_was_written_lately(self, tmp_path: Path, age: float, there: int) -> None:
+        put(tmp_path, worker(age=age))
+        assert len(read(tmp_path).allocator) == there
+
+    def test_a_process_that_was_replaced_is_not_counted_beside_its_successor(self, tmp_path: Path) -> None:
+        now = time.time()
+        put(tmp_path, worker(age=4.0, started=now - 500), "worker-7.json")
+        put(tmp_path, worker(age=0.0, started=now - 3, allocated_bytes=1), "worker-8.json")
+        put(tmp_path, frontend({"0": engine({"9": 900})}, age=4.0, started=now - 500), "frontend-9.json")
+        put(tmp_path, frontend({"0": engine({"2": 1})}, started=now - 3), "frontend-10.json")
+        reading = read(tmp_path)
+        assert [x.allocated_bytes for x in reading.allocator] == [1]
+        assert [(x.exact, x.sizes) for x in reading.steps] == [(True, {2: 1})]
+
+    def test_workers_of_other_pods_do_not_count_as_successors(self, tmp_path: Path) -> None:
+        put(tmp_path, worker(pod="a", age=4.0))
+        put(tmp_path, worker(pod="b", started=time.time() - 1), "worker-8.json")
+        assert len(read(tmp_path).allocator) == 2
+
+
+class TestSteps:
+    def test_one_api_server_is_exact(self, tmp_path: Path) -> None:
+        put(tmp_path, frontend({"0": engine({"4": 10, "8": 30}, {"5": 40}, kv_max=0.9)}), "frontend-1.json")
+        [stats] = read(tmp_path).steps
+        assert (stats.exact, stats.sizes, stats.steps, stats.decoded, stats.kv_max) == (True, {4: 10, 8: 30}, 40, 280, 0.9)
+
+    def test_several_add_up_to_the_engine(self, tmp_path: Path) -> None:
+        put(tmp_path, frontend({"0": engine({"3": 50}, {"8": 20}), "1": engine({"1": 1})}), "frontend-1.json")
+        put(tmp_path, frontend({"0": engine({"5": 50}, {"8": 25, "7": 5}, kv_max=0.7)}), "frontend-2.json")
+        stats = {s.engine: s for s in read(tmp_path).steps}
+        assert (stats["0"].exact, stats["0"].sizes, stats["0"].steps, stats["0"].decoded) == (False, {8: 45, 7: 5}, 50, 400)
+        assert stats["0"].kv_max == 0.7
+        assert stats["1"].exact
+
+
+class TestHostile:
+    @pytest.mark.parametrize("content", [
+        "", "{", "[]", "null", "[" * 100_000, json.dumps({"kvpressure": 2}), json.dumps(body(written="now")),
+        json.dumps(body(started=float("nan"))), json.dumps(worker(rank=-1)), json.dumps(worker(reserved_bytes=1e400)),
+        json.dumps(worker(allocated_bytes="9")), json.dumps(worker(rank=True)), json.dumps(body(kind="x")),
+        json.dumps(frontend([])), json.dumps(frontend({"0": []})),  # type: ignore[arg-type]
+        json.dumps(frontend({"0": engine({"1": 1}) | {"batch": {"x": 1}}})), json.dumps(frontend({"0": engine({"1": 1}, kv_max=2.0)})),
+        json.dumps(frontend({str(i): engine({"1": 1}) for i in range(100)}))])
+    def test_a_bad_file_costs_itself(self, tmp_path: Path, content: str) -> None:
+        put(tmp_path / "ns_bad", content)
+        put(tmp_path / "ns_good", worker())
+        reading = read(tmp_path)
+        assert [x.pod for x in reading.allocator] == ["good"]
+        assert (reading.steps, reading.errors) == ((), {"malformed": 1})
+
+    @given(st.binary(max_size=200) | st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+        lambda inner: st.dictionaries(st.sampled_from(["kvpressure", "kind", "written", "engines"]) | st.text(max_size=3),
+                                      inner, max_size=4), max_leaves=8).map(lambda value: json.dumps(value).encode()))
+    def test_parsing_reads_or_refuses(self, data: bytes) -> None:
+        with suppress(Malformed):
+            parse(data)
+
+    def test_a_file_that_says_not_whose_it_is_needs_a_directory_that_does(self) -> None:
+        data = json.dumps(worker(namespace=3)).encode()
+        assert parse(data, ("ns", "p")).namespace == "ns"
+        with pytest.raises(Malformed):
+            parse(data)
+
+    def test_links_pipes_and_giants(self, tmp_path: Path) -> None:
+        secret = tmp_path / "secret"
+        put(secret, worker())
+        (tmp_path / "worker-1.json").symlink_to(secret / "worker-7.json")
+        os.mkfifo(tmp_path / "worker-2.json")
+        put(tmp_path, json.dumps(worker()) + " " * source_module.MAX_FILE_BYTES, "worker-3.json")
+        (tmp_path / "ns_link").symlink_to(secret)
+        (tmp_path / "worker-4.json").mkdir()
+        reading = read(tmp_path)
+        assert reading.allocator == ()
+        assert reading.errors == {"malformed": 3, "too_large": 1}
+
+    def test_thousands_of_files(self, tmp_path: Path) -> None:
+        for number in range(source_module.MAX_FILES + 20):
+            put(tmp_path, worker(), f"worker-{number}.json")
+        reading = read(tmp_path)
+        assert len(reading.allocator) == source_module.MAX_FILES
+        assert reading.errors == {"too_large": 1}
+
+
+def told(t: float, sizes: dict[int, int], started: float = 0.0, exact: bool = True, kv_max: float | None = None) -> StepStats:
+    return StepStats("ns", "p", "0", started, t, sum(sizes.values()), sum(s * n for s, n in sizes.items()), exact,
+                     kv_max=kv_max, sizes=dict(sizes))
+
+
+class TestWindow:
+    @given(st.lists(st.dictionaries(st.integers(1, 50), st.integers(0, 20), max_size=4), min_size=1, max_size=90))
+    def test_quantiles_are_those_of_a_list_of_the_last_minutes_steps(self, seconds) -> None:
+        window, counts = StepWindow(), Counter({1: 5})
+        window.observe(told(0.0, counts))
+        for t, more in enumerate(seconds, 1):
+            counts.update(more)
+            window.observe(told(float(t), counts))
+        now = float(len(seconds))
+        steps = sorted(size for more in seconds[-60:] for size, n in more.items() for _ in range(n))
+        lately = [size for more in seconds[-30:] for size, n in more.items() for _ in range(n)]
+        if not steps:
+            assert window.quantiles(now, 0.5) is None
+            return
+        assert window.quantiles(now, 0.5, 0.95, 1.0) == [
+            steps[max(0, -(-len(steps) // 2) - 1)], steps[-(-95 * len(steps) // 100) - 1], steps[-1]]
+        assert window.mean(now, 30.0) == (pytest.approx(sum(lately) / len(lately)) if lately else None)
+
+    @pytest.mark.parametrize("after", [told(3.0, {4: 20}, started=2.5), told(3.0, {4: 5}), told(3.0, {4: 20}, exact=False)],
+                             ids=["new process", "counts went back", "another API server"])
+    def test_a_restart_begins_anew(self, after: StepStats) -> None:
+        window = StepWindow()
+        for stats in (told(1.0, {4: 5}), told(2.0, {4: 10}), after):
+            window.observe(stats)
+        assert window.quantiles(3.0, 0.5) is None
+
+    def test_a_silent_plugin_is_not_believed(self) -> None:
+        window = StepWindow()
+        window.observe(told(1.0, {4: 5}))
+        window.observe(told(2.0, {4: 10}, kv_max=0.9))
+        assert (window.quantiles(2.0 + STALE_SECONDS, 0.5), window.kv_max(9.0, 10.0)) == ([4.0], 0.9)
+        assert window.quantiles(2.1 + STALE_SECONDS, 0.5) is None
+
+    def test_the_same_report_again_changes_nothing(self) -> None:
+        window = StepWindow()
+        for stats in (told(1.0, {4: 5}), told(2.0, {4: 10}), told(2.0, {4: 10}), told(3.0, {4: 10, 8: 5})):
+            window.observe(stats)
+        assert (window.quantiles(3.0, 0.5, 0.95), window.mean(3.0, 30.0)) == ([4.0, 8.0], 6.0)
+
+
+def states(snapshots: list[Snapshot]):
+    pipeline = Pipeline()
+    return [pipeline.observe(snapshot) for snapshot in snapshots]
+
+
+def snapshot(t: float, running: float = 8.0, **kinds: Any) -> Snapshot:
+    reading = EngineReading("m", "0", gauges={r.RUNNING: running, r.WAITING: 0.0, r.KV_USAGE: 0.3},
+                            counters={r.GENERATION_TOKENS: 100.0 * t}, histograms={})
+    return Snapshot(t, pages=(EnginePage("t", t, "ns", "p", engines=(reading,)),), **kinds)
+
+
+class TestThroughThePipeline:
+    def test_batch_and_kv_maximum_are_those_of_the_steps(self) -> None:
+        sizes = Counter({7: 1})
+        told_by_second = []
+        for t in range(1, 41):
+            sizes.update({3: 90, 12: 10})
+            told_by_second.append(told(float(t), sizes, kv_max=0.99))
+        *_, last = states([snapshot(stats.written, steps=(stats,)) for stats in told_by_second])
+        signals = last.engines[0].signals
+        assert (signals.batch.batch_p50, signals.batch.batch_p95, signals.batch.batch_p99) == (3.0, 12.0, 12.0)
+        assert signals.batch.batch_mean == pytest.approx(3.9)
+        assert (signals.kv.kv_used_ratio, signals.kv.kv_used_ratio_max) == (0.3, 0.99)
+
+    def test_without_the_plugin_they_are_those_of_the_pages(self) -> None:
+        *_, last = states([snapshot(float(t)) for t in range(1, 41)])
+        signals = last.engines[0].signals
+        assert (signals.batch.batch_p95, signals.kv.kv_used_ratio_max) == (8.0, 0.3)
+
+    def test_steps_of_another_engine_or_pod_are_not_taken(self) -> None:
+        def other(t: float) -> tuple[StepStats, ...]:
+            known = told(t, {99: int(t)})
+            return (StepStats("ns", "q", "0", 0, t, 1, 1, True, sizes=known.sizes),
+                    StepStats("ns", "p", "1", 0, t, 1, 1, True, sizes=known.sizes))
+
+        *_, last = states([snapshot(float(t), steps=other(t)) for t in range(1, 41)])
+        assert last.engines[0].signals.batch.batch_p95 == 8.0
+
+    @pytest.mark.parametrize(("reserved", "split", "fragmented"), [
+        (2 * GB, 2 * GB, True), (2 * GB - 1, 2 * GB - 1, False), (8 * GB, 2 * GB, True), (8 * GB, 2 * GB - 1, False),
+        (8 * GB, 0, False), (8 * GB, None, True)],
+        ids=["2 GB", "below 2 GB", "a quarter is split", "less is split", "cached activations", "split not known"])
+    def test_fragmentation_from_a_report(self, tmp_path: Path, reserved: int, split: int | None, fragmented: bool) -> None:
+        put(tmp_path, worker(allocated_bytes=10 * GB, reserved_bytes=10 * GB + reserved, inactive_split_bytes=split))
+        [state] = states([snapshot(time.time(), allocator=read(tmp_path).allocator)])
+        memory = state.engines[0].signals.memory
+        assert (memory.allocator_reserved_bytes, memory.allocator_allocated_bytes) == (10 * GB + reserved, 10 * GB)
+        assert state.engines[0].diagnosis.conditions["allocator_fragmentation"] is fragmented
+
+    def test_fragmentation_is_not_known_without_one(self) -> None:
+        [state] = states([snapshot(1.0)])
+        assert state.engines[0].signals.memory.allocator_reserved_bytes is None
+        assert state.engines[0].diagnosis.conditions["allocator_fragmentation"] is None

@@ -15,6 +15,7 @@ from kvpressure.publish.engine_families import add_engine
 from kvpressure.publish.families import Families, clean
 from kvpressure.state import ContainerState, GpuState, State
 
+_MEMORY_FIELDS: Final = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes")
 _BUILD: Final = (__version__, platform.python_version())
 
 
@@ -32,8 +33,9 @@ def collect(state: State) -> Iterator[Family]:
 def families(state: State) -> Families:
     """Everything of ``state`` under the names of the metric table."""
     out = Families()
+    split = _told_by_parts(state)
     for gpu in state.gpus:
-        _add_gpu(out, gpu)
+        _add_gpu(out, gpu, split.get(gpu.reading.uuid))
     _add_gpu_counts(out, state)
     for owner in state.owners:
         out.add("gpu_pod_info", (clean(owner.uuid), clean(owner.namespace), clean(owner.pod), clean(owner.container),
@@ -48,18 +50,37 @@ def families(state: State) -> Families:
     return out
 
 
-def _add_gpu(out: Families, gpu: GpuState) -> None:
+def _told_by_parts(state: State) -> dict[str, frozenset[str]]:
+    """Cards that are split into instances or partitions, by UUID: the fields of memory that some part tells itself."""
+    found: dict[str, frozenset[str]] = {}
+    for reading in (gpu.reading for gpu in state.gpus):
+        if reading.parent_uuid is not None:
+            own = frozenset(name for name in _MEMORY_FIELDS if getattr(reading, name) is not None)
+            found[reading.parent_uuid] = found.get(reading.parent_uuid, frozenset()) | own
+    return found
+
+
+def _memory(gpu: GpuState, told_by_parts: frozenset[str] | None) -> dict[str, float | None]:
+    """Device memory, so that sums count every byte once: of a card that is split only what its parts do not tell, and no
+    used ratio, which would alarm for what engines in its parts reserve. ``told_by_parts`` None = it is not split.
+    """
+    reading = gpu.reading
+    found: dict[str, float | None] = {f"gpu_{name}": getattr(reading, name) for name in _MEMORY_FIELDS
+                                      if name not in (told_by_parts or ())}
+    total, used = reading.memory_total_bytes, reading.memory_used_bytes
+    if told_by_parts is None and used is not None and total:
+        found["gpu_memory_used_ratio"] = used / total
+    found["gpu_memory_demand_ratio"] = gpu.demand_ratio
+    return found
+
+
+def _add_gpu(out: Families, gpu: GpuState, told_by_parts: frozenset[str] | None) -> None:
     reading = gpu.reading
     labels = (clean(reading.uuid), str(reading.index), clean(reading.vendor))
     out.add("gpu_info", (*labels, clean(reading.name), clean(reading.driver)), 1)
     out.add("gpu_up", labels, reading.error is None)
-    total, used = reading.memory_total_bytes, reading.memory_used_bytes
     for name, value in (
-        ("gpu_memory_total_bytes", total),
-        ("gpu_memory_used_bytes", used),
-        ("gpu_memory_reserved_bytes", reading.memory_reserved_bytes),
-        ("gpu_memory_used_ratio", used / total if used is not None and total else None),
-        ("gpu_memory_demand_ratio", gpu.demand_ratio),
+        *_memory(gpu, told_by_parts).items(),
         ("gpu_utilization_ratio", reading.utilization_ratio),
         ("gpu_sm_activity_ratio", reading.sm_activity_ratio),
         ("gpu_tensor_activity_ratio", reading.tensor_activity_ratio),

@@ -44,18 +44,20 @@ def _m(name: str, kind: Kind, help: str, labels: tuple[str, ...] = (), absent: s
 
 _NO_KV = "the page carries no KV usage gauge, or it stays 0 while requests run (not recorded)"
 _NO_POOL = "the size of the KV pool is not known"
+_SPLIT = "on a card split by MIG or into partitions that tell it themselves"
 _WARMUP = "too few samples in the window"
 
 METRICS: Final[tuple[Metric, ...]] = (
     # --- device ---------------------------------------------------------------------------------------------
     _m("gpu_info", "info", "Identity of a GPU; value is always 1.", (*GPU, "name", "driver")),
     _m("gpu_up", "gauge", "1 if the GPU answered the last reading, 0 if it is known but could not be read.", GPU),
-    _m("gpu_memory_total_bytes", "gauge", "Device memory.", GPU, "unified-memory cards report none"),
-    _m("gpu_memory_used_bytes", "gauge", "Device memory in use: total minus free, driver reservation included.", GPU),
+    _m("gpu_memory_total_bytes", "gauge", "Device memory.", GPU, f"unified-memory cards report none; {_SPLIT}"),
+    _m("gpu_memory_used_bytes", "gauge", "Device memory in use: total minus free, driver reservation included.", GPU,
+       _SPLIT),
     _m("gpu_memory_reserved_bytes", "gauge", "Device memory reserved by the driver and firmware.", GPU,
-       "only the second NVML memory structure tells"),
+       f"only the second NVML memory structure tells; {_SPLIT}"),
     _m("gpu_memory_used_ratio", "gauge", "Used share of device memory, 0-1. Says nothing about KV pressure for an "
-       "engine that preallocates.", GPU),
+       "engine that preallocates.", GPU, "on a card that is split by MIG or into partitions"),
     _m("gpu_memory_demand_ratio", "gauge", "Share of device memory really needed, 0-1: used minus the part of the KV "
        "pools on this GPU that holds nothing.", GPU, _NO_POOL),
     _m("gpu_utilization_ratio", "gauge", "Share of time in which some kernel ran, 0-1. A duty cycle, not an "

@@ -1,0 +1,123 @@
+"""The nodes of the matrix: what the stub driver or the sysfs tree of each kind of card tells.
+
+Figures are those of the products where they matter (memory, power limits, partitions); load figures are made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from amd import smi_stub, trees
+from amd.smi_stub import SmiDevice
+from gpu.serving import without_gpu_libraries
+from nvml_stub import GIB, Gpu, Mig, World, environment, write
+
+V2_V3 = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3",
+         "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlGpmQueryDeviceSupport")
+"""Symbols that a driver of the 450 and 470 branches does not have."""
+
+GPU_LOST = {"all": 15}
+XID = 8
+"""NVML's event type of XIDs."""
+
+Build = Callable[[tuple[str, ...]], Path]
+"""Gives the stub NVML without these symbols."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node: a world behind NVML, or a sysfs tree with AMD's cards (``smi``: AMD's library beside it).
+
+    ``ready`` is text that stands on the page once everything has been read that is to be seen. ``then`` is a second world
+    that comes when the first is on the page, ``then_ready`` the text that shows it.
+    """
+
+    ready: str = "kvpressure_gpu_up"
+    world: World | None = None
+    then: World | None = None
+    then_ready: str = ""
+    missing: tuple[str, ...] = ()
+    tree: Callable[[Path], object] | None = None
+    smi: tuple[SmiDevice, ...] = ()
+    arguments: tuple[str, ...] = ()
+
+    def environment(self, where: Path, nvml: Build, rocm: Callable[[], Path]) -> dict[str, str]:
+        """Put worlds and the tree under ``where``; the environment that leads to them."""
+        environ = without_gpu_libraries()
+        (where / "sys").mkdir()
+        if self.tree is not None:
+            self.tree(where / "sys")
+            pci(where / "sys", "0x1002", "0x120000")
+        if self.smi:
+            environ |= {"ROCM_PATH": str(rocm()), "KVP_SMI_WORLD": str(where / "smi")}
+            smi_stub.write(where / "smi", self.smi)
+        if self.world is not None:
+            pci(where / "sys", "0x10de", "0x030200")
+            write(where / "world", self.world)
+            environ = environment(nvml(self.missing), where / "world", environ)
+        return environ
+
+
+def pci(sysfs: Path, vendor: str, kind: str) -> None:
+    """A device of this class on the PCI bus."""
+    device = sysfs / "bus/pci/devices/0000:05:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(vendor + "\n")
+    (device / "class").write_text(kind + "\n")
+
+
+def h100(**changes: object) -> Gpu:
+    """An H100 under load."""
+    return Gpu(event_types=XID, **{"processes": ((4711, 48 * GIB),), **changes})  # type: ignore[arg-type]
+
+
+def mig_h100() -> Gpu:
+    """An H100 cut into one half and two small instances, one slot empty; nobody asks it for utilization."""
+    return h100(mig=1, utilization=None, gpm=1, processes=(), memory_free=36 * GIB, migs=[
+        Mig("MIG-11111111-0000-4000-8000-000000000001", name="NVIDIA H100 80GB HBM3 MIG 3g.40gb", gi=1,
+            memory_total=40 * GIB, memory_free=4 * GIB, memory_reserved=GIB // 4, processes=((11, 35 * GIB),), sm=80, tensor=12, dram=70),
+        Mig("MIG-22222222-0000-4000-8000-000000000002", gi=7, memory_free=6 * GIB, memory_reserved=GIB // 16, processes=((12, 3 * GIB),), sm=30,
+            tensor=5, dram=20),
+        None,
+        Mig("MIG-33333333-0000-4000-8000-000000000003", gi=9, memory_free=6 * GIB, memory_reserved=GIB // 16, processes=()),
+    ])
+
+
+def eight(lost: int | None = None) -> World:
+    """Eight H100, one of them perhaps fallen off the bus, with the XID that says so."""
+    gpus: list[Gpu | None] = [h100(codes=GPU_LOST if index == lost else {}) for index in range(8)]
+    return World(gpus=gpus, events=[] if lost is None else [(lost, XID, 79)])
+
+
+def smi_mi300x() -> SmiDevice:
+    """The first device of ``trees.mi300x`` as AMD's library sees it."""
+    return SmiDevice("0000:05:00.0", total_bytes=trees.MI300X_VRAM, used_bytes=120 * GIB, gfx=55, current_watts=480,
+                     cap=650_000_000)
+
+
+def one_mi300x(root: Path) -> object:
+    """A node with a single MI300X."""
+    return trees.mi300x(root, 1)
+
+
+NODES = {
+    "h100": Node(world=World(gpus=[h100()])),
+    "h100_gpm": Node("kvpressure_gpu_tensor_activity_ratio", arguments=("--nvidia.gpm",),
+                     world=World(gpus=[h100(gpm=1, sm=88, tensor=9.5, dram=76)])),
+    "h100_mig": Node(world=World(gpus=[mig_h100(), h100()])),
+    "h100_mig_gpm": Node('kvpressure_gpu_dram_activity_ratio{gpu="0",uuid="MIG-2', arguments=("--nvidia.gpm",),
+                         world=World(gpus=[mig_h100()])),
+    "gb10_unified_memory": Node(world=World(gpus=[
+        Gpu(name="NVIDIA GB10", memory_total=None, power_limit_mw=None, power_mw=38_000)])),
+    "old_driver": Node(missing=V2_V3, world=World(driver_version="450.248.02", gpus=[
+        Gpu(name="Tesla V100-SXM2-32GB", memory_total=32 * GIB, memory_free=2 * GIB, power_mw=180_000,
+            power_limit_mw=300_000, clocks_reasons=4)])),
+    "one_of_eight_lost": Node('kvpressure_gpu_up{gpu="7"', world=eight(), then=eight(lost=3), then_ready='xid="79"'),
+    "mi250x": Node(tree=trees.mi250x),
+    "mi300x_spx": Node(tree=trees.mi300x),
+    "mi300x_cpx": Node(tree=trees.mi300x_cpx),
+    "radeon": Node(tree=trees.radeon),
+    "mi300x_amdsmi": Node(tree=one_mi300x, smi=(smi_mi300x(),), arguments=("--gpu.amd.backend=amdsmi",)),
+}

@@ -14,6 +14,7 @@ from kvpressure.readings import EnginePage
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.vllm.exposition import Scanner, page_from_text
 from kvpressure.sources.vllm.fetch import PageFetcher
+from kvpressure.sources.vllm.inside import FRESH_SECONDS, Inside, read_inside
 from kvpressure.sources.vllm.pace import Pace
 from kvpressure.sources.vllm.reasons import INTERNAL
 from kvpressure.sources.vllm.targets import Target
@@ -75,6 +76,7 @@ class _Feed:
         self.pace = pace
         self.fetcher = PageFetcher(target, timeout_seconds)
         self.scanner = Scanner()
+        self.inside: Inside | None = None  # what the plugin says on the page, if it does
         self.in_flight = False
         self.late = False  # its last page took longer than a read waits
 
@@ -95,6 +97,7 @@ class _Feed:
 
     def _page(self, text: bytes | None, error: str | None, duration: float | None, keep_text: bool) -> EnginePage:
         target = self.target
+        self.inside = None if text is None else read_inside(text, target.namespace, target.pod, time())
         return page_from_text(
             text, target=target.name, time=time(), namespace=target.namespace, pod=target.pod,
             container=target.container, gpus=target.gpus, args=target.args, env=target.env,
@@ -201,8 +204,11 @@ class VllmSource:
         errors = Counter(page.error for page in pages if page.error is not None)
         if self._refused:
             errors[TARGET_LIMIT] = self._refused
+        now = time()
+        inside = [i for feed in feeds.values() if (i := feed.inside) is not None and now - i.time <= FRESH_SECONDS]
         return Reading(pages=tuple(sorted(pages, key=lambda page: page.target)), targets=tuple(feeds),
-                       errors=dict(errors))
+                       allocator=tuple(reading for i in inside for reading in i.allocator),
+                       steps=tuple(stats for i in inside for stats in i.steps), errors=dict(errors))
 
     def _follow_discovery(self) -> None:
         """Read what was given and what pods offer. Of a target that is both, discovery knows more."""

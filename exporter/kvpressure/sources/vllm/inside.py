@@ -1,0 +1,85 @@
+"""What the plugin inside vLLM shows on vLLM's own page, where ``PROMETHEUS_MULTIPROC_DIR`` is its way out.
+
+The other end is ``kvpressure.vllm_plugin.registry_gauges``. A page without the plugin costs one search.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvpressure.readings import AllocatorReading, StepStats
+
+FRESH_SECONDS: Final = 15.0  # age of a worker's figures, and of a page that nothing has followed
+MAX_LINES: Final = 20_000
+
+_LINE: Final = re.compile(rb"^kvpressure:(\w+)(?:\{([^}\n]*)\})? ([0-9.eE+-]+)\r?$", re.M)
+_LABEL: Final = re.compile(rb'(\w+)="([^"\\\n]*)"')
+_FIGURES: Final = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes", "alloc_retries", "ooms")
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Reports of one page and when it came (Unix seconds)."""
+
+    time: float
+    allocator: tuple[AllocatorReading, ...]
+    steps: tuple[StepStats, ...]
+
+
+@dataclass
+class _Engine:
+    sums: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, dict[int, int]] = field(default_factory=lambda: {"batch": {}, "running": {}})
+    kv_max: float | None = None
+
+
+@dataclass
+class _Found:
+    workers: dict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    written: dict[int, float] = field(default_factory=dict)
+    engines: dict[str, _Engine] = field(default_factory=lambda: defaultdict(_Engine))
+    frontends: float = 0.0
+
+    def take(self, name: str, labels: dict[str, str], value: float) -> None:
+        """One sample. Raises ``ValueError`` or ``KeyError`` for one that the plugin does not write."""
+        if name == "allocator" and labels["figure"] in _FIGURES:
+            self.workers[int(labels["rank"])][labels["figure"]] = int(value)
+        elif name == "written_seconds":
+            self.written[int(labels["rank"])] = value
+        elif name == "engine_steps_total":
+            self.engines[labels["engine"]].sizes[labels["count"]][int(labels["size"])] = int(value)
+        elif name == "engine_sums_total":
+            self.engines[labels["engine"]].sums[labels["sum"]] = int(value)
+        elif name == "engine_kv_max":
+            self.engines[labels["engine"]].kv_max = value
+        elif name == "frontends":
+            self.frontends = value
+
+
+def read_inside(text: bytes, namespace: str, pod: str, now: float) -> Inside | None:
+    """What the plugin says on this page; ``None`` if it says nothing. Lines that make no sense are passed over."""
+    if b"\nkvpressure:" not in text:
+        return None
+    found = _Found()
+    for _, line in zip(range(MAX_LINES), _LINE.finditer(text), strict=False):
+        labels = {name.decode(): value.decode(errors="replace") for name, value in _LABEL.findall(line[2] or b"")}
+        try:
+            found.take(line[1].decode(), labels, float(line[3]))
+        except (ValueError, KeyError, OverflowError):
+            continue
+    allocator = tuple(AllocatorReading(namespace, pod, rank, **figures) for rank, figures in found.workers.items()
+                      if abs(now - found.written.get(rank, 0.0)) <= FRESH_SECONDS)
+    exact = found.frontends == 1.0
+    steps = tuple(_steps(StepStats(namespace, pod, name, 0.0, now, 0, 0, exact), engine)
+                  for name, engine in found.engines.items())
+    return Inside(now, allocator, steps)
+
+
+def _steps(known: StepStats, engine: _Engine) -> StepStats:
+    sizes = engine.sizes["batch" if known.exact else "running"]
+    steps = sum(sizes.values()) if known.exact else engine.sums.get("steps", 0)
+    return StepStats(known.namespace, known.pod, known.engine, known.started, known.written, steps,
+                     engine.sums.get("decoded", 0), known.exact, engine.sums.get("preemptions"), engine.kv_max, sizes)

@@ -1,0 +1,98 @@
+"""The way without a directory: from the plugin through prometheus_client's files and vLLM's page to the exporter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import vllm_pages as pages
+from kvpressure.settings import CollectorSettings, Settings
+from kvpressure.sources.vllm import VllmSource, parse_target
+from kvpressure.sources.vllm.inside import read_inside
+from vllm_server import answering, response
+
+WORKER = """
+from kvpressure.vllm_plugin.registry_gauges import show_allocator
+show_allocator({"rank": %d, "allocated_bytes": 10, "reserved_bytes": 30, "inactive_split_bytes": 5, "ooms": 0})
+"""
+FRONTEND = """
+from kvpressure.vllm_plugin.registry_gauges import show_steps
+for n in (1, 2):
+    show_steps({"0": {"steps": 50 * n, "decoded": 280 * n, "tokens": 300 * n, "preemptions": n, "kv_max": 0.4 * n,
+                      "batch": {4: 10 * n, 8: 30 * n}, "running": {9: 50 * n}}})
+"""
+SERVE = """
+from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+registry = CollectorRegistry()
+multiprocess.MultiProcessCollector(registry)
+print(generate_latest(registry).decode(), end="")
+"""
+
+
+def python(code: str, directory: Path | None) -> str:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("KVPRESSURE", "PROMETHEUS"))}
+    if directory is not None:
+        env["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+@pytest.fixture(scope="module")
+def one_server(tmp_path_factory) -> bytes:
+    directory = tmp_path_factory.mktemp("multiproc")
+    for code in (WORKER % 0, WORKER % 1, FRONTEND):
+        python(code, directory)
+    return python(SERVE, directory).encode()
+
+
+class TestPage:
+    def test_what_workers_and_an_api_server_show_is_read(self, one_server: bytes) -> None:
+        inside = read_inside(one_server, "ns", "p", time.time())
+        assert inside is not None
+        assert sorted((a.pod, a.rank, a.allocated_bytes, a.reserved_bytes, a.inactive_split_bytes, a.ooms, a.alloc_retries)
+                      for a in inside.allocator) == [("p", rank, 10, 30, 5, 0, None) for rank in (0, 1)]
+        [stats] = inside.steps
+        assert (stats.exact, stats.sizes, stats.steps, stats.decoded, stats.preemptions, stats.kv_max) == (
+            True, {4: 20, 8: 60}, 80, 560, 2, 0.8)
+
+    def test_two_api_servers_add_up(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            python(FRONTEND, tmp_path)
+        inside = read_inside(python(SERVE, tmp_path).encode(), "ns", "p", time.time())
+        [stats] = inside.steps if inside else ()
+        assert (stats.exact, stats.sizes, stats.steps, stats.decoded) == (False, {9: 200}, 200, 1120)
+
+    def test_figures_of_a_worker_that_has_ended_are_not_used(self, one_server: bytes) -> None:
+        inside = read_inside(one_server, "ns", "p", time.time() + 20)
+        assert inside is not None
+        assert inside.allocator == ()
+
+    def test_without_the_variable_nothing_is_shown(self) -> None:
+        assert python(FRONTEND + "import sys; print('prometheus_client' in sys.modules)", None) == "False\n"
+
+    def test_a_page_without_the_plugin(self) -> None:
+        assert read_inside(pages.text_of("d_kv_pressure").encode(), "ns", "p", 0.0) is None
+
+    @given(st.text(alphabet='kvpressure:_{}="019 .\n-e\\', max_size=200))
+    def test_any_text_is_read_or_passed_over(self, text: str) -> None:
+        read_inside(b"\nkvpressure:" + text.encode(), "ns", "p", 0.0)
+
+    def test_the_source_gives_it_with_every_read_while_it_is_fresh(self, one_server: bytes) -> None:
+        page = response(pages.text_of("c_steady").encode() + b"\n" + one_server)
+        with answering(page) as server:
+            target = parse_target(f"ns/p={server.address}")
+            source = VllmSource(Settings(vllm_targets=(target,), collectors={"vllm": CollectorSettings(True, 5.0, 5.0)}))
+            try:
+                first, second = source.read(), source.read()
+            finally:
+                source.close()
+        assert (len(first.pages or ()), len(second.pages or ())) == (1, 0)  # the second page is not due yet
+        for reading in (first, second):
+            assert sorted((a.pod, a.rank) for a in reading.allocator or ()) == [("p", 0), ("p", 1)]
+            assert [s.exact for s in reading.steps or ()] == [True]

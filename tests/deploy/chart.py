@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import json
 import sys
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -76,11 +76,11 @@ def name_of(document: Json) -> str:
 # --- schemas ----------------------------------------------------------------------------------------------------
 
 # It looks for its schemas and reads ten megabytes of them for each object; the same each time.
-kubernetes_schemas.all_versions = lru_cache(maxsize=None)(kubernetes_schemas.all_versions)
-kubernetes_schemas.schema_contents = lru_cache(maxsize=None)(kubernetes_schemas.schema_contents)
+kubernetes_schemas.all_versions = cache(kubernetes_schemas.all_versions)
+kubernetes_schemas.schema_contents = cache(kubernetes_schemas.schema_contents)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _problems(text: str, version: str) -> tuple[str, ...]:
     document = json.loads(text)
     try:
@@ -105,7 +105,7 @@ def problems(documents: list[Json], versions: tuple[str, ...] = KUBERNETES) -> l
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def _operator_schema(kind: str) -> Any:
     """The schema of a resource of the Prometheus Operator, which refuses unknown fields as ``kubectl apply`` does."""
     from cloudcoil.models.prometheus_operator import v1

@@ -166,7 +166,7 @@ def test_probes_ask_what_the_exporter_answers() -> None:
     assert container["readinessProbe"]["httpGet"] == {"path": "/-/ready", "port": "metrics"}
 
 
-def test_with_authentication_the_probes_ask_for_the_port_only(tmp_path: Path) -> None:
+def test_with_authentication_the_probes_ask_for_the_port_only() -> None:
     """The exporter wants a password on every path, and the kubelet has none."""
     (pod,) = pods({"webConfigSecret": "web"})
     assert container_of(pod)["livenessProbe"]["tcpSocket"] == {"port": "metrics"}

@@ -25,16 +25,21 @@ def test_what_is_generated_is_up_to_date() -> None:
     assert generator().check() == []
 
 
-def test_drift_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(DEPLOY, tmp_path / "deploy", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(generator(), "HERE", tmp_path / "deploy")
-    (tmp_path / "deploy/manifests/nvidia/daemonset.yaml").write_text("kind: DaemonSet\n")
-    (tmp_path / "deploy/helm/kvpressure/values.schema.json").unlink()
-    (tmp_path / "deploy/manifests/old.yaml").write_text("")
-    assert sorted(generator().check()) == [
-        "helm/kvpressure/values.schema.json: missing", "manifests/nvidia/daemonset.yaml: differs from what would be generated",
-        "manifests/old.yaml: not generated"]
-    assert generator().generate() == ["helm/kvpressure/values.schema.json", "manifests/nvidia/daemonset.yaml"]
+def test_drift_is_noticed_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = generator()
+    monkeypatch.setattr(generate, "HERE", tmp_path)
+    monkeypatch.setattr(generate, "bundle_files", lambda: iter([("helm/kvpressure/files/rules.json", "rules\n")]))
+    monkeypatch.setattr(generate, "schema", lambda: "schema\n")
+    monkeypatch.setattr(generate, "manifest_files", lambda: iter([("manifests/nvidia/daemonset.yaml", "daemonset\n")]))
+    assert len(generate.generate()) == 3
+    assert generate.check() == []
+    (tmp_path / "manifests/nvidia/daemonset.yaml").write_text("edited\n")
+    (tmp_path / "helm/kvpressure/values.schema.json").unlink()
+    (tmp_path / "helm/kvpressure/files/old.json").write_text("")
+    assert sorted(generate.check()) == [
+        "helm/kvpressure/files/old.json: not generated", "helm/kvpressure/values.schema.json: missing",
+        "manifests/nvidia/daemonset.yaml: differs from what would be generated"]
+    assert generate.generate() == ["helm/kvpressure/values.schema.json", "manifests/nvidia/daemonset.yaml"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -66,7 +71,7 @@ def test_an_overlay_sets_the_image(tmp_path: Path) -> None:
     assert daemonset["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.internal/kvpressure:1.2.3"
 
 
-def test_both_vendors_can_be_applied_to_one_cluster(tmp_path: Path) -> None:
+def test_both_vendors_can_be_applied_to_one_cluster() -> None:
     """They share the account, its rights and the Service, so that applying both changes nothing of either."""
     nvidia, amd = kustomize(MANIFESTS / "nvidia"), kustomize(MANIFESTS / "amd")
     for item in nvidia:

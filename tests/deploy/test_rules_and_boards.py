@@ -6,6 +6,7 @@ import json
 import random
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,9 +16,9 @@ import yaml
 from deploy.chart import DEPLOY, Json, generator, of_kind, only, render
 from kvpressure import thresholds
 from kvpressure.bundle import values as bundle_values
-from kvpressure.bundle.render import RULES
-from kvpressure.bundle.render import render as render_bundle
-from kvpressure.bundle.rules import PROFILES, Options
+from kvpressure.bundle.boards import render_boards
+from kvpressure.bundle.boards.builder import Site
+from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 
 SHOWN: Final[Json] = {"prometheusRule": {"enabled": True}, "rulesConfigMap": {"enabled": True}, "dashboards": {"enabled": True}}
 PATCHES: Final[Json] = {
@@ -35,15 +36,22 @@ def camel(name: str) -> str:
     return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
 
 
-def bundle(site: Json | None = None, profile: str = "default", folder: Path | None = None) -> dict[str, str]:
-    """The bundle's files for a values file with ``site`` in it."""
-    if not site:
-        return render_bundle(Options(thresholds.builtin(), profile=profile))
-    assert folder is not None
-    file = folder / "values.yaml"
-    file.write_text(yaml.safe_dump(site))
-    chosen = bundle_values.load(file)
-    return render_bundle(Options(thresholds.builtin().override(chosen.thresholds, "values"), chosen, profile))
+def site(values: Json, profile: str = "default") -> Options:
+    """What ``kvpressure bundle`` renders for a values file with ``values`` in it."""
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(values, file)
+        file.flush()
+        chosen = bundle_values.load(file.name)
+    return Options(thresholds.builtin().override(chosen.thresholds, "values"), chosen, profile)
+
+
+def bundle_rules(options: Options) -> Json:
+    return rule_file(load_groups(options), options.values)
+
+
+def bundle_boards(options: Options) -> Json:
+    alerts = frozenset(alert.name for group in load_groups(options) for alert in group.alerts)
+    return {f"{uid}.json": board for uid, board in render_boards(Site(options.thresholds, options.values, alerts)).items()}
 
 
 def rules_of(documents: list[Json]) -> Any:
@@ -53,10 +61,6 @@ def rules_of(documents: list[Json]) -> Any:
 def boards_of(documents: list[Json]) -> Json:
     return {name: json.loads(text) for item in of_kind(documents, "ConfigMap") for name, text in item["data"].items()
             if name.endswith(".json")}
-
-
-def boards_in(files: dict[str, str]) -> Json:
-    return {Path(path).name: json.loads(text) for path, text in files.items() if path.endswith(".json")}
 
 
 def drawn(seed: int) -> dict[str, float]:
@@ -76,28 +80,25 @@ def drawn(seed: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_without_values_they_are_the_bundle(profile: str) -> None:
-    documents, files = render(SHOWN | {"rules": {"profile": profile}}), bundle(profile=profile)
-    assert rules_of(documents) == yaml.safe_load(files["alerts/prometheusrule.yaml"])["spec"]
-    if profile == "default":
-        assert boards_of(documents) == boards_in(files)
+    documents, options = render(SHOWN | {"rules": {"profile": profile}}), site({}, profile)
+    assert rules_of(documents) == bundle_rules(options)
+    assert boards_of(documents) == bundle_boards(options)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("seed", range(4))
-def test_thresholds_are_written_as_the_bundle_writes_them(seed: int, profile: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_thresholds_are_written_as_the_bundle_writes_them(seed: int, profile: str) -> None:
     wanted = drawn(seed)
-    documents = render(SHOWN | {"thresholds": wanted, "rules": {"profile": profile}})
-    files = bundle({"thresholds": wanted}, profile, tmp_path)
-    assert rules_of(documents) == yaml.safe_load(files[RULES])
-    assert boards_of(documents) == boards_in(files)
+    documents, options = render(SHOWN | {"thresholds": wanted, "rules": {"profile": profile}}), site({"thresholds": wanted}, profile)
+    assert rules_of(documents) == bundle_rules(options) != bundle_rules(site({}, profile))
+    assert boards_of(documents) == bundle_boards(options) != bundle_boards(site({}, profile))
 
 
 @pytest.mark.parametrize("keys", [*([key] for key in PATCHES), list(PATCHES)], ids=lambda keys: "+".join(keys))
-def test_patches_do_what_the_values_file_does(keys: list[str], tmp_path: Path) -> None:
-    site = {key: PATCHES[key] for key in keys}
-    documents = render(SHOWN | {"rules": {camel(key): value for key, value in site.items()}})
-    wanted = bundle(site, folder=tmp_path)
-    assert rules_of(documents) == yaml.safe_load(wanted[RULES]) != yaml.safe_load(bundle()[RULES])
+def test_patches_do_what_the_values_file_does(keys: list[str]) -> None:
+    values = {key: PATCHES[key] for key in keys}
+    documents = render({"prometheusRule": {"enabled": True}, "rules": {camel(key): value for key, value in values.items()}})
+    assert rules_of(documents) == bundle_rules(site(values)) != bundle_rules(site({}))
 
 
 def test_the_values_of_the_chart_are_the_keys_of_the_values_file() -> None:

@@ -19,7 +19,7 @@ test:            ## everything: lint, types, generated files, all tests
 check: test
 
 lint:            ## ruff, hadolint
-	$(PYTHON) -m ruff check exporter tests benchmarks deploy tools
+	$(PYTHON) -m ruff check exporter tests benchmarks deploy tools/image
 	.venv/bin/hadolint Dockerfile
 
 types:           ## mypy --strict

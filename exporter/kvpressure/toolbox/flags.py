@@ -38,7 +38,7 @@ def with_values(argv: Sequence[str], values: Mapping[str, float]) -> tuple[str, 
             words = _in_words(words, name, text(value))
     before, seen = parse(argv).values, parse(words).values
     wanted = {**before, **{name: text(value) for name, value in values.items()}}
-    wrong = [option(name) for name in wanted | seen if seen.get(name) != wanted.get(name)]
+    wrong = [option(name) for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
     if wrong:
         raise UsageError(f"the command line {shlex.join(argv)[:120]!r} cannot be changed with certainty ({', '.join(wrong)}); "
                          "allowed: edit it by hand")

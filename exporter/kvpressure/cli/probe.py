@@ -1,0 +1,157 @@
+"""``kvpressure probe``: the guides' four measuring steps against a server that is idle."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kvpressure import __version__
+from kvpressure.args import human_int
+from kvpressure.capacity import CapacityError, kvbytes, models, shapes
+from kvpressure.capacity.kvbytes import Layout, Parallel
+from kvpressure.cli import UsageError
+from kvpressure.sources.vllm import Target
+from kvpressure.thresholds import load
+from kvpressure.toolbox import fetch, probing
+from kvpressure.toolbox.completions import Api
+from kvpressure.toolbox.meter import Meter
+from kvpressure.toolbox.probing import Budget, Probe, Report, Result, Stage
+from kvpressure.toolbox.progress import Progress, bar
+from kvpressure.toolbox.view import items, mapping
+
+_EXAMPLES = """\
+examples:
+  kvpressure probe http://127.0.0.1:8000
+      says what it would send, and asks
+  kvpressure probe http://127.0.0.1:8000 --yes --model-config llama-3.1-8b
+  kvpressure probe http://127.0.0.1:8000 --yes --max-requests 4 --max-tokens 8000 --format json
+
+Steps: baseline; one request, and whether its blocks come back; ten at once with 2k tokens; one with 16k (or what fits). Growth is
+KV usage times capacity, not device memory. Exit status: 0 all as expected, 1 something is not or could not be measured, 2 refused
+or the input cannot be used.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
+    parser.add_argument("url", metavar="URL", help="vLLM server: metrics and /v1/completions are asked")
+    consent = parser.add_argument_group("consent and limits")
+    consent.add_argument("--yes", action="store_true", help="send the requests without asking")
+    consent.add_argument("--max-requests", type=_whole, default=12, metavar="N", help="requests in all (default 12)")
+    consent.add_argument("--max-tokens", type=_whole, default=50_000, metavar="N", help="tokens in all, prompts and answers (default 50000)")
+    consent.add_argument("--force", action="store_true", help="also when the server is busy; other traffic then blurs the numbers")
+    parser.add_argument("--output", type=_whole, default=64, metavar="N", help="tokens of each answer (default 64)")
+    parser.add_argument("--model", metavar="NAME", help="served model name (default: the first of /v1/models)")
+    parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory or a known name: bytes by the formula")
+    parser.add_argument("--tp", type=_whole, default=1, metavar="N", help="tensor parallel size, for the formula")
+    parser.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help="for the formula")
+    parser.add_argument("--api-key-file", metavar="FILE", help="bearer token for /v1")
+    parser.add_argument("--thresholds", metavar="FILE")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def _whole(text: str) -> int:
+    value = human_int(text)
+    if value is None or not 1 <= value <= 10**9:
+        raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a whole number of 1 or more")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask for consent, measure, print. Raises ``UsageError`` for refusals and unusable input."""
+    target = fetch.target_of(options.url, "URL")
+    key = _key(options.api_key_file)
+    meter = Meter(target)
+    try:
+        report = _probe(options, target, meter, key)
+    finally:
+        meter.close()
+    print(json.dumps(_as_json(report), indent=2) if options.format == "json" else _as_text(report))
+    return 0 if report.fine else 1
+
+
+def _probe(options: argparse.Namespace, target: Target, meter: Meter, key: str | None) -> Report:
+    model, length = _model(target, options.model, key)
+    layout = _layout(options, meter.cache.block_size)
+    plan = probing.stages(meter.cache, length, options.output, Budget(options.max_requests, options.max_tokens))
+    _consent(options, target, plan)
+    results: list[Result] = []
+    with Progress() as progress:
+        probe = Probe(meter, Api(target, model, key), layout, load(options.thresholds), forced=options.force,
+                      progress=lambda text: progress.show(f"{bar(len(results), 4)} step {min(4, len(results) + 1)}/4  {text}"))
+        busy = probe.busy()
+        if busy is not None and not options.force:
+            raise UsageError(f"{target.name}: busy ({busy}): users would be disturbed and the numbers wrong; allowed: an idle server, or --force")
+        for result in probe.run(plan):
+            results.append(result)
+    notes = (f"the server was busy ({busy})",) if busy is not None else ()
+    return Report(target.name, model, meter.cache, tuple(results), notes)
+
+
+def _key(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--api-key-file: {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, int | None]:
+    """Served name and context length. A server that wants a key does not list its models to us."""
+    served = [mapping(item) for item in items(mapping(fetch.get_json(target, "/v1/models")).get("data"))]
+    names = [str(item.get("id")) for item in served if item.get("id")]
+    if wanted is None and not names:
+        hint = " and --api-key-file" if key is None else ""
+        raise UsageError(f"{target.name}: /v1/models names no model; allowed: --model NAME{hint}")
+    if wanted is not None and names and wanted not in names:
+        raise UsageError(f"--model: {wanted!r:.100} is not served; allowed: {', '.join(names[:8])}")
+    chosen = wanted or names[0]
+    length = next((item.get("max_model_len") for item in served if item.get("id") == chosen), None)
+    return chosen, length if isinstance(length, int) and length > 0 else None
+
+
+def _layout(options: argparse.Namespace, block_size: int) -> Layout | None:
+    if options.model_config is None:
+        return None
+    path = Path(options.model_config)
+    try:
+        shape = shapes.load(path) if path.exists() else models.named(options.model_config)
+        return kvbytes.layout(shape, Parallel(options.tp), options.kv_cache_dtype, block_size)
+    except CapacityError as error:
+        raise UsageError(f"--model-config: {error}") from error
+
+
+def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> None:
+    asks = [ask for stage in plan for ask in stage.asks]
+    if not asks:
+        raise UsageError(f"nothing can be sent: {'; '.join(stage.note for stage in plan)}; allowed: larger --max-requests and --max-tokens")
+    said = f"{len(asks)} requests with {sum(ask.total for ask in asks)} tokens in all will be sent to {target.name}"
+    if options.yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{said}; allowed: with --yes")
+    print(f"{said}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("not confirmed; nothing was sent")
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return {"version": __version__, "server": report.server, "model": report.model, "fine": report.fine,
+            "cache": {**asdict(report.cache), "tokens": report.cache.tokens}, "notes": list(report.notes),
+            "steps": [asdict(result) for result in report.results]}
+
+
+def _as_text(report: Report) -> str:
+    cache = report.cache
+    lines = [f"{report.server} {report.model}: {cache.blocks} blocks of {cache.block_size} tokens, {cache.tokens} tokens in all"]
+    for result in report.results:
+        lines += [f"{result.step}. {result.name}: {result.verdict.upper()}", f"     {result.text}"]
+    lines += [f"note: {note}" for note in report.notes]
+    return "\n".join([*lines, "all as expected" if report.fine else "not all is as expected"])

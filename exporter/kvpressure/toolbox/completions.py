@@ -1,0 +1,128 @@
+"""Streaming completions for the probe: each in a thread, bounded in time, countable while it runs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import ssl
+import threading
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+from kvpressure.sources.vllm import Target
+from kvpressure.toolbox.view import items, mapping
+
+_LOW, _HIGH = 10, 990  # token ids that every vocabulary has
+_MAX_LINE: Final = 1024 * 1024
+_MAX_ERROR_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request: tokens of the prompt and of the answer."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def total(self) -> int:
+        """Tokens that it holds at its end."""
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """Where requests go. ``seed`` makes prompts unique, so that no prefix is shared."""
+
+    target: Target
+    model: str
+    key: str | None = None
+    timeout_seconds: float = 300.0
+
+
+class Completion(threading.Thread):
+    """One request under way. ``answered`` tokens have come so far; ``error`` says why it failed."""
+
+    def __init__(self, api: Api, ask: Ask, seed: int) -> None:
+        super().__init__(name=f"completion-{seed}", daemon=True)
+        self._api = api
+        self.ask = ask
+        self._seed = seed
+        self.answered = 0
+        self.error: str | None = None
+
+    @property
+    def decoding(self) -> bool:
+        """It has its first token and not yet its last."""
+        return self.is_alive() and 0 < self.answered < self.ask.output_tokens
+
+    @property
+    def waiting(self) -> bool:
+        """It runs and has no token yet."""
+        return self.is_alive() and self.answered == 0
+
+    def run(self) -> None:
+        """Send it and count what streams in."""
+        end = monotonic() + self._api.timeout_seconds
+        connection = _connection(self._api.target, self._api.timeout_seconds)
+        try:
+            connection.request("POST", "/v1/completions", self._body(), self._headers())
+            answer = connection.getresponse()
+            if answer.status != 200:
+                self.error = f"status {answer.status}: {_message(answer.read(_MAX_ERROR_BYTES))}"
+                return
+            self._count(answer, end)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.error = str(error) or type(error).__name__
+        finally:
+            connection.close()
+
+    def _count(self, answer: http.client.HTTPResponse, end: float) -> None:
+        while line := answer.readline(_MAX_LINE):
+            if monotonic() > end:
+                self.error = f"no end within {self._api.timeout_seconds:.0f} s"
+                return
+            if line.startswith(b"data: {"):
+                self._take(mapping(json.loads(line[6:])))
+
+    def _take(self, chunk: Any) -> None:
+        """Token counts come with each chunk where the server knows them; else a chunk is a token."""
+        if "error" in chunk:
+            raise ValueError(str(mapping(chunk["error"]).get("message") or chunk["error"])[:200])
+        told = mapping(chunk.get("usage")).get("completion_tokens")
+        if isinstance(told, int):
+            self.answered = max(self.answered, told)
+        elif items(chunk.get("choices")):
+            self.answered += 1
+
+    def _body(self) -> bytes:
+        words = random.Random(self._seed)
+        return json.dumps({
+            "model": self._api.model, "prompt": [words.randrange(_LOW, _HIGH) for _ in range(self.ask.prompt_tokens)],
+            "max_tokens": self.ask.output_tokens, "ignore_eos": True, "temperature": 0, "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True}}).encode()
+
+    def _headers(self) -> dict[str, str]:
+        key = {} if self._api.key is None else {"Authorization": f"Bearer {self._api.key}"}
+        return {"Content-Type": "application/json", "User-Agent": "kvpressure", **key}
+
+
+def _connection(target: Target, timeout: float) -> http.client.HTTPConnection:
+    if target.scheme == "http":
+        return http.client.HTTPConnection(target.host, target.port, timeout=timeout)
+    context = ssl.create_default_context(cafile=target.ca)
+    if not target.verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return http.client.HTTPSConnection(target.host, target.port, timeout=timeout, context=context)
+
+
+def _message(body: bytes) -> str:
+    """The sentence in an error's JSON, else its beginning."""
+    try:
+        document = mapping(json.loads(body))
+    except (ValueError, RecursionError):
+        document = {}
+    message = mapping(document.get("error")).get("message") or document.get("message")
+    return str(message or body.decode(errors="replace")).replace("\n", " ")[:200]

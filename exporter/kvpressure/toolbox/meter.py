@@ -1,0 +1,100 @@
+"""KV blocks in use, read from the server's page: usage times the number of blocks, never device memory, which is preallocated."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from kvpressure import readings
+from kvpressure.cli import UsageError
+from kvpressure.readings import EnginePage, EngineReading
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.vllm import PageFetcher, Scanner, Target, page_from_text
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One reading: blocks in use and requests, over all engines of the page."""
+
+    blocks: float
+    running: float
+    waiting: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The cache as the page describes it. ``blocks`` are usable ones (vLLM keeps one for itself) of all engines;
+    ``utilization`` is gpu_memory_utilization.
+    """
+
+    blocks: int
+    block_size: int
+    engines: int
+    utilization: float | None
+
+    @property
+    def tokens(self) -> int:
+        """Capacity in token slots of one attention layer group."""
+        return self.blocks * self.block_size
+
+
+class Meter:
+    """Reads one page again and again. Raises ``UsageError`` when it cannot be read or does not tell what is needed."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._fetcher = PageFetcher(target, 5.0)
+        self._scanner = Scanner()
+        self.cache = _cache(self._page(), target.name)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._fetcher.close()
+
+    def read(self) -> Level | None:
+        """The level now; None when this reading failed."""
+        try:
+            page = self._page()
+        except UsageError:
+            return None
+        each = self.cache.blocks / max(1, self.cache.engines)
+        usage = [engine.gauges.get(readings.KV_USAGE) for engine in page.engines]
+        if not usage or None in usage:
+            return None
+        return Level(sum(each * value for value in usage if value is not None), _sum(page.engines, readings.RUNNING),
+                     _sum(page.engines, readings.WAITING))
+
+    def _page(self) -> EnginePage:
+        name = self._target.name
+        try:
+            text = self._fetcher.fetch()
+        except SourceError as error:
+            raise UsageError(f"{name}: no answer ({error}); allowed: the address of a running vLLM server") from error
+        page = page_from_text(text, target=name, time=time.time(), scanner=self._scanner)
+        if page.error is not None or not page.engines:
+            raise UsageError(f"{name}: {(page.error or 'no engine').replace('_', ' ')}; allowed: the address of a running vLLM server")
+        return page
+
+
+def _sum(engines: tuple[EngineReading, ...], name: str) -> float:
+    return sum(engine.gauges.get(name, 0.0) for engine in engines)
+
+
+def _cache(page: EnginePage, where: str) -> Cache:
+    """Size of the cache; ``num_gpu_blocks`` is summed over the engines of a server already."""
+    config = page.engines[0].cache_config
+    count, size = _whole(config.get("num_gpu_blocks")), _whole(config.get("block_size"))
+    if size is not None and count is None:
+        tokens = _whole(config.get("kv_cache_size_tokens"))
+        count = None if tokens is None else len(page.engines) * (tokens // size)
+    if count is None or size is None or count <= len(page.engines):
+        raise UsageError(f"{where}: the page does not tell the size of the KV cache (cache_config_info); allowed: vLLM 0.5.5 or later")
+    try:
+        utilization = float(config.get("gpu_memory_utilization", ""))
+    except ValueError:
+        utilization = None
+    return Cache(count - len(page.engines), size, len(page.engines), utilization)
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and 0 < int(text) < 2**40 else None

@@ -159,6 +159,13 @@ def test_container_and_log_events_reach_state_and_conditions():
     assert state.containers[0].log_events == {"cuda_oom": 1}
 
 
+def test_log_events_are_published_of_a_container_that_only_its_log_tells_of():
+    oom = LogLine("inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.")
+    state = Pipeline().observe(Snapshot(1000.0, pages=(busy(1000.0),), logs=(oom,)))
+    assert [(c.reading, c.log_events) for c in state.containers] == [
+        (ContainerReading("inference", "chat-0", "vllm"), {"cuda_oom": 1})]
+
+
 def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
     def gpu(**more):
         return GpuReading("GPU-1", 0, "nvidia", **more)

@@ -16,6 +16,7 @@ from kvpressure.diagnosis import advice
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.readings import (
     AllocatorReading,
+    ContainerReading,
     EngineKey,
     EnginePage,
     GpuReading,
@@ -357,10 +358,15 @@ class Pipeline:
                      for gpu in snapshot.gpus)
 
     def _container_states(self, now: float) -> tuple[ContainerState, ...]:
-        return tuple(
-            ContainerState(track.window.last, track.window.throttled_ratio(), track.window.cpu_used_ratio(),
-                           track.window.memory_used_ratio(), dict(track.counts))
-            for track in self._containers.values() if track.window.last is not None and track.window.last_t == now)
+        """Containers read now; one that only its log tells of has its events and nothing else."""
+        states = []
+        for key, track in self._containers.items():
+            if track.window.last is None:
+                states.append(ContainerState(ContainerReading(*key), log_events=dict(track.counts)))
+            elif track.window.last_t == now:
+                states.append(ContainerState(track.window.last, track.window.throttled_ratio(), track.window.cpu_used_ratio(),
+                                             track.window.memory_used_ratio(), dict(track.counts)))
+        return tuple(states)
 
 
 def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict[tuple[str, str], int]:

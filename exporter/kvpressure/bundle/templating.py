@@ -84,7 +84,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "ids": lambda subject: ", ".join(SUBJECTS[subject]),
         "recommend": recommend,
         "engine": lambda expr: per("engine", expr),
-        "allocation_events": "|".join(sorted(ALLOCATION_EVENTS)),
+        "allocation_events": "|".join(sorted({*ALLOCATION_EVENTS, "host_oom"})),  # device memory, and the host's
         **more,
     }
 

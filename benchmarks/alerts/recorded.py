@@ -1,0 +1,136 @@
+"""The recordings: does each incident page that should, and does nothing else?
+
+Recall and precision count the incidents whose cause is settled (grades A and B). Left out of recall are those whose
+recording does not hold what a page needs; ``NOT_VISIBLE`` says what is missing, and a test checks that it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.accuracy import data
+from benchmarks.alerts.engine import EVALUATION_SECONDS, Active, Episode, episodes
+from benchmarks.alerts.replayed import alerts
+from benchmarks.alerts.series import SCRAPE_SECONDS
+from kvpressure.bundle.rules import Options, load_groups
+from kvpressure.recording.reader import Reader
+from kvpressure.thresholds import builtin
+
+TICK_SECONDS: Final = 5.0  # of the reconstructed incidents
+TOO_SHORT: Final = "the harm lasts less than the five minutes for which latency must be bad"
+NO_LATENCY: Final = "no latency, queue time or finished request is recorded, and no crash: only that requests wait"
+NOT_VISIBLE: Final = {"KV03": TOO_SHORT, "PRE4": TOO_SHORT, "PRE1": NO_LATENCY}
+QUIET_CAPTURES: Final = ("a_idle", "b_light", "c_steady", "f_recovery")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page: the alert, when its condition first held at the recording's own resolution, and when it fired."""
+
+    alert: str
+    onset: float
+    fired: float
+    allowed: float  # the longest delay: ``for``, two evaluations and two scrapes
+
+    @property
+    def in_time(self) -> bool:
+        """Fired soon enough."""
+        return self.fired - self.onset <= self.allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One incident and what fired in it."""
+
+    incident: data.Incident
+    pages: tuple[Page, ...]
+    tickets: tuple[str, ...]
+
+    @property
+    def settled(self) -> bool:
+        """Its cause is known, so its label counts."""
+        return self.incident.grade != "C"
+
+    @property
+    def missing(self) -> str:
+        """Why no page can be expected from this recording; empty when it can."""
+        return NOT_VISIBLE.get(self.incident.id, "")
+
+    @property
+    def must_page(self) -> bool:
+        """Counts for recall."""
+        return self.settled and self.incident.page == "yes" and not self.missing
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """A recording of a server that nobody need be woken for."""
+
+    name: str
+    label: str
+    minutes: float
+    pages: tuple[Episode, ...]
+    tickets: tuple[str, ...]
+
+
+def waits() -> dict[str, float]:
+    """``for`` of the paging level of every alert that pages, in seconds."""
+    return {alert.name: level.for_seconds for group in load_groups(Options(builtin())) for alert in group.alerts
+            for level in alert.levels if level.page}
+
+
+def play(incident: data.Incident) -> Played:
+    """Replay one incident and evaluate it."""
+    found = episodes(alerts(incident.name))
+    paging = sorted({episode.name for episode in found if episode.pages})
+    fine = alerts(incident.name, TICK_SECONDS, TICK_SECONDS) if paging else []
+    pages = tuple(_page(name, found, fine) for name in paging)
+    return Played(incident, pages, _tickets(found))
+
+
+def _page(name: str, found: Sequence[Episode], fine: Sequence[Active]) -> Page:
+    fired = min(episode.start for episode in found if episode.name == name and episode.pages)
+    onset = min(item.at for item in fine if item.name == name and item.pages)
+    return Page(name, onset, fired, waits()[name] + 2 * EVALUATION_SECONDS + 2 * SCRAPE_SECONDS)
+
+
+def _tickets(found: Sequence[Episode]) -> tuple[str, ...]:
+    return tuple(sorted({episode.name for episode in found if not episode.pages and episode.severity != "info"}))
+
+
+def incidents() -> list[Played]:
+    """Every reconstructed incident."""
+    return [play(incident) for incident in data.incidents()]
+
+
+def quiet() -> list[Quiet]:
+    """BurstGPT, the captures of an idle and a healthy server, and the other real runs without KV pressure."""
+    named = [(item.name, item.label) for item in data.telemetry() if item.label in (data.BAIT, "cap_or_compute_bound_no_kv_pressure")]
+    named += [(f"vllm-cpu/{name}.jsonl.gz", "idle" if name == "a_idle" else "healthy") for name in QUIET_CAPTURES]
+    return [_quiet(name, label) for name, label in named]
+
+
+def _quiet(name: str, label: str) -> Quiet:
+    active = alerts(name)
+    found = episodes(active)
+    return Quiet(name, label, _minutes(name), tuple(episode for episode in found if episode.pages), _tickets(found))
+
+
+def _minutes(name: str) -> float:
+    with Reader(data.RECORDINGS / name) as reader:
+        times = [snapshot.time for snapshot in reader]
+    return (times[-1] - times[0]) / 60
+
+
+def recall(played: Sequence[Played]) -> tuple[int, int]:
+    """Incidents that page, of those that must."""
+    wanted = [item for item in played if item.must_page]
+    return sum(bool(item.pages) for item in wanted), len(wanted)
+
+
+def precision(played: Sequence[Played]) -> tuple[int, int]:
+    """Incidents labelled for a page, of those settled ones that page."""
+    paged = [item for item in played if item.settled and item.pages]
+    return sum(item.incident.page == "yes" for item in paged), len(paged)

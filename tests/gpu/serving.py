@@ -41,7 +41,7 @@ def exporter(sysfs: Path, environ: Mapping[str, str], *arguments: str) -> Iterat
 
 
 def without_gpu_libraries() -> dict[str, str]:
-    """This process's environment with no way to AMD's library."""
+    """The environment of the tests with no way to AMD's library."""
     return {name: value for name, value in os.environ.items() if name not in ("ROCM_PATH", "ROCM_HOME")}
 
 

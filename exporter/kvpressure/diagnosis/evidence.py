@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvpressure.signals.logevents import ALLOCATION_EVENTS
-from kvpressure.signals.model import Signals
+from kvpressure.signals.model import ComputeSignals, Signals
 from kvpressure.signals.score import PROFILING
 from kvpressure.state import Evidence
 from kvpressure.thresholds import Thresholds
@@ -139,32 +139,45 @@ def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
 
 def _gpu(s: Signals, t: Thresholds) -> list[Evidence]:
     gpu = s.compute
-    starved = saturated = None
-    text = "GPU activity is not known"
-    if gpu.activity_level == PROFILING and gpu.tensor_activity is not None:
-        text = (f"tensor activity {_percent(gpu.tensor_activity)}, SM {_percent(gpu.sm_activity)}, DRAM "
-                f"{_percent(gpu.dram_activity)}")
-        busiest = max(gpu.tensor_activity, gpu.dram_activity or 0.0, gpu.sm_activity or 0.0)
-        starved = busiest < t["gpu_starved_ratio"]
-        saturated = gpu.tensor_activity >= t["dram_busy_ratio"] or (gpu.dram_activity or 0.0) >= t["dram_busy_ratio"]
-    elif gpu.gpu_utilization is not None:
-        text = f"NVML utilization {_percent(gpu.gpu_utilization)}"
-        starved = gpu.gpu_utilization < t["gpu_starved_ratio"]
-        saturated = gpu.gpu_utilization >= t["compute_bound_utilization_ratio"]
-        if gpu.power_ratio is not None:
-            text += f", power {_percent(gpu.power_ratio)} of the limit"
-            saturated = saturated or gpu.power_ratio >= t["power_prefill_ratio"]
-    elif gpu.power_ratio is not None:
-        text = f"power {_percent(gpu.power_ratio)} of the limit"
-        saturated = gpu.power_ratio >= t["power_prefill_ratio"]
+    starved, saturated, text, bound = _activity(gpu, t)
     low = None if gpu.gpu_utilization is None else gpu.gpu_utilization < t["host_queue_utilization_ratio"]
     idle = None if gpu.gpu_utilization is None else gpu.gpu_utilization <= t["gpu_idle_ratio"]
     return [
-        Evidence("gpu_starved", starved, f"{text} (starved below {_percent(t['gpu_starved_ratio'])})"),
+        Evidence("gpu_starved", starved, f"{text} (starved below {_percent(bound)})"),
         Evidence("gpu_saturated", saturated, text),
         Evidence("gpu_utilization_low", low, text),
         Evidence("gpu_idle", idle, text),
     ]
+
+
+def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | None, str, float]:
+    """Starved, saturated, the numbers, and the bound of "starved": by profiling where it is, else by the rest.
+
+    Starved is then what the first of utilization (no kernel ran), power and vLLM's estimate says, saturated what any of
+    them says. A low estimate does not prove that the GPU had time left.
+    """
+    bound = t["gpu_starved_ratio"]
+    if gpu.activity_level == PROFILING and gpu.tensor_activity is not None:
+        busiest = max(gpu.tensor_activity, gpu.dram_activity or 0.0, gpu.sm_activity or 0.0)
+        return (
+            busiest < bound,
+            gpu.tensor_activity >= t["dram_busy_ratio"] or (gpu.dram_activity or 0.0) >= t["dram_busy_ratio"],
+            f"tensor activity {_percent(gpu.tensor_activity)}, SM {_percent(gpu.sm_activity)}, DRAM "
+            f"{_percent(gpu.dram_activity)}", bound,
+        )
+    seen = [
+        (gpu.gpu_utilization, "NVML utilization {}", bound, t["compute_bound_utilization_ratio"]),
+        (gpu.power_ratio, "power {} of the limit", t["power_starved_ratio"], t["power_prefill_ratio"]),
+        (gpu.estimated_peak_ratio, "estimated work {} of the card's peak", bound, t["dram_busy_ratio"]),
+    ]
+    known = [(value, text, low, high) for value, text, low, high in seen if value is not None]
+    if not known:
+        return None, None, "GPU activity is not known", bound
+    saturated = any(value >= high for value, _, _, high in known)
+    measured = gpu.gpu_utilization is not None or gpu.power_ratio is not None
+    value, _, low, _ = known[0]
+    text = ", ".join(text.format(_percent(value)) for value, text, _, _ in known)
+    return value < low, saturated if measured or saturated else None, text, low
 
 
 def _host(s: Signals, t: Thresholds) -> list[Evidence]:

@@ -172,6 +172,7 @@ class ComputeSignals:
     power_ratio: float | None = None
     estimated_flops_per_second: float | None = None
     estimated_bytes_per_second: float | None = None
+    estimated_peak_ratio: float | None = None  # the larger of both against the card's data sheet
     activity_level: str = "none"  # profiling, power, estimated_flops, utilization_weak, none
     score_memory_factor: float | None = None
     score_compute_factor: float | None = None

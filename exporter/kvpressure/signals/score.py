@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvpressure import readings as r
 from kvpressure.readings import GpuReading
+from kvpressure.signals.cards import peak
 from kvpressure.signals.model import ComputeSignals, KvSignals, LoadSignals
 from kvpressure.signals.window import EngineWindow, History
 from kvpressure.thresholds import Thresholds
@@ -53,6 +55,15 @@ def _mean_over(gpus: Sequence[GpuWindow], value: Callable[[GpuReading], float | 
     return sum(means) / len(means) if means else None
 
 
+def _peak_ratio(gpus: Sequence[GpuWindow], flops: float | None, size: float | None) -> float | None:
+    """The estimate (per GPU) against the data sheet, whichever of FLOPs and bytes is closer to it; at most 1."""
+    peaks = [peak(gpu.last) if gpu.last is not None else None for gpu in gpus]
+    if not flops or not size or not peaks:
+        return None
+    ratios = [max(flops / found.flops, size / found.bytes) for found in peaks if found is not None]
+    return min(1.0, min(ratios)) if len(ratios) == len(peaks) else None
+
+
 def ramp(value: float, low: float, high: float) -> float:
     """0 at ``low`` and below, 1 at ``high`` and above, straight between."""
     if high <= low:
@@ -66,7 +77,8 @@ def compute_low(level: str, activity: ComputeSignals, t: Thresholds) -> float | 
     * profiling: tensor activity relative to DRAM activity, counted only while DRAM is busy (both low is the
       host's doing, not the memory's);
     * power: decode draws 0.4-0.7 of the limit, prefill 0.9-1.0, a starved GPU less than 0.35;
-    * estimated_flops: FLOPs per byte of vLLM's own estimate; decode is far below the roofline's knee;
+    * estimated_flops: FLOPs per byte of vLLM's own estimate; decode is far below the roofline's knee. Not counted when
+      both are a small share of what the card can do (host's doing again);
     * utilization_weak: NVML utilization around the documented 0.60. Weak: it is a duty cycle.
     """
     if level == PROFILING and activity.tensor_activity is not None and activity.dram_activity is not None:
@@ -77,6 +89,8 @@ def compute_low(level: str, activity: ComputeSignals, t: Thresholds) -> float | 
             return 0.0
         return 1.0 - ramp(activity.power_ratio, t["power_decode_ratio"], t["power_prefill_ratio"])
     if level == ESTIMATED and activity.estimated_flops_per_second and activity.estimated_bytes_per_second:
+        if activity.estimated_peak_ratio is not None and activity.estimated_peak_ratio < t["gpu_starved_ratio"]:
+            return 0.0
         intensity = activity.estimated_flops_per_second / activity.estimated_bytes_per_second
         return 1.0 - ramp(intensity, t["roofline_decode_flops_per_byte"], t["roofline_knee_flops_per_byte"])
     if level == UTILIZATION and activity.gpu_utilization is not None:
@@ -101,6 +115,8 @@ def compute(window: EngineWindow, gpus: Sequence[GpuWindow], kv: KvSignals, load
     utilizations = [mean for gpu in gpus if (mean := gpu.mean(lambda g: g.utilization_ratio)) is not None]
     read = window.rate(r.ESTIMATED_READ_BYTES, ACTIVITY_SECONDS)
     written = window.rate(r.ESTIMATED_WRITE_BYTES, ACTIVITY_SECONDS)
+    flops = window.rate(r.ESTIMATED_FLOPS, ACTIVITY_SECONDS) or None
+    moved = None if read is None else (read + (written or 0.0)) or None
     activity = ComputeSignals(
         gpu_utilization=sum(utilizations) / len(utilizations) if utilizations else None,
         gpu_utilization_low=min(utilizations, default=None),
@@ -108,21 +124,16 @@ def compute(window: EngineWindow, gpus: Sequence[GpuWindow], kv: KvSignals, load
         tensor_activity=_mean_over(gpus, lambda g: g.tensor_activity_ratio),
         dram_activity=_mean_over(gpus, lambda g: g.dram_activity_ratio),
         power_ratio=_mean_over(gpus, _power_ratio),
-        estimated_flops_per_second=window.rate(r.ESTIMATED_FLOPS, ACTIVITY_SECONDS) or None,
-        estimated_bytes_per_second=None if read is None else (read + (written or 0.0)) or None,
+        estimated_flops_per_second=flops, estimated_bytes_per_second=moved,
+        estimated_peak_ratio=_peak_ratio(gpus, flops, moved),
     )
     level = _level(activity)
     low = compute_low(level, activity, t)
     memory = memory_factor(kv, demand, t)
     wanted = demand_factor(kv, load)
     score = None if low is None or memory is None or wanted is None else low * memory * wanted
-    return ComputeSignals(
-        gpu_utilization=activity.gpu_utilization, gpu_utilization_low=activity.gpu_utilization_low,
-        sm_activity=activity.sm_activity, tensor_activity=activity.tensor_activity,
-        dram_activity=activity.dram_activity, power_ratio=activity.power_ratio,
-        estimated_flops_per_second=activity.estimated_flops_per_second,
-        estimated_bytes_per_second=activity.estimated_bytes_per_second, activity_level=level,
-        score_memory_factor=memory, score_compute_factor=low, score_demand_factor=wanted,
+    return replace(
+        activity, activity_level=level, score_memory_factor=memory, score_compute_factor=low, score_demand_factor=wanted,
         memory_high_compute_low_score=score,
     )
 

@@ -1,0 +1,120 @@
+"""The best activity evidence there is is used, by the score and by the verdict, and it is said which."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+
+import pytest
+
+from gpu.loads import LEVELS, LOADS, snapshot
+from kvpressure.pipeline import Pipeline
+from kvpressure.publish.collector import families
+from kvpressure.readings import GpuReading
+from kvpressure.signals.cards import peak
+from kvpressure.state import EngineState, State
+
+TICKS = 40
+
+
+def state(load: str, *levels: str, vendor: str = "nvidia") -> State:
+    pipeline = Pipeline()
+    for tick in range(TICKS):
+        found = pipeline.observe(snapshot(1000.0 + tick, load, *levels, vendor=vendor))
+    return found
+
+
+def engine(load: str, *levels: str, vendor: str = "nvidia") -> EngineState:
+    return state(load, *levels, vendor=vendor).engines[0]
+
+
+def subsets() -> list[tuple[str, ...]]:
+    return [chosen for size in range(len(LEVELS) + 1) for chosen in combinations(LEVELS, size)]
+
+
+@pytest.mark.parametrize("levels", subsets(), ids="+".join)
+def test_the_best_level_is_used_and_published(levels: tuple[str, ...]) -> None:
+    """Levels stand in ``LEVELS`` best first."""
+    found = state("decode", *levels)
+    (family,) = [f for f in families(found).collect() if f.name == "kvpressure_score_evidence_level"]
+    assert [s.labels["level"] for s in family.samples if s.value == 1] == [levels[0] if levels else "none"]
+    if levels:
+        alone = engine("decode", levels[0])
+        assert found.engines[0].signals.compute.score_compute_factor == alone.signals.compute.score_compute_factor
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+@pytest.mark.parametrize("level", [level for level in LEVELS if level != "utilization_weak"])
+def test_the_score_is_high_for_decode_at_a_full_cache_alone(level: str, vendor: str) -> None:
+    factors = {load: engine(load, level, vendor=vendor).signals.compute.score_compute_factor for load in LOADS}
+    assert factors["decode"] is not None
+    assert factors["decode"] >= 0.85
+    assert factors["prefill"] is not None
+    assert factors["prefill"] < 0.15
+    assert factors["host"] == 0.0
+    scores = {load: engine(load, level, vendor=vendor).signals.compute.memory_high_compute_low_score for load in LOADS}
+    assert scores["decode"] == factors["decode"]
+    assert scores["prefill"] == scores["host"] == 0.0  # the cache has room
+
+
+def test_by_utilization_alone_the_score_is_blind_and_marked_weak() -> None:
+    """Under pressure utilization is high, and low only where the host is the cause: why it comes last."""
+    factors = {load: engine(load, "utilization_weak").signals.compute.score_compute_factor for load in LOADS}
+    assert factors == {"decode": 0.0, "prefill": 0.0, "host": 1.0}
+    assert engine("decode", "utilization_weak").signals.compute.activity_level == "utilization_weak"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_starved_gpu_is_known_at_each_level_and_named_in_the_verdict(level: str) -> None:
+    for load in LOADS:
+        evidence = engine(load, level).diagnosis.evidence
+        assert evidence["gpu_starved"].value is (load == "host"), load
+        assert not (evidence["gpu_saturated"].value and load == "host")
+    found = engine("host", level).diagnosis
+    assert found.verdict == "host_bound"
+    assert (found.confidence >= 0.7) == (level in ("profiling", "utilization_weak")), "little power or work: small models too"
+
+
+@pytest.mark.parametrize(("level", "text"), [
+    ("profiling", "tensor activity 60 %"), ("power", "power 95 % of the limit"),
+    ("estimated_flops", "estimated work 56 % of the card's peak"), ("utilization_weak", "NVML utilization 99 %")])
+def test_a_gpu_that_prompts_saturate_is_known_at_each_level(level: str, text: str) -> None:
+    evidence = engine("prefill", level).diagnosis.evidence["gpu_saturated"]
+    assert evidence.value is True
+    assert text in evidence.text
+
+
+@pytest.mark.parametrize("levels", subsets(), ids="+".join)
+@pytest.mark.parametrize(("load", "verdict"), [("decode", "kv_pressure"), ("prefill", "compute_bound")])
+def test_the_verdict_on_a_queue_is_the_same_at_every_level(levels: tuple[str, ...], load: str, verdict: str) -> None:
+    assert engine(load, *levels).diagnosis.verdict == verdict
+
+
+def test_without_activity_the_verdict_says_what_is_missing() -> None:
+    found = engine("prefill").diagnosis
+    assert found.evidence["gpu_starved"].value is None
+    assert found.evidence["gpu_saturated"].value is None
+    assert "GPU activity" in found.missing
+
+
+@pytest.mark.parametrize("name", ["Some Future Card", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", None])
+def test_an_estimate_says_nothing_of_a_card_whose_peak_is_not_known(name: str | None) -> None:
+    parent = "GPU-1" if name is not None and "MIG" in name else None
+    assert peak(GpuReading("u", 0, "nvidia", name, parent_uuid=parent)) is None
+
+
+@pytest.mark.parametrize(("name", "terabytes"), [
+    ("NVIDIA H100 80GB HBM3", 3.35), ("NVIDIA H100 PCIe", 2.0), ("NVIDIA H100 NVL", 3.9), ("NVIDIA H200", 4.9),
+    ("NVIDIA GH200 480GB", 4.9), ("NVIDIA A100-SXM4-80GB", 2.04), ("NVIDIA A10", 0.6), ("NVIDIA A10G", None),
+    ("NVIDIA L4", 0.3), ("NVIDIA L40S", 0.864), ("NVIDIA B200", 8.0), ("NVIDIA GB200", 8.0),
+    ("AMD Instinct MI300X OAM", 5.3), ("AMD INSTINCT MI250X", 1.6), ("AMD Instinct MI300A", None), ("NVIDIA GB10", None)])
+def test_peaks_by_the_names_of_drivers(name: str, terabytes: float | None) -> None:
+    found = peak(GpuReading("u", 0, "x", name))
+    assert (None if found is None else found.bytes / 1e12) == (None if terabytes is None else pytest.approx(terabytes))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_evidence_names_no_number_that_was_not_read(level: str) -> None:
+    text = engine("decode", level).diagnosis.evidence["gpu_starved"].text
+    names = {"profiling": "tensor", "power": "power", "estimated_flops": "estimated", "utilization_weak": "NVML"}
+    assert [name for name in names.values() if re.search(name, text)] == [names[level]]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure import readings as r
+from kvpressure.pipeline import Pipeline
 from kvpressure.readings import EnginePage, EngineReading
+from kvpressure.recording.reader import Reader
 from kvpressure.sources.vllm.pace import BUSY_SHARE, CALM_INTERVAL, CALM_SHARE, SLOWEST_INTERVAL, Pace
+
+RECORDING = Path(__file__).parents[1] / "fixtures/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
 
 
 def page(running=0.0, waiting=0.0, kv=0.0, tokens=None, cost=0.001, error=None, engine="0"):
@@ -107,3 +113,32 @@ class TestPace:
         share = BUSY_SHARE if busy else CALM_SHARE
         assert interval <= SLOWEST_INTERVAL
         assert cheapest / interval <= share * 1.0001 or interval == SLOWEST_INTERVAL
+
+
+def first_pressure(pace: Pace | None) -> float:
+    """Seconds into a recorded incident of a real vLLM at which the verdict is KV pressure, scraped at this pace."""
+    pipeline = Pipeline()
+    with Reader(RECORDING) as reader:
+        begin = None
+        for snapshot in reader:
+            begin = snapshot.time if begin is None else begin
+            asked = pace is None or pace.due(snapshot.time)
+            pages = snapshot.pages if asked else ()
+            for found in pages if pace is not None else ():
+                pace.started(snapshot.time)
+                pace.observe(found, snapshot.time)
+            for engine in pipeline.observe(replace(snapshot, pages=pages)).engines:
+                if engine.diagnosis.verdict == "kv_pressure" and engine.diagnosis.confidence >= 0.7:
+                    return snapshot.time - begin
+    raise AssertionError("never")
+
+
+@pytest.mark.parametrize("since", range(5))
+def test_pressure_is_found_hardly_later_than_by_asking_every_second(since: int) -> None:
+    """``since``: seconds from the last page to the beginning of the incident."""
+    with Reader(RECORDING) as reader:
+        begin = next(iter(reader)).time
+    calm = Pace(1.0)
+    fetches(calm, begin - since, lambda _: page(), begin - since - 121)
+    assert calm.interval(begin) == CALM_INTERVAL
+    assert first_pressure(calm) - first_pressure(None) <= CALM_INTERVAL

@@ -68,8 +68,8 @@ class Server:
 
 @contextmanager
 def server(name: str, workdir: Path, model: str, max_num_seqs: int = 64, plugin: bool = True,
-           extra: tuple[str, ...] = ()) -> Iterator[Server]:
-    """A vLLM on the CPU; ended with the block."""
+           on_page: bool = False, extra: tuple[str, ...] = ()) -> Iterator[Server]:
+    """A vLLM on the CPU; ended with the block. The plugin reports to a directory, or (``on_page``) on vLLM's own page."""
     port, home = free_port(), workdir / name
     shutil.rmtree(home, ignore_errors=True)
     reports = home / "reports"
@@ -79,7 +79,8 @@ def server(name: str, workdir: Path, model: str, max_num_seqs: int = 64, plugin:
                "--block-size", "32", "--num-gpu-blocks-override", "256", "--enforce-eager",
                "--enable-logging-iteration-details", *extra]
     env = SERVER_ENV | {"PYTHONPATH": f"{ROOT}/.vllm/plugin:{ROOT}/tools/vllm/truth", "KVPRESSURE_TRUTH": str(home / "steps"),
-                        "KVPRESSURE_PLUGIN": "1" if plugin else "0", "KVPRESSURE_PLUGIN_DIR": str(reports),
+                        "KVPRESSURE_PLUGIN": "1" if plugin else "0",
+                        "PROMETHEUS_MULTIPROC_DIR" if on_page else "KVPRESSURE_PLUGIN_DIR": str(reports),
                         "POD_NAMESPACE": POD[0], "POD_NAME": POD[1]}
     with process(command, env, home / "server.log") as child:
         wait_for(f"http://127.0.0.1:{port}/health", 240)

@@ -20,6 +20,7 @@ from bed import Row, Server, Step, exporter, plugin_flags, run, server, truth_me
 from session import ROOT
 
 STEADY = "closed --clients 8 --prompt 150 250 --output 150 250"
+IDLE_SECONDS, BUSY_SECONDS = 12, 20
 SMALL, TINY = ".vllm/small-llama", ".vllm/tiny-llama"
 
 
@@ -135,10 +136,13 @@ def engine_killed(book: Book, vllm: Server, ports: tuple[int, ...]) -> None:
 
 
 def sequence_limit(book: Book, workdir: Path) -> None:
-    """Four sequences allowed, sixteen clients, an almost empty cache."""
-    with server("limit", workdir, SMALL, max_num_seqs=4) as vllm, exporter(vllm, *plugin_flags(vllm)) as port:
-        watch = run(vllm, (port,), "sequence-limit", 50, "closed --clients 16 --prompt 100 150 --output 100 200")
+    """Four sequences allowed, sixteen clients, an almost empty cache; the plugin reports on vLLM's own page."""
+    with server("limit", workdir, SMALL, max_num_seqs=4, on_page=True) as vllm, exporter(vllm) as port:
+        watch = run(vllm, (port,), "sequence-limit", 65, "closed --clients 16 --prompt 100 150 --output 100 200")
         book.mostly("sequence-limit", watch.said(port, 25), "concurrency_limited")
+        told = "kvpressure:frontends 1.0" in watch.rows[port][-2].theirs
+        book.check("sequence-limit", "the plugin is on vLLM's own page", told, "kvpressure:frontends")
+        batches(book, "sequence-limit", watch.after(port, 55), vllm.steps(), plugin=True)
 
 
 def two_api_servers(book: Book, workdir: Path) -> None:
@@ -184,12 +188,12 @@ def measure(book: Book, vllm: Server, plugin: bool, name: str, flags: tuple[str,
     """One way of watching, idle and under load."""
     def shares_of() -> tuple[float, float, float]:
         before, begin = vllm.cpu_seconds(), time.monotonic()
-        time.sleep(15)
+        time.sleep(IDLE_SECONDS)
         idle = (vllm.cpu_seconds() - before) / (time.monotonic() - begin)
         before, begin = vllm.cpu_seconds(), time.monotonic()
-        watch = run(vllm, (), f"cost, {name}", 20, STEADY)
+        watch = run(vllm, (), f"cost, {name}", BUSY_SECONDS, STEADY)
         busy = (vllm.cpu_seconds() - before) / (time.monotonic() - begin)
-        return idle, busy, float(str(watch.clients["tokens"])) / 20
+        return idle, busy, float(str(watch.clients["tokens"])) / BUSY_SECONDS
 
     if flags is None:
         idle, busy, tokens = shares_of()
@@ -221,7 +225,7 @@ def report(book: Book, seconds: float, names: list[str]) -> str:
     if book.costs:
         lines += ["", "## What being watched costs", "",
                   "CPU of the API server process as a share of one core, and output tokens per second of eight clients, each over",
-                  "15 and 20 seconds. The two cores are shared by the server, its clients and the exporter, so throughput",
+                  f"{IDLE_SECONDS} and {BUSY_SECONDS} seconds. The two cores are shared by the server, its clients and the exporter, so throughput",
                   "differs by several per cent from run to run; the idle share shows the scraping alone.", "",
                   "| plugin | watched | CPU idle | CPU under load | tokens/s |", "|---|---|---|---|---|"]
         lines += ["| " + " | ".join(row) + " |" for row in book.costs]

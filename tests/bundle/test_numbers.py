@@ -28,13 +28,13 @@ PROSE_TEXT = re.compile(r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal one
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
 ALERT_PAGE = re.compile(r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| \d+ \| \d+ \|$|moved 10 %", re.DOTALL | re.MULTILINE)
 
-# The one fullest GPU of an engine, per second to per minute, and what a ratio of 1 means.
-BOARD_TEXT = re.compile(r"\(1, |\* 60$|^1 is normal")
+# The one fullest GPU of an engine, per second to per minute, none counted as 0, and what 1 and 0 mean.
+BOARD_TEXT = re.compile(r"\(1, |\* 60$|vector\(0\)|^1 is normal|never 0")
 
 # Keys of a board that are layout and behaviour, not judgement.
 LAYOUT_KEYS = {"id", "x", "y", "w", "h", "schemaVersion", "version", "graphTooltip", "refresh", "hide", "sort", "min", "max",
                "decimals", "lineWidth", "fillOpacity", "rowHeight", "perPage", "index", "from", "to", "step",
-               "fiscalYearStartMonth"}
+               "fiscalYearStartMonth", "minWidth"}
 
 
 def moved() -> Thresholds:

@@ -128,11 +128,12 @@ def test_what_is_written_goes_to_the_scratch_directory(tmp_path: Path) -> None:
 
 
 def test_settings_of_one_vendor_do_not_stop_the_other(tmp_path: Path) -> None:
-    documents = render(BOTH | {"config": {"nvidia.gpm": True, "collector.nvidia.interval": "2s", "gpu.amd.backend": "sysfs",
-                                          "log.format": "json"}})
+    documents = render(BOTH | {"config": {"nvidia.gpm": True, "collector.nvidia.interval": "2s", "collector.amd.interval": "3s",
+                                          "gpu.amd.backend": "sysfs", "log.format": "json"}})
     nvidia, amd = load(documents, "nvidia", tmp_path), load(documents, "amd", tmp_path)
     assert (nvidia.nvidia_gpm, nvidia.collectors["nvidia"].interval_seconds, nvidia.log_format) == (True, 2.0, "json")
     assert (amd.nvidia_gpm, amd.amd_backend, amd.log_format) == (False, "sysfs", "json")
+    assert amd.collectors["amd"].interval_seconds == 3.0
 
 
 def test_each_vendor_gets_its_own_pods() -> None:

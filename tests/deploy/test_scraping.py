@@ -88,6 +88,7 @@ def snake(endpoint: Json) -> list[Json]:
 def test_the_monitor_keeps_the_engines_labels_and_drops_the_exporters(kind: str, exporter: str, tmp_path: Path) -> None:
     spec = only(render({"monitor": {"kind": kind, "cluster": "eu-1"}}), kind)["spec"]
     endpoint, = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
+    assert endpoint["honorLabels"] is True  # also where somebody adds such labels to the target again
     found = scraped({"job_name": "kvpressure", "honor_labels": endpoint["honorLabels"], "relabel_configs": snake(endpoint),
                      "static_configs": [{"targets": [exporter], "labels": {**OF_THE_POD, **BY_OPERATOR}}]}, tmp_path)
     own = {"job": "kvpressure", "instance": "node-1", "node": "node-1", "cluster": "eu-1"}
@@ -98,6 +99,7 @@ def test_the_monitor_keeps_the_engines_labels_and_drops_the_exporters(kind: str,
 def test_the_example_for_a_cluster_does_the_same(exporter: str, tmp_path: Path) -> None:
     scrape, = yaml.safe_load((DEPLOY / "prometheus" / "kubernetes.yml").read_text())["scrape_configs"]
     del scrape["kubernetes_sd_configs"]
+    assert scrape["honor_labels"] is True
     scrape["static_configs"] = [{"targets": [exporter], "labels": OF_THE_POD},
                                 {"targets": ["127.0.0.1:1"], "labels": {**OF_THE_POD, "__meta_kubernetes_pod_container_port_name": "x"}}]
     found = scraped(scrape, tmp_path)

@@ -19,21 +19,20 @@ from kvpressure.cli import main
 from kvpressure.recording.reader import Reader
 from toolbox.conftest import FIXTURES
 
-SCRAPE_SECONDS = 5
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
 
 
-def write_history(path: Path, servers: dict[str, str], end: float) -> None:
-    """An OpenMetrics file with the pages of recordings as if scraped every few seconds, ending at ``end``."""
+def write_history(path: Path, servers: dict[str, tuple[str, float]], end: float) -> None:
+    """An OpenMetrics file with the pages of recordings as if scraped at an interval, ending at ``end``."""
     series: dict[str, dict[str, list[tuple[float, str]]]] = {}
-    for pod, name in servers.items():
+    for pod, (name, interval) in servers.items():
         with Reader(FIXTURES / f"recordings/vllm-cpu/{name}.jsonl.gz", keep_exposition=True) as reader:
             ticks = [(snapshot.time, snapshot.pages[0].exposition or "") for snapshot in reader if snapshot.pages]
         shift, due = end - ticks[-1][0], float("-inf")
         for t, text in ticks:
             if t < due:
                 continue
-            due = t + SCRAPE_SECONDS - 0.5
+            due = t + interval - 0.5
             for line in text.splitlines():
                 found = _SAMPLE.match(line)
                 if found is None:
@@ -54,7 +53,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     programs = [shutil.which(name) for name in ("prometheus", "promtool")]
     assert all(programs), "apt install prometheus: this test needs prometheus and promtool"
     folder = tmp_path_factory.mktemp("prometheus")
-    write_history(folder / "history.om", {"vllm-0": "d_kv_pressure", "vllm-1": "b_light"}, time.time() - 20)
+    write_history(folder / "history.om", {
+        "vllm-0": ("d_kv_pressure", 5.0), "vllm-1": ("b_light", 5.0), "vllm-2": ("d_kv_pressure", 15.0)}, time.time() - 20)
     subprocess.run([str(programs[1]), "tsdb", "create-blocks-from", "openmetrics", str(folder / "history.om"),
                     str(folder / "data")], check=True, capture_output=True)
     (folder / "prometheus.yml").write_text("scrape_configs: []\n")
@@ -98,7 +98,17 @@ def test_by_pod_and_by_model(capsys: pytest.CaptureFixture[str], prometheus: str
     _, document = diagnose(capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-1")
     assert [engine["pod"] for engine in document["engines"]] == ["vllm-1"]
     _, document = diagnose(capsys, "--prometheus", f"{prometheus}/", "--since", "30m", "--model", "tiny", "-n", "inference")
-    assert len(document["engines"]) == 2
+    assert len(document["engines"]) == 3
+
+
+def test_sparse_samples_are_judged_with_a_warning(capsys: pytest.CaptureFixture[str], prometheus: str) -> None:
+    _, document = diagnose(capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-2", "--args=--max-num-seqs 64")
+    engine = document["engines"][0]
+    assert engine["verdict"] == "kv_pressure"
+    assert engine["engine"]["limits"]["max_num_seqs"]["source"] == "args"
+    assert "samples are 15 s apart" in document["warnings"][0]
+    _, document = diagnose(capsys, "--prometheus", prometheus, "--since", "30m", "--pod", "vllm-0")
+    assert document["warnings"] == []
 
 
 def test_nothing_matches(capsys: pytest.CaptureFixture[str], prometheus: str) -> None:

@@ -12,6 +12,7 @@ from kvpressure.publish.view import Surroundings
 from kvpressure.readings import EngineKey, Snapshot
 from kvpressure.state import EngineState, State
 from kvpressure.thresholds import Thresholds
+from kvpressure.toolbox.lifetime import since_start
 from kvpressure.toolbox.view import FINE, EngineView, engines
 
 MAX_CHANGES: Final = 200  # of one engine that are kept for the report
@@ -95,6 +96,8 @@ def _case(key: EngineKey, track: _Track, state: State, node: str, around: Surrou
     """Documents are built only for what is reported."""
     document = diagnosis_document(state, node, around)
     view = next((view for view in engines(document) if _key(view.data) == key), EngineView({}, document))
+    reading = next((engine.reading for engine in state.engines if engine.key == key), None)
+    view = EngineView({**view.data, "since_start": since_start(reading)}, document)
     return Case(view, state.time, tuple(track.changes), track.seconds, track.final)
 
 

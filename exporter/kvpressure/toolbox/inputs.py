@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from kvpressure.args import GIB
@@ -25,6 +27,7 @@ from kvpressure.toolbox.triage import PodFacts
 from kvpressure.toolbox.view import engines
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
+SPARSE_SECONDS: Final = 10.0  # the shortest window of the signals
 _DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_SINCE: Final = 7 * 86400.0
@@ -206,18 +209,29 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
 
 def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     query = prometheus.Query(options.prometheus, options.since, options.namespace, options.pod, options.model,
-                             prometheus.token_from(options.prometheus_token_file))
+                             prometheus.token_from(options.prometheus_token_file), options.args)
     api, now = prometheus.Prometheus(query), prometheus.wall()
     cases: list[Case] = []
+    times: list[float] = []
     with Progress() as progress:
         for server in prometheus.servers(api, query, now):
             def show(state: State) -> None:
+                times.append(state.time)
                 done = options.since - (now - state.time)
                 progress.show(f"{bar(done, options.since)} {state.engines[0].key.pod if state.engines else ''}")
 
             cases += judge(prometheus.snapshots(api, query, server, now, options.gpu), thresholds, "", worst=True,
                            on_state=show)
-    return Found(tuple(cases), f"--prometheus {options.prometheus}", {})
+    return Found(tuple(cases), f"--prometheus {options.prometheus}", {}, tuple(_sparse(times)))
+
+
+def _sparse(times: Sequence[float]) -> Iterator[str]:
+    """A warning when samples are too far apart for the windows of the signals."""
+    gaps = [after - before for before, after in pairwise(times) if after > before]
+    usual = median(gaps) if gaps else 0.0
+    if usual > SPARSE_SECONDS:
+        yield (f"samples are {usual:.0f} s apart: short peaks are lost and verdicts less certain than from an exporter (1 s); "
+               "--args with the server's limits helps")
 
 
 # --- an exporter ------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ Advice = Literal["do", "if it stays", "not here"]
 
 WATERMARK: Final = 0.1
 _WATERMARK_SINCE: Final = (0, 24, 0)
-_EXAMPLE: Final = Caps(4096, 1024, known=False)
+_EXAMPLE: Final = (4096, 1024)
 _PROMPT_STEP: Final = 256
 _OUTPUT_STEP: Final = 64
 _FULL: Final = 0.9  # share of the cache that capped requests may want together
@@ -70,9 +70,9 @@ def target_sequences(engine: EngineView) -> float | None:
 
 def caps_for(engine: EngineView) -> Caps:
     """Caps that leave 95 % of the present prompts and answers alone, unless even those do not fit together."""
-    prompt, output = engine.signal("prompt_quantiles:0.95"), engine.signal("output_quantiles:0.95")
+    prompt, output = engine.shape("prompt_quantiles:0.95"), engine.shape("output_quantiles:0.95")
     if prompt is None or output is None:
-        return _EXAMPLE
+        return _example(engine.limit("max_model_len").value)
     answer = ceil(max(output, 1) / _OUTPUT_STEP) * _OUTPUT_STEP
     question = ceil(max(prompt, 1) / _PROMPT_STEP) * _PROMPT_STEP
     capacity, together = engine.signal("kv_capacity_tokens"), target_sequences(engine)
@@ -84,6 +84,12 @@ def caps_for(engine: EngineView) -> Caps:
     return Caps(question, answer, known=True)
 
 
+def _example(max_model_len: float | None) -> Caps:
+    """Numbers to be replaced, within what the server accepts."""
+    most = int(max_model_len or 4 * _EXAMPLE[0])
+    return Caps(max(1, min(_EXAMPLE[0], most // 2)), max(1, min(_EXAMPLE[1], most // 4)), known=False)
+
+
 def _edge(engine: EngineView, caps: Caps) -> Step:
     said = f"reject prompts above {caps.input_tokens} tokens (413) and require max_tokens of at most {caps.output_tokens} (400)"
     capacity, together = engine.signal("kv_capacity_tokens"), target_sequences(engine)
@@ -93,9 +99,10 @@ def _edge(engine: EngineView, caps: Caps) -> Step:
         said += (f": then {together:.0f} requests want at most {together * (caps.input_tokens + caps.output_tokens):.0f} of the cache's "
                  f"{capacity:.0f} tokens")
     p95 = [f"{kind} {value:.0f}" for kind, name in (("prompts", "prompt"), ("answers", "output"), ("max_tokens", "max_tokens"))
-           if (value := engine.signal(f"{name}_quantiles:0.95")) is not None]
+           if (value := engine.shape(f"{name}_quantiles:0.95")) is not None]
     if p95:
-        said += f" (today's p95 in tokens: {', '.join(p95)})"
+        when = "today's p95" if engine.signal("prompt_quantiles:0.95") is not None else "p95 since the server started"
+        said += f" ({when} in tokens: {', '.join(p95)})"
     length = engine.limit("max_model_len").recommended
     if length is not None:
         said += f". In the engine, --max-model-len {length:.0f} does the same for the prompt, with a restart"

@@ -35,7 +35,7 @@ _INFO: Final = "cache_config_info"  # its labels are its content
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which servers, and how far back. ``model`` keeps engines of that name only."""
+    """Which servers, and how far back. ``model`` keeps engines of that name only; ``args`` is their command line, if stated."""
 
     url: str
     since_seconds: float
@@ -43,6 +43,7 @@ class Query:
     pod: str | None = None
     model: str | None = None
     token: str | None = None
+    args: tuple[str, ...] = ()
 
 
 class Prometheus:
@@ -120,7 +121,7 @@ def snapshots(prometheus: Prometheus, query: Query, server: Mapping[str, str], n
         for t, text in _pages(rows, begin, end):
             page = page_from_text(text, target=server.get("instance", ""), time=t, namespace=server.get("namespace", ""),
                                   pod=server.get("pod") or server.get("instance", ""),
-                                  container=server.get("container", ""), scanner=scanner)
+                                  container=server.get("container", ""), args=query.args, scanner=scanner)
             yield snapshot(t, (_only(page, query.model),), around, first=False)
         begin = end
 

@@ -64,9 +64,11 @@ def next_steps(engine: EngineView, again: str) -> Iterator[str]:
     plan = mapping(engine.data.get("mitigation"))
     for action in (mapping(item) for item in items(plan.get("actions"))):
         flags = " ".join(str(item) for item in items(action.get("flags")))
-        yield f"{action.get('title')}" + (f": {flags}" if flags else "")
+        if not str(action.get("title")).startswith("Verify"):  # on the exporter's page; here it is a command
+            yield f"{action.get('title')}" + (f": {flags}" if flags else "")
     if engine.verdict == "kv_pressure":
         yield f"kvpressure mitigate {again}: the whole plan with costs, as text, kubectl patch or Helm values"
+        yield "kvpressure mitigate --verify URL afterwards: whether it recovers"
     elif engine.verdict in FINE:
         yield "if users complain nevertheless, look in front of the server: gateway, routing, network, clients"
     elif engine.verdict == "unknown":

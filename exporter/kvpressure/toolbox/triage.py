@@ -14,6 +14,7 @@ FINDINGS: Final = ("fine", "look", "bad", "unknown")
 _HARD: Final = ALLOCATION_EVENTS | {"host_oom", "engine_dead", "start_failed"}
 _PERIODIC: Final = frozenset({"stats", "iteration", "sleep"})
 _SHOWN: Final = 8
+_SHAPE_STEP: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,19 @@ class PodFacts:
 def triage(engine: EngineView, pod: PodFacts | None = None) -> list[Step]:
     """All steps in the guide's order; empty when the document (of an older exporter) has none."""
     steps = [_read(mapping(item)) for item in items(engine.data.get("triage"))]
+    steps = [_shape(step, engine) if step.number == _SHAPE_STEP else step for step in steps]
     if pod is None:
         return steps
     return [_REFINED[step.number](step, engine, pod) if step.number in _REFINED else step for step in steps]
+
+
+def _shape(step: Step, engine: EngineView) -> Step:
+    """A short watch sees no request finish; the server's totals tell its usual shape."""
+    told = [f"{words} {value:.0f}" for words, name in (("prompts", "prompt"), ("answers", "output"), ("max_tokens", "max_tokens"))
+            if (value := engine.shape(f"{name}_quantiles:0.95")) is not None]
+    if not told or engine.signal("prompt_quantiles:0.95") is not None:
+        return step
+    return replace(step, answers=(*step.answers, f"Since the server started, p95 in tokens: {', '.join(told)}."))
 
 
 def _read(step: Mapping[str, object]) -> Step:

@@ -71,6 +71,11 @@ class EngineView:
         """A signal by its flat name, e.g. ``kv_used_ratio`` or ``prompt_quantiles:0.95``."""
         return number(mapping(self.data.get("signals")).get(name))
 
+    def shape(self, name: str) -> float | None:
+        """A signal of request shape; where no request finished in the window, its value since the server started."""
+        value = self.signal(name)
+        return value if value is not None else number(mapping(self.data.get("since_start")).get(name))
+
     def evidence(self, name: str) -> bool | None:
         """Named evidence."""
         return flag(mapping(mapping(self.data.get("evidence")).get(name)).get("value"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -157,6 +158,6 @@ def _week(job: tuple[str, int, int]) -> list[Day]:
 def fortnight(service: str, days: int = DAYS, workers: int = 2) -> list[Day]:
     """All days in order, in ``workers`` processes, one stretch each."""
     edges: Sequence[int] = [round(days * part / workers) for part in range(workers + 1)]
-    jobs = [(service, first, end) for first, end in zip(edges, edges[1:], strict=False) if end > first]
+    jobs = [(service, first, end) for first, end in itertools.pairwise(edges) if end > first]
     with ProcessPoolExecutor(workers) as pool:
         return [day for week in pool.map(_week, jobs) for day in week]

@@ -1,0 +1,179 @@
+"""Two incidents live: the exporter plays a recording, a real Prometheus scrapes it and evaluates our rules, a real
+Alertmanager groups, mutes and notifies. Only the waiting times of rules and routes are shortened.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from kvpressure.demo.stack import Stack, installed
+
+RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings" / "vllm-cpu"
+PRESSED, STUCK = "pressed-model", "stuck-model"
+PRESSURE_ENDS, STALL_BEGINS, STALL_ENDS, END = 20, 6, 34, 72  # seconds
+BY = 1 / 60  # five minutes of waiting become five seconds
+GROUP_INTERVAL_SECONDS = 5
+SCRAPE_SECONDS = 0.5
+WATCHDOG = "heartbeat"
+PEOPLE = ("pager", "tickets")
+
+
+def capture(name: str) -> list[str]:
+    """The pages of a capture of a real server."""
+    with gzip.open(RECORDINGS / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        next(lines)
+        return [json.loads(line)["engines"][0]["exposition"] for line in lines]
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """A page of each server for every second: one is under KV pressure and then calm, one stops and goes on."""
+    pressure, calm, steady = capture("d_kv_pressure"), capture("f_recovery"), capture("c_steady")
+    for second in range(END):
+        pressed = pressure[second] if second < PRESSURE_ENDS else calm[(second - PRESSURE_ENDS) % len(calm)]
+        at = second if second < STALL_BEGINS else max(STALL_BEGINS, second - (STALL_ENDS - STALL_BEGINS))
+        yield named(pressed, PRESSED), named(steady[min(at, len(steady) - 1)], STUCK)
+
+
+def named(page: str, model: str) -> str:
+    return re.sub(r'model_name="[^"]*"', f'model_name="{model}"', page)
+
+
+def write_recording(path: Path) -> None:
+    """Both servers as two pods of one node."""
+    with path.open("w", encoding="utf-8") as out:
+        out.write(json.dumps({"format": "kvpressure-recording", "version": 1, "interval_seconds": 1, "node": "n"}) + "\n")
+        for second, both in enumerate(pages()):
+            engines = [{"target": f"http://{pod}/metrics", "namespace": "inference", "pod": pod, "container": "vllm", "gpus": [],
+                        "args": ["--max-num-seqs", "64"], "exposition": page}
+                       for pod, page in zip((PRESSED, STUCK), both, strict=True)]
+            out.write(json.dumps({"t": 1_700_000_000 + second, "engines": engines}) + "\n")
+
+
+@contextmanager
+def exporter(recording: Path) -> Iterator[str]:
+    """The real process; yields its address."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
+    command = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", "127.0.0.1:0", "--node-name", "n",
+               "--collector.recording", "--recording.file", str(recording), "--no-collector.nvidia", "--no-collector.amd",
+               "--no-collector.vllm"]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert child.stderr is not None
+    try:
+        address = next((found[1] for line in child.stderr if (found := re.search(r"listening address=(\S+)", line))), None)
+        assert address is not None, "the exporter did not start"
+        threading.Thread(target=child.stderr.read, daemon=True).start()
+        yield address
+    finally:
+        child.terminate()
+        child.wait(10)
+
+
+class Notifications:
+    """What the receivers got."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.got: list[tuple[float, str, list[dict[str, Any]]]] = []
+
+    def take(self, receiver: str, alerts: list[dict[str, Any]]) -> None:
+        self.got.append((time.monotonic() - self.began, receiver, alerts))
+
+    def to(self, *receivers: str) -> list[list[dict[str, Any]]]:
+        return [alerts for _, receiver, alerts in self.got if receiver in receivers]
+
+    def firing(self, receiver: str, model: str) -> set[str]:
+        """Names of the alerts on a model that a receiver was told of."""
+        return {alert["labels"]["alertname"] for alerts in self.to(receiver) for alert in alerts
+                if alert["status"] == "firing" and alert["labels"].get("model_name") == model}
+
+    def about(self, model: str, *, calls_for_work: bool) -> list[str]:
+        """The receivers of the notifications about a model, in order; ``calls_for_work`` = those that are no all-clear."""
+        return [receiver for _, receiver, alerts in self.got if receiver in PEOPLE
+                and any(alert["labels"].get("model_name") == model for alert in alerts)
+                and (not calls_for_work or any(alert["status"] == "firing" for alert in alerts))]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was sent, and which alerts for people Alertmanager still held active at the end."""
+
+    notifications: Notifications
+    left: set[str]
+
+
+def active(stack: Stack) -> set[str]:
+    """Names of the active alerts, muted ones included, without those that are for the boards only."""
+    with urlopen(f"{stack.alertmanager.url}/api/v2/alerts?active=true&inhibited=true", timeout=5) as answer:
+        return {alert["labels"]["alertname"] for alert in json.load(answer) if alert["labels"]["severity"] != "info"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """From the start until both have paged and nothing is active any more, or until the recording ends."""
+    programs = installed()
+    assert programs is not None, "prometheus and prometheus-alertmanager are needed"
+    folder = tmp_path_factory.mktemp("live")
+    write_recording(folder / "recording.jsonl")
+    sent = Notifications()
+    with exporter(folder / "recording.jsonl") as address:
+        stack = Stack(programs, folder, address, BY, SCRAPE_SECONDS, sent.take, threading.Event())
+        try:
+            until = sent.began + END - 6
+            left = {"not looked at"}
+            while time.monotonic() < until:
+                left = active(stack)
+                if sent.firing("pager", PRESSED) and sent.firing("pager", STUCK) and not left:
+                    time.sleep(GROUP_INTERVAL_SECONDS + 1)  # the all-clear of the last one
+                    break
+                time.sleep(0.2)
+        finally:
+            stack.stop()
+    return Run(sent, left)
+
+
+def test_each_incident_pages_with_its_own_alert(run: Run) -> None:
+    assert run.notifications.firing("pager", PRESSED) == {"VllmKVCachePressure"}
+    assert run.notifications.firing("pager", STUCK) == {"VllmEngineStalled"}
+
+
+def test_an_incident_is_at_most_three_notifications_and_one_page(run: Run) -> None:
+    for model in (PRESSED, STUCK):
+        assert len(run.notifications.about(model, calls_for_work=True)) <= 3
+        assert run.notifications.about(model, calls_for_work=True).count("pager") == 1
+
+
+def test_models_are_told_apart(run: Run) -> None:
+    for alerts in run.notifications.to(*PEOPLE):
+        assert len({alert["labels"].get("model_name") for alert in alerts}) == 1
+
+
+def test_a_ticket_of_the_page_it_belongs_to_is_muted(run: Run) -> None:
+    paged = min(t for t, receiver, alerts in run.notifications.got if receiver == "pager"
+                and alerts[0]["labels"].get("model_name") == PRESSED)
+    later = {alert["labels"]["alertname"] for t, receiver, alerts in run.notifications.got for alert in alerts
+             if receiver == "tickets" and t > paged and alert["status"] == "firing" and alert["labels"].get("model_name") == PRESSED}
+    assert "VllmKVCachePressure" not in later
+
+
+def test_all_clear_after_recovery(run: Run) -> None:
+    assert run.left == set()
+    assert run.notifications.to(WATCHDOG), "the watchdog has been silent"
+    last = {}
+    for alerts in run.notifications.to("pager"):
+        last.update({alert["fingerprint"]: alert["status"] for alert in alerts})
+    assert set(last.values()) == {"resolved"}

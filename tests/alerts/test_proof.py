@@ -1,0 +1,121 @@
+"""The proof of the alerts (``make alert-proof``), as far as it takes seconds, and that its instruments tell the truth."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.accuracy import data
+from benchmarks.alerts import fortnight, recorded, report, stored
+from benchmarks.alerts.engine import Active, episodes, evaluate
+from benchmarks.alerts.series import Series
+from kvpressure.readings import GpuReading
+from kvpressure.recording.reader import Reader
+from kvpressure.state import GpuState, State
+
+GPU = GpuReading("GPU-1", 0, "nvidia")
+
+
+def gpu(up: bool) -> State:
+    reading = GPU if up else GpuReading("GPU-1", 0, "nvidia", error="gpu_lost")
+    return State(0.0, gpus=(GpuState(reading),), ticks=1)
+
+
+def states(*runs: tuple[State | None, int]) -> Series:
+    series = Series()
+    for state, scrapes in runs:
+        for _ in range(scrapes):
+            series.add(state)
+    return series
+
+
+def values(series: Series, first: int, end: int) -> dict[str, str]:
+    return {name.split("{")[0]: found for name, found in series.between(first, end)}
+
+
+def test_series_hold_runs_gaps_and_one_marker_where_they_end() -> None:
+    series = states((State(0.0), 2), (gpu(True), 3), (gpu(False), 1), (State(0.0), 3), (None, 1))
+    assert values(series, 0, 10)["kvpressure_gpu_up"] == "_x1 1.0+0x2 0.0 stale _x2"
+    assert values(series, 0, 10)["up"] == "1+0x8 0"
+    assert values(series, 3, 6)["kvpressure_gpu_up"] == "1.0+0x1 0.0"
+    assert values(series, 7, 9)["kvpressure_gpu_up"] == "_x1"
+
+
+def test_forgetting_changes_nothing_later() -> None:
+    series = states((gpu(True), 4), (gpu(False), 4), (State(0.0), 4))
+    before = values(series, 6, 12)
+    series.forget(6)
+    assert values(series, 6, 12) == before
+    series.forget(11)
+    assert "kvpressure_gpu_up" not in values(series, 11, 12)
+
+
+def test_an_alert_waits_fires_and_ends_as_in_prometheus() -> None:
+    active = evaluate(states((gpu(True), 20), (gpu(False), 20), (gpu(True), 8)))
+    lost = [item for item in active if item.name == "GpuLost"]
+    assert [(item.at, item.firing) for item in lost[:3]] == [(300, False), (330, False), (360, True)]
+    (episode,) = [item for item in episodes(active) if item.name == "GpuLost"]
+    assert (episode.start, episode.end, episode.pages, episode.pending_since) == (360, 570, True, 300)
+
+
+def test_a_series_that_ends_feeds_no_alert() -> None:
+    active = evaluate(states((gpu(True), 20), (gpu(False), 2), (State(0.0), 20)))
+    assert [(item.at, item.firing) for item in active if item.name == "GpuLost"] == [(300, False)]
+
+
+def test_episodes_are_split_where_an_evaluation_is_missing() -> None:
+    labels = {"alertname": "A", "alertstate": "firing", "severity": "critical", "page": "true"}
+    found = episodes([Active(at, labels) for at in (0.0, 30.0, 120.0)])
+    assert [(item.start, item.end) for item in found] == [(0, 30), (120, 120)]
+
+
+@pytest.fixture(scope="module")
+def played() -> list[recorded.Played]:
+    return recorded.incidents()
+
+
+def test_harm_pages_and_little_else_does(played: list[recorded.Played]) -> None:
+    found, wanted = recorded.recall(played)
+    right, paged = recorded.precision(played)
+    assert wanted >= 12
+    assert found / wanted >= report.RECALL
+    assert right / paged >= report.PRECISION
+
+
+def test_pages_come_in_time(played: list[recorded.Played]) -> None:
+    assert [item.incident.id for item in played for page in item.pages if not page.in_time] == []
+
+
+def test_what_is_left_out_of_recall_cannot_be_seen() -> None:
+    by_id = {item.id: item for item in data.incidents()}
+    for name, why in recorded.NOT_VISIBLE.items():
+        incident = by_id[name]
+        if why == recorded.TOO_SHORT:
+            assert incident.end - incident.start < recorded.waits()["VllmTimeToFirstTokenHigh"]
+        else:
+            with Reader(data.RECORDINGS / incident.name) as reader:
+                names = {counter for snapshot in reader for page in snapshot.pages for engine in page.engines
+                         for counter in (*engine.counters, *engine.histograms)}
+            assert not [one for one in names if "seconds" in one or "success" in one or "finished" in one]
+
+
+@pytest.mark.parametrize("name", ["burstgpt/scale-100", "vllm-cpu/a_idle", "h100/llama-2-7b-013"])
+def test_a_server_without_pressure_pages_nobody(name: str) -> None:
+    active = recorded.alerts(f"{name}.jsonl.gz")
+    assert [item for item in active if item.pages and item.firing] == []
+
+
+def test_an_hour_of_production_traffic_pages_nobody() -> None:
+    busiest = max(range(len(fortnight.rates("m-mid"))), key=fortnight.rates("m-mid").__getitem__)
+    server, series = fortnight.Server(fortnight.START, seed=3), Series()
+    for scrape in range(360):
+        rate = fortnight.rates("m-mid")[busiest - 6 + scrape // 40] if scrape % 40 == 0 else None
+        server.scrape(series, rate)
+    assert sum(server.engine.books.finished.values()) > 5000
+    assert [item for item in evaluate(series) if item.pages] == []
+
+
+def test_the_stored_fortnight_is_whole_and_silent() -> None:
+    result = stored.load()
+    assert len(result.days) == fortnight.DAYS
+    assert 0.75 <= max(day.peak_share for day in result.days) <= 0.8
+    assert all(day.pages == {} for day in result.days)

@@ -34,7 +34,7 @@ class HeldCache:
         if in_flight > 0:
             self._idle_since, self._low, self._counted = None, None, False
             return False if self._held_stretches == 0 else None
-        if self._idle_since is None:
+        if self._idle_since is None or t < self._idle_since:
             self._idle_since, self._low = t, usage
         self._low = min(self._low if self._low is not None else usage, usage)
         if self._low < thresholds["kv_held_ratio"]:

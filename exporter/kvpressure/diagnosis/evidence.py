@@ -139,45 +139,43 @@ def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
 
 def _gpu(s: Signals, t: Thresholds) -> list[Evidence]:
     gpu = s.compute
-    starved, saturated, text, bound = _activity(gpu, t)
+    starved, saturated, text = _activity(gpu, t)
     low = None if gpu.gpu_utilization is None else gpu.gpu_utilization < t["host_queue_utilization_ratio"]
     idle = None if gpu.gpu_utilization is None else gpu.gpu_utilization <= t["gpu_idle_ratio"]
     return [
-        Evidence("gpu_starved", starved, f"{text} (starved below {_percent(bound)})"),
+        Evidence("gpu_starved", starved, f"{text} (starved below {_percent(t['gpu_starved_ratio'])})"),
         Evidence("gpu_saturated", saturated, text),
         Evidence("gpu_utilization_low", low, text),
         Evidence("gpu_idle", idle, text),
     ]
 
 
-def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | None, str, float]:
-    """Starved, saturated, the numbers, and the bound of "starved": by profiling where it is, else by the rest.
+def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | None, str]:
+    """Starved, saturated, and the numbers: by profiling where it is, else by all of the rest.
 
-    Starved is then what the first of utilization (no kernel ran), power and vLLM's estimate says, saturated what any of
-    them says. A low estimate does not prove that the GPU had time left.
+    Without profiling only utilization proves a starved GPU (no kernel ran): small models at their best draw little power
+    and have little work, so that much of either disproves it and little says nothing. Saturated is what any of them says;
+    a small estimate alone does not disprove it.
     """
-    bound = t["gpu_starved_ratio"]
     if gpu.activity_level == PROFILING and gpu.tensor_activity is not None:
         busiest = max(gpu.tensor_activity, gpu.dram_activity or 0.0, gpu.sm_activity or 0.0)
         return (
-            busiest < bound,
+            busiest < t["gpu_starved_ratio"],
             gpu.tensor_activity >= t["dram_busy_ratio"] or (gpu.dram_activity or 0.0) >= t["dram_busy_ratio"],
             f"tensor activity {_percent(gpu.tensor_activity)}, SM {_percent(gpu.sm_activity)}, DRAM "
-            f"{_percent(gpu.dram_activity)}", bound,
+            f"{_percent(gpu.dram_activity)}",
         )
-    seen = [
-        (gpu.gpu_utilization, "NVML utilization {}", bound, t["compute_bound_utilization_ratio"]),
-        (gpu.power_ratio, "power {} of the limit", t["power_starved_ratio"], t["power_prefill_ratio"]),
-        (gpu.estimated_peak_ratio, "estimated work {} of the card's peak", bound, t["dram_busy_ratio"]),
-    ]
-    known = [(value, text, low, high) for value, text, low, high in seen if value is not None]
-    if not known:
-        return None, None, "GPU activity is not known", bound
-    saturated = any(value >= high for value, _, _, high in known)
-    measured = gpu.gpu_utilization is not None or gpu.power_ratio is not None
-    value, _, low, _ = known[0]
-    text = ", ".join(text.format(_percent(value)) for value, text, _, _ in known)
-    return value < low, saturated if measured or saturated else None, text, low
+    used, power, work = gpu.gpu_utilization, gpu.power_ratio, gpu.estimated_peak_ratio
+    parts = ((used, "NVML utilization {}"), (power, "power {} of the limit"), (work, "estimated work {} of the card's peak"))
+    text = ", ".join(form.format(_percent(value)) for value, form in parts if value is not None)
+    starved = None if used is None else used < t["gpu_starved_ratio"]
+    if used is None and (_compare(power, t["power_starved_ratio"]) or _compare(work, t["gpu_starved_ratio"])):
+        starved = False
+    saturated = None if used is None and power is None else False
+    if _compare(used, t["compute_bound_utilization_ratio"]) or _compare(power, t["power_prefill_ratio"]) \
+            or _compare(work, t["dram_busy_ratio"]):
+        saturated = True
+    return starved, saturated, text or "GPU activity is not known"
 
 
 def _host(s: Signals, t: Thresholds) -> list[Evidence]:

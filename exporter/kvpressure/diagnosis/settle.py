@@ -37,7 +37,7 @@ class Settled:
 
     def observe(self, t: float, finding: Finding, thresholds: Thresholds, page_missing: bool) -> Finding:
         """Take what was found now; what is published now."""
-        current = self.current
+        current, self.since = self.current, min(self.since, t)  # a clock that steps back
         if current is None or current.verdict == finding.verdict:
             return self._publish(t, finding, changed=current is None)
         if self._away_since is None or t < self._away_since:

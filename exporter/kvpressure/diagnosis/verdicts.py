@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvpressure.signals.model import ComputeSignals, Signals
+from kvpressure.signals.model import Signals
 from kvpressure.state import Evidence
 from kvpressure.thresholds import Thresholds
 
@@ -181,18 +181,13 @@ def host_bound(case: Case) -> Finding | None:
     if case.true("cpu_saturated") and gpu_waits and (busy or case.true("gpu_idle")):
         return _host(case, 0.8 if case.true("gpu_utilization_low") and busy else 0.6, reasons)
     if case.true("gpu_starved") and case.true("tokens_flow") and (case.signals.load.running or 0.0) >= 2:
-        return _host(case, 0.8 if _activity_seen(case.signals.compute) else 0.6, reasons)
+        return _host(case, 0.8, reasons)
     if "api_server_saturated" in reasons and not case.true("kv_near_full"):
         return _host(case, 0.7, reasons)
     if case.true("queue_present") and case.true("gpu_utilization_low") and case.false("kv_near_full") \
             and case.true("tokens_flow") and not case.true("prefill_dominates"):
         return _host(case, 0.6, ["queue_present", "gpu_utilization_low"])
     return None
-
-
-def _activity_seen(gpu: ComputeSignals) -> bool:
-    """A counter says that the GPU waits, not only little power or a small estimate, as small models have at their best."""
-    return gpu.tensor_activity is not None or gpu.gpu_utilization is not None
 
 
 def _host(case: Case, confidence: float, reasons: list[str]) -> Finding:

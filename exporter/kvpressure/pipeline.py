@@ -89,7 +89,7 @@ class ContainerTrack:
         """Events of the last ten minutes by name."""
         recent: dict[str, int] = {}
         for t, name in self.events:
-            if t >= now - EVENT_SECONDS:
+            if now - EVENT_SECONDS <= t <= now:
                 recent[name] = recent.get(name, 0) + 1
         return recent
 
@@ -132,7 +132,7 @@ class GpuTrack:
 
     def recent_faults(self, now: float) -> int:
         """Faults of the last half hour."""
-        return sum(1 for t in self.faults if t >= now - FAULT_SECONDS)
+        return sum(1 for t in self.faults if now - FAULT_SECONDS <= t <= now)
 
 
 class EngineTrack:
@@ -185,7 +185,7 @@ class Pipeline:
         engines, empty_pools = self._engine_states(now, snapshot, owners)
         return State(
             time=now, engines=engines, gpus=self._gpu_states(snapshot, empty_pools), owners=snapshot.owners,
-            containers=self._container_states(now), targets=tuple(self._targets.values()),
+            containers=self._container_states(snapshot), targets=tuple(self._targets.values()),
             node_conditions=snapshot.node_conditions, health=snapshot.health, expected_gpus=snapshot.expected_gpus,
         )
 
@@ -243,14 +243,16 @@ class Pipeline:
         return args.served_model_name or args.model or ""
 
     def _forget(self, now: float, targets: Sequence[str] | None) -> None:
-        """Drop what is gone: engines whose target was removed at once, everything else after a while."""
+        """Drop what is gone: engines whose target was removed at once, everything else after a while (or when the clock
+        stepped back and it was seen in what is now the future).
+        """
         known = None if targets is None else set(targets)
         for key in [key for key, track in self._engines.items()
-                    if now - track.seen_t > FORGET_SECONDS or (known is not None and track.target not in known)]:
+                    if abs(now - track.seen_t) > FORGET_SECONDS or (known is not None and track.target not in known)]:
             del self._engines[key]
-        for uuid in [uuid for uuid, gpu in self._gpus.items() if now - gpu.seen_t > FORGET_SECONDS]:
+        for uuid in [uuid for uuid, gpu in self._gpus.items() if abs(now - gpu.seen_t) > FORGET_SECONDS]:
             del self._gpus[uuid]
-        for name in [name for name, held in self._containers.items() if now - held.seen_t > FORGET_SECONDS]:
+        for name in [name for name, held in self._containers.items() if abs(now - held.seen_t) > FORGET_SECONDS]:
             del self._containers[name]
         alive = {track.target for track in self._engines.values()}
         for target in [target for target in self._targets if target not in alive]:
@@ -274,7 +276,7 @@ class Pipeline:
             first.append((track, around, cache, shape, found_limits, gpus))
         states = []
         for track, around, cache, shape, found_limits, gpus in first:
-            demands = [self._demand(uuid, empty_pools) for uuid in gpus]
+            demands = [self._demand(now, uuid, empty_pools) for uuid in gpus]
             known = [demand for demand in demands if demand is not None]
             around = replace(around, demand=max(known) if known and len(known) == len(demands) else None)
             states.append(self._engine_state(now, track, around, cache, shape, found_limits, gpus))
@@ -284,11 +286,12 @@ class Pipeline:
                       allocator: Sequence[AllocatorReading]) -> tuple[Surroundings, Mapping[str, InForce]]:
         key, page, reading = track.key, track.tracker.page, track.tracker.reading
         container = self._containers.get((key.namespace, key.pod, track.container))
-        windows = [self._gpus[uuid] for uuid in gpus if uuid in self._gpus]
+        known_gpus = [self._gpus[uuid] for uuid in gpus if uuid in self._gpus]
+        windows = [gpu.window for gpu in known_gpus if self._fresh(gpu.window.last_t, now)]
         facts = dict(container.facts) if container else {}
         found_limits: Mapping[str, InForce] = {}
         if page is not None:
-            gpu = windows[0].window.last if windows else None
+            gpu = known_gpus[0].window.last if known_gpus else None  # the card stays what it is between two readings
             found_limits = limit_signals.in_force(self._parsed(page), container.logged if container else None, facts,
                                                   reading.cache_config if reading else {}, self._version(track), page.flavour, gpu)
             if "pool_bytes" not in facts:
@@ -298,11 +301,12 @@ class Pipeline:
                     facts["pool_bytes"] = pool
         seqs = found_limits.get("max_num_seqs")
         return Surroundings(
-            now=now, gpus=[window.window for window in windows], container=container.window if container else None,
+            now=now, gpus=windows,
+            container=container.window if container and self._fresh(container.window.last_t, now) else None,
             allocator=[a for a in allocator if (a.namespace, a.pod) == (key.namespace, key.pod)],
             facts=facts, events=container.recent_events(now) if container else _NO_SIGNALS,
             events_known=container.seen_log if container else False,
-            gpu_faults=sum(window.recent_faults(now) for window in windows) if windows else None,
+            gpu_faults=sum(gpu.recent_faults(now) for gpu in known_gpus) if known_gpus else None,
             max_num_seqs=seqs.value if seqs else None, max_num_seqs_source=seqs.source if seqs else None,
             first_t=track.first_t,
         ), found_limits
@@ -313,9 +317,13 @@ class Pipeline:
         logged = container.version if container else None
         return logged or (track.tracker.page.version if track.tracker.page else None)
 
-    def _demand(self, uuid: str, empty_pools: Mapping[str, Sequence[float | None]]) -> float | None:
+    def _fresh(self, read_at: float, now: float) -> bool:
+        """Whether a reading still describes this moment: its source may have died since."""
+        return now - read_at <= self._thresholds["stale_page_seconds"]
+
+    def _demand(self, now: float, uuid: str, empty_pools: Mapping[str, Sequence[float | None]]) -> float | None:
         gpu = self._gpus.get(uuid)
-        if gpu is None or gpu.window.last is None:
+        if gpu is None or gpu.window.last is None or not self._fresh(gpu.window.last_t, now):
             return None
         return memory.demand_ratio(gpu.window.last, empty_pools.get(uuid, ()))
 
@@ -354,18 +362,19 @@ class Pipeline:
 
     def _gpu_states(self, snapshot: Snapshot,
                     empty_pools: Mapping[str, Sequence[float | None]]) -> tuple[GpuState, ...]:
-        return tuple(GpuState(gpu, self._demand(gpu.uuid, empty_pools), _process_bytes(gpu, snapshot.process_pods))
+        return tuple(GpuState(gpu, self._demand(snapshot.time, gpu.uuid, empty_pools), _process_bytes(gpu, snapshot.process_pods))
                      for gpu in snapshot.gpus)
 
-    def _container_states(self, now: float) -> tuple[ContainerState, ...]:
-        """Containers read now; one that only its log tells of has its events and nothing else."""
+    def _container_states(self, snapshot: Snapshot) -> tuple[ContainerState, ...]:
+        """Containers read now; one that only its log tells of, or whose source fails, has its events and nothing else."""
         states = []
         for key, track in self._containers.items():
-            if track.window.last is None:
+            window = track.window
+            if window.last is not None and window.last_t == snapshot.time:
+                states.append(ContainerState(window.last, window.throttled_ratio(), window.cpu_used_ratio(),
+                                             window.memory_used_ratio(), dict(track.counts)))
+            elif window.last is None or not snapshot.containers:
                 states.append(ContainerState(ContainerReading(*key), log_events=dict(track.counts)))
-            elif track.window.last_t == now:
-                states.append(ContainerState(track.window.last, track.window.throttled_ratio(), track.window.cpu_used_ratio(),
-                                             track.window.memory_used_ratio(), dict(track.counts)))
         return tuple(states)
 
 

@@ -69,19 +69,26 @@ class EngineTracker:
         self.failing = 0
         self.ever_positive = False
         self.engines_on_page = 1
-        self.steps = StepWindow()
         self._running = RunningHistogram()
-        self._longest = LongestContext(thresholds["context_window_seconds"])
         self._baseline = Baseline()
+        self._process_start: float | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Everything that looks back on times."""
+        self.steps = StepWindow()
+        self._longest = LongestContext(self._thresholds["context_window_seconds"])
         self._trend = Trend()
         self._progress = Progress()
         self._device = DeviceMemory()
-        self._process_start: float | None = None
 
     def observe(self, page: EnginePage, reading: EngineReading) -> bool:
-        """Take a good page. False if it is not newer than what is known."""
+        """Take a good page. False if it is not newer than what is known, unless the clock stepped back far."""
+        before = self.window.last
         if not self.window.observe(page.time, reading.gauges, reading.counters, reading.histograms, page.page):
             return False
+        if before is not None and page.time < before.t:
+            self._begin()
         self.page, self.reading, self.failing = page, reading, 0
         self.engines_on_page = len(page.engines)
         start = page.page.get(r.PROCESS_START)
@@ -144,7 +151,7 @@ class EngineTracker:
             host=host.compute(window, around.container, around.now),
             compute=score.compute(window, around.gpus, found, load, around.demand, t),
             events=around.events, events_known=around.events_known, gpu_faults=around.gpu_faults,
-            first_seen=around.now - around.first_t <= FIRST_SEEN_SECONDS,
+            first_seen=0 <= around.now - around.first_t <= FIRST_SEEN_SECONDS,
         )
 
     def _follow_device(self, now: float, gpus: Sequence[GpuReading], load: LoadSignals) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from kvpressure import readings as r
 from kvpressure.readings import ContainerReading
 from kvpressure.signals.model import HostSignals
-from kvpressure.signals.window import EngineWindow, History, slope
+from kvpressure.signals.window import STEP_BACK_SECONDS, EngineWindow, History, slope
 
 RATE_SECONDS: Final = 60.0
 RESTART_WINDOW_SECONDS: Final = 1800.0
@@ -28,8 +28,11 @@ class ContainerWindow:
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS_KEPT)
 
     def observe(self, t: float, reading: ContainerReading) -> None:
-        """Take a reading that is newer than all before; others are ignored."""
-        if t <= self.last_t:
+        """Take a reading that is newer than all before; others are ignored, unless the clock stepped back far."""
+        if t < self.last_t - STEP_BACK_SECONDS:
+            self.history.clear()
+            self._restarts.clear()
+        elif t <= self.last_t:
             return
         before, self.last, self.last_t = self.last, reading, t
         if before is not None and before.restarts is not None and reading.restarts is not None:

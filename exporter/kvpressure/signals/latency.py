@@ -36,7 +36,7 @@ class Baseline:
 
     def learn(self, t: float, calm: bool, p95: Mapping[str, float]) -> None:
         """Take this half-minute's values if it was calm."""
-        if not calm or t - self._last_t < BASELINE_EVERY_SECONDS:
+        if not calm or 0 <= t - self._last_t < BASELINE_EVERY_SECONDS:
             return
         self._last_t = t
         for phase, value in p95.items():

@@ -10,7 +10,7 @@ from kvpressure import readings as r
 from kvpressure.readings import GpuReading
 from kvpressure.signals.cards import peak
 from kvpressure.signals.model import ComputeSignals, KvSignals, LoadSignals
-from kvpressure.signals.window import EngineWindow, History
+from kvpressure.signals.window import STEP_BACK_SECONDS, EngineWindow, History
 from kvpressure.thresholds import Thresholds
 
 ACTIVITY_SECONDS: Final = 15.0
@@ -34,10 +34,13 @@ class GpuWindow:
         self.last_t = float("-inf")
 
     def observe(self, t: float, reading: GpuReading) -> None:
-        """Take a reading that is newer than all before; others are ignored."""
-        if t > self.last_t:
-            self.last, self.last_t = reading, t
-            self.history.append(t, reading)
+        """Take a reading that is newer than all before; others are ignored, unless the clock stepped back far."""
+        if t < self.last_t - STEP_BACK_SECONDS:
+            self.history.clear()
+        elif t <= self.last_t:
+            return
+        self.last, self.last_t = reading, t
+        self.history.append(t, reading)
 
     def mean(self, value: Callable[[GpuReading], float | None]) -> float | None:
         """Mean of a field over the activity window; ``None`` without a reading of it."""

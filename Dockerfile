@@ -32,6 +32,7 @@ COPY --from=build /opt/kvpressure /opt/kvpressure
 ENV PATH=/opt/kvpressure/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
+    MALLOC_ARENA_MAX=2 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=utility \
     RSMI_MUTEX_THREAD_ONLY=1

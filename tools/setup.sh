@@ -16,6 +16,7 @@ if [ "$want" = test ]; then
     [ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
     add openssl openssl
     add chromium chromium
+    add kubectl kubernetes-client
 fi
 need=$(printf '%s\n' $need | sort -u | tr '\n' ' ')
 if [ -n "$(printf %s "$need" | tr -d ' ')" ]; then

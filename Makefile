@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 WORKERS := $(shell nproc)
 
-.PHONY: demo test check lint types generated unit accuracy generate image-test bench bench-node bench-replay try-vllm test-vllm lock clean help
+.PHONY: demo test check lint types generated unit accuracy alert-proof generate image-test bench bench-node bench-replay render-dashboards try-vllm test-vllm lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,6 +45,10 @@ accuracy:        ## score the verdict on the ground truth, write docs/accuracy.m
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.accuracy $(ARGS)
 
+alert-proof:     ## a fortnight of production traffic and all recordings against the rules, write docs/alert-proof.md (10 CPU minutes)
+	@tools/setup.sh test
+	$(PYTHON) -m benchmarks.alerts $(ARGS)
+
 bench: bench-node bench-replay ## what the budgets ask for
 
 bench-node:      ## CPU, memory and scrape latency for 8 GPUs x 8 engines at 1 s
@@ -54,6 +58,10 @@ bench-node:      ## CPU, memory and scrape latency for 8 GPUs x 8 engines at 1 s
 bench-replay:    ## replay speed
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.replay $(ARGS)
+
+render-dashboards: ## pictures of the boards with Grafana's own libraries, and what is wrong with them (npm, 450 MB; optional)
+	@tools/setup.sh test
+	tools/render/render.sh $(ARGS)
 
 try-vllm:        ## a real vLLM on the CPU under load, with the exporter scraping it (installs 3 GB into .vllm)
 	@tools/setup.sh test

@@ -112,7 +112,7 @@ def silent_in_an_incident(answers: Answers) -> list[str]:
     """What may be empty, and must not be while the cache is full."""
     spoken = (("kvpressure-incident", "What to do", "A"), ("kvpressure-incident", "What fires", "A"),
               ("kvpressure-memory", "Full in", "A"), ("kvpressure-configuration", "max_num_seqs", "B"),
-              ("kvpressure-incident", "Firing alerts", ""), ("kvpressure-configuration", "Log events", "A"))
+              ("kvpressure-incident", "Firing alerts", ""))
     return [f"silent: {where}" for where in spoken if not answers.series.get(where)]
 
 

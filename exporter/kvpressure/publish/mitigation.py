@@ -166,9 +166,10 @@ def _round(value: float | None) -> float | None:
 
 def _host_bound(engine: EngineState, t: Thresholds) -> Plan:
     host = engine.signals.host
+    cpu = "its CPU use is not known" if host.cpu_used_ratio is None else f"CPU used {percent_text(host.cpu_used_ratio)} of its limit"
     return Plan("The GPU waits for its host: CPU first, not the KV cache.", (
         Action("Give the container more CPU", f"{percent_text(host.cpu_throttled_ratio)} of CFS periods are throttled (much from "
-               f"{percent_text(t['cpu_throttled_ratio'])}), CPU used {percent_text(host.cpu_used_ratio)} of its limit, GPU "
+               f"{percent_text(t['cpu_throttled_ratio'])}), {cpu}, GPU "
                f"utilization {percent_text(engine.signals.compute.gpu_utilization)}. Raise or remove resources.limits.cpu.",
                commands=(f"kubectl set resources {_where(engine)} -c {shlex.quote(engine.container or '<container>')} "
                          "--limits=cpu=<cores>",)),

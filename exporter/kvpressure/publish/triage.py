@@ -20,7 +20,7 @@ from kvpressure.thresholds import Thresholds
 
 Finding = Literal["fine", "look", "bad", "unknown"]
 OOM_EXIT_CODE: Final = 137
-_TELLING_EVENTS: Final = frozenset({"host_oom", "preemption", "engine_dead", "start_failed", "broadcast_wait"})
+TELLING_EVENTS: Final = frozenset({"host_oom", "preemption", "engine_dead", "start_failed", "broadcast_wait"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _log(case: _Case) -> Step:
     if not s.events_known:
         return Step(4, "Allocation failures in the log?", "unknown", ("The container's log is not read.",), command)
     failures = {name: count for name, count in s.events.items() if name in ALLOCATION_EVENTS}
-    others = {name: count for name, count in s.events.items() if name in _TELLING_EVENTS}
+    others = {name: count for name, count in s.events.items() if name in TELLING_EVENTS}
     answers = [_counted("Allocation failures in the last 10 minutes", failures)]
     if others:
         answers.append(_counted("Other lines worth knowing", others))

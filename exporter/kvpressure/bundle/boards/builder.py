@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvpressure.bundle.values import Values
+from kvpressure.publish.triage import TELLING_EVENTS
+from kvpressure.signals.logevents import ALLOCATION_EVENTS
 from kvpressure.thresholds import Thresholds
 
 SCHEMA_VERSION: Final = 39
@@ -23,6 +25,7 @@ BY_ENGINE: Final = "cluster, namespace, pod, model_name, engine"
 # Okabe and Ito's palette, and Tol's wine: told apart with any colour vision, and by their lightness.
 GREEN, YELLOW, ORANGE, RED, BLUE = "#009E73", "#F0E442", "#E69F00", "#D55E00", "#56B4E9"
 WINE, PURPLE = "#882255", "#CC79A7"
+LOG_EVENTS: Final = "|".join(sorted(ALLOCATION_EVENTS | TELLING_EVENTS))  # lines that tell of trouble, not facts of the start
 TOP: Final = 20  # rows of a table of the worst
 
 
@@ -274,7 +277,7 @@ def table(site: Site, title: str, about: str, queries: Sequence[Query], columns:
     all other fields are hidden. ``sort``: heading of the column with the largest values first.
     """
     defaults = {"unit": "none", "thresholds": neutral(), "mappings": [], "noValue": "-",
-                "custom": {"align": "left", "cellOptions": {"type": "auto"}, "filterable": False, "inspect": False}}
+                "custom": {"align": "left", "minWidth": 50, "cellOptions": {"type": "auto"}, "filterable": False, "inspect": False}}
     options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": "", "enablePagination": True},
                "sortBy": [{"displayName": sort, "desc": True}] if sort else []}
     panel = _panel(site, "table", title, about, queries, alert, defaults, options, overrides)

@@ -10,6 +10,7 @@ from kvpressure.bundle.boards.builder import (
     ENGINE,
     GPU,
     GREEN,
+    LOG_EVENTS,
     ORANGE,
     RED,
     YELLOW,
@@ -76,7 +77,7 @@ def _limits(site: Site) -> Json:
     queries = [Query(engine("limit", by="limit"), table=True), Query(engine("limit_explicit", by="limit"), table=True),
                Query(engine("limit_recommended", by="limit"), table=True, optional="no engine needs other limits")]
     columns = {"model_name": "Model", "pod": "Pod", "engine": "Engine", "limit": "Limit", "Value #A": "In force", "Value #B": "Set", "Value #C": "Recommended"}
-    overrides = [column("Set", ("mappings", texts(v0=("default", ORANGE), v1=("yes", GREEN))), _COLORED),
+    overrides = [column("Limit", ("custom.width", 190)), column("Set", ("mappings", texts(v0=("default", ORANGE), v1=("yes", GREEN))), _COLORED),
                  column("Recommended", ("thresholds", neutral(ORANGE)), _COLORED)]
     return table(site, "Limits", "Value in force, whether somebody set it, and the value to set where the present one is a problem.", queries, columns,
                  overrides, empty="-", alert="VllmLimitNotExplicit")
@@ -123,8 +124,8 @@ def _pods(site: Site, board: Board) -> None:
         [Query(f"max {by} (kvpressure_container_memory_used_ratio{{{CONTAINER}}})", "{{pod}}", optional="no container has a memory limit")],
         "percentunit", steps(site, (ORANGE, "host_memory_limit_ratio")), "VllmHostMemoryNearLimit", top=1), 8, 8)
     board.add(timeseries(
-        site, "Log events", "Recognised lines per minute.",
-        [Query(f"sum by (pod, event) (rate(kvpressure_log_events_total{{{CONTAINER}}}[$__rate_interval])) * 60", "{{pod}} {{event}}",
+        site, "Log events", "Lines per minute that tell of trouble: failed allocations, killed workers, preemptions, a dead engine.",
+        [Query(f"sum by (pod, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~\"{LOG_EVENTS}\"}}[$__rate_interval])) * 60", "{{pod}} {{event}}",
                optional=NEVER)], "cpm", None, "VllmAllocationFailure"), 8, 8)
     board.add(states(
         site, "Node conditions that hold", "Memory pressure, disk pressure and the like amplify an incident; they are not its cause.",

@@ -11,6 +11,7 @@ from kvpressure.bundle.boards.builder import (
     ENGINE,
     GPU,
     GREEN,
+    LOG_EVENTS,
     NO_BASELINE,
     ORANGE,
     PURPLE,
@@ -52,9 +53,9 @@ _FIRING: Final = ('ALERTS{alertstate="firing",kvpressure_family=~".+",severity!=
 def build(site: Site) -> Board:
     """The board for ``site``."""
     board = Board("kvpressure / Incident", "First five minutes of an incident: is it the KV cache, what fires, what to do.")
-    board.add(_engines(site), 15, 8)
-    board.add(_fires(site), 5, 8)
-    board.add(_advice(site), 4, 8)
+    board.add(_engines(site), 13, 8)
+    board.add(_fires(site), 6, 8)
+    board.add(_advice(site), 5, 8)
     for tile in _tiles(site):
         board.add(tile, 3, 4)
     board.row("Verdict and alerts")
@@ -87,7 +88,7 @@ def _memory(metric: str) -> str:
 def _engines(site: Site) -> Json:
     queries = [
         Query(engine("verdict", by="verdict") + " == 1", table=True),
-        Query(engine("pressure_stage", by="stage") + " == 1", table=True),
+        Query(engine("pressure_stage", by="stage") + " == 1", table=True, optional="no engine is under KV pressure"),
         Query(engine("verdict_confidence"), table=True),
         Query(engine("kv_cache_used_ratio_max"), table=True),
         Query(_memory("gpu:kvpressure_memory_needed:ratio"), table=True),
@@ -103,7 +104,8 @@ def _engines(site: Site) -> Json:
     memory_steps = steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))
     ratio = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
     overrides = [
-        column("Verdict", ("mappings", _VERDICTS), ("custom.cellOptions", {"type": "color-background", "mode": "basic"})),
+        *(column(name, ("custom.width", width)) for name, width in (("Model", 95), ("Namespace", 85), ("Engine", 60), ("GPU", 50))),
+        column("Verdict", ("custom.width", 140), ("mappings", _VERDICTS), ("custom.cellOptions", {"type": "color-background", "mode": "basic"})),
         column("Stage", ("mappings", _STAGES), _COLORED),
         column("Confidence", *ratio, ("thresholds", steps(site, (GREEN, "confident"), base=YELLOW)), _COLORED),
         column("KV cache", *ratio, ("thresholds", kv_steps), gauge, _board("kvpressure-memory", "Memory and KV cache of this pod")),
@@ -125,7 +127,7 @@ def _fires(site: Site) -> Json:
     columns = {"alertname": "Alert", "severity": "Severity", "page": "Page", "pod": "Pod"}
     levels = texts(critical=("critical", RED), warning=("warning", ORANGE), info=("info", BLUE))
     overrides = [
-        column("Alert", ("links", [{"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}])),
+        column("Alert", ("custom.width", 220), ("links", [{"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}])),
         column("Severity", ("mappings", levels), _COLORED),
         column("Page", ("mappings", texts(true=("yes", RED), false=("no", "text"))), _COLORED),
     ]
@@ -134,11 +136,13 @@ def _fires(site: Site) -> Json:
 
 
 def _advice(site: Site) -> Json:
-    queries = [Query(engine("limit_recommended", by="limit"), table=True, optional="no engine needs other limits"), Query(engine("limit", by="limit"), table=True)]
+    queries = [Query(engine("limit_recommended", by="limit"), table=True, optional="no engine needs other limits"),
+               Query(f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) kvpressure_limit_recommended{{{ENGINE}}}", table=True,
+                     optional="no engine needs other limits")]
     columns = {"pod": "Pod", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"}
-    return table(site, "What to do", "Limits in force and the values to set, computed for each engine. Order of the mitigation: cap "
+    return table(site, "What to do", "Limits to change: in force now and the value to set, computed for each engine. Order of the mitigation: cap "
                  "tokens at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart last.",
-                 queries, columns, [column("Set to", ("thresholds", neutral()), _COLORED)])
+                 queries, columns, [column("Limit", ("custom.width", 180)), column("Set to", ("thresholds", neutral()), _COLORED)])
 
 
 def _tiles(site: Site) -> list[Json]:
@@ -184,8 +188,8 @@ def _alert_states(site: Site) -> Json:
 
 def _evidence(site: Site) -> Json:
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": ORANGE}))]
-    return states(site, "Why: evidence that holds", "Named evidence behind the verdict, while it is true.",
-                  [Query(engine("evidence", by="evidence") + " == 1", "{{pod}} {{evidence}}")], texts(v1=("true", "text")), colors)
+    return states(site, "Why: evidence that holds", "Named evidence behind the verdict, while it is true; what is true of every working engine is left out.",
+                  [Query(engine("evidence", 'evidence!~"page_fresh|work_present|tokens_flow|tokens_lately"', by="evidence") + " == 1", "{{pod}} {{evidence}}")], texts(v1=("true", "text")), colors)
 
 
 def _signature(site: Site) -> Json:
@@ -271,8 +275,8 @@ def _requests_and_pod(site: Site, board: Board) -> None:
         site, "Request shape, p95", "Prompt and output tokens, and the max_tokens that clients ask for.",
         [Query(engine("request_tokens", 'quantile="0.95"', by="kind"), "{{pod}} {{kind}}")], "short"), 6, 8)
     board.add(timeseries(
-        site, "Log events", "Allocation failures and other events recognised in the log, per minute.",
-        [Query(f"sum by (pod, event) (rate(kvpressure_log_events_total{{{CONTAINER}}}[$__rate_interval])) * 60", "{{pod}} {{event}}")],
+        site, "Log events", "Failed allocations and other lines that tell of trouble, per minute.",
+        [Query(f"sum by (pod, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~\"{LOG_EVENTS}\"}}[$__rate_interval])) * 60", "{{pod}} {{event}}", optional="no such line came")],
         "cpm"), 6, 8)
     board.add(timeseries(
         site, "Restarts and CPU throttling", "Restarts since start; share of CFS periods throttled.",

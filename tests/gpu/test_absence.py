@@ -1,0 +1,212 @@
+"""What a GPU does not tell is absent on the page: no 0, nothing from before, nothing of another device, no double count.
+
+Random worlds: any calls of the driver fail with any codes, any files are missing, refused, empty or junk.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amd import trees
+from amd.test_sysfs import Clock, Given
+from gpu.cards import Build
+from kvpressure.pipeline import Pipeline
+from kvpressure.publish.collector import families
+from kvpressure.readings import GpuProcess, GpuReading, Snapshot
+from kvpressure.sources.amd import AmdSource
+from kvpressure.sources.base import NothingHere
+from kvpressure.state import GpuState, State
+from nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
+from nvml_stub.driver import Child
+
+EXAMPLES = 60
+NEVER_ZERO = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "memory_used_ratio", "utilization_ratio",
+              "sm_activity_ratio", "tensor_activity_ratio", "dram_activity_ratio", "power_watts", "power_limit_watts")
+
+Page = Mapping[tuple[str, str], float]
+
+
+def page(gpus: tuple[GpuReading, ...]) -> Page:
+    """What is published of these readings, by name and UUID."""
+    state = Pipeline().observe(Snapshot(1000.0, gpus=gpus))
+    return {(s.name, s.labels["uuid"]): s.value for family in families(state).collect() for s in family.samples
+            if s.name.startswith("kvpressure_gpu_") and not s.name.endswith(("_info", "_throttled", "_total"))}
+
+
+def check(found: Page, truth: Mapping[str, Mapping[str, float]]) -> None:
+    """Each figure on the page is the true one of its device; a device that is down has none."""
+    down = {uuid for (name, uuid), value in found.items() if name == "kvpressure_gpu_up" and value == 0}
+    for (name, uuid), value in found.items():
+        short = name.removeprefix("kvpressure_gpu_")
+        if short == "up":
+            continue
+        assert uuid not in down, (name, uuid)
+        assert short in NEVER_ZERO, name
+        assert value == pytest.approx(truth[uuid][short]), (name, uuid)
+
+
+# --- NVIDIA ---------------------------------------------------------------------------------------------------------
+
+WHOLE = {"memory_total_bytes": 80 * GIB, "memory_used_bytes": 50 * GIB, "memory_reserved_bytes": GIB // 2,
+         "memory_used_ratio": 0.625, "utilization_ratio": 0.7, "sm_activity_ratio": 0.5, "tensor_activity_ratio": 0.25,
+         "dram_activity_ratio": 0.75, "power_watts": 350.0, "power_limit_watts": 700.0}
+INSTANCE = {"memory_total_bytes": 10 * GIB, "memory_used_bytes": 6 * GIB, "memory_reserved_bytes": GIB // 4,
+            "memory_used_ratio": 0.6, "sm_activity_ratio": 0.5, "tensor_activity_ratio": 0.25, "dram_activity_ratio": 0.75}
+TRUTH = {gpu_uuid(0): WHOLE, gpu_uuid(1): WHOLE, "MIG-a": INSTANCE, "MIG-b": INSTANCE}
+
+CALLS = ("MemoryInfo", "MemoryInfo_v2", "UtilizationRates", "Samples", "PowerUsage", "EnforcedPowerLimit",
+         "CurrentClocksEventReasons", "ComputeRunningProcesses_v3", "MigMode", "MaxMigDeviceCount", "UUID", "Name",
+         "GpuInstanceId")
+GPM_CALLS = ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet")
+SILENT = ("memory_total", "utilization", "power_mw", "power_limit_mw", "samples", "processes")
+CODES = [code for code in (*range(2, 31), 999) if code not in (9, 18)]  # the library itself stays up
+
+
+def failing(draw: random.Random) -> dict[str, int]:
+    """Return codes of a few calls."""
+    names = [f"nvmlDeviceGet{name}" for name in CALLS] + list(GPM_CALLS)
+    chosen = {name: draw.choice(CODES) for name in draw.sample(names, draw.randint(0, 6))}
+    return {"all": draw.choice(CODES)} if draw.random() < 0.05 else chosen
+
+
+def nvidia_gpu(draw: random.Random) -> Gpu:
+    """A GPU, perhaps in MIG mode, of which some things fail, and some are not there."""
+    silent: dict[str, Any] = dict.fromkeys(draw.sample(SILENT, draw.randint(0, 3)))
+    values: dict[str, Any] = {"samples": "1000:70", "gpm": 1, "sm": 50, "tensor": 25, "dram": 75, "processes": ((1, GIB),),
+                              **silent}
+    if draw.random() < 0.4:
+        values |= {"mig": 1, "utilization": None, "samples": None}
+        values["migs"] = [Mig(uuid, memory_reserved=GIB // 4, sm=50, tensor=25, dram=75, gi=number,
+                              codes={} if draw.random() < 0.5 else failing(draw))
+                          for number, uuid in enumerate(("MIG-a", "MIG-b"), 1)]
+    return Gpu(codes=failing(draw), **values)
+
+
+def reading(told: Mapping[str, Any]) -> GpuReading:
+    """The reading that a child process told."""
+    processes = tuple(GpuProcess(**process) for process in told["processes"])
+    return GpuReading(**{**told, "processes": processes})
+
+
+def test_nvidia_pages_hold_the_truth_or_nothing(nvml: Build, tmp_path: Path) -> None:
+    draw = random.Random(5)
+    # One GPU changes, the other one is whole; instances are on the first only, since their UUIDs are.
+    worlds = [World(gpus=[nvidia_gpu(draw), Gpu(samples="1000:70", gpm=1, sm=50, tensor=25, dram=75)])
+              for _ in range(EXAMPLES)]
+    with Child(nvml(()), tmp_path / "world", World()) as child:
+        answers = child.sweep(worlds, 3, nvidia_gpm=True)
+    told = [answer for answer in answers if "gpus" in answer]
+    assert len(told) == len(answers)
+    shown: set[str] = set()
+    for answer in told:
+        found = page(tuple(reading(gpu) for gpu in answer["gpus"]))
+        check(found, TRUTH)
+        assert found["kvpressure_gpu_memory_used_bytes", gpu_uuid(1)] == 50 * GIB, "the other GPU goes on"
+        shown |= {name.removeprefix("kvpressure_gpu_") for name, _ in found}
+    assert shown == {*NEVER_ZERO, "up"}
+
+
+# --- AMD ------------------------------------------------------------------------------------------------------------
+
+FILES = ("mem_info_vram_total", "mem_info_vram_used", "gpu_busy_percent", "hwmon/*/power1_input",
+         "hwmon/*/power1_cap", "unique_id", "product_name", "vendor", "current_compute_partition")
+JUNK = ("", "0", "N/A", "-1", "999999999999999999999", "\x00\xff", "12 34", "nan", "0x10")
+
+
+def amd_truth(parts: int) -> dict[str, float]:
+    """Figures of a whole MI300X of ``trees``, or of one of its partitions."""
+    total, used = trees.MI300X_VRAM // parts, (100 if parts == 1 else 12) * GIB
+    found = {"memory_total_bytes": float(total), "memory_used_bytes": float(used), "memory_used_ratio": used / total}
+    return found if parts > 1 else {**found, "utilization_ratio": 0.97, "power_watts": 612.0, "power_limit_watts": 750.0}
+
+
+def broken_trees(where: Path) -> Iterator[tuple[Path, bool]]:
+    """Trees in which some files of the first card are gone or hold junk, and whether the card is split."""
+    for number in range(EXAMPLES):
+        draw = random.Random(number)
+        split = number % 3 == 0
+        root = where / str(number)
+        (trees.mi300x_cpx(root, 1) if split else trees.mi300x(root, 2))
+        card = root / "devices/pci0000:00/0000:05:00.0"
+        for name in draw.sample(FILES, draw.randint(1, 5)):
+            path = next(card.glob(name))
+            if draw.random() < 0.4:
+                path.unlink()
+            else:
+                # 0 % busy is an answer; a 0 anywhere else is the driver's "not known"
+                path.write_text(draw.choice([text for text in JUNK if text != "0" or name != "gpu_busy_percent"]))
+        yield root, split
+
+
+def test_amd_pages_hold_the_truth_or_nothing(tmp_path: Path) -> None:
+    shown: set[str] = set()
+    only_card_is_nobodys: list[bool] = []
+    for root, split in broken_trees(tmp_path):
+        try:
+            gpus = AmdSource(Given(root), Clock()).read().gpus or ()  # type: ignore[arg-type]
+        except NothingHere:  # the only card does not say that it is AMD's
+            only_card_is_nobodys.append(split)
+            continue
+        whole = {**amd_truth(1), "memory_used_bytes": float(97 * GIB)} if split else amd_truth(1)
+        truth = {gpu.uuid: amd_truth(8) if gpu.parent_uuid else whole for gpu in gpus}
+        found = page(gpus)
+        check(found, truth)
+        shown |= {name.removeprefix("kvpressure_gpu_") for name, _ in found}
+    assert shown == {*(name for name in NEVER_ZERO if "activity" not in name and "reserved" not in name), "up"}
+    assert all(only_card_is_nobodys)
+
+
+# --- cards that are split ---------------------------------------------------------------------------------------------
+
+
+def split_card(vendor: str, *parts: Mapping[str, int | None]) -> tuple[GpuReading, ...]:
+    """A card of 80 GiB, 60 of them used, and its parts."""
+    card = GpuReading("GPU-1", 0, vendor, memory_total_bytes=80, memory_used_bytes=60, memory_reserved_bytes=2,
+                      power_watts=350.0)
+    return (card, *(GpuReading(f"part-{n}", 0, vendor, parent_uuid="GPU-1", **fields)  # type: ignore[arg-type]
+                    for n, fields in enumerate(parts)))
+
+
+def of_card(found: Page) -> set[str]:
+    return {name.removeprefix("kvpressure_gpu_") for name, uuid in found if uuid == "GPU-1"}
+
+
+def test_a_card_does_not_repeat_the_memory_that_its_instances_tell() -> None:
+    part = {"memory_total_bytes": 10, "memory_used_bytes": 6, "memory_reserved_bytes": 1}
+    assert of_card(page(split_card("nvidia", part, part))) == {"up", "power_watts"}
+
+
+def test_what_the_parts_do_not_tell_stays_with_the_card() -> None:
+    """MI300X in CPX mode under a driver that does not tell what each partition holds: totals there, use here."""
+    part = {"memory_total_bytes": 40, "memory_used_bytes": None}
+    found = page(split_card("amd", part, part))
+    assert of_card(found) == {"up", "power_watts", "memory_used_bytes", "memory_reserved_bytes"}
+    sums = {short: sum(value for (name, _), value in found.items() if name == f"kvpressure_gpu_memory_{short}_bytes")
+            for short in ("total", "used", "reserved")}
+    assert sums == {"total": 80, "used": 60, "reserved": 2}
+
+
+def test_one_silent_instance_does_not_bring_the_cards_figures_back() -> None:
+    """Else a sum would jump with every failed call."""
+    told = {"memory_total_bytes": 10, "memory_used_bytes": 6, "memory_reserved_bytes": 1}
+    assert of_card(page(split_card("nvidia", told, {}))) == {"up", "power_watts"}
+
+
+def test_cards_beside_a_split_one_keep_their_figures() -> None:
+    other = replace(split_card("nvidia")[0], uuid="GPU-2", index=1)
+    found = page((*split_card("nvidia", {"memory_total_bytes": 10}), other))
+    assert ("kvpressure_gpu_memory_used_ratio", "GPU-2") in found
+    assert ("kvpressure_gpu_memory_total_bytes", "GPU-1") not in found
+
+
+def test_the_demand_of_an_engine_on_a_split_card_as_a_whole_is_shown() -> None:
+    card, part = split_card("nvidia", {"memory_total_bytes": 10})
+    state = State(time=1000.0, gpus=(GpuState(card, 0.5), GpuState(part)))
+    names = {s.name for family in families(state).collect() for s in family.samples if s.labels.get("uuid") == "GPU-1"}
+    assert "kvpressure_gpu_memory_demand_ratio" in names

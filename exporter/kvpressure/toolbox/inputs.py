@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Final
 
 from kvpressure.args import GIB
 from kvpressure.cli import UsageError
+from kvpressure.readings import Snapshot
 from kvpressure.recording.format import RecordingError
 from kvpressure.recording.reader import Reader
 from kvpressure.sources.vllm import Target
@@ -27,6 +28,7 @@ from kvpressure.toolbox.triage import PodFacts
 from kvpressure.toolbox.view import engines
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
+SILENT_SECONDS: Final = 5.0  # after that a server that never answered is given up
 SPARSE_SECONDS: Final = 10.0  # the shortest window of the signals
 _DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -155,7 +157,7 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> Found:
 def watch_and_judge(targets: list[Target], around: Around, seconds: float, thresholds: Thresholds) -> list[Case]:
     """Watch live pages and judge the last moment. Raises ``UsageError`` when none of them ever answered."""
     with Progress() as progress:
-        cases = judge(live.watch(targets, seconds, 1.0, around), thresholds, "", worst=False,
+        cases = judge(_unless_silent(live.watch(targets, seconds, 1.0, around)), thresholds, "", worst=False,
                       on_state=show_state(progress, seconds))
     if not any(case.view.data.get("up") for case in cases) and not any(case.changes and case.seconds.keys() - {"unknown"}
                                                                        for case in cases):
@@ -163,6 +165,18 @@ def watch_and_judge(targets: list[Target], around: Around, seconds: float, thres
                           for case in cases})
         raise UsageError("; ".join(reasons) + "; allowed: the address of a running vLLM server")
     return cases
+
+
+def _unless_silent(snapshots: Iterable[Snapshot]) -> Iterator[Snapshot]:
+    """The watch, ended early when nobody has answered at all."""
+    start: float | None = None
+    answered = False
+    for snapshot in snapshots:
+        start = snapshot.time if start is None else start
+        answered = answered or any(page.error is None for page in snapshot.pages)
+        yield snapshot
+        if not answered and snapshot.time - start >= SILENT_SECONDS:
+            return
 
 
 _WHY: Final = {"refused": "connection refused", "dns": "the name is not known", "timeout": "no answer in time",

@@ -28,13 +28,13 @@ PROSE_TEXT = re.compile(r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal one
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
 ALERT_PAGE = re.compile(r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| \d+ \| \d+ \|$|moved 10 %", re.DOTALL | re.MULTILINE)
 
-# The one fullest GPU of an engine, per second to per minute, none counted as 0, and what 1 and 0 mean.
-BOARD_TEXT = re.compile(r"\(1, |\* 60$|vector\(0\)|^1 is normal|never 0")
+# Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second to per minute, none counted as 0, and what 1 and 0 mean.
+BOARD_TEXT = re.compile(r"\(1, |\* 60$|vector\(0\)|^1 is normal|never 0|topk\(20, |^The 20 |^1 - batch p95|more than 1 does")
 
 # Keys of a board that are layout and behaviour, not judgement.
 LAYOUT_KEYS = {"id", "x", "y", "w", "h", "schemaVersion", "version", "graphTooltip", "refresh", "hide", "sort", "min", "max",
                "decimals", "lineWidth", "fillOpacity", "rowHeight", "perPage", "index", "from", "to", "step",
-               "fiscalYearStartMonth", "minWidth"}
+               "fiscalYearStartMonth", "minWidth", "custom.width", "cellGap", "exponent", "steps", "le"}
 
 
 def moved() -> Thresholds:

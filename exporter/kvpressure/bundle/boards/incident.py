@@ -104,8 +104,8 @@ def _engines(site: Site) -> Json:
     memory_steps = steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))
     ratio = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
     overrides = [
-        *(column(name, ("custom.width", width)) for name, width in (("Model", 95), ("Namespace", 85), ("Engine", 60), ("GPU", 50))),
-        column("Verdict", ("custom.width", 140), ("mappings", _VERDICTS), ("custom.cellOptions", {"type": "color-background", "mode": "basic"})),
+        *(column(name, ("custom.width", width)) for name, width in (("Model", 95), ("Namespace", 85), ("Pod", 130), ("Engine", 60), ("GPU", 45))),
+        column("Verdict", ("custom.width", 120), ("mappings", _VERDICTS), ("custom.cellOptions", {"type": "color-background", "mode": "basic"})),
         column("Stage", ("mappings", _STAGES), _COLORED),
         column("Confidence", *ratio, ("thresholds", steps(site, (GREEN, "confident"), base=YELLOW)), _COLORED),
         column("KV cache", *ratio, ("thresholds", kv_steps), gauge, _board("kvpressure-memory", "Memory and KV cache of this pod")),
@@ -129,7 +129,7 @@ def _fires(site: Site) -> Json:
     overrides = [
         column("Alert", ("custom.width", 220), ("links", [{"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}])),
         column("Severity", ("mappings", levels), _COLORED),
-        column("Page", ("mappings", texts(true=("yes", RED), false=("no", "text"))), _COLORED),
+        column("Page", ("custom.width", 55), ("mappings", texts(true=("yes", RED), false=("no", "text"))), _COLORED),
     ]
     return table(site, "What fires", "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. "
                  "A click opens the runbook.", [Query(f"max by (alertname, severity, page, pod) ({_FIRING})", table=True, optional="nothing fires")], columns, overrides)
@@ -142,7 +142,7 @@ def _advice(site: Site) -> Json:
     columns = {"pod": "Pod", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"}
     return table(site, "What to do", "Limits to change: in force now and the value to set, computed for each engine. Order of the mitigation: cap "
                  "tokens at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart last.",
-                 queries, columns, [column("Limit", ("custom.width", 180)), column("Set to", ("thresholds", neutral()), _COLORED)])
+                 queries, columns, [column("Pod", ("custom.width", 120)), column("Limit", ("custom.width", 160)), column("Set to", ("thresholds", neutral()), _COLORED)])
 
 
 def _tiles(site: Site) -> list[Json]:

@@ -216,7 +216,8 @@ def report(book: Book, seconds: float, names: list[str]) -> str:
     lines = ["# Test bed: a real vLLM under every kind of load", "",
              "Written by `make test-vllm` (`tools/vllm/testbed.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama",
              "(a 0.6 M one for data parallel), 255 usable KV blocks of 32 tokens. \"vLLM's steps\" is what vLLM itself tells of",
-             "every step (`--enable-logging-iteration-details`); batches are requests that decode.", "",
+             "every step (`--enable-logging-iteration-details`); batches are requests that decode.",
+             "A line that stands twice: first the exporter that reads the plugin, then the one without it.", "",
              f"Parts run: {', '.join(names)}. {len(book.lines)} checks, {failed} failed, {seconds / 60:.0f} minutes, "
              f"{os.cpu_count()} cores, load average {os.getloadavg()[1]:.1f}.", "",
              "| scenario | check | | found |", "|---|---|---|---|"]

@@ -128,6 +128,9 @@ def _fortnight(result: Fortnight) -> Iterator[str]:
            "lengths are drawn, not traced;")
     yield "the exporter looks every 15 s here, every second in production; the server never restarts. Two weeks run side by side, each on a server of its own."
     yield ""
+    yield (f"Measured at commit {result.commit} in {result.wall_seconds / 60:.0f} minutes on two busy cores; the rest of this page at the commit that "
+           "it belongs to.")
+    yield ""
     yield "| day | requests | busiest window, share of capacity | KV usage, largest scrape | preemptions | pages | tickets |"
     yield "|---:|---:|---:|---:|---:|---|---|"
     for day in days:
@@ -162,6 +165,19 @@ def _quiet(items: Sequence[Quiet]) -> Iterator[str]:
                f"{_counts(tickets)} |")
 
 
+CHANGED: Final = (
+    "VllmKVCachePressure waits five minutes before it pages, one minute before: KV04 (a batch of 2 000 prompts that thrashes for four minutes) paged",
+    "VllmAllocationFailure counts `host_oom`: HST6 paged nobody",
+    "log events are published of a container that only its log tells of: FRG2, OOM1 and OOM3 paged nobody",
+)
+
+
+def _changed() -> Iterator[str]:
+    yield "What was changed because of these incidents, so that the figures are not those of an untouched test set:"
+    yield ""
+    yield from (f"* {line}." for line in CHANGED)
+
+
 def _incidents(played: Sequence[Played]) -> Iterator[str]:
     yield "## Incidents"
     yield ""
@@ -169,7 +185,8 @@ def _incidents(played: Sequence[Played]) -> Iterator[str]:
            f"exporter is taken to have run for {LEAD_SECONDS / 60:.0f} minutes before.")
     yield ("Labels of grade C are not settled and count for nothing. *Condition* is when the rule's expression first holds at the recording's own "
            "resolution, *page* when the alert fires;")
-    yield "both in seconds from the start of the recording. The incident itself begins at 300 s unless it is steady."
+    yield ("both in seconds from the start of the recording; the two are sampled apart, so a delay may be a few seconds below 0. The incident itself "
+           "begins at 300 s unless it is steady.")
     yield ""
     yield "| incident | label | grade | page | condition | page at | delay, allowed | tickets |"
     yield "|---|---|---|---|---:|---:|---:|---|"
@@ -182,6 +199,8 @@ def _incidents(played: Sequence[Played]) -> Iterator[str]:
         why = item.missing or NOTES.get(item.incident.id, "")
         if why:
             yield f"* {item.incident.id} (label {item.incident.page}): {why}."
+    yield ""
+    yield from _changed()
 
 
 def _rows(item: Played) -> Iterator[str]:

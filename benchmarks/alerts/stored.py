@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +34,7 @@ class Fortnight:
     """All days of one service."""
 
     service: str
+    commit: str  # of the code and the rules that were measured
     capacity_per_second: float
     wall_seconds: float
     days: tuple[DaySummary, ...]
@@ -40,7 +42,13 @@ class Fortnight:
 
 def summary(service: str, days: Sequence[fortnight.Day], wall_seconds: float) -> Fortnight:
     """What is kept of a run."""
-    return Fortnight(service, round(fortnight.capacity(), 3), round(wall_seconds), tuple(_day(day) for day in days))
+    return Fortnight(service, _commit(), round(fortnight.capacity(), 3), round(wall_seconds), tuple(_day(day) for day in days))
+
+
+def _commit() -> str:
+    """The commit that is checked out; empty outside a checkout."""
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=PATH.parent)
+    return done.stdout.strip()
 
 
 def _day(day: fortnight.Day) -> DaySummary:
@@ -60,5 +68,5 @@ def save(result: Fortnight) -> None:
 def load() -> Fortnight:
     """The last result. Raises ``OSError`` when there is none."""
     body = json.loads(PATH.read_text(encoding="utf-8"))
-    return Fortnight(body["service"], body["capacity_per_second"], body["wall_seconds"],
+    return Fortnight(body["service"], body["commit"], body["capacity_per_second"], body["wall_seconds"],
                      tuple(DaySummary(**day) for day in body["days"]))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks.accuracy import data
 from benchmarks.alerts import fortnight, recorded, report, stored
 from benchmarks.alerts.engine import Active, episodes, evaluate
 from benchmarks.alerts.series import Series
+
 from kvpressure.readings import GpuReading
 from kvpressure.recording.reader import Reader
 from kvpressure.state import GpuState, State
@@ -110,7 +110,7 @@ def test_an_hour_of_production_traffic_pages_nobody() -> None:
     for scrape in range(360):
         rate = fortnight.rates("m-mid")[busiest - 6 + scrape // 40] if scrape % 40 == 0 else None
         server.scrape(series, rate)
-    assert sum(server.engine.books.finished.values()) > 5000
+    assert sum(server.engine.books.finished.values()) > 4000
     assert [item for item in evaluate(series) if item.pages] == []
 
 

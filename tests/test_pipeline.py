@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpressure import readings as r
-from kvpressure.pipeline import FORGET_SECONDS, Pipeline
+from kvpressure.pipeline import FORGET_SECONDS, MAX_GONE_ENGINES, Pipeline
 from kvpressure.readings import (
     ContainerReading,
     EngineKey,
@@ -256,3 +256,15 @@ def test_expected_devices_pass_through_so_that_a_lost_one_is_missed():
     state = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), expected_gpus={"nvidia": 2}))
     assert state.expected_gpus == {"nvidia": 2}
     assert state.gpus[0].reading.error == "gpu_lost"
+
+
+def test_a_page_that_renames_its_engines_every_second_does_not_pile_them_up():
+    pipeline = Pipeline()
+    for i in range(20):
+        t = 1000.0 + i
+        engines = tuple(EngineReading(f"m{i}-{j}", "0", {r.RUNNING: 1}, {}, {}, {}) for j in range(MAX_GONE_ENGINES))
+        state = pipeline.observe(Snapshot(t, pages=(page(t, engines=engines), page(t, pod="other"))))
+    seen = {engine.key for engine in state.engines}
+    assert len(seen) == 2 * MAX_GONE_ENGINES + 1
+    assert {EngineKey("inference", "chat-0", f"m{i}-0", "0") for i in (18, 19)} < seen, "the newest stay"
+    assert EngineKey("inference", "other", "m", "0") in seen

@@ -49,6 +49,7 @@ FORGET_SECONDS: Final = 300.0
 EVENT_SECONDS: Final = 600.0
 FAULT_SECONDS: Final = 1800.0
 MAX_EVENTS_KEPT: Final = 512
+MAX_GONE_ENGINES: Final = 64  # of one target, kept until they are forgotten although its page has others now
 HARDWARE_XIDS_IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})  # application errors; the GPU is healthy
 _NO_SIGNALS: Final[Mapping[str, int]] = {}
 
@@ -216,6 +217,10 @@ class Pipeline:
         for track in known:
             if track.key not in present and track.tracker.window.last is None:
                 del self._engines[track.key]  # was only a name from the arguments until the page told the right one
+        gone = sorted((track for track in known if track.key not in present and track.key in self._engines),
+                      key=lambda track: track.seen_t)
+        for track in gone[:-MAX_GONE_ENGINES]:
+            del self._engines[track.key]  # a page that renames its engines every second is no reason to keep them all
         for key, reading in present.items():
             track = self._engine(key, page)
             track.target, track.container, track.gpus = page.target, page.container, page.gpus

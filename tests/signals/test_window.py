@@ -12,6 +12,7 @@ from kvpressure import readings as r
 from kvpressure.readings import Histogram
 from kvpressure.signals.window import (
     FINE_SECONDS,
+    MAX_NAMES,
     EngineWindow,
     History,
     histogram_increase,
@@ -80,6 +81,18 @@ def test_corrected_counters_never_fall_and_keep_every_step(steps, resets):
     assert found[0] == pytest.approx(expected, rel=1e-9, abs=1e-6)
     corrected = [s.counters[r.GENERATION_TOKENS] for s in w.history]
     assert all(b >= a for a, b in pairwise(corrected))
+
+
+def test_counters_under_ever_new_names_are_forgotten_and_those_that_stay_are_not():
+    w = window([])
+    for i in range(3):
+        w.observe(i, {}, {"stays": 10.0 if i == 0 else 3.0, "gone": 1.0} if i < 2 else {"stays": 3.0}, {})
+    for i in range(3, 60):
+        w.observe(i, {}, {"stays": 3.0, **{f"finished:{i}-{j}": 1.0 for j in range(MAX_NAMES // 8)}}, {})
+    assert w.gauge("none") is None
+    assert w.last is not None
+    assert w.last.counters["stays"] == 13.0
+    assert len(w._counters._last) <= 2 * MAX_NAMES
 
 
 def test_histogram_quantile_interpolates_inside_its_bucket():

@@ -11,7 +11,7 @@ from kvpressure.readings import EngineReading, Histogram
 from kvpressure.sources.vllm import Scanner, page_from_text
 from kvpressure.sources.vllm.aliases import ENGINE_FAMILIES, SAMPLES
 from kvpressure.sources.vllm.exposition import MAX_LINES
-from kvpressure.sources.vllm.layout import MAX_BUCKETS, MAX_ENGINES, MAX_SLOTS
+from kvpressure.sources.vllm.layout import MAX_BUCKETS, MAX_ENGINES, MAX_SLOTS, MAX_VALUES
 
 MULTI_PROCESS = {"k_api_server_count2", "l_dp2"}
 
@@ -442,13 +442,25 @@ def test_buckets_are_limited():
 
 
 def test_series_are_limited_for_a_page_not_for_a_life():
+    def copies(mark, number):
+        return "".join(series("kv_cache_usage_perc", "0.5", pid=f"{mark}-{n}") for n in range(number))
+
     scanner = Scanner()
     for generation in range(3):
-        text = RUNNING + "".join(series("request_success_total", finished_reason=f"{generation}-{n}")
-                                 for n in range(MAX_SLOTS // 2))
-        assert scanner.scan(text).bad_lines == 0
-    text = "".join(series("request_success_total", finished_reason=str(n)) for n in range(MAX_SLOTS + 10))
-    assert scanner.scan(text).bad_lines == 10
+        assert scanner.scan(RUNNING + copies(generation, MAX_SLOTS // 2)).bad_lines == 0
+    assert scanner.scan(copies("all", MAX_SLOTS + 10)).bad_lines == 10
+
+
+def test_reasons_are_limited_for_a_page_not_for_a_life():
+    def page(mark, number):
+        return RUNNING + "".join(series("request_success_total", finished_reason=f"{mark}-{n}") for n in range(number))
+
+    scanner = Scanner()
+    for generation in range(3):
+        assert scanner.scan(page(generation, MAX_VALUES)).bad_lines == 0
+    result = scanner.scan(page("all", MAX_VALUES + 10) + series("num_preemptions_total", "7.0"))
+    assert result.bad_lines == 10
+    assert len(result.engines[0].counters) == MAX_VALUES + 1, "what else is on the page is read"
 
 
 def test_memory_is_bounded_by_whatever_comes():

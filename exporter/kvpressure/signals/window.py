@@ -29,6 +29,7 @@ LONG_SECONDS: Final = 930.0  # then one per LONG_STEP
 MID_STEP: Final = 5.0
 LONG_STEP: Final = 15.0
 STEP_BACK_SECONDS: Final = 60.0  # a clock that jumps back further than this begins a new window
+MAX_NAMES: Final = 1024  # counters remembered beside those of the newest page, whose names may change with every page
 JITTER_SECONDS: Final = 0.3  # a sample this much outside a window still counts as its first
 
 _EMPTY: Final[Mapping[str, float]] = {}
@@ -105,6 +106,9 @@ class _Correction:
             if before is not None and value < before:
                 offset[name] = offset.get(name, 0.0) + before
         last.update(values)
+        if len(last) > MAX_NAMES + len(values):
+            self._last = dict(values)
+            self._offset = offset = {name: kept for name, kept in offset.items() if name in values}
         if not offset:
             return values
         return {name: value + offset.get(name, 0.0) for name, value in values.items()}

@@ -21,6 +21,7 @@ from kvpressure.sources.vllm.series import BadLine
 UNWANTED: Final = -1
 MAX_ENGINES: Final = 64  # on one page
 MAX_BUCKETS: Final = 256  # of one histogram; vLLM's longest has 23
+MAX_VALUES: Final = 32  # of a label that makes a name, of one engine; vLLM has five reasons for a request to end
 MAX_SLOTS: Final = 32_768  # 64 engines need about 17 000
 
 Values = Sequence[float | None]
@@ -130,6 +131,12 @@ class _Group:
             self.histograms.append(known)
         return known
 
+    def has_enough(self, family: Family) -> bool:
+        """No room for another value of the label that makes the names of this family."""
+        if not family.label or family.values:
+            return False
+        return sum(each.canonical.startswith(family.canonical) for each in self.counters) >= MAX_VALUES
+
     def sort(self) -> None:
         for fields in (self.gauges, self.counters, self.histograms):
             fields.sort(key=lambda each: -each.age)
@@ -195,7 +202,7 @@ class Layout:
             slot = self._next_slot(family.ceiling, full=sample.part == "bucket" and buckets.full)
             buckets.add(part, slot)
         else:
-            slot = self._next_slot(family.ceiling)
+            slot = self._next_slot(family.ceiling, full=group.has_enough(family))
             group.scalar(family, canonical, sample.age).slots.append(slot)
         self._identities[identity] = slot
         return slot

@@ -272,6 +272,22 @@ class TestTick:
         one.tick()
         assert (one.state.ticks, pipeline.snapshots[1].gpus, pipeline.snapshots[1].targets) == (2, (), None)
 
+    def test_ticks_that_take_longer_than_the_interval_are_late(self) -> None:
+        class Slow(Recorder):
+            def observe(self, snapshot: Snapshot) -> State:
+                time.sleep(0.13)
+                return super().observe(snapshot)
+
+        one = Monitor({}, Slow(), 0.05)
+        lags: list[float] = []
+        one.add_listener(lambda _, state: lags.append(state.lag_seconds))
+        one.start()
+        deadline = time.monotonic() + 10
+        while len(lags) < 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        one.stop()
+        assert min(lags[1:4]) >= 0.08, "0.13 s of work in 0.05 s"
+
     def test_a_pipeline_that_fails_does_not_stop_the_loop_and_publishes_nothing_stale(
             self, caplog: pytest.LogCaptureFixture) -> None:
         clock, pipeline = Clock(), Recorder()

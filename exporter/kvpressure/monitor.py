@@ -151,9 +151,10 @@ class Monitor:
         while self._clock() < limit and not all(worker.answered for worker in self.workers.values()):
             if self._stop.wait(0.01):
                 return
-        due = self._clock()
+        planned = due = self._clock()
         while not self._stop.is_set():
-            self.tick(self._clock() - due)
+            self.tick(self._clock() - planned)
+            planned = due + self.interval  # a tick that takes longer than that makes the next one late
             due = next_due(due, self.interval, self._clock())
             self._stop.wait(max(0.0, due - self._clock()))
 

@@ -80,6 +80,13 @@ def test_seconds_to_full_follow_the_slope():
     assert found.kv_seconds_to_full == pytest.approx(15.0)
 
 
+def test_the_slope_is_that_of_the_last_fifteen_seconds():
+    rows = every(1, [{r.KV_USAGE: 0.9} for _ in range(15)] + [{r.KV_USAGE: 0.5 + 0.02 * i} for i in range(16)])
+    assert kv_of(rows).kv_slope_per_second == pytest.approx(0.02)
+    rows = every(5, [{r.KV_USAGE: v} for v in (0.2, 0.4, 0.5, 0.5)])  # least squares over 0, 5, 10, 15 s
+    assert kv_of(rows).kv_slope_per_second == pytest.approx(0.02)
+
+
 @pytest.mark.parametrize(("usage", "rise", "expected"), [
     (0.49, 0.02, None), (0.5, 0.02, 25.0), (0.9, 0.0, None), (0.9, -0.1, None), (0.9, None, None), (1.0, 0.01, 0.0),
     (0.9, 0.00011, 0.1 / 0.00011), (0.6, 0.00011, None),

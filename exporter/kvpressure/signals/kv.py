@@ -101,9 +101,9 @@ def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: in
     peak = recent_max = recent_min = rise = seconds = None
     if usage is not None:
         peak = max(window.gauge_values(r.KV_USAGE, thresholds["kv_window_seconds"]))
-        recent = [(s.t, s.gauges[r.KV_USAGE]) for s in window.since(RECENT_SECONDS) if r.KV_USAGE in s.gauges]
-        recent_max, recent_min = max(v for _, v in recent), min(v for _, v in recent)
-        rise = slope([point for point in recent if point[0] >= recent[-1][0] - SLOPE_SECONDS])
+        recent = window.gauge_values(r.KV_USAGE, RECENT_SECONDS)
+        recent_max, recent_min = max(recent), min(recent)
+        rise = slope([(s.t, s.gauges[r.KV_USAGE]) for s in window.since(SLOPE_SECONDS) if r.KV_USAGE in s.gauges])
         seconds = seconds_to_full(usage, rise, thresholds["kv_warm_ratio"])
     return KvSignals(
         kv_recorded=recorded, kv_used_ratio=usage, kv_used_ratio_max=peak, kv_used_ratio_recent_max=recent_max,

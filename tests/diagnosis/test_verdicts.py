@@ -392,6 +392,8 @@ def test_less_device_memory_is_advised_only_when_allocations_fail():
     assert advice.gpu_memory_utilization(signals(), 0.92, False, T) is None
     assert advice.gpu_memory_utilization(signals(), 0.92, True, T) == 0.7
     assert advice.gpu_memory_utilization(signals(context_spike_ratio=3.0), 0.92, True, T) == 0.6
+    for burst, target in ((2.9, 0.7), (3.0, 0.6)):
+        assert advice.gpu_memory_utilization(signals(arrival_burst_ratio=burst), 0.92, True, T) == target
     assert advice.gpu_memory_utilization(signals(), 0.5, True, T) is None
 
 

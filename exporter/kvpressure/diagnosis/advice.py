@@ -43,7 +43,7 @@ def gpu_memory_utilization(s: Signals, current: float | None, out_of_memory: boo
     """
     if not out_of_memory:
         return None
-    bursty = (s.load.arrival_burst_ratio or 0.0) >= t["context_spike_ratio"]
+    bursty = (s.load.arrival_burst_ratio or 0.0) >= t["arrival_burst_ratio_high"]
     long_context = (s.context.context_spike_ratio or 0.0) >= t["context_spike_ratio"]
     target = t["gpu_memory_utilization_long_context" if bursty or long_context else "gpu_memory_utilization_recommended"]
     return target if current is None or current > target else None

@@ -86,7 +86,7 @@ def arrival_rate(window: EngineWindow) -> float | None:
 
 
 def burst_ratio(window: EngineWindow) -> float | None:
-    """Arrivals in the busiest 10 s of the last minute of samples against the mean of five minutes.
+    """Arrivals in the busiest 10 s (or the shortest longer span that was sampled) against the mean, over five minutes.
 
     ``None`` with less than a minute of history or without arrivals.
     """

@@ -64,7 +64,7 @@ class LoadSignals:
     concurrency_ratio: float | None = None
     running_at_limit: bool | None = None  # in most of the recent samples
     running_at_limit_now: bool | None = None
-    arrival_rate: float | None = None  # requests per second that reached a first token or finished, 60 s
+    arrival_rate: float | None = None  # requests per second over 60 s
     arrival_burst_ratio: float | None = None
 
 
@@ -107,7 +107,7 @@ class ThroughputSignals:
     generation_tokens_per_running: float | None = None
     finished_per_second: float | None = None
     throughput_trend_ratio: float | None = None  # last minute / best minute of 15, demand not lower
-    throughput_flat: bool | None = None  # trend at or below 1.1 while demand rose
+    throughput_flat: bool | None = None  # did not follow rising demand, or fell while demand did not
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class HostSignals:
 class ComputeSignals:
     """GPU activity as evidence, best level first (``signals.score``)."""
 
-    gpu_utilization: float | None = None  # mean over the engine's GPUs, last 30 s
+    gpu_utilization: float | None = None  # mean over the engine's GPUs, last 15 s
     gpu_utilization_low: float | None = None  # smallest
     sm_activity: float | None = None
     tensor_activity: float | None = None

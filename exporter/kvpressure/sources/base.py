@@ -35,8 +35,11 @@ class FatalSourceError(SourceError):
 
 
 class NothingHere(SourceError):
-    """This node has nothing of the source's kind (e.g. no AMD GPU). Normal: neither a success nor a failure, so the
-    source has no ``source_up`` and nobody is alarmed; it is looked for again all the same."""
+    """There is nothing of the source's kind on this node (e.g. no AMD GPU).
+
+    Normal: neither a success nor a failure, so the source has no ``source_up`` and nobody is alarmed; it is looked for
+    again all the same.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from kvpressure.bundle.spec import Alert, Group, Level, parse_group
+from kvpressure.bundle.spec import PACES, Alert, Group, Level, parse_groups
 from kvpressure.bundle.templating import context, environment, render
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import Values, ValuesError
@@ -40,7 +40,8 @@ def load_groups(options: Options) -> tuple[Group, ...]:
     folder = "rules" if options.source == "kvpressure" else f"rules-{options.source}"
     variables = context(options.thresholds, literal=options.profile == "literal", exporter_job=options.values.exporter_job)
     names = sorted(name for name in environment().list_templates() if name.startswith(f"{folder}/"))
-    groups = [parse_group(yaml.safe_load(render(name, variables))) for name in names if name.endswith(".yaml.j2")]
+    intervals = {pace: options.thresholds[f"rules_{pace}_interval_seconds"] for pace in PACES}
+    groups = [group for name in names for group in parse_groups(yaml.safe_load(render(name, variables)), intervals)]
     groups.sort(key=lambda group: group.family != "recordings")
     _check_names(groups, options.values)
     patched = (_patched(group, options.values) for group in groups)

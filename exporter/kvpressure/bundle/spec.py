@@ -8,12 +8,15 @@ rules, ``promtests`` into promtool tests, ``docs`` into the alert reference; so 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 SEVERITIES: Final = ("critical", "warning", "info")
 FAMILIES: Final = ("pressure", "harm", "memory", "load", "failure", "configuration", "hardware", "self")
+
+PACES: Final = ("urgent", "steady", "slow")
+"""How often a group is evaluated; ``rules_<pace>_interval_seconds`` are the thresholds."""
 
 SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("cluster", "namespace", "pod", "model_name", "engine"),
@@ -137,7 +140,9 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A rule group: recordings or the alerts of one family. ``interval`` in seconds, ``limit`` = most results a rule."""
+    """A rule group: the recordings, or the alerts of one family, that share a pace. ``interval`` in seconds, ``limit`` = most
+    results of a rule.
+    """
 
     name: str
     family: str
@@ -155,19 +160,31 @@ def _clean(expr: str) -> str:
     return "\n".join(line.rstrip() for line in expr.strip().splitlines() if line.strip())
 
 
-def parse_group(document: Mapping[str, Any]) -> Group:
-    """A rendered and parsed rule template as a group. Raises ``SpecError`` for what cannot be."""
+def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) -> list[Group]:
+    """A rendered and parsed rule template as groups, one for each pace in it. ``intervals``: pace -> seconds.
+
+    Raises ``SpecError`` for what cannot be.
+    """
     family = document["family"]
     if family != "recordings" and family not in FAMILIES:
         raise SpecError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
     board = document.get("board", True)
-    alerts = tuple(_alert(item, family, board) for item in document.get("alerts") or ())
-    recordings = tuple(
-        Recording(item["record"], _clean(item["expr"]), tuple(item["labels"]), item["help"].strip(),
-                  tuple((test["inputs"], test["expect"]) for test in item["tests"]))
-        for item in document.get("recordings") or ()
-    )
-    return Group(document["name"], family, float(document["interval"]), int(document["limit"]), recordings, alerts)
+    groups = []
+    for pace in PACES:
+        alerts = tuple(_alert(item, family, board) for item in _of_pace(document, "alerts", pace))
+        recordings = tuple(_recording(item) for item in _of_pace(document, "recordings", pace))
+        if alerts or recordings:
+            groups.append(Group(f"{family}-{pace}", family, intervals[pace], int(document["limit"]), recordings, alerts))
+    return groups
+
+
+def _of_pace(document: Mapping[str, Any], kind: str, pace: str) -> Iterator[Mapping[str, Any]]:
+    return (item for item in document.get(kind) or () if item.get("pace", document["pace"]) == pace)
+
+
+def _recording(item: Mapping[str, Any]) -> Recording:
+    return Recording(item["record"], _clean(item["expr"]), tuple(item["labels"]), item["help"].strip(),
+                     tuple((test["inputs"], test["expect"]) for test in item["tests"]))
 
 
 def _alert(item: Mapping[str, Any], family: str, board: bool) -> Alert:

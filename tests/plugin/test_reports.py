@@ -137,15 +137,16 @@ class TestSteps:
 
 
 class TestHostile:
-    @pytest.mark.parametrize("content", [
-        "", "{", "[]", "null", "[" * 100_000, json.dumps({"kvpressure": 2}), json.dumps(body(written="now")),
-        json.dumps(body(started=float("nan"))), json.dumps(worker(rank=-1)), json.dumps(worker(reserved_bytes=1e400)),
-        json.dumps(worker(allocated_bytes="9")), json.dumps(worker(rank=True)), json.dumps(body(kind="x")),
-        json.dumps(frontend([])), json.dumps(frontend({"0": []})),  # type: ignore[arg-type]
-        json.dumps(frontend({"0": engine({"1": 1}) | {"batch": {"x": 1}}})), json.dumps(frontend({"0": engine({"1": 1}, kv_max=2.0)})),
-        json.dumps(frontend({str(i): engine({"1": 1}) for i in range(100)}))])
-    def test_a_bad_file_costs_itself(self, tmp_path: Path, content: str) -> None:
-        put(tmp_path / "ns_bad", content)
+    @pytest.mark.parametrize("number", range(18))
+    def test_a_bad_file_costs_itself(self, tmp_path: Path, number: int) -> None:
+        # Written now: a report made when the tests were collected would be left out for its age, not for its content.
+        bad: list[Any] = [
+            "", "{", "[]", "null", "[" * 100_000, {"kvpressure": 2}, body(written="now"), body(started=float("nan")),
+            worker(rank=-1), worker(reserved_bytes=1e400), worker(allocated_bytes="9"), worker(rank=True), body(kind="x"),
+            frontend([]), frontend({"0": []}),  # type: ignore[arg-type]
+            frontend({"0": engine({"1": 1}) | {"batch": {"x": 1}}}), frontend({"0": engine({"1": 1}, kv_max=2.0)}),
+            frontend({str(i): engine({"1": 1}) for i in range(100)})]
+        put(tmp_path / "ns_bad", bad[number])
         put(tmp_path / "ns_good", worker())
         reading = read(tmp_path)
         assert [x.pod for x in reading.allocator] == ["good"]

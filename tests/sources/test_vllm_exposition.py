@@ -479,6 +479,20 @@ def test_memory_is_bounded_by_whatever_comes():
     assert after < 1024 * 1024  # and it has not stuck to what will never come again
 
 
+def test_engines_that_come_and_go_leave_little_behind():
+    import tracemalloc
+
+    scanner = Scanner()
+    tracemalloc.start()
+    for generation in range(100):
+        result = scanner.scan("".join(series("num_requests_running", engine=str(n), model_name=f"{generation}-{n}")
+                                      for n in range(MAX_ENGINES)))
+        assert (len(result.engines), result.bad_lines) == (MAX_ENGINES, 0)
+    left = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert left < 1024 * 1024
+
+
 def test_pages_with_timestamps_leave_nothing_behind():
     import tracemalloc
 

@@ -82,7 +82,7 @@ class Scanner:
             values, bad_lines = self._scan_lines(text)
         engines, page, dropped = self._layout.read(values)
         bad_lines += dropped
-        if self._layout.full or self._remembered_bytes > MAX_REMEMBERED_BYTES:
+        if self._layout.full or self._layout.crowded or self._remembered_bytes > MAX_REMEMBERED_BYTES:
             self._forget()
         if not engines:
             return ScanResult(bad_lines=bad_lines, page=page, error=_why_no_engines(text))

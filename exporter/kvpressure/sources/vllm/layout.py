@@ -179,6 +179,11 @@ class Layout:
         self._sorted = True
         self.full = False  # a series was refused for want of room
 
+    @property
+    def crowded(self) -> bool:
+        """More engines are remembered than one page may have: they come and go, and their slots are not worth keeping."""
+        return len(self._engines) > 2 * MAX_ENGINES
+
     def place(self, sample: Sample, labels: Mapping[str, str]) -> int:
         """The slot of a series; ``UNWANTED`` when its label values are not among the wanted ones.
 

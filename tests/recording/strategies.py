@@ -23,6 +23,7 @@ from kvpressure.readings import (
     StepStats,
     Termination,
 )
+from kvpressure.recording.format import LAST_SECOND
 from kvpressure.sources.vllm.exposition import page_from_text
 from kvpressure.sources.vllm.reasons import REASONS
 
@@ -30,6 +31,7 @@ RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings"
 
 _texts = st.text(max_size=12)
 _number = st.floats(allow_nan=False, allow_infinity=False)
+_time = st.floats(0, LAST_SECOND, exclude_max=True)
 _ratio = st.none() | st.floats(0, 1)
 _whole = st.none() | st.integers(0, 2**53)
 _count = st.integers(0, 2**40)
@@ -70,7 +72,7 @@ def pages(draw: st.DrawFn, tick: float) -> EnginePage:
     error = draw(st.none() | st.sampled_from(REASONS))
     return page_from_text(
         None if error else draw(st.sampled_from(real_pages()) | st.text(max_size=60)), target=draw(_texts),
-        time=draw(st.just(tick) | _number), namespace=draw(_texts), pod=draw(_texts), container=draw(_texts),
+        time=draw(st.just(tick) | _time), namespace=draw(_texts), pod=draw(_texts), container=draw(_texts),
         gpus=draw(st.lists(_texts, max_size=2)), args=draw(st.lists(st.sampled_from(["--model", "m", "-tp=2"]))),
         env=draw(st.dictionaries(_texts, _texts, max_size=2)), error=error, duration_seconds=draw(_ratio), keep_text=True,
     )
@@ -79,7 +81,7 @@ def pages(draw: st.DrawFn, tick: float) -> EnginePage:
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
     """Any tick that sources could gather."""
-    time = draw(_number)
+    time = draw(_time)
 
     def some(items: st.SearchStrategy) -> tuple:
         return tuple(draw(st.lists(items, max_size=2)))

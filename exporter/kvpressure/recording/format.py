@@ -36,6 +36,7 @@ from kvpressure.readings import (
 
 FORMAT: Final = "kvpressure-recording"
 VERSION: Final = 1
+LAST_SECOND: Final = 253_402_300_800.0  # of the year 9999
 
 T = TypeVar("T")
 
@@ -164,6 +165,14 @@ def _numbers_as_text(counts: Mapping[int, int]) -> dict[str, int]:
     return {str(number): count for number, count in counts.items()}
 
 
+def _time(value: object) -> float:
+    """Unix seconds up to the year 9999: what lies beyond is no time, and no database takes it."""
+    time = _number(value)
+    if not 0 <= time < LAST_SECOND:
+        raise MalformedTick(f"expected Unix seconds, found {_describe(value)}")
+    return time
+
+
 def _moment(value: object) -> float:
     """Unix seconds, or a time as Kubernetes writes it (``2023-11-14T22:27:25Z``)."""
     if not isinstance(value, str):
@@ -243,7 +252,7 @@ _PAGE: Final = (
     _Field("gpus", _texts, list, default=()), _Field("args", _texts, lambda args: redact(args), default=()),
     _Field("env", _text_map, dict, default={}), _Field("error", _text), _Field("duration_seconds", _number),
 )
-_PAGE_GIVEN: Final = (_Field("t", _number), *_fields(_text, "exposition", "version"))  # not for the builder
+_PAGE_GIVEN: Final = (_Field("t", _time), *_fields(_text, "exposition", "version"))  # not for the builder
 _CONTAINER: Final = (
     *_CONTAINER_NAME,
     *_fields(_whole, "restarts", "cpu_periods", "cpu_throttled_periods", "memory_working_set_bytes",
@@ -326,7 +335,7 @@ def tick_from_json(line: bytes, build: PageBuilder) -> Snapshot:
     if body.get("t") is None:
         raise MalformedTick("'t' is missing")
     try:
-        time = _number(body["t"])
+        time = _time(body["t"])
     except MalformedTick as error:
         raise MalformedTick(f"t: {error}") from error
     targets = body.get("targets")

@@ -134,8 +134,6 @@ def kv_pressure(case: Case) -> Finding | None:
         confidence = 0.6
     else:
         return None
-    if confidence < 0.7 and case.signals.kv.kv_recorded is not False and not queue and not pushed:
-        return None
     missing = _absent(case, "kv_full", "running_at_limit", "gpu_saturated")
     return Finding("kv_pressure", confidence, stage(case), tuple(supports), opposing, missing)
 

@@ -53,7 +53,9 @@ gpus = st.builds(
     memory_used_bytes=_whole, memory_reserved_bytes=_whole, utilization_ratio=_ratio, sm_activity_ratio=_ratio,
     tensor_activity_ratio=_ratio, dram_activity_ratio=_ratio, power_watts=_ratio, power_limit_watts=_ratio,
     throttle_reasons=st.none() | st.lists(_texts, max_size=2).map(tuple),
-    xid_errors=st.dictionaries(st.integers(0, 200), _count, max_size=2),
+    xid_errors=st.dictionaries(st.integers(0, 200), _count, max_size=2), gpu_instance_id=_whole,
+    xid_last_times=st.dictionaries(st.integers(0, 200), _number, max_size=2),
+    ecc_errors=st.dictionaries(_texts, _count, max_size=2),
     processes=st.lists(st.builds(GpuProcess, pid=_count, used_bytes=_whole), max_size=2).map(tuple),
     error=st.none() | _texts,
 )
@@ -101,4 +103,6 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         health={name: SourceHealth(name, h.up, h.reason, h.last_success, h.duration_seconds, h.errors)
                 for name, h in health.items()},
         targets=draw(st.none() | st.lists(_texts, max_size=2).map(tuple)),
+        process_pods=draw(st.dictionaries(st.integers(0, 2**22), st.tuples(_texts, _texts), max_size=2)),
+        expected_gpus=draw(st.dictionaries(_texts, _count, max_size=2)),
     )

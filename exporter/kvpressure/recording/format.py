@@ -4,7 +4,8 @@ A recording holds what was *read*, never what was concluded. The first line is t
 every key of a tick but ``t`` may be missing or null, and unknown keys are ignored. Keys are the field names of
 ``kvpressure.readings``; an engine page stands as ``exposition``, the raw text as scraped.
 
-Beyond the documented keys a tick may carry ``owners``, ``steps``, ``node_conditions``, ``targets`` and ``health``, and an engine
+Beyond the documented keys a tick may carry ``owners``, ``steps``, ``node_conditions``, ``targets``,
+``process_pods``, ``expected_gpus`` and ``health``, and an engine
 ``t`` (when the page was fetched, if not at the tick's time), ``env`` and ``version``.
 """
 
@@ -161,6 +162,25 @@ def _number_map(value: object) -> dict[int, int]:
         raise MalformedTick(f"expected whole numbers as keys, found {_describe(value)}") from error
 
 
+def _moment_map(value: object) -> dict[int, float]:
+    """Moments by a whole number (XIDs)."""
+    try:
+        return {int(key): _moment(item) for key, item in _object(value).items()}
+    except ValueError as error:
+        raise MalformedTick(f"expected whole numbers as keys, found {_describe(value)}") from error
+
+
+def _pods(value: object) -> dict[int, tuple[str, str]]:
+    """(namespace, pod) by host pid."""
+    found: dict[int, tuple[str, str]] = {}
+    for key, item in _object(value).items():
+        owner = _texts(item)
+        if not key.isdecimal() or len(owner) != 2:
+            raise MalformedTick(f"expected a namespace and a pod by pid, found {_describe(value)}")
+        found[int(key)] = (owner[0], owner[1])
+    return found
+
+
 def _numbers_as_text(counts: Mapping[int, int]) -> dict[str, int]:
     return {str(number): count for number, count in counts.items()}
 
@@ -240,11 +260,13 @@ def _processes(value: object) -> tuple[GpuProcess, ...]:
 _GPU: Final = (
     _Field("uuid", _text, required=True), _Field("index", _whole), _Field("vendor", _text),
     *_fields(_text, "name", "driver", "pci_bus_id", "parent_uuid", "error"),
-    *_fields(_whole, "minor", "memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"),
+    *_fields(_whole, "minor", "gpu_instance_id", "memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"),
     *_fields(_number, "utilization_ratio", "sm_activity_ratio", "tensor_activity_ratio", "dram_activity_ratio",
              "power_watts", "power_limit_watts"),
     _Field("throttle_reasons", _texts, list),
     _Field("xid_errors", _number_map, _numbers_as_text, default={}),
+    _Field("xid_last_times", _moment_map, lambda times: {str(xid): at for xid, at in times.items()}, default={}),
+    _Field("ecc_errors", _count_map, dict, default={}),
     _Field("processes", _processes, lambda items: [_encode(_PROCESS, item) for item in items], default=()),
 )
 _PAGE: Final = (
@@ -351,6 +373,8 @@ def tick_from_json(line: bytes, build: PageBuilder) -> Snapshot:
         node_conditions=_entries(body, "node_conditions", _node_condition),
         health=_health(body),
         targets=None if targets is None else _texts(targets),
+        process_pods={} if body.get("process_pods") is None else _pods(body["process_pods"]),
+        expected_gpus={} if body.get("expected_gpus") is None else _count_map(body["expected_gpus"]),
     )
 
 
@@ -378,6 +402,10 @@ def tick_to_json(snapshot: Snapshot) -> str:
     body.update((name, entries) for name, entries in lists if entries)
     if snapshot.targets is not None:
         body["targets"] = list(snapshot.targets)
+    if snapshot.process_pods:
+        body["process_pods"] = {str(pid): list(pod) for pid, pod in snapshot.process_pods.items()}
+    if snapshot.expected_gpus:
+        body["expected_gpus"] = dict(snapshot.expected_gpus)
     if snapshot.health:
         body["health"] = {name: _encode(_HEALTH, item) for name, item in snapshot.health.items()}
     return json.dumps(body, separators=(",", ":"))

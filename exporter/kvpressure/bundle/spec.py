@@ -15,7 +15,7 @@ from typing import Any, Final
 SEVERITIES: Final = ("critical", "warning", "info")
 FAMILIES: Final = ("pressure", "harm", "memory", "load", "failure", "configuration", "hardware", "self")
 
-PACES: Final = ("urgent", "steady", "slow")
+PACES: Final = ("urgent", "steady", "calm", "slow")
 """How often a group is evaluated; ``rules_<pace>_interval_seconds`` are the thresholds."""
 
 SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,11 +81,52 @@ def test_values_go_when_the_page_goes_and_identity_stays():
     assert state.engines[0].signals.kv.kv_used_ratio is None, "a number from 20 s ago describes another moment"
 
 
-def test_one_missed_scrape_does_not_change_the_verdict():
+def test_one_answer_that_comes_too_late_does_not_change_the_verdict():
     pipeline = Pipeline()
     feed(pipeline, [busy] * 10)
-    state = feed(pipeline, [None, busy, failed, busy], start=1010.0)
-    assert state.engines[0].diagnosis.verdict == "healthy"
+    for i, pages in enumerate([(None,), (busy,), (failed,), (None,), (busy,), (failed,)]):
+        (engine,) = feed(pipeline, pages, start=1010.0 + i).engines
+        assert (engine.up, engine.diagnosis.verdict) == (True, "healthy")
+
+
+FULL = partial(busy, kv=0.99, running=40, waiting=30)
+STANDING = {"healthy": busy, "kv_pressure": FULL,
+            "idle": lambda t: page(t, {r.RUNNING: 0, r.WAITING: 0, r.KV_USAGE: 0.0}, {r.GENERATION_TOKENS: 5.0})}
+
+
+def only_another(t):
+    return page(t, engines=(EngineReading("m", "1", {r.RUNNING: 1.0}, {}, {}, {}),))
+
+
+@pytest.mark.parametrize("verdict", STANDING)
+@pytest.mark.parametrize(("gone", "reason"), [(partial(failed, reason="refused"), "refused"),
+                                              (partial(failed, reason="http_5xx"), "http_5xx"), (only_another, "absent")],
+                         ids=["refused", "error page", "page without it"])
+def test_no_verdict_stands_over_an_engine_that_is_gone(verdict, gone, reason):
+    """From the first reading on: neither the age of the last page nor hysteresis holds what was concluded from it."""
+    pipeline = Pipeline()
+    assert feed(pipeline, [STANDING[verdict]] * 20).engines[0].diagnosis.verdict == verdict
+    engine = feed(pipeline, [gone], start=1020.0).engines[0]
+    assert (engine.up, engine.error, engine.diagnosis.verdict, engine.diagnosis.stage) == (False, reason, "unknown", None)
+    assert reason in engine.diagnosis.missing[0]
+    assert engine.signals.load.running is None
+    assert feed(pipeline, [STANDING[verdict]], start=1021.0).engines[0].diagnosis.verdict == verdict, "back at once"
+
+
+def test_a_second_late_answer_in_a_row_is_no_answer():
+    pipeline = Pipeline()
+    feed(pipeline, [busy] * 10)
+    said = [feed(pipeline, [failed], start=1010.0 + i).engines[0] for i in range(2)]
+    assert [(engine.up, engine.diagnosis.verdict) for engine in said] == [(True, "healthy"), (False, "unknown")]
+
+
+@given(st.lists(st.sampled_from([busy, FULL, failed, partial(failed, reason="reset"), only_another, None]), max_size=40))
+def test_an_engine_that_is_down_is_unknown_and_one_that_is_unknown_says_why(events):
+    pipeline = Pipeline()
+    for i, event in enumerate(events):
+        for engine in feed(pipeline, [event], start=1000.0 + i).engines:
+            assert engine.up or engine.diagnosis.verdict == "unknown"
+            assert engine.diagnosis.verdict != "unknown" or engine.diagnosis.missing
 
 
 def test_engines_are_forgotten_when_their_target_goes_or_after_a_while():

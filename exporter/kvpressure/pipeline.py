@@ -49,6 +49,7 @@ FORGET_SECONDS: Final = 300.0
 EVENT_SECONDS: Final = 600.0
 FAULT_SECONDS: Final = 1800.0
 MAX_EVENTS_KEPT: Final = 512
+ABSENT: Final = "absent"  # why an engine is down whose page has only others
 MAX_GONE_ENGINES: Final = 64  # of one target, kept until they are forgotten although its page has others now
 HARDWARE_XIDS_IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})  # application errors; the GPU is healthy
 _NO_SIGNALS: Final[Mapping[str, int]] = {}
@@ -139,7 +140,7 @@ class GpuTrack:
 class EngineTrack:
     """An engine: tracker, diagnoser and identity."""
 
-    __slots__ = ("container", "counters", "diagnoser", "error", "first_t", "gpus", "key", "seen_t", "target", "tracker")
+    __slots__ = ("container", "counters", "diagnoser", "first_t", "gpus", "key", "seen_t", "target", "tracker")
 
     def __init__(self, key: EngineKey, page: EnginePage, thresholds: Thresholds) -> None:
         self.key = key
@@ -148,7 +149,6 @@ class EngineTrack:
         self.first_t = page.time
         self.target, self.container, self.gpus = page.target, page.container, page.gpus
         self.seen_t = page.time
-        self.error: str | None = None
         self.counters: Mapping[str, float] = {}
 
 
@@ -209,8 +209,8 @@ class Pipeline:
                 self._engine(EngineKey(page.namespace, page.pod, self._model_from_args(page), "0"), page)
                 known = [self._engines[EngineKey(page.namespace, page.pod, self._model_from_args(page), "0")]]
             for track in known:
-                track.tracker.fail()
-                track.error, track.seen_t = page.error, now
+                track.tracker.fail(page.error or ABSENT)
+                track.seen_t = now
             return
         present = {EngineKey(page.namespace, page.pod, reading.model_name, reading.engine): reading
                    for reading in page.engines}
@@ -219,6 +219,8 @@ class Pipeline:
                 del self._engines[track.key]  # was only a name from the arguments until the page told the right one
         gone = sorted((track for track in known if track.key not in present and track.key in self._engines),
                       key=lambda track: track.seen_t)
+        for track in gone:
+            track.tracker.fail(ABSENT)
         for track in gone[:-MAX_GONE_ENGINES]:
             del self._engines[track.key]  # a page that renames its engines every second is no reason to keep them all
         for key, reading in present.items():
@@ -226,7 +228,6 @@ class Pipeline:
             track.target, track.container, track.gpus = page.target, page.container, page.gpus
             track.seen_t = now
             if track.tracker.observe(page, reading):
-                track.error = None
                 last = track.tracker.window.last
                 track.counters = {**last.counters, **last.page} if last else {}
 
@@ -339,14 +340,12 @@ class Pipeline:
         utilization = found_limits.get("gpu_memory_utilization")
         diagnosis = track.diagnoser.diagnose(signals, tracker.recent_waiting(), tracker.window.samples_seen,
                                              utilization.value if utilization else None)
-        stale = tracker.window.last is None or (
-            now - tracker.window.last.t > self._thresholds["stale_page_seconds"])
-        up = not stale and track.error is None
+        up = diagnosis.evidence["page_fresh"].value is True
         return EngineState(
-            key=track.key, target=track.target, container=track.container, gpus=gpus, up=up, error=track.error,
+            key=track.key, target=track.target, container=track.container, gpus=gpus, up=up, error=tracker.error,
             version=self._version(track), flavour=page.flavour if page else None,
             reading=tracker.reading if up else None, counters=track.counters if up else {},
-            signals=signals if not stale else Signals(time=now, host=signals.host, progress=signals.progress,
+            signals=signals if up else Signals(time=now, host=signals.host, progress=signals.progress,
                                                       events=signals.events, events_known=signals.events_known),
             diagnosis=diagnosis, limits=self._limits(signals, diagnosis, found_limits),
         )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from kvpressure.signals.logevents import ALLOCATION_EVENTS
-from kvpressure.signals.model import ComputeSignals, Signals
+from kvpressure.signals.model import ComputeSignals, ProgressSignals, Signals
 from kvpressure.signals.score import PROFILING
 from kvpressure.state import Evidence
 from kvpressure.thresholds import Thresholds
 
 EvidenceSet = Mapping[str, Evidence]
 
-NOT_KNOWN = "not known"
+NOT_KNOWN: Final = "not known"
+SLOW: Final = "timeout"  # the reason of a page that did not come in time
 
 
 class Recent:
@@ -123,10 +125,8 @@ def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
     if prompt is not None and generated is not None:
         prefill = prompt > 0 and prompt >= t["prefill_tokens_ratio"] * generated
     rates = f"{_number(prompt)} prompt and {_number(generated)} generated tokens/s"
-    fresh = None if progress.fresh_seconds is None else progress.fresh_seconds <= t["stale_page_seconds"]
     return [
-        Evidence("page_fresh", fresh, "no page was ever read" if progress.fresh_seconds is None
-                 else f"newest page is {progress.fresh_seconds:.0f} s old"),
+        _page(progress, t),
         Evidence("work_present", progress.work_present, f"{_number(s.load.in_flight)} requests in flight"),
         Evidence("tokens_flow", progress.tokens_flow, rates),
         Evidence("tokens_lately", progress.tokens_lately, rates),
@@ -135,6 +135,22 @@ def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
                  f"{_number(stuck)} s" if stuck else "tokens or finished requests came lately"),
         Evidence("prefill_dominates", prefill, rates),
     ]
+
+
+def _page(progress: ProgressSignals, t: Thresholds) -> Evidence:
+    """Whether there is a page that tells of now. A single answer that comes too late says that the server is slow; any
+    other failure, or a second one, that nobody may be there, however young the last page is.
+    """
+    if progress.fresh_seconds is None:
+        why = f": {progress.page_error}" if progress.page_error else ""
+        return Evidence("page_fresh", None, f"no page was ever read{why}")
+    failing = int(progress.pages_failing or 0)
+    gone = failing > (1 if progress.page_error == SLOW else 0)
+    text = f"newest page is {progress.fresh_seconds:.0f} s old"
+    if failing:
+        text += f", the last {failing} attempts to read one failed" if failing > 1 else ", the last attempt to read one failed"
+        text += f" ({progress.page_error or NOT_KNOWN})"
+    return Evidence("page_fresh", not gone and progress.fresh_seconds <= t["stale_page_seconds"], text)
 
 
 def _gpu(s: Signals, t: Thresholds) -> list[Evidence]:

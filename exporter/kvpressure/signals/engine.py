@@ -59,7 +59,7 @@ class EngineTracker:
     """History of one engine and everything derived from it."""
 
     __slots__ = ("_baseline", "_device", "_longest", "_process_start", "_progress", "_running", "_thresholds", "_trend",
-                 "engines_on_page", "ever_positive", "failing", "page", "reading", "steps", "window")
+                 "engines_on_page", "error", "ever_positive", "failing", "page", "reading", "steps", "window")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -67,6 +67,7 @@ class EngineTracker:
         self.reading: EngineReading | None = None
         self.page: EnginePage | None = None
         self.failing = 0
+        self.error: str | None = None
         self.ever_positive = False
         self.engines_on_page = 1
         self._running = RunningHistogram()
@@ -89,7 +90,8 @@ class EngineTracker:
             return False
         if before is not None and page.time < before.t:
             self._begin()
-        self.page, self.reading, self.failing = page, reading, 0
+        self.page, self.reading = page, reading
+        self.failing, self.error = 0, None
         self.engines_on_page = len(page.engines)
         start = page.page.get(r.PROCESS_START)
         if start is not None and self._process_start is not None and start != self._process_start:
@@ -106,9 +108,10 @@ class EngineTracker:
         self._longest.observe(sample)
         return True
 
-    def fail(self) -> None:
-        """The page could not be read this time."""
+    def fail(self, reason: str) -> None:
+        """The page could not be read this time, or does not have this engine."""
         self.failing += 1
+        self.error = reason
 
     def recent_waiting(self) -> list[float]:
         """Requests waiting in the samples of the last seconds."""
@@ -145,7 +148,8 @@ class EngineTracker:
             context=context.compute(window, self._longest, shape),
             latency=latency.compute(window, self._baseline, self._calm(found, load)),
             throughput=throughput.compute(window, self._trend),
-            progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing),
+            progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing,
+                                      self.error),
             memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.demand,
                                   load.running, _block_size(self.reading)),
             host=host.compute(window, around.container, around.now),

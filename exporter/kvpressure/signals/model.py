@@ -122,6 +122,7 @@ class ProgressSignals:
     connections_dropped: bool | None = None  # most clients went away since something last came out
     fresh_seconds: float | None = None  # age of the newest page
     pages_failing: float | None = None  # consecutive failed scrapes
+    page_error: str | None = None  # why the last of them failed
     tokens_flow: bool | None = None  # in the last 15 s
     tokens_lately: bool | None = None  # in the last few seconds
     finished_flow: bool | None = None

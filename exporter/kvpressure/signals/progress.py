@@ -108,11 +108,12 @@ def _http(page: Mapping[str, float]) -> float:
     return sum(value for name, value in page.items() if name.startswith(r.HTTP_PREFIX))
 
 
-def compute(window: EngineWindow, progress: Progress, age_seconds: float, failing: int) -> ProgressSignals:
-    """Progress now. ``age_seconds`` = age of the newest page, ``failing`` = failed scrapes in a row."""
+def compute(window: EngineWindow, progress: Progress, age_seconds: float, failing: int,
+            error: str | None = None) -> ProgressSignals:
+    """Progress now. ``age_seconds`` = age of the newest page, ``failing`` = failed scrapes in a row, ``error`` why."""
     last = window.last
     if last is None:
-        return ProgressSignals(fresh_seconds=None, pages_failing=float(failing))
+        return ProgressSignals(fresh_seconds=None, pages_failing=float(failing), page_error=error)
     work = work_present(last)
     known = progress.counters_known
     flowing = _flow(window)
@@ -124,7 +125,7 @@ def compute(window: EngineWindow, progress: Progress, age_seconds: float, failin
         connections_dropped=progress.connections_dropped(
             (last.gauges.get(r.RUNNING) or 0.0) + (last.gauges.get(r.WAITING) or 0.0)) if work else None,
         http_moved=http_moved(window, progress.seconds_still),
-        fresh_seconds=age_seconds, pages_failing=float(failing),
+        fresh_seconds=age_seconds, pages_failing=float(failing), page_error=error,
         tokens_flow=flowing, tokens_lately=_moved_lately(window), finished_flow=_finished_flow(window),
     )
 

@@ -370,3 +370,44 @@ def test_container_that_never_saw_a_gpu_is_patient(start: StartChild) -> None:
     assert rounds is None
     rounds, _ = rounds_until_fatal(child, 100)
     assert rounds is not None
+
+
+# --- sandboxes that pass some calls on and refuse others -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "reason"), [(17, "blocked"), (999, "unknown")])
+def test_a_call_that_is_always_refused_is_left_alone_after_a_few_times(start: StartChild, code: int, reason: str) -> None:
+    """As with "not supported": a refused call may cost the host a line in its log each second."""
+    child = start(World(gpus=[Gpu(codes={"nvmlDeviceGetPowerUsage": code})]))
+    counted = 0
+    for _ in range(100):
+        got = child.read()
+        counted += got["errors"].get(reason, 0)
+        assert got["gpus"][0]["power_watts"] is None
+        assert got["gpus"][0]["memory_used_bytes"] == 50 * GIB
+        child.advance(1)
+    assert counted == child.calls()["nvmlDeviceGetPowerUsage"] == 5
+    child.set(World(gpus=[Gpu()]))
+    child.advance(600)
+    assert child.gpus()[0]["power_watts"] == 350.0
+
+
+def test_a_call_that_fails_now_and_then_is_asked_at_each_reading(start: StartChild) -> None:
+    child = start(World(gpus=[Gpu()]))
+    for _ in range(10):
+        child.set(World(gpus=[Gpu(codes={"nvmlDeviceGetPowerUsage": 999})]))
+        for _ in range(4):
+            assert child.gpus()[0]["power_watts"] is None
+        child.set(World(gpus=[Gpu()]))
+        assert child.gpus()[0]["power_watts"] == 350.0
+
+
+def test_a_gpu_that_refuses_everything_is_asked_again_at_once(start: StartChild) -> None:
+    """A device cgroup that was lost and came back, unlike one call that a sandbox does not know."""
+    child = start(World(gpus=[Gpu(codes=dict.fromkeys(SILENT, 17)), Gpu()]))
+    for _ in range(20):
+        assert errors(child) == ["blocked", None]
+        child.advance(1)
+    child.set(World(gpus=[Gpu(), Gpu()]))
+    assert errors(child) == [None, None]
+    assert child.gpus()[0]["power_watts"] == 350.0

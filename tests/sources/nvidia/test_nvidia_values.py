@@ -116,6 +116,7 @@ def test_unified_memory_card_has_no_memory_but_the_rest(start: StartChild) -> No
     ({"power_watts"}, Gpu(power_mw=0)),
     ({"power_watts"}, Gpu(power_mw=0xFFFFFFFF)),
     ({"power_limit_watts"}, Gpu(power_limit_mw=0)),
+    ({"memory_reserved_bytes"}, Gpu(memory_reserved=0)),
 ])
 def test_what_cannot_be_true_is_absent(start: StartChild, fields: set[str], gpu: Gpu) -> None:
     (got,) = start(World(gpus=[gpu])).gpus()

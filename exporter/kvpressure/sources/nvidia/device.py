@@ -73,6 +73,8 @@ class Device:
         reading, error = self._read_gpu(slow)
         if error == codes.NO_PERMISSION and self._mig is not None:
             error = None  # the figures of the whole GPU are a privilege; its instances speak
+        if error in codes.NEEDS_NEW_CONTAINER:
+            self._queries.forget(self.identity.uuid)  # the whole GPU is out: ask for everything again next time
         if error is not None:
             self._slow_due = 0.0
             reading = self.identity.reading(error=error)

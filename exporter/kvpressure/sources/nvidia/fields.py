@@ -32,7 +32,7 @@ class Memory(NamedTuple):
 def memory(ask: Ask, handle: Any) -> Memory:
     """Device memory: the second structure, or the first where the driver or the card does not know that."""
     info = ask("memory_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    reserved = None if info is None else int(info.reserved)
+    reserved = None if info is None else int(info.reserved) or None  # 0: not told (instances, virtual GPUs)
     if info is None:
         info = ask("memory_v1", pynvml.nvmlDeviceGetMemoryInfo, handle)
     if info is None or info.total == 0:  # unified-memory cards have none of their own

@@ -16,6 +16,11 @@ ASK_AGAIN_SECONDS: Final = 600.0
 """How long "not supported", "symbol missing" and "no permission" are believed for a (device, metric). They seldom
 change, but can: MIG is switched, a driver still initialises, an administrator opens the counters."""
 
+REFUSED_TIMES: Final = 5
+"""So many ``blocked`` or ``unknown`` in a row are believed like "not supported": a sandbox (gVisor, for one) passes
+some calls on to the driver and refuses others for good. ``Device`` forgets them while the device answers nothing at
+all, since that is another matter."""
+
 
 class Answer(NamedTuple, Generic[T]):
     """A value, or None and the reason from ``codes.REASONS``."""
@@ -49,6 +54,7 @@ class Queries:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._silent: dict[str, dict[str, tuple[float, str]]] = {}
+        self._refused: dict[str, Counter[str]] = {}  # refusals in a row by device and metric
         self._errors: Counter[str] = Counter()
         self._asking: dict[str, str] = {}
 
@@ -65,11 +71,14 @@ class Queries:
                 return Answer(None, reason)
         self._asking[device] = metric
         try:
-            return Answer(function(*arguments))
+            answer = Answer(function(*arguments))
         except pynvml.NVMLError as error:
             return self._failed(device, metric, codes.reason_of(error.value))
         except UnicodeDecodeError:
             return self._failed(device, metric, codes.INVALID_DATA)
+        if device in self._refused:
+            del self._refused[device][metric]
+        return answer
 
     def count(self, reason: str) -> None:
         """Count a failure that no call reported."""
@@ -83,9 +92,11 @@ class Queries:
         """Drop what is remembered about a device that changed or went, or about all of them."""
         if device is None:
             self._silent.clear()
+            self._refused.clear()
             self._asking.clear()
         else:
             self._silent.pop(device, None)
+            self._refused.pop(device, None)
             self._asking.pop(device, None)
 
     def take_errors(self) -> dict[str, int]:
@@ -100,9 +111,16 @@ class Queries:
             raise LibraryDown(reason)
         if reason in codes.DEVICE_DOWN:
             raise DeviceDown(reason)
-        if reason in codes.LASTING:
+        if reason in codes.LASTING or self._refused_for_good(device, metric, reason):
             self._silent.setdefault(device, {})[metric] = (self._clock() + ASK_AGAIN_SECONDS, reason)
         return Answer(None, reason)
+
+    def _refused_for_good(self, device: str, metric: str, reason: str) -> bool:
+        if reason not in codes.NEEDS_NEW_CONTAINER:
+            return False
+        refused = self._refused.setdefault(device, Counter())
+        refused[metric] += 1
+        return refused[metric] >= REFUSED_TIMES
 
 
 class Ask:

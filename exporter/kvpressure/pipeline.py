@@ -53,6 +53,7 @@ ABSENT: Final = "absent"  # why an engine is down whose page has only others
 MAX_GONE_ENGINES: Final = 64  # of one target, kept until they are forgotten although its page has others now
 HARDWARE_XIDS_IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})  # application errors; the GPU is healthy
 _NO_SIGNALS: Final[Mapping[str, int]] = {}
+_NO_FIGURES: Final[Mapping[str, float]] = {}
 
 ContainerKey = tuple[str, str, str]
 
@@ -60,7 +61,7 @@ ContainerKey = tuple[str, str, str]
 class ContainerTrack:
     """A container: its window, its log events, and the facts its start-up lines told."""
 
-    __slots__ = ("counts", "events", "facts", "logged", "seen_log", "seen_t", "version", "window")
+    __slots__ = ("counts", "events", "facts", "logged", "oom", "seen_log", "seen_t", "version", "window")
 
     def __init__(self) -> None:
         self.window = ContainerWindow()
@@ -69,6 +70,7 @@ class ContainerTrack:
         self.facts: dict[str, float] = {}
         self.logged: EngineArgs | None = None
         self.version: str | None = None  # vLLM's own word
+        self.oom: tuple[float, Mapping[str, float]] | None = None  # when an out-of-memory text came, its figures
         self.seen_log = False
         self.seen_t = float("-inf")
 
@@ -86,6 +88,8 @@ class ContainerTrack:
             self.version = str(event.values["version"])
         values = {name: value for name, value in event.values.items() if isinstance(value, int | float)}
         self.facts.update(_facts(event.event, values))
+        if event.event == "cuda_oom" and values:
+            self.oom = (t, values)
 
     def recent_events(self, now: float) -> dict[str, int]:
         """Events of the last ten minutes by name."""
@@ -94,6 +98,12 @@ class ContainerTrack:
             if now - EVENT_SECONDS <= t <= now:
                 recent[name] = recent.get(name, 0) + 1
         return recent
+
+    def recent_oom(self, now: float) -> Mapping[str, float]:
+        """Figures of the last out-of-memory text that has some, within the last ten minutes."""
+        if self.oom is None or not now - EVENT_SECONDS <= self.oom[0] <= now:
+            return _NO_FIGURES
+        return self.oom[1]
 
 
 def _facts(event: str, values: Mapping[str, float]) -> dict[str, float]:
@@ -312,6 +322,7 @@ class Pipeline:
             allocator=[a for a in allocator if (a.namespace, a.pod) == (key.namespace, key.pod)],
             facts=facts, events=container.recent_events(now) if container else _NO_SIGNALS,
             events_known=container.seen_log if container else False,
+            oom=container.recent_oom(now) if container else _NO_FIGURES,
             gpu_faults=sum(gpu.recent_faults(now) for gpu in known_gpus) if known_gpus else None,
             max_num_seqs=seqs.value if seqs else None, max_num_seqs_source=seqs.source if seqs else None,
             first_t=track.first_t,
@@ -346,7 +357,8 @@ class Pipeline:
             version=self._version(track), flavour=page.flavour if page else None,
             reading=tracker.reading if up else None, counters=track.counters if up else {},
             signals=signals if up else Signals(time=now, host=signals.host, progress=signals.progress,
-                                                      events=signals.events, events_known=signals.events_known),
+                                                      events=signals.events, events_known=signals.events_known,
+                                                      oom=signals.oom),
             diagnosis=diagnosis, limits=self._limits(signals, diagnosis, found_limits),
         )
 

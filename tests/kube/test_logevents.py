@@ -67,6 +67,27 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
      "PyTorch but unallocated.", "cuda_oom",
      {"runtime": "HIP", "requested_bytes": 1.16 * GIB, "allocated_bytes": 20 * GIB, "private_pool_bytes": 1.5 * GIB,
       "reserved_unallocated_bytes": 512.0}),
+    # torch 2.1: a misprint; 2.0 and older, XPU and NPU: other words, and reserved memory in total
+    ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacty of 23.69 GiB "
+     "of which 4.94 MiB is free. Process 9 has 23.68 GiB memory in use. Of the allocated memory 20.08 GiB is allocated by "
+     "PyTorch, and 3.21 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+     "max_split_size_mb to avoid fragmentation.", "cuda_oom",
+     {"runtime": "CUDA", "requested_bytes": 896 * MIB, "total_bytes": 23.69 * GIB, "free_bytes": 4.94 * MIB,
+      "allocated_bytes": 20.08 * GIB, "reserved_unallocated_bytes": 3.21 * GIB}),
+    ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total capacity; 9.50 GiB "
+     "already allocated; 12.50 MiB free; 9.75 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try "
+     "setting max_split_size_mb to avoid fragmentation.", "cuda_oom",
+     {"runtime": "CUDA", "requested_bytes": 20 * MIB, "total_bytes": 10.75 * GIB, "free_bytes": 12.5 * MIB,
+      "allocated_bytes": 9.5 * GIB, "reserved_unallocated_bytes": 0.25 * GIB}),
+    ("XPU out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.5 GiB total capacity; 14.5 GiB already allocated; 14.0 GiB "
+     "reserved in total by PyTorch)", "cuda_oom",
+     {"runtime": "XPU", "requested_bytes": 2 * GIB, "total_bytes": 15.5 * GIB, "allocated_bytes": 14.5 * GIB,
+      "reserved_unallocated_bytes": 0.0}),
+    ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 191.98 GiB of which "
+     "0 bytes is free. Of the allocated memory 180.50 GiB is allocated by PyTorch, and 10.25 GiB is reserved by PyTorch but "
+     "unallocated.", "cuda_oom",
+     {"runtime": "HIP", "requested_bytes": GIB, "total_bytes": 191.98 * GIB, "free_bytes": 0.0,
+      "allocated_bytes": 180.5 * GIB, "reserved_unallocated_bytes": 10.25 * GIB}),
     ("RuntimeError: NPU out of memory.", "cuda_oom", {"runtime": "NPU"}),
     ("RuntimeError: CUDA error: out of memory", "cuda_oom", {"runtime": "CUDA"}),
     ("RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. Please try lowering",

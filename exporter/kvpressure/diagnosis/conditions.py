@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvpressure.diagnosis import oom
 from kvpressure.diagnosis.verdicts import Finding
 from kvpressure.signals.model import Signals
 from kvpressure.thresholds import Thresholds
 
-OOM_EVENTS: Final = ("cuda_oom", "warmup_oom", "load_oom")
 FRAGMENTED_SPLIT_SHARE: Final = 0.25
 
 
@@ -52,7 +52,7 @@ def evaluate(s: Signals, finding: Finding, held: bool | None, utilization: float
              t: Thresholds) -> dict[str, bool | None]:
     """All conditions of one engine. ``utilization`` is the configured gpu_memory_utilization."""
     host = s.host
-    oom = sum(s.events.get(name, 0) for name in OOM_EVENTS)
+    oom_lines = oom.count(s)
     restarts = host.restarts_recent
     growth = s.memory.idle_growth_bytes_per_hour
     return {
@@ -63,7 +63,7 @@ def evaluate(s: Signals, finding: Finding, held: bool | None, utilization: float
         "host_memory_near_limit": None if host.memory_used_ratio is None
         else host.memory_used_ratio >= t["host_memory_limit_ratio"],
         "host_oom_killed": _oom_killed(s),
-        "gpu_out_of_memory": oom > 0 if s.events_known else None,
+        "gpu_out_of_memory": None if oom_lines is None else oom_lines > 0,
         "crash_loop": None if restarts is None else restarts >= t["crash_loop_restarts"],
         "gpu_fault": None if s.gpu_faults is None else s.gpu_faults > 0,
         "metrics_frozen": _frozen(s, finding, t),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from kvpressure.diagnosis import oom
 from kvpressure.signals.logevents import ALLOCATION_EVENTS
 from kvpressure.signals.model import ComputeSignals, ProgressSignals, Signals
 from kvpressure.signals.score import PROFILING
@@ -222,6 +223,7 @@ def _harm(s: Signals, t: Thresholds) -> list[Evidence]:
                  f"{allocation} allocation failures in the log lately"),
         Evidence("restarted_recently", None if s.host.restarts_recent is None else s.host.restarts_recent > 0,
                  f"{_number(s.host.restarts_recent)} restarts in half an hour"),
+        oom.evidence(s, t),
     ]
 
 

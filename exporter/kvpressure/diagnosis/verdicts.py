@@ -119,7 +119,7 @@ def kv_pressure(case: Case) -> Finding | None:
     if at_limit and not pushed:
         return None
     supports = [name for name in ("kv_full", "queue_for_capacity", "preempting", "running_falls_waiting_rises",
-                                  "head_of_line_blocked", "latency_multiplied") if case.true(name)]
+                                  "head_of_line_blocked", "latency_multiplied", "gpu_out_of_memory") if case.true(name)]
     opposing = tuple(name for name in ("running_at_limit", "prefill_dominates") if case.true(name))
     queue = case.true("queue_for_capacity")
     if case.true("kv_full") and (queue or pushed):

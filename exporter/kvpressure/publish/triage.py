@@ -125,6 +125,9 @@ def _log(case: _Case) -> Step:
     failures = {name: count for name, count in s.events.items() if name in ALLOCATION_EVENTS}
     others = {name: count for name, count in s.events.items() if name in TELLING_EVENTS}
     answers = [_counted("Allocation failures in the last 10 minutes", failures)]
+    if case.engine.diagnosis.conditions.get("gpu_out_of_memory"):
+        text = case.engine.diagnosis.evidence["gpu_out_of_memory"].text
+        answers.append(f"{text[:1].upper()}{text[1:]}.")
     if others:
         answers.append(_counted("Other lines worth knowing", others))
     return Step(4, "Allocation failures in the log?", "bad" if failures else "fine", tuple(answers), command)

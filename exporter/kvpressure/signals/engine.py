@@ -49,6 +49,7 @@ class Surroundings:
     facts: Mapping[str, float] = field(default_factory=dict)
     events: Mapping[str, int] = field(default_factory=dict)
     events_known: bool = False
+    oom: Mapping[str, float] = field(default_factory=dict)
     gpu_faults: int | None = None
     max_num_seqs: float | None = None
     max_num_seqs_source: str | None = None
@@ -154,7 +155,7 @@ class EngineTracker:
                                   load.running, _block_size(self.reading)),
             host=host.compute(window, around.container, around.now),
             compute=score.compute(window, around.gpus, found, load, around.demand, t),
-            events=around.events, events_known=around.events_known, gpu_faults=around.gpu_faults,
+            events=around.events, events_known=around.events_known, oom=around.oom, gpu_faults=around.gpu_faults,
             first_seen=0 <= around.now - around.first_t <= FIRST_SEEN_SECONDS,
         )
 

@@ -158,11 +158,18 @@ def _always(_line: str) -> Values:
 _OOM = re.compile(r"\b(CUDA|HIP|XPU|NPU)(?: error:)? out of memory\b")
 _OOM_PARTS: Final = tuple((name, re.compile(pattern)) for name, pattern in (
     ("requested_bytes", rf"Tried to allocate {_SIZE}"),
-    ("total_bytes", rf"has a total capacity of {_SIZE}"),
+    ("total_bytes", rf"has a total capaci?ty of {_SIZE}"),  # torch 2.1 has a misprint
     ("free_bytes", rf"of which {_SIZE} is free"),
     ("allocated_bytes", rf"{_SIZE} is allocated by PyTorch"),
     ("private_pool_bytes", rf"with {_SIZE} allocated in private pools"),
     ("reserved_unallocated_bytes", rf"and {_SIZE} is reserved by PyTorch but unallocated"),
+))
+_OLD_OOM_PARTS: Final = tuple((name, re.compile(pattern)) for name, pattern in (  # torch up to 2.0, torch_npu
+    ("requested_bytes", rf"Tried to allocate {_SIZE}"),
+    ("total_bytes", rf"; {_SIZE} total capacity"),
+    ("free_bytes", rf"; {_SIZE} free"),
+    ("allocated_bytes", rf"; {_SIZE} already allocated"),
+    ("reserved_bytes", rf"; {_SIZE} reserved in total by PyTorch"),
 ))
 
 
@@ -178,7 +185,13 @@ def _sizes(line: str, parts: tuple[tuple[str, re.Pattern[str]], ...]) -> Values:
 
 def _oom(line: str) -> Values | None:
     match = _OOM.search(line)
-    return None if match is None else {"runtime": match[1], **_sizes(line, _OOM_PARTS)}
+    if match is None:
+        return None
+    figures = _sizes(line, _OLD_OOM_PARTS if " total capacity; " in line else _OOM_PARTS)
+    reserved, allocated = figures.pop("reserved_bytes", None), figures.get("allocated_bytes")
+    if isinstance(reserved, float) and isinstance(allocated, float):
+        figures["reserved_unallocated_bytes"] = max(0.0, reserved - allocated)
+    return {"runtime": match[1], **figures}
 
 
 def _warmup(line: str) -> Values:

@@ -198,6 +198,7 @@ class Signals:
     compute: ComputeSignals = ComputeSignals()
     events: Mapping[str, int] = field(default_factory=dict)  # log events in the last 10 minutes
     events_known: bool = False  # a log of this container has been seen
+    oom: Mapping[str, float] = field(default_factory=dict)  # what the last out-of-memory text among them says, in bytes
     gpu_faults: int | None = None  # XID and lost-GPU events of its GPUs lately
     first_seen: bool = False  # the engine was first seen within the last minute
 
@@ -212,6 +213,7 @@ class Signals:
                 elif value is None or isinstance(value, bool | int | float):
                     flat[name] = None if value is None else float(value)
         flat.update((f"log_events:{name}", float(count)) for name, count in self.events.items())
+        flat.update((f"oom:{name}", value) for name, value in self.oom.items())
         return flat
 
 

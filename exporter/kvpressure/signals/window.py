@@ -7,6 +7,7 @@ begins a new window.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,13 +116,17 @@ class _Correction:
 
 
 class _HistogramCorrection:
-    """The same for whole histograms: a count that falls means all of it began anew."""
+    """The same for whole histograms: a count that falls means all of it began anew.
 
-    __slots__ = ("_last", "_offset")
+    Counts come out packed, and one that has not changed comes out as the same object: they are most of what windows hold.
+    """
+
+    __slots__ = ("_kept", "_last", "_offset")
 
     def __init__(self) -> None:
         self._last: dict[str, Histogram] = {}
         self._offset: dict[str, Histogram] = {}
+        self._kept: dict[str, Histogram] = {}
 
     def apply(self, values: Mapping[str, Histogram]) -> Mapping[str, Histogram]:
         reset = False
@@ -134,9 +139,16 @@ class _HistogramCorrection:
                 self._offset[name] = _add(before, kept) if value.bounds == before.bounds else Histogram()
                 reset = True
         self._last = dict(values)
-        if not self._offset and not reset:
-            return values
-        return {name: _add(value, self._offset.get(name)) for name, value in values.items()}
+        if self._offset or reset:
+            values = {name: _add(value, self._offset.get(name)) for name, value in values.items()}
+        self._kept = {name: _packed(value, self._kept.get(name)) for name, value in values.items()}
+        return self._kept
+
+
+def _packed(value: Histogram, kept: Histogram | None) -> Histogram:
+    """``value`` with its counts in a third of the memory; ``kept`` if that is the same."""
+    packed = Histogram(value.bounds, array("d", value.counts), value.sum, value.count)
+    return kept if packed == kept and kept is not None else packed
 
 
 def _add(value: Histogram, offset: Histogram | None) -> Histogram:

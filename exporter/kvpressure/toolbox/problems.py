@@ -27,7 +27,7 @@ class Problem:
 
 def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> list[Problem]:
     """All four. ``events`` are the counted log events, None when no log was read."""
-    return [_grows(engine), _oom_with_few(engine, events, t), _fragmentation(engine, events), _baseline(engine)]
+    return [_grows(engine), _oom_with_few(engine, events, t), _fragmentation(engine), _baseline(engine)]
 
 
 def log_events(engine: EngineView) -> dict[str, int] | None:
@@ -73,14 +73,14 @@ def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thres
                    + ("" if length is None else f" (to {length:.0f})") + "; check max_tokens in the requests")
 
 
-def _fragmentation(engine: EngineView, events: Mapping[str, int] | None) -> Problem:
+def _fragmentation(engine: EngineView) -> Problem:
     present = engine.condition("allocator_fragmentation")
     reserved, allocated = engine.signal("allocator_reserved_bytes"), engine.signal("allocator_allocated_bytes")
     text = "torch's allocator is not visible from outside: load the plugin in vLLM to see reserved and allocated"
     if reserved is not None and allocated is not None:
         text = f"reserved {reserved / 1e9:.1f} GB, allocated {allocated / 1e9:.1f} GB"
-    elif (events or {}).get("cuda_oom"):
-        text += "; its out-of-memory lines in the log state both numbers"
+    elif engine.condition("gpu_out_of_memory"):
+        text += f"; the log: {engine.evidence_text('gpu_out_of_memory')}"
     return Problem("fragmentation", "memory is free, yet allocation fails", present, text, "fragmentation",
                    "restart the worker; PYTORCH_ALLOC_CONF=expandable_segments:True if it comes back")
 

@@ -80,6 +80,11 @@ class EngineView:
         """Named evidence."""
         return flag(mapping(mapping(self.data.get("evidence")).get(name)).get("value"))
 
+    def evidence_text(self, name: str) -> str:
+        """What is said about named evidence, with the numbers; empty if it is not there."""
+        text = mapping(mapping(self.data.get("evidence")).get(name)).get("text")
+        return text if isinstance(text, str) else ""
+
     def condition(self, name: str) -> bool | None:
         """A condition that stands beside the verdict."""
         return flag(mapping(self.data.get("conditions")).get(name))

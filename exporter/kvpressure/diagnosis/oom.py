@@ -1,0 +1,53 @@
+"""Out of GPU memory, from the log: whether it was, and what torch said of its allocator when it happened.
+
+The text of the error is the only place outside the process where allocated and reserved memory can be seen, and only
+after the fact. It is evidence, not a reading: ``fragmentation_bytes`` comes from the plugin alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kvpressure.signals.model import Signals
+from kvpressure.state import Evidence
+from kvpressure.thresholds import Thresholds
+
+OOM_EVENTS: Final = ("cuda_oom", "warmup_oom", "load_oom")
+_GIB: Final = 2**30
+_PARTS: Final = (
+    ("requested_bytes", "tried to allocate {}"), ("free_bytes", "{} free on the device"), ("total_bytes", "capacity {}"),
+    ("allocated_bytes", "{} allocated by PyTorch"), ("private_pool_bytes", "{} of it in private pools"),
+    ("reserved_unallocated_bytes", "{} reserved by PyTorch but unallocated"),
+)
+
+
+def count(s: Signals) -> int | None:
+    """Out-of-memory lines of the last ten minutes; ``None`` if no log was read."""
+    return sum(s.events.get(name, 0) for name in OOM_EVENTS) if s.events_known else None
+
+
+def evidence(s: Signals, t: Thresholds) -> Evidence:
+    """``gpu_out_of_memory`` with the figures of the last text that has some."""
+    lines = count(s)
+    if lines is None:
+        return Evidence("gpu_out_of_memory", None, "no log was read")
+    if not lines:
+        return Evidence("gpu_out_of_memory", False, "no out-of-memory line in the log lately")
+    times = f"out of GPU memory {lines} time{'s' if lines > 1 else ''} in the log lately"
+    told = [form.format(_size(s.oom[name])) for name, form in _PARTS if name in s.oom]
+    text = f"{times}; the last one: {', '.join(told)}" if told else f"{times}, without figures"
+    if fragmented(s.oom, t):
+        text += f" (fragmentation probable: {t['fragmentation_warning_bytes'] / 1e9:.0f} GB or more lie in pieces)"
+    return Evidence("gpu_out_of_memory", True, text)
+
+
+def fragmented(figures: Mapping[str, float], t: Thresholds) -> bool:
+    """Whether memory failed to be found although much was held unused: torch gives whole unused blocks back before it
+    fails, so what remains are pieces of blocks in use.
+    """
+    return figures.get("reserved_unallocated_bytes", 0.0) >= t["fragmentation_warning_bytes"]
+
+
+def _size(value: float) -> str:
+    return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / 2**20:.1f} MiB"

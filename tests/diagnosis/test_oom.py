@@ -1,0 +1,103 @@
+"""Out of GPU memory in the log: the figures in torch's text become evidence, never a reading of the allocator."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure import readings as r
+from kvpressure.diagnosis import oom
+from kvpressure.pipeline import EVENT_SECONDS, Pipeline
+from kvpressure.publish.diagnosis_json import diagnosis_document
+from kvpressure.readings import ContainerReading, EnginePage, EngineReading, LogLine, Snapshot
+from kvpressure.signals.model import Signals
+from kvpressure.thresholds import builtin
+
+T = builtin()
+FRAGMENTED = ("(EngineCore pid=201) ERROR 11-14 22:18:22 [core.py:1101] torch.OutOfMemoryError: CUDA out of memory. Tried to "
+              "allocate 1.16 GiB. GPU 0 has a total capacity of 79.11 GiB of which 21.75 MiB is free. Of the allocated memory "
+              "70.00 GiB is allocated by PyTorch, with 1.50 GiB allocated in private pools (e.g., CUDA Graphs), and 3.21 GiB "
+              "is reserved by PyTorch but unallocated.")
+FULL = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.56 GiB of "
+        "which 21.75 MiB is free. Including non-PyTorch memory, this process has 23.53 GiB memory in use. Of the allocated "
+        "memory 22.88 GiB is allocated by PyTorch, and 275.00 MiB is reserved by PyTorch but unallocated.")
+OLD = ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total capacity; 7.50 GiB "
+       "already allocated; 12.50 MiB free; 9.75 GiB reserved in total by PyTorch)")
+BARE = "RuntimeError: CUDA error: out of memory"
+
+
+def snapshot(t: float, *lines: str) -> Snapshot:
+    reading = EngineReading("m", "0", {r.RUNNING: 4.0, r.WAITING: 0.0, r.KV_USAGE: 0.3}, {r.GENERATION_TOKENS: t * 100}, {}, {})
+    return Snapshot(t, pages=(EnginePage("t", t, "ns", "p", "vllm", engines=(reading,)),),
+                    containers=(ContainerReading("ns", "p", "vllm", restarts=0),), logs=tuple(LogLine("ns", "p", "vllm", line) for line in lines))
+
+
+def after(*lines: str):
+    pipeline = Pipeline()
+    for t in (1000.0, 1001.0, 1002.0):
+        state = pipeline.observe(snapshot(t, *(lines if t == 1001.0 else ())))
+    return state.engines[0]
+
+
+def told(*lines: str) -> str:
+    evidence = after(*lines).diagnosis.evidence["gpu_out_of_memory"]
+    assert evidence.value is True
+    return evidence.text
+
+
+@pytest.mark.parametrize(("line", "text"), [
+    (FRAGMENTED, "out of GPU memory 1 time in the log lately; the last one: tried to allocate 1.16 GiB, 21.8 MiB free on the "
+     "device, capacity 79.11 GiB, 70.00 GiB allocated by PyTorch, 1.50 GiB of it in private pools, 3.21 GiB reserved by "
+     "PyTorch but unallocated (fragmentation probable: 2 GB or more lie in pieces)"),
+    (FULL, "out of GPU memory 1 time in the log lately; the last one: tried to allocate 50.0 MiB, 21.8 MiB free on the device, "
+     "capacity 23.56 GiB, 22.88 GiB allocated by PyTorch, 275.0 MiB reserved by PyTorch but unallocated"),
+    (OLD, "out of GPU memory 1 time in the log lately; the last one: tried to allocate 20.0 MiB, 12.5 MiB free on the device, "
+     "capacity 10.75 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by PyTorch but unallocated (fragmentation "
+     "probable: 2 GB or more lie in pieces)"),
+    (BARE, "out of GPU memory 1 time in the log lately, without figures"),
+], ids=["fragmented", "full", "torch 2.0", "no figures"])
+def test_the_text_of_the_error_is_told_with_its_units(line: str, text: str) -> None:
+    assert told(line) == text
+
+
+def test_the_newest_figures_count_and_a_text_without_any_does_not_hide_them() -> None:
+    text = told(FULL, FRAGMENTED, BARE)
+    assert text.startswith("out of GPU memory 3 times")
+    assert "3.21 GiB" in text
+    assert "275.0 MiB" not in text
+
+
+def test_the_allocator_stays_absent_without_the_plugin() -> None:
+    engine = after(FRAGMENTED)
+    assert engine.diagnosis.conditions["gpu_out_of_memory"] is True
+    assert engine.diagnosis.conditions["allocator_fragmentation"] is None
+    assert (engine.signals.memory.allocator_reserved_bytes, engine.signals.memory.allocator_allocated_bytes) == (None, None)
+
+
+def test_figures_are_published_as_long_as_the_event_counts() -> None:
+    pipeline = Pipeline()
+    states = [pipeline.observe(snapshot(1000.0 + t, *([FRAGMENTED] if t == 0 else []))) for t in range(int(EVENT_SECONDS) + 2)]
+    last, gone = states[-2:]
+    engine = diagnosis_document(last, "node-1")["engines"][0]
+    assert engine["signals"]["oom:reserved_unallocated_bytes"] == pytest.approx(3.21 * 2**30)
+    assert "fragmentation probable" in engine["evidence"]["gpu_out_of_memory"]["text"]
+    assert gone.engines[0].signals.oom == {}
+    assert gone.engines[0].diagnosis.evidence["gpu_out_of_memory"].value is False
+
+
+def test_without_a_log_nothing_is_known() -> None:
+    assert oom.evidence(Signals(1.0), T).value is None
+    assert oom.evidence(Signals(1.0, events_known=True), T).value is False
+
+
+@pytest.mark.parametrize(("held", "probable"), [(2e9, True), (2e9 - 1, False), (None, False)])
+def test_fragmentation_is_probable_from_the_documented_two_gigabytes_on(held: float | None, probable: bool) -> None:
+    assert oom.fragmented({} if held is None else {"reserved_unallocated_bytes": held}, T) is probable
+
+
+@given(st.text(max_size=200), st.lists(st.sampled_from([
+    "Tried to allocate ", "1e9 GiB", "99999999999999999999 TiB", "-1.5 MiB", "... GiB", " free", "; ", " total capacity; ",
+    " reserved in total by PyTorch", " is reserved by PyTorch but unallocated", "and ", "; 0 bytes already allocated"]), max_size=12))
+def test_no_text_breaks_it(noise: str, parts: list[str]) -> None:
+    assert told("CUDA out of memory. " + noise.replace("\n", " ") + "".join(parts)).startswith("out of GPU memory 1 time")

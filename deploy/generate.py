@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,16 +54,17 @@ def _marked(builtin: Thresholds) -> Thresholds:
     They stay close to the built-in ones where a value's size decides about its form (a ratio up to 1 is written as a
     percentage), and have no divisor that would change their unit (seconds become minutes).
     """
-    values = {}
+    entries = {}
     for position, entry in enumerate(builtin.entries()):
         unique = 10_007 + 12 * position  # odd, not divisible by 3: no multiple of a minute when added to one
-        if entry.unit in ("ratio", "score", "per_second") or entry.value != int(entry.value):
-            values[entry.name] = round(entry.value * 0.99, 2) + unique * 1e-8
+        if entry.unit in ("ratio", "multiple", "score", "per_second") or entry.value != int(entry.value):
+            value = round(entry.value * 0.99, 2) + unique * 1e-8
         elif entry.unit == "bytes":
-            values[entry.name] = 1e9 * round(entry.value / 1e9 + 1) + unique
+            value = 1e9 * round(entry.value / 1e9 + 1) + unique
         else:
-            values[entry.name] = 86400 * 1000 * (position + 1) + unique
-    return builtin.override(values, "generate")
+            value = 86400 * 1000 * (position + 1) + unique
+        entries[entry.name] = replace(entry, value=float(value))
+    return Thresholds(entries)
 
 
 def _tokens(marked: Thresholds) -> list[tuple[str, str]]:
@@ -136,8 +138,12 @@ def schema() -> str:
 
 
 def _threshold(entry: Threshold) -> dict[str, Any]:
-    body: dict[str, Any] = {"type": "number", "minimum": 0, "description": f"{entry.unit}, default {entry.text}"}
-    return {**body, "maximum": 1} if entry.unit == "score" else body
+    """What the exporter allows, so that Helm refuses the rest; the order of two thresholds is checked by the exporter."""
+    allowed = entry.allowed
+    return {"type": "integer" if allowed.whole else "number",
+            "exclusiveMinimum" if allowed.above else "minimum": allowed.least,
+            **({} if allowed.most == thresholds.LARGEST else {"maximum": allowed.most}),
+            "description": f"{entry.unit}, default {entry.text}"}
 
 
 # --- plain manifests -----------------------------------------------------------------------------------------------

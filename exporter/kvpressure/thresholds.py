@@ -5,26 +5,63 @@ Rules, dashboards, page, runbooks, docs and the verdict take every number from h
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal
-
-UNITS: Final = ("ratio", "bytes", "seconds", "requests", "tokens", "count", "per_second", "score")
+from typing import Any, Final
 
 _FILE: Final = Path(__file__).with_name("thresholds.yaml")
+LARGEST: Final = 1e15  # of what has no natural end: products of two such numbers are still finite
+_YEAR: Final = 31_622_400.0
 
 
 class ThresholdError(ValueError):
-    """A thresholds file is wrong; the text is one line that names the file, the entry and what is allowed."""
+    """A threshold is wrong; the text is one line: file and line, name, value, and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What values of a unit may be: from ``least`` (not itself, if ``above``) to ``most``; ``whole`` numbers only."""
+
+    least: float
+    most: float
+    above: bool = False
+    whole: bool = False
+
+    def admits(self, value: float) -> bool:
+        """Whether ``value`` is allowed; NaN never is."""
+        low = value > self.least if self.above else value >= self.least
+        return low and value <= self.most and (not self.whole or value == int(value))
+
+    def words(self) -> str:
+        """What is allowed, for messages."""
+        kind = "a whole number" if self.whole else "a number"
+        low = f"above {plain(self.least)}" if self.above else f"from {plain(self.least)}"
+        return f"{kind} {low}" if self.most == LARGEST else f"{kind} {low} {'up ' if self.above else ''}to {plain(self.most)}"
+
+
+_ABOVE_ZERO: Final = Unit(0, LARGEST, above=True)
+UNITS: Final[Mapping[str, Unit]] = {
+    "ratio": Unit(0, 1), "score": Unit(0, 1), "multiple": _ABOVE_ZERO, "bytes": _ABOVE_ZERO,
+    "seconds": Unit(0.001, _YEAR),  # Prometheus knows no shorter time than a millisecond
+    "requests": _ABOVE_ZERO, "tokens": _ABOVE_ZERO, "count": Unit(1, LARGEST, whole=True), "cores": _ABOVE_ZERO,
+    "flops_per_byte": _ABOVE_ZERO, "per_minute": _ABOVE_ZERO, "per_second": Unit(0, LARGEST),
+}
+
+
+def plain(value: float) -> str:
+    """The shortest decimal of a number: no exponent, no float noise."""
+    return format(Decimal(repr(value)).normalize(), "f")
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
     """One number. ``documented`` = it stands in the guides with this value; ``source`` says where, ``reason``
-    why this value, ``change`` when to change it.
+    why this value, ``change`` when to change it. ``most`` narrows what the unit allows; ``not_above`` names a threshold
+    of which this one is the lower, or equal.
     """
 
     name: str
@@ -35,12 +72,19 @@ class Threshold:
     reason: str
     change: str
     overridden: bool = False
+    most: float | None = None
+    not_above: str | None = None
 
     @property
     def text(self) -> str:
-        """The value as it is printed everywhere: shortest decimal, no exponent, no float noise."""
-        value = Decimal(repr(self.value)).normalize()
-        return format(value, "f")
+        """The value as it is printed everywhere."""
+        return plain(self.value)
+
+    @property
+    def allowed(self) -> Unit:
+        """What values this threshold may have."""
+        unit = UNITS[self.unit]
+        return unit if self.most is None else replace(unit, most=self.most)
 
 
 class Thresholds(Mapping[str, float]):
@@ -69,54 +113,75 @@ class Thresholds(Mapping[str, float]):
         """All entries in the order of the file."""
         return tuple(self._entries.values())
 
-    def override(self, values: Mapping[str, Any], where: str) -> Thresholds:
-        """A copy with some values replaced. Raises ``ThresholdError`` naming ``where`` for an unknown name, a value
-        that is no number, or one outside the unit's range.
+    def override(self, values: Mapping[str, Any], where: str, lines: Mapping[str, str] | None = None) -> Thresholds:
+        """A copy with some values replaced.
+
+        ``lines`` says where each name stands (``file:line``); for names not in it the messages say ``where``. Raises
+        ``ThresholdError`` for an unknown name, a value that its unit does not allow, or two values in the wrong order.
         """
+        at = {name: (lines or {}).get(name, where) for name in values}
         entries = dict(self._entries)
         for name, raw in values.items():
             if name not in entries:
-                close = ", ".join(sorted(n for n in entries if n.split("_")[0] == str(name).split("_")[0])[:5])
-                hint = f"; similar: {close}" if close else ""
-                raise ThresholdError(f"{where}: unknown threshold {name!r}{hint}")
+                raise ThresholdError(f"{at[name]}: unknown threshold {_shown(name)}{_similar(name, entries)}")
             value = raw["value"] if isinstance(raw, Mapping) and set(raw) == {"value"} else raw
-            entries[name] = replace(entries[name], value=_number(name, value, entries[name].unit, where),
-                                    overridden=True)
+            entries[name] = replace(entries[name], value=_number(entries[name], value, at[name]), overridden=True)
+        _check_order(entries, at)
         return Thresholds(entries)
 
 
-def _number(name: str, raw: object, unit: str, where: str) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float):
-        raise ThresholdError(f"{where}: {name}: {raw!r} is not a number")
-    try:
-        value = float(Decimal(repr(raw)))
-    except InvalidOperation as error:
-        raise ThresholdError(f"{where}: {name}: {raw!r} is not a number") from error
-    if value != value or value in (float("inf"), float("-inf")) or value < 0:
-        raise ThresholdError(f"{where}: {name}: {raw!r} must be a finite number of at least 0")
-    if unit == "score" and value > 1:
-        raise ThresholdError(f"{where}: {name}: {raw!r} must be between 0 and 1")
+def _similar(name: object, known: Mapping[str, Threshold]) -> str:
+    close = difflib.get_close_matches(str(name)[:100], known, n=1)
+    return f"; did you mean {close[0]}?" if close else "; allowed: the names in docs/thresholds.md"
+
+
+def _shown(raw: object) -> str:
+    """A wrong value on one line, and not all of a long one."""
+    text = repr(raw)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _number(entry: Threshold, raw: object, where: str) -> float:
+    value = float("nan")
+    if isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) <= LARGEST:
+        value = float(raw)
+    if not entry.allowed.admits(value):
+        raise ThresholdError(f"{where}: {entry.name}: {_shown(raw)} is not allowed; allowed: {entry.allowed.words()} "
+                             f"({entry.unit})")
     return value
 
 
-def _parse(text: str, where: str) -> dict[str, Threshold]:
+def _check_order(entries: Mapping[str, Threshold], at: Mapping[str, str]) -> None:
+    """Raises ``ThresholdError`` where a lower threshold is above its upper one; the message names the line of the
+    overridden one.
+    """
+    for entry in entries.values():
+        upper = entries[entry.not_above] if entry.not_above is not None else entry
+        if entry.value <= upper.value:
+            continue
+        if entry.name in at:
+            raise ThresholdError(f"{at[entry.name]}: {entry.name}: {entry.text} is above {upper.name}; allowed: up to "
+                                 f"{upper.text}")
+        raise ThresholdError(f"{at[upper.name]}: {upper.name}: {upper.text} is below {entry.name}; allowed: from "
+                             f"{entry.text} on")
+
+
+def _parse(text: str) -> dict[str, Threshold]:
+    """The built-in file. It is part of the package and checked by the same rules as the user's."""
     import yaml
 
-    document = yaml.safe_load(text)
-    entries: dict[str, Threshold] = {}
-    for name, body in document.items():
-        unit: Literal["ratio"] | str = body["unit"]
-        if unit not in UNITS:
-            raise ThresholdError(f"{where}: {name}: unit {unit!r} is not one of {', '.join(UNITS)}")
-        entries[name] = Threshold(name, _number(name, body["value"], unit, where), unit, bool(body["documented"]),
-                                  str(body["source"]), str(body["reason"]), str(body["change"]))
+    document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    entries = {name: Threshold(name=name, **body) for name, body in document.items()}
+    for name, entry in entries.items():
+        entries[name] = replace(entry, value=_number(entry, entry.value, _FILE.name))
+    _check_order(entries, dict.fromkeys(entries, _FILE.name))
     return entries
 
 
 @lru_cache(maxsize=1)
 def builtin() -> Thresholds:
     """The thresholds shipped with the package."""
-    return Thresholds(_parse(_FILE.read_text(encoding="utf-8"), _FILE.name))
+    return Thresholds(_parse(_FILE.read_text(encoding="utf-8")))
 
 
 def load(path: str | Path | None) -> Thresholds:
@@ -126,19 +191,12 @@ def load(path: str | Path | None) -> Thresholds:
     """
     if path is None:
         return builtin()
-    import yaml
+    from kvpressure import yaml_nodes
 
-    where = str(path)
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ThresholdError(f"{where}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        raise ThresholdError(f"{where}{line}: not valid YAML") from error
-    if document is None:
-        return builtin()
-    if not isinstance(document, Mapping):
-        raise ThresholdError(f"{where}: expected a mapping of threshold names to numbers")
-    return builtin().override(document, where)
+        root = yaml_nodes.read(path)
+    except yaml_nodes.YamlError as error:
+        raise ThresholdError(str(error)) from error
+    if root.children is None:
+        raise ThresholdError(f"{root.where}: the file is no mapping; allowed: lines \"name: value\"")
+    return builtin().override(root.value, str(path), {name: node.where for name, node in root.children.items()})

@@ -58,7 +58,7 @@ class _Reader:
         if self._count > NODE_LIMIT:
             raise YamlError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
         if not isinstance(node, yaml.MappingNode):
-            return Node(self._loader.construct_object(node, deep=True), where)
+            return Node(self._construct(node, where), where)
         children: dict[str, Node] = {}
         for key, value in node.value:
             line = f"{self._path}:{key.start_mark.line + 1}"
@@ -69,3 +69,9 @@ class _Reader:
             child = self.node(value)
             children[key.value] = Node(child.value, line, child.children)
         return Node({key: child.value for key, child in children.items()}, where, children)
+
+    def _construct(self, node: Any, where: str) -> Any:
+        try:
+            return self._loader.construct_object(node, deep=True)
+        except ValueError as error:  # a date that does not exist, a number of thousands of digits
+            raise YamlError(f"{where}: not a value: {' '.join(str(error).split())[:80]}") from error

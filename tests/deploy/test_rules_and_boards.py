@@ -66,16 +66,20 @@ def boards_of(documents: list[Json]) -> Json:
 def drawn(seed: int) -> dict[str, float]:
     """A value of its own for every threshold, over the forms that its unit can take when it is written.
 
-    What is a share of something stays one.
+    What has to be the lower of two is.
     """
     rng = random.Random(seed)
-    of_unit = {"share": lambda: rng.choice([round(rng.random(), 4), 0.5, 1]), "score": lambda: round(rng.random(), 2),
-               "ratio": lambda: rng.choice([round(rng.random(), 4), 1, 1.5, 4]),
+    of_unit = {"ratio": lambda: rng.choice([round(rng.random(), 4), 0.5, 1]), "score": lambda: round(rng.random(), 2),
+               "multiple": lambda: rng.choice([round(rng.random(), 4) + 0.0001, 1, 1.5, 4]),
                "seconds": lambda: rng.choice([1, 45, 60, 90, 300, 3600, 5400, 7200.0, 86400, 172800, 31536000]),
                "bytes": lambda: rng.choice([1, 2.5e9, 123456789, 8e10]), "per_second": lambda: rng.choice([0.05, 1, 12.5])}
-    return {entry.name: of_unit.get("share" if entry.unit == "ratio" and entry.value <= 1 else entry.unit,
-                                    lambda: rng.choice([1, 2, 17, 5000, 2500000]))()
-            for entry in thresholds.builtin().entries()}
+    found = {entry.name: min(of_unit.get(entry.unit, lambda: rng.choice([1, 2, 17, 5000, 2500000]))(), entry.allowed.most)
+             for entry in thresholds.builtin().entries()}
+    for _ in found:  # until chains of several are in order
+        for entry in thresholds.builtin().entries():
+            if entry.not_above is not None:
+                found[entry.name] = min(found[entry.name], found[entry.not_above])
+    return found
 
 
 @pytest.mark.parametrize("profile", PROFILES)

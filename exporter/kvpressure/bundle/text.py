@@ -39,15 +39,15 @@ def span(seconds: float) -> str:
 def words(entry: Threshold) -> str:
     """A threshold as a person reads it: ``80 %``, ``2 GB``, ``5 minutes``, ``2 requests``."""
     value = Decimal(repr(entry.value))
-    if entry.unit in ("ratio", "score"):
+    if entry.unit in ("ratio", "multiple", "score"):
         return f"{number(float(value * 100))} %" if value <= 1 else f"{entry.text} times"
     if entry.unit == "bytes":
         return f"{number(float(value / 10**9))} GB"
     if entry.unit == "seconds":
         return span(entry.value)
-    if entry.unit == "per_second":
-        return f"{entry.text} per second"
-    return entry.text if entry.unit == "count" else f"{entry.text} {entry.unit}"
+    if entry.unit == "count":
+        return entry.text
+    return f"{entry.text} {entry.unit.replace('_', ' ')}"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -42,7 +42,7 @@ generator itself would; tests/deploy compares both.
 {{- /* A threshold as a person reads it. Input: value, unit. */ -}}
 {{- define "kvpressure.words" -}}
 {{- $text := include "kvpressure.number" .value -}}
-{{- if has .unit (list "ratio" "score") -}}
+{{- if has .unit (list "ratio" "multiple" "score") -}}
 {{- if le (float64 .value) 1.0 -}}
 {{- printf "%s %%" (include "kvpressure.number" (mulf .value 100)) -}}
 {{- else -}}
@@ -52,12 +52,10 @@ generator itself would; tests/deploy compares both.
 {{- printf "%s GB" (include "kvpressure.number" (divf .value 1000000000)) -}}
 {{- else if eq .unit "seconds" -}}
 {{- include "kvpressure.span" .value -}}
-{{- else if eq .unit "per_second" -}}
-{{- printf "%s per second" $text -}}
 {{- else if eq .unit "count" -}}
 {{- $text -}}
 {{- else -}}
-{{- printf "%s %s" $text .unit -}}
+{{- printf "%s %s" $text (.unit | replace "_" " ") -}}
 {{- end -}}
 {{- end -}}
 

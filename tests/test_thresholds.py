@@ -1,0 +1,119 @@
+"""The model of thresholds: what a user may set, and one clear line for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure.cli import main
+from kvpressure.thresholds import LARGEST, UNITS, ThresholdError, Thresholds, builtin, load
+
+T = builtin()
+NAMES = sorted(T)
+
+
+def refused(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "thresholds.yaml"
+    file.write_text(text)
+    with pytest.raises(ThresholdError) as caught:
+        load(file)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("entry", T.entries(), ids=lambda entry: entry.name)
+def test_the_built_in_ones_are_allowed_and_say_where_they_come_from(entry):
+    assert entry.allowed.admits(entry.value)
+    assert entry.source
+    assert entry.reason
+    assert entry.change
+    assert entry.not_above is None or T[entry.not_above] >= entry.value
+
+
+def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
+    file = tmp_path / "thresholds.yaml"
+    file.write_text("kv_full_ratio: 0.99\nstalled_seconds: {value: 30}\n")
+    changed = load(file)
+    assert (changed["kv_full_ratio"], changed["stalled_seconds"]) == (0.99, 30)
+    assert {name for name in NAMES if changed[name] != T[name]} == {"kv_full_ratio", "stalled_seconds"}
+    assert changed.entry("kv_full_ratio").overridden
+    assert T["kv_full_ratio"] == 0.97
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("# mine\nkv_full_ratio: 1.5\n", "/thresholds.yaml:2: kv_full_ratio: 1.5 is not allowed; allowed: a number from 0 to 1 (ratio)"),
+    ("stalled_seconds: 0\n", "/thresholds.yaml:1: stalled_seconds: 0 is not allowed; allowed: a number from 0.001 to 31622400 (seconds)"),
+    ("latency_critical_ratio: -2\n", "/thresholds.yaml:1: latency_critical_ratio: -2 is not allowed; allowed: a number above 0 (multiple)"),
+    ("crash_loop_restarts: 2.5\n", "/thresholds.yaml:1: crash_loop_restarts: 2.5 is not allowed; allowed: a whole number from 1 (count)"),
+    ("kv_full_ratio: .nan\n", "/thresholds.yaml:1: kv_full_ratio: nan is not allowed; allowed: a number from 0 to 1 (ratio)"),
+    ("kv_full_ratio: '0.9'\n", "/thresholds.yaml:1: kv_full_ratio: '0.9' is not allowed; allowed: a number from 0 to 1 (ratio)"),
+    ("kv_full_ratio: true\n", "/thresholds.yaml:1: kv_full_ratio: True is not allowed; allowed: a number from 0 to 1 (ratio)"),
+    ("kv_full_ratio:\n", "/thresholds.yaml:1: kv_full_ratio: None is not allowed; allowed: a number from 0 to 1 (ratio)"),
+    ("rules_calm_interval_seconds: 200\n", "/thresholds.yaml:1: rules_calm_interval_seconds: 200 is not allowed; allowed: a "
+                                           "number from 0.001 to 150 (seconds)"),
+    ("\n\nkv_ful_ratio: 0.9\n", "/thresholds.yaml:3: unknown threshold 'kv_ful_ratio'; did you mean kv_full_ratio?"),
+    ("zzz: 1\n", "/thresholds.yaml:1: unknown threshold 'zzz'; allowed: the names in docs/thresholds.md"),
+    ("memory_warning_ratio: 0.95\n", "/thresholds.yaml:1: memory_warning_ratio: 0.95 is above memory_critical_ratio; allowed: up to 0.9"),
+    ("confident: 0.5\nmemory_critical_ratio: 0.7\n",
+     "/thresholds.yaml:2: memory_critical_ratio: 0.7 is below memory_warning_ratio; allowed: from 0.8 on"),
+    ("kv_full_ratio: 0.9\nkv_full_ratio: 0.8\n", "/thresholds.yaml:2: 'kv_full_ratio' given twice; allowed: once"),
+    ("- 1\n", "/thresholds.yaml:1: the file is no mapping; allowed: lines \"name: value\""),
+    ("kv_full_ratio: 1" + "0" * 5000 + "\n", "/thresholds.yaml:1: not a value: Exceeds the limit"),
+    ("kv_full_ratio: 2026-13-45\n", "/thresholds.yaml:1: not a value: month must be in 1..12"),
+    ("a: [\n", "/thresholds.yaml:2: not valid YAML"),
+])
+def test_what_is_wrong_is_one_line_with_file_line_name_value_and_what_is_allowed(tmp_path, text, message):
+    assert refused(tmp_path, text).startswith(message)
+
+
+def test_the_command_ends_with_2_and_the_line(tmp_path, capsys):
+    file = tmp_path / "thresholds.yaml"
+    file.write_text("kv_full_ratio: 7\n")
+    assert main(["bundle", "--thresholds", str(file), "--check"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{file}:1: kv_full_ratio: 7 is not allowed; allowed: a number from 0 to 1 (ratio)" in error
+
+
+def test_both_sides_of_a_pair_may_move_together():
+    moved = T.override({"memory_warning_ratio": 0.93, "memory_critical_ratio": 0.96}, "here")
+    assert moved["memory_warning_ratio"] == 0.93
+
+
+@given(st.sampled_from(NAMES), st.floats() | st.integers() | st.text(max_size=5) | st.none() | st.booleans() | st.lists(st.integers()))
+def test_any_value_is_taken_as_it_is_or_refused_by_name(name, value):
+    entry = T.entry(name)
+    free = Thresholds({item.name: replace(item, not_above=None) for item in T.entries()})
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and abs(value) <= LARGEST and entry.allowed.admits(float(value)):
+        assert free.override({name: value}, "here")[name] == value
+        return
+    with pytest.raises(ThresholdError, match=rf"^there:3: {name}: .*; allowed: .*\({entry.unit}\)$"):
+        free.override({name: value}, "here", {name: "there:3"})
+
+
+@given(st.sampled_from([entry for entry in T.entries() if entry.not_above]), st.data())
+def test_the_lower_of_two_is_never_above_the_other(entry, data):
+    limits = entry.allowed
+    numbers = st.integers(1, 100).map(float) if limits.whole else st.floats(max(0.001, limits.least), min(limits.most, 1e6))
+    low, high = data.draw(numbers), data.draw(numbers)
+    alone = Thresholds({name: replace(T.entry(name), not_above=T.entry(name).not_above if name == entry.name else None,
+                                      most=None) for name in (entry.name, entry.not_above)})
+    if not UNITS[T.entry(entry.not_above).unit].admits(high):
+        return
+    if low <= high:
+        assert alone.override({entry.name: low, entry.not_above: high}, "here")[entry.name] == low
+    else:
+        with pytest.raises(ThresholdError, match=f"^here: {entry.name}: .* is above {entry.not_above}; allowed: up to"):
+            alone.override({entry.name: low, entry.not_above: high}, "here")
+
+
+@given(st.dictionaries(st.text(max_size=20), st.integers(), min_size=1, max_size=3))
+def test_unknown_names_never_raise_anything_else(values):
+    with pytest.raises(ThresholdError, match="unknown threshold"):
+        T.override(values, "here")

@@ -107,6 +107,16 @@ def test_what_is_not_seen_is_not_judged(capsys: pytest.CaptureFixture[str], tmp_
     assert items["gpu_memory_utilization"]["result"] == "cannot see"
 
 
+@pytest.mark.parametrize("flag", ["--max-num-seqs", "--max-num-batched-tokens"])
+def test_a_value_that_vllm_refuses_is_no_limit(capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str) -> None:
+    name = flag.removeprefix("--").replace("-", "_")
+    _, items = audit(capsys, tmp_path, deployment([*(arg for arg in GOOD if not arg.startswith(flag)), f"{flag}=abc"]))
+    item = items[f"{name}_explicit"]
+    assert item["result"] == "fail"
+    assert item["found"] == "set to 'abc', which is no number that vLLM takes"
+    assert item["set"].startswith(flag)
+
+
 def test_metrics_switched_off_fail(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     _, items = audit(capsys, tmp_path, deployment([*GOOD, "--disable-log-stats"]), MONITOR)
     assert {items[name]["result"] for name in ("observe_batch", "observe_latency", "prompt_lengths")} == {"fail"}

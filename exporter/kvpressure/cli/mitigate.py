@@ -19,6 +19,8 @@ _EXAMPLES = """\
 examples:
   kvpressure mitigate http://10.0.0.5:8000 --args='--max-num-seqs 256 --max-num-batched-tokens 8192'
   kvpressure mitigate incident.jsonl.gz --edge
+  kvpressure mitigate -n inference --workload deploy/chat --format patch > patch.yaml
+      reads pods and workload through kubectl (get, logs) and prints a patch of the workload
   kubectl get deploy chat -n inference -o yaml > chat.yaml
   kvpressure mitigate --exporter http://node-1:9846 --pod chat-0 --manifest chat.yaml --format patch > patch.yaml
   kvpressure mitigate --verdict kv_pressure --max-num-seqs 256 --capacity-tokens 90000 --prompt 2000 --output 500
@@ -48,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stated.add_argument("--preempting", action="store_true", help="requests are preempted")
     output = parser.add_argument_group("output")
     output.add_argument("--format", choices=("text", "json", "patch", "helm"), default="text")
-    output.add_argument("--manifest", metavar="FILE", help="the workload (kubectl get deploy NAME -o yaml), - = standard input: for the patch")
+    output.add_argument("--manifest", metavar="FILE", help="the workload (kubectl get deploy NAME -o yaml), - = standard input: for the patch; not "
+                        "needed with -n, where kubectl reads it")
     output.add_argument("--edge", action="store_true", help="print configuration for Envoy Gateway and nginx")
     output.add_argument("--anyway", action="store_true", help="print the plan even if the verdict is not KV pressure")
     check = parser.add_argument_group("verification")
@@ -84,12 +87,16 @@ def run(options: argparse.Namespace) -> int:
     thresholds = load(options.thresholds)
     if options.verify:
         return _verify(options, thresholds)
-    if options.format == "patch" and not options.manifest:
-        raise UsageError("--format patch: needs --manifest (kubectl get deploy NAME -o yaml): a patch replaces the whole list of arguments")
+    cluster = bool(options.namespace) and not options.prometheus
+    if options.format == "patch" and not options.manifest and not cluster:
+        raise UsageError("--format patch: needs --manifest (kubectl get deploy NAME -o yaml), or -n NAMESPACE to read it through kubectl: a "
+                         "patch replaces the whole list of arguments")
     server = _server(options.manifest) if options.manifest else None
     engines, again = _engines(options, thresholds, server)
     pressed = [engine for engine in engines if engine.verdict == mitigation_report.PRESSURE]
     chosen = max(pressed or engines, key=lambda engine: engine.confidence)
+    if cluster and server is None:
+        server = _of_cluster(chosen, options)
     _print(chosen, options, thresholds, server, again)
     others = [engine.name for engine in pressed if engine is not chosen]
     if others and options.format == "text":
@@ -127,6 +134,19 @@ def _server(path: str) -> Server:
         raise UsageError(f"--manifest: {path}: {len(servers)} vLLM containers; allowed: one workload "
                          f"({', '.join(server.title for server in servers[:5])})")
     return servers[0]
+
+
+def _of_cluster(engine: EngineView, options: argparse.Namespace) -> Server | None:
+    """The workload that runs ``engine``; None when it cannot be had and only its name would be shown."""
+    from kvpressure.toolbox import workload
+    from kvpressure.toolbox.kubectl import Kubectl
+
+    try:
+        return workload.of_pod(Kubectl(options.context), engine.text("namespace"), engine.text("pod"), engine.text("container"))
+    except UsageError:
+        if options.format == "patch":
+            raise
+        return None
 
 
 def _print(engine: EngineView, options: argparse.Namespace, thresholds: Thresholds, server: Server | None, again: str) -> None:

@@ -68,7 +68,10 @@ class Subject:
         """The value in force in words, and where it comes from."""
         value, explicit = self.limit(name), self.args.is_explicit(name)
         if explicit:
-            return f"{value:g}, set" if value is not None else "set to something that cannot be read"
+            if value is not None:
+                return f"{value:g}, set"
+            text = self.args.values.get(name)
+            return "set, to what is not visible" if text is None else f"set to {text!r:.60}, which is no number that vLLM takes"
         origin = "default" if explicit is False else "not seen whether it is set"
         return f"{value:g} ({origin}{'' if self.version is None else f' of vLLM {self.version}'})" if value is not None else \
             "not set; the default depends on version and card (--vllm-version, --gpu)" if explicit is False else "not seen"
@@ -185,6 +188,8 @@ def _length(s: Subject) -> str:
 
 def _explicit(s: Subject, name: str) -> Result:
     set_ = s.args.is_explicit(name)
+    if set_ and s.args.values.get(name) is not None and s.limit(name) is None:
+        return "fail"  # vLLM refuses to start with it
     return "cannot see" if set_ is None else "pass" if set_ else "fail"
 
 

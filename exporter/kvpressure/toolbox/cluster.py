@@ -20,7 +20,7 @@ from kvpressure.sources.podspec import Engine, Pod, Policy, read_pod
 from kvpressure.sources.vllm import Scanner, Target, page_from_text
 from kvpressure.sources.vllm.reasons import HTTP_4XX, REFUSED, UNREACHABLE
 from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox import live
+from kvpressure.toolbox import live, workload
 from kvpressure.toolbox.history import judge
 from kvpressure.toolbox.inputs import Found, show_state
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
@@ -61,7 +61,10 @@ class _Member:
 def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     """All steps for the pods that match. Raises ``UsageError`` when there are none or the cluster cannot be asked."""
     kubectl = Kubectl(options.context)
-    again = f"-n {options.namespace}" + (f" -l {options.selector}" if options.selector else "")
+    if options.workload:
+        options.selector = workload.selector_of(workload.of_name(kubectl, options.namespace, options.workload), options.workload)
+    again = f"-n {options.namespace}" + (f" --workload {options.workload}" if options.workload else
+                                         f" -l {options.selector}" if options.selector else "")
     with Progress() as progress, ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
         progress.show(f"pods of {options.namespace}")
         members = _members(kubectl, options)

@@ -1,4 +1,4 @@
-"""New values in an existing vLLM command line, as a ``kubectl`` patch or as Helm values. Nothing is applied."""
+"""New values in an existing vLLM command line, and as Helm values. Nothing is applied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from kvpressure.cli import UsageError
 from kvpressure.commandline import parse
-from kvpressure.toolbox.manifests import Server
 
 _START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
 _HELM_NAMES: Final = {"max_num_seqs": "maxNumSeqs", "gpu_memory_utilization": "gpuMemoryUtilization", "max_model_len": "maxModelLen"}
@@ -25,9 +24,10 @@ def text(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:g}"
 
 
-def with_values(argv: Sequence[str], values: Mapping[str, float]) -> tuple[str, ...]:
-    """``argv`` with these arguments set; everything else stays as it is. Raises ``UsageError`` when the command line cannot be
-    changed with certainty (e.g. a script that starts vLLM in a way that is not understood).
+def with_values(argv: Sequence[str], values: Mapping[str, float], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """``argv`` with these arguments set; everything else stays as it is. ``env`` are the container's literal variables. Raises
+    ``UsageError`` when the command line cannot be changed with certainty: a script that starts vLLM in a way that is not
+    understood, an option that a variable brings in behind the changed ones.
     """
     words = list(argv)
     script = next((index for index, word in enumerate(words) if " " in word and _START.search(word)), None)
@@ -36,7 +36,7 @@ def with_values(argv: Sequence[str], values: Mapping[str, float]) -> tuple[str, 
     else:
         for name, value in values.items():
             words = _in_words(words, name, text(value))
-    before, seen = parse(argv).values, parse(words).values
+    before, seen = parse(argv, env).values, parse(words, env).values
     wanted = {**before, **{name: text(value) for name, value in values.items()}}
     wrong = [option(name) for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
     if wrong:
@@ -72,21 +72,6 @@ def _in_script(script: str, values: Mapping[str, float]) -> str:
         else:
             script = _START.sub(rf"\g<0> {option(name)} {text(value)}", script, count=1)
     return script
-
-
-def patch(server: Server, values: Mapping[str, float]) -> dict[str, Any]:
-    """A strategic merge patch of the server's workload: the container's whole command and args, since lists of words are
-    replaced as a whole.
-    """
-    changed = with_values(server.argv, values)
-    length = server.command_length
-    container: dict[str, Any] = {"name": server.container}
-    if changed[:length] != server.argv[:length]:
-        container["command"] = list(changed[:length])
-    if changed[length:] != server.argv[length:]:
-        container["args"] = list(changed[length:])
-    template = {"spec": {"containers": [container]}}
-    return template if server.kind == "Pod" else {"spec": {"template": template}}
 
 
 def helm_values(values: Mapping[str, float]) -> dict[str, Any]:

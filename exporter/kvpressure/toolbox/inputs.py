@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--since", type=duration, default=3600.0, metavar="T", help="how far back: 30m, 1h (default), up to 7d")
     group.add_argument("--namespace", "-n", metavar="NS", help="pods of this namespace, through kubectl; or a filter for --prometheus")
     group.add_argument("--selector", "-l", metavar="LABELS", help="with -n: pods with these labels, e.g. app=vllm")
+    group.add_argument("--workload", metavar="KIND/NAME", help="with -n: the pods of this workload, e.g. deploy/chat")
     group.add_argument("--pod", metavar="NAME", help="only this pod (--prometheus, --exporter, kubectl)")
     group.add_argument("--model", metavar="NAME", help="only this model (--prometheus, --exporter, recordings)")
     group.add_argument("--context", metavar="NAME", help="kubectl context")
@@ -112,6 +113,8 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> Found:
         raise UsageError(f"--seconds: {options.seconds:g}; allowed: 5 to {MAX_SECONDS:g}")
     if options.selector and not options.namespace:
         raise UsageError("-l: needs -n NAMESPACE")
+    if options.workload and (not options.namespace or options.prometheus or options.selector):
+        raise UsageError("--workload: allowed: with -n NAMESPACE, and without -l and --prometheus")
     if options.prometheus:
         return _prometheus(options, thresholds)
     if options.namespace:

@@ -53,6 +53,16 @@ class Kubectl:
         items = document.get("items") if isinstance(document, dict) else None
         return [item for item in items or () if isinstance(item, Mapping)]
 
+    def object(self, kind: str, name: str, namespace: str) -> Mapping[str, Any]:
+        """One object. Raises ``KubectlError``."""
+        try:
+            document = json.loads(self.run("get", kind, name, "-n", namespace, "-o", "json"))
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise KubectlError(f"kubectl get {kind} {name}: the answer is not a JSON object")
+        return document
+
     def logs(self, namespace: str, pod: str, container: str, *more: str) -> list[str]:
         """Lines of a container's log. Raises ``KubectlError``."""
         return self.run("logs", "-n", namespace, pod, "-c", container, *more).splitlines()

@@ -33,7 +33,8 @@ _READ_TIMEOUT: Final = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 @dataclass(frozen=True, slots=True)
 class Server:
     """A vLLM container as it would run. ``argv`` is its real command line (command and args), ``command_length`` how many of
-    its words are ``command``; ``args`` is what vLLM makes of it, secrets removed.
+    its words are ``command``; ``args`` is what vLLM makes of it, secrets removed. ``pointer`` leads to the container in the document;
+    ``env`` are its literal variables, ``variables`` says in words where the others come from; ``owner`` who manages the document.
     """
 
     kind: str
@@ -47,6 +48,10 @@ class Server:
     version: str | None = None
     card: Card | None = None
     scrape_annotation: bool = False
+    pointer: tuple[str | int, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""
 
     @property
     def title(self) -> str:
@@ -72,6 +77,11 @@ class Deployed:
 
     servers: tuple[Server, ...]
     around: Surroundings = field(default_factory=Surroundings)
+
+
+def servers_of(document: Mapping[str, Any]) -> tuple[Server, ...]:
+    """The servers in one object, e.g. as the API server gave it."""
+    return tuple(_servers(document))
 
 
 def read_all(paths: Sequence[str]) -> Deployed:
@@ -139,54 +149,100 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
 
 def _servers(document: Mapping[str, Any]) -> Iterator[Server]:
     metadata = mapping(document.get("metadata"))
-    for template in _templates(document, _DEPTH):
-        own = mapping(template.get("metadata"))
+    for place in _templates(document, (), _DEPTH):
+        own = mapping(place.template.get("metadata"))
         annotations = mapping(own.get("annotations"))
         kept = {name: value for name, value in annotations.items() if name == "kvpressure.io/container"}
-        spec = {name: value for name, value in mapping(template.get("spec")).items() if name != "hostNetwork"}
+        spec = {name: value for name, value in mapping(place.template.get("spec")).items() if name != "hostNetwork"}
         pod = read_pod({  # as if it ran: the address is of the range for documentation and never used
             "metadata": {"namespace": str(metadata.get("namespace") or "default"), "name": str(metadata.get("name") or "vllm"),
                          "uid": "template", "annotations": kept, "labels": dict(mapping(own.get("labels")))},
             "spec": spec, "status": {"phase": "Running", "podIP": "192.0.2.1"}}, Policy())
+        containers = [mapping(item) for item in items(spec.get("containers"))]
         for engine in pod.engines if pod is not None else ():
             if engine.target is None:
                 continue
-            raw = next(item for item in map(mapping, items(spec.get("containers"))) if item.get("name") == engine.container)
+            index = next(i for i, item in enumerate(containers) if item.get("name") == engine.container)
+            raw = containers[index]
             command, args = _words(raw.get("command")), _words(raw.get("args"))
+            env, variables = _environment(raw)
             yield Server(str(document.get("kind") or ""), str(metadata.get("namespace") or ""), str(metadata.get("name") or ""),
                          engine.container, (*command, *args), len(command), parse(engine.target.args, engine.target.env),
                          str(raw.get("image") or ""), engine.target.version, _card(spec),
-                         str(annotations.get("prometheus.io/scrape")).lower() == "true")
+                         str(annotations.get("prometheus.io/scrape")).lower() == "true",
+                         place.pointer if place.single else (*place.pointer, index), env, variables, _owner(metadata))
 
 
-def _templates(node: object, depth: int) -> Iterator[Mapping[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A pod template and where its containers stand; ``single`` = the pointer leads to the one container itself."""
+
+    template: Mapping[str, Any]
+    pointer: tuple[str | int, ...]
+    single: bool = False
+
+
+def _templates(node: object, path: tuple[str | int, ...], depth: int) -> Iterator[_Place]:
     """Every mapping with a pod spec below ``spec``, the object itself included."""
     if depth == 0 or not isinstance(node, Mapping):
         return
     spec = node.get("spec")
     if isinstance(spec, Mapping) and any(isinstance(item, Mapping) for item in items(spec.get("containers"))):
-        yield node
+        yield _Place(node, (*path, "spec", "containers"))
         return
-    served = _served_model(node)
+    served = _served_model(node, path)
     if served is not None:
         yield served
         return
-    for value in node.values():
-        for child in value if isinstance(value, list) else [value]:
-            yield from _templates(child, depth - 1)
+    for key, value in node.items():
+        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            yield from _templates(child, (*path, str(key)) if index is None else (*path, str(key), index), depth - 1)
 
 
-def _served_model(node: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _served_model(node: Mapping[str, Any], path: tuple[str | int, ...]) -> _Place | None:
     """KServe: the pod spec stands under ``predictor``, possibly as a ``model`` with arguments of its own."""
     predictor = mapping(node.get("predictor"))
     if items(predictor.get("containers")):
-        return {"spec": predictor}
+        return _Place({"spec": predictor}, (*path, "predictor", "containers"))
     model = mapping(predictor.get("model"))
     runtime = str(model.get("runtime") or "") + str(mapping(model.get("modelFormat")).get("name") or "")
     if model and ("vllm" in runtime.lower() or items(model.get("args"))):
         container = {**model, "name": "kserve-container", "image": model.get("image") or "vllm"}
-        return {"spec": {**predictor, "containers": [container]}}
+        return _Place({"spec": {**predictor, "containers": [container]}}, (*path, "predictor", "model"), single=True)
     return None
+
+
+def _environment(container: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables with a literal value, and for the others where the value comes from (``ConfigMap chat-args``)."""
+    literal: dict[str, str] = {}
+    elsewhere: dict[str, str] = {}
+    for item in map(mapping, items(container.get("env"))):
+        name, source = str(item.get("name") or ""), mapping(item.get("valueFrom"))
+        if isinstance(item.get("value"), str):
+            literal[name] = str(item["value"])
+        elif source:
+            kind, reference = next(iter(source.items()))
+            where = str(mapping(reference).get("name") or "")
+            elsewhere[name] = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}.get(str(kind), str(kind)) + (f" {where}" if where else "")
+    for item in map(mapping, items(container.get("envFrom"))):
+        for kind, words in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
+            if item.get(kind):
+                elsewhere.setdefault(f"{item.get('prefix') or ''}*", f"{words} {mapping(item[kind]).get('name')}")
+    return literal, elsewhere
+
+
+def _owner(metadata: Mapping[str, Any]) -> str:
+    """Who would write the document again: a controller, Helm, Argo CD, Flux; empty when nobody is seen."""
+    annotations, labels = mapping(metadata.get("annotations")), mapping(metadata.get("labels"))
+    for reference in map(mapping, items(metadata.get("ownerReferences"))):
+        if reference.get("controller") is True:
+            return f"{reference.get('kind')} {reference.get('name')}"
+    release = annotations.get("meta.helm.sh/release-name")
+    if release or labels.get("app.kubernetes.io/managed-by") == "Helm":
+        return f"Helm release {release}" if release else "Helm"
+    if any(str(name).startswith("argocd.argoproj.io/") for name in (*annotations, *labels)):
+        return "Argo CD"
+    return "Flux" if any("toolkit.fluxcd.io/" in str(name) for name in (*annotations, *labels)) else ""
 
 
 def _words(value: object) -> tuple[str, ...]:

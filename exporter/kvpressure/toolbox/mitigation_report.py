@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.toolbox import edge, flags
+from kvpressure.toolbox import edge, flags, patches
 from kvpressure.toolbox.manifests import Server
 from kvpressure.toolbox.mitigation import Plan
 from kvpressure.toolbox.recovery import Outcome
@@ -57,17 +56,14 @@ def as_json(engine: EngineView, plan: Plan, again: str) -> dict[str, Any]:
 
 
 def as_patch(plan: Plan, server: Server, applies: bool) -> str:
-    """YAML for ``kubectl patch --patch-file``, with the command in a comment."""
+    """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``UsageError`` when it cannot be made."""
     import yaml
 
-    kind = {"Deployment": "deploy"}.get(server.kind, server.kind.lower() or "deploy")
-    namespace = f" -n {shlex.quote(server.namespace)}" if server.namespace else ""
-    name = shlex.quote(server.name)
+    kind, content = patches.as_patch(server, plan.values)
     head = ["# not KV pressure: this would not help"] if not applies else []
-    head += [f"# kubectl patch {kind} {name}{namespace} --type strategic --patch-file THIS_FILE",
-             f"# then: kubectl rollout status {kind} {name}{namespace}",
-             "# sets " + " ".join(flags.as_words(plan.values))]
-    return "\n".join(head) + "\n" + yaml.safe_dump(flags.patch(server, plan.values), sort_keys=False, width=120).rstrip()
+    head += [f"# {patches.command(server, kind)}", f"# then: {patches.rollout(server)}",
+             "# sets " + " ".join(flags.as_words(plan.values)), *(f"# note: {note}" for note in patches.notes(server, plan.values))]
+    return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
 
 
 def as_helm(plan: Plan, applies: bool) -> str:

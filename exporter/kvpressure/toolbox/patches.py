@@ -1,0 +1,112 @@
+"""A ``kubectl patch`` that sets arguments of vLLM in the workload that runs it. Nothing is applied.
+
+Lists of words are replaced as a whole, so a patch carries the container's whole ``args`` (and ``command``) with the new values in it.
+Workloads that Kubernetes knows take a strategic merge patch, which finds the container by its name; custom resources
+(LeaderWorkerSet, KServe) take a JSON patch, which names it by its index.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from kvpressure.cli import UsageError
+from kvpressure.commandline import parse
+from kvpressure.toolbox import flags
+from kvpressure.toolbox.manifests import Server
+
+_STRATEGIC: Final = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
+_SHORT: Final = {"Deployment": "deploy", "LeaderWorkerSet": "lws"}
+_BRINGS_ARGUMENTS: Final = ("ARGS", "ARGUMENTS", "OPTS", "OPTIONS", "FLAGS", "MAX_NUM_SEQS", "MAX_NUM_BATCHED_TOKENS",
+                            "GPU_MEMORY_UTILIZATION")  # how images name variables that become arguments
+_VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
+
+
+def as_patch(server: Server, values: Mapping[str, float]) -> tuple[str, Any]:
+    """Type (``strategic`` or ``json``) and content of the patch. Raises ``UsageError`` when a patch of the workload cannot set the values."""
+    _refuse(server)
+    try:
+        changed = flags.with_values(server.argv, values, server.env)
+    except UsageError as error:
+        raise UsageError(f"{server.title}: {error}{_elsewhere(server)}") from None
+    length = server.command_length
+    parts = {"command": (server.argv[:length], changed[:length]), "args": (server.argv[length:], changed[length:])}
+    new = {name: list(after) for name, (before, after) in parts.items() if before != after}
+    if server.kind in _STRATEGIC:
+        return "strategic", {"spec": {"template": {"spec": {"containers": [{"name": server.container, **new}]}}}}
+    where = "".join(f"/{part}" for part in server.pointer)
+    indexed = bool(server.pointer) and isinstance(server.pointer[-1], int)
+    guard = [{"op": "test", "path": f"{where}/name", "value": server.container}] if indexed else []
+    return "json", [*guard, *({"op": "add", "path": f"{where}/{name}", "value": words} for name, words in new.items())]
+
+
+def _refuse(server: Server) -> None:
+    """Where a patch of the arguments would not reach vLLM, or nobody would obey it."""
+    if server.kind == "Pod":
+        raise UsageError(f"{server.title}: the arguments of a running pod cannot be changed; allowed: the workload that made it")
+    if not server.argv:
+        raise UsageError(f"{server.title}: no command line stands in the workload, the image brings it{_elsewhere(server)}; allowed: edit it by hand")
+    hidden, seen = _hidden(server)
+    if hidden:
+        told = ", ".join(f"{name} from {server.variables.get(name, 'elsewhere')}" for name in hidden)
+        raise UsageError(f"{server.title}: a variable brings in arguments ({told}), which a patch of the workload does not reach; allowed: "
+                         "set the values there")
+    if not seen:
+        raise UsageError(f"{server.title}: a script hides part of the command line{_elsewhere(server)}; allowed: edit it by hand")
+
+
+def _hidden(server: Server) -> tuple[list[str], bool]:
+    """Variables without a literal value that stand where options may stand, and whether the command line is seen but for
+    variables. A variable that is the value of an option, or the model, hides nothing.
+    """
+    unknown = sorted({name for word in server.argv for name in _VARIABLE.findall(word)} - server.env.keys())
+    as_value = parse(server.argv, {**server.env, **{name: f"value-of-{name}" for name in unknown}})
+    told = " ".join(value for value in as_value.values.values() if value)
+    free = [name for name in unknown if f"value-of-{name}" not in told]
+    as_option = parse(server.argv, {**server.env, **{name: f"--hidden-{index}=1" for index, name in enumerate(free)},
+                                    **{name: "value" for name in unknown if name not in free}})
+    hidden = [name for index, name in enumerate(free) if f"hidden_{index}" in as_option.values]
+    return hidden, as_value.complete or "config" in as_value.values
+
+
+def _elsewhere(server: Server) -> str:
+    """The variables that may carry arguments, and where they stand: a patch of the arguments does not reach them."""
+    used = shlex.join(server.argv)
+    found = [f"{name} from {where}" for name, where in server.variables.items() if name in used or _telling(name) or name.endswith("*")]
+    found += [f"{name} in the container's env" for name in server.env if name in used or _telling(name)]
+    return f" (variables: {', '.join(found[:6])})" if found else ""
+
+
+def _telling(name: str) -> bool:
+    return name.upper().endswith(_BRINGS_ARGUMENTS)
+
+
+def notes(server: Server, values: Mapping[str, float]) -> Iterator[str]:
+    """What whoever applies the patch has to know."""
+    if server.owner:
+        kind = server.owner.split()[0]
+        yield f"managed by {server.owner}, which may undo the patch: change it there too" + (" (--format helm)" if kind == "Helm" else "")
+    if "config" in server.args.values:
+        yield "options on the command line override the file of --config"
+    for name in values:
+        before = parse(server.argv).values.get(name)
+        if before is not None and "$" in before:
+            yield f"{flags.option(name)} was {before}; the patch writes the number instead of the variable"
+
+
+def command(server: Server, kind: str) -> str:
+    """How the patch is applied, for a shell; THIS_FILE stands for the file it is in."""
+    return f"kubectl patch {_object(server)} --type {kind} --patch-file THIS_FILE"
+
+
+def rollout(server: Server) -> str:
+    """How to watch it."""
+    return f"kubectl rollout status {_object(server)}" if server.kind in _STRATEGIC else f"kubectl get {_object(server)} -w"
+
+
+def _object(server: Server) -> str:
+    kind = _SHORT.get(server.kind, server.kind.lower() or "deploy")
+    namespace = f" -n {shlex.quote(server.namespace)}" if server.namespace else ""
+    return f"{shlex.quote(kind)} {shlex.quote(server.name)}{namespace}"

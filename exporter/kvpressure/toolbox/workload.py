@@ -1,0 +1,77 @@
+"""The workload behind a pod, through kubectl: what a patch has to change."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvpressure.cli import UsageError
+from kvpressure.toolbox import manifests
+from kvpressure.toolbox.kubectl import Kubectl, KubectlError
+from kvpressure.toolbox.manifests import Server
+from kvpressure.toolbox.view import items, mapping
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9.]*/[a-z0-9][a-z0-9.-]*")
+_DEPTH: Final = 4  # pod, ReplicaSet, Deployment, and what made that
+
+
+def of_name(kubectl: Kubectl, namespace: str, name: str) -> Mapping[str, Any]:
+    """The object that ``KIND/NAME`` names. Raises ``UsageError``."""
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(f"--workload: {name!r:.80}; allowed: KIND/NAME, e.g. deploy/chat")
+    kind, _, rest = name.partition("/")
+    try:
+        return kubectl.object(kind, rest, namespace)
+    except KubectlError as error:
+        raise UsageError(f"--workload: {name}: {error}") from error
+
+
+def selector_of(workload: Mapping[str, Any], name: str) -> str:
+    """The labels of its pods, as kubectl takes them. Raises ``UsageError`` when it has none that can be written so."""
+    labels = mapping(mapping(mapping(workload.get("spec")).get("selector")).get("matchLabels"))
+    if not labels:
+        raise UsageError(f"--workload: {name}: it says no labels of its pods; allowed: -l LABELS")
+    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+def server_of(workload: Mapping[str, Any], container: str) -> Server:
+    """The vLLM container of a workload. Raises ``UsageError`` for none, or for several where ``container`` names none of them."""
+    found = manifests.servers_of(workload)
+    named = [server for server in found if server.container == container] or list(found)
+    title = f"{workload.get('kind')} {mapping(workload.get('metadata')).get('name')}"
+    if not named:
+        raise UsageError(f"{title}: no container in it that runs vLLM; allowed: --manifest FILE")
+    if len(named) > 1:
+        raise UsageError(f"{title}: {len(named)} vLLM containers ({', '.join(server.container for server in named)}); allowed: --manifest FILE")
+    return named[0]
+
+
+def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str) -> Server:
+    """The server in the outermost object that made ``pod`` and still has a pod template of its own. Raises ``UsageError``."""
+    try:
+        document = kubectl.object("pod", pod, namespace)
+        best: Mapping[str, Any] = document
+        for _ in range(_DEPTH):
+            owner = next((mapping(one) for one in items(mapping(document.get("metadata")).get("ownerReferences"))
+                          if mapping(one).get("controller") is True), None)
+            if owner is None:
+                break
+            try:
+                document = kubectl.object(_resource(owner), str(owner.get("name")), namespace)
+            except KubectlError:
+                if best.get("kind") in ("Deployment", "StatefulSet", "DaemonSet"):
+                    break  # its own maker is a resource that may not be read; the patch says who it is
+                raise
+            if manifests.servers_of(document):
+                best = document
+    except KubectlError as error:
+        raise UsageError(f"the workload of pod {pod}: {error}; allowed: --manifest FILE") from error
+    return server_of(best, container)
+
+
+def _resource(owner: Mapping[str, Any]) -> str:
+    """``replicaset.v1.apps``: kubectl finds kinds of any group by it."""
+    kind = str(owner.get("kind")).lower()
+    group, slash, version = str(owner.get("apiVersion") or "").partition("/")
+    return f"{kind}.{version}.{group}" if slash else kind

@@ -155,6 +155,7 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
     assert "51.20" in out
     assert "-10.20" in out
     assert "41.5 GB are left for KV" in out
+    assert as_json(capsys, "llama-2-70b", "--worksheet", "--gpu-memory", 80, "--tp", 4, "--context", 1024) == found
     _, out, _ = run(capsys, "mine", "--worksheet", "--gpu-memory", 80)
     assert "not in the guide" in out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvpressure.capacity.worksheet import Worksheet, memory_audit, worksheet
+from kvpressure.capacity.worksheet import Worksheet, guide_name, memory_audit, worksheet
 
 
 def test_the_guides_memory_audit_leaves_41_5_gb() -> None:
@@ -35,3 +35,13 @@ def test_the_guides_worksheet(arguments: tuple[str, int, int, float, int], resul
 
 def test_exactly_full_does_not_fit() -> None:
     assert not worksheet("llama_7b", 1000, 12, 24, 1).will_fit  # needed 6.0 GB, available 6.0 GB
+
+
+@pytest.mark.parametrize(("name", "guides"), [
+    ("llama_70b", "llama_70b"), ("llama-2-70b", "llama_70b"), ("meta-llama/Llama-2-70b-chat-hf", "llama_70b"),
+    ("Llama-3.1-70B-Instruct", "llama_70b"), ("llama-13b", "llama_13b"), ("llama-2-7b", "llama_7b"),
+    ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral_8x7b"),
+    ("llama-3.1-8b", "llama-3.1-8b"), ("llama-2-70bx", "llama-2-70bx"), ("codellama-34b", "codellama-34b"), ("mixtral-8x22b", "mixtral-8x22b"),
+])
+def test_other_names_of_the_guides_models_get_their_numbers(name: str, guides: str) -> None:
+    assert guide_name(name) == guides

@@ -8,6 +8,7 @@ of one GPU by the bytes of all of them. Units: GB as in the guide.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -22,6 +23,7 @@ DEFAULT_MODEL_GB: Final = 50.0
 OVERHEAD_GB: Final = 4.0
 CUDA_CONTEXT_GB: Final = 1.5
 ALLOCATOR_GB: Final = 2.0
+_SIZES: Final = re.compile(r"(?:llama[-_]?(?:[23](?:\.\d)?[-_])?(?P<llama>7b|13b|70b)|(?P<mixtral>mixtral[-_]8x7b))(?![0-9a-z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,17 @@ class Audit:
     cuda_context: float
     allocator_overhead: float
     available_for_kv_cache: float
+
+
+def guide_name(model: str) -> str:
+    """The guide's own name of a model (``llama_70b`` for ``meta-llama/Llama-2-70b-hf``), else the name as it is.
+
+    Only names that say family and size as the guide does; an 8B is no 7B.
+    """
+    found = _SIZES.match(model.lower().rpartition("/")[2])
+    if found is None:
+        return model
+    return f"llama_{found['llama']}" if found["llama"] else "mixtral_8x7b"
 
 
 def worksheet(model: str, context_length: int, concurrent_requests: int, gpu_memory_gb: float,

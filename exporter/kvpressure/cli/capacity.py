@@ -180,19 +180,20 @@ def _warnings(found: plan.Audit) -> Iterator[str]:
 
 
 def _worksheet(options: argparse.Namespace) -> int:
-    from kvpressure.capacity.worksheet import KV_GB_PER_TOKEN, memory_audit, worksheet
+    from kvpressure.capacity.worksheet import KV_GB_PER_TOKEN, guide_name, memory_audit, worksheet
 
     if options.gpu_memory is None:
         raise UsageError("--worksheet: needs --gpu-memory, e.g. 80")
     context, gigabytes = (options.context or [8192])[0], options.gpu_memory / 1e9
-    sheet = worksheet(options.model, context, options.concurrency or 1, gigabytes, options.tp)
-    found = memory_audit(options.model, gigabytes, options.tp)
+    model = guide_name(options.model)
+    sheet = worksheet(model, context, options.concurrency or 1, gigabytes, options.tp)
+    found = memory_audit(model, gigabytes, options.tp)
     if options.format == "json":
-        print(json.dumps({"worksheet": asdict(sheet), "memory_audit": asdict(found)}, indent=2))
+        print(json.dumps({"model": model, "known_to_the_guide": model in KV_GB_PER_TOKEN, "worksheet": asdict(sheet), "memory_audit": asdict(found)}, indent=2))
     else:
-        known = "" if options.model in KV_GB_PER_TOKEN else (
+        known = "" if model in KV_GB_PER_TOKEN else (
             f" (not in the guide, which then assumes 0.001 GB a token and 50 GB; it knows {', '.join(KV_GB_PER_TOKEN)})")
-        print(f"The guide's approximation for {options.model}{known}, GB on each of {options.tp} GPUs:\n"
+        print(f"The guide's approximation for {model}{known}, GB on each of {options.tp} GPUs:\n"
               f"  KV cache needed          {sheet.kv_cache_needed_per_gpu:10.2f}\n"
               f"  available                {sheet.available_per_gpu:10.2f}\n"
               f"  fits                     {'yes' if sheet.will_fit else 'no':>10}\n"

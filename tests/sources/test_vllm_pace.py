@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -61,6 +62,21 @@ class TestPace:
         times = fetches(pace, 200, lambda t: page(running=2, kv=0.1, tokens=1000 + t), loud + 1)
         assert times[:59] == [loud + 1 + i for i in range(59)]
         assert times[-1] - times[-2] == CALM_INTERVAL
+
+    def test_a_sign_that_the_next_page_does_not_confirm_speeds_up_for_a_look(self) -> None:
+        times = fetches(calm_pace(), 140, lambda t: page(running=2, waiting=float(t == 104), tokens=1000 + t), 100.0)
+        assert times == [104, 105, 106, 107, 112, 117, 122, 127, 132, 137]
+
+    def test_requests_that_arrive_all_the_time_leave_a_healthy_engine_calm(self) -> None:
+        """Eight clients, thirty milliseconds a step: every twentieth page sees one of them come in."""
+        arrives = Random(3)
+        times = fetches(calm_pace(), 1300, lambda t: page(running=8, waiting=float(arrives.random() < 0.05), tokens=1000 + t), 100.0)
+        assert 240 < len(times) < 400
+
+    @pytest.mark.parametrize("apart", [1, 2, 3])
+    def test_a_queue_that_comes_and_goes_keeps_it_fast(self, apart: int) -> None:
+        times = fetches(calm_pace(), 160, lambda t: page(running=2, waiting=float((t - 104) % apart == 0), tokens=1000 + t), 104.0)
+        assert {b - a for a, b in pairwise(times)} == {1.0}
 
     @pytest.mark.parametrize("pages", [
         lambda _: page(kv=0.5), lambda t: page(running=2, tokens=1000 + t), lambda _: page(error="refused"),

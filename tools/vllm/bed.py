@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -53,6 +54,10 @@ class Server:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
+    def pages_served(self) -> int:
+        """How often somebody asked for its metrics so far, by its access log."""
+        return self.log.read_bytes().count(b'"GET /metrics ')
+
     def children(self) -> list[tuple[int, str]]:
         """Pid and name of the processes that the server started."""
         found = []
@@ -66,10 +71,32 @@ class Server:
         return found
 
 
+@dataclass(frozen=True)
+class Exporter:
+    """A running exporter."""
+
+    port: int
+    pid: int
+
+    def pause(self) -> None:
+        """Let it do nothing until ``resume``."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def page(self) -> str:
+        """Its metrics."""
+        return page(f"http://127.0.0.1:{self.port}/metrics")
+
+
 @contextmanager
 def server(name: str, workdir: Path, model: str, max_num_seqs: int = 64, plugin: bool = True,
            on_page: bool = False, extra: tuple[str, ...] = ()) -> Iterator[Server]:
-    """A vLLM on the CPU; ended with the block. The plugin reports to a directory, or (``on_page``) on vLLM's own page."""
+    """A vLLM on the CPU that starts (``ready`` waits for it); ended with the block. The plugin reports to a directory, or
+    (``on_page``) on vLLM's own page.
+    """
     port, home = free_port(), workdir / name
     shutil.rmtree(home, ignore_errors=True)
     reports = home / "reports"
@@ -83,22 +110,32 @@ def server(name: str, workdir: Path, model: str, max_num_seqs: int = 64, plugin:
                         "PROMETHEUS_MULTIPROC_DIR" if on_page else "KVPRESSURE_PLUGIN_DIR": str(reports),
                         "POD_NAMESPACE": POD[0], "POD_NAME": POD[1]}
     with process(command, env, home / "server.log") as child:
-        wait_for(f"http://127.0.0.1:{port}/health", 240)
-        print(f"{name}: vLLM answers", flush=True)
         yield Server(child.pid, port, home / "server.log", reports, home / "steps", max_num_seqs)
 
 
+def ready(*servers: Server) -> None:
+    """Wait until these answer. They start at the same time: a start uses one core."""
+    begin = time.monotonic()
+    for one in servers:
+        wait_for(f"http://127.0.0.1:{one.port}/health", 300)
+    print(f"{len(servers)} vLLM answer after {time.monotonic() - begin:.0f} s", flush=True)
+
+
 @contextmanager
-def exporter(of: Server, *flags: str) -> Iterator[int]:
-    """The exporter beside ``of``; yields its port."""
+def exporter(of: Server, *flags: str) -> Iterator[Exporter]:
+    """The exporter beside ``of``."""
     port = free_port()
     target = (f"{POD[0]}/{POD[1]}=http://127.0.0.1:{of.port}/metrics;"
               f"args=--max-num-seqs {of.max_num_seqs} --max-model-len 2048")
     command = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", f"127.0.0.1:{port}",
                "--no-collector.nvidia", "--no-collector.amd", "--vllm.target", target, *flags]
-    with process(command, {}, of.log.with_name(f"exporter-{port}.log")):
+    with process(command, {}, of.log.with_name(f"exporter-{port}.log")) as child:
         wait_for(f"http://127.0.0.1:{port}/-/ready", 30)
-        yield port
+        running = Exporter(port, child.pid)
+        try:
+            yield running
+        finally:
+            running.resume()  # a stopped process does not end
 
 
 def plugin_flags(of: Server) -> tuple[str, ...]:
@@ -126,43 +163,51 @@ class Row:
 
 @dataclass
 class Watch:
-    """Readings of a phase, by exporter port."""
+    """Readings of a phase, by exporter."""
 
-    rows: dict[int, list[Row]] = field(default_factory=dict)
+    rows: dict[Exporter, list[Row]] = field(default_factory=dict)
     clients: dict[str, object] = field(default_factory=dict)
     begin: float = field(default_factory=time.time)
 
-    def after(self, port: int, seconds: float) -> list[Row]:
+    def after(self, by: Exporter, seconds: float) -> list[Row]:
         """The readings later than ``seconds`` into the phase."""
-        return [row for row in self.rows[port] if row.t - self.begin >= seconds]
+        return [row for row in self.rows[by] if row.t - self.begin >= seconds]
 
-    def said(self, port: int, seconds: float) -> dict[str, float]:
+    def said(self, by: Exporter, seconds: float) -> dict[str, float]:
         """Share of each verdict, later than ``seconds``."""
-        rows = self.after(port, seconds)
+        rows = self.after(by, seconds)
         return {name: sum(row.verdict == name for row in rows) / len(rows)
                 for name in dict.fromkeys(row.verdict for row in rows)}
 
 
-def run(of: Server, ports: tuple[int, ...], name: str, seconds: float, load: str | None = None,
+@contextmanager
+def loaded(of: Server, load: str | None, seconds: float) -> Iterator[subprocess.Popen[bytes] | None]:
+    """Clients (``load``: mode and options of load.py; none without) for ``seconds`` or until the block ends."""
+    if not load:
+        yield None
+        return
+    mode, *options = load.split()
+    with subprocess.Popen([sys.executable, str(ROOT / "tools/vllm/load.py"), str(of.port), mode, str(seconds), *options],
+                          stdout=subprocess.PIPE) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def run(of: Server, by: tuple[Exporter, ...], name: str, seconds: float, load: str | None = None,
         after: float = 0.0) -> Watch:
     """Drive ``load`` for ``seconds`` and read all pages every two; then go on reading ``after`` seconds."""
-    with ExitStack() as stack:
-        child = None
-        if load:
-            mode, *options = load.split()
-            child = stack.enter_context(subprocess.Popen(
-                [sys.executable, str(ROOT / "tools/vllm/load.py"), str(of.port), mode, str(seconds), *options],
-                stdout=subprocess.PIPE))
-        watch = Watch({port: [] for port in ports})
+    with loaded(of, load, seconds) as child:
+        watch = Watch({one: [] for one in by})
         while time.time() - watch.begin < seconds + after:
             theirs = page(f"http://127.0.0.1:{of.port}/metrics")
-            for port in ports:
-                watch.rows[port].append(Row(time.time(), page(f"http://127.0.0.1:{port}/metrics"), theirs))
+            for one in by:
+                watch.rows[one].append(Row(time.time(), one.page(), theirs))
             time.sleep(2)
         if child is not None:
             watch.clients = json.loads(child.communicate(timeout=60)[0])
-    said = {port: watch.said(port, 0) for port in ports}
-    print(f"{name}: {list(said.values())} {watch.clients}", flush=True)
+    print(f"{name}: {[watch.said(one, 0) for one in by]} {watch.clients}", flush=True)
     return watch
 
 

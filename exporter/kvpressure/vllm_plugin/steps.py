@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from operator import index
 from typing import Any, Final
 
 from kvpressure.vllm_plugin import registry_gauges
@@ -17,6 +18,7 @@ from kvpressure.vllm_plugin.report import ReportFile, directory, guarded, repeat
 
 KV_SECONDS: Final = 10  # reports whose maxima of the KV usage are kept
 LARGEST_BATCH: Final = 8192  # larger ones count as this
+LARGEST_COUNT: Final = 2**40  # of anything in one step; more is no count
 
 
 class StepCounts:
@@ -36,23 +38,31 @@ class StepCounts:
         self._kv_maxima: deque[float] = deque(maxlen=KV_SECONDS)
 
     def record(self, scheduler: Any, iteration: Any) -> None:
-        """One step, from vLLM's ``SchedulerStats`` and ``IterationStats``; either may be missing."""
-        decoded = 0
+        """One step, from vLLM's ``SchedulerStats`` and ``IterationStats``; either may be missing.
+
+        vLLM does not promise these classes. All of a step is read before any of it is counted, so that one with a part that
+        is missing or makes no sense (whatever is raised then) leaves the sums as they were.
+        """
+        decoded = tokens = preempted = running = 0
+        usage: float | None = None
         if iteration is not None:
             decoded = min(len(iteration.inter_token_latencies_iter), LARGEST_BATCH)
-            self.tokens += iteration.num_generation_tokens
-            self.preemptions += iteration.num_preempted_reqs
-            if decoded:
-                self.decoded += decoded
-                self.batch[decoded] = self.batch.get(decoded, 0) + 1
-        if scheduler is None:
+            tokens = _count(iteration.num_generation_tokens)
+            preempted = _count(iteration.num_preempted_reqs)
+        if scheduler is not None:
+            running = min(_count(scheduler.num_running_reqs), LARGEST_BATCH)
+            usage = float(scheduler.kv_cache_usage)
+        self.tokens += tokens
+        self.preemptions += preempted
+        if decoded:
+            self.decoded += decoded
+            self.batch[decoded] = self.batch.get(decoded, 0) + 1
+        if usage is None:
             return
-        running = min(scheduler.num_running_reqs, LARGEST_BATCH)
         if running or decoded:
             self.steps += 1
             self.running[running] = self.running.get(running, 0) + 1
-        usage = scheduler.kv_cache_usage
-        if self._kv_max is None or usage > self._kv_max:
+        if 0.0 <= usage <= 1.0 and (self._kv_max is None or usage > self._kv_max):
             self._kv_max = usage
 
     def report(self) -> dict[str, object]:
@@ -64,6 +74,14 @@ class StepCounts:
             self._kv_maxima.popleft()  # no step since: the maxima grow old
         return {"steps": self.steps, "decoded": self.decoded, "tokens": self.tokens, "preemptions": self.preemptions,
                 "kv_max": max(self._kv_maxima, default=None), "batch": dict(self.batch), "running": dict(self.running)}
+
+
+def _count(value: Any) -> int:
+    """A whole number of things. Raises ``TypeError`` or ``ValueError`` for anything else."""
+    number = index(value)
+    if not 0 <= number <= LARGEST_COUNT:
+        raise ValueError(f"{number} is no count")
+    return number
 
 
 class Frontend:

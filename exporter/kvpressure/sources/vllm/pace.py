@@ -3,7 +3,11 @@
 Pure; time is handed in. The engine renders its page in the process that serves its users, so a scrape costs them: about
 what the fastest of the last answers took, since slower ones waited behind other work. Scraping may take
 ``CALM_SHARE`` of a core while the engine is calm and ``BUSY_SHARE`` under load; pages that are large or slow
-(several API servers, many engines on a page) are therefore read less often.
+(several API servers, many engines on a page) are therefore read less often. What it costs us to take a page apart
+counts as well: one with a hundred thousand lines is no reason to spend a core on it.
+
+A sign of load makes the next pages fast at once. One that the next page confirms keeps them fast for a minute; one that it
+does not was a request that came in just then, as they do all the time on a healthy server.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ CALM_INTERVAL: Final = 5.0  # seconds
 SLOWEST_INTERVAL: Final = 12.0  # pages older than 15 s count as stale
 CALM_AFTER: Final = 60.0  # seconds without a sign of load
 CALM_SHARE: Final = 0.005
-BUSY_SHARE: Final = 0.02
+BUSY_SHARE: Final = 0.015
 COST_PAGES: Final = 5
+LOOK_PAGES: Final = 3  # fast ones after a first sign of load
 BUSY_KV: Final = 0.5
 FELL_TO: Final = 0.5  # of the largest batch of the last minute
 FELL_FROM: Final = 4.0  # smaller batches come and go
@@ -29,12 +34,13 @@ EARLY: Final = 0.1  # of the interval: reads do not fall on the same point of ev
 class Pace:
     """The pace of one target. ``fast`` is the interval under load, in seconds; the first minute counts as load."""
 
-    __slots__ = ("_busy_until", "_costs", "_fast", "_peak", "_started", "_tokens")
+    __slots__ = ("_busy_until", "_costs", "_fast", "_peak", "_sign", "_started", "_tokens")
 
     def __init__(self, fast: float) -> None:
         self._fast = fast
         self._started: float | None = None
         self._busy_until: float | None = None
+        self._sign = False  # of load, on the last page
         self._costs: deque[float] = deque(maxlen=COST_PAGES)
         self._peak: dict[str, tuple[float, float]] = {}  # engine -> largest batch, when
         self._tokens: dict[str, float] = {}
@@ -56,15 +62,17 @@ class Pace:
         cheap = min(self._costs, default=0.0) / (BUSY_SHARE if busy else CALM_SHARE)
         return max(wanted, min(cheap, SLOWEST_INTERVAL))
 
-    def observe(self, page: EnginePage, now: float) -> None:
-        """Take a page. One that failed says nothing about the load."""
+    def observe(self, page: EnginePage, now: float, scan_seconds: float = 0.0) -> None:
+        """Take a page that took us ``scan_seconds`` of CPU. One that failed says nothing about the load."""
         if page.error is not None:
             return
         if page.duration_seconds is not None:
-            self._costs.append(page.duration_seconds)
+            self._costs.append(page.duration_seconds + scan_seconds)
         loaded = [self._loaded(engine, now) for engine in page.engines]  # each keeps a history
-        if any(loaded):
-            self._busy_until = now + CALM_AFTER
+        before, self._sign = self._sign, any(loaded)
+        if self._sign:
+            until = now + (CALM_AFTER if before else (LOOK_PAGES + 0.5) * self._fast)
+            self._busy_until = max(until, self._busy_until or 0.0)
 
     def _loaded(self, engine: EngineReading, now: float) -> bool:
         """A filling cache, a queue, a batch that falls, or requests that get nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Final
 
 from kvpressure import thresholds
 from kvpressure.bundle import values
@@ -11,9 +12,19 @@ from kvpressure.bundle.render import differences, render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options
 from kvpressure.cli import UsageError
 
+_EXAMPLES: Final = """\
+examples:
+  kvpressure bundle --out monitoring                             # alerts/, dashboards/ and docs/ below it
+  kvpressure bundle --out monitoring --values site.yaml          # URLs, durations, exclusions, labels, thresholds
+  kvpressure bundle --out monitoring --values site.yaml --check  # in CI: does what is there match?
+  kvpressure bundle --out plain --source dcgm                    # without this exporter
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
     parser.add_argument("--out", metavar="DIR", default=".", help="directory that gets alerts/, dashboards/ and docs/ (default: .)")
     parser.add_argument("--check", action="store_true",
                         help="write nothing; exit 1 and name every file in DIR that is missing, differs or is unknown")

@@ -17,8 +17,18 @@ _ENVIRONMENT_STATUS: Final = 3
 _MOST_SPEED: Final = 20.0  # beyond, a second of simulated time is too short for a scrape
 
 
+_EXAMPLES: Final = """\
+examples:
+  kvpressure demo                                                # three minutes of KV pressure, with alerts if Prometheus is there
+  kvpressure demo --scenario stall --for 300 --speed 4
+  kvpressure demo --port 9400 --no-prometheus                    # then open http://127.0.0.1:9400/
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
     named = "; ".join(f"{name}: {scenario.title}" for name, scenario in SCENARIOS.items())
     parser.add_argument("--scenario", choices=tuple(SCENARIOS), default="kv_pressure", help=named)
     parser.add_argument("--for", dest="seconds", type=float, default=180.0, metavar="SECONDS",

@@ -31,8 +31,20 @@ FATAL_STATUS: Final = 3
 _PROGRESS_SECONDS: Final = 1.0
 
 
+_EXAMPLES: Final = """\
+examples:
+  kvpressure record --out incident.jsonl.gz --for 600            # ten minutes of this node
+  kvpressure record --out box.jsonl --vllm.target http://127.0.0.1:8000
+  kvpressure record --out /var/lib/kvpressure --keep 24          # rotated files, the newest 24
+
+Judge it later with kvpressure replay or kvpressure diagnose.
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where to and for how long, then what to read as for ``serve``."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
     parser.add_argument("--out", required=True, metavar="FILE|DIR",
                         help="a file (NAME.jsonl.gz or NAME.jsonl), or a directory of rotated files")
     parser.add_argument("--for", dest="seconds", default=None, metavar="SECONDS",

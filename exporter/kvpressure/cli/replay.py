@@ -24,8 +24,19 @@ from kvpressure.thresholds import load
 _SHOWN_PROBLEMS: Final = 10
 
 
+_EXAMPLES: Final = """\
+examples:
+  kvpressure replay incident.jsonl.gz
+  kvpressure replay day-1.jsonl.gz day-2.jsonl.gz --from 3600 --format json
+  kvpressure replay incident.jsonl.gz --thresholds mine.yaml     # what other thresholds would have said
+  kvpressure replay incident.jsonl.gz --openmetrics out.txt && promtool tsdb create-blocks-from openmetrics out.txt data
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
     parser.add_argument("files", metavar="FILE", nargs="+",
                         help="recording (gzip or plain JSON lines); several are one recording in that order")
     parser.add_argument("--format", choices=("text", "json"), default=None,

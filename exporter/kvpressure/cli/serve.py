@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__, settings
 from kvpressure.cli import UsageError
@@ -29,8 +29,18 @@ log = logging.getLogger(__name__)
 FATAL_STATUS = 3
 
 
+_EXAMPLES: Final = """\
+examples:
+  kvpressure serve                                               # on a Kubernetes node: GPUs, pods and their vLLM servers
+  kvpressure serve --vllm.target http://127.0.0.1:8000           # a server beside it, without Kubernetes
+  kvpressure serve --web.listen-address 127.0.0.1:9400 --thresholds mine.yaml
+"""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every setting."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
     settings.add_arguments(parser)
 
 

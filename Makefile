@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 WORKERS := $(shell nproc)
 
-.PHONY: demo test check lint types generated unit accuracy alert-proof generate image-test bench bench-node bench-replay render-dashboards try-vllm test-vllm lock clean help
+.PHONY: demo test check lint types generated unit accuracy alert-proof mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay render-dashboards try-vllm test-vllm lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -49,6 +49,15 @@ alert-proof:     ## a fortnight of production traffic and all recordings against
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.alerts $(ARGS)
 
+mutate-rules:    ## seed faults in the rules, count how many their tests notice, write docs/alerts.md (20 CPU minutes)
+	@tools/setup.sh test
+	cd tests && ../$(PYTHON) -m bundle.mutate $(ARGS)
+	$(PYTHON) -m kvpressure.cli bundle
+
+rule-matrix:     ## the rules before newer promtools, amtools and vmalert-tools, fetched with apt (Debian)
+	@tools/setup.sh test
+	cd tests && ../$(PYTHON) -m bundle.matrix $(ARGS)
+
 bench: bench-node bench-replay ## what the budgets ask for
 
 bench-node:      ## CPU, memory and scrape latency for 8 GPUs x 8 engines at 1 s
@@ -58,6 +67,10 @@ bench-node:      ## CPU, memory and scrape latency for 8 GPUs x 8 engines at 1 s
 bench-replay:    ## replay speed
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.replay $(ARGS)
+
+bench-rules:     ## what the rules cost a Prometheus with 1 000 nodes of 8 GPUs (10 minutes, 4 GiB)
+	@tools/setup.sh test
+	$(PYTHON) -m benchmarks.alerts.cost $(ARGS)
 
 render-dashboards: ## pictures of the boards with Grafana's own libraries, and what is wrong with them (npm, 450 MB; optional)
 	@tools/setup.sh test

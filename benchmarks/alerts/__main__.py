@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.alerts import recorded, report, stored
+from benchmarks.alerts import cold, recorded, report, stored
 from benchmarks.alerts.fortnight import fortnight
 
 
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         began = time.perf_counter()
         days = fortnight(options.service)
         stored.save(stored.summary(options.service, days, time.perf_counter() - began))
-    result = report.Result(stored.load(), recorded.incidents(), recorded.quiet())
+    result = report.Result(stored.load(), recorded.incidents(), recorded.quiet(), cold.outcomes())
     report.write(result)
     missed = result.missed()
     for line in (*report.bars(result), *(f"missed: {name}" for name in missed)):

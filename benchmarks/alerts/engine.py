@@ -2,7 +2,7 @@
 
 Every alert is expected not to fire; each deviation that promtool prints is an alert that fires at that moment. So ``for``,
 ``keep_firing_for``, recordings and their order are Prometheus's, not ours. promtool evaluates every group at one
-interval, the shortest, 30 s; what pages has 60 s in production, tickets and information have 240 s.
+interval, the shortest, 30 s; in production groups have 30 to 240 s, by their pace.
 """
 
 from __future__ import annotations

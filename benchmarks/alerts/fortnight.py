@@ -84,9 +84,10 @@ def rates(service: str) -> tuple[float, ...]:
 class Server:
     """The node with its one pod, driven by a clock of its own, and the exporter's pipeline on it."""
 
-    def __init__(self, start: float, seed: int) -> None:
+    def __init__(self, start: float, seed: int, engine: EngineConfig = ENGINE, load: Load = LOAD) -> None:
         self.now = start
-        self.node = Node([PodSpec(POD, ENGINE, LOAD)], lambda: self.now, seed)
+        self._load = load
+        self.node = Node([PodSpec(POD, engine, load)], lambda: self.now, seed)
         self.pipeline = Pipeline()
         self.ticks = 0
         self._scanner = Scanner()
@@ -105,7 +106,7 @@ class Server:
     def scrape(self, series: Series, rate: float | None) -> None:
         """Let ``SCRAPE_SECONDS`` pass, at a new request rate unless None, and publish one snapshot."""
         if rate is not None:
-            self.node.apply({POD: Change(load=replace(LOAD, requests_per_second=rate))}, self.now)
+            self.node.apply({POD: Change(load=replace(self._load, requests_per_second=rate))}, self.now)
         self.now += SCRAPE_SECONDS
         self.ticks += 1
         node, page = self.node, self._page()

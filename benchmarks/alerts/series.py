@@ -45,7 +45,7 @@ class Series:
         """One scrape; ``None`` = the exporter did not answer."""
         now = {_labelled("up"): "1" if state is not None else "0"}
         if state is not None:
-            now.update(_samples(state))
+            now.update(samples(state))
         gone = dict.fromkeys(self._present - now.keys(), _GONE)
         for name, value in {**now, **gone}.items():
             changes = self._changes.setdefault(name, [])
@@ -91,7 +91,7 @@ def _run(value: str, length: int, *, marked: bool) -> str:
     return " ".join(parts)
 
 
-def _samples(state: State) -> Iterator[tuple[str, str]]:
+def samples(state: State) -> Iterator[tuple[str, str]]:
     """``(series, value)`` of every wanted sample of a state."""
     wanted = [family for family in families(state).collect() if any(s.name in wanted_metrics() for s in family.samples)]
     for line in encode(wanted, openmetrics=False).decode().splitlines():

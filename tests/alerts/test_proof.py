@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from benchmarks.accuracy import data
-from benchmarks.alerts import fortnight, recorded, report, stored
+from benchmarks.alerts import cold, fortnight, recorded, report, stored
 from benchmarks.alerts.engine import Active, episodes, evaluate
 from benchmarks.alerts.series import Series
 
@@ -119,3 +119,10 @@ def test_the_stored_fortnight_is_whole_and_silent() -> None:
     assert len(result.days) == fortnight.DAYS
     assert 0.75 <= max(day.peak_share for day in result.days) <= 0.8
     assert all(day.pages == {} for day in result.days)
+
+
+@pytest.mark.parametrize("case", cold.cases(), ids=lambda case: case.name)
+def test_overload_without_a_baseline_pages_and_a_batch_does_not(case: cold.Case) -> None:
+    outcome = cold.play(case)
+    assert outcome.good, outcome.pages
+    assert ("VllmRequestsWaitTooLong" in {page.name for page in outcome.pages}) is case.pages

@@ -19,11 +19,12 @@ NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
 
 # A state is 0 or 1, more than none is > 0, percent are divided by 100, the free share is 1 minus the used one; quantiles, status classes and the driver's XID
 # numbers are names; format strings are formats.
-STRUCTURE = re.compile(r"""== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df""")
+STRUCTURE = re.compile(r"""== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|, 1 / |quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df""")
 
 # Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.
 PROSE = {"400", "413", "503", "137", "2", "50", "8000", "9846"}
-PROSE_TEXT = re.compile(r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal ones \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1",
+PROSE_TEXT = re.compile(r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal ones \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
+                        r"|is above 0|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
                         re.MULTILINE)
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
 ALERT_PAGE = re.compile(r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| \d+ \| \d+ \|$|moved 10 %", re.DOTALL | re.MULTILINE)

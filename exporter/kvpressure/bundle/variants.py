@@ -268,7 +268,7 @@ class Builder:
             known = {"cluster", *metric_labels(item.metric)}
             for label in ("cluster", *case.splits) if item.op == "veto" else ():
                 if label in known:
-                    variant = self.base(case, f"{tag}veto-elsewhere-{label}")
+                    variant = self.base(case, f"{tag}veto-{_short(item)}-elsewhere-{label}")
                     labels = identity(self._subject, variant.name) | {label: "other"}
                     variant.series.append(Series(series_name(item, labels), plain(1, self._line.length)))
                     yield variant

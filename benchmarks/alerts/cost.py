@@ -1,0 +1,221 @@
+"""What do the rules cost a large fleet? ``python -m benchmarks.alerts.cost`` (``make bench-rules``).
+
+A real Prometheus scrapes a thousand copies of one simulated node (eight GPUs, an engine on each, at 60 % of what they can
+do) and evaluates the delivered rules. When the longest range of the rules' common windows is filled, the expression of each
+rule is evaluated several times over the query interface, and the fastest time that Prometheus reports counts: the machine is
+shared, and nothing makes an evaluation faster than it is. Together with the intervals of the groups that is the time a
+minute. What Prometheus measured of its own evaluations meanwhile is printed beside it. Exit 1 when the budget is missed.
+
+Served are only the series that some rule reads; others cost the rules nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final
+from urllib.error import URLError
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import yaml
+
+from benchmarks.alerts import fortnight
+from benchmarks.alerts.series import RULES, samples
+from kvpressure.demo.node import CONTAINER, NAMESPACE, Node, PodSpec
+from kvpressure.pipeline import Pipeline
+from kvpressure.readings import Snapshot, SourceHealth
+from kvpressure.sources.vllm.exposition import Scanner, page_from_text
+
+BUDGET_SECONDS: Final = 1.0  # a minute, on one core
+ENGINES: Final = 8
+LOAD_SHARE: Final = 0.6
+SCRAPE_SECONDS: Final = 15.0
+FILL_SECONDS: Final = 420.0  # the five-minute ranges and the first scrape of every node
+PAGES: Final = 60  # a quarter of an hour of a node's life, then again
+REPEATS: Final = 5
+_NODE: Final = "NODE"  # stands for the node's number in names
+_SPAN: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def pages(count: int) -> list[str]:
+    """What one node publishes at ``count`` scrapes in a row, with ``_NODE`` in the names that differ between nodes."""
+    now = fortnight.START
+    load = replace(fortnight.LOAD, requests_per_second=LOAD_SHARE * fortnight.capacity())
+    specs = [PodSpec(f"chat-{_NODE}-{index}", fortnight.ENGINE, load) for index in range(ENGINES)]
+    node, pipeline, scanner = Node(specs, lambda: now, 1), Pipeline(), Scanner()
+    found = []
+    for tick in range(count):
+        now += SCRAPE_SECONDS
+        read = tuple(page_from_text(
+            node.metrics(name), target=f"http://{name}:8000/metrics", time=now, namespace=NAMESPACE, pod=name, container=CONTAINER,
+            gpus=(pod.gpu.uuid,), args=fortnight.ARGS, duration_seconds=0.01, scanner=scanner) for name, pod in node.pods.items())
+        health = {name: SourceHealth(name, up=True, last_success=now) for name in ("vllm", "nvidia", "podresources")}
+        state = pipeline.observe(Snapshot(
+            time=now, gpus=node.gpus(), pages=read, containers=node.containers(), owners=node.owners(), logs=node.logs(),
+            targets=tuple(page.target for page in read), health=health))
+        lines = (f"{name} {value}\n" for name, value in samples(replace(state, ticks=tick + 1)))
+        found.append("".join(lines).replace("GPU-", f"GPU-{_NODE}-"))
+    return found
+
+
+@contextmanager
+def fleet(served: Sequence[str]) -> Iterator[str]:
+    """The nodes as ``/<number>`` of one server; yields its address."""
+    began = time.monotonic()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """One scrape of one node."""
+            page = served[int((time.monotonic() - began) / SCRAPE_SECONDS) % len(served)]
+            body = page.replace(_NODE, self.path.strip("/")).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def configuration(address: str, nodes: int) -> dict[str, Any]:
+    """Prometheus' configuration: every node a target of its own."""
+    targets = [{"targets": [f"node-{number:04d}:9846"], "labels": {"__metrics_path__": f"/{number:04d}", "node": f"node-{number:04d}"}}
+               for number in range(nodes)]
+    return {
+        "global": {"scrape_interval": f"{SCRAPE_SECONDS:g}s", "scrape_timeout": "10s"}, "rule_files": [str(RULES)],
+        "scrape_configs": [{"job_name": "kvpressure", "honor_labels": True, "static_configs": targets, "relabel_configs": [
+            {"source_labels": ["__address__"], "target_label": "instance"},
+            {"target_label": "__address__", "replacement": address}]}],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running Prometheus."""
+
+    url: str
+
+    def get(self, path: str) -> Any:
+        """``data`` of an answer."""
+        with urlopen(f"{self.url}/api/v1/{path}", timeout=120) as answer:
+            return json.load(answer)["data"]
+
+    def value(self, query: str) -> float:
+        """The one value of a query; 0 when there is none."""
+        result = self.get(f"query?query={quote(query)}")["result"]
+        return float(result[0]["value"][1]) if result else 0.0
+
+    def seconds(self, expression: str) -> float:
+        """The fastest of several evaluations."""
+        path = f"query?stats=all&query={quote(expression)}"
+        return min(float(self.get(path)["stats"]["timings"]["evalTotalTime"]) for _ in range(REPEATS))
+
+
+@contextmanager
+def prometheus(document: dict[str, Any]) -> Iterator[Server]:
+    """A Prometheus with ``document`` as its configuration."""
+    with tempfile.TemporaryDirectory(prefix="kvpressure-") as folder:
+        Path(folder, "prometheus.yaml").write_text(yaml.dump(document), encoding="utf-8")
+        with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as free:
+            port = free.server_address[1]
+        command = ["prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
+                   f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+        process = subprocess.Popen(command)
+        try:
+            server = Server(f"http://127.0.0.1:{port}")
+            _await_ready(server, process)
+            yield server
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _await_ready(server: Server, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(300):
+        if process.poll() is not None:
+            raise RuntimeError(f"prometheus ended with status {process.returncode}")
+        try:
+            server.value("vector(1)")
+            return
+        except (URLError, OSError):
+            time.sleep(0.2)
+    raise RuntimeError("prometheus was not ready after a minute")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One rule: its group, its name, seconds an evaluation and evaluations a minute."""
+
+    group: str
+    name: str
+    seconds: float
+    per_minute: float
+
+    @property
+    def a_minute(self) -> float:
+        """Seconds a minute."""
+        return self.seconds * self.per_minute
+
+
+def costs(server: Server) -> list[Cost]:
+    """Every rule, measured."""
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    return [Cost(group["name"], rule.get("record") or f"{rule['alert']} {rule['labels']['severity']}", server.seconds(rule["expr"]),
+                 60.0 / (float(group["interval"][:-1]) * _SPAN[group["interval"][-1]]))
+            for group in groups for rule in group["rules"]]
+
+
+def report(found: Sequence[Cost], server: Server, nodes: int) -> Iterator[str]:
+    """The figures, one a line."""
+    series = server.value('count({__name__=~"kvpressure_.+"})')
+    yield f"{nodes} nodes, {nodes * ENGINES} GPUs and engines, {series:.0f} series that rules read"
+    for cost in sorted(found, key=lambda item: -item.a_minute)[:12]:
+        yield f"  {1000 * cost.seconds:7.1f} ms x {cost.per_minute:.2f} a minute  {cost.name}"
+    for group in dict.fromkeys(cost.group for cost in found):
+        mine = [cost for cost in found if cost.group == group]
+        yield f"{1000 * sum(cost.a_minute for cost in mine):8.1f} ms a minute  {group} ({len(mine)} rules)"
+    yield f"together {sum(cost.a_minute for cost in found):.3f} s a minute of one core (budget {BUDGET_SECONDS:g} s)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print. Exit 1 when the budget is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.alerts.cost", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=1000, help="how many nodes of eight engines (default: 1000)")
+    parser.add_argument("--fill", type=float, default=FILL_SECONDS, help="seconds of scraping before it is measured")
+    options = parser.parse_args(argv)
+    with fleet(pages(PAGES)) as address, prometheus(configuration(address, options.nodes)) as server:
+        time.sleep(options.fill)
+        up = server.value("sum(up)")
+        if up < options.nodes:
+            raise RuntimeError(f"only {up:.0f} of {options.nodes} nodes are scraped")
+        found = costs(server)
+        for line in report(found, server, options.nodes):
+            print(line)
+    return 1 if sum(cost.a_minute for cost in found) > BUDGET_SECONDS else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""docs/operations.md names every reason that a failure can have, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kvpressure.sources import allocator, cgroup, logs, node, nvidia, pods, podresources, procfs
+from kvpressure.sources.vllm import reasons
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "operations.md"
+EVERYWHERE = {"internal", "timeout"}  # of the worker that runs any source
+
+
+def named(heading: str) -> set[str]:
+    """The reasons in the first column of the table under a heading."""
+    section = DOCUMENT.read_text().split(f"### {heading}")[1].split("\n#")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {word for row in rows for word in re.findall(r"`([a-z0-9_]+)`", row)}
+
+
+def test_pages_of_engines() -> None:
+    assert named("Pages of engines") == set(reasons.REASONS)
+
+
+def test_gpus() -> None:
+    assert named("GPUs") == set(nvidia.REASONS)
+
+
+def test_kubernetes() -> None:
+    assert named("Kubernetes") == {*pods.REASONS, *node.REASONS}
+
+
+def test_files_and_sockets() -> None:
+    of_allocator = {allocator.NO_DIRECTORY, allocator.NO_PERMISSION, allocator.MALFORMED, allocator.TOO_LARGE}
+    known = {*podresources.REASONS, *procfs.REASONS, *cgroup.REASONS, *logs.REASONS, *of_allocator}
+    assert named("The node's files") | EVERYWHERE == known | EVERYWHERE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kvpressure.sources import allocator, cgroup, logs, node, nvidia, pods, podresources, procfs
+from kvpressure.sources import allocator, cgroup, logs, node, nvidia, podresources, pods, procfs
 from kvpressure.sources.vllm import reasons
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "operations.md"

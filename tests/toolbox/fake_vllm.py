@@ -31,6 +31,7 @@ class FakeVllm:
     key: str | None = None
     usage_chunks: bool = True
     model: str = "small"
+    info: dict[str, Any] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -93,6 +94,9 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             models = {"data": [{"id": fake.model, "max_model_len": fake.max_model_len}]}
+            if self.path.startswith("/server_info") and fake.info is not None:
+                self._send(200, json.dumps(fake.info).encode())
+                return
             body = fake.page() if self.path == "/metrics" else json.dumps(models)
             self._send(200 if self.path in ("/metrics", "/v1/models") else 404, body.encode())
 

@@ -11,17 +11,20 @@ from kvpressure.capacity import CapacityError, models, shapes
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.cli import UsageError
 from kvpressure.thresholds import Thresholds, load
-from kvpressure.toolbox import audit_report, manifests
+from kvpressure.toolbox import audit_report, manifests, running
 from kvpressure.toolbox.audit_report import Audited
-from kvpressure.toolbox.checklist import Subject, checklist, shape_of
+from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
 from kvpressure.toolbox.inputs import arguments, card
-from kvpressure.toolbox.manifests import Deployed, Server
+from kvpressure.toolbox.manifests import Deployed, Server, Surroundings
 
 _EXAMPLES = """\
 examples:
   kubectl get deploy -n inference -o yaml | kvpressure audit - --gpu H100:80 --context 3000
   helm template chat ./chart | kvpressure audit - --format junit > audit.xml
   kvpressure audit deployment.yaml route.yaml --all
+  kvpressure audit http://10.0.0.5:8000 --args='--max-num-seqs 64' --gpu H100:80
+  kvpressure audit http://node-1:9846
+      a running server, or all that an exporter watches: values in force; what no page tells stays unseen
   kvpressure audit --args='vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64' --vllm-version 0.11.2 --gpu L40S:48
 
 Version and card decide vLLM's defaults; the image's tag and the node selector tell them where they can.
@@ -33,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
-    parser.add_argument("files", metavar="FILE", nargs="*", help="Kubernetes documents (YAML or JSON), - = standard input")
-    parser.add_argument("--args", metavar="ARGS", type=arguments, help="a server's command line instead, quoted")
+    parser.add_argument("files", metavar="FILE|URL", nargs="*", help="Kubernetes documents (YAML or JSON), - = standard input; or addresses of "
+                        "running servers or exporters")
+    parser.add_argument("--args", metavar="ARGS", type=arguments, help="a server's command line, quoted: instead of a file, or beside a URL")
     parser.add_argument("--vllm-version", metavar="V", help="e.g. 0.11.2; default: the image's tag")
     parser.add_argument("--gpu", metavar="NAME:GiB", type=card, help="the card, e.g. H100:80; default: the node selector's")
     parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory, or a known name")
@@ -53,9 +57,8 @@ def _tokens(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Check and print. Raises ``UsageError`` for input that cannot be used."""
-    deployed = _read(options)
     thresholds = load(options.thresholds)
-    audited = [_audit(server, deployed, options, thresholds) for server in deployed.servers]
+    audited = [_audited(subject) for subject in _subjects(options, thresholds)]
     if options.format == "json":
         print(json.dumps(audit_report.as_json(audited), indent=2))
     else:
@@ -63,24 +66,41 @@ def run(options: argparse.Namespace) -> int:
     return 1 if any(server.count("fail") for server in audited) else 0
 
 
-def _read(options: argparse.Namespace) -> Deployed:
-    if bool(options.files) == bool(options.args):
-        raise UsageError("nothing to audit, or two things; allowed: FILE..., - or --args='vllm serve ...'")
+def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subject]:
+    """Every server that was named. Raises ``UsageError``."""
+    addresses = [text for text in options.files if running.is_address(text)]
     if options.vllm_version and parse_version(options.vllm_version) is None:
         raise UsageError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
-    if options.args:
-        return Deployed((manifests.from_command_line(options.args),))
-    return manifests.read_all(options.files)
+    if addresses:
+        if len(addresses) < len(options.files):
+            raise UsageError("files and addresses together; allowed: one or the other")
+        found = [one for address in addresses for one in running.read(address, options.args or (), options.gpu, thresholds)]
+        return [_subject(server, around, options, thresholds, seen=seen) for server, around, seen in found]
+    deployed = _read(options)
+    return [_subject(server, deployed.around, options, thresholds, tuple(other for other in deployed.servers if other is not server))
+            for server in deployed.servers]
 
 
-def _audit(server: Server, deployed: Deployed, options: argparse.Namespace, thresholds: Thresholds) -> Audited:
+def _read(options: argparse.Namespace) -> Deployed:
+    if bool(options.files) == bool(options.args):
+        raise UsageError("nothing to audit, or two things; allowed: FILE..., -, URL or --args='vllm serve ...'")
+    return Deployed((manifests.from_command_line(options.args),)) if options.args else manifests.read_all(options.files)
+
+
+def _subject(server: Server, around: Surroundings, options: argparse.Namespace, thresholds: Thresholds, siblings: tuple[Server, ...] = (),
+             seen: Seen | None = None) -> Subject:
     shape = _shape(options.model_config) if options.model_config else shape_of(server)
-    version, used = options.vllm_version or server.version, options.gpu or server.card
-    subject = Subject(server, deployed.around, thresholds, shape, used, version, options.context, options.demanding,
-                      tuple(other for other in deployed.servers if other is not server))
-    basis = (f"vLLM {version or 'of unknown version'}, card {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'not known'}, "
-             f"model {server.args.model or 'not named'}{'' if shape else ' (its shape is not known)'}")
-    return Audited(server.title, basis, tuple(checklist(subject)))
+    usual = seen.context if seen is not None else None
+    context = options.context or (None if usual is None else max(1, round(usual)))
+    return Subject(server, around, thresholds, shape, options.gpu or server.card, options.vllm_version or server.version, context,
+                   options.demanding, siblings, seen)
+
+
+def _audited(subject: Subject) -> Audited:
+    used, model = subject.card, subject.server.args.model
+    basis = (f"vLLM {subject.version or 'of unknown version'}, card {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'not known'}, "
+             f"model {model or 'not named'}{'' if subject.shape else ' (its shape is not known)'}")
+    return Audited(subject.server.title, basis, tuple(checklist(subject)))
 
 
 def _shape(text: str) -> ModelShape:

@@ -7,8 +7,8 @@ qualifies a documented value, ``why`` says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import floor
 from typing import Final, Literal
 
@@ -37,9 +37,23 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What a running server showed: tokens that its KV cache holds, mean tokens of a request, arrivals in the busiest ten seconds over
+    the mean, whether short and long requests share it, conditions that hold. ``watched`` = an exporter watches it. None = not seen.
+    """
+
+    capacity_tokens: float | None = None
+    context: float | None = None
+    bursts: float | None = None
+    two_humps: bool | None = None
+    conditions: Mapping[str, bool | None] = field(default_factory=dict)
+    watched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """One server with all that decides its values. ``context`` = tokens of a usual request, prompt and answer;
-    ``siblings`` are the other servers that were read.
+    ``siblings`` are the other servers that were read; ``seen`` is there when the server runs.
     """
 
     server: Server
@@ -51,6 +65,7 @@ class Subject:
     context: int | None = None
     demanding: bool = False  # long-context or bursty, as the user states it
     siblings: Sequence[Server] = ()
+    seen: Seen | None = None
 
     @property
     def args(self) -> EngineArgs:
@@ -87,9 +102,8 @@ def checklist(subject: Subject) -> list[Item]:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """How many requests the KV cache holds: of the full context length, and of the stated one."""
+    """How many requests the KV cache holds: of the full context length, and of the usual one."""
 
-    pool_bytes: int
     capacity_tokens: int
     full_length: float
     stated: int | None
@@ -97,8 +111,11 @@ class Fits:
 
 def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     """What memory allows, with ``gpu_memory_utilization`` in force or ``most_utilization`` if that is lower; None when model or
-    card are not known, or nothing is left for the cache.
+    card are not known, or nothing is left for the cache. A running server tells the size of its cache itself.
     """
+    tokens, most = subject.seen.capacity_tokens if subject.seen else None, subject.limit("max_model_len")
+    if tokens and most and most_utilization >= (subject.limit("gpu_memory_utilization") or 1.0):
+        return Fits(int(tokens), tokens / most, None if subject.context is None else int(tokens // min(subject.context, most)))
     shape, card, length = subject.shape, subject.card, subject.limit("max_model_len")
     size = weights.estimated(shape) if shape is not None else None
     if shape is None or card is None or length is None or size is None:
@@ -119,7 +136,7 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     if found.usable_blocks < 1:
         return None
     stated = None if subject.context is None else found.usable_blocks // layout.blocks(min(subject.context, int(length)))
-    return Fits(audited.pool.bytes, found.capacity_tokens, found.max_concurrency, stated)
+    return Fits(found.capacity_tokens, found.max_concurrency, stated)
 
 
 def shape_of(server: Server) -> ModelShape | None:
@@ -144,6 +161,7 @@ _SIGNALS: Final = "5 signals"
 _TRAFFIC: Final = "6 prompt and traffic shape"
 _EXPLICIT: Final = "7 explicit and reviewable"
 _LOAD: Final = "8 realistic load"
+_NOW: Final = "right now"
 
 _WHY_REQUESTS: Final = "long or unbounded prompts are the most common trigger of KV cache explosions"
 
@@ -159,7 +177,7 @@ def _requests(s: Subject) -> Iterator[Item]:
     cap = _output_cap(args)
     found = edge.output_limit or (f"--override-generation-config max_new_tokens {cap}" if cap else None)
     yield Item("output_limit", _REQUESTS, "max output tokens enforced for every request", "pass" if found else "cannot see",
-               "a request without max_tokens may fill the whole context", found or "none in these documents; the gateway may have one",
+               "a request without max_tokens may fill the whole context", found or f"none {edge.place}; the gateway may have one",
                "" if found else "--override-generation-config '{\"max_new_tokens\": 1024}', or a cap at the gateway")
     truncates = "truncate_prompt_tokens" in json.dumps(dict(args.values))
     yield Item("rejected_not_truncated", _REQUESTS, "too large requests are rejected, not truncated silently",
@@ -169,7 +187,7 @@ def _requests(s: Subject) -> Iterator[Item]:
     bound = edge.timeout or found
     yield Item("bounded_streams", _REQUESTS, "streaming responses have bounded duration or tokens",
                "pass" if bound else "cannot see", "an abandoned stream holds its KV blocks until it ends",
-               bound or "no timeout in these documents", "" if bound else "HTTPRoute timeouts.request, or an output cap")
+               bound or f"no timeout {edge.place}", "" if bound else "HTTPRoute timeouts.request, or an output cap")
 
 
 def _output_cap(args: EngineArgs) -> int | None:
@@ -197,20 +215,29 @@ def _concurrency(s: Subject) -> Iterator[Item]:
     room, share = fits(s), s.thresholds["gpu_memory_utilization_recommended"]
     advised = fits(s, share)  # both values are to be set together
     seqs = s.limit("max_num_seqs")
-    fitting = None if advised is None else advised.stated if advised.stated is not None else floor(advised.full_length)
-    advice = f"--max-num-seqs {max(1, fitting)} (what fits at gpu-memory-utilization {share:g} or less)" if fitting is not None else \
+    best, at = (advised, f"at gpu-memory-utilization {share:g} or less") if advised else (room, "in the KV cache as it is")
+    fitting = None if best is None else best.stated if best.stated is not None else floor(best.full_length)
+    advice = f"--max-num-seqs {max(1, fitting)} (what fits {at})" if fitting is not None else \
         "--max-num-seqs N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output TOKENS"
     result = _explicit(s, "max_num_seqs")
     yield Item("max_num_seqs_explicit", _CONCURRENCY, "max_num_seqs is explicitly set", result,
                "concurrency multiplies KV usage; vLLM's default knows nothing of your requests", s.found("max_num_seqs"),
                "" if result == "pass" else advice)
     yield _derived(s, room, seqs, advice)
+    yield _apart(s)
+
+
+def _apart(s: Subject) -> Item:
+    name, text, why = "separate_long_context", "separate deployments for long- and short-context traffic", "one long request takes the room of many short ones"
+    if s.seen is not None and s.seen.two_humps is not None:
+        return Item(name, _CONCURRENCY, text, "fail" if s.seen.two_humps else "pass", why,
+                    "short and long requests share this server" if s.seen.two_humps else "the requests of the last minutes are of one kind",
+                    "a deployment of their own for long prompts" if s.seen.two_humps else "")
     lengths = {other.args.max_model_len for other in s.siblings if other.args.model == s.args.model} | {s.args.max_model_len}
     apart = len(lengths - {None}) > 1
-    yield Item("separate_long_context", _CONCURRENCY, "separate deployments for long- and short-context traffic",
-               "pass" if apart else "cannot see", "one long request takes the room of many short ones",
-               f"deployments of the same model with max_model_len {sorted(n for n in lengths if n)}" if apart
-               else "one deployment of this model; the traffic tells (request_shape_two_humps of the exporter)")
+    return Item(name, _CONCURRENCY, text, "pass" if apart else "cannot see", why,
+                f"deployments of the same model with max_model_len {sorted(n for n in lengths if n)}" if apart
+                else "one deployment of this model; the traffic tells (request_shape_two_humps of the exporter)")
 
 
 def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> Item:
@@ -241,7 +268,7 @@ def _batching(s: Subject) -> Iterator[Item]:
                   "the limit that holds on average fails at the peak", "kvpressure probe, or a load test with the longest prompts")
     seen = s.around.rules
     yield Item("batch_monitored", _BATCHING, "batch effectiveness is monitored (p95, p99)", "pass" if seen else "cannot see",
-               "a collapsing batch is the first sign", seen or "no kvpressure rules in these documents",
+               "a collapsing batch is the first sign", seen or f"no kvpressure rules {s.around.place}",
                "" if seen else "kvpressure_effective_batch_size: deploy the exporter and its rules")
 
 
@@ -270,11 +297,11 @@ def _signals(s: Subject) -> Iterator[Item]:
     scraped = s.around.monitor or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
     why = "KV cache pressure presents as memory high and compute low; GPU utilization alone is misleading"
     engine: Result = "fail" if off else "pass" if scraped else "cannot see"
-    found = "--disable-log-stats: vLLM then serves no series at all" if off else scraped or "no scrape configuration in these documents"
+    found = "--disable-log-stats: vLLM then serves no series at all" if off else scraped or f"no scrape configuration {s.around.place}"
     fix = "remove --disable-log-stats" if off else "" if scraped else "a PodMonitor, a ServiceMonitor or the kvpressure exporter"
     gpu = s.around.gpu_exporter
     yield Item("observe_gpu_memory", _SIGNALS, "GPU memory utilization", "pass" if gpu else "cannot see", why,
-               gpu or "no GPU exporter in these documents", "" if gpu else "the kvpressure exporter (or DCGM's) on the node")
+               gpu or f"no GPU exporter {s.around.place}", "" if gpu else "the kvpressure exporter (or DCGM's) on the node")
     for name, text in (("observe_batch", "effective batch size (p95)"), ("observe_latency", "p95 / p99 request latency"),
                        ("observe_active", "active sequences, requests in flight")):
         yield Item(name, _SIGNALS, text, engine, why, found, fix)
@@ -287,10 +314,28 @@ def _traffic(s: Subject) -> Iterator[Item]:
     result: Result = "fail" if off else "pass" if scraped else "cannot see"
     for name, text in (("prompt_lengths", "prompt length distribution is tracked"), ("max_tokens", "max_tokens distribution is tracked")):
         yield Item(name, _TRAFFIC, text, result, why, f"vLLM's histograms, {scraped}" if scraped and not off else
-                   "--disable-log-stats" if off else "no scrape configuration in these documents",
+                   "--disable-log-stats" if off else f"no scrape configuration {s.around.place}",
                    "" if result == "pass" else "scrape vLLM; kvpressure_request_tokens")
-    yield _unseen("bursts", _TRAFFIC, "bursty traffic patterns are identified", why, "kvpressure_arrival_burst_ratio over a week")
+    yield _bursts(s, why)
     yield _unseen("rag_chunks", _TRAFFIC, "RAG chunk sizes are bounded", why, "a bound in the application that builds the prompts")
+
+
+def _bursts(s: Subject, why: str) -> Item:
+    text, advice = "bursty traffic patterns are identified", "kvpressure_arrival_burst_ratio over a week"
+    ratio = s.seen.bursts if s.seen is not None else None
+    if ratio is None:
+        return _unseen("bursts", _TRAFFIC, text, why, advice)
+    watched = s.seen is not None and s.seen.watched
+    return Item("bursts", _TRAFFIC, text, "pass" if watched else "cannot see", why,
+                f"busiest ten seconds {ratio:.1f} times the mean" + (" now; the exporter tracks it" if watched else ""), "" if watched else advice)
+
+
+def _now(s: Subject) -> Iterator[Item]:
+    """Conditions of a running server; a manifest has none."""
+    for name, value in sorted(s.seen.conditions.items()) if s.seen is not None else ():
+        result: Result = "cannot see" if value is None else "fail" if value else "pass"
+        yield Item(f"condition_{name}", _NOW, f"no {name.replace('_', ' ')}", result, "what goes wrong now is a limit that was missing",
+                   "not seen" if value is None else "holds now" if value else "does not hold", "kvpressure diagnose tells more" if value else "")
 
 
 def _reviewable(s: Subject) -> Iterator[Item]:
@@ -302,7 +347,7 @@ def _reviewable(s: Subject) -> Iterator[Item]:
         results = {limit: _explicit(s, limit) for limit in limits}
         result: Result = "fail" if "fail" in results.values() else "cannot see" if "cannot see" in results.values() else "pass"
         absent = [limit for limit, found in results.items() if found != "pass"]
-        yield Item(name, _EXPLICIT, text, result, why, "all set in the manifest" if not absent else f"not set: {', '.join(absent)}",
+        yield Item(name, _EXPLICIT, text, result, why, "all set" if not absent else f"not set: {', '.join(absent)}",
                    "" if not absent else "write them into the manifest, also where the default is meant")
     yield _unseen("reviewed", _EXPLICIT, "limits are reviewed before production rollout", why, "kvpressure audit in the pipeline (--format junit)")
 
@@ -317,9 +362,9 @@ def _load(_s: Subject) -> Iterator[Item]:
 
 
 def _unseen(name: str, section: str, text: str, why: str, advice: str) -> Item:
-    return Item(name, section, text, "cannot see", why, "not in a manifest", advice)
+    return Item(name, section, text, "cannot see", why, "nothing here tells it", advice)
 
 
 _SECTIONS: Final[tuple[Callable[[Subject], Iterator[Item]], ...]] = (
-    _requests, _concurrency, _batching, _memory, _signals, _traffic, _reviewable, _load,
+    _requests, _concurrency, _batching, _memory, _signals, _traffic, _reviewable, _load, _now,
 )

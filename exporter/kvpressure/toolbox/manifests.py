@@ -61,7 +61,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the other documents do for the servers; texts name the object that was found, None = none was."""
+    """What the other documents do for the servers; texts name the object that was found, None = none was. ``place`` = where was looked."""
 
     body_limit: str | None = None
     output_limit: str | None = None
@@ -69,6 +69,7 @@ class Surroundings:
     monitor: str | None = None
     gpu_exporter: str | None = None
     rules: str | None = None
+    place: str = "in these documents"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,96 @@
+"""What a running server tells for the prevention checklist: vLLM's own pages, or an exporter that watches it.
+
+A page shows values in force, seldom whether somebody set them; what it does not show stays unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from kvpressure.args import EngineArgs
+from kvpressure.cli import UsageError
+from kvpressure.sources.vllm import Target
+from kvpressure.state import LIMITS
+from kvpressure.thresholds import Thresholds
+from kvpressure.toolbox import fetch, live
+from kvpressure.toolbox.checklist import Seen
+from kvpressure.toolbox.flags import text
+from kvpressure.toolbox.inputs import watch_and_judge
+from kvpressure.toolbox.live import Around, Card
+from kvpressure.toolbox.manifests import Server, Surroundings
+from kvpressure.toolbox.view import EngineView, engines, items, mapping, number
+
+INFO_SECONDS: Final = 15.0  # vLLM collects its environment for the first answer
+_INFO_PATH: Final = "/server_info?config_format=json"  # in development mode only
+_WHERE: Final = {"max_num_seqs": "scheduler_config", "max_num_batched_tokens": "scheduler_config", "gpu_memory_utilization": "cache_config",
+                 "max_model_len": "model_config", "kv_cache_memory_bytes": "cache_config"}
+
+
+def is_address(text: str) -> bool:
+    """Whether an input of ``audit`` is a server rather than a file."""
+    return text.startswith(("http://", "https://"))
+
+
+def read(address: str, args: tuple[str, ...], card: Card | None, thresholds: Thresholds) -> list[tuple[Server, Surroundings, Seen]]:
+    """Every engine behind ``address``, an exporter's or a vLLM server's. Raises ``UsageError``."""
+    target = fetch.target_of(address, "URL")
+    document = fetch.get_json(target, fetch.DIAGNOSIS_PATH)
+    if isinstance(document, Mapping) and isinstance(document.get("engines"), list):
+        return _exporter(address, document)
+    target = replace(target, args=target.args or args)
+    cases = watch_and_judge([target], Around(versions=live.versions([target]), card=card), 0.0, thresholds)
+    info, model = _server_info(target), _model(target)
+    return [_found(case.view, Surroundings(place="from the server itself"), info, model) for case in cases]
+
+
+def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[Server, Surroundings, Seen]]:
+    views = engines(document)
+    if not views:
+        raise UsageError(f"{address}: the exporter knows no engine yet; allowed: an exporter with at least one")
+    said = f"kvpressure exporter at {address}"
+    around = Surroundings(monitor=said, gpu_exporter=said if items(document.get("gpus")) else None, place="from the exporter")
+    return [_found(view, around, {}, None) for view in views]
+
+
+def _found(view: EngineView, around: Surroundings, info: Mapping[str, Any], model: str | None) -> tuple[Server, Surroundings, Seen]:
+    limits = {name: view.limit(name) for name in LIMITS}
+    values: dict[str, str | None] = {name: text(limit.value) for name, limit in limits.items()
+                                     if limit.value is not None and not (limit.source == "default" and limit.explicit is None)}
+    values |= {name: text(value) for name, where in _WHERE.items() if (value := number(mapping(info.get(where)).get(name))) is not None}
+    values["model"] = model or view.text("model_name") or None
+    known = {name for name, limit in limits.items() if limit.explicit is not None}
+    explicit = frozenset(name for name, limit in limits.items() if limit.explicit) | {"model"}
+    args = EngineArgs(values, explicit, complete=known == set(LIMITS))
+    server = Server("server", view.text("namespace"), view.text("pod") or view.text("target"), view.text("container") or "vllm", (), 0, args,
+                    version=view.text("version") or None, card=_card(view))
+    humps = view.signal("two_humps")
+    return server, around, Seen(
+        capacity_tokens=view.signal("kv_capacity_tokens"), context=view.shape("context_mean"), bursts=view.signal("arrival_burst_ratio"),
+        two_humps=None if humps is None else bool(humps),
+        conditions={name: view.condition(name) for name in mapping(view.data.get("conditions")) if name != "documented_signature"},
+        watched=around.monitor is not None)
+
+
+def _card(view: EngineView) -> Card | None:
+    """The GPU, where one is seen and not merely stated."""
+    for gpu in view.gpus():
+        name, size = gpu.get("name"), number(gpu.get("memory_total_bytes"))
+        if isinstance(name, str) and name and size:
+            return Card(name, int(size))
+    return None
+
+
+def _server_info(target: Target) -> Mapping[str, Any]:
+    """Its configuration, where it runs with VLLM_SERVER_DEV_MODE=1; empty otherwise."""
+    return mapping(mapping(fetch.get_json(target, _INFO_PATH, INFO_SECONDS)).get("vllm_config"))
+
+
+def _model(target: Target) -> str | None:
+    """The model's own name or path, which the served name may hide."""
+    for item in items(mapping(fetch.get_json(target, "/v1/models")).get("data")):
+        root = mapping(item).get("root")
+        if isinstance(root, str) and root:
+            return root
+    return None

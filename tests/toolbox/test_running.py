@@ -1,0 +1,106 @@
+"""``audit`` of what runs: a vLLM server's own pages, and an exporter that watches it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvpressure.cli import main
+from toolbox.conftest import FIXTURES, FakeClock
+from toolbox.fake_vllm import FakeVllm
+from toolbox.test_diagnose import dead_address, document_of
+
+PRESSURE = FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
+
+
+def audit(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Status and the first server of the answer."""
+    status = main(["audit", *arguments, "--format", "json"])
+    server: dict[str, Any] = json.loads(capsys.readouterr().out)["servers"][0]
+    return status, server
+
+
+def item(server: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in server["items"] if one["name"] == name)
+    return found
+
+
+def test_a_bare_server_tells_little_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeVllm() as vllm:
+        status, server = audit(capsys, vllm.url)
+    assert item(server, "max_num_seqs_explicit")["result"] == "cannot see"
+    assert item(server, "observe_batch") | {"why": ""} == {
+        "name": "observe_batch", "section": "5 signals", "text": "effective batch size (p95)", "result": "cannot see", "why": "",
+        "found": "no scrape configuration from the server itself", "set": "a PodMonitor, a ServiceMonitor or the kvpressure exporter"}
+    assert item(server, "rejected_not_truncated")["result"] == "pass"
+    assert "FAIL" not in str(server)
+    assert status == (1 if server["failed"] else 0)
+    assert server["cannot_see"] > 15
+
+
+def test_stated_arguments_are_held_against_the_measured_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeVllm(blocks=1001, block_size=16, max_model_len=4000) as vllm:
+        _, server = audit(capsys, vllm.url, "--args=--max-num-seqs 64 --max-model-len 4000", "--context", "1000")
+        assert item(server, "max_num_seqs_explicit")["result"] == "pass"
+        found = item(server, "concurrency_from_memory")
+        assert (found["result"], found["set"]) == ("fail", "--max-num-seqs 16 (what fits in the KV cache as it is)")
+        _, server = audit(capsys, vllm.url, "--args=--max-num-seqs 16 --max-model-len 4000", "--context", "1000")
+        assert item(server, "concurrency_from_memory")["result"] == "pass"
+
+
+def test_server_info_tells_values_but_not_whether_somebody_set_them(capsys: pytest.CaptureFixture[str]) -> None:
+    info = {"vllm_config": {"scheduler_config": {"max_num_seqs": 48, "max_num_batched_tokens": 2048},
+                            "cache_config": {"gpu_memory_utilization": 0.6}, "model_config": {"max_model_len": 4000}}}
+    with FakeVllm(info=info) as vllm:
+        _, server = audit(capsys, vllm.url)
+    assert item(server, "gpu_memory_utilization")["result"] == "pass"
+    seqs = item(server, "max_num_seqs_explicit")
+    assert seqs["result"] == "cannot see"
+    assert seqs["found"].startswith("48 (not seen whether it is set")
+
+
+def test_an_exporter_tells_traffic_and_conditions(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str]) -> None:
+    document = document_of(PRESSURE)
+    document["engines"][0]["conditions"]["host_memory_near_limit"] = True
+    document["engines"][0]["signals"]["two_humps"] = 1.0
+    status, server = audit(capsys, serve_json({"/api/v1/diagnosis": document}))
+    assert status == 1
+    assert item(server, "max_num_seqs_explicit")["found"] == "64, set"
+    assert item(server, "observe_latency")["found"].startswith("kvpressure exporter at http://")
+    assert item(server, "observe_gpu_memory")["result"] == "cannot see"  # no GPU in this recording
+    assert item(server, "bursts")["result"] == "pass"
+    assert item(server, "separate_long_context")["result"] == "fail"
+    assert item(server, "condition_host_memory_near_limit")["result"] == "fail"
+    assert item(server, "concurrency_from_memory")["result"] == "fail"
+    document["engines"][0]["limits"] = {}
+    _, server = audit(capsys, serve_json({"/api/v1/diagnosis": document}))
+    assert item(server, "max_num_seqs_explicit")["result"] == "cannot see"
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["{dead}"], "connection refused"),
+    (["{dead}", "-"], "files and addresses together"),
+    (["http://"], "URL: "),
+    (["{other}"], "no vLLM metrics"),
+    (["{empty}"], "knows no engine yet"),
+])
+def test_bad_addresses_are_one_clear_line(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], clock: FakeClock,
+                                          arguments: list[str], said: str) -> None:
+    places = {"dead": f"http://{dead_address()}", "other": serve_json({"/metrics": "up 1"}),
+              "empty": serve_json({"/api/v1/diagnosis": {"engines": []}})}
+    assert main(["audit", *(text.format(**places) for text in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+    assert "allowed:" in captured.err
+    del clock
+
+
+def test_a_path_is_still_a_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["audit", str(tmp_path / "http:")]) == 2
+    assert "No such file" in capsys.readouterr().err

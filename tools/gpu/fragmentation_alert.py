@@ -1,0 +1,55 @@
+"""Does the shipped alert fire on the measured figures, and clear? Asked of Prometheus's own engine, where it is."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import yaml
+from tools.gpu.children import ROOT
+from tools.gpu.exporter import POD
+
+RULES: Final = ROOT / "alerts/kvpressure-rules.yaml"
+ALERT: Final = "VllmMemoryFragmentation"
+STEPS: Final = (("fill", 0), ("fail", 1), ("release", 0))
+HOLD_MINUTES: Final = 30  # of each figure: twice what the alert waits
+SERIES: Final = ('kvpressure_fragmentation_bytes{{scope="allocator",namespace="{}",pod="{}",model_name="none",engine="0"}}'
+                 .format(*POD))
+
+
+def sentence(figures: Mapping[str, float | None]) -> str:
+    """What came of it, or why it was not asked. ``figures``: fragmentation_bytes by step."""
+    told = [figures.get(step) for step, _ in STEPS]
+    if None in told:
+        return f"The alert {ALERT} was not asked: a figure is absent."
+    if shutil.which("promtool") is None:
+        return f"The alert {ALERT} was not asked: promtool is not there."
+    wrong = _promtool([float(value or 0) for value in told])
+    held = f"each figure held for {HOLD_MINUTES} minutes in Prometheus's rule engine (`promtool test rules`)"
+    if wrong is None:
+        return f"The alert {ALERT} is silent when full, fires when fragmented and clears after the release ({held})."
+    return f"**The alert {ALERT} does not do as it should** ({held}): `{wrong}`"
+
+
+def _promtool(values: list[float]) -> str | None:
+    """None when all is as expected, else promtool's complaint."""
+    ends = [HOLD_MINUTES * (number + 1) - 1 for number in range(len(values))]
+    firing = f'count(ALERTS{{alertname="{ALERT}",alertstate="firing"}}) or vector(0)'
+    test = {
+        "rule_files": [str(RULES)], "evaluation_interval": "1m",
+        "tests": [{
+            "interval": "1m",
+            "input_series": [{"series": SERIES, "values": " ".join(f"{value:.0f}x{HOLD_MINUTES - 1}" for value in values)}],
+            "promql_expr_test": [{"expr": firing, "eval_time": f"{end}m", "exp_samples": [{"labels": "{}", "value": expected}]}
+                                 for end, (_, expected) in zip(ends, STEPS, strict=True)],
+        }],
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "test.yaml"
+        path.write_text(yaml.safe_dump(test))
+        done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120, check=False)
+    return None if done.returncode == 0 else " ".join((done.stdout + done.stderr).split())[:300]

@@ -1,0 +1,44 @@
+"""What the results were made on, and whether there is a card at all. No names of hosts, no serial numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import pynvml
+
+from kvpressure.sources.nvidia import codes
+
+
+class NoCard(Exception):
+    """There is no NVIDIA GPU to ask; the text says why."""
+
+
+def describe() -> dict[str, Any]:
+    """Card, driver, kernel and versions of what takes part. Raises ``NoCard``."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoCard(f"NVML does not open: {codes.reason_of(error.value)}") from error
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        if not count:
+            raise NoCard("NVML knows no GPU")
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        driver = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError as error:
+        raise NoCard(f"GPU 0 does not answer: {codes.reason_of(error.value)}") from error
+    finally:
+        pynvml.nvmlShutdown()
+    return {"gpus": count, "name": name, "driver": driver, "kernel": platform.release(),
+            "python": platform.python_version(), "nvidia-ml-py": _version("nvidia-ml-py"), "torch": _version("torch"),
+            "uid": os.getuid(), "cpus": os.cpu_count()}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,40 @@
+"""Keeps results for the project: their files, the page made of them, and the card as a fixture of the tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+from tools.gpu import plan, report
+from tools.gpu.children import ROOT
+from tools.gpu.result import Result, load
+
+KEPT: Final = ROOT / "tools/gpu/results"
+PAGE: Final = ROOT / "docs/gpu-hardware.md"
+FIXTURES: Final = ROOT / "tests/fixtures/gpu"
+
+
+def publish(results: Path) -> None:
+    """Copy what there is, and write page and fixture from all that is kept."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for name in plan.NAMES:
+        source = results / f"{name}.json"
+        if source.exists() and results.resolve() != KEPT:
+            shutil.copyfile(source, KEPT / source.name)
+    PAGE.write_text(report.render(KEPT))
+    calls = load(KEPT, "calls")
+    if calls is not None and "card" in calls.data:
+        FIXTURES.mkdir(parents=True, exist_ok=True)
+        fixture(calls, FIXTURES)
+
+
+def fixture(calls: Result, directory: Path) -> Path:
+    """Write the card's answers as ``<card>_<driver branch>.json``; see ``tools/gpu/card.py``."""
+    card = calls.data["card"]
+    words = f"{card['gpus'][0]['name']} {card['driver_version'].split('.')[0]}"
+    path = directory / (re.sub(r"[^a-z0-9]+", "_", words.lower().replace("nvidia", "")).strip("_") + ".json")
+    path.write_text(json.dumps(card, indent=1) + "\n")
+    return path

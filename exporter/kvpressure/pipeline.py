@@ -50,7 +50,7 @@ EVENT_SECONDS: Final = 600.0
 FAULT_SECONDS: Final = 1800.0
 MAX_EVENTS_KEPT: Final = 512
 ABSENT: Final = "absent"  # why an engine is down whose page has only others
-MAX_GONE_ENGINES: Final = 64  # of one target, kept until they are forgotten although its page has others now
+MAX_GONE_ENGINES: Final = 64  # of all targets, kept until they are forgotten although their pages have others now
 HARDWARE_XIDS_IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})  # application errors; the GPU is healthy
 _NO_SIGNALS: Final[Mapping[str, int]] = {}
 _NO_FIGURES: Final[Mapping[str, float]] = {}
@@ -210,7 +210,7 @@ class Pipeline:
         if page.error is not None:
             errors[page.error] = errors.get(page.error, 0) + 1
         self._targets[page.target] = TargetState(page.target, page.error is None, page.duration_seconds, page.bad_lines,
-                                                 dict(errors))
+                                                 dict(errors), page.cut)
         known = [track for track in self._engines.values()
                  if track.target == page.target and track.key.namespace == page.namespace
                  and track.key.pod == page.pod]
@@ -231,7 +231,7 @@ class Pipeline:
                       key=lambda track: track.seen_t)
         for track in gone:
             track.tracker.fail(ABSENT)
-        for track in gone[:-MAX_GONE_ENGINES]:
+        for track in gone[:-max(1, MAX_GONE_ENGINES // len(self._targets))]:
             del self._engines[track.key]  # a page that renames its engines every second is no reason to keep them all
         for key, reading in present.items():
             track = self._engine(key, page)

@@ -13,7 +13,7 @@ spelling of a particular vLLM version; ``sources.vllm.aliases`` is the only plac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -118,7 +118,7 @@ class Histogram:
     """
 
     bounds: tuple[float, ...] = ()
-    counts: tuple[float, ...] = ()
+    counts: Sequence[float] = ()
     sum: float | None = None
     count: float | None = None
 
@@ -141,8 +141,8 @@ class EnginePage:
 
     ``error`` is a reason from the closed set of ``sources.vllm.fetch.REASONS`` when the scrape failed; then
     ``engines`` is empty. ``exposition`` is the raw text, kept only while somebody records. ``bad_lines`` counts
-    lines that looked wanted and could not be read. ``multi_process`` = several API servers (no process_* series).
-    ``flavour`` is "v0", "v1" or "rust" when the page tells, else None.
+    lines that looked wanted and could not be read, ``cut`` what limits left out: engines, series, plugin.
+    ``multi_process`` = several API servers (no process_* series). ``flavour`` is "v0", "v1" or "rust" when the page tells, else None.
     """
 
     target: str
@@ -159,6 +159,7 @@ class EnginePage:
     flavour: str | None = None
     multi_process: bool | None = None
     bad_lines: int = 0
+    cut: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
     duration_seconds: float | None = None
     exposition: str | None = None

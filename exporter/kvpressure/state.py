@@ -106,13 +106,14 @@ class ContainerState:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """Scrape health of one target."""
+    """Scrape health of one target. ``cut`` counts what the last page has and a limit left out, by limit."""
 
     target: str
     up: bool
     duration_seconds: float | None
     bad_lines: int
     errors: Mapping[str, int] = field(default_factory=dict)
+    cut: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def full_state() -> State:
         time=NOW, engines=(full_engine(),), gpus=(full_gpu(),),
         owners=(GpuOwner("GPU-1", "prod", "chat-0", "vllm"), GpuOwner("GPU-1", "prod", "other-0", "vllm", True)),
         containers=(ContainerState(container, 0.25, 0.5, 0.75, {"out_of_memory": 2}),),
-        targets=(TargetState("http://10.0.0.5:8000/metrics", True, 0.004, 0, {"timeout": 2}),),
+        targets=(TargetState("http://10.0.0.5:8000/metrics", True, 0.004, 0, {"timeout": 2}, {"engines": 3}),),
         node_conditions=(NodeCondition("MemoryPressure", False),),
         health={"vllm": SourceHealth("vllm", True, None, NOW, 0.01, {"timeout": 2}),
                 "nvidia": SourceHealth("nvidia", False, "library_missing", None, 0.001, {"library_missing": 9})},

@@ -178,6 +178,9 @@ class TestTriage:
         step = self.step(7, full_engine(), State(time=NOW, targets=(target,)))
         assert (step.finding, step.answers) == (
             "fine", ("http://10.0.0.5:8000/chat-0: read in 4 ms.", "3 lines could not be understood."))
+        crowded = TargetState(full_engine().target, True, 0.004, 0, cut={"engines": 60, "series": 4})
+        step = self.step(7, full_engine(), State(time=NOW, targets=(crowded,)))
+        assert step.answers[1] == "A limit left out 60 engines, 4 series of this page."
         down = self.step(7, unknown_engine(up=False))
         assert (down.finding, down.answers) == ("bad", ("http://10.0.0.5:8000/chat-0: cannot be read (refused).",))
 

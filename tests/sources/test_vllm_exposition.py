@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 
 import pytest
 
@@ -10,8 +11,9 @@ import vllm_pages as pages
 from kvpressure.readings import EngineReading, Histogram
 from kvpressure.sources.vllm import Scanner, page_from_text
 from kvpressure.sources.vllm.aliases import ENGINE_FAMILIES, SAMPLES
-from kvpressure.sources.vllm.exposition import MAX_LINES
-from kvpressure.sources.vllm.layout import MAX_BUCKETS, MAX_ENGINES, MAX_SLOTS, MAX_VALUES
+from kvpressure.sources.vllm.bounds import MAX_ENGINES, REMEMBERED_BYTES, Bounds
+from kvpressure.sources.vllm.exposition import MAX_KEY_CHARS, MAX_LINES
+from kvpressure.sources.vllm.layout import MAX_BUCKETS, MAX_SLOTS, MAX_VALUES
 
 MULTI_PROCESS = {"k_api_server_count2", "l_dp2"}
 
@@ -428,13 +430,13 @@ def test_engines_are_limited_and_the_choice_does_not_depend_on_order():
     result, reverse = scan("".join(lines)), scan("".join(lines[::-1]))
     assert [engine.engine for engine in result.engines] == [str(n) for n in range(MAX_ENGINES)]
     assert reverse == result
-    assert result.bad_lines == 6
+    assert (result.bad_lines, result.cut) == (0, {"engines": 6})
 
 
 def test_buckets_are_limited():
     text = ttft(*((str(n), str(n)) for n in range(MAX_BUCKETS + 50)))
     result = scan(text)
-    assert result.bad_lines == 51  # 50 lines, and what is left has no +Inf
+    assert (result.bad_lines, result.cut) == (1, {"series": 50})  # and what is left has no +Inf
     scanner = Scanner()
     for _ in range(2):
         assert scanner.scan(text) == result
@@ -448,7 +450,7 @@ def test_series_are_limited_for_a_page_not_for_a_life():
     scanner = Scanner()
     for generation in range(3):
         assert scanner.scan(RUNNING + copies(generation, MAX_SLOTS // 2)).bad_lines == 0
-    assert scanner.scan(copies("all", MAX_SLOTS + 10)).bad_lines == 10
+    assert scanner.scan(copies("all", MAX_SLOTS + 10)).cut == {"series": 10}
 
 
 def test_reasons_are_limited_for_a_page_not_for_a_life():
@@ -459,24 +461,71 @@ def test_reasons_are_limited_for_a_page_not_for_a_life():
     for generation in range(3):
         assert scanner.scan(page(generation, MAX_VALUES)).bad_lines == 0
     result = scanner.scan(page("all", MAX_VALUES + 10) + series("num_preemptions_total", "7.0"))
-    assert result.bad_lines == 10
+    assert (result.bad_lines, result.cut) == (0, {"series": 10})
     assert len(result.engines[0].counters) == MAX_VALUES + 1, "what else is on the page is read"
 
 
-def test_memory_is_bounded_by_whatever_comes():
+@contextmanager
+def tracing():
+    """Gives a function that says how many bytes have been left in memory since the beginning."""
     import tracemalloc
 
-    scanner = Scanner()
     tracemalloc.start()
-    for generation in range(3):  # 44 MB of text that looks worth remembering
-        scanner.scan(RUNNING + "".join(f'x{generation}_{n}{{a="{"y" * 400}"}} 1\n' for n in range(18_000)))
-        scanner.scan(RUNNING + "".join(f"# {generation}{n} {'c' * 400} z\n" for n in range(18_000)))
-    most = tracemalloc.get_traced_memory()[0]
-    scanner.scan(RUNNING)
-    after = tracemalloc.get_traced_memory()[0]
+    yield lambda: tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert most < 12 * 1024 * 1024
-    assert after < 1024 * 1024  # and it has not stuck to what will never come again
+
+
+def longest_lines(generation, text="y"):
+    """A page that looks worth remembering, with lines as long as are remembered."""
+    return RUNNING + "".join(f'x{generation}_{n}{{a="{text * 900}"}} 1\n' for n in range(4_000))
+
+
+def new_series(generation):
+    """A page of wanted series, all of one engine: as much layout as a page can have."""
+    return "".join(series("kv_cache_usage_perc", "0.5", pid=f"{generation}-{n}") for n in range(20_000))
+
+
+@pytest.mark.parametrize("page", [
+    longest_lines, lambda generation: longest_lines(generation, "\N{SNOWMAN}"), new_series,
+    lambda generation: RUNNING + "".join(f"x{generation}{n} 1\n" for n in range(90_000)),
+    lambda generation: RUNNING + "".join(f"# {generation}{n} {'c' * 400} z\n" for n in range(18_000)),
+], ids=["long lines", "wide characters", "series", "short lines", "comments"])
+def test_memory_is_bounded_by_whatever_comes_and_the_bound_is_true(page):
+    with tracing() as held:
+        scanner = Scanner()
+        for generation in range(3):
+            scanner.scan(page(generation))
+            assert held() <= scanner._remembered_bytes + 64 * 1024, "costs no more than it is counted with"
+            assert scanner._remembered_bytes <= REMEMBERED_BYTES + 4 * MAX_KEY_CHARS + 200
+        scanner.scan(RUNNING)
+        scanner.scan(RUNNING)
+        assert held() <= REMEMBERED_BYTES
+
+
+def test_all_scanners_together_remember_no_more_than_the_bound():
+    bounds = Bounds()
+    with tracing() as held:
+        scanners = [Scanner(bounds) for _ in range(16)]
+        for generation in range(2):
+            for number, scanner in enumerate(scanners):
+                scanner.scan(longest_lines(f"{generation}_{number}"))
+        assert held() < 1.5 * REMEMBERED_BYTES
+
+
+def test_what_one_target_leaves_is_there_for_the_others():
+    bounds = Bounds()
+    page = "".join(series("num_requests_running", engine=str(n)) for n in range(MAX_ENGINES))
+    first, second = Scanner(bounds), Scanner(bounds)
+    assert len(first.scan(page).engines) == MAX_ENGINES
+    result = second.scan(page)
+    assert (len(result.engines), result.cut) == (MAX_ENGINES // 2, {"engines": MAX_ENGINES // 2})
+    assert len(first.scan(page).engines) == MAX_ENGINES // 2, "an equal part each"
+    assert first.scan(RUNNING).cut == {}
+    assert len(second.scan(page).engines) == MAX_ENGINES - 1, "what the others do not need"
+    first.close()
+    assert len(second.scan(page).engines) == MAX_ENGINES
+    assert first.scan(RUNNING).engines, "a page that was under way when its target went is still read"
+    assert len(second.scan(page).engines) == MAX_ENGINES, "and takes nothing"
 
 
 def test_engines_that_come_and_go_leave_little_behind():

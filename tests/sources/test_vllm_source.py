@@ -233,7 +233,7 @@ def test_a_mistake_of_ours_is_a_page_with_a_reason_and_not_the_end(source_for, m
     with answering(PAGE) as server:
         source = source_for(server)
         with monkeypatch.context() as patch:
-            patch.setattr(PageFetcher, "fetch", lambda _self: 1 / 0)
+            patch.setattr(PageFetcher, "fetch", lambda _self, _lease: 1 / 0)
             assert [page.error for page in source.read().pages] == ["internal"]
         assert "ZeroDivisionError" in caplog.text
         assert source.read().pages[0].error is None

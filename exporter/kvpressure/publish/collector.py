@@ -140,6 +140,7 @@ def _add_exporter(out: Families, state: State) -> None:
         out.each("target_errors_total", where, target.errors)
         out.add("target_scrape_seconds", where, target.duration_seconds)
         out.add("page_bad_lines", where, target.bad_lines if target.up else None)
+        out.each("page_cut", where, target.cut)
     out.add("ticks_total", (), state.ticks)
     out.add("tick_lag_seconds", (), state.lag_seconds)
     out.add("build_info", _BUILD, 1)

@@ -189,6 +189,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m("target_errors_total", "counter", "Failed scrapes of an engine by reason.", ("target", "reason")),
     _m("target_scrape_seconds", "gauge", "Duration of the last scrape of an engine.", ("target",)),
     _m("page_bad_lines", "gauge", "Lines of the engine's page that looked wanted and could not be read.", ("target",)),
+    _m("page_cut", "gauge", "What limits left out of the engine's page: engines (more than its part of the node's 64), series "
+       "(more than a page or a histogram may have), plugin (1 if its lines were too many).", ("target", "reason"),
+       "nothing was left out"),
     _m("ticks_total", "counter", "Ticks of the monitor loop."),
     _m("tick_lag_seconds", "gauge", "How late the last tick was."),
     _m("build_info", "info", "Build of the exporter; value is always 1.", ("version", "python")),

@@ -183,6 +183,8 @@ def _endpoint(case: _Case) -> Step:
     answers = [f"{engine.target}: " + (f"read{took}." if engine.up else f"cannot be read ({words(engine.error)}).")]
     if target is not None and target.bad_lines:
         answers.append(f"{target.bad_lines} lines could not be understood.")
+    if target is not None and target.cut:
+        answers.append(f"A limit left out {', '.join(f'{count} {what}' for what, count in target.cut.items())} of this page.")
     return Step(7, "Can the metrics be read?", "fine" if engine.up else "bad", tuple(answers),
                 f"kubectl port-forward {case.pod} 8000:8000, then curl -s localhost:8000/metrics | head")
 

@@ -24,6 +24,11 @@ from kvpressure.readings import (
     Histogram,
 )
 
+MINUTE: Final = 60.0  # windows of the metrics, as they are published
+HALF_MINUTE: Final = 30.0
+FIVE_MINUTES: Final = 300.0
+HOUR: Final = 3600.0
+
 FINE_SECONDS: Final = 75.0  # every sample is kept this long
 MID_SECONDS: Final = 320.0  # then one per MID_STEP
 LONG_SECONDS: Final = 930.0  # then one per LONG_STEP
@@ -31,6 +36,7 @@ MID_STEP: Final = 5.0
 LONG_STEP: Final = 15.0
 STEP_BACK_SECONDS: Final = 60.0  # a clock that jumps back further than this begins a new window
 MAX_NAMES: Final = 1024  # counters remembered beside those of the newest page, whose names may change with every page
+SLOPE_POINTS: Final = 3  # a line through two points fits whatever they are
 JITTER_SECONDS: Final = 0.3  # a sample this much outside a window still counts as its first
 
 _EMPTY: Final[Mapping[str, float]] = {}
@@ -295,10 +301,9 @@ class EngineWindow:
             return None
         begin = first.counters.get(name)
         if begin is None:
-            carriers = [sample for sample in self.since(seconds) if name in sample.counters]
-            if len(carriers) < 2:
+            first = next(sample for sample in self.since(seconds) if name in sample.counters)
+            if first is last:
                 return None
-            first = carriers[0]
             begin = first.counters[name]
         return max(0.0, end - begin), last.t - first.t
 
@@ -361,7 +366,7 @@ def _ceil(value: float) -> int:
 def slope(points: Sequence[tuple[float, float]]) -> float | None:
     """Least-squares slope of (time, value) points per second; ``None`` with fewer than three or no spread."""
     n = len(points)
-    if n < 3:
+    if n < SLOPE_POINTS:
         return None
     mean_t = sum(t for t, _ in points) / n
     mean_v = sum(v for _, v in points) / n

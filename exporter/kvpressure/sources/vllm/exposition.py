@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Final
 
 from kvpressure.readings import (
@@ -23,6 +24,7 @@ from kvpressure.readings import (
     EngineReading,
 )
 from kvpressure.sources.vllm.aliases import SAMPLES
+from kvpressure.sources.vllm.bounds import MAX_ENGINES, Bounds
 from kvpressure.sources.vllm.layout import UNWANTED, Layout
 from kvpressure.sources.vllm.reasons import (
     EMPTY,
@@ -32,12 +34,15 @@ from kvpressure.sources.vllm.reasons import (
     NO_VLLM_METRICS,
     TOO_LARGE,
 )
-from kvpressure.sources.vllm.series import MAX_LINE_CHARS, BadLine, labels_from, name_of, number_from
+from kvpressure.sources.vllm.series import MAX_LINE_CHARS, BadLine, TooMany, labels_from, name_of, number_from
 
 MAX_LINES: Final = 100_000  # 64 engines have about 30 000
 MAX_KEY_CHARS: Final = 4_096
-MAX_REMEMBERED_BYTES: Final = 8 * 1024 * 1024  # about, per scanner; a page of one engine needs 0.1 MiB
-_ENTRY_BYTES: Final = 100  # what remembering costs beside the text itself
+PART_BYTES: Final = 64 * 1024  # of a page is taken apart at once
+CUT_ENGINES: Final = "engines"
+CUT_SERIES: Final = "series"
+_ENTRY_BYTES: Final = 96  # of remembering a line, beside its text: the place in a dictionary that has just grown
+_SLOT_BYTES: Final = 320  # of a series in the layout, its owner and its last value
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +54,29 @@ class ScanResult:
     flavour: str | None = None
     multi_process: bool | None = None
     bad_lines: int = 0
+    cut: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
 
 
 class Scanner:
     """Reads pages of one target. Remembers the page's layout, so that only the first page is slow.
 
-    What it remembers changes the speed, never the result, and is bounded. Not for use by two threads at once.
+    What it remembers changes the speed, never the result, and is bounded. So are the engines of a page. The bounds are
+    this target's part of what ``bounds`` gives to all of its node. Not for use by two threads at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds or Bounds()
+        self._shares = (self._bounds.engines, self._bounds.remembered)
+        for share in self._shares:
+            share.join(self)
+        self._most_bytes = 0
         self._forget()
+
+    def close(self) -> None:
+        """Leave this target's part to the others."""
+        for share in self._shares:
+            share.leave(self)
 
     def _forget(self) -> None:
         self._layout = Layout()
@@ -68,33 +85,54 @@ class Scanner:
 
     def scan(self, text: str | bytes) -> ScanResult:
         """Read one page."""
-        if isinstance(text, bytes):
-            try:
-                text = text.decode()
-            except UnicodeDecodeError:
-                return ScanResult(error=INVALID_UTF8)
-        if text.count("\n") > MAX_LINES:
+        raw = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+        if raw.count(b"\n") > MAX_LINES:
             return ScanResult(error=TOO_LARGE)
+        errors = "strict" if isinstance(text, bytes) else "surrogatepass"
+        self._most_bytes = self._bounds.remembered.allowed(self)
         fresh = not self._slots
-        values, bad_lines = self._scan_lines(text)
-        if self._layout.full and not fresh:  # perhaps only earlier pages filled it
-            self._forget()
-            values, bad_lines = self._scan_lines(text)
-        engines, page, dropped = self._layout.read(values)
-        bad_lines += dropped
-        if self._layout.full or self._layout.crowded or self._remembered_bytes > MAX_REMEMBERED_BYTES:
-            self._forget()
+        try:
+            values, bad_lines = self._scan_lines(raw, errors)
+            if self._layout.full and not fresh:  # perhaps only earlier pages filled it
+                self._forget()
+                values, bad_lines = self._scan_lines(raw, errors)
+        except UnicodeDecodeError:
+            return ScanResult(error=INVALID_UTF8)
+        engines, page, unsound = self._layout.read(values)
+        allowed = min(MAX_ENGINES, self._bounds.engines.allowed(self))
+        cut = {CUT_ENGINES: len(engines) - allowed, CUT_SERIES: self._layout.refused}
+        self._keep_within(len(engines), allowed)
+        engines = engines[:allowed]
+        bad_lines += unsound
+        cut = {reason: count for reason, count in cut.items() if count > 0}
         if not engines:
-            return ScanResult(bad_lines=bad_lines, page=page, error=_why_no_engines(text))
-        flavour = _flavour(text, engines)
-        return ScanResult(engines, page, flavour, _multi_process(text, page, flavour), bad_lines)
+            return ScanResult(bad_lines=bad_lines, cut=cut, page=page, error=_why_no_engines(raw))
+        flavour = _flavour(raw, engines)
+        return ScanResult(engines, page, flavour, _multi_process(raw, page, flavour), bad_lines, cut)
 
-    def _scan_lines(self, text: str) -> tuple[list[float | None], int]:
-        """The values by slot and the number of bad lines. The loop below is the cost of a scan: keep it short."""
+    def _keep_within(self, engines: int, allowed: int) -> None:
+        """Note what this page takes, and forget its layout if that is more than this target's part."""
+        self._bounds.engines.use(self, min(engines, allowed))
+        if self._layout.full or self._layout.engines > 2 * allowed or self._remembered_bytes > self._most_bytes:
+            self._forget()
+        self._bounds.remembered.use(self, self._remembered_bytes)
+
+    def _scan_lines(self, raw: bytes, errors: str) -> tuple[list[float | None], int]:
+        """The values by slot and the number of bad lines, part by part: all lines at once are twice the page."""
+        values: list[float | None] = [None] * len(self._layout.ceilings)
+        bad_lines = start = 0
+        while start < len(raw):
+            end = raw.find(b"\n", start + PART_BYTES)
+            end = len(raw) if end < 0 else end
+            bad_lines += self._scan_part(raw[start:end].decode(errors=errors), values)
+            start = end + 1
+        return values, bad_lines
+
+    def _scan_part(self, text: str, values: list[float | None]) -> int:
+        """Store values, return the number of bad lines. The loop below is the cost of a scan: keep it short."""
         bad_lines = 0
         slot_of = self._slots.get
         ceilings = self._layout.ceilings
-        values: list[float | None] = [None] * len(ceilings)
         for line in text.split("\n"):
             key, _, number = line.rpartition(" ")
             slot = slot_of(key)
@@ -111,7 +149,7 @@ class Scanner:
                     values[slot] = value
                 else:
                     bad_lines += 1
-        return values, bad_lines
+        return bad_lines
 
     def _careful(self, line: str, values: list[float | None]) -> bool:
         """Read a line in an unknown form, remember the form, store its value. True = a wanted line was bad."""
@@ -133,12 +171,14 @@ class Scanner:
             slot = self._layout.place(sample, labels)
             if slot == len(values):
                 values.append(None)
-                self._remembered_bytes += len(line)
+                self._remembered_bytes += _SLOT_BYTES
             if number == last and line[end:].strip(" \t") == number:
                 self._remember(key, slot)
             if slot == UNWANTED:
                 return False
             value = float(number)
+        except TooMany:
+            return False
         except ValueError:
             return True
         if "_" in number or not 0.0 <= value <= self._layout.ceilings[slot]:
@@ -147,13 +187,13 @@ class Scanner:
         return False
 
     def _remember(self, key: str, slot: int) -> None:
-        if key and len(key) <= MAX_KEY_CHARS and self._remembered_bytes <= MAX_REMEMBERED_BYTES:
+        if key and len(key) <= MAX_KEY_CHARS and self._remembered_bytes <= self._most_bytes:
             self._slots[key] = slot
-            self._remembered_bytes += len(key) + _ENTRY_BYTES
+            self._remembered_bytes += getsizeof(key) + _ENTRY_BYTES
 
 
-def _why_no_engines(text: str) -> str:
-    start = text[:1024].lstrip()
+def _why_no_engines(text: bytes) -> str:
+    start = text[:1024].decode(errors="replace").lstrip()
     if not start and not text.strip():
         return EMPTY
     if start.startswith("<"):
@@ -163,15 +203,15 @@ def _why_no_engines(text: str) -> str:
     return NO_VLLM_METRICS
 
 
-def _has_label(text: str, name: str) -> bool:
-    return f'{{{name}="' in text or f',{name}="' in text
+def _has_label(text: bytes, name: bytes) -> bool:
+    return b'{%b="' % name in text or b',%b="' % name in text
 
 
-def _is_openmetrics(text: str) -> bool:
-    return text[-16:].rstrip().endswith("# EOF")
+def _is_openmetrics(text: bytes) -> bool:
+    return text[-16:].rstrip().endswith(b"# EOF")
 
 
-def _flavour(text: str, engines: Sequence[EngineReading]) -> str | None:
+def _flavour(text: bytes, engines: Sequence[EngineReading]) -> str | None:
     """Which vLLM wrote the page, where the page tells.
 
     V0 alone had swapping and throughput gauges. Of the rest, only the Rust frontend answers OpenMetrics under names
@@ -181,17 +221,17 @@ def _flavour(text: str, engines: Sequence[EngineReading]) -> str | None:
     v0_only = {SWAPPED, GENERATION_RATE, PROMPT_RATE}
     if any(v0_only & engine.gauges.keys() for engine in engines):
         return "v0"
-    if _is_openmetrics(text) and "cache_config_info" not in text and "vllm:num_requests_running" in text:
+    if _is_openmetrics(text) and b"cache_config_info" not in text and b"vllm:num_requests_running" in text:
         return "rust"
     counters = {name for engine in engines for name in engine.counters}
-    if _has_label(text, "engine") or "kv_cache_usage_perc" in text or PREFIX_QUERIES in counters:
+    if _has_label(text, b"engine") or b"kv_cache_usage_perc" in text or PREFIX_QUERIES in counters:
         return "v1"
-    if PREEMPTIONS in counters and "ray_vllm" not in text:
+    if PREEMPTIONS in counters and b"ray_vllm" not in text:
         return "v0"
     return None
 
 
-def _multi_process(text: str, page: Mapping[str, float], flavour: str | None) -> bool | None:
+def _multi_process(text: bytes, page: Mapping[str, float], flavour: str | None) -> bool | None:
     """Several API servers behind this page? ``None`` when it cannot be told.
 
     Python's client shows ``process_*`` with one process only, so those settle it, and so do ``pid`` labels. Their
@@ -200,9 +240,9 @@ def _multi_process(text: str, page: Mapping[str, float], flavour: str | None) ->
     """
     if page.keys() & {PROCESS_CPU_SECONDS, PROCESS_RSS_BYTES, PROCESS_START}:
         return False
-    if _has_label(text, "pid"):
+    if _has_label(text, b"pid"):
         return True
-    if flavour == "v1" and "# HELP vllm:" in text and not _is_openmetrics(text):
+    if flavour == "v1" and b"# HELP vllm:" in text and not _is_openmetrics(text):
         return True
     return None
 
@@ -240,6 +280,6 @@ def page_from_text(
         target=target, time=time, namespace=namespace, pod=pod, container=container,
         gpus=tuple(gpus), args=tuple(args), env=dict(env or {}), version=version,
         engines=result.engines, page=result.page, flavour=result.flavour, multi_process=result.multi_process,
-        bad_lines=result.bad_lines, error=result.error, duration_seconds=duration_seconds,
+        bad_lines=result.bad_lines, cut=result.cut, error=result.error, duration_seconds=duration_seconds,
         exposition=kept if keep_text and isinstance(kept, str) else None,
     )

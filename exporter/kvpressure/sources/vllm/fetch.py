@@ -18,6 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
 from kvpressure.sources.base import SourceError
+from kvpressure.sources.vllm.bounds import SMALL_PAGE_BYTES, Lease
 from kvpressure.sources.vllm.reasons import (
     BAD_ENCODING,
     DNS,
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["DNS", "REASONS", "REFUSED", "RESET", "TIMEOUT", "UNREACHABLE", "PageFetcher"]
 
 MAX_HEADER_BYTES: Final = 64 * 1024
-MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # as sent
-MAX_TEXT_BYTES: Final = 8 * 1024 * 1024  # unpacked
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # as sent; a page of 64 engines has 3.3 MiB
+MAX_TEXT_BYTES: Final = MAX_BODY_BYTES  # unpacked
 
 
 class _Wire(io.RawIOBase):
@@ -71,6 +72,19 @@ class _Wire(io.RawIOBase):
         return io.BufferedReader(self)
 
 
+class _Claim:
+    """The deadline of one fetch, and its claim on memory."""
+
+    def __init__(self, lease: Lease | None, deadline: float) -> None:
+        self._lease = lease
+        self.deadline = deadline
+
+    def hold(self, amount: int) -> None:
+        """Claim ``amount`` bytes in all, waiting for them until the deadline."""
+        if self._lease is not None and amount > self._lease.taken:
+            self._lease.grow(amount - self._lease.taken, _remaining(self.deadline))
+
+
 class PageFetcher:
     """Fetches the page of one target and keeps the connection. One ``fetch`` at a time; ``close`` from anywhere."""
 
@@ -83,11 +97,14 @@ class PageFetcher:
         self._closed = False
         self._busy = threading.Lock()
 
-    def fetch(self) -> bytes:
-        """The page as text, still encoded. Raises ``SourceError`` with one of ``REASONS``."""
+    def fetch(self, lease: Lease | None = None) -> bytes:
+        """The page as text, still encoded. Raises ``SourceError`` with one of ``REASONS``.
+
+        A large page claims its memory from ``lease`` before it is read; without one it is read in any case.
+        """
         with self._busy:
             try:
-                return self._fetch(monotonic() + self._timeout)
+                return self._fetch(_Claim(lease, monotonic() + self._timeout))
             except SourceError:
                 self._drop()
                 raise
@@ -108,35 +125,35 @@ class PageFetcher:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _fetch(self, deadline: float) -> bytes:
+    def _fetch(self, claim: _Claim) -> bytes:
         if self._sock is not None:
-            kept = _Wire(self._sock, deadline)
+            kept = _Wire(self._sock, claim.deadline)
             try:
-                return self._exchange(self._sock, kept, deadline)
+                return self._exchange(self._sock, kept, claim)
             except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 if kept.received:
                     raise
                 self._drop()  # the server had closed the idle connection, which is its right
-        self._sock = sock = self._connect(deadline)
+        self._sock = sock = self._connect(claim.deadline)
         if self._closed:
             raise SourceError(RESET, "closed")
-        return self._exchange(sock, _Wire(sock, deadline), deadline)
+        return self._exchange(sock, _Wire(sock, claim.deadline), claim)
 
-    def _exchange(self, sock: socket.socket, wire: _Wire, deadline: float) -> bytes:
-        sock.settimeout(_remaining(deadline))
+    def _exchange(self, sock: socket.socket, wire: _Wire, claim: _Claim) -> bytes:
+        sock.settimeout(_remaining(claim.deadline))
         sock.sendall(self._request)
         response = http.client.HTTPResponse(cast(socket.socket, wire), method="GET")
         try:
             response.begin()
             _check_status(response.status)
-            body = _read_body(response, wire)
+            body = _read_body(response, wire, claim)
             encoding = (response.getheader("Content-Encoding") or "identity").strip().lower()
             keep = not response.will_close
         finally:
             response.close()
         if not keep:
             self._drop()
-        return _unpacked(body, encoding)
+        return _unpacked(body, encoding, claim)
 
     def _connect(self, deadline: float) -> socket.socket:
         host, port = self._target.host, self._target.port
@@ -199,11 +216,15 @@ def _check_status(status: int) -> None:
     raise SourceError(reasons.get(status // 100, PROTOCOL), f"status {status}")
 
 
-def _read_body(response: http.client.HTTPResponse, wire: _Wire) -> bytes:
+def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _Claim) -> bytes:
     if response.length is not None and response.length > MAX_BODY_BYTES:
         raise SourceError(TOO_LARGE, f"{response.length} bytes announced")
     wire.budget = 2 * MAX_BODY_BYTES  # chunks need room around them
-    body = response.read(MAX_BODY_BYTES + 1)
+    body = response.read(SMALL_PAGE_BYTES)
+    if len(body) == SMALL_PAGE_BYTES:
+        left = MAX_BODY_BYTES + 1 - len(body) if response.length is None else response.length
+        claim.hold(2 * left)  # joining the parts doubles them for a moment
+        body += response.read(left)
     if len(body) > MAX_BODY_BYTES:
         raise SourceError(TOO_LARGE, "body")
     if response.length:
@@ -211,14 +232,17 @@ def _read_body(response: http.client.HTTPResponse, wire: _Wire) -> bytes:
     return body
 
 
-def _unpacked(body: bytes, encoding: str) -> bytes:
+def _unpacked(body: bytes, encoding: str, claim: _Claim) -> bytes:
     if encoding == "identity":
         return body
     if encoding not in ("gzip", "x-gzip"):
         raise SourceError(BAD_ENCODING, f"encoding {encoding[:32]!r}")
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     try:
-        text = unpacker.decompress(body, MAX_TEXT_BYTES + 1)
+        text = unpacker.decompress(body, SMALL_PAGE_BYTES)
+        if unpacker.unconsumed_tail:
+            claim.hold(2 * MAX_TEXT_BYTES)
+            text += unpacker.decompress(unpacker.unconsumed_tail, MAX_TEXT_BYTES + 1 - len(text))
     except zlib.error as error:
         raise SourceError(BAD_ENCODING, str(error)) from error
     if len(text) > MAX_TEXT_BYTES:

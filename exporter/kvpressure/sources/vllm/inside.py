@@ -13,7 +13,6 @@ from typing import Final
 from kvpressure.readings import AllocatorReading, StepStats
 
 FRESH_SECONDS: Final = 15.0  # age of a worker's figures, and of a page that nothing has followed
-MAX_LINES: Final = 20_000
 
 _LINE: Final = re.compile(rb"^kvpressure:(\w+)(?:\{([^}\n]*)\})? ([0-9.eE+-]+)\r?$", re.M)
 _LABEL: Final = re.compile(rb'(\w+)="([^"\\\n]*)"')
@@ -64,7 +63,7 @@ def read_inside(text: bytes, namespace: str, pod: str, now: float) -> Inside | N
     if b"\nkvpressure:" not in text:
         return None
     found = _Found()
-    for _, line in zip(range(MAX_LINES), _LINE.finditer(text), strict=False):
+    for line in _LINE.finditer(text):
         labels = {name.decode(): value.decode(errors="replace") for name, value in _LABEL.findall(line[2] or b"")}
         try:
             found.take(line[1].decode(), labels, float(line[3]))

@@ -12,19 +12,21 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kvpressure.readings import EngineReading, Histogram
 from kvpressure.sources.vllm.aliases import CONFIG_LABELS, Family, Sample
-from kvpressure.sources.vllm.series import BadLine
+from kvpressure.sources.vllm.bounds import MAX_ENGINES
+from kvpressure.sources.vllm.series import BadLine, TooMany
 
 UNWANTED: Final = -1
-MAX_ENGINES: Final = 64  # on one page
-MAX_BUCKETS: Final = 256  # of one histogram; vLLM's longest has 23
+MAX_OWNERS: Final = 4 * MAX_ENGINES  # engines and models whose series are placed, before the first of them are chosen
+MAX_BUCKETS: Final = 64  # of one histogram; vLLM's longest has 23
 MAX_VALUES: Final = 32  # of a label that makes a name, of one engine; vLLM has five reasons for a request to end
 MAX_SLOTS: Final = 32_768  # 64 engines need about 17 000
 
 Values = Sequence[float | None]
+_Key = TypeVar("_Key")
 
 
 @dataclass(slots=True)
@@ -174,20 +176,21 @@ class Layout:
         self._identities: dict[tuple[Any, ...], int] = {}
         self._page = _Group()
         self._models: dict[str, _Group] = {}
-        self._engines: dict[tuple[str, str], _Group] = {}
+        self._engines: dict[tuple[str, ...], _Group] = {}  # by model and engine
         self._configs: list[_Config] = []
         self._sorted = True
         self.full = False  # a series was refused for want of room
+        self.refused = 0  # so many series, of all pages
 
     @property
-    def crowded(self) -> bool:
-        """More engines are remembered than one page may have: they come and go, and their slots are not worth keeping."""
-        return len(self._engines) > 2 * MAX_ENGINES
+    def engines(self) -> int:
+        """Engines that are remembered, of this page and of earlier ones."""
+        return len(self._engines)
 
     def place(self, sample: Sample, labels: Mapping[str, str]) -> int:
         """The slot of a series; ``UNWANTED`` when its label values are not among the wanted ones.
 
-        Raises ``BadLine`` for a bucket without a readable bound, and when there are too many series.
+        Raises ``BadLine`` for a bucket without a readable bound, ``TooMany`` when there are too many series.
         """
         family = sample.family
         if family.kind == "config":
@@ -224,29 +227,39 @@ class Layout:
 
     def _next_slot(self, ceiling: float, full: bool = False) -> int:
         if full or len(self.ceilings) >= MAX_SLOTS:
-            self.full = True
-            raise BadLine("too many series")
+            raise self._too_many()
         self.ceilings.append(ceiling)
         self._sorted = False
         return len(self.ceilings) - 1
+
+    def _too_many(self) -> TooMany:
+        self.full = True
+        self.refused += 1
+        return TooMany("too many series")
 
     def _group(self, owner: tuple[str, ...]) -> _Group:
         if owner[0] == "page":
             return self._page
         if owner[0] == "model":
-            return self._models.setdefault(owner[1], _Group())
-        return self._engines.setdefault((owner[1], owner[2]), _Group())
+            return self._models.get(owner[1]) or self._new_group(self._models, owner[1])
+        return self._engines.get(owner[1:]) or self._new_group(self._engines, owner[1:])
+
+    def _new_group(self, groups: dict[_Key, _Group], key: _Key) -> _Group:
+        if len(groups) >= MAX_OWNERS:
+            raise self._too_many()
+        groups[key] = group = _Group()
+        return group
 
     def read(self, values: Values) -> tuple[tuple[EngineReading, ...], dict[str, float], int]:
-        """Engines and page values of one scan, and how much was dropped: unsound buckets, engines over the limit."""
+        """Engines and page values of one scan, and how many histograms had unsound buckets."""
         self._sort()
         configs = self._present_configs(values)
         engines: list[EngineReading] = []
-        dropped = 0
+        unsound_histograms = 0
         for (model, engine), group in self._engines.items():
             gauges, counters = _read(group.gauges, values), _read(group.counters, values)
             histograms, unsound = group.read_histograms(values)
-            dropped += unsound
+            unsound_histograms += unsound
             if not (gauges or counters or histograms):
                 continue
             if model in self._models:
@@ -255,8 +268,7 @@ class Layout:
             engines.append(EngineReading(model, engine, gauges, counters, histograms, config))
         if len(engines) > 1:
             engines.sort(key=lambda each: (each.model_name, len(each.engine), each.engine))
-        dropped += max(0, len(engines) - MAX_ENGINES)
-        return tuple(engines[:MAX_ENGINES]), _read(self._page.gauges, values), dropped
+        return tuple(engines), _read(self._page.gauges, values), unsound_histograms
 
     def _present_configs(self, values: Values) -> dict[str | None, Mapping[str, str]]:
         return {each.engine: each.labels for each in self._configs if values[each.slot] is not None}

@@ -18,6 +18,7 @@ HTTP_5XX: Final = "http_5xx"
 BAD_ENCODING: Final = "bad_encoding"
 PROTOCOL: Final = "protocol"  # not HTTP, or not as the standard says
 TOO_LARGE: Final = "too_large"
+CROWDED: Final = "crowded"  # a large page found no room beside other large ones
 # The text
 INVALID_UTF8: Final = "invalid_utf8"
 HTML: Final = "html"
@@ -29,5 +30,5 @@ INTERNAL: Final = "internal"  # a mistake of the exporter; its log has the trace
 
 REASONS: Final = (
     TIMEOUT, REFUSED, UNREACHABLE, DNS, RESET, TLS, REDIRECT, HTTP_4XX, HTTP_5XX, BAD_ENCODING, PROTOCOL, TOO_LARGE,
-    INVALID_UTF8, HTML, JSON, EMPTY, NO_VLLM_METRICS, INTERNAL,
+    CROWDED, INVALID_UTF8, HTML, JSON, EMPTY, NO_VLLM_METRICS, INTERNAL,
 )

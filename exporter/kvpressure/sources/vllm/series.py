@@ -28,6 +28,10 @@ class BadLine(ValueError):
     """A line that cannot be read. Costs that line, nothing else."""
 
 
+class TooMany(BadLine):
+    """A line that could be read, for which there is no room."""
+
+
 def name_of(line: str) -> tuple[str, int]:
     """The metric name that a line begins with and where it ends; ``("", 0)`` when it begins with none."""
     match = _NAME.match(line) or _QUOTED_NAME.match(line)

@@ -6,12 +6,15 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from queue import Empty, SimpleQueue
-from time import monotonic, time
+from time import monotonic, thread_time, time
 from typing import TYPE_CHECKING, Final, Protocol
 
 from kvpressure.readings import EnginePage
 from kvpressure.sources.base import Reading, SourceError
+from kvpressure.sources.vllm.bounds import Bounds, Lease
 from kvpressure.sources.vllm.exposition import Scanner, page_from_text
 from kvpressure.sources.vllm.fetch import PageFetcher
 from kvpressure.sources.vllm.inside import FRESH_SECONDS, Inside, read_inside
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from kvpressure.settings import CollectorSettings
     from kvpressure.sources.shared import Shared
 
+CUT_PLUGIN: Final = "plugin"  # its lines on a page, when there are more than its engines can have
+PLUGIN_LINES: Final = 1024  # an engine: two for each size of the batch that it has seen
 WAIT_SHARE: Final = 0.8  # of the interval: how long a read waits for pages
 TARGET_LIMIT: Final = "target_limit"  # error of the source: more targets than allowed, the last ones are not read
 
@@ -71,38 +76,55 @@ class VllmSettings(Protocol):
 class _Feed:
     """One target with what is kept between its pages."""
 
-    def __init__(self, target: Target, timeout_seconds: float, pace: Pace | None) -> None:
+    def __init__(self, target: Target, timeout_seconds: float, pace: Pace | None, bounds: Bounds) -> None:
         self.target = target
         self.pace = pace
         self.fetcher = PageFetcher(target, timeout_seconds)
-        self.scanner = Scanner()
+        self._bounds = bounds
+        self._scanner = Scanner(bounds)
+        self.scan_seconds = 0.0  # of our own CPU for its last page
         self.inside: Inside | None = None  # what the plugin says on the page, if it does
         self.in_flight = False
         self.late = False  # its last page took longer than a read waits
 
     def page(self, keep_text: bool) -> EnginePage:
         """Fetch and read the page now. Failures are in the page."""
-        started = monotonic()
-        text: bytes | None = None
-        error = None
-        try:
-            text = self.fetcher.fetch()
-        except SourceError as failure:
-            error = failure.reason
-        return self._page(text, error, monotonic() - started, keep_text)
+        with self._bounds.room.lease() as lease:
+            started = monotonic()
+            text, error = self._fetched(lease)
+            duration = monotonic() - started
+            with self._bounds.scanning if lease.taken else nullcontext():
+                before = thread_time()
+                page = self._page(text, error, duration, keep_text)
+                self.scan_seconds = thread_time() - before
+                return page
 
     def failed(self) -> EnginePage:
         """The page after a mistake of ours."""
         return self._page(None, INTERNAL, None, keep_text=False)
 
+    def close(self) -> None:
+        """Hang up and leave what it shares to the others."""
+        self.fetcher.close()
+        self._scanner.close()
+
+    def _fetched(self, lease: Lease) -> tuple[bytes | None, str | None]:
+        try:
+            return self.fetcher.fetch(lease), None
+        except SourceError as failure:
+            return None, failure.reason
+
     def _page(self, text: bytes | None, error: str | None, duration: float | None, keep_text: bool) -> EnginePage:
         target = self.target
-        self.inside = None if text is None else read_inside(text, target.namespace, target.pod, time())
-        return page_from_text(
+        lines = self._bounds.engines.allowed(self._scanner) * PLUGIN_LINES
+        crowded = text is not None and text.count(b"\nkvpressure:") > lines
+        self.inside = None if text is None or crowded else read_inside(text, target.namespace, target.pod, time())
+        page = page_from_text(
             text, target=target.name, time=time(), namespace=target.namespace, pod=target.pod,
             container=target.container, gpus=target.gpus, args=target.args, env=target.env,
-            version=target.version, error=error, duration_seconds=duration, scanner=self.scanner, keep_text=keep_text,
+            version=target.version, error=error, duration_seconds=duration, scanner=self._scanner, keep_text=keep_text,
         )
+        return replace(page, cut={**page.cut, CUT_PLUGIN: 1}) if crowded else page
 
 
 class _Pool:
@@ -156,6 +178,7 @@ class VllmSource:
         self.keep_exposition = settings.keep_exposition
         self._results: SimpleQueue[tuple[_Feed, EnginePage]] = SimpleQueue()
         self._pool = _Pool(self._max_targets, self._work)
+        self._bounds = Bounds()
         self._lock = threading.Lock()
         self._feeds: dict[str, _Feed] = {}
         self._refused = 0
@@ -180,12 +203,12 @@ class VllmSource:
             self._feeds = feeds
             self._refused = len(wanted) - len(allowed)
         for feed in gone:
-            feed.fetcher.close()
+            feed.close()
 
     def _feed(self, name: str, target: Target) -> _Feed:
         known = self._feeds.get(name)
         if known is None or (known.target.verify, known.target.ca) != (target.verify, target.ca):
-            return _Feed(target, self._timeout, Pace(self._interval) if self._adaptive else None)
+            return _Feed(target, self._timeout, Pace(self._interval) if self._adaptive else None, self._bounds)
         known.target = target
         return known
 
@@ -232,7 +255,7 @@ class VllmSource:
                 break
             feed.in_flight = False
             if feed.pace is not None:
-                feed.pace.observe(page, monotonic())
+                feed.pace.observe(page, monotonic(), feed.scan_seconds)
             feed.late = page.duration_seconds is not None and page.duration_seconds > self._wait
             awaited.discard(feed)
             results.append((feed, page))

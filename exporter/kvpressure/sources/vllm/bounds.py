@@ -1,0 +1,110 @@
+"""What the pages of all targets together may take of memory, so that hostile ones cost no more than honest ones.
+
+Anybody who may start a pod decides what its page says. Each bound on one page therefore has a bound on all of them
+beside it: 16 pages of the largest size allowed would otherwise take 16 times its memory at the same moment.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.vllm.reasons import CROWDED
+
+MAX_ENGINES: Final = 64  # of all targets of a node together, and of one page; 8 GPUs have 56 MIG instances
+SMALL_PAGE_BYTES: Final = 256 * 1024  # pages up to this size wait for nobody; that of one engine has 60 KiB
+LARGE_PAGES_BYTES: Final = 12 * 1024 * 1024  # of larger pages in memory at the same time
+REMEMBERED_BYTES: Final = 12 * 1024 * 1024  # of all scanners together; a page of 64 engines needs most of it alone
+REMEMBERED_EACH: Final = 256 * 1024  # what every scanner may have of it at least
+
+
+class Share:
+    """An amount that several users share: each may have an equal part at least, and what the others leave unused.
+
+    ``each`` is the least that anybody gets, however many there are. Safe to use from several threads.
+    """
+
+    def __init__(self, total: int, each: int = 1) -> None:
+        self._total = total
+        self._each = each
+        self._used: dict[object, int] = {}
+        self._lock = threading.Lock()
+
+    def join(self, user: object) -> None:
+        """Count ``user`` from now on."""
+        with self._lock:
+            self._used.setdefault(user, 0)
+
+    def leave(self, user: object) -> None:
+        """Forget ``user`` and what it used."""
+        with self._lock:
+            self._used.pop(user, None)
+
+    def use(self, user: object, amount: int) -> None:
+        """Note what ``user`` has now; of one that has left nothing is noted."""
+        with self._lock:
+            if user in self._used:
+                self._used[user] = amount
+
+    def allowed(self, user: object) -> int:
+        """The most that ``user`` may have now."""
+        with self._lock:
+            others = sum(self._used.values()) - self._used.get(user, 0)
+            return max(self._each, self._total // max(1, len(self._used)), self._total - others)
+
+
+class Lease:
+    """A page's claim on the memory for large pages: nothing at first."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self.taken = 0
+
+    def grow(self, amount: int, timeout: float) -> None:
+        """Claim ``amount`` bytes more. Raises ``SourceError("crowded")`` when none come free within ``timeout`` seconds."""
+        if not self._room.take(amount, timeout):
+            raise SourceError(CROWDED, f"no room for a page of {amount} bytes")
+        self.taken += amount
+
+
+class Room:
+    """Memory for the large pages of all targets; small ones need none of it."""
+
+    def __init__(self, total: int = LARGE_PAGES_BYTES) -> None:
+        self._free = total
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def lease(self) -> Iterator[Lease]:
+        """A claim for one page, given back at the end."""
+        lease = Lease(self)
+        try:
+            yield lease
+        finally:
+            self._give(lease.taken)
+
+    def take(self, amount: int, timeout: float) -> bool:
+        """Take ``amount`` bytes as soon as they are free; False when that is not within ``timeout`` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free >= amount, timeout):
+                return False
+            self._free -= amount
+            return True
+
+    def _give(self, amount: int) -> None:
+        with self._changed:
+            self._free += amount
+            self._changed.notify_all()
+
+
+class Bounds:
+    """The bounds of one source: all its targets share them. ``scanning`` is held while a large page is taken apart."""
+
+    def __init__(self) -> None:
+        self.room = Room()
+        self.scanning = threading.Lock()
+        self.engines = Share(MAX_ENGINES)
+        self.remembered = Share(REMEMBERED_BYTES, REMEMBERED_EACH)

@@ -305,7 +305,7 @@ def test_the_signature_as_written():
     values = signature.conditions(signals(**DOCUMENTED), T)
     assert tuple(values) == SIGNATURE_CONDITIONS
     assert all(values.values())
-    assert signature.met(values) is True
+    assert signature.met(values, T) is True
 
 
 @pytest.mark.parametrize(("change", "name", "expected"), [
@@ -324,7 +324,7 @@ def test_each_documented_condition_at_its_boundary(change, name, expected):
     ((True, True, True, False, False), True), ((True, True, False, False, False), False),
 ])
 def test_met_is_most_of_at_least_three(values, expected):
-    assert signature.met(dict(zip(SIGNATURE_CONDITIONS, values, strict=True))) is expected
+    assert signature.met(dict(zip(SIGNATURE_CONDITIONS, values, strict=True)), T) is expected
 
 
 def test_a_note_says_why_signature_and_verdict_differ():
@@ -386,6 +386,13 @@ def test_the_cut_of_max_num_seqs_is_25_to_50_percent_sized_by_what_fits(fits, ex
     s = signals(batch_p99=40.0, max_num_seqs=256.0, limits=limits)
     assert advice.max_num_seqs(s, "kv_pressure", T) == expected
     assert advice.max_num_seqs(s, "healthy", T) is None
+
+
+@pytest.mark.parametrize(("fits", "expected"), [(None, None), (24.9, None), (25.0, 25), (47.9, 47), (48.0, 48), (200.0, 48)])
+def test_a_limit_that_binds_is_raised_to_what_the_cache_holds_and_to_twice_at_most(fits, expected):
+    limits = {} if fits is None else {"kv_capacity": fits}
+    assert advice.max_num_seqs(signals(max_num_seqs=24.0, limits=limits), "concurrency_limited", T) == expected
+    assert advice.max_num_seqs(signals(limits=limits), "concurrency_limited", T) is None
 
 
 def test_less_device_memory_is_advised_only_when_allocations_fail():

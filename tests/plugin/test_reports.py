@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from kvpressure import readings as r
 from kvpressure.pipeline import Pipeline
 from kvpressure.readings import EnginePage, EngineReading, Snapshot, StepStats
-from kvpressure.signals.steps import STALE_SECONDS, StepWindow
+from kvpressure.signals.steps import StepWindow
 from kvpressure.sources import allocator as source_module
 from kvpressure.sources.allocator import FRESH_SECONDS, AllocatorSource, Malformed, parse
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.podspec import Pod
 from kvpressure.sources.shared import Shared
+from kvpressure.thresholds import builtin
 from kvpressure.vllm_plugin.report import ReportFile
 
 GB = 10**9
@@ -194,7 +195,7 @@ def told(t: float, sizes: dict[int, int], started: float = 0.0, exact: bool = Tr
 class TestWindow:
     @given(st.lists(st.dictionaries(st.integers(1, 50), st.integers(0, 20), max_size=4), min_size=1, max_size=90))
     def test_quantiles_are_those_of_a_list_of_the_last_minutes_steps(self, seconds) -> None:
-        window, counts = StepWindow(), Counter({1: 5})
+        window, counts = StepWindow(builtin()), Counter({1: 5})
         window.observe(told(0.0, counts))
         for t, more in enumerate(seconds, 1):
             counts.update(more)
@@ -212,20 +213,20 @@ class TestWindow:
     @pytest.mark.parametrize("after", [told(3.0, {4: 20}, started=2.5), told(3.0, {4: 5}), told(3.0, {4: 20}, exact=False)],
                              ids=["new process", "counts went back", "another API server"])
     def test_a_restart_begins_anew(self, after: StepStats) -> None:
-        window = StepWindow()
+        window = StepWindow(builtin())
         for stats in (told(1.0, {4: 5}), told(2.0, {4: 10}), after):
             window.observe(stats)
         assert window.quantiles(3.0, 0.5) is None
 
     def test_a_silent_plugin_is_not_believed(self) -> None:
-        window = StepWindow()
+        window = StepWindow(builtin())
         window.observe(told(1.0, {4: 5}))
         window.observe(told(2.0, {4: 10}, kv_max=0.9))
-        assert (window.quantiles(2.0 + STALE_SECONDS, 0.5), window.kv_max(9.0, 10.0)) == ([4.0], 0.9)
-        assert window.quantiles(2.1 + STALE_SECONDS, 0.5) is None
+        assert (window.quantiles(2.0 + builtin()["plugin_silent_seconds"], 0.5), window.kv_max(9.0, 10.0)) == ([4.0], 0.9)
+        assert window.quantiles(2.1 + builtin()["plugin_silent_seconds"], 0.5) is None
 
     def test_the_same_report_again_changes_nothing(self) -> None:
-        window = StepWindow()
+        window = StepWindow(builtin())
         for stats in (told(1.0, {4: 5}), told(2.0, {4: 10}), told(2.0, {4: 10}), told(3.0, {4: 10, 8: 5})):
             window.observe(stats)
         assert (window.quantiles(3.0, 0.5, 0.95), window.mean(3.0, 30.0)) == ([4.0, 8.0], 6.0)

@@ -92,7 +92,7 @@ def test_the_slope_is_that_of_the_last_fifteen_seconds():
     (0.9, 0.00011, 0.1 / 0.00011), (0.6, 0.00011, None),
 ])
 def test_no_forecast_below_half_nor_when_not_rising_nor_beyond_an_hour(usage, rise, expected):
-    found = kv.seconds_to_full(usage, rise, T["kv_warm_ratio"])
+    found = kv.seconds_to_full(usage, rise, T)
     assert found == (None if expected is None else pytest.approx(expected))
 
 
@@ -146,7 +146,7 @@ def test_prefix_hit_ratio_needs_queries():
 
 
 def batch_of(w, limit=None):
-    return batch.compute(w, RunningHistogram(), limit)
+    return batch.compute(w, RunningHistogram(), limit, T)
 
 
 def test_mean_batch_by_littles_law():
@@ -199,7 +199,7 @@ def test_running_histogram_is_cumulative():
 
 
 def load_of(rows, configured=None, source=None, capacity=None, mean=None):
-    return concurrency.compute(window(rows), configured, source, capacity, mean, T["kv_near_full_ratio"])
+    return concurrency.compute(window(rows), configured, source, capacity, mean, T)
 
 
 def test_the_smaller_limit_binds():
@@ -298,7 +298,7 @@ def test_spike_is_longest_over_mean():
     longest = LongestContext(300)
     for sample in w.history:
         longest.observe(sample)
-    found = context.compute(w, longest, context.shape(w))
+    found = context.compute(w, longest, context.shape(w, T), T)
     assert found.context_mean == pytest.approx(290)
     assert found.context_max_5m == 1250
     assert found.context_spike_ratio == pytest.approx(1250 / 290)
@@ -310,12 +310,12 @@ def test_spike_is_longest_over_mean():
 ])
 def test_two_humps(increments, expected):
     increase = HistogramIncrease((100.0, 500.0, 1000.0, 5000.0, INF), tuple(map(float, increments)), 1.0, sum(increments))
-    assert context.two_humps(increase) is expected
+    assert context.two_humps(increase, T) is expected
 
 
 def test_counters_alone_give_mean_lengths_on_old_servers():
     rows = every(10, [{r.PROMPT_TOKENS: 3000 * i, r.GENERATION_TOKENS: 1000 * i, FINISHED: 10 * i} for i in range(4)])
-    found = context.shape(window(rows))
+    found = context.shape(window(rows), T)
     assert (found.prompt, found.output, found.mean_context) == (300, 100, 400)
 
 
@@ -323,7 +323,7 @@ def test_counters_alone_give_mean_lengths_on_old_servers():
 
 
 def test_baseline_is_unknown_at_first_and_learns_only_from_calm_moments():
-    base = Baseline()
+    base = Baseline(T)
     for i in range(5):
         base.learn(1000 + 30 * i, True, {"ttft": 0.2})
     assert base.value("ttft") is None
@@ -335,20 +335,20 @@ def test_baseline_is_unknown_at_first_and_learns_only_from_calm_moments():
 
 
 def test_baseline_takes_one_value_every_half_minute():
-    base = Baseline()
+    base = Baseline(T)
     for i in range(25):
         base.learn(1000 + i, True, {"ttft": 0.2})
     assert base.value("ttft") is None
 
 
 def test_latency_against_its_baseline():
-    base = Baseline()
+    base = Baseline(T)
     for i in range(6):
         base.learn(30 * i, True, {"inter_token": 0.04})
     bounds = (0.05, 0.1, 0.2, INF)
     w = window(every(30, [{}, {}], start=500),
                **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]})
-    found = latency.compute(w, base, calm=False)
+    found = latency.compute(w, base, calm=False, t=T)
     assert found.inter_token["0.95"] == pytest.approx(0.195)
     assert found.baseline_ratios["inter_token"] == pytest.approx(0.195 / 0.04)
 
@@ -365,7 +365,7 @@ def test_outside_engine_time_is_what_the_engine_did_not_take():
 
 
 def test_throughput_is_flat_when_demand_rose_and_tokens_did_not():
-    trend = Trend()
+    trend = Trend(T)
     for i in range(10):
         trend.observe(15.0 * i, 1000.0, 10.0)
     assert trend.flat(300, 1010.0, 30.0) is True
@@ -375,7 +375,7 @@ def test_throughput_is_flat_when_demand_rose_and_tokens_did_not():
 
 
 def test_throughput_trend_needs_two_minutes():
-    trend = Trend()
+    trend = Trend(T)
     trend.observe(0.0, 1000.0, 10.0)
     assert trend.flat(100, 10.0, 10.0) is None
     assert trend.ratio(100.0, 500.0, 10.0) is None
@@ -385,7 +385,7 @@ def test_throughput_trend_needs_two_minutes():
 
 
 def test_rates_fall_back_to_the_old_gauge():
-    found = throughput.compute(window(every(1, [{r.GENERATION_RATE: 123.0, r.RUNNING: 3}] * 3)), Trend())
+    found = throughput.compute(window(every(1, [{r.GENERATION_RATE: 123.0, r.RUNNING: 3}] * 3)), Trend(T))
     assert found.generation_tokens_per_second == 123.0
     assert found.generation_tokens_per_running == pytest.approx(41.0)
 
@@ -394,7 +394,7 @@ def test_rates_fall_back_to_the_old_gauge():
 
 
 def followed(rows, **histograms):
-    w, p = window(rows, **histograms), Progress()
+    w, p = window(rows, **histograms), Progress(T)
     for sample in w.history:
         p.observe(sample)
     return w, p
@@ -402,7 +402,7 @@ def followed(rows, **histograms):
 
 def test_nothing_moves_while_requests_run():
     w, p = followed(every(5, [{r.RUNNING: 40, r.WAITING: 0, r.KV_USAGE: 0.5, r.GENERATION_TOKENS: 10}] * 6))
-    found = progress.compute(w, p, 0.0, 0)
+    found = progress.compute(w, p, 0.0, 0, T)
     assert found.seconds_without_progress == 25
     assert found.seconds_still == 25
     assert found.progressing is False
@@ -410,25 +410,25 @@ def test_nothing_moves_while_requests_run():
 
 def test_a_filling_cache_moves_without_useful_progress():
     w, p = followed(every(5, [{r.RUNNING: 1, r.WAITING: 9, r.KV_USAGE: 0.1 * i, r.GENERATION_TOKENS: 10} for i in range(6)]))
-    found = progress.compute(w, p, 0.0, 0)
+    found = progress.compute(w, p, 0.0, 0, T)
     assert found.seconds_without_progress == 25
     assert found.seconds_still == 0
 
 
 def test_a_livelock_preempts_without_end_and_makes_no_progress():
     rows = every(5, [{r.RUNNING: 0, r.WAITING: 27, r.PREEMPTIONS: 250 * i, r.GENERATION_TOKENS: 10} for i in range(6)])
-    assert progress.compute(*followed(rows), 0.0, 0).seconds_without_progress == 25
+    assert progress.compute(*followed(rows), 0.0, 0, T).seconds_without_progress == 25
 
 
 def test_a_gap_in_the_samples_is_not_counted_as_stall():
     rows = [(0.0, {r.RUNNING: 1, r.GENERATION_TOKENS: 10}), (600.0, {r.RUNNING: 1, r.GENERATION_TOKENS: 10})]
-    assert progress.compute(*followed(rows), 0.0, 0).seconds_without_progress == 15
+    assert progress.compute(*followed(rows), 0.0, 0, T).seconds_without_progress == 15
 
 
 def test_progress_is_unknown_without_counters_and_absent_without_work():
-    found = progress.compute(*followed(every(5, [{r.RUNNING: 3}] * 6)), 0.0, 0)
+    found = progress.compute(*followed(every(5, [{r.RUNNING: 3}] * 6)), 0.0, 0, T)
     assert found.progressing is None
-    found = progress.compute(*followed(every(5, [{r.RUNNING: 0, r.WAITING: 0, r.GENERATION_TOKENS: 4}] * 6)), 0.0, 0)
+    found = progress.compute(*followed(every(5, [{r.RUNNING: 0, r.WAITING: 0, r.GENERATION_TOKENS: 4}] * 6)), 0.0, 0, T)
     assert found.work_present is False
     assert found.seconds_without_progress is None
 
@@ -458,7 +458,7 @@ def test_components_name_the_rest_only_when_weights_and_pool_are_known():
 
 
 def test_idle_growth_needs_ten_minutes_and_ends_with_work():
-    device = DeviceMemory()
+    device = DeviceMemory(T)
     for i in range(25):
         device.observe(30.0 * i, 10.0 * GIB + i * 2**20, idle=True, ready=True)
     assert device.idle_growth_per_hour() == pytest.approx(120 * 2**20)
@@ -468,7 +468,7 @@ def test_idle_growth_needs_ten_minutes_and_ends_with_work():
 
 def test_fragmentation_figures_come_from_the_worst_rank():
     ranks = [AllocatorReading("n", "p", 0, 10, 12, 1), AllocatorReading("n", "p", 1, 10, 20, 5)]
-    found = memory.compute(KvSignals(), [], DeviceMemory(), {}, ranks, None, None, None)
+    found = memory.compute(KvSignals(), [], DeviceMemory(T), {}, ranks, None, None, None)
     assert (found.allocator_reserved_bytes, found.allocator_allocated_bytes) == (20, 10)
 
 
@@ -565,4 +565,4 @@ def test_clients_that_went_away_close_their_connections(fds, expected):
         return {r.RUNNING: 48, r.WAITING: 0, r.GENERATION_TOKENS: tokens, **page}
 
     w, p = followed(every(1, [row(82 if fds else None, 1), row(82 if fds else None, 2), row(fds, 2), row(fds, 2)]))
-    assert progress.compute(w, p, 0.0, 0).connections_dropped is expected
+    assert progress.compute(w, p, 0.0, 0, T).connections_dropped is expected

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from kvpressure.diagnosis import oom
 from kvpressure.diagnosis.verdicts import Finding
 from kvpressure.signals.model import Signals
 from kvpressure.thresholds import Thresholds
-
-FRAGMENTED_SPLIT_SHARE: Final = 0.25
 
 
 class HeldCache:
     """Follows KV blocks that stay occupied while nothing runs or waits.
 
     An idle engine makes no step, so its gauge may merely be left over from aborted requests. Only a cache that is
-    held in two separate idle stretches, with work between them, is called held.
+    held in several separate idle stretches, with work between them, is called held.
     """
 
     __slots__ = ("_counted", "_held_stretches", "_idle_since", "_low")
@@ -45,7 +41,7 @@ class HeldCache:
         if not self._counted:
             self._counted = True
             self._held_stretches += 1
-        return True if self._held_stretches >= 2 else None
+        return True if self._held_stretches >= thresholds["kv_held_stretches"] else None
 
 
 def evaluate(s: Signals, finding: Finding, held: bool | None, utilization: float | None, signature: bool | None,
@@ -84,7 +80,7 @@ def fragmentation(s: Signals, t: Thresholds) -> bool | None:
     if difference < t["fragmentation_warning_bytes"]:
         return False
     split = s.memory.allocator_inactive_split_bytes
-    return True if split is None else split >= FRAGMENTED_SPLIT_SHARE * difference
+    return True if split is None else split >= t["fragmented_split_ratio"] * difference
 
 
 def _baseline_too_high(s: Signals, utilization: float | None, t: Thresholds) -> bool | None:

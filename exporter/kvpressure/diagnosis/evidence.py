@@ -15,6 +15,7 @@ from kvpressure.thresholds import Thresholds
 EvidenceSet = Mapping[str, Evidence]
 
 NOT_KNOWN: Final = "not known"
+PERCENT: Final = 100
 SLOW: Final = "timeout"  # the reason of a page that did not come in time
 
 
@@ -40,8 +41,9 @@ def _number(value: float | None, digits: int = 0) -> str:
     return NOT_KNOWN if value is None else f"{value:.{digits}f}"
 
 
-def _percent(value: float | None) -> str:
-    return NOT_KNOWN if value is None else f"{value * 100:.0f} %"
+def percent(value: float | None) -> str:
+    """A ratio as people read it."""
+    return NOT_KNOWN if value is None else f"{value * PERCENT:.0f} %"
 
 
 def _compare(value: float | None, at_least: float) -> bool | None:
@@ -53,7 +55,7 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
     peak = kv.kv_used_ratio_recent_max
     full, near = _compare(peak, t["kv_full_ratio"]), _compare(peak, t["kv_near_full_ratio"])
     recorded = "KV usage is not recorded" if kv.kv_recorded is False else "KV usage is not known"
-    level = recorded if peak is None else f"KV cache used {_percent(kv.kv_used_ratio)}, at most {_percent(peak)} lately"
+    level = recorded if peak is None else f"KV cache used {percent(kv.kv_used_ratio)}, at most {percent(peak)} lately"
     filling = None if peak is None else (
         kv.kv_seconds_to_full is not None and kv.kv_seconds_to_full <= t["kv_seconds_to_full_warning"])
     counted, silent = kv.preemptions_counted, kv.preemptions_silent
@@ -62,8 +64,8 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
         preempting = max(counted or 0.0, silent or 0.0) >= t["preemptions_min"]
     sign = None if silent is None else silent >= t["preemptions_min"]
     return [
-        Evidence("kv_full", full, f"{level} (full from {_percent(t['kv_full_ratio'])})"),
-        Evidence("kv_near_full", near, f"{level} (near full from {_percent(t['kv_near_full_ratio'])})"),
+        Evidence("kv_full", full, f"{level} (full from {percent(t['kv_full_ratio'])})"),
+        Evidence("kv_near_full", near, f"{level} (near full from {percent(t['kv_near_full_ratio'])})"),
         Evidence("kv_near_full_now", _compare(kv.kv_used_ratio, t["kv_near_full_ratio"]), level),
         Evidence("kv_filling", filling, "KV cache is full in " + (
             f"{kv.kv_seconds_to_full:.0f} s at the present slope" if kv.kv_seconds_to_full is not None
@@ -160,7 +162,7 @@ def _gpu(s: Signals, t: Thresholds) -> list[Evidence]:
     low = None if gpu.gpu_utilization is None else gpu.gpu_utilization < t["host_queue_utilization_ratio"]
     idle = None if gpu.gpu_utilization is None else gpu.gpu_utilization <= t["gpu_idle_ratio"]
     return [
-        Evidence("gpu_starved", starved, f"{text} (starved below {_percent(t['gpu_starved_ratio'])})"),
+        Evidence("gpu_starved", starved, f"{text} (starved below {percent(t['gpu_starved_ratio'])})"),
         Evidence("gpu_saturated", saturated, text),
         Evidence("gpu_utilization_low", low, text),
         Evidence("gpu_idle", idle, text),
@@ -179,12 +181,12 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
         return (
             busiest < t["gpu_starved_ratio"],
             gpu.tensor_activity >= t["dram_busy_ratio"] or (gpu.dram_activity or 0.0) >= t["dram_busy_ratio"],
-            f"tensor activity {_percent(gpu.tensor_activity)}, SM {_percent(gpu.sm_activity)}, DRAM "
-            f"{_percent(gpu.dram_activity)}",
+            f"tensor activity {percent(gpu.tensor_activity)}, SM {percent(gpu.sm_activity)}, DRAM "
+            f"{percent(gpu.dram_activity)}",
         )
     used, power, work = gpu.gpu_utilization, gpu.power_ratio, gpu.estimated_peak_ratio
     parts = ((used, "NVML utilization {}"), (power, "power {} of the limit"), (work, "estimated work {} of the card's peak"))
-    text = ", ".join(form.format(_percent(value)) for value, form in parts if value is not None)
+    text = ", ".join(form.format(percent(value)) for value, form in parts if value is not None)
     starved = None if used is None else used < t["gpu_starved_ratio"]
     if used is None and (_compare(power, t["power_starved_ratio"]) or _compare(work, t["gpu_starved_ratio"])):
         starved = False
@@ -202,11 +204,11 @@ def _host(s: Signals, t: Thresholds) -> list[Evidence]:
     api = _compare(host.api_cpu_cores, t["api_cpu_cores"])
     return [
         Evidence("cpu_throttled", _compare(host.cpu_throttled_ratio, t["cpu_throttled_ratio"]),
-                 f"{_percent(host.cpu_throttled_ratio)} of CFS periods throttled"),
+                 f"{percent(host.cpu_throttled_ratio)} of CFS periods throttled"),
         Evidence("cpu_saturated", _compare(host.cpu_used_ratio, t["cpu_saturated_ratio"]),
-                 f"CPU used {_percent(host.cpu_used_ratio)} of its limit"),
+                 f"CPU used {percent(host.cpu_used_ratio)} of its limit"),
         Evidence("api_server_saturated", api, f"API server uses {_number(host.api_cpu_cores, 2)} cores"),
-        Evidence("outside_engine_time", outside, f"{_percent(latency.outside_engine_share)} of end-to-end time is "
+        Evidence("outside_engine_time", outside, f"{percent(latency.outside_engine_share)} of end-to-end time is "
                  "spent outside the engine"),
     ]
 

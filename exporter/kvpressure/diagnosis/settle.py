@@ -21,7 +21,7 @@ def _wait(current: str, candidate: str) -> str:
 class Settled:
     """The published verdict of one engine.
 
-    Another verdict is published once it was found in two samples in a row and the published one has not been found
+    Another verdict is published once it was found in ``verdict_enter_samples`` in a row and the published one has not been found
     for ``verdict_enter_seconds`` (``pressure_enter_seconds`` for KV pressure; ``pressure_leave_seconds`` to end it
     while a queue remains, because a full cache empties and fills in waves). ``unknown`` gives way at the first sample, and missing pages are said at once.
     """
@@ -45,7 +45,7 @@ class Settled:
         self._candidate_ticks = self._candidate_ticks + 1 if self._candidate == finding.verdict else 1
         self._candidate = finding.verdict
         wait = thresholds[_wait(current.verdict, finding.verdict)]
-        held = self._candidate_ticks >= 2 and t - self._away_since >= wait
+        held = self._candidate_ticks >= thresholds["verdict_enter_samples"] and t - self._away_since >= wait
         if held or page_missing or current.verdict == "unknown" or finding.verdict in _AT_ONCE:
             return self._publish(t, finding, changed=True)
         return current

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvpressure.diagnosis.evidence import percent
 from kvpressure.signals.model import Signals
 from kvpressure.thresholds import Thresholds
-
-MIN_KNOWN = 3
 
 
 def conditions(s: Signals, t: Thresholds) -> dict[str, bool | None]:
@@ -33,17 +32,18 @@ def conditions(s: Signals, t: Thresholds) -> dict[str, bool | None]:
     }
 
 
-def met(values: Mapping[str, bool | None]) -> bool | None:
-    """Most of the conditions that can be evaluated hold; ``None`` when fewer than three can be."""
+def met(values: Mapping[str, bool | None], t: Thresholds) -> bool | None:
+    """Most of the conditions that can be evaluated hold; ``None`` when too few can be."""
     known = [value for value in values.values() if value is not None]
-    return sum(known) * 2 > len(known) if len(known) >= MIN_KNOWN else None
+    return known.count(True) > known.count(False) if len(known) >= t["signature_min_conditions"] else None
 
 
 def note(s: Signals, verdict: str, is_met: bool | None) -> str:
     """Why signature and verdict differ, in words; empty when they agree or the signature is not known."""
     if is_met is None or is_met == (verdict == "kv_pressure"):
         return ""
-    used = "not known" if s.kv.kv_used_ratio_max is None else f"{s.kv.kv_used_ratio_max * 100:.0f} % at most"
+    level = s.kv.kv_used_ratio_max
+    used = percent(level) + ("" if level is None else " at most")
     if is_met:
         return (f"The documented signature is met, yet the KV cache is used {used}: vLLM reserves its memory at start, so "
                 "device memory is high with an empty cache, and a small model or a busy host keeps GPU utilization low.")

@@ -76,20 +76,20 @@ def frozen_or_stalled(case: Case) -> Finding | None:
         and (s.load.running or 0.0) > 0
     if computing and stuck < t["prefill_patience_seconds"]:
         if case.true("queue_present"):
-            return Finding("compute_bound", 0.6, supporting=("queue_present", "work_present"),
+            return Finding("compute_bound", t["confidence_long_prefill"], supporting=("queue_present", "work_present"),
                            opposing=("no_progress",), missing=_absent(case, "gpu_saturated"))
         return None
     if stuck < t["stalled_seconds"]:
-        return Finding("unknown", 0.3, supporting=("no_progress",), missing=("whether it moves again",))
+        return Finding("unknown", t["confidence_no_progress"], supporting=("no_progress",), missing=("whether it moves again",))
     nobody_waits = not (s.load.waiting or 0.0) > 0
     gpu_silent = not case.false("gpu_idle")
     if not moved and nobody_waits and gpu_silent and _clients_gone(s):
-        return Finding("unknown", 0.4, supporting=("no_progress",), frozen=True, missing=(
+        return Finding("unknown", t["confidence_frozen"], supporting=("no_progress",), frozen=True, missing=(
             "whether requests are really there: no gauge moves and the clients seem to be gone, so the gauges may be left "
             "over from aborted requests",))
     supports = ["no_progress", "work_present"] + (["gpu_idle"] if case.true("gpu_idle") else [])
-    confidence = 0.9 if case.true("queue_present") or case.true("gpu_idle") else 0.8
-    return Finding("stalled", confidence, supporting=tuple(supports),
+    seen = case.true("queue_present") or case.true("gpu_idle")
+    return Finding("stalled", t["confidence_stalled_seen" if seen else "confidence_stalled"], supporting=tuple(supports),
                    opposing=("tokens_flow",) if case.true("tokens_flow") else ())
 
 
@@ -106,7 +106,7 @@ def idle(case: Case) -> Finding | None:
         return None
     if case.true("cpu_saturated") or case.true("cpu_throttled"):
         return None
-    return Finding("idle", 0.9, supporting=("work_present", "tokens_lately"))
+    return Finding("idle", case.thresholds["confidence_idle"], supporting=("work_present", "tokens_lately"))
 
 
 def kv_pressure(case: Case) -> Finding | None:
@@ -122,20 +122,26 @@ def kv_pressure(case: Case) -> Finding | None:
                                   "head_of_line_blocked", "latency_multiplied", "gpu_out_of_memory") if case.true(name)]
     opposing = tuple(name for name in ("running_at_limit", "prefill_dominates") if case.true(name))
     queue = case.true("queue_for_capacity")
-    if case.true("kv_full") and (queue or pushed):
-        confidence = 0.97 if pushed and queue else 0.9 if case.false("running_at_limit") else 0.8
-    elif pushed and case.true("kv_near_full"):
-        confidence = 0.85
-    elif queue and case.true("head_of_line_blocked"):
-        confidence = 0.75
-    elif queue and case.true("kv_near_full") and not case.true("running_at_limit"):
-        confidence = 0.65
-    elif pushed and case.unknown("kv_near_full"):
-        confidence = 0.6
-    else:
+    ground = _kv_ground(case, queue, pushed)
+    if ground is None:
         return None
     missing = _absent(case, "kv_full", "running_at_limit", "gpu_saturated")
-    return Finding("kv_pressure", confidence, stage(case), tuple(supports), opposing, missing)
+    return Finding("kv_pressure", case.thresholds[ground], stage(case), tuple(supports), opposing, missing)
+
+
+def _kv_ground(case: Case, queue: bool, pushed: bool) -> str | None:
+    """What the pressure is seen by, as the threshold that says how confident that is; ``None`` if it is not seen."""
+    if case.true("kv_full") and (queue or pushed):
+        if pushed and queue:
+            return "confidence_kv_full_pushed"
+        return "confidence_kv_full_below_limit" if case.false("running_at_limit") else "confidence_kv_full"
+    if pushed and case.true("kv_near_full"):
+        return "confidence_kv_pushed"
+    if queue and case.true("head_of_line_blocked"):
+        return "confidence_kv_head_of_line"
+    if queue and case.true("kv_near_full") and not case.true("running_at_limit"):
+        return "confidence_kv_near_full"
+    return "confidence_kv_unseen" if pushed and case.unknown("kv_near_full") else None
 
 
 def stage(case: Case) -> str:
@@ -150,18 +156,23 @@ def stage(case: Case) -> str:
     return "saturated" if case.true("kv_full") or case.true("preempting") else "building"
 
 
+_LIMIT_GROUNDS: Final[Mapping[str, str]] = {
+    "args": "confidence_limit_told", "log": "confidence_limit_told", "default": "confidence_limit_default",
+}
+
+
 def concurrency_limited(case: Case) -> Finding | None:
     """``max_num_seqs`` is reached, requests wait, the cache has room."""
     if not (case.true("running_at_limit") and case.true("queue_present")):
         return None
-    source = case.signals.load.max_num_seqs_source
+    t, source = case.thresholds, case.signals.load.max_num_seqs_source or ""
     if source == "observed" and case.true("prefill_dominates"):
         return None  # the level stands still because prompts take all the time
-    confidence = {"args": 0.95, "log": 0.95, "default": 0.8, "observed": 0.7}.get(source or "", 0.6)
+    confidence = t[_LIMIT_GROUNDS.get(source, "confidence_limit_observed")]
     if case.true("kv_full"):
-        confidence -= 0.2
+        confidence = max(0.0, confidence - t["confidence_limit_cut_kv_full"])
     elif case.unknown("kv_full"):
-        confidence -= 0.15
+        confidence = max(0.0, confidence - t["confidence_limit_cut_kv_unseen"])
     return Finding("concurrency_limited", confidence, supporting=("running_at_limit", "queue_present"),
                    opposing=tuple(n for n in ("kv_full", "gpu_starved") if case.true(n)),
                    missing=_absent(case, "kv_full"))
@@ -173,23 +184,24 @@ def host_bound(case: Case) -> Finding | None:
     reasons = [n for n in ("cpu_throttled", "cpu_saturated", "outside_engine_time", "gpu_starved") if case.true(n)]
     if case.true("api_server_saturated") and case.true("outside_engine_time"):
         reasons.append("api_server_saturated")
-    gpu_waits = not case.true("gpu_saturated")
+    gpu_waits, gpu_low = not case.true("gpu_saturated"), case.true("gpu_utilization_low")
     if case.true("cpu_throttled") and gpu_waits and busy:
-        return _host(case, 0.85 if case.true("gpu_utilization_low") else 0.7, reasons)
+        return _host(case, "confidence_host_throttled_gpu_low" if gpu_low else "confidence_host_throttled", reasons)
     if case.true("cpu_saturated") and gpu_waits and (busy or case.true("gpu_idle")):
-        return _host(case, 0.8 if case.true("gpu_utilization_low") and busy else 0.6, reasons)
-    if case.true("gpu_starved") and case.true("tokens_flow") and (case.signals.load.running or 0.0) >= 2:
-        return _host(case, 0.8, reasons)
+        return _host(case, "confidence_host_cpu_gpu_low" if gpu_low and busy else "confidence_host_cpu", reasons)
+    several = (case.signals.load.running or 0.0) >= case.thresholds["host_min_requests"]
+    if case.true("gpu_starved") and case.true("tokens_flow") and several:
+        return _host(case, "confidence_host_gpu_starved", reasons)
     if "api_server_saturated" in reasons and not case.true("kv_near_full"):
-        return _host(case, 0.7, reasons)
-    if case.true("queue_present") and case.true("gpu_utilization_low") and case.false("kv_near_full") \
+        return _host(case, "confidence_host_api_server", reasons)
+    if case.true("queue_present") and gpu_low and case.false("kv_near_full") \
             and case.true("tokens_flow") and not case.true("prefill_dominates"):
-        return _host(case, 0.6, ["queue_present", "gpu_utilization_low"])
+        return _host(case, "confidence_host_queue", ["queue_present", "gpu_utilization_low"])
     return None
 
 
-def _host(case: Case, confidence: float, reasons: list[str]) -> Finding:
-    return Finding("host_bound", confidence, supporting=tuple(reasons),
+def _host(case: Case, ground: str, reasons: list[str]) -> Finding:
+    return Finding("host_bound", case.thresholds[ground], supporting=tuple(reasons),
                    opposing=tuple(n for n in ("kv_near_full", "gpu_saturated") if case.true(n)),
                    missing=_absent(case, "cpu_throttled", "cpu_saturated"))
 
@@ -201,12 +213,12 @@ def compute_bound(case: Case) -> Finding | None:
         return None
     supports = [n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)]
     if case.true("prefill_dominates"):
-        confidence = 0.85 if case.false("kv_near_full") else 0.65
+        ground = "confidence_compute_prefill" if case.false("kv_near_full") else "confidence_compute_prefill_kv"
     elif case.true("gpu_saturated"):
-        confidence = 0.7 if case.false("kv_near_full") else 0.5
+        ground = "confidence_compute_gpu" if case.false("kv_near_full") else "confidence_compute_gpu_kv"
     else:
         return None
-    return Finding("compute_bound", confidence, supporting=tuple(supports),
+    return Finding("compute_bound", case.thresholds[ground], supporting=tuple(supports),
                    opposing=("kv_near_full",) if case.true("kv_near_full") else (),
                    missing=_absent(case, "kv_full", "gpu_saturated"))
 
@@ -215,8 +227,8 @@ def healthy(case: Case) -> Finding | None:
     """Tokens flow and nobody waits for long."""
     if not case.true("tokens_flow") or case.true("queue_present"):
         return None
-    confidence = 0.9 if case.false("queue_present") and case.false("no_progress") else 0.6
-    return Finding("healthy", confidence, supporting=("tokens_flow", "queue_present"),
+    seen = case.false("queue_present") and case.false("no_progress")
+    return Finding("healthy", case.thresholds["confidence_healthy" if seen else "confidence_healthy_unseen"], supporting=("tokens_flow", "queue_present"),
                    opposing=tuple(n for n in ("kv_full", "latency_multiplied") if case.true(n)),
                    missing=_absent(case, "queue_present", "kv_full"))
 
@@ -225,10 +237,10 @@ def undecided(case: Case) -> Finding:
     """Nothing above holds: say what is missing instead of guessing."""
     missing = _absent(case, "tokens_flow", "work_present", "kv_full", "running_at_limit", "gpu_saturated",
                       "cpu_throttled")
-    if case.samples < 2:
+    if case.samples <= 1:
         missing = ("a second reading", *missing)
     present = tuple(n for n in ("queue_present", "work_present", "kv_near_full") if case.true(n))
-    return Finding("unknown", 0.3, supporting=present, missing=missing)
+    return Finding("unknown", case.thresholds["confidence_undecided"], supporting=present, missing=missing)
 
 
 _MISSING: Final[Mapping[str, str]] = {

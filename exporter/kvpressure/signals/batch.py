@@ -9,12 +9,10 @@ from typing import Final
 from kvpressure import readings as r
 from kvpressure.signals.model import BatchSignals
 from kvpressure.signals.steps import StepWindow
-from kvpressure.signals.window import EngineWindow, quantile
+from kvpressure.signals.window import HALF_MINUTE, MINUTE, EngineWindow, quantile
+from kvpressure.thresholds import Thresholds
 
 RUNNING_BOUNDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, float("inf"))
-WINDOW_SECONDS: Final = 60.0
-MEAN_SECONDS: Final = 30.0
-MIN_SAMPLES: Final = 3
 QUANTILES: Final = (0.5, 0.95, 0.99)
 
 
@@ -41,26 +39,26 @@ class RunningHistogram:
         return result
 
 
-def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | None,
+def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | None, t: Thresholds,
             steps: StepWindow | None = None, now: float = 0.0) -> BatchSignals:
     """The batch of every step where the plugin counts them.
 
     Else the mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
     speculative decoding and chunked prefill), and quantiles from samples of requests running.
     """
-    observed = window.observed(r.INTER_TOKEN, MEAN_SECONDS)
+    observed = window.observed(r.INTER_TOKEN, HALF_MINUTE)
     mean = step = None
     if observed is not None:
         increase, span = observed
         mean = None if increase.sum is None else increase.sum / span
         step = increase.mean()
-    running = sorted(window.gauge_values(r.RUNNING, WINDOW_SECONDS))
+    running = sorted(window.gauge_values(r.RUNNING, MINUTE))
     p50 = p95 = p99 = None
-    if len(running) >= MIN_SAMPLES:
+    if len(running) >= t["batch_min_samples"]:
         p50, p95, p99 = (quantile(running, q) for q in QUANTILES)
     if steps is not None and (exact := steps.quantiles(now, *QUANTILES)) is not None:
         p50, p95, p99 = exact
-        counted = steps.mean(now, MEAN_SECONDS)
+        counted = steps.mean(now, HALF_MINUTE)
         mean = mean if counted is None else counted
     return BatchSignals(
         batch_mean=mean, batch_p50=p50, batch_p95=p95, batch_p99=p99, step_seconds=step,
@@ -76,7 +74,7 @@ def collapse(window: EngineWindow, p95: float | None, limit: float | None) -> fl
     if p95 is None:
         return None
     demand = [s.gauges[r.RUNNING] + s.gauges.get(r.WAITING, 0.0) - s.gauges.get(r.WAITING_DEFERRED, 0.0)
-              for s in window.since(WINDOW_SECONDS) if r.RUNNING in s.gauges]
+              for s in window.since(MINUTE) if r.RUNNING in s.gauges]
     wanted = sum(demand) / len(demand) if demand else 0.0
     if limit is not None:
         wanted = min(wanted, limit)

@@ -6,53 +6,50 @@ from typing import Final
 
 from kvpressure import readings as r
 from kvpressure.signals.model import LoadSignals
-from kvpressure.signals.window import EngineWindow
+from kvpressure.signals.window import FIVE_MINUTES, MINUTE, EngineWindow
+from kvpressure.thresholds import Thresholds
 
-PLATEAU_SECONDS: Final = 30.0
-PLATEAU_MIN_SECONDS: Final = 14.0
-PLATEAU_MIN_RUNNING: Final = 4.0
-AT_LIMIT: Final = 0.95  # of max_num_seqs: the gauge is the last step's, finished requests leave gaps
-SMALL_LIMIT: Final = 8  # above it, one short of the limit counts as reached
-AT_LIMIT_SHARE: Final = 0.5  # of the recent samples
-RECENT_SECONDS: Final = 15.0
-ARRIVAL_SECONDS: Final = 300.0
-BURST_SECONDS: Final = 10.0
+BURST_SECONDS: Final = 10.0  # of arrival_burst_ratio, as it is published
 
 
-def plateau(window: EngineWindow, kv_near_full: float) -> float | None:
+def plateau(window: EngineWindow, t: Thresholds) -> float | None:
     """The level of ``running`` if it stood still at its highest while requests waited and the cache had room: a limit
     that binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds.
     """
-    samples = [s for s in window.since(PLATEAU_SECONDS) if r.RUNNING in s.gauges]
-    if len(samples) < 4 or samples[-1].t - samples[0].t < PLATEAU_MIN_SECONDS:
+    samples = [s for s in window.since(t["plateau_window_seconds"]) if r.RUNNING in s.gauges]
+    if len(samples) < t["trend_min_samples"] or samples[-1].t - samples[0].t < t["plateau_min_seconds"]:
         return None
     running = [s.gauges[r.RUNNING] for s in samples]
-    if any(s.gauges.get(r.WAITING, 0.0) <= 0 or s.gauges.get(r.KV_USAGE, 0.0) >= kv_near_full for s in samples):
+    full = t["kv_near_full_ratio"]
+    if any(s.gauges.get(r.WAITING, 0.0) <= 0 or s.gauges.get(r.KV_USAGE, 0.0) >= full for s in samples):
         return None
     top = max(running)
-    return top if top >= PLATEAU_MIN_RUNNING and min(running) >= top - max(1.0, 0.01 * top) else None
+    stood = min(running) >= top - max(1.0, t["plateau_tolerance_ratio"] * top)
+    return top if stood and top >= t["plateau_min_requests"] else None
 
 
-def at_limit(window: EngineWindow, limit: float | None) -> bool | None:
+def at_limit(window: EngineWindow, limit: float | None, t: Thresholds) -> bool | None:
     """Whether ``running`` stood at the limit in most of the recent samples; ``None`` without a limit."""
-    running = window.gauge_values(r.RUNNING, RECENT_SECONDS)
+    running = window.gauge_values(r.RUNNING, t["recent_window_seconds"])
     if limit is None or not running:
         return None
-    return sum(1 for value in running if reaches(value, limit)) >= AT_LIMIT_SHARE * len(running)
+    reached = reaching(limit, t)
+    return sum(1 for value in running if value >= reached) >= t["at_limit_share_ratio"] * len(running)
 
 
-def reaches(running: float, limit: float) -> bool:
-    """Whether this many running requests count as standing at the limit."""
-    return running >= limit * AT_LIMIT or (limit > SMALL_LIMIT and running >= limit - 1)
+def reaching(limit: float, t: Thresholds) -> float:
+    """Running requests from which on they count as standing at the limit."""
+    level = limit * t["at_limit_ratio"]
+    return min(level, limit - 1) if limit > t["at_limit_small_requests"] else level
 
 
 def compute(window: EngineWindow, configured: float | None, source: str | None, capacity: float | None,
-            mean_context: float | None, kv_near_full: float) -> LoadSignals:
+            mean_context: float | None, t: Thresholds) -> LoadSignals:
     """Load against the limits. ``configured`` is ``max_num_seqs`` from ``source`` (args, log or default)."""
     running, waiting = window.gauge(r.RUNNING), window.gauge(r.WAITING)
     if waiting is not None:
         waiting += window.gauge(r.SWAPPED) or 0.0
-    level = plateau(window, kv_near_full)
+    level = plateau(window, t)
     limits: dict[str, float] = {}
     if configured is not None and source is not None:
         limits[source] = configured
@@ -69,29 +66,29 @@ def compute(window: EngineWindow, configured: float | None, source: str | None, 
         waiting_deferred=window.gauge(r.WAITING_DEFERRED), in_flight=in_flight, limits=limits,
         max_num_seqs=sequence_limit, max_num_seqs_source="observed" if "observed" in limits else source,
         concurrency_ratio=None if in_flight is None or not smallest else in_flight / smallest,
-        running_at_limit=at_limit(window, sequence_limit),
-        running_at_limit_now=None if running is None or sequence_limit is None else reaches(running, sequence_limit),
+        running_at_limit=at_limit(window, sequence_limit, t),
+        running_at_limit_now=None if running is None or sequence_limit is None
+        else running >= reaching(sequence_limit, t),
         arrival_rate=arrivals,
-        arrival_burst_ratio=burst_ratio(window),
+        arrival_burst_ratio=burst_ratio(window, t),
     )
 
 
 def arrival_rate(window: EngineWindow) -> float | None:
     """Requests per second that arrived over the last minute."""
-    samples = window.since(60.0)
-    points = [(s.t, a) for s in samples if (a := s.arrived) is not None]
-    if len(points) < 2 or points[-1][0] <= points[0][0]:
+    points = [(s.t, a) for s in window.since(MINUTE) if (a := s.arrived) is not None]
+    if not points or points[-1][0] <= points[0][0]:
         return None
     return max(0.0, points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
 
 
-def burst_ratio(window: EngineWindow) -> float | None:
+def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
     """Arrivals in the busiest 10 s (or the shortest longer span that was sampled) against the mean, over five minutes.
 
-    ``None`` with less than a minute of history or without arrivals.
+    ``None`` with too little history or without arrivals.
     """
-    points = [(s.t, a) for s in window.since(ARRIVAL_SECONDS) if (a := s.arrived) is not None]
-    if len(points) < 4 or points[-1][0] - points[0][0] < 60.0:
+    points = [(s.t, a) for s in window.since(FIVE_MINUTES) if (a := s.arrived) is not None]
+    if len(points) < t["trend_min_samples"] or points[-1][0] - points[0][0] < t["burst_min_seconds"]:
         return None
     mean = (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
     if mean <= 0:

@@ -9,14 +9,16 @@ from typing import Final
 
 from kvpressure import readings as r
 from kvpressure.signals.model import ContextSignals
-from kvpressure.signals.window import EngineWindow, HistogramIncrease, Sample, histogram_increase
+from kvpressure.signals.window import (
+    FIVE_MINUTES,
+    EngineWindow,
+    HistogramIncrease,
+    Sample,
+    histogram_increase,
+)
+from kvpressure.thresholds import Thresholds
 
 QUANTILES: Final = (("0.5", 0.5), ("0.95", 0.95), ("0.99", 0.99))
-MIN_REQUESTS: Final = 3
-HUMP_MIN_REQUESTS: Final = 20
-HUMP_MIN_SHARE: Final = 0.15
-HUMP_MIN_DISTANCE: Final = 8.0
-SHAPE_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,60 +111,59 @@ def _prefilled_prompt(before: Sample, after: Sample) -> float | None:
     return tokens / number if number >= 1 and tokens > 0 else None
 
 
-def shape(window: EngineWindow) -> Shape:
+def shape(window: EngineWindow, t: Thresholds) -> Shape:
     """Mean request shape over five minutes; prompt from the token lumps when no request finished yet."""
     prompt = _mean(window, r.REQUEST_PROMPT)
     output = _mean(window, r.REQUEST_OUTPUT)
-    started = window.observed(r.TTFT, SHAPE_SECONDS)
+    started = window.observed(r.TTFT, FIVE_MINUTES)
     if prompt is None and started is not None and started[0].count:
-        tokens = window.increase(r.PROMPT_TOKENS, SHAPE_SECONDS)
+        tokens = window.increase(r.PROMPT_TOKENS, FIVE_MINUTES)
         prompt = tokens[0] / started[0].count if tokens else None
     if prompt is None:
-        prompt, output = _from_counters(window, output)
-    service = window.observed(r.INFERENCE, SHAPE_SECONDS)
+        prompt, output = _from_counters(window, output, t)
+    service = window.observed(r.INFERENCE, FIVE_MINUTES)
     reach = None
     if service is not None and service[0].sum is not None:
         reach = service[0].sum / service[1]
     return Shape(prompt, output, reach)
 
 
-def _from_counters(window: EngineWindow, output: float | None) -> tuple[float | None, float | None]:
+def _from_counters(window: EngineWindow, output: float | None,
+                   t: Thresholds) -> tuple[float | None, float | None]:
     """Mean lengths where the page has counters only (V0 names without histograms)."""
-    pairs = window.since(SHAPE_SECONDS)
-    if len(pairs) < 2:
-        return None, output
-    begin, end = pairs[0].finished, pairs[-1].finished
+    samples = window.since(FIVE_MINUTES)
+    begin, end = (samples[0].finished, samples[-1].finished) if samples else (None, None)
     done = 0.0 if begin is None or end is None else end - begin
-    if done < MIN_REQUESTS:
+    if done < t["lengths_min_requests"]:
         return None, output
-    prompt, generated = window.increase(r.PROMPT_TOKENS, SHAPE_SECONDS), window.increase(r.GENERATION_TOKENS,
-                                                                                         SHAPE_SECONDS)
+    prompt = window.increase(r.PROMPT_TOKENS, FIVE_MINUTES)
+    generated = window.increase(r.GENERATION_TOKENS, FIVE_MINUTES)
     return (prompt[0] / done if prompt and prompt[0] > 0 else None,
             output if output is not None else (generated[0] / done if generated else None))
 
 
 def _mean(window: EngineWindow, name: str) -> float | None:
-    found = window.observed(name, SHAPE_SECONDS)
+    found = window.observed(name, FIVE_MINUTES)
     return found[0].mean() if found else None
 
 
-def compute(window: EngineWindow, longest: LongestContext, means: Shape) -> ContextSignals:
+def compute(window: EngineWindow, longest: LongestContext, means: Shape, t: Thresholds) -> ContextSignals:
     """Context length and request shape over five minutes."""
     maximum, mean = longest.maximum(), means.mean_context
-    prompts = window.observed(r.REQUEST_PROMPT, SHAPE_SECONDS)
+    prompts = window.observed(r.REQUEST_PROMPT, FIVE_MINUTES)
     finished = prompts[0].count if prompts else None
     spike = None
-    if maximum is not None and mean and (finished or 0) >= MIN_REQUESTS:
+    if maximum is not None and mean and (finished or 0) >= t["lengths_min_requests"]:
         maximum = max(maximum, mean)
         spike = maximum / mean
     return ContextSignals(
         context_max_5m=maximum, context_mean=mean, context_spike_ratio=spike,
         prompt_mean=means.prompt, output_mean=means.output,
-        prompt_quantiles=quantiles(window, r.REQUEST_PROMPT, SHAPE_SECONDS),
-        output_quantiles=quantiles(window, r.REQUEST_OUTPUT, SHAPE_SECONDS),
-        max_tokens_quantiles=quantiles(window, r.REQUEST_MAX_TOKENS, SHAPE_SECONDS),
-        stream_quantiles=quantiles(window, r.E2E, SHAPE_SECONDS),
-        two_humps=two_humps(prompts[0]) if prompts else None,
+        prompt_quantiles=quantiles(window, r.REQUEST_PROMPT, FIVE_MINUTES),
+        output_quantiles=quantiles(window, r.REQUEST_OUTPUT, FIVE_MINUTES),
+        max_tokens_quantiles=quantiles(window, r.REQUEST_MAX_TOKENS, FIVE_MINUTES),
+        stream_quantiles=quantiles(window, r.E2E, FIVE_MINUTES),
+        two_humps=two_humps(prompts[0], t) if prompts else None,
     )
 
 
@@ -175,12 +176,12 @@ def quantiles(window: EngineWindow, name: str, seconds: float) -> Mapping[str, f
     return {text: value for text, value in values if value is not None}
 
 
-def two_humps(increase: HistogramIncrease) -> bool | None:
+def two_humps(increase: HistogramIncrease, t: Thresholds) -> bool | None:
     """Short- and long-prompt requests on one server: two groups of buckets, each with a real share, far apart, and
     a valley between. ``None`` with too few requests to tell.
     """
     total = sum(increase.increments)
-    if total < HUMP_MIN_REQUESTS or not increase.bounds:
+    if total < t["hump_min_requests"] or not increase.bounds:
         return None
     shares = [amount / total for amount in increase.increments]
     peaks = [i for i, share in enumerate(shares)
@@ -188,13 +189,12 @@ def two_humps(increase: HistogramIncrease) -> bool | None:
              and share >= (shares[i + 1] if i + 1 < len(shares) else 0.0)]
     for left in peaks:
         for right in peaks:
-            if right <= left + 1 or increase.bounds[right] < HUMP_MIN_DISTANCE * increase.bounds[left]:
+            if right <= left + 1 or increase.bounds[right] < t["hump_min_distance_ratio"] * increase.bounds[left]:
                 continue
             valley = min(range(left + 1, right), key=lambda i: shares[i])
             heights = min(shares[left], shares[right])
-            if (shares[valley] <= heights / 2 and sum(shares[:valley + 1]) >= HUMP_MIN_SHARE
-                    and sum(shares[valley + 1:]) >= HUMP_MIN_SHARE):
+            smaller = min(sum(shares[:valley + 1]), sum(shares[valley + 1:]))
+            if shares[valley] <= t["hump_valley_ratio"] * heights and smaller >= t["hump_min_share_ratio"]:
                 return True
     return False
-
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from kvpressure import readings as r
 from kvpressure.readings import AllocatorReading, EnginePage, EngineReading, GpuReading
@@ -30,11 +29,8 @@ from kvpressure.signals.progress import Progress
 from kvpressure.signals.score import GpuWindow
 from kvpressure.signals.steps import StepWindow
 from kvpressure.signals.throughput import Trend
-from kvpressure.signals.window import EngineWindow
+from kvpressure.signals.window import MINUTE, EngineWindow
 from kvpressure.thresholds import Thresholds
-
-CALM_QUEUE_SHARE: Final = 0.05  # a queue this much of the batch or less still counts as calm
-FIRST_SEEN_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +68,18 @@ class EngineTracker:
         self.ever_positive = False
         self.engines_on_page = 1
         self._running = RunningHistogram()
-        self._baseline = Baseline()
+        self._baseline = Baseline(thresholds)
         self._process_start: float | None = None
         self._begin()
 
     def _begin(self) -> None:
         """Everything that looks back on times."""
-        self.steps = StepWindow()
-        self._longest = LongestContext(self._thresholds["context_window_seconds"])
-        self._trend = Trend()
-        self._progress = Progress()
-        self._device = DeviceMemory()
+        t = self._thresholds
+        self.steps = StepWindow(t)
+        self._longest = LongestContext(t["context_window_seconds"])
+        self._trend = Trend(t)
+        self._progress = Progress(t)
+        self._device = DeviceMemory(t)
 
     def observe(self, page: EnginePage, reading: EngineReading) -> bool:
         """Take a good page. False if it is not newer than what is known, unless the clock stepped back far."""
@@ -116,11 +113,11 @@ class EngineTracker:
 
     def recent_waiting(self) -> list[float]:
         """Requests waiting in the samples of the last seconds."""
-        return self.window.gauge_values(r.WAITING, concurrency.RECENT_SECONDS)
+        return self.window.gauge_values(r.WAITING, self._thresholds["recent_window_seconds"])
 
     def kv_signals(self, around: Surroundings) -> tuple[KvSignals, context.Shape]:
         """KV signals and mean request shape; needed first, because device memory depends on them."""
-        shape = context.shape(self.window)
+        shape = context.shape(self.window, self._thresholds)
         config = self.reading.cache_config if self.reading else {}
         found = kv.compute(self.window, config, self.engines_on_page, self.ever_positive,
                            around.facts.get("capacity_tokens"), shape, around.max_num_seqs, self._thresholds)
@@ -130,7 +127,7 @@ class EngineTracker:
         """The maxima over every step where the plugin tells them: a peak between two pages is a peak."""
         if found.kv_used_ratio_max is None or found.kv_used_ratio_recent_max is None:
             return found
-        lately = self.steps.kv_max(now, kv.RECENT_SECONDS) or 0.0
+        lately = self.steps.kv_max(now, self._thresholds["kv_recent_seconds"]) or 0.0
         minute = self.steps.kv_max(now, self._thresholds["kv_window_seconds"]) or 0.0
         return replace(found, kv_used_ratio_max=max(found.kv_used_ratio_max, minute),
                        kv_used_ratio_recent_max=max(found.kv_used_ratio_recent_max, lately))
@@ -139,24 +136,24 @@ class EngineTracker:
         """All signals now."""
         window, t = self.window, self._thresholds
         load = concurrency.compute(window, around.max_num_seqs, around.max_num_seqs_source, found.kv_capacity_tokens,
-                                   shape.mean_context, t["kv_near_full_ratio"])
+                                   shape.mean_context, t)
         age = None if window.last is None else max(0.0, around.now - window.last.t)
         gpus = [gpu.last for gpu in around.gpus if gpu.last is not None]
         self._follow_device(around.now, gpus, load)
         return Signals(
             time=around.now, kv=found, load=load,
-            batch=batch.compute(window, self._running, load.max_num_seqs, self.steps, around.now),
-            context=context.compute(window, self._longest, shape),
-            latency=latency.compute(window, self._baseline, self._calm(found, load)),
+            batch=batch.compute(window, self._running, load.max_num_seqs, t, self.steps, around.now),
+            context=context.compute(window, self._longest, shape, t),
+            latency=latency.compute(window, self._baseline, self._calm(found, load), t),
             throughput=throughput.compute(window, self._trend),
-            progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing,
+            progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing, t,
                                       self.error),
             memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.demand,
                                   load.running, _block_size(self.reading)),
-            host=host.compute(window, around.container, around.now),
+            host=host.compute(window, around.container, around.now, t),
             compute=score.compute(window, around.gpus, found, load, around.demand, t),
             events=around.events, events_known=around.events_known, oom=around.oom, gpu_faults=around.gpu_faults,
-            first_seen=0 <= around.now - around.first_t <= FIRST_SEEN_SECONDS,
+            first_seen=0 <= around.now - around.first_t <= t["first_seen_seconds"],
         )
 
     def _follow_device(self, now: float, gpus: Sequence[GpuReading], load: LoadSignals) -> None:
@@ -170,9 +167,9 @@ class EngineTracker:
             return False
         if self._progress.seconds_without > 0 or load.running is None:
             return False
-        waiting = self.window.gauge_values(r.WAITING, latency.WINDOW_SECONDS)
-        running = self.window.gauge_values(r.RUNNING, latency.WINDOW_SECONDS)
-        return sum(waiting) <= CALM_QUEUE_SHARE * sum(running) + 1
+        waiting = self.window.gauge_values(r.WAITING, MINUTE)
+        running = self.window.gauge_values(r.RUNNING, MINUTE)
+        return sum(waiting) <= self._thresholds["calm_queue_ratio"] * sum(running) + 1
 
 
 def _block_size(reading: EngineReading | None) -> float | None:

@@ -8,11 +8,9 @@ from typing import Final
 from kvpressure import readings as r
 from kvpressure.readings import ContainerReading
 from kvpressure.signals.model import HostSignals
-from kvpressure.signals.window import STEP_BACK_SECONDS, EngineWindow, History, slope
+from kvpressure.signals.window import HOUR, MINUTE, STEP_BACK_SECONDS, EngineWindow, History, slope
+from kvpressure.thresholds import Thresholds
 
-RATE_SECONDS: Final = 60.0
-RESTART_WINDOW_SECONDS: Final = 1800.0
-GROWTH_MIN_SECONDS: Final = 300.0
 MAX_RESTARTS_KEPT: Final = 64
 
 
@@ -71,25 +69,26 @@ class ContainerWindow:
             return None
         return reading.memory_working_set_bytes / reading.memory_limit_bytes
 
-    def memory_growth_per_hour_ratio(self) -> float | None:
-        """Growth of the working set per hour, as a share of its present size; ``None`` below five minutes of history."""
-        points = [(t, float(c.memory_working_set_bytes)) for t, c in self.history
+    def memory_growth_per_hour_ratio(self, t: Thresholds) -> float | None:
+        """Growth of the working set per hour, as a share of its present size; ``None`` with too little history."""
+        points = [(at, float(c.memory_working_set_bytes)) for at, c in self.history
                   if c.memory_working_set_bytes is not None]
-        if len(points) < 4 or points[-1][0] - points[0][0] < GROWTH_MIN_SECONDS or points[-1][1] <= 0:
+        if len(points) < t["trend_min_samples"] or points[-1][0] - points[0][0] < t["growth_min_seconds"] \
+                or points[-1][1] <= 0:
             return None
         rise = slope(points)
-        return None if rise is None else rise * 3600.0 / points[-1][1]
+        return None if rise is None else rise * HOUR / points[-1][1]
 
     def _pair(self, name: str) -> tuple[tuple[float, ContainerReading], tuple[float, ContainerReading]] | None:
-        carriers = [entry for entry in self.history.since(self.last_t - RATE_SECONDS)
+        carriers = [entry for entry in self.history.since(self.last_t - MINUTE)
                     if getattr(entry[1], name) is not None]
         return (carriers[0], carriers[-1]) if len(carriers) > 1 else None
 
 
-def compute(window: EngineWindow, container: ContainerWindow | None, now: float) -> HostSignals:
+def compute(window: EngineWindow, container: ContainerWindow | None, now: float, t: Thresholds) -> HostSignals:
     """Host side of one engine."""
     api_cpu = None
-    samples = [s for s in window.since(RATE_SECONDS) if r.PROCESS_CPU_SECONDS in s.page] if window.last else []
+    samples = [s for s in window.since(MINUTE) if r.PROCESS_CPU_SECONDS in s.page] if window.last else []
     if len(samples) > 1:
         used = samples[-1].page[r.PROCESS_CPU_SECONDS] - samples[0].page[r.PROCESS_CPU_SECONDS]
         api_cpu = max(0.0, used) / (samples[-1].t - samples[0].t)
@@ -101,9 +100,9 @@ def compute(window: EngineWindow, container: ContainerWindow | None, now: float)
         cpu_throttled_ratio=container.throttled_ratio(),
         cpu_pressure_ratio=container.last.cpu_pressure_some_ratio,
         memory_used_ratio=container.memory_used_ratio(),
-        memory_growth_per_hour_ratio=container.memory_growth_per_hour_ratio(),
+        memory_growth_per_hour_ratio=container.memory_growth_per_hour_ratio(t),
         restarts=None if container.last.restarts is None else float(container.last.restarts),
-        restarts_recent=float(container.restarts_since(now - RESTART_WINDOW_SECONDS)),
+        restarts_recent=float(container.restarts_since(now - t["crash_loop_window_seconds"])),
         last_termination_reason=ended.reason if ended else None,
         last_exit_code=None if ended is None or ended.exit_code is None else float(ended.exit_code),
     )

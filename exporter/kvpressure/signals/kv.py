@@ -9,16 +9,13 @@ from typing import Final
 from kvpressure import readings as r
 from kvpressure.signals.context import Shape
 from kvpressure.signals.model import KvSignals
-from kvpressure.signals.window import EngineWindow, Sample, slope
+from kvpressure.signals.window import FIVE_MINUTES, MINUTE, EngineWindow, Sample, slope
 from kvpressure.thresholds import Thresholds
 
-RECENT_SECONDS: Final = 10.0
-SLOPE_SECONDS: Final = 15.0
-NOT_RECORDED_SECONDS: Final = 5.0
-LONGEST_FORECAST_SECONDS: Final = 3600.0
+SLOPE_SECONDS: Final = 15.0  # of kv_cache_usage_slope_per_second, as it is published
 
 
-def kv_recorded(window: EngineWindow, ever_positive: bool) -> bool | None:
+def kv_recorded(window: EngineWindow, ever_positive: bool, t: Thresholds) -> bool | None:
     """Whether the KV gauge can be believed.
 
     False when the page has none, or when it is exactly 0 while requests run and tokens flow: a running request
@@ -31,8 +28,8 @@ def kv_recorded(window: EngineWindow, ever_positive: bool) -> bool | None:
         return False
     if ever_positive:
         return True
-    recent = [s for s in window.since(30.0) if s.gauges.get(r.RUNNING, 0.0) > 0]
-    if len(recent) < 3 or recent[-1].t - recent[0].t < NOT_RECORDED_SECONDS:
+    recent = [s for s in window.since(t["kv_unrecorded_window_seconds"]) if s.gauges.get(r.RUNNING, 0.0) > 0]
+    if len(recent) < t["kv_unrecorded_samples"] or recent[-1].t - recent[0].t < t["kv_unrecorded_seconds"]:
         return None
     generated = recent[-1].counters.get(r.GENERATION_TOKENS, 0.0) - recent[0].counters.get(r.GENERATION_TOKENS, 0.0)
     return False if generated > 0 else None
@@ -66,13 +63,14 @@ def _number(text: str | None) -> float | None:
     return value if 0 < value < float("inf") else None
 
 
-def silent_preemptions(samples: Sequence[Sample]) -> float | None:
+def silent_preemptions(samples: Sequence[Sample], t: Thresholds) -> float | None:
     """Preemptions by their immediate sign: between two samples running falls, waiting rises by about as much, and
     nothing finishes. The counter can be 20 s late (measured on vLLM 0.32 with synchronous scheduling).
 
     ``None`` without the three inputs.
     """
     total, seen = 0.0, False
+    low, high = t["preemption_match_low_ratio"], t["preemption_match_high_ratio"]
     for before, after in pairwise(samples):
         finished_before, finished_after = before.finished, after.finished
         if r.RUNNING not in after.gauges or r.WAITING not in after.gauges or finished_after is None:
@@ -82,29 +80,29 @@ def silent_preemptions(samples: Sequence[Sample]) -> float | None:
         seen = True
         fell = before.gauges[r.RUNNING] - after.gauges[r.RUNNING]
         rose = after.gauges[r.WAITING] - before.gauges[r.WAITING]
-        if fell > 0 and finished_after == finished_before and 0.5 * fell <= rose <= 2 * fell + 1:
+        if fell > 0 and finished_after == finished_before and low * fell <= rose <= high * fell + 1:
             total += min(fell, rose)
     return total if seen else None
 
 
 def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: int, ever_positive: bool,
             logged_capacity: float | None, shape: Shape, max_num_seqs: float | None,
-            thresholds: Thresholds) -> KvSignals:
+            t: Thresholds) -> KvSignals:
     """All KV signals of one engine now."""
-    recorded = kv_recorded(window, ever_positive)
+    recorded = kv_recorded(window, ever_positive, t)
     capacity = capacity_tokens(config, engines_on_page) or logged_capacity
-    counted, silent, rate = _preemptions(window)
-    running = window.gauge_values(r.RUNNING, 60.0)
+    counted, silent, rate = _preemptions(window, t)
+    running = window.gauge_values(r.RUNNING, MINUTE)
     mean_running = sum(running) / len(running) if running else None
     context = shape.mean_context
     usage = window.gauge(r.KV_USAGE) if recorded is not False else None
     peak = recent_max = recent_min = rise = seconds = None
     if usage is not None:
-        peak = max(window.gauge_values(r.KV_USAGE, thresholds["kv_window_seconds"]))
-        recent = window.gauge_values(r.KV_USAGE, RECENT_SECONDS)
+        peak = max(window.gauge_values(r.KV_USAGE, t["kv_window_seconds"]))
+        recent = window.gauge_values(r.KV_USAGE, t["kv_recent_seconds"])
         recent_max, recent_min = max(recent), min(recent)
         rise = slope([(s.t, s.gauges[r.KV_USAGE]) for s in window.since(SLOPE_SECONDS) if r.KV_USAGE in s.gauges])
-        seconds = seconds_to_full(usage, rise, thresholds["kv_warm_ratio"])
+        seconds = seconds_to_full(usage, rise, t)
     return KvSignals(
         kv_recorded=recorded, kv_used_ratio=usage, kv_used_ratio_max=peak, kv_used_ratio_recent_max=recent_max,
         kv_used_ratio_recent_min=recent_min, kv_capacity_tokens=capacity,
@@ -112,25 +110,26 @@ def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: in
         kv_slope_per_second=rise, kv_seconds_to_full=seconds,
         kv_overcommit_ratio=overcommit(window, shape, capacity, max_num_seqs),
         preemption_rate=rate, preemptions_counted=counted, preemptions_silent=silent,
-        preemptions_per_running_minute=None if rate is None or not mean_running else rate * 60.0 / mean_running,
+        preemptions_per_running_minute=None if rate is None or not mean_running else rate * MINUTE / mean_running,
         recomputed_tokens_rate=None if rate is None or context is None else rate * context,
         prefix_hit_ratio=_hit_ratio(window),
     )
 
 
-def seconds_to_full(usage: float, rise: float | None, warm: float) -> float | None:
+def seconds_to_full(usage: float, rise: float | None, t: Thresholds) -> float | None:
     """Time until the cache is full at the present slope; ``None`` below the warm level or when not rising."""
-    if rise is None or rise <= 1e-4 or usage < warm:
+    if rise is None or rise <= t["kv_rise_min_per_second"] or usage < t["kv_warm_ratio"]:
         return None
     seconds = max(0.0, 1.0 - usage) / rise
-    return seconds if seconds <= LONGEST_FORECAST_SECONDS else None
+    return seconds if seconds <= t["kv_forecast_seconds"] else None
 
 
-def _preemptions(window: EngineWindow) -> tuple[float | None, float | None, float | None]:
-    counted = window.increase(r.PREEMPTIONS, 60.0)
-    samples = window.since(60.0)
-    silent = silent_preemptions(samples)
-    span = samples[-1].t - samples[0].t if len(samples) > 1 else 0.0
+def _preemptions(window: EngineWindow, t: Thresholds) -> tuple[float | None, float | None, float | None]:
+    """In the last minute: by the counter, by the immediate sign, and the larger of both per second."""
+    counted = window.increase(r.PREEMPTIONS, MINUTE)
+    samples = window.since(MINUTE)
+    silent = silent_preemptions(samples, t)
+    span = samples[-1].t - samples[0].t if samples else 0.0
     amounts = [amount for amount in (counted[0] if counted else None, silent) if amount is not None]
     rate = max(amounts) / span if amounts and span > 0 else None
     return (counted[0] if counted else None), silent, rate
@@ -147,7 +146,7 @@ def overcommit(window: EngineWindow, shape: Shape, capacity: float | None,
     if capacity is None or context is None:
         return None
     in_flight = [s.gauges.get(r.RUNNING, 0.0) + s.gauges.get(r.WAITING, 0.0)
-                 for s in window.since(60.0) if r.RUNNING in s.gauges]
+                 for s in window.since(MINUTE) if r.RUNNING in s.gauges]
     if not in_flight:
         return None
     reach = max(sum(in_flight) / len(in_flight), shape.arrivals_times_service or 0.0)
@@ -157,7 +156,7 @@ def overcommit(window: EngineWindow, shape: Shape, capacity: float | None,
 
 
 def _hit_ratio(window: EngineWindow) -> float | None:
-    queries, hits = window.increase(r.PREFIX_QUERIES, 300.0), window.increase(r.PREFIX_HITS, 300.0)
+    queries, hits = window.increase(r.PREFIX_QUERIES, FIVE_MINUTES), window.increase(r.PREFIX_HITS, FIVE_MINUTES)
     if queries is None or hits is None or queries[0] <= 0:
         return None
     return min(1.0, hits[0] / queries[0])

@@ -9,34 +9,30 @@ from typing import Final
 from kvpressure import readings as r
 from kvpressure.signals.context import quantiles
 from kvpressure.signals.model import LatencySignals
-from kvpressure.signals.window import EngineWindow
+from kvpressure.signals.window import MINUTE, EngineWindow
+from kvpressure.thresholds import Thresholds
 
 PHASES: Final = (("ttft", r.TTFT), ("inter_token", r.INTER_TOKEN), ("e2e", r.E2E), ("queue", r.QUEUE))
-WINDOW_SECONDS: Final = 60.0
-BASELINE_EVERY_SECONDS: Final = 30.0
-BASELINE_VALUES: Final = 240  # two hours of calm half-minutes
-BASELINE_MIN_VALUES: Final = 6
-BASELINE_RANK: Final = 0.5
-MIN_OBSERVATIONS: Final = 5
-SMALLEST_BASELINE_SECONDS: Final = 1e-3
+BASELINE_VALUES: Final = 240  # kept: two hours of calm half-minutes
 
 
 class Baseline:
     """p95 latencies of calm half-minutes: the engine's own normal.
 
     Only calm moments enter (no lasting queue, cache not near full), so that an incident cannot drag the
-    baseline along, and the median of them is used. Not known until there are ``BASELINE_MIN_VALUES``.
+    baseline along, and the median of them is used. Not known until there are ``baseline_min_values``.
     """
 
-    __slots__ = ("_last_t", "_values")
+    __slots__ = ("_last_t", "_thresholds", "_values")
 
-    def __init__(self) -> None:
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
         self._values: dict[str, deque[float]] = {phase: deque(maxlen=BASELINE_VALUES) for phase, _ in PHASES}
         self._last_t = float("-inf")
 
     def learn(self, t: float, calm: bool, p95: Mapping[str, float]) -> None:
         """Take this half-minute's values if it was calm."""
-        if not calm or 0 <= t - self._last_t < BASELINE_EVERY_SECONDS:
+        if not calm or 0 <= t - self._last_t < self._thresholds["baseline_every_seconds"]:
             return
         self._last_t = t
         for phase, value in p95.items():
@@ -44,27 +40,27 @@ class Baseline:
 
     def value(self, phase: str) -> float | None:
         """The baseline p95 in seconds; ``None`` = not yet known."""
-        values = self._values[phase]
-        if len(values) < BASELINE_MIN_VALUES:
+        values, t = self._values[phase], self._thresholds
+        if len(values) < t["baseline_min_values"]:
             return None
-        return max(SMALLEST_BASELINE_SECONDS, sorted(values)[int(BASELINE_RANK * (len(values) - 1))])
+        return max(t["baseline_floor_seconds"], sorted(values)[int(t["baseline_rank_ratio"] * (len(values) - 1))])
 
 
-def compute(window: EngineWindow, baseline: Baseline, calm: bool) -> LatencySignals:
+def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds) -> LatencySignals:
     """Latency over the last minute. ``calm`` = this moment may teach the baseline."""
     by_phase: dict[str, Mapping[str, float]] = {}
     enough: dict[str, float] = {}
     for phase, name in PHASES:
-        found = window.observed(name, WINDOW_SECONDS)
+        found = window.observed(name, MINUTE)
         if found is None or not found[0].count:
             continue
-        by_phase[phase] = quantiles(window, name, WINDOW_SECONDS)
-        if found[0].count >= MIN_OBSERVATIONS and "0.95" in by_phase[phase]:
+        by_phase[phase] = quantiles(window, name, MINUTE)
+        if found[0].count >= t["latency_min_requests"] and "0.95" in by_phase[phase]:
             enough[phase] = by_phase[phase]["0.95"]
     if window.last is not None:
         baseline.learn(window.last.t, calm, enough)
     ratios = {phase: p95 / base for phase, p95 in enough.items() if (base := baseline.value(phase)) is not None}
-    queue = window.observed(r.QUEUE, WINDOW_SECONDS)
+    queue = window.observed(r.QUEUE, MINUTE)
     outside, share = outside_engine(window)
     return LatencySignals(
         ttft=by_phase.get("ttft", {}), inter_token=by_phase.get("inter_token", {}), e2e=by_phase.get("e2e", {}),
@@ -78,10 +74,11 @@ def outside_engine(window: EngineWindow) -> tuple[float | None, float | None]:
     """Mean seconds per finished request outside the engine (tokenizer, API server, network), and their share of the
     end-to-end time: e2e - queue - inference. The three sums are booked for the same requests.
     """
-    parts = [window.observed(name, WINDOW_SECONDS) for name in (r.E2E, r.QUEUE, r.INFERENCE)]
+    parts = [window.observed(name, MINUTE) for name in (r.E2E, r.QUEUE, r.INFERENCE)]
     sums = [part[0].sum for part in parts if part is not None and part[0].sum is not None]
     count = parts[0][0].count if parts[0] is not None else None
-    if len(sums) < 3 or not count or sums[0] <= 0:
+    if len(sums) < len(parts) or not count or sums[0] <= 0:
         return None, None
-    outside = max(0.0, sums[0] - sums[1] - sums[2])
-    return outside / count, outside / sums[0]
+    whole, queued, computed = sums
+    outside = max(0.0, whole - queued - computed)
+    return outside / count, outside / whole

@@ -8,9 +8,9 @@ from typing import Final
 
 from kvpressure.readings import AllocatorReading, GpuReading
 from kvpressure.signals.model import KvSignals, MemorySignals
-from kvpressure.signals.window import slope
+from kvpressure.signals.window import HOUR, slope
+from kvpressure.thresholds import Thresholds
 
-IDLE_MIN_SECONDS: Final = 600.0
 IDLE_STEP_SECONDS: Final = 30.0
 IDLE_POINTS: Final = 240
 COMPONENT_EVENTS: Final = (("weights", "weights_bytes"), ("graphs", "graphs_bytes"), ("activations", "activations_bytes"))
@@ -19,9 +19,10 @@ COMPONENT_EVENTS: Final = (("weights", "weights_bytes"), ("graphs", "graphs_byte
 class DeviceMemory:
     """Follows the device memory of one engine: at readiness, and while it is idle."""
 
-    __slots__ = ("_idle", "at_start")
+    __slots__ = ("_idle", "_thresholds", "at_start")
 
-    def __init__(self) -> None:
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
         self.at_start: float | None = None
         self._idle: deque[tuple[float, float]] = deque(maxlen=IDLE_POINTS)
 
@@ -42,11 +43,12 @@ class DeviceMemory:
         self._idle.clear()
 
     def idle_growth_per_hour(self) -> float | None:
-        """Bytes per hour gained during the present idle stretch; ``None`` until it has lasted ten minutes."""
-        if len(self._idle) < 4 or self._idle[-1][0] - self._idle[0][0] < IDLE_MIN_SECONDS:
+        """Bytes per hour gained during the present idle stretch; ``None`` until it is long enough."""
+        idle, t = self._idle, self._thresholds
+        if len(idle) < t["trend_min_samples"] or idle[-1][0] - idle[0][0] < t["leak_min_idle_seconds"]:
             return None
-        rise = slope(list(self._idle))
-        return None if rise is None else rise * 3600.0
+        rise = slope(list(idle))
+        return None if rise is None else rise * HOUR
 
 
 def used_ratio(gpu: GpuReading) -> float | None:

@@ -7,12 +7,9 @@ from typing import Final
 
 from kvpressure import readings as r
 from kvpressure.signals.model import ProgressSignals
-from kvpressure.signals.window import EngineWindow, Sample
+from kvpressure.signals.window import HALF_MINUTE, EngineWindow, Sample
+from kvpressure.thresholds import Thresholds
 
-FLOW_SECONDS: Final = 15.0
-LATELY_SECONDS: Final = 2.5
-MIN_CONNECTIONS: Final = 2
-LONGEST_STEP_SECONDS: Final = 15.0  # a gap between samples counts as unseen beyond this
 _USEFUL: Final = (r.PROMPT_TOKENS, r.GENERATION_TOKENS)
 _LEVELS: Final = (r.RUNNING, r.WAITING, r.KV_USAGE)
 
@@ -25,9 +22,10 @@ class Progress:
     preemptions count as neither: a livelock preempts without end.
     """
 
-    __slots__ = ("_before", "_busy_fds", "_still", "_without", "counters_known")
+    __slots__ = ("_before", "_busy_fds", "_still", "_thresholds", "_without", "counters_known")
 
-    def __init__(self) -> None:
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
         self._before: Sample | None = None
         self._without = 0.0
         self._still = 0.0
@@ -42,7 +40,7 @@ class Progress:
             self._busy_fds = sample.page.get(r.PROCESS_OPEN_FDS)
         if before is None:
             return
-        step = min(sample.t - before.t, LONGEST_STEP_SECONDS)
+        step = min(sample.t - before.t, self._thresholds["unseen_gap_seconds"])
         if not work_present(sample) or not work_present(before):
             self._without = self._still = 0.0
             return
@@ -59,16 +57,15 @@ class Progress:
         """Observed seconds in which neither counters nor gauges moved while work was said to be present."""
         return self._still
 
-
     def connections_dropped(self, in_flight: float) -> bool | None:
         """Whether most clients went away since something last came out: the API server closed as many descriptors.
 
         ``None`` if the page does not tell (several API servers) or too few requests are in flight to tell.
         """
-        now = self._before.page.get(r.PROCESS_OPEN_FDS) if self._before else None
-        if now is None or self._busy_fds is None or in_flight < MIN_CONNECTIONS:
+        now, t = self._before.page.get(r.PROCESS_OPEN_FDS) if self._before else None, self._thresholds
+        if now is None or self._busy_fds is None or in_flight < t["dropped_min_requests"]:
             return None
-        return self._busy_fds - now >= in_flight / 2
+        return self._busy_fds - now >= t["dropped_share_ratio"] * in_flight
 
 
 def work_present(sample: Sample) -> bool | None:
@@ -99,7 +96,7 @@ def _same_levels(before: Sample, after: Sample) -> bool:
 def http_moved(window: EngineWindow, seconds: float) -> bool | None:
     """Whether the API server answered any request over the window; ``None`` if it does not count them."""
     samples = [s for s in window.since(seconds) if any(name.startswith(r.HTTP_PREFIX) for name in s.page)]
-    if len(samples) < 2:
+    if len(samples) <= 1:
         return None
     return _http(samples[-1].page) > _http(samples[0].page)
 
@@ -108,7 +105,7 @@ def _http(page: Mapping[str, float]) -> float:
     return sum(value for name, value in page.items() if name.startswith(r.HTTP_PREFIX))
 
 
-def compute(window: EngineWindow, progress: Progress, age_seconds: float, failing: int,
+def compute(window: EngineWindow, progress: Progress, age_seconds: float, failing: int, t: Thresholds,
             error: str | None = None) -> ProgressSignals:
     """Progress now. ``age_seconds`` = age of the newest page, ``failing`` = failed scrapes in a row, ``error`` why."""
     last = window.last
@@ -116,7 +113,7 @@ def compute(window: EngineWindow, progress: Progress, age_seconds: float, failin
         return ProgressSignals(fresh_seconds=None, pages_failing=float(failing), page_error=error)
     work = work_present(last)
     known = progress.counters_known
-    flowing = _flow(window)
+    seconds = t["flow_window_seconds"]
     return ProgressSignals(
         work_present=work,
         progressing=None if not known or not work else progress.seconds_without == 0.0,
@@ -126,12 +123,13 @@ def compute(window: EngineWindow, progress: Progress, age_seconds: float, failin
             (last.gauges.get(r.RUNNING) or 0.0) + (last.gauges.get(r.WAITING) or 0.0)) if work else None,
         http_moved=http_moved(window, progress.seconds_still),
         fresh_seconds=age_seconds, pages_failing=float(failing), page_error=error,
-        tokens_flow=flowing, tokens_lately=_moved_lately(window), finished_flow=_finished_flow(window),
+        tokens_flow=_flow(window, seconds), tokens_lately=_moved_lately(window, t["lately_seconds"]),
+        finished_flow=_finished_flow(window, seconds),
     )
 
 
-def _flow(window: EngineWindow) -> bool | None:
-    increases = [window.increase(name, FLOW_SECONDS) for name in _USEFUL]
+def _flow(window: EngineWindow, seconds: float) -> bool | None:
+    increases = [window.increase(name, seconds) for name in _USEFUL]
     if any(found is not None and found[0] > 0 for found in increases):
         return True
     if any(found is not None for found in increases):
@@ -140,16 +138,16 @@ def _flow(window: EngineWindow) -> bool | None:
     return None if rate is None else rate > 0
 
 
-def _moved_lately(window: EngineWindow) -> bool | None:
-    """Whether a token came since the sample before ``LATELY_SECONDS``; ``None`` without counters."""
-    samples = window.since(FLOW_SECONDS * 2)
-    earlier = [s for s in samples if s.t <= samples[-1].t - LATELY_SECONDS]
+def _moved_lately(window: EngineWindow, seconds: float) -> bool | None:
+    """Whether a token came since the sample that is ``seconds`` old; ``None`` without counters."""
+    samples = window.since(HALF_MINUTE)
+    earlier = [s for s in samples if s.t <= samples[-1].t - seconds]
     if not earlier or not any(name in earlier[-1].counters for name in _USEFUL):
         return None
     return any(samples[-1].counters.get(name, 0.0) > earlier[-1].counters.get(name, 0.0) for name in _USEFUL)
 
 
-def _finished_flow(window: EngineWindow) -> bool | None:
-    samples = window.since(FLOW_SECONDS)
+def _finished_flow(window: EngineWindow, seconds: float) -> bool | None:
+    samples = window.since(seconds)
     counts = [s.finished for s in samples if s.finished is not None]
     return counts[-1] > counts[0] if len(counts) > 1 else None

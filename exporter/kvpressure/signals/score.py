@@ -85,7 +85,7 @@ def compute_low(level: str, activity: ComputeSignals, t: Thresholds) -> float | 
     * utilization_weak: NVML utilization around the documented 0.60. Weak: it is a duty cycle.
     """
     if level == PROFILING and activity.tensor_activity is not None and activity.dram_activity is not None:
-        busy = ramp(activity.dram_activity, t["dram_busy_ratio"] / 2, t["dram_busy_ratio"])
+        busy = ramp(activity.dram_activity, t["dram_ramp_ratio"], t["dram_busy_ratio"])
         return busy * (1.0 - min(1.0, activity.tensor_activity / max(activity.dram_activity, 1e-6)))
     if level == POWER and activity.power_ratio is not None:
         if activity.power_ratio < t["power_starved_ratio"]:

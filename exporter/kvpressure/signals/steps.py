@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.readings import StepStats
+from kvpressure.signals.window import MINUTE
+from kvpressure.thresholds import Thresholds
 
-WINDOW_SECONDS: Final = 60.0
-STALE_SECONDS: Final = 15.0  # a plugin that has been silent for longer is not there
 MAX_REPORTS: Final = 256
 
 
@@ -26,9 +26,10 @@ class _Increase:
 class StepWindow:
     """What the plugin counted in the last minute. Keeps increases, which are small, not the counts."""
 
-    __slots__ = ("_increases", "_last")
+    __slots__ = ("_increases", "_last", "_thresholds")
 
-    def __init__(self) -> None:
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
         self._last: StepStats | None = None
         self._increases: deque[_Increase] = deque(maxlen=MAX_REPORTS)
 
@@ -48,7 +49,7 @@ class StepWindow:
     def quantiles(self, now: float, *ranks: float) -> list[float] | None:
         """Batch sizes at these ranks (nearest rank) over the steps of the last minute; ``None`` without steps."""
         sizes: Counter[int] = Counter()
-        for increase in self._since(now, WINDOW_SECONDS):
+        for increase in self._since(now, MINUTE):
             sizes.update(increase.sizes)
         total = sum(sizes.values())
         return [_at_rank(sizes, max(1, -int(-rank * total // 1))) for rank in ranks] if total else None
@@ -64,7 +65,7 @@ class StepWindow:
         return max((i.kv_max for i in self._since(now, seconds) if i.kv_max is not None), default=None)
 
     def _since(self, now: float, seconds: float) -> list[_Increase]:
-        if self._last is None or now - self._last.written > STALE_SECONDS:
+        if self._last is None or now - self._last.written > self._thresholds["plugin_silent_seconds"]:
             return []
         return [increase for increase in self._increases if increase.t > now - seconds]
 

@@ -7,24 +7,20 @@ from typing import Final
 
 from kvpressure import readings as r
 from kvpressure.signals.model import ThroughputSignals
-from kvpressure.signals.window import EngineWindow
+from kvpressure.signals.window import HALF_MINUTE, MINUTE, EngineWindow
+from kvpressure.thresholds import Thresholds
 
-RATE_SECONDS: Final = 30.0
-MINUTE: Final = 60.0
 TREND_STEP_SECONDS: Final = 15.0
-TREND_SECONDS: Final = 900.0
-FLAT_AFTER_SECONDS: Final = 120.0
-DEMAND_ROSE: Final = 1.1
-FLAT: Final = 1.05
-FELL: Final = 0.9
+TREND_SECONDS: Final = 900.0  # of throughput_trend_ratio, as it is published
 
 
 class Trend:
     """Generation throughput and demand by quarter-minutes over the last fifteen minutes."""
 
-    __slots__ = ("_points",)
+    __slots__ = ("_points", "_thresholds")
 
-    def __init__(self) -> None:
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
         self._points: deque[tuple[float, float, float]] = deque()
 
     def observe(self, t: float, throughput: float | None, demand: float | None) -> None:
@@ -39,9 +35,12 @@ class Trend:
         """Present throughput against the best of the history at no higher demand, at most 1. ``None`` with less than two
         minutes of history or without throughput in it.
         """
-        if throughput is None or demand is None or not self._points or t - self._points[0][0] < FLAT_AFTER_SECONDS:
+        if throughput is None or demand is None or not self._points:
             return None
-        best = max((rate for _, rate, wanted in self._points if wanted <= demand * DEMAND_ROSE), default=0.0)
+        if t - self._points[0][0] < self._thresholds["trend_min_seconds"]:
+            return None
+        most = demand * self._thresholds["demand_rose_ratio"]
+        best = max((rate for _, rate, wanted in self._points if wanted <= most), default=0.0)
         return throughput / max(best, throughput) if max(best, throughput) > 0 else None
 
     def flat(self, t: float, throughput: float | None, demand: float | None) -> bool | None:
@@ -50,26 +49,27 @@ class Trend:
         """
         if throughput is None or demand is None:
             return None
-        earlier = [(rate, wanted) for at, rate, wanted in self._points if t - at >= FLAT_AFTER_SECONDS]
+        known, fell = self._thresholds, self._thresholds["throughput_fell_ratio"]
+        earlier = [(rate, wanted) for at, rate, wanted in self._points if t - at >= known["trend_min_seconds"]]
         if not earlier:
             return None
         before = sum(rate for rate, _ in earlier) / len(earlier)
         wanted = sum(demanded for _, demanded in earlier) / len(earlier)
-        if demand >= DEMAND_ROSE * wanted:
-            return before > 0 and throughput <= FLAT * before
-        return throughput < FELL * before and demand >= FELL * wanted
+        if demand >= known["demand_rose_ratio"] * wanted:
+            return before > 0 and throughput <= known["throughput_flat_ratio"] * before
+        return throughput < fell * before and demand >= fell * wanted
 
 
 def compute(window: EngineWindow, trend: Trend) -> ThroughputSignals:
     """Rates over the last half minute, trend over fifteen minutes."""
-    prompt, generation = window.rate(r.PROMPT_TOKENS, RATE_SECONDS), window.rate(r.GENERATION_TOKENS, RATE_SECONDS)
+    prompt, generation = window.rate(r.PROMPT_TOKENS, HALF_MINUTE), window.rate(r.GENERATION_TOKENS, HALF_MINUTE)
     if generation is None:
         generation = window.gauge(r.GENERATION_RATE)
     if prompt is None:
         prompt = window.gauge(r.PROMPT_RATE)
-    running = window.gauge_values(r.RUNNING, RATE_SECONDS)
+    running = window.gauge_values(r.RUNNING, HALF_MINUTE)
     mean_running = sum(running) / len(running) if running else None
-    samples = window.since(RATE_SECONDS)
+    samples = window.since(HALF_MINUTE)
     done = None
     if len(samples) > 1 and samples[-1].t > samples[0].t:
         begin, end = samples[0].finished, samples[-1].finished

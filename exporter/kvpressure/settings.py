@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvpressure import thresholds as thresholds_model
 from kvpressure.settings_checks import check_together
+from kvpressure.settings_groups import PACE, grouped
 from kvpressure.settings_kinds import (
     ANY_PATH,
     API_URL,
@@ -162,21 +163,40 @@ def options() -> dict[str, Option]:
 
 
 def add_arguments(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
-    """Add the flags to ``parser``: all of them, or those whose names are in ``only``, and ``--config``."""
-    group = parser.add_argument_group("settings", "each also as an environment variable and as a key of --config FILE")
-    group.add_argument("--config", metavar="FILE", default=None,
-                       help=f"YAML file of settings (environment: {ENV_PREFIX}CONFIG)")
-    for entry in options().values():
-        if only is not None and entry.name not in only:
-            continue
-        default = f"default {entry.default}; " if entry.default else ""
-        text = f"{entry.help} ({default}environment: {entry.env})".replace("%", "%%")
-        if entry.kind is BOOL:
-            group.add_argument(f"--{entry.name}", dest=entry.name, action=argparse.BooleanOptionalAction, default=None,
-                               help=text)
-        else:
-            group.add_argument(f"--{entry.name}", dest=entry.name, action="append", default=None,
-                               metavar=entry.kind.metavar, help=text)
+    """Add the flags to ``parser`` by groups: all of them, or those whose names are in ``only``, and ``--config``."""
+    wanted = [entry for entry in options().values() if only is None or entry.name in only]
+    first = True
+    for group, members in grouped(wanted).items():
+        section = parser.add_argument_group(group.title, _pace_text(members) if group is PACE else group.text)
+        if first:
+            section.add_argument("--config", metavar="FILE", default=None,
+                                 help=f"YAML file of settings (environment: {ENV_PREFIX}CONFIG)")
+        for entry in members:
+            _add_flag(section, entry, listed=group is not PACE)
+        first = False
+
+
+def _add_flag(section: argparse._ArgumentGroup, entry: Option, *, listed: bool) -> None:
+    """One flag; help leaves it out unless it is ``listed``."""
+    default = f"default {entry.default}" if entry.default else "no default"
+    allowed = "" if entry.kind is BOOL else f"; allowed: {entry.kind.allowed}"
+    text = f"{entry.help} ({default}{allowed})".replace("%", "%%") if listed else argparse.SUPPRESS
+    if entry.kind is BOOL:
+        section.add_argument(f"--{entry.name}", dest=entry.name, action=argparse.BooleanOptionalAction, default=None, help=text)
+    else:
+        section.add_argument(f"--{entry.name}", dest=entry.name, action="append", default=None, metavar=entry.kind.metavar,
+                             help=text)
+
+
+def _pace_text(members: Sequence[Option]) -> str:
+    """What help says instead of listing two flags for each source."""
+    defaults = {entry.name: entry.default for entry in members}
+    sources = [name.split(".")[1] for name in defaults if name.endswith(".interval")]
+    lines = [PACE.text, "  --collector.NAME.interval SECONDS   time between two readings",
+             "  --collector.NAME.deadline SECONDS   time after which a reading counts as hanging", f"  {SECONDS.allowed}; defaults:"]
+    return "\n".join(lines + [
+        f"    {name:<14}{defaults[f'collector.{name}.interval']:>3} {defaults.get(f'collector.{name}.deadline', ''):>3}"
+        for name in sources])
 
 
 def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:

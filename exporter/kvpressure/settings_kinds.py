@@ -195,4 +195,4 @@ def one_of(*words: str) -> Kind:
             raise ValueError
         return str(raw)
 
-    return Kind(", ".join(words[:-1]) + f" or {words[-1]}", parse, "WORD")
+    return Kind(", ".join(words[:-1]) + f" or {words[-1]}", parse, "|".join(words))

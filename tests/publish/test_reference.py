@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+from itertools import pairwise
 
+import pytest
+
+from kvpressure.cli import serve
 from kvpressure.publish.metrics import METRICS
 from kvpressure.publish.reference import render_metrics_reference, render_settings_reference
 from kvpressure.settings import options
+from kvpressure.settings_groups import GROUPS, PACE, group_of
 
 
 def test_every_metric_has_one_row() -> None:
@@ -19,6 +25,52 @@ def test_every_metric_has_one_row() -> None:
 
 def test_every_setting_has_one_row() -> None:
     rows = [line for line in render_settings_reference().splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1].removeprefix("--") for row in rows] == list(options())
+    assert sorted(row.split("`")[1].removeprefix("--") for row in rows) == sorted(options())
     for row in rows:
         assert len(re.split(r"(?<!\\)\|", row)) == 7, row
+
+
+def serve_help(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "10000")  # one line a flag
+    parser = argparse.ArgumentParser(prog="kvpressure serve")
+    serve.add_arguments(parser)
+    return parser.format_help()
+
+
+def test_help_and_reference_say_the_same_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Group by group, flag by flag: default, what is allowed, meaning."""
+    text, reference = serve_help(monkeypatch), render_settings_reference()
+    for place, group in enumerate(GROUPS):
+        section = text.split(f"\n{group.title}:\n")[1].split("\n\nexamples:")[0]
+        section = section.split(f"\n{GROUPS[place + 1].title}:\n")[0] if place + 1 < len(GROUPS) else section
+        rows = reference.split(f"## {group.title[0].upper()}{group.title[1:]}\n")[1].split("\n## ")[0]
+        names = re.findall(r"^\| `--(\S+)`", rows, re.M)
+        assert names
+        if group is PACE:
+            continue
+        assert [name for name in re.findall(r"^  --(\S+?)[ ,]", section, re.M) if name != "config"] == names
+        for name in names:
+            option = options()[name]
+            line, = re.findall(rf"^  --{re.escape(name)}[ ,].*(?:\n {{10}}.*)?", section, re.M)
+            assert option.help in line
+            assert (option.default or "no default") in line
+            assert option.kind.metavar == "BOOL" or option.kind.allowed in line
+
+
+def test_help_says_each_source_its_pace_without_a_flag_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = serve_help(monkeypatch)
+    for name, option in options().items():
+        if group_of(name) is PACE:
+            assert f"--{name}" not in text
+            assert re.search(rf"^ +{name.split('.')[1]} .*\b{option.default}\b", text, re.M)
+    assert "--collector.NAME.interval SECONDS" in text
+    assert len(text.splitlines()) < 150
+
+
+def test_the_common_settings_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = serve_help(monkeypatch)
+    places = [text.index(f"\n{group.title}:\n") for group in GROUPS]
+    assert all(one < two for one, two in pairwise(places))
+    assert GROUPS[0].title == "common"
+    assert text.splitlines()[0] == "usage: kvpressure serve [setting ...]"
+    assert "KVPRESSURE_WEB_MAX_REQUESTS=5" in text

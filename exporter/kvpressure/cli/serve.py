@@ -34,13 +34,16 @@ examples:
   kvpressure serve                                               # on a Kubernetes node: GPUs, pods and their vLLM servers
   kvpressure serve --vllm.target http://127.0.0.1:8000           # a server beside it, without Kubernetes
   kvpressure serve --web.listen-address 127.0.0.1:9400 --thresholds mine.yaml
+
+Each setting is a flag (--web.max-requests 5), a variable (KVPRESSURE_WEB_MAX_REQUESTS=5) and a key of the file given
+with --config (web.max-requests: 5). Flags win over variables, variables over the file.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every setting."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES
+    parser.usage, parser.epilog = "%(prog)s [setting ...]", _EXAMPLES
     settings.add_arguments(parser)
 
 

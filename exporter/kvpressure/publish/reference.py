@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvpressure.publish.metrics import METRICS, Metric
 from kvpressure.settings import options
+from kvpressure.settings_groups import grouped
 
 _SECTIONS = (
     ("Device", "gpu"), ("Engine", ""), ("The pod around the engine", "container_ log_events node_condition"),
@@ -46,9 +47,11 @@ def render_settings_reference() -> str:
         "file given with `--config FILE` (or `KVPRESSURE_CONFIG`). In the file a name may be dotted",
         "(`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). Settings that may be given several times are",
         "repeated as flags, one a line in the environment and a list in the file.",
-        "", "| Flag and key | Environment | Default | Allowed | Meaning |", "|---|---|---|---|---|",
     ]
-    for option in options().values():
-        cells = (f"`--{option.name}`", f"`{option.env}`", option.default, option.kind.allowed, option.help)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    for group, members in grouped(options().values()).items():
+        lines += ["", f"## {group.title[0].upper()}{group.title[1:]}", "", f"{group.text[0].upper()}{group.text[1:]}.", "",
+                  "| Flag and key | Environment | Default | Allowed | Meaning |", "|---|---|---|---|---|"]
+        for option in members:
+            cells = (f"`--{option.name}`", f"`{option.env}`", option.default, option.kind.allowed, option.help)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

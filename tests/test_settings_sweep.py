@@ -1,0 +1,97 @@
+"""Every setting, given wrongly in every way it can be given: one line that says where, what and what is allowed; status 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvpressure import cli, settings
+from kvpressure.settings_kinds import (
+    ANY_PATH,
+    API_URL,
+    BOOL,
+    COUNT,
+    DIRECTORY,
+    FILE,
+    LISTEN_ADDRESS,
+    NAMESPACE,
+    PAGES_URL,
+    SECONDS,
+    SIZE,
+    TARGET,
+    TELEMETRY_PATH,
+    TEXT,
+    THRESHOLDS_FILE,
+    WHOLE,
+    Kind,
+)
+
+WRONG: dict[Kind, tuple[str, ...]] = {
+    ANY_PATH: ("relative", "/new\nline"), API_URL: ("10.0.0.1:6443", "https://user@host"), BOOL: ("maybe", "1"),
+    COUNT: ("0", "-1", "1.5", "9" * 30), DIRECTORY: ("/no/such", "\0"), FILE: ("/no/such", "\0"),
+    LISTEN_ADDRESS: ("9846", ":99999", "host:http", "::1:80"), NAMESPACE: ("Upper", "a/b", "-"), PAGES_URL: ("ftp://x", "a b"),
+    SECONDS: ("0", "-1", "nan", "1d", "1e9"), SIZE: ("1", "64MB", "-1"), TARGET: ("ftp://x", "http://", "http://x;unknown=1"),
+    TELEMETRY_PATH: ("metrics", "/a b", "/" + "x" * 300), TEXT: (" ", "a\x07b", "x" * 300),
+    THRESHOLDS_FILE: ("/no/such",), WHOLE: ("-1", "many", "1e3"),
+}
+OPTIONS = settings.options()
+
+
+def wrong_values(name: str) -> tuple[str, ...]:
+    """Values that cannot be; a word of a closed list has its own kind."""
+    return ("", *WRONG.get(OPTIONS[name].kind, ("no-such-word",)))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(["serve", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("kvpressure serve: ")
+    assert len(err) < 600
+    return err
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("KVPRESSURE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_wrong_flag(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    for value in wrong_values(name):
+        text = refusal(capsys, f"--{name}={value}")
+        assert f"--{name}" in text
+        if OPTIONS[name].kind is not BOOL:  # a flag without a value: argparse says so
+            assert "; allowed: " in text
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_wrong_variable(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    option = OPTIONS[name]
+    for value in wrong_values(name):
+        if "\0" in value or (option.repeat and not value.strip()):
+            continue  # cannot be in an environment; no value at all
+        monkeypatch.setenv(option.env, value)
+        text = refusal(capsys)
+        assert option.env in text
+        assert "; allowed: " in text
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_wrong_key_of_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    path = tmp_path / "settings.yaml"
+    for written in ("{a: 1}", "[[1]]", "''"):
+        path.write_text(f"# first\n{name}: {written}\n")
+        text = refusal(capsys, "--config", str(path))
+        assert f"{path}:2" in text
+        assert name in text
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if OPTIONS[name].kind is not BOOL])
+def test_a_flag_without_its_value(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert f"argument --{name}: expected one argument" in refusal(capsys, f"--{name}")

@@ -310,3 +310,16 @@ def test_a_page_that_renames_its_engines_every_second_does_not_pile_them_up():
     assert len(seen) == 2 * MAX_GONE_ENGINES + 1
     assert {EngineKey("inference", "chat-0", f"m{i}-0", "0") for i in (18, 19)} < seen, "the newest stay"
     assert EngineKey("inference", "other", "m", "0") in seen
+
+
+def test_a_chatty_log_does_not_push_out_an_out_of_memory_line():
+    """A server that logs every step writes hundreds of lines in the time in which one failure is news."""
+    oom = LogLine("inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.")
+    step = LogLine("inference", "chat-0", "vllm",
+                   "Iteration(7): 1 context requests, 12 context tokens, 3 generation requests, 3 generation tokens, "
+                   "iteration elapsed time: 12.00 ms")
+    pipeline = Pipeline()
+    for i in range(30):
+        state = pipeline.observe(Snapshot(1000.0 + i, pages=(busy(1000.0 + i),), logs=(oom,) if i == 0 else (step,) * 50))
+    assert state.engines[0].signals.events["cuda_oom"] == 1
+    assert state.engines[0].diagnosis.conditions["gpu_out_of_memory"] is True

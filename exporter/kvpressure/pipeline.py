@@ -6,33 +6,27 @@ seen for ``FORGET_SECONDS`` are dropped.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvpressure.args import EngineArgs, from_log
+from kvpressure.args import EngineArgs
 from kvpressure.diagnosis import advice
-from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.readings import (
     AllocatorReading,
     ContainerReading,
     EngineKey,
     EnginePage,
     GpuReading,
-    LogLine,
     Snapshot,
 )
 from kvpressure.signals import limits as limit_signals
 from kvpressure.signals import memory
 from kvpressure.signals.context import Shape
-from kvpressure.signals.engine import EngineTracker, Surroundings
-from kvpressure.signals.host import ContainerWindow
+from kvpressure.signals.engine import Surroundings
 from kvpressure.signals.limits import InForce
-from kvpressure.signals.logevents import match, strip
 from kvpressure.signals.model import KvSignals, Signals
 from kvpressure.signals.pool import from_configuration as pool_from_configuration
-from kvpressure.signals.score import GpuWindow
 from kvpressure.state import (
     LIMITS,
     ContainerState,
@@ -44,122 +38,15 @@ from kvpressure.state import (
     TargetState,
 )
 from kvpressure.thresholds import Thresholds, builtin
+from kvpressure.tracks import ContainerTrack, EngineTrack, GpuTrack
 
 FORGET_SECONDS: Final = 300.0
-EVENT_SECONDS: Final = 600.0
-FAULT_SECONDS: Final = 1800.0
-MAX_EVENTS_KEPT: Final = 512
 ABSENT: Final = "absent"  # why an engine is down whose page has only others
 MAX_GONE_ENGINES: Final = 64  # of all targets, kept until they are forgotten although their pages have others now
-HARDWARE_XIDS_IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})  # application errors; the GPU is healthy
 _NO_SIGNALS: Final[Mapping[str, int]] = {}
 _NO_FIGURES: Final[Mapping[str, float]] = {}
 
 ContainerKey = tuple[str, str, str]
-
-
-class ContainerTrack:
-    """A container: its window, its log events, and the facts its start-up lines told."""
-
-    __slots__ = ("counts", "events", "facts", "logged", "oom", "seen_log", "seen_t", "version", "window")
-
-    def __init__(self) -> None:
-        self.window = ContainerWindow()
-        self.counts: dict[str, int] = {}
-        self.events: deque[tuple[float, str]] = deque(maxlen=MAX_EVENTS_KEPT)
-        self.facts: dict[str, float] = {}
-        self.logged: EngineArgs | None = None
-        self.version: str | None = None  # vLLM's own word
-        self.oom: tuple[float, Mapping[str, float]] | None = None  # when an out-of-memory text came, its figures
-        self.seen_log = False
-        self.seen_t = float("-inf")
-
-    def take_line(self, t: float, line: LogLine) -> None:
-        """Recognise a log line, count its event and keep the facts it carries."""
-        self.seen_log, self.seen_t = True, t
-        event = match(strip(line.line))
-        if event is None:
-            return
-        self.counts[event.event] = self.counts.get(event.event, 0) + 1
-        self.events.append((t, event.event))
-        if event.event == "args":
-            self.logged = from_log(line.line)
-        if event.event == "engine_config":
-            self.version = str(event.values["version"])
-        values = {name: value for name, value in event.values.items() if isinstance(value, int | float)}
-        self.facts.update(_facts(event.event, values))
-        if event.event == "cuda_oom" and values:
-            self.oom = (t, values)
-
-    def recent_events(self, now: float) -> dict[str, int]:
-        """Events of the last ten minutes by name."""
-        recent: dict[str, int] = {}
-        for t, name in self.events:
-            if now - EVENT_SECONDS <= t <= now:
-                recent[name] = recent.get(name, 0) + 1
-        return recent
-
-    def recent_oom(self, now: float) -> Mapping[str, float]:
-        """Figures of the last out-of-memory text that has some, within the last ten minutes."""
-        if self.oom is None or not now - EVENT_SECONDS <= self.oom[0] <= now:
-            return _NO_FIGURES
-        return self.oom[1]
-
-
-def _facts(event: str, values: Mapping[str, float]) -> dict[str, float]:
-    """What a start-up line says that no metric carries; bytes are of one worker, i.e. per GPU."""
-    names: Mapping[str, Mapping[str, str]] = {
-        "pool_bytes": {"bytes": "pool_bytes"}, "weights_bytes": {"bytes": "weights_bytes"},
-        "graphs_bytes": {"bytes": "graphs_bytes"}, "max_num_batched_tokens": {"tokens": "max_num_batched_tokens"},
-        "max_model_len": {"tokens": "max_model_len"}, "engine_config": {"max_model_len": "max_model_len"},
-        "capacity": {"tokens": "capacity_tokens", "max_model_len": "max_model_len"},
-        "breakdown": {"activation_bytes": "activations_bytes", "graphs_bytes": "graphs_bytes",
-                      "kv_bytes": "pool_bytes"},
-    }
-    return {fact: values[name] for name, fact in names.get(event, {}).items() if name in values}
-
-
-class GpuTrack:
-    """A GPU: its activity window and the faults seen lately."""
-
-    __slots__ = ("faults", "seen_t", "window", "xids")
-
-    def __init__(self) -> None:
-        self.window = GpuWindow()
-        self.xids: Mapping[int, int] | None = None
-        self.faults: deque[float] = deque(maxlen=MAX_EVENTS_KEPT)
-        self.seen_t = float("-inf")
-
-    def observe(self, t: float, gpu: GpuReading) -> None:
-        """Take a reading; new hardware XIDs and a lost device are faults."""
-        self.seen_t = t
-        self.window.observe(t, gpu)
-        before = self.xids or {}
-        for xid, count in gpu.xid_errors.items():
-            if self.xids is not None and count > before.get(xid, 0) and xid not in HARDWARE_XIDS_IGNORED:
-                self.faults.append(t)
-        self.xids = dict(gpu.xid_errors)
-        if gpu.error in ("gpu_lost", "lost", "reset_required"):
-            self.faults.append(t)
-
-    def recent_faults(self, now: float) -> int:
-        """Faults of the last half hour."""
-        return sum(1 for t in self.faults if now - FAULT_SECONDS <= t <= now)
-
-
-class EngineTrack:
-    """An engine: tracker, diagnoser and identity."""
-
-    __slots__ = ("container", "counters", "diagnoser", "first_t", "gpus", "key", "seen_t", "target", "tracker")
-
-    def __init__(self, key: EngineKey, page: EnginePage, thresholds: Thresholds) -> None:
-        self.key = key
-        self.tracker = EngineTracker(thresholds)
-        self.diagnoser = Diagnoser(thresholds)
-        self.first_t = page.time
-        self.target, self.container, self.gpus = page.target, page.container, page.gpus
-        self.seen_t = page.time
-        self.counters: Mapping[str, float] = {}
 
 
 class Pipeline:
@@ -178,7 +65,7 @@ class Pipeline:
         """Take one snapshot and say what is the case now."""
         now = snapshot.time
         for gpu in snapshot.gpus:
-            self._gpus.setdefault(gpu.uuid, GpuTrack()).observe(now, gpu)
+            self._gpu(gpu.uuid).observe(now, gpu)
         for reading in snapshot.containers:
             track = self._container((reading.namespace, reading.pod, reading.container))
             track.window.observe(now, reading)
@@ -203,7 +90,14 @@ class Pipeline:
     # --- taking in ------------------------------------------------------------------------------------------
 
     def _container(self, key: ContainerKey) -> ContainerTrack:
-        return self._containers.setdefault(key, ContainerTrack())
+        if key not in self._containers:
+            self._containers[key] = ContainerTrack(self._thresholds)
+        return self._containers[key]
+
+    def _gpu(self, uuid: str) -> GpuTrack:
+        if uuid not in self._gpus:
+            self._gpus[uuid] = GpuTrack(self._thresholds)
+        return self._gpus[uuid]
 
     def _take_page(self, now: float, page: EnginePage) -> None:
         errors = self._target_errors.setdefault(page.target, {})

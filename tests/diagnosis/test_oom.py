@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvpressure import readings as r
 from kvpressure.diagnosis import oom
-from kvpressure.pipeline import EVENT_SECONDS, Pipeline
+from kvpressure.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.readings import ContainerReading, EnginePage, EngineReading, LogLine, Snapshot
 from kvpressure.signals.model import Signals
@@ -77,7 +77,7 @@ def test_the_allocator_stays_absent_without_the_plugin() -> None:
 
 def test_figures_are_published_as_long_as_the_event_counts() -> None:
     pipeline = Pipeline()
-    states = [pipeline.observe(snapshot(1000.0 + t, *([FRAGMENTED] if t == 0 else []))) for t in range(int(EVENT_SECONDS) + 2)]
+    states = [pipeline.observe(snapshot(1000.0 + t, *([FRAGMENTED] if t == 0 else []))) for t in range(int(builtin()["log_window_seconds"]) + 2)]
     last, gone = states[-2:]
     engine = diagnosis_document(last, "node-1")["engines"][0]
     assert engine["signals"]["oom:reserved_unallocated_bytes"] == pytest.approx(3.21 * 2**30)

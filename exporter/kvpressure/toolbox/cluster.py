@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Any, Final
 
 from kvpressure.cli import UsageError
-from kvpressure.pipeline import EVENT_SECONDS
 from kvpressure.readings import EnginePage, LogLine, Snapshot
 from kvpressure.signals.logevents import ALLOCATION_EVENTS, FACT_EVENTS, match, strip
 from kvpressure.sources.podspec import Engine, Pod, Policy, read_pod
@@ -70,7 +69,7 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> Found:
         members = _members(kubectl, options)
         progress.show(f"logs and events of {len(members)} engines")
         events = pool.submit(_events, kubectl, options.namespace)
-        logs = list(pool.map(lambda member: _read_logs(kubectl, member), members))
+        logs = list(pool.map(lambda member: _read_logs(kubectl, member, thresholds["log_window_seconds"]), members))
         around = Around(tuple(member.engine.reading for member in members),
                         tuple(line for log in logs for line in log.lines), {}, options.gpu)
         feed = _Feed(kubectl, members, pool)
@@ -130,7 +129,7 @@ class _Log:
     errors: tuple[str, ...]
 
 
-def _read_logs(kubectl: Kubectl, member: _Member) -> _Log:
+def _read_logs(kubectl: Kubectl, member: _Member, news_seconds: float) -> _Log:
     place = (member.pod.namespace, member.pod.name, member.engine.container)
     errors: list[str] = []
 
@@ -144,7 +143,8 @@ def _read_logs(kubectl: Kubectl, member: _Member) -> _Log:
     running = read(f"--since={LOG_SINCE}", f"--tail={LOG_TAIL}")
     head = read(f"--limit-bytes={LOG_HEAD_BYTES}") if running is not None else None
     previous = read("--previous", f"--tail={LOG_TAIL}") if member.engine.reading.restarts else None
-    lines = tuple(LogLine(*place, text) for text in _for_pipeline(head or [], running or [], live.CLOCK.now()))
+    since = live.CLOCK.now() - news_seconds
+    lines = tuple(LogLine(*place, text) for text in _for_pipeline(head or [], running or [], since))
     counted, shown = _count(running)
     counted_before, shown_before = _count(previous)
     return _Log(counted, counted_before, lines, (*shown, *(f"previous: {text}" for text in shown_before)), tuple(errors))
@@ -157,8 +157,8 @@ def _stamped(line: str) -> tuple[float | None, str]:
     return datetime.fromisoformat(found[1] + "+00:00").timestamp(), line[found.end():]
 
 
-def _for_pipeline(head: Sequence[str], recent: Sequence[str], now: float) -> Iterator[str]:
-    """Start-up facts of any age, and other events of the last ten minutes: what a running exporter would hold."""
+def _for_pipeline(head: Sequence[str], recent: Sequence[str], since: float) -> Iterator[str]:
+    """Start-up facts of any age, and other events from ``since`` on: what a running exporter would hold."""
     for line in head:
         _, text = _stamped(line)
         event = match(strip(text))
@@ -167,7 +167,7 @@ def _for_pipeline(head: Sequence[str], recent: Sequence[str], now: float) -> Ite
     for line in recent:
         t, text = _stamped(line)
         event = match(strip(text))
-        if event is not None and event.event not in FACT_EVENTS and t is not None and t >= now - EVENT_SECONDS:
+        if event is not None and event.event not in FACT_EVENTS and t is not None and t >= since:
             yield text
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvpressure.pipeline import Pipeline
@@ -40,6 +40,10 @@ class Case:
     changes: tuple[Change, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     final: str = ""
+
+    def without(self, unseen: Sequence[str]) -> Case:
+        """The same, saying also that these were not seen."""
+        return replace(self, view=EngineView({**self.view.data, "missing": [*self.view.sentences("missing"), *unseen]}, self.view.document))
 
 
 class _Track:

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -21,6 +21,7 @@ from kvpressure.sources.vllm import Target
 from kvpressure.state import State
 from kvpressure.thresholds import Thresholds
 from kvpressure.toolbox import fetch, live, prometheus
+from kvpressure.toolbox.beside import Beside
 from kvpressure.toolbox.history import Case, judge
 from kvpressure.toolbox.live import Around, Card
 from kvpressure.toolbox.progress import Progress, bar
@@ -30,6 +31,7 @@ from kvpressure.toolbox.view import engines
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
 SILENT_SECONDS: Final = 5.0  # after that a server that never answered is given up
 SPARSE_SECONDS: Final = 10.0  # the shortest window of the signals
+_FIRST_TICKS: Final = 20  # of a Prometheus, that tell how far samples are apart
 _DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_SINCE: Final = 7 * 86400.0
@@ -229,26 +231,45 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> Found:
                              prometheus.token_from(options.prometheus_token_file), options.args)
     api, now = prometheus.Prometheus(query), prometheus.wall()
     cases: list[Case] = []
-    times: list[float] = []
+    warnings: list[str] = []
     with Progress() as progress:
+        def show(state: State) -> None:
+            done = options.since - (now - state.time)
+            progress.show(f"{bar(done, options.since)} {state.engines[0].key.pod if state.engines else ''}")
+
         for server in prometheus.servers(api, query, now):
-            def show(state: State) -> None:
-                times.append(state.time)
-                done = options.since - (now - state.time)
-                progress.show(f"{bar(done, options.since)} {state.engines[0].key.pod if state.engines else ''}")
+            beside = prometheus.beside_of(server)
+            ticks = prometheus.snapshots(api, query, server, now, options.gpu, beside)
+            first = list(islice(ticks, _FIRST_TICKS))
+            gap = _usual_gap(first)
+            found = judge(chain(first, ticks), thresholds, "", worst=True, on_state=show)
+            unseen = list(_unseen(beside, gap))
+            cases += [case.without(unseen) for case in found]
+            name = server.get("pod") or server.get("instance", "")
+            warnings += [f"{name}: {text}" for text in (*_sparse(gap), *([f"beside it: {', '.join(sorted(beside.seen))}"] if beside.seen else ()))]
+    return Found(tuple(cases), f"--prometheus {options.prometheus}", {}, tuple(warnings))
 
-            cases += judge(prometheus.snapshots(api, query, server, now, options.gpu), thresholds, "", worst=True,
-                           on_state=show)
-    return Found(tuple(cases), f"--prometheus {options.prometheus}", {}, tuple(_sparse(times)))
+
+def _usual_gap(ticks: Sequence[Snapshot]) -> float:
+    """Seconds between samples; 0 when there are too few to say."""
+    gaps = [after.time - before.time for before, after in pairwise(ticks) if after.time > before.time]
+    return median(gaps) if gaps else 0.0
 
 
-def _sparse(times: Sequence[float]) -> Iterator[str]:
+def _unseen(beside: Beside, gap: float) -> Iterator[str]:
+    """What this way of looking cannot see, as far as nothing beside the server told it."""
+    told = " ".join(beside.seen)
+    missing = [name for name, word in (("GPU", "GPU"), ("restarts", "restarts"), ("CPU of the container", "CPU")) if word not in told]
+    yield ", ".join([*missing, "log"]) + ": not in this Prometheus"
+    if gap > SPARSE_SECONDS:
+        yield f"what happened between samples, which are {gap:.0f} s apart: short peaks and bursts, single long requests"
+
+
+def _sparse(gap: float) -> Iterator[str]:
     """A warning when samples are too far apart for the windows of the signals."""
-    gaps = [after - before for before, after in pairwise(times) if after > before]
-    usual = median(gaps) if gaps else 0.0
-    if usual > SPARSE_SECONDS:
-        yield (f"samples are {usual:.0f} s apart: short peaks are lost and verdicts less certain than from an exporter (1 s); "
-               "--args with the server's limits helps")
+    if gap > SPARSE_SECONDS:
+        yield (f"samples are {gap:.0f} s apart: weak evidence. Short peaks are lost, verdicts come one sample late and are less "
+               "certain than from an exporter (1 s); --args with the server's limits helps")
 
 
 # --- an exporter ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from kvpressure.cli import UsageError
 from kvpressure.readings import EnginePage, Snapshot
 from kvpressure.sources.vllm import Scanner, page_from_text
+from kvpressure.toolbox.beside import Beside
 from kvpressure.toolbox.live import Around, Card, snapshot
 from kvpressure.toolbox.view import items, mapping
 
@@ -109,26 +110,43 @@ def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[st
     return sorted(result, key=lambda item: sorted(item.items()))
 
 
-def snapshots(prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float,
-              card: Card | None) -> Iterator[Snapshot]:
-    """What was scraped of one server, in order of time."""
+def beside_of(server: Mapping[str, str]) -> Beside:
+    """What else may be known about a server's pod."""
+    return Beside(server.get("namespace", ""), server.get("pod", ""), server.get("container", ""))
+
+
+def snapshots(prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, card: Card | None,
+              beside: Beside) -> Iterator[Snapshot]:
+    """What was scraped of one server, in order of time, with what ``beside`` finds around it."""
     around = Around(card=card)
     scanner = Scanner()
     begin = now - query.since_seconds
+
+    def ask(names: str, labels: Mapping[str, str], begin: float, end: float) -> Sequence[Mapping[str, Any]]:
+        return prometheus.query(f"{_selector(names, labels)}[{_seconds(end - begin)}]", end)
+
     while begin < now:
         end = min(now, begin + CHUNK_SECONDS)
-        rows = prometheus.query(f"{_selector(_NAMES, server)}[{_seconds(end - begin)}]", end)
+        rows = ask(_NAMES, server, begin, end)
+        beside.load(ask, begin, end)
         for t, text in _pages(rows, begin, end):
             page = page_from_text(text, target=server.get("instance", ""), time=t, namespace=server.get("namespace", ""),
                                   pod=server.get("pod") or server.get("instance", ""),
                                   container=server.get("container", ""), args=query.args, scanner=scanner)
-            yield snapshot(t, (_only(page, query.model),), around, first=False)
+            yield _joined(snapshot(t, (_only(page, query.model),), around, first=False), beside)
         begin = end
 
 
-def _only(page: EnginePage, model: str | None) -> EnginePage:
-    from dataclasses import replace
+def _joined(tick: Snapshot, beside: Beside) -> Snapshot:
+    """``tick`` with the container and the GPUs that other exporters told; a GPU that was stated gives way to a seen one."""
+    gpus, containers = beside.gpus(tick.time), beside.containers(tick.time)
+    if gpus:
+        owned = tuple(gpu.uuid for gpu in gpus)
+        tick = replace(tick, gpus=gpus, pages=tuple(replace(page, gpus=owned) for page in tick.pages))
+    return replace(tick, containers=containers) if containers else tick
 
+
+def _only(page: EnginePage, model: str | None) -> EnginePage:
     if model is None:
         return page
     return replace(page, engines=tuple(engine for engine in page.engines if engine.model_name == model))
@@ -160,8 +178,9 @@ def _matchers(query: Query) -> dict[str, str]:
 
 
 def _selector(names: str, labels: Mapping[str, str]) -> str:
-    matchers = [f'__name__=~"{names}"', *(f"{name}={_quoted(value)}" for name, value in sorted(labels.items())
-                                          if name != "__name__")]
+    """A label that ends with ``=~`` is matched as an expression."""
+    matchers = [f'__name__=~"{names}"', *(f"{name if name.endswith('=~') else name + '='}{_quoted(value)}"
+                                          for name, value in sorted(labels.items()) if name != "__name__")]
     return "{" + ",".join(matchers) + "}"
 
 

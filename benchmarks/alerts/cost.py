@@ -69,6 +69,16 @@ def pages(count: int) -> list[str]:
     return found
 
 
+class Nodes(ThreadingHTTPServer):
+    """Serves the nodes; Prometheus may hang up on a scrape that takes too long."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a failed scrape shows in ``up``."""
+
+
 @contextmanager
 def fleet(served: Sequence[str]) -> Iterator[str]:
     """The nodes as ``/<number>`` of one server; yields its address."""
@@ -88,8 +98,7 @@ def fleet(served: Sequence[str]) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Nodes(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

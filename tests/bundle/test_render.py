@@ -11,8 +11,10 @@ import pytest
 
 from bundle.conftest import ROOT
 from kvpressure.bundle.render import OWNED, differences, render
-from kvpressure.bundle.rules import Options
+from kvpressure.bundle.rules import SOURCES, Options, load_groups
+from kvpressure.bundle.spec import SpecError
 from kvpressure.cli import main
+from kvpressure.thresholds import builtin
 
 
 def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
@@ -73,10 +75,14 @@ def test_writing_repairs_and_says_how_many(tree: Path, tmp_path: Path, capsys: p
     ("--values", "labels: {alertname: x}", "is not a label that may be set"),
     ("--values", "alert_labels: {VllmBatchCollapse: {page: often}}", 'page must be "true" or "false"'),
     ("--values", "exporter_job: '.*'", "is not a name of letters"),
-    ("--values", "thresholds: {kv_ful: 1}", "unknown threshold 'kv_ful'"),
+    ("--values", "labels: {}\nthresholds:\n  kv_ful: 1", "input.yaml:3: unknown threshold 'kv_ful'"),
+    ("--values", "labels: {}\nthresholds:\n  kv_full_ratio: 1.5", "input.yaml:3: kv_full_ratio: 1.5 is not allowed; allowed: a number from 0 to 1"),
+    ("--thresholds", "# a share\nmemory_critical_ratio: 90", "input.yaml:2: memory_critical_ratio: 90 is not allowed; allowed: a number from 0 to 1"),
+    ("--thresholds", "memory_warning_ratio: 0.95", "input.yaml:1: memory_warning_ratio: 0.95 is above memory_critical_ratio"),
+    ("--thresholds", "kv_full_ratio: .nan", "is not allowed"),
     ("--values", "a: [", "not valid YAML"),
     ("--values", "- a", "expected a mapping"),
-    ("--thresholds", "kv_full_ratio: high", "is not a number"),
+    ("--thresholds", "kv_full_ratio: high", "'high' is not allowed; allowed: a number"),
 ])
 def test_wrong_input_is_one_line_and_exit_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, expected: str,
@@ -88,6 +94,26 @@ def test_wrong_input_is_one_line_and_exit_2(
     assert expected in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("rate_window_seconds", 0.001), ("log_window_seconds", 0.001), ("latency_min_finished_per_second", 0), ("signature_batch_size", 7),
+    ("signature_batch_size", 1e-9), ("batch_collapse_min_requests", 1e-3), ("wait_page_seconds", 0.001),
+])
+@pytest.mark.parametrize("source", SOURCES)
+def test_thresholds_at_the_end_of_what_is_allowed_make_rules(name: str, value: float, source: str) -> None:
+    assert load_groups(Options(builtin().override({name: value}, "test"), source=source))
+
+
+def test_thresholds_that_make_no_rules_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def impossible(_: Options) -> dict[str, str]:
+        raise SpecError("VllmBatchCollapse: test input 'x': '>= -1' is not understood")
+
+    monkeypatch.setattr("kvpressure.cli.bundle.render", impossible)
+    assert main(["bundle", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_output_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ that does not exist is simply left out of ``by`` and equal in ``on``."""
 
 _INPUT = re.compile(
     r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|veto)\s*(?P<value>[\w.]+)?"
-    r"(?:\s+within\s+(?P<window>\w+))?"
+    r"(?:\s+within\s+(?P<window>[\d.]+))?"
 )
 _SERIES = re.compile(r'(?P<metric>[\w:]+)(?:\{(?P<labels>[^}]*)\})?')
 _LABEL = re.compile(r'(\w+)="([^"]*)"')

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from kvpressure import yaml_nodes
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
 
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
@@ -44,20 +45,17 @@ def load(path: str | Path | None) -> Values:
     """The values file, or the defaults for ``None``. Raises ``ValuesError`` for anything wrong with it."""
     if path is None:
         return Values()
-    import yaml
-
-    where = str(path)
     try:
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValuesError(f"{where}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        raise ValuesError(f"{where}{line}: not valid YAML") from error
-    if document is None:
-        return Values()
-    return _values(_mapping(document, where, "the file"), where)
+        root = yaml_nodes.read(path)
+    except yaml_nodes.YamlError as error:
+        raise ValuesError(str(error)) from error
+    return _values(_mapping(root.value, root.where, "the file"), str(path))
+
+
+def threshold_lines(path: str | Path) -> dict[str, str]:
+    """Where each threshold of a values file stands (``file:line``), for messages. The file has been loaded before."""
+    thresholds = (yaml_nodes.read(path).children or {}).get("thresholds")
+    return {name: node.where for name, node in ((thresholds.children if thresholds else None) or {}).items()}
 
 
 def _values(document: Mapping[str, Any], where: str) -> Values:

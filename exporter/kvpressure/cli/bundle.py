@@ -10,6 +10,7 @@ from kvpressure import thresholds
 from kvpressure.bundle import values
 from kvpressure.bundle.render import differences, render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options
+from kvpressure.bundle.spec import SpecError
 from kvpressure.cli import UsageError
 
 _EXAMPLES: Final = """\
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         found = differences(files, directory)
     except values.ValuesError as error:
         raise UsageError(str(error)) from error
+    except (SpecError, ArithmeticError) as error:  # thresholds that are allowed each, and make no rules together
+        raise UsageError(f"these thresholds make no rules: {error}; allowed: docs/thresholds.md") from error
     except OSError as error:
         raise UsageError(f"{error.filename or directory}: {error.strerror or error}") from error
     for line in found:
@@ -60,5 +63,5 @@ def _options(args: argparse.Namespace) -> Options:
     site = values.load(args.values)
     base = thresholds.load(args.thresholds)
     if site.thresholds:
-        base = base.override(site.thresholds, f"{args.values}: thresholds")
+        base = base.override(site.thresholds, f"{args.values}: thresholds", values.threshold_lines(args.values))
     return Options(base, site, args.profile, args.source)

@@ -20,6 +20,7 @@ from kvpressure.readings import (
     EngineReading,
     GpuOwner,
     GpuReading,
+    Histogram,
     LogLine,
     Snapshot,
     Termination,
@@ -323,3 +324,20 @@ def test_a_chatty_log_does_not_push_out_an_out_of_memory_line():
         state = pipeline.observe(Snapshot(1000.0 + i, pages=(busy(1000.0 + i),), logs=(oom,) if i == 0 else (step,) * 50))
     assert state.engines[0].signals.events["cuda_oom"] == 1
     assert state.engines[0].diagnosis.conditions["gpu_out_of_memory"] is True
+
+
+def test_the_recommended_context_limit_stands_while_an_incident_lasts():
+    """A long request finished before; for ten minutes of pressure only short ones do."""
+    pipeline, recommended, prompts, count = Pipeline(), [], 0.0, 0.0
+    for i in range(150):
+        t, pressure = 1000.0 + 5 * i, i > 20
+        prompts, count = prompts + (9000.0 if i == 10 else 100.0), count + 1
+        histograms = {r.REQUEST_PROMPT: Histogram((1000.0, 10_000.0, float("inf")), (count - (i >= 10), count, count), prompts, count),
+                      r.REQUEST_OUTPUT: Histogram((float("inf"),), (count,), count * 50, count)}
+        reading = EngineReading("m", "0", {r.RUNNING: 40, r.WAITING: 30 if pressure else 0, r.KV_USAGE: 0.99 if pressure else 0.5},
+                                {r.GENERATION_TOKENS: 1000.0 * i, r.FINISHED_PREFIX + "stop": count}, histograms, {})
+        state = pipeline.observe(Snapshot(t, pages=(page(t, engines=(reading,), args=("--max-model-len", "32768")),)))
+        if state.engines[0].diagnosis.verdict == "kv_pressure":
+            recommended.append(state.engines[0].limits["max_model_len"].recommended)
+    assert len(recommended) > 100
+    assert set(recommended) == {12288.0}, "9050 tokens and a quarter, rounded up"

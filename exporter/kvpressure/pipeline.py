@@ -253,18 +253,22 @@ class Pipeline:
             signals=signals if up else Signals(time=now, host=signals.host, progress=signals.progress,
                                                       events=signals.events, events_known=signals.events_known,
                                                       oom=signals.oom),
-            diagnosis=diagnosis, limits=self._limits(signals, diagnosis, found_limits),
+            diagnosis=diagnosis, limits=self._limits(track, signals, diagnosis, found_limits),
         )
 
-    def _limits(self, s: Signals, diagnosis: Diagnosis, found: Mapping[str, InForce]) -> dict[str, Limit]:
+    def _limits(self, track: EngineTrack, s: Signals, diagnosis: Diagnosis,
+                found: Mapping[str, InForce]) -> dict[str, Limit]:
+        t = self._thresholds
+        finished = s.context.context_max_5m if s.context.prompt_quantiles else None  # whole requests, not their prefill
+        longest = track.longest.observe(s.time, finished, diagnosis.verdict)
         values = {name: found[name].value if name in found else None for name in LIMITS}
-        confident = diagnosis.verdict if diagnosis.confidence >= self._thresholds["confident"] else "unknown"
+        confident = diagnosis.verdict if diagnosis.confidence >= t["confident"] else "unknown"
         recommended = {
-            "max_num_seqs": advice.max_num_seqs(s, confident, self._thresholds),
-            "max_num_batched_tokens": advice.max_num_batched_tokens(values["max_num_batched_tokens"], confident),
+            "max_num_seqs": advice.max_num_seqs(s, confident, t),
+            "max_num_batched_tokens": advice.max_num_batched_tokens(values["max_num_batched_tokens"], confident, t),
             "gpu_memory_utilization": advice.gpu_memory_utilization(
-                s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), self._thresholds),
-            "max_model_len": advice.max_model_len(s, values["max_model_len"], confident),
+                s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), t),
+            "max_model_len": advice.max_model_len(longest, values["max_model_len"], confident, t),
         }
         return {name: Limit(name, values[name], found[name].explicit if name in found else None,
                             found[name].source if name in found else None, recommended[name])

@@ -8,6 +8,7 @@ from typing import Final
 
 from kvpressure.args import EngineArgs, from_log
 from kvpressure.diagnosis.diagnose import Diagnoser
+from kvpressure.diagnosis.longest import LongestRequest
 from kvpressure.readings import EngineKey, EnginePage, GpuReading, LogLine
 from kvpressure.signals.engine import EngineTracker
 from kvpressure.signals.host import ContainerWindow
@@ -112,12 +113,13 @@ class GpuTrack:
 class EngineTrack:
     """An engine: tracker, diagnoser and identity."""
 
-    __slots__ = ("container", "counters", "diagnoser", "first_t", "gpus", "key", "seen_t", "target", "tracker")
+    __slots__ = ("container", "counters", "diagnoser", "first_t", "gpus", "key", "longest", "seen_t", "target", "tracker")
 
     def __init__(self, key: EngineKey, page: EnginePage, thresholds: Thresholds) -> None:
         self.key = key
         self.tracker = EngineTracker(thresholds)
         self.diagnoser = Diagnoser(thresholds)
+        self.longest = LongestRequest(thresholds)
         self.first_t = page.time
         self.target, self.container, self.gpus = page.target, page.container, page.gpus
         self.seen_t = page.time

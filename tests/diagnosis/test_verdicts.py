@@ -12,6 +12,7 @@ from kvpressure.diagnosis import advice, conditions, signature
 from kvpressure.diagnosis.conditions import HeldCache
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.evidence import Recent, gather
+from kvpressure.diagnosis.longest import CALM, LongestRequest
 from kvpressure.diagnosis.settle import Settled
 from kvpressure.diagnosis.verdicts import Case, Finding, decide
 from kvpressure.signals.model import Signals
@@ -405,16 +406,45 @@ def test_less_device_memory_is_advised_only_when_allocations_fail():
 
 
 def test_batched_tokens_are_halved_but_not_below_512():
-    assert advice.max_num_batched_tokens(8192, "kv_pressure") == 4096
-    assert advice.max_num_batched_tokens(600, "kv_pressure") == 512
-    assert advice.max_num_batched_tokens(512, "kv_pressure") is None
-    assert advice.max_num_batched_tokens(8192, "healthy") is None
+    assert advice.max_num_batched_tokens(8192, "kv_pressure", T) == 4096
+    assert advice.max_num_batched_tokens(600, "kv_pressure", T) == 512
+    assert advice.max_num_batched_tokens(512, "kv_pressure", T) is None
+    assert advice.max_num_batched_tokens(8192, "healthy", T) is None
 
 
 def test_context_limit_follows_the_longest_seen():
-    s = signals(context_max_5m=5000.0, prompt_quantiles={"0.5": 100.0})
-    assert advice.max_model_len(s, 32768, "kv_pressure") == 7168
-    assert advice.max_model_len(s, 4096, "kv_pressure") is None
+    assert advice.max_model_len(5000.0, 32768, "kv_pressure", T) == 7168
+    assert advice.max_model_len(5000.0, 4096, "kv_pressure", T) is None
+    assert advice.max_model_len(None, 32768, "kv_pressure", T) is None
+    assert advice.max_model_len(5000.0, 32768, "healthy", T) is None
+
+
+def followed(*steps: tuple[float, float | None, str]) -> list[float | None]:
+    longest = LongestRequest(T)
+    return [longest.observe(t, tokens, verdict) for t, tokens, verdict in steps]
+
+
+def test_the_longest_request_is_that_of_an_hour_and_an_incident_does_not_shorten_it():
+    hour = T["longest_request_seconds"]
+    assert followed((0.0, 9000.0, "healthy"), (60.0, 500.0, "healthy"), (hour, 500.0, "healthy"),
+                    (hour + 61.0, 500.0, "healthy")) == [9000, 9000, 9000, 500], "calm: forgotten after an hour"
+    assert followed((0.0, 9000.0, "healthy"), (60.0, 500.0, "kv_pressure"), (hour + 61.0, None, "kv_pressure"),
+                    (hour + 62.0, 9500.0, "kv_pressure"), (hour + 70.0, 400.0, "stalled"),
+                    (2 * hour + 200.0, None, "unknown"), (2 * hour + 201.0, 300.0, "idle")) == [
+                        9000, 9000, 9000, 9500, 9500, 9500, 300], "not calm: held, and raised only"
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e5), st.none() | st.floats(1, 1e6), st.sampled_from(VERDICTS)), max_size=200))
+def test_the_longest_request_never_falls_in_an_incident_and_stays_bounded(steps):
+    longest, before = LongestRequest(T), None
+    for t, tokens, verdict in steps:
+        now = longest.observe(t, tokens, verdict)
+        assert now is None or tokens is None or now >= tokens
+        if verdict not in CALM and before is not None:
+            assert now is not None
+            assert now >= before
+        before = now
+        assert len(longest._minutes) <= T["longest_request_seconds"] / 60 + 2
 
 
 def test_a_diagnosis_carries_sentences_with_numbers():

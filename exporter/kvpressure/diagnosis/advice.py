@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from math import ceil, floor
-from typing import Final
 
 from kvpressure.signals.model import Signals
 from kvpressure.thresholds import Thresholds
 
-CONTEXT_STEP: Final = 1024
-MIN_BATCHED_TOKENS: Final = 512
-
 
 def max_num_seqs(s: Signals, verdict: str, t: Thresholds) -> float | None:
-    """The cut of ``max_num_seqs``: 25-50 % (documented) of the concurrency that is really reached, sized by what the
-    cache holds at the present request lengths. ``None`` unless the cache is the problem.
+    """Where the cache is the problem, the cut: 25-50 % (documented) of the concurrency that is really reached, sized by
+    what the cache holds at the present request lengths. Where the limit itself is the problem, the raise: what the cache
+    holds, in one step at most twice the limit. Else ``None``.
     """
+    if verdict == "concurrency_limited":
+        return _raised_num_seqs(s, t)
     if verdict != "kv_pressure":
         return None
     reached = s.batch.batch_p99 if s.batch.batch_p99 is not None else s.load.running
@@ -29,11 +28,22 @@ def max_num_seqs(s: Signals, verdict: str, t: Thresholds) -> float | None:
     return float(max(1, floor(target)))
 
 
-def max_num_batched_tokens(current: float | None, verdict: str) -> float | None:
-    """Half of the present token budget, at least 512. ``None`` unless the cache is the problem and the budget is known."""
-    if verdict != "kv_pressure" or current is None or current <= MIN_BATCHED_TOKENS:
+def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
+    """``None`` where limit or cache are not known, or the cache does not hold more than the limit."""
+    limit, fits = s.load.max_num_seqs, s.load.limits.get("kv_capacity")
+    if limit is None or fits is None or floor(fits) <= limit:
         return None
-    return float(max(MIN_BATCHED_TOKENS, int(current) // 2))
+    return float(min(floor(fits), floor(t["max_num_seqs_raise_ratio"] * limit)))
+
+
+def max_num_batched_tokens(current: float | None, verdict: str, t: Thresholds) -> float | None:
+    """Half of the present token budget, down to the floor. ``None`` unless the cache is the problem and the budget is
+    known.
+    """
+    least = t["max_num_batched_tokens_floor"]
+    if verdict != "kv_pressure" or current is None or current <= least:
+        return None
+    return float(max(least, floor(current * (1 - t["max_num_batched_tokens_cut_ratio"]))))
 
 
 def gpu_memory_utilization(s: Signals, current: float | None, out_of_memory: bool | None, t: Thresholds) -> float | None:
@@ -49,12 +59,12 @@ def gpu_memory_utilization(s: Signals, current: float | None, out_of_memory: boo
     return target if current is None or current > target else None
 
 
-def max_model_len(s: Signals, current: float | None, verdict: str) -> float | None:
-    """The longest context of the last five minutes with a quarter to spare, rounded up, when the cache is the problem and
-    the present limit is larger.
+def max_model_len(longest: float | None, current: float | None, verdict: str, t: Thresholds) -> float | None:
+    """The ``longest`` request (of the last hour, see ``diagnosis.longest``) with some to spare, rounded up, when the cache
+    is the problem and the present limit is larger.
     """
-    longest = s.context.context_max_5m
-    if verdict != "kv_pressure" or current is None or longest is None or not s.context.prompt_quantiles:
+    if verdict != "kv_pressure" or current is None or longest is None:
         return None
-    target = float(ceil(longest * 1.25 / CONTEXT_STEP) * CONTEXT_STEP)
+    step = t["max_model_len_step_tokens"]
+    target = float(ceil(longest * t["max_model_len_spare_ratio"] / step) * step)
     return target if target < current else None

@@ -1,0 +1,47 @@
+"""The longest request of the last hour, which an incident does not make shorter.
+
+Under pressure short requests still finish while long ones wait, are pushed out or are given up: the longest of the last
+minutes shrinks, and a limit derived from it would refuse requests that were normal before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from kvpressure.signals.window import MINUTE
+from kvpressure.thresholds import Thresholds
+
+CALM: Final = frozenset({"healthy", "idle"})
+
+
+class LongestRequest:
+    """Follows one engine. Tokens; a maximum for each minute of ``longest_request_seconds``, and one that is held while the
+    engine is not calm.
+    """
+
+    __slots__ = ("_held", "_minutes", "_seconds")
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._seconds = thresholds["longest_request_seconds"]
+        self._minutes: deque[tuple[float, float]] = deque()  # (begin of the minute, longest of it)
+        self._held: float | None = None
+
+    def observe(self, t: float, longest: float | None, verdict: str) -> float | None:
+        """Take the longest of the last minutes; the longest that counts now, ``None`` before the first."""
+        minutes = self._minutes
+        while minutes and minutes[-1][0] > t:  # the clock stepped back
+            minutes.pop()
+        while minutes and minutes[0][0] < t - self._seconds:
+            minutes.popleft()
+        if longest is not None:
+            if minutes and t - minutes[-1][0] < MINUTE:
+                longest = max(longest, minutes[-1][1])
+                minutes[-1] = (minutes[-1][0], longest)
+            else:
+                minutes.append((t, longest))
+        known = [tokens for _, tokens in minutes]
+        if self._held is not None and verdict not in CALM:
+            known.append(self._held)
+        self._held = max(known, default=None)
+        return self._held

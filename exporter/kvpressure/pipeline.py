@@ -43,6 +43,7 @@ from kvpressure.tracks import ContainerTrack, EngineTrack, GpuTrack
 FORGET_SECONDS: Final = 300.0
 ABSENT: Final = "absent"  # why an engine is down whose page has only others
 MAX_GONE_ENGINES: Final = 64  # of all targets, kept until they are forgotten although their pages have others now
+MAX_COMMAND_LINES: Final = 256  # understood ones that are remembered
 _NO_SIGNALS: Final[Mapping[str, int]] = {}
 _NO_FIGURES: Final[Mapping[str, float]] = {}
 
@@ -143,7 +144,7 @@ class Pipeline:
     def _parsed(self, page: EnginePage) -> EngineArgs:
         key = (page.args, tuple(page.env.items()))
         if key not in self._args:
-            if len(self._args) > 256:
+            if len(self._args) > MAX_COMMAND_LINES:
                 self._args.clear()
             self._args[key] = limit_signals.from_page(page)
         return self._args[key]

@@ -14,6 +14,8 @@ from kvpressure.state import Evidence
 from kvpressure.thresholds import Thresholds
 
 OOM_EVENTS: Final = ("cuda_oom", "warmup_oom", "load_oom")
+_GB: Final = 10**9
+_MIB: Final = 2**20
 _GIB: Final = 2**30
 _PARTS: Final = (
     ("requested_bytes", "tried to allocate {}"), ("free_bytes", "{} free on the device"), ("total_bytes", "capacity {}"),
@@ -38,7 +40,7 @@ def evidence(s: Signals, t: Thresholds) -> Evidence:
     told = [form.format(_size(s.oom[name])) for name, form in _PARTS if name in s.oom]
     text = f"{times}; the last one: {', '.join(told)}" if told else f"{times}, without figures"
     if fragmented(s.oom, t):
-        text += f" (fragmentation probable: {t['fragmentation_warning_bytes'] / 1e9:.0f} GB or more lie in pieces)"
+        text += f" (fragmentation probable: {t['fragmentation_warning_bytes'] / _GB:.0f} GB or more lie in pieces)"
     return Evidence("gpu_out_of_memory", True, text)
 
 
@@ -50,4 +52,4 @@ def fragmented(figures: Mapping[str, float], t: Thresholds) -> bool:
 
 
 def _size(value: float) -> str:
-    return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / 2**20:.1f} MiB"
+    return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / _MIB:.1f} MiB"

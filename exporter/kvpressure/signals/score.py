@@ -86,7 +86,7 @@ def compute_low(level: str, activity: ComputeSignals, t: Thresholds) -> float | 
     """
     if level == PROFILING and activity.tensor_activity is not None and activity.dram_activity is not None:
         busy = ramp(activity.dram_activity, t["dram_ramp_ratio"], t["dram_busy_ratio"])
-        return busy * (1.0 - min(1.0, activity.tensor_activity / max(activity.dram_activity, 1e-6)))
+        return busy * (1.0 - min(1.0, activity.tensor_activity / activity.dram_activity)) if busy > 0 else 0.0
     if level == POWER and activity.power_ratio is not None:
         if activity.power_ratio < t["power_starved_ratio"]:
             return 0.0

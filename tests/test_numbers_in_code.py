@@ -1,0 +1,104 @@
+"""No number that decides stands in the code of signals and diagnosis: thresholds.yaml has them all.
+
+Every literal in these rooms is looked at, not comparisons alone, because ``x >= 2 * y`` and a confidence decide as well.
+0 and 1 are no thresholds (nothing, all, the whole). What else stands there is in the lists below, each with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from kvpressure.thresholds import builtin
+
+PACKAGE = Path(__file__).parents[1] / "exporter" / "kvpressure"
+FILES = sorted([*(PACKAGE / "signals").glob("*.py"), *(PACKAGE / "diagnosis").glob("*.py"), PACKAGE / "pipeline.py",
+                PACKAGE / "tracks.py"])
+
+NOT_JUDGED = {"logevents.py": "texts of vLLM's log and their units", "cards.py": "data sheets of cards"}
+
+CONSTANTS = {
+    # windows of metrics, as they are published
+    "MINUTE", "HALF_MINUTE", "FIVE_MINUTES", "HOUR", "SLOPE_SECONDS", "BURST_SECONDS", "TREND_SECONDS", "ACTIVITY_SECONDS",
+    "QUANTILES", "RUNNING_BOUNDS",
+    # how finely and how long history is kept
+    "FINE_SECONDS", "MID_SECONDS", "LONG_SECONDS", "MID_STEP", "LONG_STEP", "JITTER_SECONDS", "STEP_BACK_SECONDS",
+    "TREND_STEP_SECONDS", "IDLE_STEP_SECONDS", "FORGET_SECONDS",
+    # bounds of memory
+    "MAX_NAMES", "MAX_RESTARTS_KEPT", "BASELINE_VALUES", "IDLE_POINTS", "MAX_REPORTS", "MAX_EVENTS_KEPT", "MAX_GONE_ENGINES",
+    "MAX_COMMAND_LINES",
+    # arithmetic and names
+    "SLOPE_POINTS", "PERCENT", "APPLICATION_XIDS", "V0_MAX_NUM_SEQS", "_GIB", "_MIB", "_GB",
+}
+
+EXPRESSIONS = {
+    "running * (block_size - 1) / 2 * pool / kv.kv_capacity_tokens": "the last block of a request is half empty on average",
+    "(t - mean_t) ** 2": "least squares",
+    "lru_cache(maxsize=256)": "bound of memory",
+    "_number(host.api_cpu_cores, 2)": "decimals shown",
+    "_number(recent.waiting_mean, 1)": "decimals shown",
+}
+
+
+def numbers(tree: ast.AST) -> Iterator[tuple[ast.Constant, list[ast.AST]]]:
+    """Every number but 0 and 1, with the nodes around it, outermost first."""
+    def walk(node: ast.AST, around: list[ast.AST]) -> Iterator[tuple[ast.Constant, list[ast.AST]]]:
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value not in (0, 1):
+            yield node, around
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, [*around, node])
+
+    yield from walk(tree, [])
+
+
+def explained(around: list[ast.AST]) -> bool:
+    for node in around:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if node in getattr(around[0], "body", []) and any(isinstance(t, ast.Name) and t.id in CONSTANTS for t in targets):
+            return True
+        if isinstance(node, ast.expr) and ast.unparse(node) in EXPRESSIONS:
+            return True
+    return False
+
+
+def unexplained(source: str) -> list[str]:
+    return [f"line {number.lineno}: {number.value}" for number, around in numbers(ast.parse(source)) if not explained(around)]
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.name not in NOT_JUDGED],
+                         ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_numbers_that_decide_stand_in_the_file_of_thresholds(file):
+    assert unexplained(file.read_text()) == [], "a number that decides belongs into thresholds.yaml"
+
+
+@pytest.mark.parametrize("source", [
+    "LEVEL: Final = 0.95\n", "def f(x):\n    return x >= 0.95\n", "def f(x, y):\n    return x >= 2 * y\n",
+    "def f(x):\n    return len(x) < 4\n", "def f():\n    return Finding('idle', 0.9)\n", "def f(x):\n    MINUTE = 60.0\n    return x > MINUTE\n",
+    "def f(x):\n    return min(x, -3)\n",
+])
+def test_the_test_sees_them(source):
+    assert len(unexplained(source)) == 1
+
+
+def test_the_lists_name_nothing_that_is_gone():
+    text = "\n".join(file.read_text() for file in FILES)
+    assert [name for name in CONSTANTS if not re.search(rf"^{name}: Final", text, re.MULTILINE)] == []
+    found = {ast.unparse(node) for file in FILES for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.expr)}
+    assert EXPRESSIONS.keys() - found == set()
+
+
+@lru_cache(maxsize=1)
+def words() -> frozenset[str]:
+    files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.j2")]
+    return frozenset(word for file in files for word in re.findall(r"\w+", file.read_text()))
+
+
+@pytest.mark.parametrize("name", sorted(builtin()))
+def test_no_threshold_is_a_leftover(name):
+    pace = re.fullmatch(r"rules_(\w+)_interval_seconds", name)
+    assert (pace[1] if pace else name) in words(), f"nothing reads {name}"

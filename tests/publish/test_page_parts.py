@@ -226,11 +226,13 @@ class TestPlan:
         assert titles.index("Restart, now that the limits are down") > titles.index("Roll out and watch")
         assert self.flags(plan(engine, T)) == ["--gpu-memory-utilization 0.7"]
 
-    def test_a_sequence_limit_is_raised_by_no_more_than_twice_and_only_into_free_room(self) -> None:
-        for fits, expected in ((100.0, ["--max-num-seqs 48"]), (30.0, ["--max-num-seqs 30"]), (20.0, []), (None, [])):
-            limits = {} if fits is None else {"kv_capacity": fits}
-            engine = engine_with("concurrency_limited", load=LoadSignals(limits=limits, max_num_seqs=24.0))
-            assert self.flags(plan(engine, T)) == expected
+    def test_a_sequence_limit_is_raised_to_what_is_recommended_and_says_what_fits(self) -> None:
+        for raised, expected in ((48.0, ["--max-num-seqs 48"]), (None, [])):
+            engine = engine_with("concurrency_limited", load=LoadSignals(limits={"kv_capacity": 77.9}, max_num_seqs=24.0))
+            engine = replace(engine, limits={"max_num_seqs": Limit("max_num_seqs", 24.0, True, "args", raised)})
+            made = plan(engine, T)
+            assert self.flags(made) == expected
+            assert ("About 77 requests of the present length fit" in made.actions[0].text) is (raised is not None)
 
     def test_other_causes_leave_the_kv_limits_alone(self) -> None:
         for verdict in ("compute_bound", "host_bound", "stalled"):

@@ -133,16 +133,14 @@ def _verify(engine: EngineState) -> Action:
 
 def _concurrency_limited(engine: EngineState, t: Thresholds) -> Plan:
     del t
-    s, (_, now) = engine.signals, _flag(engine, "max_num_seqs")
+    s, (flag, now) = engine.signals, _flag(engine, "max_num_seqs")
     fits = s.load.limits.get("kv_capacity")
-    flags: tuple[str, ...] = ()
     text = f"max_num_seqs is reached, now {now}, and the KV cache has room ({percent_text(s.kv.kv_used_ratio_max)} at most)."
-    if fits is not None and (s.load.max_num_seqs is None or fits > s.load.max_num_seqs):
-        flags = (f"--max-num-seqs {min(floor(fits), 2 * floor(s.load.max_num_seqs or fits))}",)
+    if flag and fits is not None:
         text += (f" About {number_text(floor(fits))} requests of the present length fit into the cache; go up by no more "
                  "than twice at a time and watch it.")
     return Plan("Let more requests run: the cache has room. Lowering KV limits would make it worse.", (
-        Action("Raise max_num_seqs", text, flags), _roll_out(engine),
+        Action("Raise max_num_seqs", text, (flag,) if flag else ()), _roll_out(engine),
         Action("Or add replicas", "If time per output token is already at its limit, more requests in one batch make it longer: "
                f"p95 is {seconds_text(s.latency.inter_token.get('0.95'))} now.")))
 

@@ -18,8 +18,8 @@ from kvpressure.readings import EngineKey
 from kvpressure.state import EngineState, State
 from kvpressure.thresholds import Thresholds, builtin
 
-# Harm first; what is fine comes last.
-_ORDER: Final = ("stalled", "kv_pressure", "concurrency_limited", "host_bound", "compute_bound", "unknown", "healthy", "idle")
+# Harm first; what is fine comes last. The boards rank engines by it as well.
+ORDER: Final = ("stalled", "kv_pressure", "concurrency_limited", "host_bound", "compute_bound", "unknown", "healthy", "idle")
 CALM: Final = ("healthy", "idle")
 
 
@@ -91,7 +91,7 @@ def _rank(view: EngineView) -> int:
 
 
 def _rank_of(verdict: str) -> int:
-    return _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
+    return ORDER.index(verdict) if verdict in ORDER else len(ORDER)
 
 
 def _anchor(key: EngineKey) -> str:

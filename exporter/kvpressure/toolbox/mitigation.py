@@ -10,7 +10,6 @@ from math import ceil, floor
 from typing import Final, Literal
 
 from kvpressure.args import parse_version
-from kvpressure.diagnosis.advice import MIN_BATCHED_TOKENS
 from kvpressure.thresholds import Thresholds
 from kvpressure.toolbox.edge import Caps
 from kvpressure.toolbox.flags import text
@@ -54,7 +53,7 @@ class Plan:
 def plan(engine: EngineView, t: Thresholds, workload: str) -> Plan:
     """The plan for ``engine``; ``workload`` is how kubectl names it, e.g. ``-n inference deploy/chat``."""
     caps = caps_for(engine)
-    steps = [_edge(engine, caps), _sequences(engine, t), _batched_tokens(engine), _memory_share(engine, t), *_beyond(engine, t),
+    steps = [_edge(engine, caps), _sequences(engine, t), _batched_tokens(engine, t), _memory_share(engine, t), *_beyond(engine, t),
              _roll_out(workload), _restart(engine, workload), _verify(engine)]
     return Plan(tuple(steps), caps)
 
@@ -123,7 +122,7 @@ def _sequences(engine: EngineView, t: Thresholds) -> Step:
     limit, reached = engine.limit("max_num_seqs"), engine.signal("batch_p99") or engine.signal("running")
     low, high = t["max_num_seqs_cut_min_ratio"], t["max_num_seqs_cut_max_ratio"]
     title, now = "Lower max_num_seqs", f"now {_now(engine, 'max_num_seqs')}"
-    if limit.recommended is None:
+    if limit.recommended is None or (limit.value is not None and limit.recommended > limit.value):  # a raise, for another verdict
         return Step(title, "if it stays", f"{now}; cut what really runs at once by {low:.0%} to {high:.0%}. Too little is known to "
                     "compute it: give --max-num-seqs or --running", "fewer requests at once, the others wait")
     base = min(value for value in (limit.value, reached) if value is not None) if limit.value or reached else limit.recommended
@@ -140,15 +139,15 @@ def _sequences(engine: EngineView, t: Thresholds) -> Step:
                 "up (measured on a real server: 0 preemptions instead of 58)", {"max_num_seqs": limit.recommended})
 
 
-def _batched_tokens(engine: EngineView) -> Step:
-    limit = engine.limit("max_num_batched_tokens")
+def _batched_tokens(engine: EngineView, t: Thresholds) -> Step:
+    limit, least = engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
     title, now = "Lower max-num-batched-tokens", f"now {_now(engine, 'max_num_batched_tokens')}"
     cost = "long prompts take more steps: later first tokens; it must stay at or above max_num_seqs"
     value = limit.recommended
     if value is None:
-        small = limit.value is not None and limit.value <= MIN_BATCHED_TOKENS
+        small = limit.value is not None and limit.value <= least
         return Step(title, "not here" if small else "if it stays", f"{now}; " + (
-            f"not below {MIN_BATCHED_TOKENS}" if small else "halve it; give --max-num-batched-tokens to have it computed"), cost)
+            f"not below {least:g}" if small else "halve it; give --max-num-batched-tokens to have it computed"), cost)
     value = max(value, target_sequences(engine) or 0.0)
     return Step(title, "do", f"{now}; to {value:.0f}, half. Fewer prompts are computed at once and the peak of activations is lower; what the "
                 "cache holds it does not bound", cost, {"max_num_batched_tokens": value})

@@ -591,3 +591,13 @@ def test_the_alias_table_is_unambiguous():
                for prefix in ("vllm_", "ray_vllm:", "ray_vllm_", ""))
     assert "vllm:generation_tokens_created" not in SAMPLES
     assert "iteration_tokens_total" not in SAMPLES
+
+
+def test_a_routers_page_is_no_engine() -> None:
+    """A router tells of its servers under vLLM's own names, with ``server`` and without ``model_name``."""
+    page = "".join(f'vllm:{name}{{server="http://10.0.0.{server}:8000"}} {value}\n'
+                   for server, values in enumerate(((100, 0), (3, 40)))
+                   for name, value in zip(("num_requests_running", "num_requests_waiting"), values, strict=True))
+    found = scan(page)
+    assert found.engines == ()
+    assert found.error == "no_vllm_metrics"

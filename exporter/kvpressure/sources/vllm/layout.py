@@ -199,6 +199,8 @@ class Layout:
         if canonical is None:
             return UNWANTED
         owner = _owner(family, labels)
+        if owner[0] != "page" and "model_name" not in labels:
+            return UNWANTED  # a router repeats gauges of its servers under vLLM's names; every vLLM names its model
         part: str | float = _bound(labels) if sample.part == "bucket" else sample.part
         identity = (*owner, family.kind, canonical, sample.age, part, _copy(family, labels))
         known = self._identities.get(identity)

@@ -179,3 +179,10 @@ def test_slope_is_least_squares_and_needs_three_points():
     assert slope([(0, 0.0), (10, 0.5)]) is None
     assert slope([(0, 0.0), (10, 0.1), (20, 0.2)]) == pytest.approx(0.01)
     assert slope([(5, 1.0), (5, 2.0), (5, 3.0)]) is None
+
+
+def test_swapped_requests_wait_everywhere():
+    both = window([(0.0, {r.RUNNING: 4, r.WAITING: 1, r.SWAPPED: 2}), (1.0, {r.RUNNING: 4, r.SWAPPED: 2}), (2.0, {r.RUNNING: 4})])
+    assert both.waiting(60.0) == [3, 2]
+    assert [sample.in_flight for sample in both.history] == [7, 6, 4]
+    assert [sample.waiting for sample in both.history] == [3, 2, None]

@@ -73,8 +73,8 @@ def collapse(window: EngineWindow, p95: float | None, limit: float | None) -> fl
     """
     if p95 is None:
         return None
-    demand = [s.gauges[r.RUNNING] + s.gauges.get(r.WAITING, 0.0) - s.gauges.get(r.WAITING_DEFERRED, 0.0)
-              for s in window.since(MINUTE) if r.RUNNING in s.gauges]
+    demand = [present - s.gauges.get(r.WAITING_DEFERRED, 0.0)
+              for s in window.since(MINUTE) if (present := s.in_flight) is not None]
     wanted = sum(demand) / len(demand) if demand else 0.0
     if limit is not None:
         wanted = min(wanted, limit)

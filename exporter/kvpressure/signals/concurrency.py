@@ -21,7 +21,7 @@ def plateau(window: EngineWindow, t: Thresholds) -> float | None:
         return None
     running = [s.gauges[r.RUNNING] for s in samples]
     full = t["kv_near_full_ratio"]
-    if any(s.gauges.get(r.WAITING, 0.0) <= 0 or s.gauges.get(r.KV_USAGE, 0.0) >= full for s in samples):
+    if any((s.waiting or 0.0) <= 0 or s.gauges.get(r.KV_USAGE, 0.0) >= full for s in samples):
         return None
     top = max(running)
     stood = min(running) >= top - max(1.0, t["plateau_tolerance_ratio"] * top)
@@ -46,9 +46,7 @@ def reaching(limit: float, t: Thresholds) -> float:
 def compute(window: EngineWindow, configured: float | None, source: str | None, capacity: float | None,
             mean_context: float | None, t: Thresholds) -> LoadSignals:
     """Load against the limits. ``configured`` is ``max_num_seqs`` from ``source`` (args, log or default)."""
-    running, waiting = window.gauge(r.RUNNING), window.gauge(r.WAITING)
-    if waiting is not None:
-        waiting += window.gauge(r.SWAPPED) or 0.0
+    running, waiting = window.gauge(r.RUNNING), window.last.waiting if window.last else None
     level = plateau(window, t)
     limits: dict[str, float] = {}
     if configured is not None and source is not None:

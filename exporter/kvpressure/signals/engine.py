@@ -113,7 +113,7 @@ class EngineTracker:
 
     def recent_waiting(self) -> list[float]:
         """Requests waiting in the samples of the last seconds."""
-        return self.window.gauge_values(r.WAITING, self._thresholds["recent_window_seconds"])
+        return self.window.waiting(self._thresholds["recent_window_seconds"])
 
     def kv_signals(self, around: Surroundings) -> tuple[KvSignals, context.Shape]:
         """KV signals and mean request shape; needed first, because device memory depends on them."""
@@ -167,7 +167,7 @@ class EngineTracker:
             return False
         if self._progress.seconds_without > 0 or load.running is None:
             return False
-        waiting = self.window.gauge_values(r.WAITING, MINUTE)
+        waiting = self.window.waiting(MINUTE)
         running = self.window.gauge_values(r.RUNNING, MINUTE)
         return sum(waiting) <= self._thresholds["calm_queue_ratio"] * sum(running) + 1
 

@@ -72,15 +72,15 @@ def silent_preemptions(samples: Sequence[Sample], t: Thresholds) -> float | None
     total, seen = 0.0, False
     low, high = t["preemption_match_low_ratio"], t["preemption_match_high_ratio"]
     for before, after in pairwise(samples):
-        finished_before, finished_after = before.finished, after.finished
-        if r.RUNNING not in after.gauges or r.WAITING not in after.gauges or finished_after is None:
+        waited, waiting = before.waiting, after.waiting
+        if r.RUNNING not in after.gauges or waiting is None or after.finished is None:
             continue
-        if r.RUNNING not in before.gauges or r.WAITING not in before.gauges or finished_before is None:
+        if r.RUNNING not in before.gauges or waited is None or before.finished is None:
             continue
         seen = True
         fell = before.gauges[r.RUNNING] - after.gauges[r.RUNNING]
-        rose = after.gauges[r.WAITING] - before.gauges[r.WAITING]
-        if fell > 0 and finished_after == finished_before and low * fell <= rose <= high * fell + 1:
+        rose = waiting - waited
+        if fell > 0 and after.finished == before.finished and low * fell <= rose <= high * fell + 1:
             total += min(fell, rose)
     return total if seen else None
 
@@ -145,8 +145,7 @@ def overcommit(window: EngineWindow, shape: Shape, capacity: float | None,
     context = shape.mean_context
     if capacity is None or context is None:
         return None
-    in_flight = [s.gauges.get(r.RUNNING, 0.0) + s.gauges.get(r.WAITING, 0.0)
-                 for s in window.since(MINUTE) if r.RUNNING in s.gauges]
+    in_flight = [present for s in window.since(MINUTE) if (present := s.in_flight) is not None]
     if not in_flight:
         return None
     reach = max(sum(in_flight) / len(in_flight), shape.arrivals_times_service or 0.0)

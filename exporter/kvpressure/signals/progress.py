@@ -11,7 +11,7 @@ from kvpressure.signals.window import HALF_MINUTE, EngineWindow, Sample
 from kvpressure.thresholds import Thresholds
 
 _USEFUL: Final = (r.PROMPT_TOKENS, r.GENERATION_TOKENS)
-_LEVELS: Final = (r.RUNNING, r.WAITING, r.KV_USAGE)
+_LEVELS: Final = (r.RUNNING, r.WAITING, r.SWAPPED, r.KV_USAGE)
 
 
 class Progress:
@@ -70,7 +70,7 @@ class Progress:
 
 def work_present(sample: Sample) -> bool | None:
     """Requests running or waiting, by the gauges; ``None`` if the page has neither."""
-    running, waiting = sample.gauges.get(r.RUNNING), sample.gauges.get(r.WAITING)
+    running, waiting = sample.gauges.get(r.RUNNING), sample.waiting
     if running is None and waiting is None:
         return None
     return (running or 0.0) + (waiting or 0.0) > 0
@@ -120,7 +120,7 @@ def compute(window: EngineWindow, progress: Progress, age_seconds: float, failin
         seconds_without_progress=progress.seconds_without if known and work else None,
         seconds_still=progress.seconds_still if known and work else None,
         connections_dropped=progress.connections_dropped(
-            (last.gauges.get(r.RUNNING) or 0.0) + (last.gauges.get(r.WAITING) or 0.0)) if work else None,
+            (last.gauges.get(r.RUNNING) or 0.0) + (last.waiting or 0.0)) if work else None,
         http_moved=http_moved(window, progress.seconds_still),
         fresh_seconds=age_seconds, pages_failing=float(failing), page_error=error,
         tokens_flow=_flow(window, seconds), tokens_lately=_moved_lately(window, t["lately_seconds"]),

@@ -88,6 +88,5 @@ def compute(window: EngineWindow, trend: Trend) -> ThroughputSignals:
 
 
 def _mean_demand(window: EngineWindow) -> float | None:
-    values = [s.gauges[r.RUNNING] + s.gauges.get(r.WAITING, 0.0)
-              for s in window.since(MINUTE) if r.RUNNING in s.gauges]
+    values = [present for s in window.since(MINUTE) if (present := s.in_flight) is not None]
     return sum(values) / len(values) if values else None

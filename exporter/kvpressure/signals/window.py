@@ -20,6 +20,7 @@ from kvpressure.readings import (
     PROCESS_CPU_SECONDS,
     PROCESS_OPEN_FDS,
     RUNNING,
+    SWAPPED,
     WAITING,
     Histogram,
 )
@@ -57,9 +58,21 @@ class Sample:
     finished: float | None = None
 
     @property
+    def waiting(self) -> float | None:
+        """Requests that wait, those that vLLM V0 swapped to the host included; ``None`` if the page has neither."""
+        waiting, swapped = self.gauges.get(WAITING), self.gauges.get(SWAPPED)
+        return None if waiting is None and swapped is None else (waiting or 0.0) + (swapped or 0.0)
+
+    @property
+    def in_flight(self) -> float | None:
+        """Requests running or waiting, as far as the page has them; ``None`` if it does not tell the running ones."""
+        running = self.gauges.get(RUNNING)
+        return None if running is None else running + (self.waiting or 0.0)
+
+    @property
     def arrived(self) -> float | None:
         """Requests that arrived so far, up to a constant: finished plus present. Aborted ones are not counted by vLLM."""
-        running, waiting = self.gauges.get(RUNNING), self.gauges.get(WAITING)
+        running, waiting = self.gauges.get(RUNNING), self.waiting
         return None if self.finished is None or running is None or waiting is None else self.finished + running + waiting
 
 
@@ -331,6 +344,10 @@ class EngineWindow:
     def gauge_values(self, name: str, seconds: float) -> list[float]:
         """The gauge's values over the window, oldest first."""
         return [sample.gauges[name] for sample in self.since(seconds) if name in sample.gauges]
+
+    def waiting(self, seconds: float) -> list[float]:
+        """Requests waiting in the samples of the window, oldest first."""
+        return [waiting for sample in self.since(seconds) if (waiting := sample.waiting) is not None]
 
     def gauge(self, name: str) -> float | None:
         """The gauge in the newest sample."""

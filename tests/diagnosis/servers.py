@@ -1,0 +1,158 @@
+"""Made-up vLLM servers, played through the pipeline second by second.
+
+``play`` takes what the server is like as values: a number holds all the time, a function of the second changes with it.
+Counters and histograms of the page follow from them, so that a test shows only the numbers it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from kvpressure import readings as r
+from kvpressure.pipeline import Pipeline
+from kvpressure.readings import ContainerReading, EnginePage, EngineReading, GpuReading, Histogram, Snapshot
+from kvpressure.state import Diagnosis, EngineState
+from kvpressure.thresholds import builtin
+
+CONFIDENT = builtin()["confident"]
+LIMIT = ("--max-num-seqs", "256")
+CAPACITY = 100_000
+LONGEST = 32_768  # max_model_len
+SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, inf)
+TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0, inf)
+GIB = 2**30
+
+Value = float | None | Callable[[int], float | None]
+
+
+def cycle(*values: float) -> Callable[[int], float]:
+    """One value after the other, again and again."""
+    return lambda second: values[second % len(values)]
+
+
+def after(second: int, before: float | None, then: float | None) -> Callable[[int], float | None]:
+    """``before`` until that second, ``then`` from it on."""
+    return lambda now: before if now < second else then
+
+
+@dataclass
+class Played:
+    """What was said of one engine, tick by tick."""
+
+    states: list[EngineState] = field(default_factory=list)
+
+    @property
+    def last(self) -> Diagnosis:
+        return self.states[-1].diagnosis
+
+    @property
+    def verdict(self) -> str:
+        return self.last.verdict
+
+    @property
+    def confidence(self) -> float:
+        return self.last.confidence
+
+    def confidently(self, since: int = 0) -> set[str]:
+        """Verdicts that were said with confidence, from a second on."""
+        return {s.diagnosis.verdict for s in self.states[since:] if s.diagnosis.confidence >= CONFIDENT}
+
+    def said(self, since: int = 0) -> set[str]:
+        """All verdicts from a second on."""
+        return {s.diagnosis.verdict for s in self.states[since:]}
+
+
+class _Histogram:
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds, self.counts, self.sum = tuple(bounds), [0.0] * len(bounds), 0.0
+
+    def add(self, value: float, times: float) -> None:
+        self.sum += value * times
+        self.counts = [count + (times if value <= bound else 0) for bound, count in zip(self.bounds, self.counts, strict=True)]
+
+    def reading(self) -> Histogram:
+        return Histogram(self.bounds, tuple(self.counts), self.sum, self.counts[-1])
+
+
+class _Engine:
+    """One engine of the page: what its counters and histograms have come to."""
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+        self.counters = dict.fromkeys((r.PROMPT_TOKENS, r.GENERATION_TOKENS, r.PREEMPTIONS, r.FINISHED_PREFIX + "stop"), 0.0)
+        self.histograms = {name: _Histogram(SECONDS) for name in (r.QUEUE, r.E2E, r.INFERENCE, r.TTFT)}
+        self.histograms |= {name: _Histogram(TOKENS) for name in (r.REQUEST_PROMPT, r.REQUEST_OUTPUT)}
+        self.histograms |= {r.INTER_TOKEN: _Histogram((0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, inf))}
+        self._begun = 0.0
+
+    def step(self, seconds: float, now: dict[str, float | None]) -> EngineReading:
+        def of(name: str, missing: float = 0.0) -> float:
+            value = now.get(name)
+            return missing if value is None else value
+
+        prompt, counters = of("prompt") * seconds, self.counters
+        counters[r.PROMPT_TOKENS] += prompt
+        counters[r.GENERATION_TOKENS] += of("generated") * seconds
+        counters[r.PREEMPTIONS] += of("preemptions") * seconds
+        if "computed" in now:
+            counters[r.PROMPT_TOKENS_COMPUTED] = counters.get(r.PROMPT_TOKENS_COMPUTED, 0.0) + of("computed") * seconds
+        if "hits" in now:
+            counters[r.PREFIX_QUERIES] = counters.get(r.PREFIX_QUERIES, 0.0) + prompt
+            counters[r.PREFIX_HITS] = counters.get(r.PREFIX_HITS, 0.0) + prompt * of("hits")
+        self._begun += of("finished") * seconds
+        done, self._begun = int(self._begun), self._begun % 1
+        counters[r.FINISHED_PREFIX + "stop"] += done
+        self._finish(done, of("queue", 0.01), of("inference", 6.0), of("length", 500.0), of("output", 200.0))
+        if of("generated"):
+            self.histograms[r.INTER_TOKEN].add(of("token", 0.03), of("generated") * seconds)
+        gauges = {name: value for name, value in (
+            (r.RUNNING, now.get("running")), (r.WAITING, now.get("waiting")), (r.KV_USAGE, now.get("kv")),
+            (r.SWAPPED, now.get("swapped")), (r.ASLEEP, now.get("asleep"))) if value is not None}
+        if now.get("deferred") is not None and now.get("waiting") is not None:
+            gauges |= {r.WAITING_DEFERRED: of("deferred"), r.WAITING_CAPACITY: of("waiting") - of("deferred")}
+        capacity = of("capacity", CAPACITY)
+        config = {"block_size": "16", "kv_cache_size_tokens": str(capacity), "gpu_memory_utilization": "0.92",
+                  "kv_cache_max_concurrency": str(capacity / LONGEST)}
+        return EngineReading("m", self.number, gauges, dict(counters),
+                             {name: item.reading() for name, item in self.histograms.items()}, config)
+
+    def _finish(self, done: int, queue: float, inference: float, prompt: float, output: float) -> None:
+        for name, value in ((r.QUEUE, queue), (r.INFERENCE, inference), (r.E2E, queue + inference), (r.TTFT, queue + 0.2),
+                            (r.REQUEST_PROMPT, prompt), (r.REQUEST_OUTPUT, output)):
+            self.histograms[name].add(value, done)
+
+
+def play(seconds: int, *, args: Sequence[str] = LIMIT, cards: Sequence[Value] = (0.95,), card: dict[str, Value] | None = None,
+         step: float = 1.0, name: str = "NVIDIA H100 80GB HBM3", others: Sequence[dict[str, Value]] = (),
+         host: dict[str, Value] | None = None, page: dict[str, Value] | None = None, **values: Value) -> Played:
+    """Play a server for that many ticks of ``step`` seconds and tell what was said of its first engine.
+
+    ``cards``: NVML utilization of each GPU of the pod; ``card``: further fields of each. ``others``: further engines on the
+    page. ``host``: fields of the container, as totals. ``page``: values of the whole page.
+    """
+    engines = [_Engine(str(number)) for number in range(1 + len(others))]
+    pipeline, played = Pipeline(), Played()
+    for i in range(seconds):
+        t = 1000.0 + i * step
+        readings = tuple(engine.step(step, _at(i, {"deferred": 0.0} | kind))
+                         for engine, kind in zip(engines, (values, *others), strict=True))
+        gpus = tuple(GpuReading(f"GPU-{n}", n, "nvidia", name, memory_total_bytes=80 * GIB, memory_used_bytes=74 * GIB,
+                                **({"utilization_ratio": _one(i, used)} | _at(i, card or {})))
+                     for n, used in enumerate(cards))
+        containers = (ContainerReading("ns", "chat-0", "vllm", **_at(i, host)),) if host else ()
+        known = {key: value for key, value in _at(i, page or {}).items() if value is not None}
+        answered = EnginePage("http://10.0.0.5:8000/metrics", t, "ns", "chat-0", "vllm", args=tuple(args), engines=readings,
+                              gpus=tuple(gpu.uuid for gpu in gpus), page=known)
+        state = pipeline.observe(Snapshot(t, gpus=gpus, containers=containers, pages=(answered,)))
+        played.states.append(next(engine for engine in state.engines if engine.key.engine == "0"))
+    return played
+
+
+def _one(second: int, value: Value) -> float | None:
+    return value(second) if callable(value) else value
+
+
+def _at(second: int, values: dict[str, Value]) -> dict[str, float | None]:
+    return {name: _one(second, value) for name, value in values.items()}

@@ -19,6 +19,8 @@ examples:
   kvpressure bundle --out monitoring --values site.yaml          # URLs, durations, exclusions, labels, thresholds
   kvpressure bundle --out monitoring --values site.yaml --check  # in CI: does what is there match?
   kvpressure bundle --out plain --source dcgm                    # without this exporter
+
+Exit status: 0 written, or nothing differs; 1 --check found something; 2 the input cannot be used.
 """
 
 

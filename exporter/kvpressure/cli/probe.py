@@ -16,7 +16,7 @@ from kvpressure.capacity.kvbytes import Layout, Parallel
 from kvpressure.cli import UsageError
 from kvpressure.sources.vllm import Target
 from kvpressure.thresholds import load
-from kvpressure.toolbox import fetch, probing
+from kvpressure.toolbox import fetch, probing, secret
 from kvpressure.toolbox.completions import Api
 from kvpressure.toolbox.meter import Meter
 from kvpressure.toolbox.probing import Budget, Probe, Report, Result, Stage
@@ -66,7 +66,7 @@ def _whole(text: str) -> int:
 def run(options: argparse.Namespace) -> int:
     """Ask for consent, measure, print. Raises ``UsageError`` for refusals and unusable input."""
     target = fetch.target_of(options.url, "URL")
-    key = _key(options.api_key_file)
+    key = secret.read(options.api_key_file, "--api-key-file")
     meter = Meter(target)
     try:
         report = _probe(options, target, meter, key)
@@ -92,15 +92,6 @@ def _probe(options: argparse.Namespace, target: Target, meter: Meter, key: str |
             results.append(result)
     notes = (f"the server was busy ({busy})",) if busy is not None else ()
     return Report(target.name, model, meter.cache, tuple(results), notes)
-
-
-def _key(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--api-key-file: {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, int | None]:

@@ -38,6 +38,8 @@ examples:
   kvpressure record --out /var/lib/kvpressure --keep 24          # rotated files, the newest 24
 
 Judge it later with kvpressure replay or kvpressure diagnose.
+
+Exit status: 0 recorded, 1 --max-size was reached before --for was over, 2 the settings cannot be used, 3 it cannot go on.
 """
 
 

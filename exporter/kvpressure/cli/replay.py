@@ -30,6 +30,8 @@ examples:
   kvpressure replay day-1.jsonl.gz day-2.jsonl.gz --from 3600 --format json
   kvpressure replay incident.jsonl.gz --thresholds mine.yaml     # what other thresholds would have said
   kvpressure replay incident.jsonl.gz --openmetrics out.txt && promtool tsdb create-blocks-from openmetrics out.txt data
+
+Exit status: 0 replayed, 2 the recording cannot be used.
 """
 
 

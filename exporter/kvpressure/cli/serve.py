@@ -37,6 +37,8 @@ examples:
 
 Each setting is a flag (--web.max-requests 5), a variable (KVPRESSURE_WEB_MAX_REQUESTS=5) and a key of the file given
 with --config (web.max-requests: 5). Flags win over variables, variables over the file.
+
+Exit status: 0 ended by SIGTERM or SIGINT, 2 the settings cannot be used, 3 it cannot go on in this process (a new one may).
 """
 
 

@@ -20,7 +20,7 @@ from kvpressure.recording.reader import Reader
 from kvpressure.sources.vllm import Target
 from kvpressure.state import State
 from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox import fetch, live, prometheus
+from kvpressure.toolbox import fetch, live, prometheus, secret
 from kvpressure.toolbox.beside import Beside
 from kvpressure.toolbox.history import Case, judge
 from kvpressure.toolbox.live import Around, Card
@@ -219,7 +219,7 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
             cases = judge(reader, thresholds, reader.header.node or "", worst=True,
                           on_state=lambda state: progress.show(f"{path}: t={state.time:.0f}"))
     except RecordingError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{error}; allowed: a recording (kvpressure record), or an address") from error
     if not cases:
         raise UsageError(f"{path}: no engine in it; allowed: a recording with at least one readable tick")
     shown = problems[:3] + ([f"{len(problems) - 3} more lines skipped"] if len(problems) > 3 else [])
@@ -228,7 +228,7 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
 
 def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     query = prometheus.Query(options.prometheus, options.since, options.namespace, options.pod, options.model,
-                             prometheus.token_from(options.prometheus_token_file), options.args)
+                             secret.read(options.prometheus_token_file, "--prometheus-token-file"), options.args)
     api, now = prometheus.Prometheus(query), prometheus.wall()
     cases: list[Case] = []
     warnings: list[str] = []

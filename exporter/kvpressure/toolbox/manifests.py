@@ -111,7 +111,7 @@ def _text(path: str, where: str) -> str:
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror or error}; allowed: a file with Kubernetes documents, or -") from error
     if len(raw) > MAX_BYTES:
-        raise UsageError(f"{where}: larger than {MAX_BYTES} bytes")
+        raise UsageError(f"{where}: larger than {MAX_BYTES} bytes; allowed: up to that")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -138,11 +138,11 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
-        raise UsageError(f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'})") from error
+        raise UsageError(f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'}); allowed: Kubernetes documents") from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"{where}: not valid YAML ({type(error).__name__})") from error
+        raise UsageError(f"{where}: not valid YAML ({type(error).__name__}); allowed: Kubernetes documents") from error
 
 
 # --- servers ----------------------------------------------------------------------------------------------

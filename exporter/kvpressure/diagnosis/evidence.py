@@ -73,6 +73,8 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
         Evidence("head_of_line_blocked", _blocked(s, recent, t), _blocked_text(s)),
         Evidence("preempting", preempting, f"preemptions in the last minute: {_number(counted)} counted, "
                  f"{_number(silent)} by the immediate sign"),
+        Evidence("preempting_now", _compare(kv.preemptions_recent, t["preemptions_min"]),
+                 f"{_number(kv.preemptions_recent)} preemptions in the last seconds"),
         Evidence("running_falls_waiting_rises", sign, f"{_number(silent)} requests went from running back to waiting "
                  "while nothing finished"),
         Evidence("running_at_limit", load.running_at_limit, f"{_number(load.running)} running of max_num_seqs "

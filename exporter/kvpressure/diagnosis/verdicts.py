@@ -115,7 +115,8 @@ def kv_pressure(case: Case) -> Finding | None:
         return None
     known_limit = case.signals.load.max_num_seqs_source in ("args", "log")
     at_limit = case.true("running_at_limit") and known_limit and case.signals.load.running_at_limit_now is not False
-    pushed = case.true("preempting") and not case.false("kv_near_full_now") and not case.false("waited_lately")
+    pushed = case.true("preempting") and not case.false("kv_near_full_now") \
+        and (case.true("preempting_now") or not case.false("waited_lately"))
     if at_limit and not pushed:
         return None
     supports = [name for name in ("kv_full", "queue_for_capacity", "preempting", "running_falls_waiting_rises",
@@ -134,6 +135,8 @@ def _kv_ground(case: Case, queue: bool, pushed: bool) -> str | None:
     if case.true("kv_full") and (queue or pushed):
         if pushed and queue:
             return "confidence_kv_full_pushed"
+        if case.false("waited_lately"):
+            return "confidence_kv_pushed"
         return "confidence_kv_full_below_limit" if case.false("running_at_limit") else "confidence_kv_full"
     if pushed and case.true("kv_near_full"):
         return "confidence_kv_pushed"
@@ -224,12 +227,14 @@ def compute_bound(case: Case) -> Finding | None:
 
 
 def healthy(case: Case) -> Finding | None:
-    """Tokens flow and nobody waits for long."""
+    """Tokens flow and nobody waits for long. Not sure while requests are pushed out of a full cache."""
     if not case.true("tokens_flow") or case.true("queue_present"):
         return None
-    seen = case.false("queue_present") and case.false("no_progress")
-    return Finding("healthy", case.thresholds["confidence_healthy" if seen else "confidence_healthy_unseen"], supporting=("tokens_flow", "queue_present"),
-                   opposing=tuple(n for n in ("kv_full", "latency_multiplied") if case.true(n)),
+    thrashing = case.true("kv_full") and case.true("preempting")
+    seen = case.false("queue_present") and case.false("no_progress") and not thrashing
+    return Finding("healthy", case.thresholds["confidence_healthy" if seen else "confidence_healthy_unseen"],
+                   supporting=("tokens_flow", "queue_present"),
+                   opposing=tuple(n for n in ("kv_full", "preempting", "latency_multiplied") if case.true(n)),
                    missing=_absent(case, "queue_present", "kv_full"))
 
 

@@ -110,6 +110,7 @@ def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: in
         kv_slope_per_second=rise, kv_seconds_to_full=seconds,
         kv_overcommit_ratio=overcommit(window, shape, capacity, max_num_seqs),
         preemption_rate=rate, preemptions_counted=counted, preemptions_silent=silent,
+        preemptions_recent=_recent_preemptions(window, t),
         preemptions_per_running_minute=None if rate is None or not mean_running else rate * MINUTE / mean_running,
         recomputed_tokens_rate=None if rate is None or context is None else rate * context,
         prefix_hit_ratio=_hit_ratio(window),
@@ -133,6 +134,13 @@ def _preemptions(window: EngineWindow, t: Thresholds) -> tuple[float | None, flo
     amounts = [amount for amount in (counted[0] if counted else None, silent) if amount is not None]
     rate = max(amounts) / span if amounts and span > 0 else None
     return (counted[0] if counted else None), silent, rate
+
+
+def _recent_preemptions(window: EngineWindow, t: Thresholds) -> float | None:
+    """In the last seconds, by the counter or the immediate sign, whichever is larger."""
+    counted = window.increase(r.PREEMPTIONS, t["recent_window_seconds"])
+    silent = silent_preemptions(window.since(t["recent_window_seconds"]), t)
+    return max((amount for amount in (counted[0] if counted else None, silent) if amount is not None), default=None)
 
 
 def overcommit(window: EngineWindow, shape: Shape, capacity: float | None,

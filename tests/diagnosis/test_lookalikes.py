@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from diagnosis.servers import CONFIDENT, after, cycle, play
+import pytest
+from diagnosis.servers import CONFIDENT, LIMIT, after, cycle, play
 
 FULL = {"kv": cycle(0.98, 0.99, 0.985), "generated": 600.0, "prompt": 600.0, "finished": 1.0}
 
@@ -28,3 +29,17 @@ def test_preemptions_of_a_while_ago_without_a_queue_are_not_pressure():
     said = play(45, running=40.0, waiting=0.0, preemptions=after(20, 3.0, 0.0), **FULL)
     assert said.verdict == "healthy"
     assert said.confidence < CONFIDENT, "the cache is still full"
+
+
+@pytest.mark.parametrize(("args", "cards", "prompt"), [(LIMIT, (0.95,), 3000.0), (LIMIT, (0.5,), 800.0), ((), (0.5,), 800.0),
+                                                       (("--max-num-seqs", "6"), (0.95,), 3000.0)])
+def test_a_queue_that_is_all_deferred_is_neither_the_limit_nor_the_gpu(args, cards, prompt):
+    """All LoRA slots are taken: six run, ten wait, and the rest of the machine has nothing to do with it."""
+    said = play(60, args=args, cards=cards, running=6.0, waiting=10.0, deferred=10.0, kv=0.3, generated=300.0, prompt=prompt,
+                finished=2.0, queue=3.0)
+    assert said.verdict == "unknown"
+    assert "deferred" in said.last.missing[0]
+    assert not said.confidently(5)
+    mixed = play(60, args=args, cards=(0.95,), running=6.0, waiting=10.0, deferred=4.0, kv=0.3, generated=300.0,
+                 prompt=prompt, finished=2.0, queue=3.0)
+    assert mixed.verdict != "unknown", "six others wait for something else"

@@ -1,7 +1,8 @@
 """Verdicts: one small function each, asked in a fixed order. The first that holds is the answer.
 
 The order is the order of vetoes: what makes every other number meaningless comes first (no page, frozen gauges,
-a stall), then nothing to do (idle), then the binding resource (cache, sequence limit, GPU, host), then healthy.
+a stall), then nothing to do (idle), then a queue that no resource of the engine explains (deferred), then the binding
+resource (cache, sequence limit, host, GPU), then healthy.
 """
 
 from __future__ import annotations
@@ -109,9 +110,20 @@ def idle(case: Case) -> Finding | None:
     return Finding("idle", case.thresholds["confidence_idle"], supporting=("work_present", "tokens_lately"))
 
 
+def deferred(case: Case) -> Finding | None:
+    """Every request that waits is deferred: no slot for its LoRA adapter, a grammar still compiling, or KV blocks on their
+    way from elsewhere. Neither cache nor limit nor GPU keeps it waiting, and no metric says which of the three does.
+    """
+    if not case.true("queue_present") or not case.false("queue_for_capacity"):
+        return None
+    return host_bound(case) or Finding(
+        "unknown", case.thresholds["confidence_undecided"], supporting=("queue_for_capacity",),
+        missing=("what the deferred requests wait for: LoRA slots, a grammar, or KV blocks from elsewhere",))
+
+
 def kv_pressure(case: Case) -> Finding | None:
     """The cache is full, or the next prompt does not fit, and requests wait for it or are pushed out."""
-    if case.false("work_present") or (case.true("queue_present") and case.false("queue_for_capacity")):
+    if case.false("work_present"):
         return None
     known_limit = case.signals.load.max_num_seqs_source in ("args", "log")
     at_limit = case.true("running_at_limit") and known_limit and case.signals.load.running_at_limit_now is not False
@@ -197,7 +209,7 @@ def host_bound(case: Case) -> Finding | None:
         return _host(case, "confidence_host_gpu_starved", reasons)
     if "api_server_saturated" in reasons and not case.true("kv_near_full"):
         return _host(case, "confidence_host_api_server", reasons)
-    if case.true("queue_present") and gpu_low and case.false("kv_near_full") \
+    if case.true("queue_for_capacity") and gpu_low and case.false("kv_near_full") \
             and case.true("tokens_flow") and not case.true("prefill_dominates"):
         return _host(case, "confidence_host_queue", ["queue_present", "gpu_utilization_low"])
     return None
@@ -265,7 +277,7 @@ def _absent(case: Case, *names: str) -> tuple[str, ...]:
 
 
 ORDER: Final[tuple[Callable[[Case], Finding | None], ...]] = (
-    no_page, frozen_or_stalled, idle, kv_pressure, concurrency_limited, host_bound, compute_bound, healthy,
+    no_page, frozen_or_stalled, idle, deferred, kv_pressure, concurrency_limited, host_bound, compute_bound, healthy,
 )
 
 

@@ -1,4 +1,4 @@
-"""The bundle before newer judges: promtool and amtool of the following Debian releases.
+"""The bundle before newer judges: promtool, amtool and VictoriaMetrics' vmalert of the following Debian releases.
 
 ``python -m bundle.matrix`` (from ``tests/``) fetches the packages with apt into ``.tools/matrix`` - nothing is installed - and runs
 the rules, their unit tests and the Alertmanager example through them, for every source and profile. Prometheus 3 has left-open
@@ -8,19 +8,20 @@ ranges, so a test that holds on 2.42, 2.53 and 3.5 asserts nothing that depends 
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from bundle import victoria
 from bundle.conftest import ROOT
 from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options
 from kvpressure.thresholds import builtin
 
 SUITES = ("trixie", "forky")
-PACKAGES = ("promtool", "prometheus-alertmanager")
+PACKAGES = ("promtool", "prometheus-alertmanager", "victoria-metrics")
+PROGRAMS = ("promtool", "amtool", "vmalert", "vmalert-tool")
 TOOLS = ROOT / ".tools" / "matrix"
 
 
@@ -35,7 +36,7 @@ def fetch(suite: str) -> Path:
     """The programs of ``suite``, unpacked; fetched only once."""
     home = TOOLS / suite
     programs = home / "root" / "usr" / "bin"
-    if (programs / "promtool").exists() and (programs / "amtool").exists():
+    if all((programs / name).exists() for name in PROGRAMS):
         return programs
     for name in ("lists/partial", "cache/archives/partial", "debs"):
         (home / name).mkdir(parents=True, exist_ok=True)
@@ -50,7 +51,7 @@ def fetch(suite: str) -> Path:
     return programs
 
 
-def judge(name: str, promtool: str, amtool: str, tree: Path) -> bool:
+def judge(name: str, promtool: Path, amtool: Path, tree: Path) -> bool:
     """Whether both accept everything in ``tree``; says what they do not accept."""
     commands = [[promtool, "check", "rules", "alerts/kvpressure-rules.yaml"],
                 *([promtool, "test", "rules", str(path)] for path in sorted(tree.glob("alerts/tests/*.yaml"))),
@@ -60,13 +61,14 @@ def judge(name: str, promtool: str, amtool: str, tree: Path) -> bool:
         result = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
         if result.returncode:
             good = False
-            print(f"{name}: {' '.join(command[1:])}\n{(result.stdout + result.stderr)[-2000:]}")
+            print(f"{name}: {' '.join(map(str, command[1:]))}\n{(result.stdout + result.stderr)[-2000:]}")
+    print(f"{name}: {'accepted' if good else 'REFUSED'}", flush=True)
     return good
 
 
-def version(program: str) -> str:
+def version(program: Path) -> str:
     """First line of what the program says about itself, shortened."""
-    result = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    result = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=True)
     return " ".join((result.stdout or result.stderr).split()[:3]).rstrip(",")
 
 
@@ -75,18 +77,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suites", nargs="*", default=list(SUITES))
     suites = parser.parse_args().suites
-    pairs = [(path for name in ("promtool", "amtool") if (path := shutil.which(name))), *(
-        (str(programs / "promtool"), str(programs / "amtool")) for programs in map(fetch, suites))]
+    judges = [(Path("promtool"), Path("amtool"), None)] + [
+        (programs / "promtool", programs / "amtool", programs) for programs in map(fetch, suites)]
     failures = 0
-    for promtool, amtool in pairs:
+    for promtool, amtool, programs in judges:
         for source in SOURCES:
             for profile in PROFILES:
                 with tempfile.TemporaryDirectory() as directory:
                     write(render(Options(builtin(), profile=profile, source=source)), Path(directory))
-                    good = judge(f"{version(promtool)}, {source}, {profile}", promtool, amtool, Path(directory))
-                failures += not good
-                print(f"{version(promtool)} and {version(amtool)}: {source}, {profile}: {'accepted' if good else 'REFUSED'}")
+                    failures += not judge(f"{version(promtool)} and {version(amtool)}: {source}, {profile}", promtool, amtool, Path(directory))
+                    if programs and (source, profile) == ("kvpressure", "default"):
+                        failures += not judge_victoria(programs, Path(directory))
+    for why in victoria.DIFFERENCES:
+        print(f"not asked of VictoriaMetrics: {why}")
     return 1 if failures else 0
+
+
+def judge_victoria(programs: Path, tree: Path) -> bool:
+    """Whether vmalert accepts the rules, and vmalert-tool their tests."""
+    refused = victoria.judge(programs, tree)
+    print(refused, end="")
+    package = next((programs.parents[2] / "debs").glob("victoria-metrics_*.deb")).name.split("_")[1]  # Debian's programs do not know their version
+    print(f"vmalert-tool of victoria-metrics {package}: kvpressure, default: {'REFUSED' if refused else 'accepted'}", flush=True)
+    return not refused
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ STRICT = {">=": ">", ">": ">=", "<=": "<", "<": "<="}
 COMPARISON = re.compile(r"(?<![=!<>])(>=|<=|==|>|<)(?![=~>])")
 NUMBER = re.compile(r"(?:>=|<=|>|<)\s*(\d+(?:\.\d+)?)")
 LABELS = re.compile(r"\b(?:by|on) \(([^)]+)\)")
-INTEGER = re.compile(r"round\(|:count")
+INTEGER = re.compile(r"min_over_time\(|:count")
 MATCHERS = re.compile(r"\{[^}]*\}")
 
 

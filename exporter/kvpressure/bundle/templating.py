@@ -41,6 +41,13 @@ def recommend(limit: str) -> str:
             f' Set {limit} to {{{{ . | first | value | printf "{form}" }}}}.{{{{ end }}}}')
 
 
+def grown(counter: str, window: str) -> str:
+    """By how much a count that is never set back (the kubelet's restarts) grew within ``window``, without extrapolation. Unlike
+    ``increase`` it says the same in MetricsQL, which takes the first sample of a series for growth from 0.
+    """
+    return f"{counter} - min_over_time({counter}[{window}])"
+
+
 def new_events(counter: str, by: str, window: str) -> str:
     """How often ``counter`` grew within ``window``, as an expression.
 
@@ -78,6 +85,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "w": lambda name: words(thresholds.entry(name)),
         "n": lambda name: thresholds[name],
         "number": number,
+        "grown": grown,
         "new_events": new_events,
         "dcgm": dcgm,
         "per": per,

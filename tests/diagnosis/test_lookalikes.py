@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from diagnosis.servers import CONFIDENT, LIMIT, after, cycle, play
 
 FULL = {"kv": cycle(0.98, 0.99, 0.985), "generated": 600.0, "prompt": 600.0, "finished": 1.0}
@@ -43,3 +44,15 @@ def test_a_queue_that_is_all_deferred_is_neither_the_limit_nor_the_gpu(args, car
     mixed = play(60, args=args, cards=(0.95,), running=6.0, waiting=10.0, deferred=4.0, kv=0.3, generated=300.0,
                  prompt=prompt, finished=2.0, queue=3.0)
     assert mixed.verdict != "unknown", "six others wait for something else"
+
+
+@pytest.mark.parametrize("told", [{"computed": 450.0}, {"hits": 0.95}], ids=["counted", "by the hit ratio"])
+def test_cached_prompts_take_no_prefill(told):
+    """Chat with 95 % of its prompts in the prefix cache: 9 000 prompt tokens a second, of which 450 are computed."""
+    cached = {"running": cycle(16, 17, 18, 19), "waiting": 10.0, "kv": 0.4, "generated": 600.0, "prompt": 9000.0,
+              "finished": 3.0, "length": 3000.0, "queue": 3.0, "deferred": None}
+    said = play(60, cards=(0.7,), **cached, **told)
+    assert said.last.evidence["prefill_dominates"].value is False
+    assert "450 of the prompt's computed" in said.last.evidence["prefill_dominates"].text
+    assert "compute_bound" not in said.said(5)
+    assert play(60, cards=(0.7,), **cached).last.evidence["prefill_dominates"].value is True, "nothing is told of the cache"

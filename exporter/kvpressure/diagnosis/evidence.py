@@ -127,9 +127,13 @@ def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
     stuck = progress.seconds_without_progress
     prefill = None
     prompt, generated = flow.prompt_tokens_per_second, flow.generation_tokens_per_second
-    if prompt is not None and generated is not None:
-        prefill = prompt > 0 and prompt >= t["prefill_tokens_ratio"] * generated
+    computed = flow.prompt_tokens_computed_per_second
+    if computed is None:
+        computed = prompt
+    if computed is not None and generated is not None:
+        prefill = computed > 0 and computed >= t["prefill_tokens_ratio"] * generated
     rates = f"{_number(prompt)} prompt and {_number(generated)} generated tokens/s"
+    cached = "" if computed == prompt else f" ({_number(computed)} of the prompt's computed, the rest was cached)"
     return [
         _page(progress, t),
         Evidence("work_present", progress.work_present, f"{_number(s.load.in_flight)} requests in flight"),
@@ -138,7 +142,7 @@ def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
         Evidence("no_progress", None if stuck is None else stuck >= t["no_progress_seconds"],
                  "work is present and no token, finished request or step with output came for "
                  f"{_number(stuck)} s" if stuck else "tokens or finished requests came lately"),
-        Evidence("prefill_dominates", prefill, rates),
+        Evidence("prefill_dominates", prefill, rates + cached),
     ]
 
 

@@ -104,6 +104,7 @@ class ThroughputSignals:
     """Token rates and their trend against demand (``signals.throughput``)."""
 
     prompt_tokens_per_second: float | None = None
+    prompt_tokens_computed_per_second: float | None = None  # without those that the prefix cache had
     generation_tokens_per_second: float | None = None
     generation_tokens_per_running: float | None = None
     finished_per_second: float | None = None

@@ -81,10 +81,24 @@ def compute(window: EngineWindow, trend: Trend) -> ThroughputSignals:
         ratio, flat = trend.ratio(window.last.t, minute, demand), trend.flat(window.last.t, minute, demand)
         trend.observe(window.last.t, minute, demand)
     return ThroughputSignals(
-        prompt_tokens_per_second=prompt, generation_tokens_per_second=generation, finished_per_second=done,
+        prompt_tokens_per_second=prompt, prompt_tokens_computed_per_second=_computed(window, prompt),
+        generation_tokens_per_second=generation, finished_per_second=done,
         generation_tokens_per_running=None if generation is None or not mean_running else generation / mean_running,
         throughput_trend_ratio=ratio, throughput_flat=flat,
     )
+
+
+def _computed(window: EngineWindow, prompt: float | None) -> float | None:
+    """Prompt tokens that took computing: as counted, else all without the share that the prefix cache had. All of them
+    where neither is told.
+    """
+    computed = window.rate(r.PROMPT_TOKENS_COMPUTED, HALF_MINUTE)
+    if computed is not None or prompt is None:
+        return computed
+    queries, hits = window.increase(r.PREFIX_QUERIES, HALF_MINUTE), window.increase(r.PREFIX_HITS, HALF_MINUTE)
+    if queries is None or hits is None or queries[0] <= 0:
+        return prompt
+    return prompt * (1.0 - min(1.0, hits[0] / queries[0]))
 
 
 def _mean_demand(window: EngineWindow) -> float | None:

@@ -18,7 +18,7 @@ from kvpressure.pipeline import Pipeline
 OVERLOAD: Final = 2.0  # times what the server finishes
 CALM: Final = 0.5
 LASTS_SECONDS: Final = 1200.0  # an overload
-BATCH_SECONDS: Final = 240.0  # of work, sent within one scrape
+BATCH_SECONDS: Final = 90.0  # of work, sent within one scrape
 AFTER_SECONDS: Final = 900.0  # without new requests
 
 
@@ -68,7 +68,7 @@ def cases() -> tuple[Case, ...]:
              engine=replace(ENGINE, max_num_seqs=64)),
         Case("few long answers, hardly one finishes", True, ((LASTS_SECONDS, 0.2), rest), engine=replace(ENGINE, max_num_seqs=4),
              load=long_answers),
-        Case("a batch of four minutes, sent at once", False, ((SCRAPE_SECONDS, full * BATCH_SECONDS / SCRAPE_SECONDS), (LASTS_SECONDS, 0.0))),
+        Case("a batch of a minute and a half, sent at once", False, ((SCRAPE_SECONDS, full * BATCH_SECONDS / SCRAPE_SECONDS), (LASTS_SECONDS, 0.0))),
         Case("a quiet start", False, ((LASTS_SECONDS, CALM * full), rest)),
     )
 

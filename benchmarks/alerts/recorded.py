@@ -19,9 +19,8 @@ from kvpressure.recording.reader import Reader
 from kvpressure.thresholds import builtin
 
 TICK_SECONDS: Final = 5.0  # of the reconstructed incidents
-TOO_SHORT: Final = "the harm lasts less than the five minutes for which latency must be bad"
 NO_LATENCY: Final = "no latency, queue time or finished request is recorded, and no crash: only that requests wait"
-NOT_VISIBLE: Final = {"KV03": TOO_SHORT, "PRE4": TOO_SHORT, "PRE1": NO_LATENCY}
+NOT_VISIBLE: Final = {"PRE1": NO_LATENCY, "PRE4": NO_LATENCY}
 QUIET_CAPTURES: Final = ("a_idle", "b_light", "c_steady", "f_recovery")
 
 

@@ -176,6 +176,7 @@ def _quiet(items: Sequence[Quiet]) -> Iterator[str]:
 CHANGED: Final = (
     "VllmKVCachePressure waits five minutes before it pages, one minute before: KV04 (a batch of 2 000 prompts that thrashes for four minutes) paged",
     "VllmAllocationFailure counts `host_oom`: HST6 paged nobody",
+    "VllmRequestsWaitTooLong waits two minutes: KV03 is over in less than three, and paged nobody",
     "VllmRequestsWaitTooLong was added, and VllmKVCacheExhaustionAhead and VllmContextLengthSpike got narrower: KV03 and PRE1 showed overload "
     "without a baseline",
     "log events are published of a container that only its log tells of: FRG2, OOM1 and OOM3 paged nobody",

@@ -76,7 +76,7 @@ def played() -> list[recorded.Played]:
 def test_harm_pages_and_little_else_does(played: list[recorded.Played]) -> None:
     found, wanted = recorded.recall(played)
     right, paged = recorded.precision(played)
-    assert wanted >= 12
+    assert wanted >= 13
     assert found / wanted >= report.RECALL
     assert right / paged >= report.PRECISION
 
@@ -87,15 +87,11 @@ def test_pages_come_in_time(played: list[recorded.Played]) -> None:
 
 def test_what_is_left_out_of_recall_cannot_be_seen() -> None:
     by_id = {item.id: item for item in data.incidents()}
-    for name, why in recorded.NOT_VISIBLE.items():
-        incident = by_id[name]
-        if why == recorded.TOO_SHORT:
-            assert incident.end - incident.start < recorded.waits()["VllmTimeToFirstTokenHigh"]
-        else:
-            with Reader(data.RECORDINGS / incident.name) as reader:
-                names = {counter for snapshot in reader for page in snapshot.pages for engine in page.engines
-                         for counter in (*engine.counters, *engine.histograms)}
-            assert not [one for one in names if "seconds" in one or "success" in one or "finished" in one]
+    for name in recorded.NOT_VISIBLE:
+        with Reader(data.RECORDINGS / by_id[name].name) as reader:
+            names = {counter for snapshot in reader for page in snapshot.pages for engine in page.engines
+                     for counter in (*engine.counters, *engine.histograms)}
+        assert names <= {"generation_tokens", "prompt_tokens", "preemptions"}
 
 
 @pytest.mark.parametrize("name", ["burstgpt/scale-100", "vllm-cpu/a_idle", "h100/llama-2-7b-013"])

@@ -210,7 +210,7 @@ class Pipeline:
                 pool = pool_from_configuration(merged, reading.cache_config if reading else {}, len(page.engines))
                 if pool is not None:
                     facts["pool_bytes"] = pool
-        seqs = found_limits.get("max_num_seqs")
+        seqs, length = found_limits.get("max_num_seqs"), found_limits.get("max_model_len")
         return Surroundings(
             now=now, gpus=windows,
             container=container.window if container and self._fresh(container.window.last_t, now) else None,
@@ -220,6 +220,7 @@ class Pipeline:
             oom=container.recent_oom(now) if container else _NO_FIGURES,
             gpu_faults=sum(gpu.recent_faults(now) for gpu in known_gpus) if known_gpus else None,
             max_num_seqs=seqs.value if seqs else None, max_num_seqs_source=seqs.source if seqs else None,
+            max_model_len=length.value if length else None,
             first_t=track.first_t,
         ), found_limits
 

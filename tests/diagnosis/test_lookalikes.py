@@ -56,3 +56,32 @@ def test_cached_prompts_take_no_prefill(told):
     assert "450 of the prompt's computed" in said.last.evidence["prefill_dominates"].text
     assert "compute_bound" not in said.said(5)
     assert play(60, cards=(0.7,), **cached).last.evidence["prefill_dominates"].value is True, "nothing is told of the cache"
+
+
+WAITS_FOR_ROOM = {"running": 7.0, "waiting": 6.0, "generated": 250.0, "finished": 0.1, "length": 9000.0, "queue": 30.0}
+
+
+@pytest.mark.parametrize("args", [LIMIT, ()], ids=["limit known", "limit not known"])
+@pytest.mark.parametrize("prompt", [1000.0, 3000.0])
+def test_a_queue_behind_a_prompt_that_may_not_fit_is_nothing_to_be_sure_of(args, prompt):
+    """The cache is 70 % full and the head of the queue needs 40 % of it. It has never been seen: it waits."""
+    said = play(60, args=args, kv=0.70, prompt=prompt, **WAITS_FOR_ROOM)
+    assert not said.confidently(20)
+    roomy = play(60, args=args, kv=0.20, prompt=3000.0, **WAITS_FOR_ROOM)
+    assert roomy.last.evidence["any_prompt_fits"].value is True
+    assert roomy.confidence >= CONFIDENT
+
+
+@pytest.mark.parametrize(("kv", "length", "verdict", "confident"), [
+    (0.70, 40_000.0, "kv_pressure", True), (0.60, 50_000.0, "kv_pressure", True), (0.70, 3000.0, "unknown", False)])
+def test_prompts_that_do_not_fit_are_pressure_at_any_level_when_requests_wait_for_capacity(kv, length, verdict, confident):
+    said = play(60, cards=(0.7,), kv=kv, prompt=500.0, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5})
+    assert (said.verdict, said.confidence >= CONFIDENT) == (verdict, confident)
+    untold = play(60, cards=(0.7,), kv=kv, prompt=500.0, deferred=None, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5})
+    assert untold.verdict == "unknown", "an older server does not say what they wait for, and below 75 % it is seldom room"
+
+
+def test_one_long_prompt_in_ten_may_be_the_one_that_blocks():
+    said = play(80, cards=(0.7,), kv=0.70, prompt=500.0, **WAITS_FOR_ROOM | {"finished": 1.0, "length": cycle(*[1000.0] * 9, 45_000.0)})
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("kv_pressure", False)
+    assert said.last.evidence["mean_prompt_blocked"].value is False

@@ -298,7 +298,7 @@ def test_spike_is_longest_over_mean():
     longest = LongestContext(300)
     for sample in w.history:
         longest.observe(sample)
-    found = context.compute(w, longest, context.shape(w, T), T)
+    found = context.compute(w, longest, context.shape(w, T), 4096.0, T)
     assert found.context_mean == pytest.approx(290)
     assert found.context_max_5m == 1250
     assert found.context_spike_ratio == pytest.approx(1250 / 290)

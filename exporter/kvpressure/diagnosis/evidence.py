@@ -70,7 +70,9 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
         Evidence("kv_filling", filling, "KV cache is full in " + (
             f"{kv.kv_seconds_to_full:.0f} s at the present slope" if kv.kv_seconds_to_full is not None
             else "no foreseeable time")),
-        Evidence("head_of_line_blocked", _blocked(s, recent, t), _blocked_text(s)),
+        Evidence("head_of_line_blocked", _blocked(s, recent, t, _long_prompt(s)), _room_text(s)),
+        Evidence("mean_prompt_blocked", _blocked(s, recent, t, s.context.prompt_mean), _room_text(s)),
+        Evidence("any_prompt_fits", _any_fits(s, t), _room_text(s)),
         Evidence("preempting", preempting, f"preemptions in the last minute: {_number(counted)} counted, "
                  f"{_number(silent)} by the immediate sign"),
         Evidence("preempting_now", _compare(kv.preemptions_recent, t["preemptions_min"]),
@@ -82,24 +84,55 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
     ]
 
 
-def _blocked(s: Signals, recent: Recent, t: Thresholds) -> bool | None:
-    """The next prompt does not fit into the free blocks although the cache is not full."""
+def _long_prompt(s: Signals) -> float | None:
+    """The prompt that only one in twenty exceeds: vLLM admits a request when its whole prompt fits, and one that does not
+    fit holds up all behind it.
+    """
+    return s.context.prompt_quantiles.get("0.95", s.context.prompt_mean)
+
+
+def _free(s: Signals) -> float | None:
+    """Tokens of the cache that were free at its fullest lately."""
+    kv = s.kv
+    if kv.kv_used_ratio_recent_max is None or kv.kv_capacity_tokens is None:
+        return None
+    return (1.0 - kv.kv_used_ratio_recent_max) * kv.kv_capacity_tokens
+
+
+def _blocked(s: Signals, recent: Recent, t: Thresholds, prompt: float | None) -> bool | None:
+    """Such a prompt does not fit into the free blocks although the cache is not full. Below the usual level only where
+    vLLM says that requests wait for capacity.
+    """
     kv = s.kv
     if kv.kv_used_ratio_recent_max is None or recent.waiting_share is None:
         return None
-    if kv.kv_used_ratio_recent_max < t["kv_head_of_line_ratio"] or recent.waiting_share < 1.0:
+    warm = kv.kv_used_ratio_recent_max >= t["kv_head_of_line_ratio"] or (s.load.waiting_capacity or 0.0) > 0
+    if not warm or recent.waiting_share < 1.0:
         return False
-    if kv.kv_capacity_tokens is None or s.context.prompt_mean is None or kv.kv_used_ratio is None:
+    free = _free(s)
+    return None if free is None or prompt is None else free < prompt
+
+
+def _any_fits(s: Signals, t: Thresholds) -> bool | None:
+    """Whether the cache has room for whatever prompt is next: the long ones that were seen, and from half full on one as
+    long as the server allows, because the one that blocks has not been seen yet.
+    """
+    free, long, kv = _free(s), _long_prompt(s), s.kv
+    if free is None or (long is None and s.context.context_limit is None):
         return None
-    return (1.0 - kv.kv_used_ratio_recent_max) * kv.kv_capacity_tokens < s.context.prompt_mean
+    if long is not None and free < long:
+        return False
+    if s.context.context_limit is None or (kv.kv_used_ratio_recent_max or 0.0) < t["kv_warm_ratio"]:
+        return True
+    return free >= s.context.context_limit
 
 
-def _blocked_text(s: Signals) -> str:
-    kv = s.kv
-    if kv.kv_capacity_tokens is None or kv.kv_used_ratio is None:
+def _room_text(s: Signals) -> str:
+    free = _free(s)
+    if free is None:
         return "free room in tokens is not known"
-    free = (1.0 - kv.kv_used_ratio) * kv.kv_capacity_tokens
-    return f"free room {free:.0f} tokens, mean prompt {_number(s.context.prompt_mean)} tokens"
+    return (f"free room {free:.0f} tokens, mean prompt {_number(s.context.prompt_mean)}, p95 {_number(_long_prompt(s))}, "
+            f"at most {_number(s.context.context_limit)} tokens")
 
 
 def _queue(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:

@@ -152,8 +152,10 @@ def _kv_ground(case: Case, queue: bool, pushed: bool) -> str | None:
         return "confidence_kv_full_below_limit" if case.false("running_at_limit") else "confidence_kv_full"
     if pushed and case.true("kv_near_full"):
         return "confidence_kv_pushed"
-    if queue and case.true("head_of_line_blocked"):
+    if queue and case.true("mean_prompt_blocked"):
         return "confidence_kv_head_of_line"
+    if queue and case.true("head_of_line_blocked") and not case.true("running_at_limit"):
+        return "confidence_kv_long_prompt"
     if queue and case.true("kv_near_full") and not case.true("running_at_limit"):
         return "confidence_kv_near_full"
     return "confidence_kv_unseen" if pushed and case.unknown("kv_near_full") else None
@@ -186,10 +188,10 @@ def concurrency_limited(case: Case) -> Finding | None:
     confidence = t[_LIMIT_GROUNDS.get(source, "confidence_limit_observed")]
     if case.true("kv_full"):
         confidence = max(0.0, confidence - t["confidence_limit_cut_kv_full"])
-    elif case.unknown("kv_full"):
+    elif case.unknown("kv_full") or (source == "observed" and case.false("any_prompt_fits")):
         confidence = max(0.0, confidence - t["confidence_limit_cut_kv_unseen"])
-    return Finding("concurrency_limited", confidence, supporting=("running_at_limit", "queue_present"),
-                   opposing=tuple(n for n in ("kv_full", "gpu_starved") if case.true(n)),
+    opposing = [n for n in ("kv_full", "gpu_starved") if case.true(n)] + [n for n in ("any_prompt_fits",) if case.false(n)]
+    return Finding("concurrency_limited", confidence, supporting=("running_at_limit", "queue_present"), opposing=tuple(opposing),
                    missing=_absent(case, "kv_full"))
 
 
@@ -222,20 +224,31 @@ def _host(case: Case, ground: str, reasons: list[str]) -> Finding:
 
 
 def compute_bound(case: Case) -> Finding | None:
-    """Requests wait, the cache has room, the limit is not reached: prompts or decoding saturate the GPU."""
+    """Requests wait, the cache has room, the limit is not reached: prompts or decoding saturate the GPU.
+
+    Not sure of it where the next prompt may be one that does not fit.
+    """
     limited = case.true("running_at_limit") and case.signals.load.max_num_seqs_source != "observed"
     if not case.true("queue_present") or case.true("kv_full") or limited:
         return None
-    supports = [n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)]
-    if case.true("prefill_dominates"):
-        ground = "confidence_compute_prefill" if case.false("kv_near_full") else "confidence_compute_prefill_kv"
-    elif case.true("gpu_saturated"):
-        ground = "confidence_compute_gpu" if case.false("kv_near_full") else "confidence_compute_gpu_kv"
-    else:
+    ground, t = _compute_ground(case), case.thresholds
+    if ground is None:
         return None
-    return Finding("compute_bound", case.thresholds[ground], supporting=tuple(supports),
-                   opposing=("kv_near_full",) if case.true("kv_near_full") else (),
+    doubts = tuple(n for n in ("any_prompt_fits",) if case.false(n))
+    return Finding("compute_bound", min(t[ground], t["confidence_compute_doubt"]) if doubts else t[ground],
+                   supporting=tuple(n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)),
+                   opposing=doubts + tuple(n for n in ("kv_near_full",) if case.true(n)),
                    missing=_absent(case, "kv_full", "gpu_saturated"))
+
+
+def _compute_ground(case: Case) -> str | None:
+    """What says that the GPU has more to do than it can, as the threshold of how confident that is."""
+    room = case.false("kv_near_full")
+    if case.true("prefill_dominates"):
+        return "confidence_compute_prefill" if room else "confidence_compute_prefill_kv"
+    if case.true("gpu_saturated"):
+        return "confidence_compute_gpu" if room else "confidence_compute_gpu_kv"
+    return None
 
 
 def healthy(case: Case) -> Finding | None:

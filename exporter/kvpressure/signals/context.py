@@ -147,8 +147,8 @@ def _mean(window: EngineWindow, name: str) -> float | None:
     return found[0].mean() if found else None
 
 
-def compute(window: EngineWindow, longest: LongestContext, means: Shape, t: Thresholds) -> ContextSignals:
-    """Context length and request shape over five minutes."""
+def compute(window: EngineWindow, longest: LongestContext, means: Shape, limit: float | None, t: Thresholds) -> ContextSignals:
+    """Context length and request shape over five minutes. ``limit`` is max_model_len."""
     maximum, mean = longest.maximum(), means.mean_context
     prompts = window.observed(r.REQUEST_PROMPT, FIVE_MINUTES)
     finished = prompts[0].count if prompts else None
@@ -158,7 +158,7 @@ def compute(window: EngineWindow, longest: LongestContext, means: Shape, t: Thre
         spike = maximum / mean
     return ContextSignals(
         context_max_5m=maximum, context_mean=mean, context_spike_ratio=spike,
-        prompt_mean=means.prompt, output_mean=means.output,
+        prompt_mean=means.prompt, output_mean=means.output, context_limit=limit,
         prompt_quantiles=quantiles(window, r.REQUEST_PROMPT, FIVE_MINUTES),
         output_quantiles=quantiles(window, r.REQUEST_OUTPUT, FIVE_MINUTES),
         max_tokens_quantiles=quantiles(window, r.REQUEST_MAX_TOKENS, FIVE_MINUTES),

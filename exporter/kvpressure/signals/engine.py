@@ -49,6 +49,7 @@ class Surroundings:
     gpu_faults: int | None = None
     max_num_seqs: float | None = None
     max_num_seqs_source: str | None = None
+    max_model_len: float | None = None
     first_t: float = 0.0
 
 
@@ -143,7 +144,7 @@ class EngineTracker:
         return Signals(
             time=around.now, kv=found, load=load,
             batch=batch.compute(window, self._running, load.max_num_seqs, t, self.steps, around.now),
-            context=context.compute(window, self._longest, shape, t),
+            context=context.compute(window, self._longest, shape, around.max_model_len, t),
             latency=latency.compute(window, self._baseline, self._calm(found, load), t),
             throughput=throughput.compute(window, self._trend),
             progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing, t,

@@ -78,6 +78,7 @@ class ContextSignals:
     context_spike_ratio: float | None = None
     prompt_mean: float | None = None
     output_mean: float | None = None
+    context_limit: float | None = None  # max_model_len: no request is longer
     prompt_quantiles: Mapping[str, float] = field(default_factory=dict)
     output_quantiles: Mapping[str, float] = field(default_factory=dict)
     max_tokens_quantiles: Mapping[str, float] = field(default_factory=dict)

@@ -2,21 +2,25 @@
 
 ``python -m bundle.matrix`` (from ``tests/``) fetches the packages with apt into ``.tools/matrix`` - nothing is installed - and runs
 the rules, their unit tests and the Alertmanager example through them, for every source and profile. Prometheus 3 has left-open
-ranges, so a test that holds on 2.42, 2.53 and 3.5 asserts nothing that depends on that.
+ranges, so a test that holds on 2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said is written into the
+package, from where ``kvpressure bundle`` prints it in ``docs/alerts.md``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from bundle import victoria
 from bundle.conftest import ROOT
+from kvpressure.bundle import documents
 from kvpressure.bundle.render import render, write
-from kvpressure.bundle.rules import PROFILES, SOURCES, Options
+from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
 from kvpressure.thresholds import builtin
 
 SUITES = ("trixie", "forky")
@@ -51,25 +55,23 @@ def fetch(suite: str) -> Path:
     return programs
 
 
-def judge(name: str, promtool: Path, amtool: Path, tree: Path) -> bool:
-    """Whether both accept everything in ``tree``; says what they do not accept."""
+def judge(promtool: Path, amtool: Path, tree: Path) -> str:
+    """What the two do not accept in ``tree``; empty when everything passes."""
     commands = [[promtool, "check", "rules", "alerts/kvpressure-rules.yaml"],
                 *([promtool, "test", "rules", str(path)] for path in sorted(tree.glob("alerts/tests/*.yaml"))),
                 [amtool, "check-config", "alerts/alertmanager.yaml"]]
-    good = True
+    refused = ""
     for command in commands:
         result = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
         if result.returncode:
-            good = False
-            print(f"{name}: {' '.join(map(str, command[1:]))}\n{(result.stdout + result.stderr)[-2000:]}")
-    print(f"{name}: {'accepted' if good else 'REFUSED'}", flush=True)
-    return good
+            refused += f"{' '.join(map(str, command[1:]))}\n{(result.stdout + result.stderr)[-2000:]}"
+    return refused
 
 
 def version(program: Path) -> str:
     """First line of what the program says about itself, shortened."""
     result = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=True)
-    return " ".join((result.stdout or result.stderr).split()[:3]).rstrip(",")
+    return (result.stdout or result.stderr).split(",")[0] + " " + (result.stdout or result.stderr).split()[2]
 
 
 def main() -> int:
@@ -79,27 +81,28 @@ def main() -> int:
     suites = parser.parse_args().suites
     judges = [(Path("promtool"), Path("amtool"), None)] + [
         (programs / "promtool", programs / "amtool", programs) for programs in map(fetch, suites)]
-    failures = 0
+    found: list[dict[str, Any]] = []
     for promtool, amtool, programs in judges:
         for source in SOURCES:
             for profile in PROFILES:
                 with tempfile.TemporaryDirectory() as directory:
-                    write(render(Options(builtin(), profile=profile, source=source)), Path(directory))
-                    failures += not judge(f"{version(promtool)} and {version(amtool)}: {source}, {profile}", promtool, amtool, Path(directory))
+                    tree = Path(directory)
+                    write(render(Options(builtin(), profile=profile, source=source)), tree)
+                    note(found, f"{version(promtool)} and {version(amtool)}", f"{source}, {profile}", judge(promtool, amtool, tree))
                     if programs and (source, profile) == ("kvpressure", "default"):
-                        failures += not judge_victoria(programs, Path(directory))
-    for why in victoria.DIFFERENCES:
-        print(f"not asked of VictoriaMetrics: {why}")
-    return 1 if failures else 0
+                        note(found, victoria.version(programs), f"{source}, {profile}", victoria.judge(programs, tree))
+    if suites == list(SUITES):
+        options = Options(builtin())
+        rules = documents.digest(rule_file(load_groups(options), options.values))
+        result = {"rules": rules, "judges": found, "differences": list(victoria.DIFFERENCES)}
+        documents.MATRIX_FILE.write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if all(item["accepted"] for item in found) else 1
 
 
-def judge_victoria(programs: Path, tree: Path) -> bool:
-    """Whether vmalert accepts the rules, and vmalert-tool their tests."""
-    refused = victoria.judge(programs, tree)
-    print(refused, end="")
-    package = next((programs.parents[2] / "debs").glob("victoria-metrics_*.deb")).name.split("_")[1]  # Debian's programs do not know their version
-    print(f"vmalert-tool of victoria-metrics {package}: kvpressure, default: {'REFUSED' if refused else 'accepted'}", flush=True)
-    return not refused
+def note(found: list[dict[str, Any]], judge_name: str, what: str, refused: str) -> None:
+    """Keep and print one judgement."""
+    found.append({"judge": judge_name, "what": what, "accepted": not refused})
+    print(f"{judge_name}: {what}: {'REFUSED' if refused else 'accepted'}\n{refused}", end="", flush=True)
 
 
 if __name__ == "__main__":

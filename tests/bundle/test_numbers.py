@@ -27,15 +27,16 @@ PROSE_TEXT = re.compile(r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal one
                         r"|is above 0|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
                         re.MULTILINE)
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
-ALERT_PAGE = re.compile(r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| \d+ \| \d+ \|$|moved 10 %", re.DOTALL | re.MULTILINE)
+ALERT_PAGE = re.compile(r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| (?:promtool|vmalert)[^\n]*|\| \d+ \| \d+ \|$|moved 10 %", re.DOTALL | re.MULTILINE)
 
-# Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second to per minute, none counted as 0, and what 1 and 0 mean.
-BOARD_TEXT = re.compile(r"\(1, |\* 60$|vector\(0\)|^1 is normal|never 0|topk\(20, |^The 20 |^1 - batch p95|more than 1 does")
+# Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second to per minute, ratios to per cent, the rank of
+# a verdict (its place in the page's order) and of a queue, none counted as 0, and what 1 and 0 mean.
+BOARD_TEXT = re.compile(r"\(1, |60 \* (?:sum|max) by|100 \* max by|\d \* kvpressure_verdict|@ end\(\)\) \+ 1\)|vector\(0\)|^1 is normal|never 0|topk\(20, |^The 20 |^1 - batch p95|more than 1 does")
 
 # Keys of a board that are layout and behaviour, not judgement.
 LAYOUT_KEYS = {"id", "x", "y", "w", "h", "schemaVersion", "version", "graphTooltip", "refresh", "hide", "sort", "min", "max",
                "decimals", "lineWidth", "fillOpacity", "rowHeight", "perPage", "index", "from", "to", "step",
-               "fiscalYearStartMonth", "minWidth", "custom.width", "cellGap", "exponent", "steps", "le"}
+               "fiscalYearStartMonth", "minWidth", "custom.width", "custom.fillOpacity", "dash", "cellGap", "exponent", "steps", "le"}
 
 
 def moved() -> Thresholds:

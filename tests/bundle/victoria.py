@@ -54,6 +54,12 @@ def _grouped(labels: str, groups: Mapping[str, str]) -> str:
     return _ALERT.sub(lambda match: f'{match[0]}alertgroup="{groups[match[1]]}",', labels)
 
 
+def version(programs: Path) -> str:
+    """Which release; Debian's programs do not know theirs, the package beside them does."""
+    package = next((programs.parents[2] / "debs").glob("victoria-metrics_*.deb"))
+    return f"vmalert-tool {package.name.split('_')[1].split('+')[0]}"
+
+
 def judge(programs: Path, tree: Path) -> str:
     """What vmalert or vmalert-tool of ``programs`` does not accept in ``tree``; empty when everything passes."""
     rules = yaml.safe_load((tree / "alerts/kvpressure-rules.yaml").read_text())

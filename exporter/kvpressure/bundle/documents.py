@@ -19,6 +19,9 @@ from kvpressure.thresholds import Threshold
 MUTATION_FILE: Final = Path(__file__).with_name("mutation.json")
 """What ``make mutate-rules`` found: how many seeded faults in the rules their unit tests notice."""
 
+MATRIX_FILE: Final = Path(__file__).with_name("matrix.json")
+"""What ``make rule-matrix`` found: which releases of other programs accept the bundle."""
+
 ALERTMANAGER_NOTE: Final = """An example: put your receivers in place of the URLs, and merge route and inhibit_rules into your configuration.
 Pages go to pager, everything that wants a look to tickets, information is on the boards only, the watchdog to a
 heartbeat service that raises the alarm when it stops.
@@ -36,7 +39,7 @@ def pages(options: Options, groups: Sequence[Group]) -> dict[str, str]:
     )
     found = {
         "docs/thresholds.md": _page("docs/thresholds.md.j2", variables | {"shown": shown}),
-        "docs/alerts.md": _page("docs/alerts.md.j2", variables | {"mutation": mutation(rule_file(groups, options.values))}),
+        "docs/alerts.md": _page("docs/alerts.md.j2", variables | _measured(rule_file(groups, options.values))),
         "docs/runbooks/README.md": _page("docs/runbooks.md.j2", variables),
         "alerts/README.md": _page("docs/alerts-readme.md.j2", variables),
     }
@@ -58,6 +61,16 @@ def _page(template: str, variables: dict[str, Any]) -> str:
 def digest(rules: Mapping[str, Any]) -> str:
     """Fingerprint of a rule file, to tell whether a measured figure belongs to it."""
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _measured(rules: Mapping[str, Any]) -> dict[str, Any]:
+    return {"mutation": mutation(rules), "matrix": matrix(rules)}
+
+
+def matrix(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """The last run of ``make rule-matrix``; ``current`` tells whether it was on these very rules."""
+    result = json.loads(MATRIX_FILE.read_text(encoding="utf-8"))
+    return {**result, "current": result["rules"] == digest(rules)}
 
 
 def mutation(rules: Mapping[str, Any]) -> dict[str, Any]:

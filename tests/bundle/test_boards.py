@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,19 @@ import pytest
 from bundle.promql import selectors, walk
 from kvpressure.bundle.boards import builder, optional_queries, render_boards
 from kvpressure.bundle.boards.builder import Layout, Site, Values
+from kvpressure.bundle.boards.first_screen import FIRST_ACTIONS, SCREEN, VERDICTS
+from kvpressure.bundle.boards.why import FACTS
+from kvpressure.bundle.boards.worst import RANKS
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.variants import EXTERNAL
+from kvpressure.diagnosis.evidence import Recent, gather
+from kvpressure.publish.links import VERDICT_RUNBOOKS
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
+from kvpressure.publish.mitigation import plan
+from kvpressure.publish.view import CALM, ORDER
+from kvpressure.state import Diagnosis
 from kvpressure.thresholds import builtin
+from publish.states import full_engine, full_signals
 
 ALERTS = frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
 UNITS = {"percentunit", "short", "none", "s", "reqps", "decbytes", "bytes", "watt", "cpm", "dateTimeFromNow"}
@@ -205,7 +215,7 @@ def test_what_may_be_empty_is_said_on_the_panel(uid: str) -> None:
 @every_board
 def test_colours_are_of_one_palette_made_for_every_eye(uid: str) -> None:
     palette = {builder.GREEN, builder.YELLOW, builder.ORANGE, builder.RED, builder.BLUE, builder.WINE, builder.PURPLE, "text"}
-    found = set(re.findall(r'"(?:color|fixedColor|iconColor|fill)": "([^"]+)"', json.dumps(BOARDS[uid])))
+    found = set(re.findall(r'"(?:color|fixedColor|iconColor|fill)": "([^"]+)"', json.dumps(BOARDS[uid]))) - {"dash"}  # the fill of a line's style
     assert found <= palette, found - palette
 
 
@@ -241,12 +251,63 @@ def test_each_board_explains_the_alerts_of_its_subject(uid: str, alerts: set[str
     assert alerts <= named, alerts - named
 
 
-def test_every_alert_about_engines_is_one_click_from_the_incident_board() -> None:
-    first = [panel for panel in panels("kvpressure-incident") if panel["gridPos"]["y"] == 0]
-    text = json.dumps(first)
-    for needed in ("Model", "Pod", "GPU", "Verdict", "KV cache", "GPU memory needed", "Waiting", "Documented signature", "ALERTS",
-                   "kvpressure_limit_recommended"):
+def first_screen() -> dict[str, dict[str, Any]]:
+    return {panel["title"]: panel for panel in panels("kvpressure-incident") if panel["gridPos"]["y"] < SCREEN}
+
+
+def test_the_first_screen_answers_who_why_what_to_do_and_what_fires() -> None:
+    found = first_screen()
+    assert all(panel["gridPos"]["y"] + panel["gridPos"]["h"] <= SCREEN for panel in found.values())
+    text = json.dumps(list(found.values()))
+    for needed in ("Model", "Pod", "GPU", "Verdict", "Stage", "For", "Confidence", "First action", "KV cache", "Memory needed", "Waiting", "Running",
+                   "Signature", "Evidence", "ALERTS", "kvpressure_limit_recommended", "gpu:kvpressure_memory_needed:ratio"):
         assert needed in text, needed
+    who = next(iter(found.values()))
+    assert who["gridPos"] == {"x": 0, "y": 0, "w": 24, "h": 6}
+    assert who["targets"][0]["expr"].startswith("sort_desc(")
+
+
+def test_the_first_action_is_the_pages_first_action_and_leads_to_the_runbook_of_its_verdict() -> None:
+    assert set(FIRST_ACTIONS) == set(VERDICTS) - set(CALM) == set(VERDICT_RUNBOOKS)
+    assert len(set(VERDICT_RUNBOOKS.values())) == len(VERDICT_RUNBOOKS), "a runbook stands for its verdict in the column"
+    assert set(VERDICT_RUNBOOKS.values()) <= ALERTS
+    for verdict, text in FIRST_ACTIONS.items():
+        engine = replace(full_engine(), diagnosis=Diagnosis(verdict, 1.0, None, 0.0))
+        if verdict != "unknown":  # what is missing differs
+            assert text.startswith(plan(engine, builtin()).actions[0].title), verdict
+    first = next(iter(first_screen().values()))
+    column = next(item for item in first["fieldConfig"]["overrides"] if item["matcher"]["options"] == "First action")
+    properties = {item["id"]: item["value"] for item in column["properties"]}
+    assert {key: option["text"] for key, option in properties["mappings"][0]["options"].items()} == {
+        VERDICT_RUNBOOKS[verdict]: text for verdict, text in FIRST_ACTIONS.items()}
+    assert properties["links"][0]["url"].endswith("/${__value.raw}.md")
+
+
+def test_engines_are_ranked_as_on_the_page() -> None:
+    assert sorted(RANKS, key=RANKS.__getitem__, reverse=True) == list(ORDER)
+    assert set(RANKS) == set(VERDICTS)
+
+
+def test_every_fact_is_evidence_of_its_verdict_with_its_threshold() -> None:
+    known = gather(full_signals(), Recent([1.0]), builtin())
+    keys = [fact.key(place) for place, fact in enumerate(FACTS)]
+    assert sorted(keys) == keys
+    for fact in FACTS:
+        assert set(fact.evidence) <= set(known), fact.name
+        assert set(fact.verdicts) <= set(FIRST_ACTIONS), fact.name
+        assert "{" not in fact.shown(SITE)
+    for verdict in set(FIRST_ACTIONS) - {"unknown"}:
+        for_it = [fact for fact in FACTS if verdict in fact.verdicts and fact.holds]
+        assert len(for_it) >= 2, verdict
+    assert "(full from 97 %)" in json.dumps(list(first_screen().values()))
+
+
+@pytest.mark.parametrize("uid", sorted(set(BOARDS) - {"kvpressure-configuration"}))
+def test_graphs_and_tables_over_engines_hold_a_bounded_number_of_them(uid: str) -> None:
+    for panel in panels(uid):
+        if panel["type"] in ("timeseries", "state-timeline", "table") and panel["title"] != "Driver events":  # rare, and of any GPU
+            for target in panel["targets"]:
+                assert "ALERTS" in target["expr"] or "topk(" in target["expr"], f"{panel['title']}: {target['expr']}"
 
 
 def test_table_columns_come_from_their_queries() -> None:
@@ -254,12 +315,13 @@ def test_table_columns_come_from_their_queries() -> None:
         for panel in panels(uid):
             if panel["type"] != "table":
                 continue
-            names = panel["transformations"][1]["options"]["include"]["names"]
+            steps = {step["id"]: step["options"] for step in panel["transformations"]}
+            names = steps["filterFieldsByName"]["include"]["names"]
             refs = {target["refId"] for target in panel["targets"]}
             for name in names:
                 if name.startswith("Value #"):
                     assert name.removeprefix("Value #") in refs, panel["title"]
-            shown = {*panel["transformations"][2]["options"]["renameByName"].values(), *names}
+            shown = {*steps["organize"]["renameByName"].values(), *names}
             for override in panel["fieldConfig"]["overrides"]:
                 assert override["matcher"]["options"] in shown, panel["title"]
 

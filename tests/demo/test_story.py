@@ -161,7 +161,7 @@ def test_only_waiting_times_of_the_rules_differ_from_the_bundle() -> None:
 
 def test_prometheus_and_alertmanager_accept_the_configuration(tmp_path: Path) -> None:
     documents = {"rules.yaml": alerting.rules(1 / 160, 0.25), "alertmanager.yaml": alerting.alertmanager(
-        1 / 160, "http://127.0.0.1:9"), "prometheus.yaml": alerting.prometheus("rules.yaml", "127.0.0.1:1", "127.0.0.1:2",
+        1 / 160, "http://127.0.0.1:9"), "prometheus.yaml": alerting.prometheus("rules.yaml", "127.0.0.1:1", ["127.0.0.1:3"], "127.0.0.1:2",
                                                                               0.25)}
     for name, document in documents.items():
         (tmp_path / name).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")

@@ -14,11 +14,13 @@ import pytest
 import yaml
 
 from deploy.chart import DEPLOY, Json, generator, of_kind, only, render
+from deploy.test_daemonset import load
 from kvpressure import thresholds
 from kvpressure.bundle import values as bundle_values
 from kvpressure.bundle.boards import render_boards
 from kvpressure.bundle.boards.builder import Site
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
+from kvpressure.publish.links import Links
 
 SHOWN: Final[Json] = {"prometheusRule": {"enabled": True}, "rulesConfigMap": {"enabled": True}, "dashboards": {"enabled": True}}
 PATCHES: Final[Json] = {
@@ -130,3 +132,33 @@ def test_no_token_is_left_and_no_number_hides_from_the_values() -> None:
     files = dict(generator().bundle_files())
     marked = {name for text in files.values() for name in re.findall(r"@@[tdwn]:(\w+)@@", text)}
     assert {"memory_warning_ratio", "alert_for_seconds", "fragmentation_warning_bytes"} <= marked <= set(thresholds.builtin())
+
+
+@pytest.mark.parametrize(("runbooks", "grafana"), [
+    (None, None), ("https://runbooks.internal/kv/", "https://boards.internal"), ("http://[fd00::1]:3000/a?b=c", "http://g.internal:3000/grafana/")])
+def test_the_page_links_where_alerts_and_boards_do(runbooks: str | None, grafana: str | None, tmp_path: Path) -> None:
+    rules = {} if runbooks is None else {"runbookBaseUrl": runbooks, "dashboardBaseUrl": grafana}
+    documents = render({"rules": rules, "prometheusRule": {"enabled": True}})
+    alert = next(rule for group in rules_of(documents)["groups"] for rule in group["rules"] if "alert" in rule)
+    chosen = load(documents, "nvidia", tmp_path)
+    assert (chosen.runbook_url, chosen.dashboard_url) != (None, None)
+    links = Links(chosen.runbook_url or "", chosen.dashboard_url or "")
+    assert links.runbook(alert["alert"]).url == alert["annotations"]["runbook_url"]
+    assert alert["annotations"]["dashboard_url"].startswith(links.board("kvpressure-incident").url)
+    if runbooks is None:
+        plain = bundle_values.Values()
+        assert (chosen.runbook_url, chosen.dashboard_url) == (plain.runbook_base_url, plain.dashboard_base_url)
+
+
+def test_an_own_setting_of_the_page_wins(tmp_path: Path) -> None:
+    chosen = load(render({"config": {"web.runbook-url": "https://wiki.internal/kv"}}), "nvidia", tmp_path)
+    assert chosen.runbook_url == "https://wiki.internal/kv"
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
+def test_the_plain_manifests_link_as_the_bundle_does(vendor: str) -> None:
+    text = (DEPLOY / "manifests" / vendor / "configmap.yaml").read_text(encoding="utf-8")
+    settings = yaml.safe_load(yaml.safe_load(text)["data"]["config.yaml"])
+    plain = bundle_values.Values()
+    assert settings["web.runbook-url"] == plain.runbook_base_url
+    assert settings["web.dashboard-url"] == plain.dashboard_base_url

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import yaml
@@ -68,13 +68,17 @@ def _shorten_route(route: dict[str, Any], by: float) -> None:
         _shorten_route(child, by)
 
 
-def prometheus(rule_path: str, exporter: str, alertmanager_address: str, scrape_seconds: float) -> Mapping[str, Any]:
-    """Configuration of a Prometheus that scrapes the demo's exporter."""
+def prometheus(rule_path: str, exporter: str, engines: Sequence[str], alertmanager_address: str,
+               scrape_seconds: float) -> Mapping[str, Any]:
+    """Configuration of a Prometheus that scrapes the demo's exporter, and its engines as many sites do: the boards draw
+    vLLM's own histograms from these.
+    """
     return {
         "global": {"scrape_interval": duration(scrape_seconds), "evaluation_interval": duration(scrape_seconds),
                    "scrape_timeout": duration(scrape_seconds)},
         "rule_files": [rule_path],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager_address]}]}]},
         "scrape_configs": [{"job_name": "kvpressure", "honor_labels": True,
-                            "static_configs": [{"targets": [exporter], "labels": {"node": "demo"}}]}],
+                            "static_configs": [{"targets": [exporter], "labels": {"node": "demo"}}]},
+                           {"job_name": "vllm", "static_configs": [{"targets": list(engines)}]}],
     }

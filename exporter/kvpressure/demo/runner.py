@@ -163,7 +163,7 @@ class _Demo:
         exporter = str(web.start()[0])
         stops.callback(web.stop)
         self._announce(servers, exporter)
-        self._stack = self._start_stack(programs, exporter, stops, stopping)
+        self._stack = self._start_stack(programs, exporter, servers, stops, stopping)
         self._clock.begin()
         self._monitor.start()
         stops.callback(self._monitor.stop)
@@ -210,8 +210,8 @@ class _Demo:
             sources[source.name] = (replace(spec, interval_seconds=spec.interval_seconds / speed), source)
         return sources
 
-    def _start_stack(self, programs: tuple[str, str] | None, exporter: str, stops: contextlib.ExitStack,
-                     stopping: threading.Event) -> Stack | None:
+    def _start_stack(self, programs: tuple[str, str] | None, exporter: str, servers: dict[str, PodServer],
+                     stops: contextlib.ExitStack, stopping: threading.Event) -> Stack | None:
         options, tell = self._options, self._screen.tell
         if programs is None:
             why = "as asked" if not options.prometheus else ("not installed (Debian: apt install prometheus "
@@ -221,7 +221,7 @@ class _Demo:
         folder = Path(stops.enter_context(tempfile.TemporaryDirectory(prefix="kvpressure-demo-")))
         by = alerting.factor(options.seconds, options.speed)
         stack = Stack(programs, folder, exporter, by, max(alerting.MINIMUM_SECONDS, 1 / options.speed), self._story.notify,
-                      stopping)
+                      stopping, [f"127.0.0.1:{server.port}" for server in servers.values()])
         stops.callback(stack.stop)
         tell(f"  Prometheus    {stack.prometheus.url}/")
         tell(f"  Alertmanager  {stack.alertmanager.url}/api/v2/alerts")

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
@@ -142,14 +142,14 @@ def _free_address() -> str:
 
 
 class Stack:
-    """Prometheus scraping ``exporter``, Alertmanager behind it, notifications to ``on_alerts``. Files go to ``folder``.
+    """Prometheus scraping ``exporter`` and ``engines``, Alertmanager behind it, notifications to ``on_alerts``. Files go to ``folder``.
 
     ``by`` shortens the waiting times of rules and routes. The constructor starts everything, or leaves nothing running and
     raises ``StackError``, or ``Interrupted`` when ``called_off`` is set meanwhile.
     """
 
     def __init__(self, programs: tuple[str, str], folder: Path, exporter: str, by: float, scrape_seconds: float,
-                 on_alerts: OnAlerts, called_off: threading.Event) -> None:
+                 on_alerts: OnAlerts, called_off: threading.Event, engines: Sequence[str] = ()) -> None:
         prometheus, alertmanager = programs
         self._stops = contextlib.ExitStack()
         try:
@@ -162,7 +162,7 @@ class Stack:
             self._stops.callback(self.alertmanager.stop)
             _write(folder / "rules.yaml", alerting.rules(by, scrape_seconds))
             _write(folder / "prometheus.yaml",
-                   alerting.prometheus("rules.yaml", exporter, self.alertmanager.address, scrape_seconds))
+                   alerting.prometheus("rules.yaml", exporter, engines, self.alertmanager.address, scrape_seconds))
             self.prometheus = Child("prometheus", folder, lambda address: [
                 prometheus, "--config.file=prometheus.yaml", "--storage.tsdb.path=data",
                 f"--web.listen-address={address}", "--log.level=warn"], called_off)

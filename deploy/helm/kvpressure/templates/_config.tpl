@@ -3,6 +3,8 @@
 {{- $values := .root.Values -}}
 {{- $settings := dict "collector.nvidia" (eq .vendor "nvidia") "collector.amd" (eq .vendor "amd") -}}
 {{- $_ := set $settings "web.listen-address" (list (printf ":%d" (int $values.port))) -}}
+{{- $_ := set $settings "web.runbook-url" $values.rules.runbookBaseUrl -}}
+{{- $_ := set $settings "web.dashboard-url" $values.rules.dashboardBaseUrl -}}
 {{- range $name, $on := $values.sources -}}
 {{- $_ := set $settings (printf "collector.%s" $name) $on -}}
 {{- end -}}

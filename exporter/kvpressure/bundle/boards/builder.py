@@ -21,6 +21,7 @@ ENGINE: Final = 'cluster=~"$cluster",namespace=~"$namespace",model_name=~"$model
 CONTAINER: Final = 'cluster=~"$cluster",namespace=~"$namespace",pod=~"$pod"'
 GPU: Final = 'cluster=~"$cluster",uuid=~"$gpu"'
 BY_ENGINE: Final = "cluster, namespace, pod, model_name, engine"
+POD: Final = "cluster, namespace, pod"
 
 # Okabe and Ito's palette, and Tol's wine: told apart with any colour vision, and by their lightness.
 GREEN, YELLOW, ORANGE, RED, BLUE = "#009E73", "#F0E442", "#E69F00", "#D55E00", "#56B4E9"
@@ -29,6 +30,7 @@ LOG_EVENTS: Final = "|".join(sorted(ALLOCATION_EVENTS | TELLING_EVENTS))  # line
 TOP: Final = 20  # rows of a table of the worst
 
 
+NOT_A_POD: Final = "the exporter does not read pods here"
 NO_BASELINE: Final = "an engine's own baseline takes some minutes of traffic"
 
 
@@ -47,8 +49,8 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL query of a panel. ``table`` asks for the present value in table form, ``heat`` for buckets. ``optional`` says
-    why it may return nothing on a sound system, e.g. "on cards without GPM".
+    """One PromQL query of a panel. ``now`` asks for present values, ``table`` for them in table form, ``heat`` for buckets over
+    time. ``optional`` says why it may return nothing on a sound system, e.g. "on cards without GPM".
     """
 
     expr: str
@@ -56,11 +58,13 @@ class Query:
     table: bool = False
     optional: str = ""
     heat: bool = False
+    now: bool = False
 
     def model(self, index: int) -> Json:
         """The target, with refId A, B, ..."""
-        kind = {"instant": True, "range": False, "format": "table"} if self.table else {
-            "instant": False, "range": True, "format": "heatmap" if self.heat else "time_series", "legendFormat": self.legend}
+        now = self.now or self.table
+        shape = {"format": "table"} if self.table else {"format": "heatmap" if self.heat else "time_series", "legendFormat": self.legend}
+        kind = {"instant": now, "range": not now, **shape}
         return {"refId": chr(ord("A") + index), "datasource": DATASOURCE, "editorMode": "code", "expr": self.expr, **kind}
 
 
@@ -231,6 +235,8 @@ def _panel(site: Site, kind: str, title: str, about: str, queries: Sequence[Quer
     optional = {query.model(index)["refId"]: query.optional for index, query in enumerate(queries) if query.optional}
     for why in dict.fromkeys(optional.values()):
         about = f"{about}\n\nMay be empty: {why}."
+    if len(optional) == len(queries) and kind != "stat":  # a tile has no room for a sentence
+        defaults["noValue"] = next(iter(optional.values()))
     return {"type": kind, "title": title, "description": about, "links": links, _OPTIONAL: optional,
             "targets": [query.model(index) for index, query in enumerate(queries)],
             "fieldConfig": {"defaults": defaults, "overrides": list(overrides)}, "options": options}
@@ -241,49 +247,61 @@ def _defaults(unit: str, thresholds: Json, mappings: Sequence[Json] = (), **more
 
 
 def stat(site: Site, title: str, about: str, expr: str, unit: str, thresholds: Json, alert: str | None = None,
-         mappings: Sequence[Json] = (), legend: str = "", optional: str = "") -> Json:
-    """A tile with the present value of the worst series."""
-    options = {"colorMode": "background", "graphMode": "area", "justifyMode": "auto", "orientation": "auto", "textMode": "auto",
+         optional: str = "") -> Json:
+    """A tile with one number for all that is chosen, and its course."""
+    return _stat(site, title, about, Query(expr, optional=optional), unit, thresholds, alert, "value", "area")
+
+
+def extreme(site: Site, title: str, about: str, expr: str, unit: str, thresholds: Json, alert: str | None = None,
+            optional: str = "", legend: str = "{{pod}}", pick: str = "topk") -> Json:
+    """A tile with the largest (``pick`` bottomk: the smallest) present value of ``expr`` and, by ``legend``, the name of who has it."""
+    return _stat(site, title, about, Query(f"{pick}(1, {expr})", legend, optional=optional, now=True), unit, thresholds, alert,
+                 "value_and_name", "none")
+
+
+def _stat(site: Site, title: str, about: str, query: Query, unit: str, thresholds: Json, alert: str | None, text: str, graph: str) -> Json:
+    options = {"colorMode": "background", "graphMode": graph, "justifyMode": "auto", "orientation": "auto", "textMode": text,
                "wideLayout": True, "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
-    defaults = _defaults(unit, thresholds, mappings, color={"mode": "thresholds"})
-    return _panel(site, "stat", title, about, [Query(expr, legend, optional=optional)], alert, defaults, options)
+    return _panel(site, "stat", title, about, [query], alert, _defaults(unit, thresholds, color={"mode": "thresholds"}), options)
 
 
 def timeseries(site: Site, title: str, about: str, queries: Sequence[Query], unit: str, thresholds: Json | None = None,
-               alert: str | None = None, top: float | None = None, overrides: Sequence[Json] = ()) -> Json:
-    """Lines over time; given thresholds are drawn as dashed lines."""
+               alert: str | None = None, top: float | None = None, overrides: Sequence[Json] = (), small: bool = False) -> Json:
+    """Lines over time; given thresholds are drawn as dashed lines. A ``small`` graph has names but no numbers below it."""
     custom = {"drawStyle": "line", "lineInterpolation": "linear", "lineWidth": 1, "fillOpacity": 8, "showPoints": "never",
               "spanNulls": False, "thresholdsStyle": {"mode": "dashed" if thresholds else "off"}}
     bounds: Json = {"min": 0} if top is None else {"min": 0, "max": top}
     defaults = _defaults(unit, thresholds or neutral(), custom=custom, color={"mode": "palette-classic"}, **bounds)
-    options = {"legend": {"displayMode": "table", "placement": "bottom", "showLegend": True, "calcs": ["lastNotNull", "max"]},
+    options = {"legend": {"displayMode": "list" if small else "table", "placement": "bottom", "showLegend": True,
+                          "calcs": [] if small else ["lastNotNull", "max"]},
                "tooltip": {"mode": "multi", "sort": "desc"}}
     return _panel(site, "timeseries", title, about, queries, alert, defaults, options, overrides)
 
 
 def states(site: Site, title: str, about: str, queries: Sequence[Query], mappings: Sequence[Json],
-           overrides: Sequence[Json] = (), alert: str | None = None) -> Json:
-    """A state timeline: one bar a series, coloured while it is there."""
+           overrides: Sequence[Json] = (), alert: str | None = None, shown: str = "never") -> Json:
+    """A state timeline: one bar a series, coloured while it is there; ``shown`` auto writes the state into it."""
     defaults = _defaults("none", neutral(), mappings, color={"mode": "thresholds"}, custom={"fillOpacity": 80, "lineWidth": 0})
-    options = {"alignValue": "left", "mergeValues": True, "rowHeight": 0.9, "showValue": "never", "perPage": 20,
+    options = {"alignValue": "left", "mergeValues": True, "rowHeight": 0.9, "showValue": shown, "perPage": 20,
                "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False},
                "tooltip": {"mode": "single", "sort": "none"}}
     return _panel(site, "state-timeline", title, about, queries, alert, defaults, options, overrides)
 
 
 def table(site: Site, title: str, about: str, queries: Sequence[Query], columns: Mapping[str, str],
-          overrides: Sequence[Json] = (), empty: str = "nothing", sort: str = "", alert: str | None = None) -> Json:
+          overrides: Sequence[Json] = (), sort: str = "", alert: str | None = None, order: str = "") -> Json:
     """A table of present values, in pages: queries merged on their common labels. ``columns``: field -> heading, in this order;
-    all other fields are hidden. ``sort``: heading of the column with the largest values first.
+    all other fields are hidden. ``sort``: heading of the column with the largest values first; ``order``: field with the smallest
+    first. A value that is not known is a dash.
     """
     defaults = {"unit": "none", "thresholds": neutral(), "mappings": [], "noValue": "-",
                 "custom": {"align": "left", "minWidth": 50, "cellOptions": {"type": "auto"}, "filterable": False, "inspect": False}}
     options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": "", "enablePagination": True},
                "sortBy": [{"displayName": sort, "desc": True}] if sort else []}
     panel = _panel(site, "table", title, about, queries, alert, defaults, options, overrides)
-    panel["fieldConfig"]["defaults"]["noValue"] = empty
     panel["transformations"] = [
         {"id": "merge", "options": {}},
+        *([{"id": "sortBy", "options": {"fields": {}, "sort": [{"field": order, "desc": False}]}}] if order else []),
         {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
         {"id": "organize", "options": {"excludeByName": {}, "indexByName": {name: index for index, name in enumerate(columns)},
                                        "renameByName": {name: title for name, title in columns.items() if name != title}}},
@@ -314,6 +332,14 @@ def matching(pattern: str, *properties: tuple[str, Any]) -> Json:
     """Override for all series whose shown name matches ``pattern``."""
     return {"matcher": {"id": "byRegexp", "options": pattern},
             "properties": [{"id": key, "value": value} for key, value in properties]}
+
+
+def dashed(pattern: str) -> Json:
+    """Override that tells the second kind of line of a graph apart without colour."""
+    return matching(pattern, ("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}), ("custom.fillOpacity", 0))
+
+
+MEDIAN_DASHED: Final = dashed("/ p50$/")
 
 
 def engine(metric: str, more: str = "", by: str = "") -> str:

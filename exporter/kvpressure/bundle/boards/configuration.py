@@ -11,6 +11,7 @@ from kvpressure.bundle.boards.builder import (
     GPU,
     GREEN,
     LOG_EVENTS,
+    NOT_A_POD,
     ORANGE,
     RED,
     YELLOW,
@@ -31,7 +32,6 @@ from kvpressure.bundle.boards.builder import (
 
 NODE: Final = 'cluster=~"$cluster"'
 NEVER: Final = "it never happened"
-NOT_A_POD: Final = "the exporter does not read pods here"
 _COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 
 
@@ -77,17 +77,16 @@ def _limits(site: Site) -> Json:
     queries = [Query(engine("limit", by="limit"), table=True), Query(engine("limit_explicit", by="limit"), table=True),
                Query(engine("limit_recommended", by="limit"), table=True, optional="no engine needs other limits")]
     columns = {"model_name": "Model", "pod": "Pod", "engine": "Engine", "limit": "Limit", "Value #A": "In force", "Value #B": "Set", "Value #C": "Recommended"}
-    overrides = [column("Limit", ("custom.width", 190)), column("Set", ("mappings", texts(v0=("default", ORANGE), v1=("yes", GREEN))), _COLORED),
+    overrides = [column("Limit", ("custom.width", 205)), column("Engine", ("custom.width", 60)), column("Set", ("mappings", texts(v0=("default", ORANGE), v1=("yes", GREEN))), _COLORED),
                  column("Recommended", ("thresholds", neutral(ORANGE)), _COLORED)]
     return table(site, "Limits", "Value in force, whether somebody set it, and the value to set where the present one is a problem.", queries, columns,
-                 overrides, empty="-", alert="VllmLimitNotExplicit")
+                 overrides, alert="VllmLimitNotExplicit", order="pod")
 
 
 def _versions(site: Site) -> Json:
     columns = {"pod": "Pod", "container": "Container", "version": "vLLM", "flavour": "Engine", "target": "Metrics page"}
     return table(site, "What runs", "Version and address of every engine.",
-                 [Query(f"max by ({BY_ENGINE}, container, version, flavour, target) (kvpressure_engine_info{{{ENGINE}}})", table=True)], columns,
-                 empty="-", alert="VllmEngineDown")
+                 [Query(f"max by ({BY_ENGINE}, container, version, flavour, target) (kvpressure_engine_info{{{ENGINE}}})", table=True)], columns, alert="VllmEngineDown")
 
 
 def _limits_over_time(site: Site, board: Board) -> None:
@@ -112,7 +111,7 @@ def _pods(site: Site, board: Board) -> None:
     board.add(table(
         site, "How containers ended last", "Reason of the kubelet and exit code; 137 and OOMKilled: the memory limit.",
         [Query(f"max by (namespace, pod, container, reason, exit_code) (kvpressure_container_last_termination_info{{{CONTAINER}}})", table=True,
-               optional=NEVER)], {"pod": "Pod", "container": "Container", "reason": "Reason", "exit_code": "Exit code"}, empty="none ended",
+               optional=NEVER)], {"pod": "Pod", "container": "Container", "reason": "Reason", "exit_code": "Exit code"},
         alert="VllmOOMKilled"), 8, 8)
     board.add(timeseries(
         site, "CPU", "Used share of the CPU limit, and share of CFS periods throttled; each throttled period stops all streams.",
@@ -125,7 +124,7 @@ def _pods(site: Site, board: Board) -> None:
         "percentunit", steps(site, (ORANGE, "host_memory_limit_ratio")), "VllmHostMemoryNearLimit", top=1), 8, 8)
     board.add(timeseries(
         site, "Log events", "Lines per minute that tell of trouble: failed allocations, killed workers, preemptions, a dead engine.",
-        [Query(f"sum by (pod, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~\"{LOG_EVENTS}\"}}[$__rate_interval])) * 60", "{{pod}} {{event}}",
+        [Query(f"60 * sum by (pod, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~\"{LOG_EVENTS}\"}}[$__rate_interval]))", "{{pod}} {{event}}",
                optional=NEVER)], "cpm", None, "VllmAllocationFailure"), 8, 8)
     board.add(states(
         site, "Node conditions that hold", "Memory pressure, disk pressure and the like amplify an incident; they are not its cause.",
@@ -134,10 +133,10 @@ def _pods(site: Site, board: Board) -> None:
 
 
 def _sources(site: Site, board: Board) -> None:
-    shown = texts(v0=("down", RED), v1=("up", GREEN))
+    mappings = texts(v0=("down", RED), v1=("up", GREEN))
     board.add(states(
         site, "Sources", "Whether each source's last reading succeeded. A source that is down leaves its values absent, never 0.",
-        [Query(f"min by (node, source) (kvpressure_source_up{{{NODE}}})", "{{node}} {{source}}")], shown, alert="KvpressureSourceDown"), 12, 8)
+        [Query(f"min by (node, source) (kvpressure_source_up{{{NODE}}})", "{{node}} {{source}}")], mappings, alert="KvpressureSourceDown", shown="auto"), 12, 8)
     board.add(timeseries(
         site, "Failures by reason", "Failed readings per second.",
         [Query(f"sum by (source, reason) (rate(kvpressure_source_errors_total{{{NODE}}}[$__rate_interval]))", "{{source}} {{reason}}", optional=NEVER),
@@ -169,4 +168,4 @@ def _process(site: Site, board: Board) -> None:
     board.add(table(
         site, "GPUs and drivers", "Every GPU with its name and driver.",
         [Query(f"max by (node, gpu, uuid, name, driver) (kvpressure_gpu_info{{{GPU}}})", table=True)],
-        {"node": "Node", "gpu": "GPU", "name": "Name", "driver": "Driver"}, empty="-", alert="GpuLost"), 6, 8)
+        {"node": "Node", "gpu": "GPU", "name": "Name", "driver": "Driver"}, alert="GpuLost"), 6, 8)

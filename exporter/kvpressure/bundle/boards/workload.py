@@ -5,8 +5,10 @@ from __future__ import annotations
 from kvpressure.bundle.boards.builder import (
     ENGINE,
     GREEN,
+    MEDIAN_DASHED,
     NO_BASELINE,
     ORANGE,
+    POD,
     RED,
     TOP,
     YELLOW,
@@ -15,6 +17,7 @@ from kvpressure.bundle.boards.builder import (
     Query,
     Site,
     column,
+    dashed,
     drill,
     engine,
     gpu,
@@ -27,6 +30,7 @@ from kvpressure.bundle.boards.builder import (
     timeseries,
     top,
 )
+from kvpressure.bundle.boards.worst import lines, quantiles, worst, worst_gpus, worst_pods
 
 VLLM_BUCKETS = "vLLM's own histograms, if the same Prometheus scrapes vLLM too"
 NO_GPM = "on cards without GPM, and while it is switched off"
@@ -87,30 +91,30 @@ def _busiest(site: Site) -> Json:
                  column("Queue p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "queue_floor_seconds"))), colored),
                  column("Token p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "inter_token_floor_seconds"))), colored)]
     return table(site, "Busiest engines", f"The {TOP} engines with the most requests in flight: what is sent to them and how long it waits.",
-                 queries, columns, overrides, empty="-", sort="In flight", alert="VllmQueueTimeHigh")
+                 queries, columns, overrides, sort="In flight", alert="VllmQueueTimeHigh")
 
 
 def _batching(site: Site, board: Board) -> None:
     board.add(timeseries(
         site, "Effective batch size", "Quantiles of requests running over a minute of samples, and the mean number of decoding requests.",
-        [Query(engine("effective_batch_size", by="quantile"), "{{pod}} p{{quantile}}"), Query(engine("effective_batch_size_mean"), "{{pod}} mean")],
-        "short", steps(site, (GREEN, "signature_batch_size"), base=ORANGE), "VllmBatchCollapse"), 8, 8)
+        [*quantiles("effective_batch_size"), Query(lines("effective_batch_size_mean"), "{{pod}} mean")], "short",
+        steps(site, (GREEN, "signature_batch_size"), base=ORANGE), "VllmBatchCollapse", overrides=[dashed("/ (p50|mean)$/")]), 8, 8)
     board.add(heatmap(
         site, "Requests running", "Samples by how many requests ran, all chosen engines.",
         Query(f"sum by (le) (increase(kvpressure_running_requests_bucket{{{ENGINE}}}[$__rate_interval]))", "{{le}}", heat=True), "short",
         "VllmBatchCollapse"), 8, 8)
     board.add(timeseries(
-        site, "Missing batch", "1 - batch p95 / min(demand, limit).", [Query(engine("batch_collapse_ratio"), "{{pod}} {{engine}}")],
+        site, "Missing batch", "1 - batch p95 / min(demand, limit).", [Query(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
         "percentunit", steps(site, (ORANGE, "batch_collapse_warning_ratio")), "VllmBatchCollapse", top=1), 8, 8)
     board.add(timeseries(
         site, "In flight against the limits", "The smallest limit binds; its name says where it comes from.",
-        [Query(engine("requests_in_flight"), "{{pod}} in flight"), Query(engine("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}")],
-        "short", None, "VllmConcurrencyNearLimit"), 8, 8)
+        [Query(lines("requests_in_flight"), "{{pod}} in flight"), Query(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}")],
+        "short", None, "VllmConcurrencyNearLimit", overrides=[dashed("/ limit /")]), 8, 8)
     board.add(timeseries(
         site, "Waiting by reason", "capacity: for room in the cache or the batch. deferred: LoRA, grammar, remote KV.",
-        [Query(engine("requests_waiting", by="reason"), "{{pod}} {{reason}}")], "short", None, "VllmQueueTimeHigh"), 8, 8)
+        [Query(lines("requests_waiting", by="reason"), "{{pod}} {{reason}}")], "short", None, "VllmQueueTimeHigh"), 8, 8)
     board.add(timeseries(
-        site, "Concurrency", "In flight divided by the smallest known limit.", [Query(engine("concurrency_ratio"), "{{pod}} {{engine}}")],
+        site, "Concurrency", "In flight divided by the smallest known limit.", [Query(lines("concurrency_ratio"), "{{pod}} {{engine}}")],
         "percentunit", steps(site, (ORANGE, "concurrency_warning_ratio")), "VllmConcurrencyNearLimit"), 8, 8)
 
 
@@ -119,24 +123,25 @@ def _shape(site: Site, board: Board) -> None:
                               ("max_tokens", "max_tokens asked for", "request_params_max_tokens")):
         board.add(timeseries(
             site, title, "Quantiles of requests over five minutes.",
-            [Query(engine("request_tokens", f'kind="{kind}"', by="quantile"), "{{pod}} p{{quantile}}")], "short",
-            None, "VllmContextLengthSpike"), 12, 8)
+            quantiles("request_tokens", f'kind="{kind}"'), "short", None, "VllmContextLengthSpike",
+            overrides=[MEDIAN_DASHED]), 12, 8)
         board.add(heatmap(
             site, f"{title}, distribution", "Requests by length, all pods of the chosen models; two bands are two kinds of traffic on one server.",
             Query(f'sum by (le) (increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval]))', "{{le}}", heat=True,
                   optional=VLLM_BUCKETS), "short", "VllmMixedContextLengths"), 12, 8)
     board.add(timeseries(
         site, "Context length", "Prompt plus answer: longest of five minutes, and the mean.",
-        [Query(engine("context_length_tokens", by="stat"), "{{pod}} {{stat}}")], "short", None, "VllmContextLengthSpike"), 6, 8)
+        [Query(lines("context_length_tokens", by="stat"), "{{pod}} {{stat}}")], "short", None, "VllmContextLengthSpike",
+        overrides=[dashed("/ mean$/")]), 6, 8)
     board.add(timeseries(
-        site, "Context spike", "Longest against the mean.", [Query(engine("context_length_spike_ratio"), "{{pod}} {{engine}}")], "none",
+        site, "Context spike", "Longest against the mean.", [Query(lines("context_length_spike_ratio"), "{{pod}} {{engine}}")], "none",
         steps(site, (ORANGE, "context_spike_ratio")), "VllmContextLengthSpike"), 6, 8)
     board.add(timeseries(
-        site, "Bursts", "Busiest ten seconds against the five-minute mean.", [Query(engine("arrival_burst_ratio"), "{{pod}} {{engine}}")], "none",
+        site, "Bursts", "Busiest ten seconds against the five-minute mean.", [Query(lines("arrival_burst_ratio"), "{{pod}} {{engine}}")], "none",
         steps(site, (ORANGE, "arrival_burst_ratio_high"))), 6, 8)
     board.add(states(
         site, "Two kinds of traffic on one server", "While short- and long-prompt requests share an engine: split them.",
-        [Query(engine("request_shape_two_humps") + " == 1", "{{pod}} {{engine}}", optional="no engine serves both")],
+        [Query(worst(engine("request_shape_two_humps") + " == 1"), "{{pod}} {{engine}}", optional="no engine serves both")],
         texts(v1=("mixed", ORANGE)), alert="VllmMixedContextLengths"), 6, 8)
 
 
@@ -147,35 +152,35 @@ def _latency(site: Site, board: Board) -> None:
             ("queue", "Time in the queue", "VllmQueueTimeHigh", "queue_floor_seconds")):
         board.add(timeseries(
             site, title, "Quantiles over the last minute. The dashed line is the floor below which the alert is silent.",
-            [Query(engine("latency_seconds", f'phase="{phase}"', by="quantile"), "{{pod}} p{{quantile}}")], "s", steps(site, (ORANGE, floor)), alert), 8, 8)
+            quantiles("latency_seconds", f'phase="{phase}"'), "s", steps(site, (ORANGE, floor)), alert, overrides=[MEDIAN_DASHED]), 8, 8)
     board.add(timeseries(
         site, "Whole request", "Quantiles over the last minute.",
-        [Query(engine("latency_seconds", 'phase="e2e"', by="quantile"), "{{pod}} p{{quantile}}")], "s"), 8, 8)
+        quantiles("latency_seconds", 'phase="e2e"'), "s", overrides=[MEDIAN_DASHED]), 8, 8)
     board.add(timeseries(
         site, "Outside the engine", "Mean time of a finished request in tokenizer, API server and network.",
-        [Query(engine("outside_engine_seconds"), "{{pod}} {{engine}}")], "s", None, "VllmHostBound"), 8, 8)
+        [Query(lines("outside_engine_seconds"), "{{pod}} {{engine}}")], "s", None, "VllmHostBound"), 8, 8)
     board.add(timeseries(
         site, "Length of streams", "End-to-end time of finished requests over five minutes.",
-        [Query(engine("stream_seconds", by="quantile"), "{{pod}} p{{quantile}}")], "s"), 8, 8)
+        quantiles("stream_seconds"), "s", overrides=[MEDIAN_DASHED]), 8, 8)
 
 
 def _throughput(site: Site, board: Board) -> None:
     board.add(timeseries(
-        site, "Tokens per second", "Over the last half minute.", [Query(engine("tokens_per_second", by="kind"), "{{pod}} {{kind}}")], "short"), 8, 8)
+        site, "Tokens per second", "Over the last half minute.", [Query(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")], "short",
+        overrides=[dashed("/ prompt$/")]), 8, 8)
     board.add(timeseries(
         site, "Throughput against its best", "Last minute against the best minute of fifteen, while demand has not fallen.",
-        [Query(engine("throughput_trend_ratio"), "{{pod}} {{engine}}", optional="little history, or demand fell")], "percentunit", None,
+        [Query(lines("throughput_trend_ratio"), "{{pod}} {{engine}}", optional="little history, or demand fell")], "percentunit", None,
         "VllmDocumentedSignature"), 8, 8)
     board.add(timeseries(
         site, "Finished and refused", "Requests per second by how they ended, and refused ones.",
-        [Query(f"sum by (pod, reason) (rate(kvpressure_requests_finished_total{{{ENGINE}}}[$__rate_interval]))", "{{pod}} {{reason}}"),
-         Query(f"sum by (pod, reason) (rate(kvpressure_requests_rejected_total{{{ENGINE}}}[$__rate_interval]))", "{{pod}} refused {{reason}}",
-               optional="nothing was ever refused")], "reqps", None, "VllmRequestsRejected"), 8, 8)
+        [Query(worst_pods(f"sum by ({POD}, reason) (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"), "{{pod}} " + shown, optional=why)
+         for kind, shown, why in (("finished", "{{reason}}", "nothing finished"), ("rejected", "refused {{reason}}", "nothing was refused"))], "reqps", None, "VllmRequestsRejected"), 8, 8)
     board.add(timeseries(
         site, "GPU activity", "Utilization: share of time in which some kernel ran. SM, tensor and DRAM activity say what it did.",
-        [Query(gpu("gpu_utilization_ratio"), "GPU {{gpu}} utilization"),
-         *(Query(gpu(f"gpu_{unit}_activity_ratio"), f"GPU {{{{gpu}}}} {unit}", optional=NO_GPM) for unit in ("sm", "tensor", "dram"))],
+        [Query(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
+         *(Query(worst_gpus(gpu(f"gpu_{unit}_activity_ratio")), f"GPU {{{{gpu}}}} {unit}", optional=NO_GPM) for unit in ("sm", "tensor", "dram"))],
         "percentunit", steps(site, (GREEN, "signature_utilization_ratio"), base=YELLOW), "VllmDocumentedSignature", top=1), 12, 8)
     board.add(timeseries(
         site, "Power", "Draw and enforced limit; under KV pressure decoding draws less than computing prompts.",
-        [Query(gpu("gpu_power_watts"), "GPU {{gpu}}"), Query(gpu("gpu_power_limit_watts"), "GPU {{gpu}} limit")], "watt"), 12, 8)
+        [Query(worst_gpus(gpu("gpu_power_watts")), "GPU {{gpu}}"), Query(worst_gpus(gpu("gpu_power_limit_watts")), "GPU {{gpu}} limit")], "watt", overrides=[dashed("/ limit$/")]), 12, 8)

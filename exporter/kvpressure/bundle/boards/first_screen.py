@@ -1,0 +1,190 @@
+"""The first screen of the incident board: who is in trouble, why, what to do first, what to set, what fires, and four graphs.
+
+Everything above row ``SCREEN`` is on a screen of 1600 x 900 without scrolling.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvpressure.bundle.boards.builder import (
+    BLUE,
+    BY_ENGINE,
+    ENGINE,
+    GPU,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    RED,
+    WINE,
+    YELLOW,
+    Board,
+    Json,
+    Query,
+    Site,
+    column,
+    dashed,
+    drill,
+    engine,
+    gpu,
+    neutral,
+    steps,
+    table,
+    texts,
+    timeseries,
+)
+from kvpressure.bundle.boards.why import fact_texts, facts_of_the_worst
+from kvpressure.bundle.boards.worst import lines, trouble, worst, worst_gpus
+from kvpressure.publish.links import VERDICT_RUNBOOKS
+
+SCREEN: Final = 20  # grid rows
+
+VERDICTS: Final = {
+    "idle": ("idle", BLUE), "healthy": ("healthy", GREEN), "kv_pressure": ("KV pressure", RED),
+    "concurrency_limited": ("concurrency limited", YELLOW), "compute_bound": ("compute bound", YELLOW),
+    "host_bound": ("host bound", YELLOW), "stalled": ("stalled", WINE), "unknown": ("unknown", PURPLE),
+}
+STAGES: Final = texts(building=("building", YELLOW), saturated=("saturated", ORANGE), thrashing=("thrashing", RED), failing=("failing", WINE))
+# They begin with the title of the first action on the exporter's page.
+FIRST_ACTIONS: Final = {
+    "kv_pressure": "Cap input and output tokens at the edge",
+    "concurrency_limited": "Raise max_num_seqs: the cache has room",
+    "compute_bound": "Find who sends the prompts, throttle them",
+    "host_bound": "Give the container more CPU",
+    "stalled": "Keep the evidence, then delete the pod",
+    "unknown": "Change nothing yet: see what is not read",
+}
+COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
+FIRING: Final = ('ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",cluster=~"$cluster",'
+                 'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}')
+
+RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
+
+
+def add(site: Site, board: Board) -> None:
+    """Fill the first screen of ``board``."""
+    board.add(_engines(site), 24, 6)
+    board.add(_why(site), 10, 8)
+    board.add(_settings(site), 7, 8)
+    board.add(_fires(site), 7, 8)
+    for graph in _graphs(site):
+        board.add(graph, 6, 6)
+
+
+def fullest_gpu(metric: str) -> str:
+    """``metric`` of the fullest GPU of each engine, with that GPU's labels."""
+    joined = (f"kvpressure_engine_gpu_info{{{ENGINE},uuid=~\"$gpu\"}} * on (cluster, uuid) group_left (gpu) "
+              f"max by (cluster, uuid, gpu) ({metric})")
+    return f"topk by ({BY_ENGINE}) (1, max by ({BY_ENGINE}, uuid, gpu) ({joined}))"
+
+
+def _board(uid: str, title: str) -> tuple[str, list[Json]]:
+    return ("links", [drill(uid, title, pod="${__data.fields.Pod}")])
+
+
+def _with_runbook(expr: str) -> str:
+    """``expr`` with the label ``runbook``: that of its verdict."""
+    for verdict, runbook in VERDICT_RUNBOOKS.items():
+        expr = f'label_replace({expr}, "runbook", "{runbook}", "verdict", "{verdict}")'
+    return expr
+
+
+def _engines(site: Site) -> Json:
+    verdicts = _with_runbook(engine("verdict", by="verdict") + " == 1")
+    queries = [
+        Query(f"sort_desc({trouble()} * on ({BY_ENGINE}) group_right () {worst(verdicts)})", table=True),
+        Query(worst(engine("pressure_stage", by="stage") + " == 1"), table=True, optional="no engine is under KV pressure"),
+        Query(worst(f"time() - {engine('verdict_since_timestamp_seconds')}"), table=True),
+        Query(worst(engine("verdict_confidence")), table=True),
+        Query(worst(engine("kv_cache_used_ratio_max")), table=True),
+        Query(worst(fullest_gpu("gpu:kvpressure_memory_needed:ratio")), table=True),
+        Query(worst(engine("requests_waiting", 'reason="all"')), table=True),
+        Query(worst(engine("requests_running")), table=True),
+        Query(worst(engine("documented_signature_met")), table=True, optional="too few of its conditions can be evaluated"),
+    ]
+    columns = {"model_name": "Model", "namespace": "Namespace", "pod": "Pod", "engine": "Engine", "gpu": "GPU", "verdict": "Verdict",
+               "stage": "Stage", "Value #C": "For", "Value #D": "Confidence", "runbook": "First action", "Value #E": "KV cache",
+               "Value #F": "Memory needed", "Value #G": "Waiting", "Value #H": "Running", "Value #I": "Signature"}
+    about = ("Engines in most trouble first: model, pod, its fullest GPU, the verdict with stage, age and confidence, what to do first (a click "
+             "opens the runbook), and KV cache against GPU memory against queue. Memory needed is what is really needed: an engine reserves its "
+             "pool at start, so used memory says nothing. Signature is the documented signature, which stands beside the verdict, not in its place. "
+             "A click on a pod narrows the whole board to it.")
+    return table(site, "Who is in trouble, what is the cause, what to do first", about, queries, columns, _engine_columns(site),
+                 alert="VllmKVCachePressure")
+
+
+def _engine_columns(site: Site) -> list[Json]:
+    widths = {"Model": 90, "Namespace": 90, "Pod": 125, "Engine": 60, "GPU": 48, "Verdict": 158, "Stage": 82, "For": 76, "Confidence": 88,
+              "KV cache": 100, "Memory needed": 126, "Waiting": 70, "Running": 70, "Signature": 80}
+    gauge = ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"})
+    first = {VERDICT_RUNBOOKS[verdict]: (text, "text") for verdict, text in FIRST_ACTIONS.items()}
+    shown: dict[str, tuple[tuple[str, object], ...]] = {
+        "Pod": (("links", [drill("kvpressure-incident", "Only this pod", pod="${__value.raw}")]),),
+        "Verdict": (("mappings", texts(**VERDICTS)), ("custom.cellOptions", {"type": "color-background", "mode": "basic"})),
+        "Stage": (("mappings", STAGES), COLORED),
+        "For": (("unit", "s"), ("decimals", 0)),
+        "Confidence": (*RATIO, ("thresholds", steps(site, (GREEN, "confident"), base=YELLOW)), COLORED),
+        "KV cache": (*RATIO, ("thresholds", steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio"))), gauge,
+                     _board("kvpressure-memory", "Memory and KV cache of this pod")),
+        "Memory needed": (*RATIO, ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))), gauge,
+                          _board("kvpressure-memory", "Memory and KV cache of this pod")),
+        "Waiting": (("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), COLORED, _board("kvpressure-workload", "Workload of this pod")),
+        "Signature": (("mappings", texts(v0=("not met", "text"), v1=("met", YELLOW))), COLORED),
+    }
+    runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
+    return [*(column(name, ("custom.width", width), *shown.get(name, ())) for name, width in widths.items()),
+            column("First action", ("mappings", texts(**first)), ("links", [runbook]))]
+
+
+def _why(site: Site) -> Json:
+    words = {key: (text, "text") for key, text in fact_texts(site).items()}
+    overrides = [column("Pod", ("custom.width", 118)), column("Now", ("custom.width", 66), ("custom.align", "right")),
+                 column("Evidence", ("mappings", texts(**words)))]
+    about = ("Evidence that holds now about the engine in most trouble (narrow the board to a pod to see that one's): the number, then what it is and "
+             "from which threshold it counts. The exporter's page has the same with what speaks against it.")
+    return table(site, "Why: evidence about the worst engine", about, [Query(facts_of_the_worst(), table=True, optional="nothing is wrong, or too little is known")],
+                 {"pod": "Pod", "Value": "Now", "fact": "Evidence"}, overrides, order="fact")
+
+
+def _settings(site: Site) -> Json:
+    recommended = engine("limit_recommended", by="limit")
+    queries = [Query(worst(recommended), table=True, optional="no limit has to change"),
+               Query(worst(f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"), table=True,
+                     optional="no limit has to change")]
+    overrides = [column("Pod", ("custom.width", 108)), column("Now", ("custom.width", 60)),
+                 column("Set to", ("custom.width", 62), ("thresholds", neutral()), COLORED)]
+    return table(site, "What to set", "Limits to change: in force now, and the value to set, computed for each engine. Order of the mitigation: cap tokens "
+                 "at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart last.", queries,
+                 {"pod": "Pod", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"}, overrides)
+
+
+def _fires(site: Site) -> Json:
+    levels = texts(critical=("critical", RED), warning=("warning", ORANGE), info=("info", BLUE))
+    runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
+    overrides = [
+        column("Alert", ("links", [runbook])), column("Severity", ("custom.width", 70), ("mappings", levels), COLORED),
+        column("Page", ("custom.width", 46), ("mappings", texts(true=("yes", RED), false=("no", "text"))), COLORED),
+        column("Pod", ("custom.width", 108)),
+    ]
+    return table(site, "What fires", "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. A click opens the runbook.",
+                 [Query(f"max by (alertname, severity, page, pod) ({FIRING})", table=True, optional="nothing fires")],
+                 {"alertname": "Alert", "severity": "Severity", "page": "Page", "pod": "Pod"}, overrides, order="severity")
+
+
+def _graphs(site: Site) -> list[Json]:
+    return [
+        timeseries(site, "KV cache used", "Maximum of the last minute of samples, which a slow scrape does not miss.",
+                   [Query(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}}")], "percentunit",
+                   steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")), "VllmKVCachePressure", top=1, small=True),
+        timeseries(site, "GPU memory: needed, and used (dashed)",
+                   "Needed is used minus the empty part of the KV pool; the gap between the lines is the pool's free room.",
+                   [Query(worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"), "GPU {{gpu}} needed"),
+                    Query(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used")], "percentunit",
+                   steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")), "GpuMemoryHigh", top=1,
+                   overrides=[dashed("/ used$/")], small=True),
+        timeseries(site, "Requests: waiting, and running (dashed)", "Requests waiting, all reasons, and running.",
+                   [Query(lines("requests_waiting", 'reason="all"'), "{{pod}} waiting"), Query(lines("requests_running"), "{{pod}} running")], "short",
+                   None, "VllmQueueTimeHigh", overrides=[dashed("/ running$/")], small=True),
+        timeseries(site, "Tokens/s: generated, and prompt (dashed)", "Over the last half minute: tokens generated, and prompt tokens computed.",
+                   [Query(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")], "short", overrides=[dashed("/ prompt$/")], small=True),
+    ]

@@ -21,10 +21,9 @@ import pytest
 
 from kvpressure import __version__, cli
 from publish.clients import ask, connect, eventually
+from serve_process import LISTEN, QUIET, Process
 
 PAGE = Path(__file__).parent / "fixtures/vllm/d_kv_pressure.prom.gz"
-QUIET = ("--no-collector.nvidia", "--no-collector.amd")
-LISTEN = ("--web.listen-address", "127.0.0.1:0")
 FAKE_SOURCE = """
 import sys, time
 from kvpressure.sources.base import FatalSourceError, Reading, SourceSpec, register
@@ -40,40 +39,6 @@ register(SourceSpec(name="fake", help="a test", factory=lambda settings: Fake(),
 from kvpressure.cli import main
 sys.exit(main())
 """
-
-
-class Process:
-    """``kvpressure serve`` as a child; its stderr is kept."""
-
-    def __init__(self, *arguments: str, code: str | None = None) -> None:
-        command = [sys.executable, *(["-c", code] if code else ["-m", "kvpressure.cli"]), "serve", *arguments]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
-        self.began = time.monotonic()
-        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environ)
-        self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.child.stderr is not None
-        for line in self.child.stderr:
-            self.lines.append(line)
-
-    @property
-    def port(self) -> int:
-        found: list[str] = []
-        assert eventually(lambda: bool(found.extend(re.findall(r"listening address=127.0.0.1:(\d+)", "".join(self.lines)))
-                                       or found), 20), self.lines
-        return int(found[0])
-
-    def scrape(self) -> str:
-        return ask(self.port).body.decode()
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        self.child.send_signal(number)
-        status = self.child.wait(10)
-        self._reader.join(5)
-        return status
 
 
 Serve = Callable[..., Process]

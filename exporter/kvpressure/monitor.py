@@ -29,7 +29,7 @@ PIPELINE: Final = "pipeline"  # the pipeline's own entry among the sources' heal
 HEARTBEAT_SECONDS: Final = 30.0  # a loop that has not ticked for this long (or 5 ticks) is dead
 HANG_SECONDS: Final = 600.0  # a read that hangs this long is cured by nothing but a new process
 FIRST_TICK_SECONDS: Final = 1.0  # the first tick waits so long at most for every source to answer
-STOP_SECONDS: Final = 2.0  # bound of a clean stop, whatever hangs
+STOP_SECONDS: Final = 0.8  # bound of a clean stop, whatever hangs
 
 Listener = Callable[[Snapshot, State], None]
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvpressure.readings import AllocatorReading, StepStats
+from kvpressure.sources.vllm.bounds import MAX_ENGINES
 
+MAX_RANKS: Final = 1024  # GPUs of one server
 FRESH_SECONDS: Final = 15.0  # age of a worker's figures, and of a page that nothing has followed
 
 _LINE: Final = re.compile(rb"^kvpressure:(\w+)(?:\{([^}\n]*)\})? ([0-9.eE+-]+)\r?$", re.M)
@@ -44,6 +46,8 @@ class _Found:
 
     def take(self, name: str, labels: dict[str, str], value: float) -> None:
         """One sample. Raises ``ValueError`` or ``KeyError`` for one that the plugin does not write."""
+        if len(self.engines) > MAX_ENGINES or len(self.workers) > MAX_RANKS or len(self.written) > MAX_RANKS:
+            raise ValueError("no server has so many")
         if name == "allocator" and labels["figure"] in _FIGURES:
             self.workers[int(labels["rank"])][labels["figure"]] = int(value)
         elif name == "written_seconds":

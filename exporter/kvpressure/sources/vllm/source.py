@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from kvpressure.settings import CollectorSettings
     from kvpressure.sources.shared import Shared
 
-CUT_PLUGIN: Final = "plugin"  # its lines on a page, when there are more than its engines can have
-PLUGIN_LINES: Final = 1024  # an engine: two for each size of the batch that it has seen
+CUT_PLUGIN: Final = "plugin"  # its lines on a page, when they are more than this target's part
 WAIT_SHARE: Final = 0.8  # of the interval: how long a read waits for pages
 TARGET_LIMIT: Final = "target_limit"  # error of the source: more targets than allowed, the last ones are not read
 
@@ -82,6 +81,7 @@ class _Feed:
         self.fetcher = PageFetcher(target, timeout_seconds)
         self._bounds = bounds
         self._scanner = Scanner(bounds)
+        bounds.plugin_lines.join(self)
         self.scan_seconds = 0.0  # of our own CPU for its last page
         self.inside: Inside | None = None  # what the plugin says on the page, if it does
         self.in_flight = False
@@ -107,6 +107,7 @@ class _Feed:
         """Hang up and leave what it shares to the others."""
         self.fetcher.close()
         self._scanner.close()
+        self._bounds.plugin_lines.leave(self)
 
     def _fetched(self, lease: Lease) -> tuple[bytes | None, str | None]:
         try:
@@ -116,8 +117,9 @@ class _Feed:
 
     def _page(self, text: bytes | None, error: str | None, duration: float | None, keep_text: bool) -> EnginePage:
         target = self.target
-        lines = self._bounds.engines.allowed(self._scanner) * PLUGIN_LINES
-        crowded = text is not None and text.count(b"\nkvpressure:") > lines
+        lines = 0 if text is None else text.count(b"\nkvpressure:")
+        crowded = lines > self._bounds.plugin_lines.allowed(self)
+        self._bounds.plugin_lines.use(self, 0 if crowded else lines)
         self.inside = None if text is None or crowded else read_inside(text, target.namespace, target.pod, time())
         page = page_from_text(
             text, target=target.name, time=time(), namespace=target.namespace, pod=target.pod,

@@ -1,0 +1,58 @@
+"""``kvpressure serve`` as a child process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from publish.clients import ask, eventually
+
+QUIET = ("--no-collector.nvidia", "--no-collector.amd")
+LISTEN = ("--web.listen-address", "127.0.0.1:0")
+
+
+class Process:
+    """``kvpressure serve`` as a child; its stderr is kept."""
+
+    def __init__(self, *arguments: str, code: str | None = None) -> None:
+        command = [sys.executable, *(["-c", code] if code else ["-m", "kvpressure.cli"]), "serve", *arguments]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
+        self.began = time.monotonic()
+        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environ)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.child.stderr is not None
+        for line in self.child.stderr:
+            self.lines.append(line)
+
+    @property
+    def port(self) -> int:
+        found: list[str] = []
+        assert eventually(lambda: bool(found.extend(re.findall(r"listening address=127.0.0.1:(\d+)", "".join(self.lines)))
+                                       or found), 20), self.lines
+        return int(found[0])
+
+    def scrape(self) -> str:
+        return ask(self.port).body.decode()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.child.send_signal(number)
+        status = self.child.wait(10)
+        self._reader.join(5)
+        return status
+
+    def memory_mib(self, what: str = "VmRSS") -> float:
+        """Resident memory now, or another line of the kernel's account of the process."""
+        status = Path(f"/proc/{self.child.pid}/status").read_text()
+        found = re.search(rf"{what}:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) / 1024

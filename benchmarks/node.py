@@ -54,10 +54,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def node(gpus: int, engines: int, slow: bool, workdir: Path, extra: Sequence[str] = ()) -> Iterator[tuple[int, str, float]]:
-    """The engines and the exporter; yields (pid, url, seconds from start to the first good scrape)."""
+def node(gpus: int, engines: int, slow: bool, workdir: Path, extra: Sequence[str] = (), world: World | None = None,
+         ) -> Iterator[tuple[int, str, float]]:
+    """The engines and the exporter; yields (pid, url, seconds from start to the first good scrape).
+
+    ``world`` is what the driver tells, instead of ``gpus`` whole cards.
+    """
     library = build(workdir)
-    write(workdir / "world", World(gpus=[Gpu() for _ in range(gpus)]))
+    write(workdir / "world", world or World(gpus=[Gpu() for _ in range(gpus)]))
     command = [sys.executable, "-m", "benchmarks.engines", str(engines), *(["--slow"] if slow else [])]
     servers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
     assert servers.stdout is not None

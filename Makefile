@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 WORKERS := $(shell nproc)
 
-.PHONY: demo test check lint types generated unit accuracy alert-proof mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay render-dashboards try-vllm test-vllm lock clean help
+.PHONY: demo test check lint types generated unit accuracy alert-proof mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay render-dashboards try-vllm test-vllm test-gpu lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -19,12 +19,13 @@ test:            ## everything: lint, types, generated files, all tests
 check: test
 
 lint:            ## ruff, hadolint
-	$(PYTHON) -m ruff check exporter tests benchmarks deploy tools/image
+	$(PYTHON) -m ruff check exporter tests benchmarks deploy tools/image tools/gpu
 	.venv/bin/hadolint Dockerfile
 
 types:           ## mypy --strict
 	$(PYTHON) -m mypy
 	$(PYTHON) -m mypy deploy/generate.py tools/image/check.py
+	$(PYTHON) -m mypy --explicit-package-bases tools/gpu
 
 generated:       ## every generated file is what its generator makes today
 	$(PYTHON) -m kvpressure.cli bundle --check
@@ -83,6 +84,12 @@ try-vllm:        ## a real vLLM on the CPU under load, with the exporter scrapin
 test-vllm:       ## a real vLLM through every kind of load, asserted (15 minutes; not part of make test)
 	@tools/setup.sh test
 	tools/test-vllm.sh $(ARGS)
+
+# The one Python of this machine that has torch; nothing is installed for it.
+GPU_PYTHON := python3
+
+test-gpu:        ## ask a real NVIDIA card and driver whether all this is true there (20 minutes; ARGS="--list" says what)
+	@PYTHONPATH=exporter $(GPU_PYTHON) -m tools.gpu $(ARGS)
 
 lock:            ## renew requirements/*.txt
 	tools/lock.sh

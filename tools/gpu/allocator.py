@@ -21,11 +21,12 @@ from kvpressure.vllm_plugin.allocator import KEYS
 
 STEPS: Final = ("fill", "fragment", "fail", "release")
 STEP_SECONDS: Final = 60.0
+SAME: Final = 0.01
 REPORT_SECONDS: Final = 12.0  # a report a second, read a second later, published a second later; and NVML each second
 ENGINE: Final = f'pod="{POD[1]}"'
 SCOPE: Final = 'scope="allocator"'
 NAMES: Final = tuple(name for name, _ in KEYS)
-NO_EXPANDABLE: Final = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False", "PYTORCH_ALLOC_CONF": "expandable_segments:False"}
+NO_EXPANDABLE: Final = dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), "expandable_segments:False")
 
 
 def run(result: Result, options: Options) -> None:
@@ -43,7 +44,8 @@ def run(result: Result, options: Options) -> None:
             return
         result.data |= {"limit_bytes": first.pop("limit"), "steps": []}
         flag = stack.enter_context(idle_engine())
-        exporter = stack.enter_context(Exporter(privileges.AS_IS, flag, "--collector.allocator", f"--plugin.directory={reports}"))
+        exporter = stack.enter_context(
+            Exporter(privileges.AS_IS, flag, "--collector.allocator", f"--plugin.directory={reports}"))
         _look(result, "start", first, reports, exporter)
         for step in STEPS:
             torch.tell(step)
@@ -65,7 +67,8 @@ def _look(result: Result, step: str, truth: dict[str, Any], reports: Path, expor
     time.sleep(2.0)  # NVML's reading of the same moment
     page = exporter.page()
     row = {"step": step, "torch": truth, "plugin": {name: report.get(name) for name in NAMES},
-           "fragmentation_bytes": shown, "condition": value(page, "condition", ENGINE, 'condition="allocator_fragmentation"'),
+           "fragmentation_bytes": shown,
+           "condition": value(page, "condition", ENGINE, 'condition="allocator_fragmentation"'),
            "nvml_used_bytes": value(page, "gpu_memory_used_bytes", 'gpu="0"')}
     result.data["steps"].append(row)
     result.check(f"{step}: the plugin's five figures are torch's", same, row["plugin"])
@@ -89,7 +92,8 @@ def _judge(result: Result, steps: dict[str, dict[str, Any]]) -> None:
     fragmented = torch["fail"]["reserved_bytes"] - torch["fail"]["allocated_bytes"]
     result.check(f"reserved minus allocated exceeds {threshold / 1e9:g} GB", fragmented > threshold, f"{fragmented / 1e9:.2f} GB")
     result.check("an allocation fails meanwhile, and torch counts it",
-                 bool(torch["fail"]["said"]) and torch["fail"]["ooms"] > torch["fragment"]["ooms"], torch["fail"]["said"] or "it did not")
+                 bool(torch["fail"]["said"]) and torch["fail"]["ooms"] > torch["fragment"]["ooms"],
+                 torch["fail"]["said"] or "it did not")
     for step, expected in (("start", 0.0), ("fill", 0.0), ("fragment", 1.0), ("fail", 1.0), ("release", 0.0)):
         result.check(f"{step}: condition allocator_fragmentation is {expected:g}", steps[step]["condition"] == expected,
                      steps[step]["condition"])
@@ -101,5 +105,6 @@ def _judge(result: Result, steps: dict[str, dict[str, Any]]) -> None:
         result.lacks("NVML's view from outside", f"memory used is absent: {used}")
         return
     result.check("from outside nothing is seen of it: memory used is the same full and fragmented",
-                 abs(used["fill"] - used["fragment"]) < 0.01 * used["fill"], f"{used['fill']:.0f} and {used['fragment']:.0f}")
-    result.check("from outside the release is seen", used["release"] < used["fragment"] - threshold, f"{used['release']:.0f}")
+                 abs(used["fill"] - used["fragment"]) < SAME * used["fill"], f"{used['fill']:.0f} and {used['fragment']:.0f}")
+    result.check("from outside the release is seen", used["release"] < used["fragment"] - threshold,
+                 f"{used['release']:.0f}")

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tools.gpu import smi
 from tools.gpu.children import ChildError
@@ -83,7 +83,8 @@ def run(result: Result, options: Options) -> None:
         if (why := query.ended()) is not None:
             result.lacks("nvidia-smi --query-gpu", why)
         result.data["dmon_columns"] = dmon.header if dmon is not None else []
-        result.check("the source read each second", not sampler.errors, sampler.errors[:3] or f"{len(sampler.readings)} readings")
+        result.check("the source read each second", not sampler.errors,
+                     sampler.errors[:3] or f"{len(sampler.readings)} readings")
 
 
 def _dmon(stack: ExitStack, result: Result) -> smi.Dmon | None:
@@ -118,16 +119,16 @@ def _compare(result: Result, phase: str, readings: list[tuple[float, GpuReading]
             what = f"{phase}: {quantity.name} against nvidia-smi {source}"
             told = smi.both([row.get(column) for row in rows])
             if not ours or not told:
-                result.lacks(what, "ours absent" if told else f"{column!r} absent in nvidia-smi" if ours else "neither tells")
+                result.lacks(what, "ours is absent" if told else f"nvidia-smi does not tell {column!r}")
                 continue
             pairs = _pairs(quantity, readings, rows, column) if source == "query" else []
-            row: dict[str, Any] = {"phase": phase, "quantity": quantity.name, "unit": quantity.unit, "by": source, "n": len(told),
-                   "ours": round(statistics.median(ours), 1), "theirs": round(statistics.median(told), 1),
-                   "apart_median": round(statistics.median(pairs), 1) if pairs else None,
-                   "apart_most": round(max(pairs), 1) if pairs else None}
-            result.data["rows"].append(row)
-            result.check(f"{what} within {quantity.within:g} {quantity.unit}", abs(row["ours"] - row["theirs"]) <= quantity.within,
-                         f"{row['ours']:g} and {row['theirs']:g}")
+            mine, other = round(statistics.median(ours), 1), round(statistics.median(told), 1)
+            result.data["rows"].append({
+                "phase": phase, "quantity": quantity.name, "unit": quantity.unit, "by": source, "n": len(told),
+                "ours": mine, "theirs": other, "apart_median": round(statistics.median(pairs), 1) if pairs else None,
+                "apart_most": round(max(pairs), 1) if pairs else None})
+            result.check(f"{what} within {quantity.within:g} {quantity.unit}", abs(mine - other) <= quantity.within,
+                         f"{mine:g} and {other:g}")
 
 
 def _pairs(quantity: Quantity, readings: list[tuple[float, GpuReading]], rows: list[smi.Row],

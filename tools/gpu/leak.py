@@ -27,6 +27,7 @@ TURNS: Final = 2
 SHARE_WITHOUT: Final = 0.2  # time without readings, of the time with them
 SETTLED: Final = 0.2  # of the readings: the exporter's own windows fill up at first
 SCRAPE_SECONDS: Final = 5.0
+SAMPLES_KEPT: Final = 120
 GROWTH_KIB: Final = 2048
 SLOWER: Final = 0.01
 WATCHED: Final = ("VmRSS", "Threads")
@@ -57,10 +58,12 @@ def run(result: Result, options: Options) -> None:
         result.check("the exporter is still there", exporter.alive(), f"{options.leak_minutes:g} minutes of readings")
         if load is not None:
             _throughput(result, load, spans)
-    result.data |= {"identity": identity, "minutes": options.leak_minutes, "samples": watch.samples[:: len(watch.samples) // 120 + 1],
+    every = len(watch.samples) // SAMPLES_KEPT + 1
+    result.data |= {"identity": identity, "minutes": options.leak_minutes, "samples": watch.samples[::every],
                     "scrape_ms": summary(watch.scrapes), "gpm": watch.gpm}
     _growth(result, watch.samples)
-    result.check("every scrape was answered, with the GPU up", not watch.bad, f"{len(watch.scrapes)} scrapes, {watch.bad} bad")
+    result.check("every scrape was answered, with the GPU up", not watch.bad,
+                 f"{len(watch.scrapes)} scrapes, {watch.bad} bad")
     if watch.gpm["with"] < watch.gpm["scrapes"] - 2:
         result.lacks("activity (GPM) in every scrape", f"{watch.gpm['with']} of {watch.gpm['scrapes']}, the last in scrape "
                      f"{watch.gpm['last']}: permission may have gone, or there is none")
@@ -119,7 +122,8 @@ def _growth(result: Result, samples: Sequence[tuple[float, int, int, int]]) -> N
              for place, name in ((1, "memory_kib"), (2, "threads"), (3, "files"))}
     result.data["grown"] = grown
     result.data["memory_kib"] = statistics.median(row[1] for row in last)
-    result.check(f"memory grows by {GROWTH_KIB} KiB at most", grown["memory_kib"] <= GROWTH_KIB, f"{grown['memory_kib']:+.0f} KiB")
+    result.check(f"memory grows by {GROWTH_KIB} KiB at most", grown["memory_kib"] <= GROWTH_KIB,
+                 f"{grown['memory_kib']:+.0f} KiB")
     result.check("no thread more", grown["threads"] <= 0, f"{grown['threads']:+.0f}")
     result.check("no open file more", grown["files"] <= 0, f"{grown['files']:+.0f}")
 

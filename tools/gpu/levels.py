@@ -53,7 +53,8 @@ def run(result: Result, options: Options) -> None:
             readings[kind] = sampler.between(began, time.time())
             rates = load.rates(kind, began, time.time())
             result.data.setdefault("rates", {})[kind] = {
-                name: statistics.median(rate[name] for rate in rates) for name in ("steps", "flops", "bytes")} if rates else {}
+                name: statistics.median(rate[name] for rate in rates)
+                for name in ("steps", "flops", "bytes")} if rates else {}
         result.data["load"] = load.facts
     result.data |= judge(result, readings)
 
@@ -81,7 +82,8 @@ def judge(result: Result, readings: Mapping[str, Sequence[tuple[float, GpuReadin
     if None not in saturated.values():
         result.check("profiling: tensor and dram saturate the GPU, host does not",
                      saturated == {"tensor": True, "dram": True, "host": False}, saturated)
-    kept = {kind: [[round(t, 2), *(getattr(gpu, name) for name in FIGURES)] for t, gpu in rows] for kind, rows in readings.items()}
+    kept = {kind: [[round(t, 2), *(getattr(gpu, name) for name in FIGURES)] for t, gpu in rows]
+            for kind, rows in readings.items()}
     return {"figures": figures, "levels": said, "readings": kept}
 
 

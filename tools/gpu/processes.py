@@ -77,8 +77,9 @@ def _compare(result: Result) -> None:
                      f"{mine / MIB:.0f} and {told:.0f} MiB")
     if "held" in result.data:
         mine = ours.get(result.data["held"]["pid"])
+        held = f"{1024 * result.data['held']['gib']:.0f} MiB held"
         result.check("the process that holds memory is found by its pid", mine is not None,
-                     f"{mine / MIB:.0f} MiB for {1024 * result.data['held']['gib']:.0f} MiB held" if mine else "not among them")
+                     f"{mine / MIB:.0f} MiB for {held}" if mine else "not among them")
 
 
 def _from_a_namespace(result: Result) -> None:

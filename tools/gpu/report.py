@@ -28,6 +28,7 @@ page.
 """
 NOT_RUN: Final = "Not run yet."
 GIB: Final = 2**30
+MOST_CHECKS: Final = 25  # listed one by one; of more only those that failed
 
 
 def render(directory: Path) -> str:
@@ -71,13 +72,20 @@ def _machines(results: Sequence[Result]) -> str:
 def _part(result: Result) -> list[str]:
     blocks = [f"**Ended early:** `{result.failed.strip().splitlines()[-1]}`\n"] if result.failed else []
     blocks += [block for block in _DATA[result.part](result.data) if block]
-    if result.checks:
-        blocks.append(_table(("check", "", "found"), [(check["what"], "ok" if check["ok"] else "**FAIL**", check["found"])
-                                                     for check in result.checks]))
+    blocks.append(_checks(result.checks))
     if result.missing:
         blocks.append("Could not be asked:\n")
         blocks.append("\n".join(f"* {item['what']}: {_cell(item['reason'])}" for item in result.missing) + "\n")
     return blocks
+
+
+def _checks(checks: Sequence[Mapping[str, Any]]) -> str:
+    """All of a few; of many those that failed."""
+    if len(checks) > MOST_CHECKS:
+        failed = [check for check in checks if not check["ok"]]
+        return f"{len(checks) - len(failed)} of {len(checks)} checks held{'; not these:' if failed else '.'}\n\n" + _checks(failed)
+    return _table(("check", "", "found"),
+                  [(check["what"], "ok" if check["ok"] else "**FAIL**", check["found"]) for check in checks])
 
 
 def _calls(data: Mapping[str, Any]) -> Iterable[str]:
@@ -86,7 +94,8 @@ def _calls(data: Mapping[str, Any]) -> Iterable[str]:
              "{with} of {readings}, last in {last}".format(**found["activity"]), _pairs(found["errors"]))
             for name, found in identities.items()]
     if rows:
-        yield _table(("identity", "capabilities", "open and read, ms", "read, ms", "readings with GPM activity", "errors"), rows)
+        yield _table(("identity", "capabilities", "open and read, ms", "read, ms", "readings with GPM activity", "errors"),
+                     rows)
         yield "Times are median / p99 / most. Codes are NVML's return codes and how often they came: 7 answers the "\
               "question for a list's size, 6 is nothing new, 10 a wait in which nothing happened.\n"
     if data.get("driver_parameters"):
@@ -99,8 +108,9 @@ def _calls(data: Mapping[str, Any]) -> Iterable[str]:
         if memory["second"]:
             second = memory["second"]
             left = second["total"] - second["free"] - second["used"]
-            yield (f"GPU {index}: the second memory structure's `used` {'leaves out' if left == second['reserved'] else 'contains'} "
-                   f"the {second['reserved'] / 2**20:.0f} MiB reserved.\n")
+            counted = "leaves out" if left == second["reserved"] else "contains"
+            yield (f"GPU {index}: the second memory structure's `used` {counted} the {second['reserved'] / 2**20:.0f} MiB "
+                   "reserved.\n")
 
 
 def _counters(data: Mapping[str, Any]) -> Iterable[str]:
@@ -114,7 +124,7 @@ def _counters(data: Mapping[str, Any]) -> Iterable[str]:
 def _loads(data: Mapping[str, Any]) -> Iterable[str]:
     rates = data.get("rates", {})
     yield _table(("load", "TFLOP/s", "GB/s", "tensor", "DRAM", "SM", "power", "utilization"),
-                 [(kind, f"{rates.get(kind, {}).get('flops', 0) / 1e12:.0f}", f"{rates.get(kind, {}).get('bytes', 0) / 1e9:.0f}",
+                 [(kind, _per_second(rates, kind, "flops", 1e12), _per_second(rates, kind, "bytes", 1e9),
                    *(_share(figures[name]) for name in ("tensor_activity_ratio", "dram_activity_ratio", "sm_activity_ratio")),
                    _power(figures), _share(figures["utilization_ratio"])) for kind, figures in data.get("figures", {}).items()])
     yield _table(("level", "load", "compute factor", "starved", "saturated"),
@@ -188,6 +198,11 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def _dash(value: object) -> str:
     return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _per_second(rates: Mapping[str, Any], kind: str, name: str, unit: float) -> str:
+    value = rates.get(kind, {}).get(name)
+    return "-" if not value else f"{value / unit:.0f}"
 
 
 def _share(value: float | None) -> str:

@@ -215,10 +215,10 @@ def test_secrets_stay_out_of_targets() -> None:
                "--max-num-seqs", "$(SEQS)", "--tokenizer", "org/t", "--hf-token", "$(HF_TOKEN)"]
     found = target(pod(containers=[container(command=command, env=env)]))
     assert found.env == {"SEQS": "8", "VLLM_USE_V1": "1", "MAX_TOKENS": "9"}
-    assert found.args == ("vllm", "serve", "m", "--api-key", "***", "--hf-token=***", "--max-num-batched-tokens",
-                          "$(MAX_TOKENS)", "--max-num-seqs", "$(SEQS)", "--tokenizer", "org/t", "--hf-token", "***")
+    assert found.args == ("vllm", "serve", "m", "--api-key", "[redacted]", "--hf-token=[redacted]", "--max-num-batched-tokens",
+                          "$(MAX_TOKENS)", "--max-num-seqs", "$(SEQS)", "--tokenizer", "org/t", "--hf-token", "[redacted]")
     script = target(pod(containers=[container(command=["sh", "-c", "vllm serve m --api-key s5 --max-num-seqs 4"])]))
-    assert script.args == ("sh", "-c", "vllm serve m --api-key *** --max-num-seqs 4")
+    assert script.args == ("sh", "-c", "vllm serve m --api-key [redacted] --max-num-seqs 4")
 
 
 @pytest.mark.parametrize(("text", "value"), [

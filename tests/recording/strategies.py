@@ -23,11 +23,16 @@ from kvpressure.readings import (
     StepStats,
     Termination,
 )
-from kvpressure.recording.format import LAST_SECOND
+from kvpressure.recording.fields import LAST_SECOND
 from kvpressure.sources.vllm.exposition import page_from_text
 from kvpressure.sources.vllm.reasons import REASONS
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings"
+
+EVENT_LINES = (  # what the source of logs passes on; of other lines a recording keeps no text
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.", "Available KV cache memory: 40.00 GiB",
+    "Model loading took 26.00 GiB and 5.1 seconds", "non-default args: {'model': 'm', 'max_num_seqs': 64}",
+)
 
 _texts = st.text(max_size=12)
 _number = st.floats(allow_nan=False, allow_infinity=False)
@@ -95,7 +100,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot(
         time=time, gpus=some(gpus), pages=some(pages(time)), containers=some(containers),
         owners=some(st.builds(GpuOwner, *[_texts] * 4, st.booleans())),
-        logs=some(st.builds(LogLine, *[_texts] * 4)),
+        logs=some(st.builds(LogLine, *[_texts] * 3, st.sampled_from(EVENT_LINES))),
         allocator=some(st.builds(AllocatorReading, _texts, _texts, st.integers(0, 64), *[_whole] * 5)),
         steps=some(st.builds(StepStats, _texts, _texts, _texts, _number, _number, _count, _count, st.booleans(), _whole,
                              _ratio, st.dictionaries(_count, _count, max_size=3))),

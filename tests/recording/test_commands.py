@@ -60,7 +60,7 @@ def test_replay_text_shows_changes_and_a_summary(capsys: pytest.CaptureFixture[s
 
 
 def test_thresholds_of_the_user_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "t.yaml").write_text("kv_full_ratio: 5\nkv_near_full_ratio: 5\n")
+    (tmp_path / "t.yaml").write_text("kv_full_ratio: 1\nkv_near_full_ratio: 1\n")
     assert main(["replay", str(KV03), "--format", "json", "--thresholds", str(tmp_path / "t.yaml")]) == 0
     assert all(json.loads(line)["evidence"]["kv_full"] is not True for line in capsys.readouterr().out.splitlines())
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.readings import LogLine, Snapshot
+from kvpressure.readings import GpuReading, Snapshot
 from kvpressure.recording import recorder as recorder_module
 from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Problem, Reader
@@ -31,7 +31,7 @@ HEADER = Header(1.0, "node-1", "test")
 
 def tick(t: float, size: int = 0) -> Snapshot:
     """A tick whose line is about ``size`` bytes long and does not compress."""
-    return Snapshot(t, logs=(LogLine("n", "p", "c", os.urandom(size // 2).hex()),) if size else ())
+    return Snapshot(t, gpus=(GpuReading(os.urandom(size // 2).hex(), 0, "nvidia"),) if size else ())
 
 
 def read(path: Path) -> tuple[list[Snapshot], list[Problem]]:
@@ -170,13 +170,13 @@ def test_any_node_name_makes_a_file_in_the_directory(tmp_path: Path, node: str) 
 
 _KILLED = """
 import sys, time
-from kvpressure.readings import LogLine, Snapshot
+from kvpressure.readings import GpuReading, Snapshot
 from kvpressure.recording.format import Header
 from kvpressure.recording.recorder import Recorder
 recorder = Recorder(sys.argv[1], Header(node="node-1"), flush_seconds=0.2)
 n = 0
 while True:
-    recorder.write(Snapshot(time.time(), logs=(LogLine("n", "p", "c", str(n)),)))
+    recorder.write(Snapshot(time.time(), gpus=(GpuReading(str(n), 0, "nvidia"),)))
     n += 1
     time.sleep(0.01)
     if n == 30:
@@ -196,7 +196,7 @@ def test_kill_minus_nine_costs_moments_and_the_next_recorder_adopts_the_file(tmp
     snapshots, problems = read(part)
     assert problems == []
     assert killed - snapshots[-1].time < 2.0
-    assert [s.logs[0].line for s in snapshots] == [str(n) for n in range(len(snapshots))]
+    assert [s.gpus[0].uuid for s in snapshots] == [str(n) for n in range(len(snapshots))]
     with Recorder(tmp_path, HEADER) as recorder:
         recorder.write(tick(1.0))
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted([part.name.removesuffix(".part"), recorder.path.name])

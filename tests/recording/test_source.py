@@ -19,7 +19,7 @@ from recording.strategies import RECORDINGS, real_pages
 def tick(t: float) -> Snapshot:
     page = page_from_text(real_pages()[0], target="x", time=t, keep_text=True)
     ended = Termination("OOMKilled", 137, t - 60)
-    return Snapshot(t, gpus=(GpuReading(f"at {t}", 0, "nvidia"),), pages=(page,), logs=(LogLine("n", "p", "c", f"{t}"),),
+    return Snapshot(t, gpus=(GpuReading(f"at {t}", 0, "nvidia"),), pages=(page,), logs=(LogLine("n", "p", "c", f"Available KV cache memory: {t} GiB"),),
                     containers=(ContainerReading("n", "p", "c", last_termination=ended),))
 
 
@@ -58,7 +58,7 @@ def test_ticks_come_when_their_time_has_come_and_moments_are_moved(recording: Pa
     assert late.pages is not None
     assert [page.time for page in late.pages] == [5005.0, 5010.0]
     assert late.logs is not None
-    assert [line.line for line in late.logs] == ["1005.0", "1010.0"]
+    assert [line.line for line in late.logs] == [f"Available KV cache memory: {t} GiB" for t in (1005.0, 1010.0)]
     assert late.gpus is not None
     assert late.gpus[0].uuid == "at 1010.0"
     with pytest.raises(SourceError, match="ended"):

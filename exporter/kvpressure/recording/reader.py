@@ -13,13 +13,8 @@ from types import TracebackType
 from typing import Any, BinaryIO, Final, cast
 
 from kvpressure.readings import EnginePage, Snapshot
-from kvpressure.recording.format import (
-    Header,
-    MalformedTick,
-    RecordingError,
-    header_from_json,
-    tick_from_json,
-)
+from kvpressure.recording.fields import MalformedTick
+from kvpressure.recording.format import Header, RecordingError, header_from_json, tick_from_json
 from kvpressure.sources.vllm.exposition import Scanner, page_from_text
 from kvpressure.sources.vllm.reasons import DNS, REASONS, REFUSED, RESET, TIMEOUT, UNREACHABLE
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from kvpressure import redaction
 from kvpressure.args import EngineArgs
 from kvpressure.commandline import parse, starts_server
 from kvpressure.readings import ContainerReading, Termination
@@ -34,9 +35,6 @@ REFUSALS: Final = ("no_pod_ip", "port_not_declared", "port_of_the_node", "bad_pa
 _PORT_NAMES: Final = ("metrics", "http-metrics", "vllm", "http", "api", "openai", "serve", "server")
 _NODE_PORTS: Final = frozenset({2379, 2380, 2381, 6443, 9100, 10248, 10249, 10250, 10255, 10256, 10257, 10259})
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
-_SECRET_NAME: Final = re.compile(r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET\w*|PASSW\w*|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
-_SECRET_OPTION: Final = re.compile(r"--?(?:api[-_]key|hf[-_]token|[\w-]*(?:secret|passw|credential|auth[-_]?token)[\w-]*)")
-_SECRET_IN_SCRIPT: Final = re.compile(rf"({_SECRET_OPTION.pattern}[= ]+)[^\s\"']+")
 _CONTAINER_ID: Final = re.compile(r"[a-z0-9.-]+://([0-9a-f]{8,128})")
 _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
@@ -172,22 +170,8 @@ def _with_command(target: Target, argv: list[str], environment: Mapping[str, str
 
     used = {name for part in argv for name in _VARIABLE.findall(part)}
     env = {name: value for name, value in environment.items()
-           if (name in used or name.startswith("VLLM_")) and not _SECRET_NAME.search(name)}
-    return replace(target, args=tuple(_without_secrets(argv)), env=env)
-
-
-def _without_secrets(argv: list[str]) -> Iterable[str]:
-    hide = False
-    for part in argv:
-        option, equals, _ = part.partition("=")
-        secret = _SECRET_OPTION.fullmatch(option) is not None
-        if hide and not part.startswith("-"):
-            yield "***"
-        elif secret and equals:
-            yield f"{option}=***"
-        else:
-            yield _SECRET_IN_SCRIPT.sub(r"\1***", part)
-        hide = secret and not equals
+           if (name in used or name.startswith("VLLM_")) and not redaction.is_secret(name)}
+    return replace(target, args=tuple(redaction.args(argv)), env=env)
 
 
 def _target(pod: _Raw, container: Mapping[str, Any], args: EngineArgs,

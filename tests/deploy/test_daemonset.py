@@ -104,7 +104,8 @@ def test_the_exporter_takes_the_settings(values: Json, tmp_path: Path) -> None:
         vendor = daemonset["metadata"]["labels"]["app.kubernetes.io/component"]
         chosen = load(documents, vendor, tmp_path)
         enabled = {name for name, collector in chosen.collectors.items() if collector.enabled}
-        assert enabled == {vendor, "vllm"} | {name for name, on in sources.items() if on}
+        plugin = {"allocator"} if values.get("plugin", {}).get("volume") else set()
+        assert enabled == {vendor, "vllm"} | plugin | {name for name, on in sources.items() if on}
         port, = container_of(daemonset["spec"]["template"]["spec"])["ports"]
         assert [address.port for address in chosen.listen_addresses] == [port["containerPort"]]
         assert chosen.node_name == "node-1"

@@ -21,6 +21,10 @@
 {{- $_ := set $settings "host.pod-logs" "/var/log/pods" -}}
 {{- $_ := set $settings "log-positions" "/var/lib/kvpressure/log-positions.json" -}}
 {{- end -}}
+{{- with $values.plugin.volume -}}
+{{- $_ := set $settings "collector.allocator" true -}}
+{{- $_ := set $settings "plugin.directory" "/host/plugin" -}}
+{{- end -}}
 {{- if $values.recording.enabled -}}
 {{- $_ := set $settings "record.directory" "/var/lib/kvpressure/recordings" -}}
 {{- $_ := set $settings "record.max-size" (printf "%dMiB" (int $values.recording.maxSizeMiB)) -}}

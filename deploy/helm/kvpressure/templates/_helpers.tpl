@@ -69,6 +69,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if eq .Values.plugin.volume "emptyDir" -}}
+{{- if ne (int .Values.runAsUser) 0 -}}
+{{- fail (printf "runAsUser %d cannot read the pods' volumes, which plugin.volume emptyDir needs (root owns their directory); allowed: runAsUser 0, or plugin.volume hostPath" (int .Values.runAsUser)) -}}
+{{- end -}}
+{{- if not .Values.sources.pods -}}
+{{- fail "plugin.volume emptyDir needs to know this node's pods; allowed: sources.pods true, or plugin.volume hostPath" -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq .Values.monitor.kind "ServiceMonitor") (not .Values.service.enabled) -}}
 {{- fail "monitor.kind ServiceMonitor needs service.enabled true" -}}
 {{- end -}}

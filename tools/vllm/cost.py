@@ -3,7 +3,7 @@
 CPU is user and system time of the API server's process from ``/proc/PID/stat``, as a share of one core (its event loop is one
 thread). Idle servers are compared side by side at the same time; under load one server is watched in turns of ten seconds,
 forth and back, so that a drift hits every way alike; the other exporters are stopped meanwhile. Differences are taken turn by
-turn and given with their 95 % confidence interval.
+turn, at the same number of tokens, and given with their 95 % confidence interval.
 """
 
 from __future__ import annotations
@@ -51,8 +51,21 @@ class Cost:
         return statistics.mean(turn.cpu for turn in self.turns[way])
 
     def extra_cpu(self, way: str) -> tuple[float, float]:
-        """Additional share of a core, and half its confidence interval (0 for one turn)."""
-        return interval([a.cpu - b.cpu for a, b in zip(self.turns[way], self.turns[NOBODY], strict=True)])
+        """Additional share of a core at the same number of tokens, and half its confidence interval (0 for one turn)."""
+        per_token = self.cpu_per_token()
+        return interval([a.cpu - b.cpu - per_token * (a.tokens - b.tokens)
+                         for a, b in zip(self.turns[way], self.turns[NOBODY], strict=True)])
+
+    def cpu_per_token(self) -> float:
+        """What a token costs the API server, by the turns of each way among themselves: some turns have more tokens than others,
+        whoever watches.
+        """
+        above = below = 0.0
+        for turns in self.turns.values():
+            mean, cpu = statistics.mean(turn.tokens for turn in turns), statistics.mean(turn.cpu for turn in turns)
+            above += sum((turn.tokens - mean) * (turn.cpu - cpu) for turn in turns)
+            below += sum((turn.tokens - mean) ** 2 for turn in turns)
+        return above / below if below else 0.0
 
     def fewer_tokens(self, way: str) -> tuple[float, float]:
         """Relative change of the tokens per second, and half its confidence interval."""
@@ -96,7 +109,7 @@ def loaded_cost(phase: str, of: Server, watchers: Mapping[str, Exporter | None],
     turns: dict[str, list[Turn]] = {way: [] for way in watchers}
     marks: list[tuple[str, float, float, float, int]] = []
     with loaded(of, load, 30 + ROUNDS * len(watchers) * (TURN_SECONDS + 1)):
-        time.sleep(8)  # the load builds up
+        time.sleep(6)  # the load builds up
         for n in range(ROUNDS):
             for way in list(watchers)[::-1 if n % 2 else 1]:
                 marks.append(_turn(of, way, watchers[way]))
@@ -121,17 +134,23 @@ def _turn(of: Server, way: str, watcher: Exporter | None) -> tuple[str, float, f
     return way, begin, end, used, served
 
 
+ABOUT = f"""
+## What being watched costs
+
+CPU of the API server's process (`/proc/PID/stat`) as a share of one core, the most that its event loop can use. The budgets are
+shares of that core too ({BUDGETS["steady"]:.1%} calm, {BUDGETS["pressure"]:.1%} under pressure): an idle server uses next to none, of which any page is a
+large part. *idle*: three fresh servers of the same kind at the same time, {IDLE_SECONDS:.0f} s. *steady* (8 clients) and *pressure* (48 clients,
+full cache): one server in turns of {TURN_SECONDS:.0f} s, forth and back, {ROUNDS} turns each way, the other exporters stopped. Differences against
+"nobody" turn by turn, those of CPU at the same number of tokens, with their 95 % confidence interval. Under pressure the adaptive
+pace is one page a second. Server, clients and exporter share two cores, so the exporter's own CPU is in the change of tokens/s.
+
+| load | watched | pages a minute | CPU | more than unwatched | of its own CPU | tokens/s | change |
+|---|---|---|---|---|---|---|---|"""
+
+
 def table(costs: list[Cost]) -> list[str]:
     """The section of the report."""
-    lines = ["", "## What being watched costs", "",
-             "CPU of the API server's process (`/proc/PID/stat`) as a share of one core. *idle*: three fresh servers of the same kind at",
-             f"the same time, {IDLE_SECONDS:.0f} s. *steady* (8 clients) and *pressure* (48 clients, full cache): one server in turns of "
-             f"{TURN_SECONDS:.0f} s, forth",
-             f"and back, {ROUNDS} turns each way, the other exporters stopped. Differences against \"nobody\" turn by turn, with their "
-             "95 % confidence", "interval. Server, clients and exporter share two cores, so the change in tokens/s has the exporter's own "
-             "CPU in it.", "",
-             "| load | watched | pages a minute | CPU | more than unwatched | of its own CPU | tokens/s | change |",
-             "|---|---|---|---|---|---|---|---|"]
+    lines = ABOUT.splitlines()
     for cost in costs:
         for way, turns in cost.turns.items():
             cells = [cost.phase, way, f"{cost.pages(way):.0f}", f"{cost.cpu(way):.2%}"]

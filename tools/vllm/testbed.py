@@ -139,7 +139,7 @@ def one_server(book: Book, workdir: Path) -> None:
             for watcher in (second, adaptive):  # the first minute of the adaptive one passes in the first turns of the others
                 watcher.pause()
             cost = loaded_cost("steady", vllm, {NOBODY: None, SECOND: second, ADAPTIVE: adaptive}, STEADY)
-            book.costs_little(cost, SECOND, ADAPTIVE)
+            book.costs_little(cost, ADAPTIVE)
             book.costs_little(loaded_cost("pressure", vllm, {NOBODY: None, ADAPTIVE: adaptive}, PRESSURE), ADAPTIVE)
             for watcher in (second, adaptive):
                 watcher.resume()
@@ -148,28 +148,28 @@ def one_server(book: Book, workdir: Path) -> None:
 
 def calm_and_steady(book: Book, vllm: Server, on: Exporter, off: Exporter) -> None:
     """Nothing to do, then eight clients."""
-    watch = run(vllm, (on, off), "idle", 12)
+    watch = run(vllm, (on, off), "idle", 9)
     for by in (on, off):
         book.mostly("idle", watch.said(by, 4), "idle", share=1.0)
     book.check("plugin", "reports of the API server", bool(list(vllm.reports.glob("frontend-*.json"))),
                ", ".join(sorted(path.name for path in vllm.reports.iterdir())))
-    watch = run(vllm, (on, off), "steady", 55, STEADY)
+    watch = run(vllm, (on, off), "steady", 50, STEADY)
     steps = vllm.steps()
-    batches(book, "steady", watch.after(on, 35), steps, plugin=True)
-    batches(book, "steady", watch.after(off, 35), steps, plugin=False)
+    batches(book, "steady", watch.after(on, 32), steps, plugin=True)
+    batches(book, "steady", watch.after(off, 32), steps, plugin=False)
     for by in (on, off):
         book.mostly("steady", watch.said(by, 20), "healthy")
 
 
 def under_pressure(book: Book, vllm: Server, on: Exporter, off: Exporter) -> None:
     """More than the cache holds; then all clients hang up."""
-    watch = run(vllm, (on, off), "pressure", 60, PRESSURE)
+    watch = run(vllm, (on, off), "pressure", 56, PRESSURE)
     batches(book, "pressure", watch.after(on, 35), vllm.steps(), plugin=True)
     for by in (on, off):
         book.mostly("pressure", watch.said(by, 25), "kv_pressure")
     kv = watch.rows[on][-2].signal("kv_cache_used_ratio_max")
     book.check("pressure", "KV maximum at least 0.95", kv is not None and kv >= 0.95, f"{kv}")
-    watch = run(vllm, (on, off), "abort-all", 20)
+    watch = run(vllm, (on, off), "abort-all", 18)
     for by in (on, off):
         book.mostly("abort-all", watch.said(by, 12), "idle", "healthy")
     left = watch.rows[on][-1].signal("requests_running")
@@ -178,10 +178,10 @@ def under_pressure(book: Book, vllm: Server, on: Exporter, off: Exporter) -> Non
 
 def odd_loads(book: Book, vllm: Server, on: Exporter, off: Exporter) -> None:
     """Eighty requests at once, and a few with long prompts."""
-    watch = run(vllm, (on, off), "burst", 18, "burst --clients 80 --prompt 50 100 --output 40 80", after=8)
+    watch = run(vllm, (on, off), "burst", 17, "burst --clients 80 --prompt 50 100 --output 40 80", after=5)
     for by in (on, off):
         book.never("burst", watch.said(by, 0), "stalled", "host_bound")
-    watch = run(vllm, (on, off), "long-prompt", 24, "closed --clients 2 --prompt 1500 1900 --output 16 32")
+    watch = run(vllm, (on, off), "long-prompt", 21, "closed --clients 2 --prompt 1500 1900 --output 16 32")
     for by in (on, off):
         book.never("long-prompt", watch.said(by, 10), "kv_pressure", "stalled")
     longest = watch.rows[on][-2].signal("context_length_tokens", 'stat="max_5m"')
@@ -199,7 +199,7 @@ def engine_killed(book: Book, vllm: Server, by: dict[str, Exporter]) -> None:
         killed = time.time()
         for pid in engines:
             os.kill(pid, signal.SIGKILL)
-        while time.time() < killed + 18:
+        while time.time() < killed + 16:
             theirs = page(f"http://127.0.0.1:{vllm.port}/metrics")
             for name, one in by.items():
                 rows[name].append(Row(time.time(), one.page(), theirs))
@@ -232,22 +232,22 @@ def others(book: Book, workdir: Path) -> None:
 def sequence_limit(book: Book, vllm: Server) -> None:
     """Four sequences allowed, sixteen clients, an almost empty cache; the plugin reports on vLLM's own page."""
     with exporter(vllm) as by:
-        watch = run(vllm, (by,), "sequence-limit", 50, "closed --clients 16 --prompt 100 150 --output 100 200")
+        watch = run(vllm, (by,), "sequence-limit", 46, "closed --clients 16 --prompt 100 150 --output 100 200")
         book.mostly("sequence-limit", watch.said(by, 25), "concurrency_limited")
         told = "kvpressure:frontends 1.0" in watch.rows[by][-2].theirs
         book.check("sequence-limit", "the plugin is on vLLM's own page", told, "kvpressure:frontends")
-        batches(book, "sequence-limit", watch.after(by, 35), vllm.steps(), plugin=True)
+        batches(book, "sequence-limit", watch.after(by, 30), vllm.steps(), plugin=True)
 
 
 def two_api_servers(book: Book, vllm: Server) -> None:
     """Two API servers share one engine; its outputs are split between them."""
     with exporter(vllm, *plugin_flags(vllm)) as on, exporter(vllm) as off:
-        watch = run(vllm, (on, off), "two API servers", 55, STEADY)
+        watch = run(vllm, (on, off), "two API servers", 50, STEADY)
         files = sorted(path.name for path in vllm.reports.glob("frontend-*.json"))
         book.check("two API servers", "both report", len(files) == 2, ", ".join(files))
         steps = vllm.steps()
-        batches(book, "two API servers", watch.after(on, 35), steps, plugin=True)
-        batches(book, "two API servers", watch.after(off, 35), steps, plugin=False)
+        batches(book, "two API servers", watch.after(on, 32), steps, plugin=True)
+        batches(book, "two API servers", watch.after(off, 32), steps, plugin=False)
         for by in (on, off):
             book.mostly("two API servers", watch.said(by, 20), "healthy")
 
@@ -255,7 +255,7 @@ def two_api_servers(book: Book, vllm: Server) -> None:
 def data_parallel(book: Book, vllm: Server) -> None:
     """Two engines behind one address."""
     with exporter(vllm, *plugin_flags(vllm)) as on:
-        watch = run(vllm, (on,), "data parallel 2", 55, STEADY.replace("8", "12", 1))
+        watch = run(vllm, (on,), "data parallel 2", 52, STEADY.replace("8", "12", 1))
         steps = vllm.steps()
         for engine in ("0", "1"):
             up = watch.rows[on][-2].signal("engine_up", f'engine="{engine}"')

@@ -85,3 +85,37 @@ def test_one_long_prompt_in_ten_may_be_the_one_that_blocks():
     said = play(80, cards=(0.7,), kv=0.70, prompt=500.0, **WAITS_FOR_ROOM | {"finished": 1.0, "length": cycle(*[1000.0] * 9, 45_000.0)})
     assert (said.verdict, said.confidence >= CONFIDENT) == ("kv_pressure", False)
     assert said.last.evidence["mean_prompt_blocked"].value is False
+
+
+RAG = {"running": cycle(50, 55, 60), "waiting": 20.0, "kv": 0.3, "generated": 300.0, "prompt": 3000.0, "finished": 10.0, "queue": 5.0}
+WATTS = {"power_limit_watts": 700.0}
+
+
+@pytest.mark.parametrize(("cards", "card", "verdict", "at_most"), [
+    ((), {}, "compute_bound", 0.65),
+    ((0.3,), {}, "compute_bound", 0.5),
+    ((0.7,), WATTS | {"power_watts": 350.0}, "compute_bound", 0.5),
+    ((0.95,), {}, "compute_bound", 0.85),
+    ((0.95,), WATTS | {"power_watts": 650.0}, "compute_bound", 0.85),
+])
+def test_many_prompt_tokens_are_compute_bound_only_if_the_gpu_says_so_too(cards, card, verdict, at_most):
+    said = play(60, cards=cards, card=card, **RAG)
+    assert said.verdict == verdict
+    assert said.confidence == pytest.approx(at_most)
+    assert said.confidently(5) <= ({"compute_bound"} if at_most >= CONFIDENT else set())
+
+
+def test_an_embedding_model_whose_gpu_waits_is_not_compute_bound():
+    said = play(60, args=(), cards=(0.25,), running=8.0, waiting=20.0, kv=0.0, prompt=6000.0, finished=20.0, length=300.0,
+                output=0.0, queue=1.0)
+    assert not said.confidently(5)
+
+
+@pytest.mark.parametrize(("card", "confident"), [
+    ({}, False), (WATTS | {"power_watts": 400.0}, False), (WATTS | {"power_watts": 640.0}, True),
+    ({"tensor_activity_ratio": 0.6, "dram_activity_ratio": 0.3}, True), ({"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}, False)])
+def test_utilization_alone_makes_nobody_sure_that_the_gpu_is_what_binds(card, confident):
+    said = play(60, cards=(0.95,), card=card, running=cycle(50, 55, 60), waiting=20.0, kv=0.3, generated=2000.0, prompt=2000.0,
+                finished=8.0, queue=5.0)
+    assert ("compute_bound" in said.confidently(5)) is confident
+    assert said.confidently(5) <= {"compute_bound"}

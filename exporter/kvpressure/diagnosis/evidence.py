@@ -203,6 +203,7 @@ def _gpu(s: Signals, t: Thresholds) -> list[Evidence]:
     return [
         Evidence("gpu_starved", starved, f"{text} (starved below {percent(t['gpu_starved_ratio'])})"),
         Evidence("gpu_saturated", saturated, text),
+        Evidence("gpu_works", _works(gpu, t), text),
         Evidence("gpu_utilization_low", low, text),
         Evidence("gpu_idle", idle, text),
     ]
@@ -234,6 +235,16 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
             or _compare(work, t["dram_busy_ratio"]):
         saturated = True
     return starved, saturated, text or "GPU activity is not known"
+
+
+def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:
+    """Whether the GPU works hard by what it does: busy units, power, or vLLM's estimate; a duty cycle does not tell."""
+    if gpu.activity_level == PROFILING:
+        parts = ((gpu.tensor_activity, "dram_busy_ratio"), (gpu.dram_activity, "dram_busy_ratio"))
+    else:
+        parts = ((gpu.power_ratio, "power_prefill_ratio"), (gpu.estimated_peak_ratio, "dram_busy_ratio"))
+    known = [value >= t[least] for value, least in parts if value is not None]
+    return any(known) if known else None
 
 
 def _host(s: Signals, t: Thresholds) -> list[Evidence]:

@@ -242,13 +242,22 @@ def compute_bound(case: Case) -> Finding | None:
 
 
 def _compute_ground(case: Case) -> str | None:
-    """What says that the GPU has more to do than it can, as the threshold of how confident that is."""
+    """What says that the GPU has more to do than it can, as the threshold of how confident that is.
+
+    Many prompt tokens do not say it alone: where the GPU waits, something else holds them up. NVML utilization does not
+    either: it is a duty cycle, high with any large model that decodes.
+    """
     room = case.false("kv_near_full")
     if case.true("prefill_dominates"):
-        return "confidence_compute_prefill" if room else "confidence_compute_prefill_kv"
-    if case.true("gpu_saturated"):
-        return "confidence_compute_gpu" if room else "confidence_compute_gpu_kv"
-    return None
+        if case.false("gpu_saturated"):
+            return "confidence_compute_gpu_waits"
+        seen = room and case.true("gpu_saturated")
+        return "confidence_compute_prefill" if seen else "confidence_compute_prefill_kv"
+    if not case.true("gpu_saturated"):
+        return None
+    if not room:
+        return "confidence_compute_gpu_kv"
+    return "confidence_compute_gpu" if case.true("gpu_works") else "confidence_compute_gpu_weak"
 
 
 def healthy(case: Case) -> Finding | None:

@@ -50,6 +50,7 @@ def _engine(view: EngineView) -> dict[str, Any]:
         "engine": engine.key.engine, "target": engine.target, "container": engine.container, "gpus": engine.gpus,
         "up": engine.up, "error": engine.error, "version": engine.version, "flavour": engine.flavour,
         **_diagnosis(engine.diagnosis),
+        "condition_texts": {one.name: one.text for one in view.standings},
         "signals": engine.signals.flat() if engine.up else {},
         "counters": engine.counters if engine.up else {},
         "limits": {name: _limit(limit) for name, limit in engine.limits.items()},

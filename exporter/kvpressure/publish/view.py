@@ -12,6 +12,7 @@ from typing import Final
 from kvpressure.publish.history import History, Points
 from kvpressure.publish.links import BOARDS, Link, Links
 from kvpressure.publish.mitigation import Plan, plan
+from kvpressure.publish.standing import Standing, standings
 from kvpressure.publish.triage import Step, steps
 from kvpressure.publish.wording import number_text, words
 from kvpressure.readings import EngineKey
@@ -43,7 +44,12 @@ class EngineView:
     history: dict[str, Points]
     board: Link
     runbooks: tuple[Link, ...]
-    holding: tuple[str, ...]
+    standings: tuple[Standing, ...]
+
+    @property
+    def holding(self) -> tuple[Standing, ...]:
+        """The conditions that are true."""
+        return tuple(one for one in self.standings if one.value)
 
     @property
     def calm(self) -> bool:
@@ -54,12 +60,13 @@ class EngineView:
 def engine_view(engine: EngineState, state: State, around: Surroundings) -> EngineView:
     """The view of one engine."""
     diagnosis = engine.diagnosis
-    holding = tuple(name for name, value in diagnosis.conditions.items() if value and name != "documented_signature")
+    beside = standings(engine, around.thresholds)
+    holding = [one.name for one in beside if one.value]
     return EngineView(
         state=engine, anchor=_anchor(engine.key), triage=steps(engine, state, around.thresholds),
         plan=plan(engine, around.thresholds), history=dict(around.history.of(engine.key)),
         board=around.links.board("kvpressure-incident", engine.key),
-        runbooks=tuple(around.links.runbooks_for(diagnosis.verdict, list(holding))), holding=holding,
+        runbooks=tuple(around.links.runbooks_for(diagnosis.verdict, holding)), standings=beside,
     )
 
 

@@ -19,6 +19,11 @@ def bytes_text(value: float | None) -> str:
     return f"{size:.0f} {_BYTE_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_BYTE_UNITS[unit]}"
 
 
+def gigabytes_text(value: float | None) -> str:
+    """Bytes in the decimal gigabytes of the guides' thresholds."""
+    return UNKNOWN if value is None else f"{value / 1e9:.1f} GB"
+
+
 def percent_text(value: float | None) -> str:
     """A ratio as a percentage."""
     return UNKNOWN if value is None else f"{100 * value:.0f} %"

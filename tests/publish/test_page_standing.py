@@ -1,0 +1,85 @@
+"""Conditions beside the verdict: each names its number and the threshold it is judged by, on the page and in the JSON."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvpressure.diagnosis import oom
+from kvpressure.publish.diagnosis_json import diagnosis_document
+from kvpressure.publish.page import render_page
+from kvpressure.publish.standing import standings
+from kvpressure.publish.view import Surroundings
+from kvpressure.signals.model import (
+    HostSignals,
+    KvSignals,
+    LoadSignals,
+    MemorySignals,
+    ProgressSignals,
+    Signals,
+)
+from kvpressure.state import CONDITIONS, EngineState, Limit, State
+from kvpressure.thresholds import builtin
+from publish.states import NOW, full_engine, unknown_engine
+
+T = builtin()
+SIGNALS = Signals(
+    time=NOW, gpu_faults=2, events={"cuda_oom": 3}, events_known=True,
+    memory=MemorySignals(device_used_ratio=0.99, allocator_reserved_bytes=9.5e9, allocator_allocated_bytes=7e9, allocator_inactive_split_bytes=1.5e9,
+                         idle_growth_bytes_per_hour=3 * 2**30),
+    kv=KvSignals(kv_used_ratio=0.4), load=LoadSignals(in_flight=0.0), progress=ProgressSignals(seconds_still=75.0),
+    host=HostSignals(memory_used_ratio=0.95, restarts_recent=4.0, last_termination_reason="OOMKilled", last_exit_code=137.0))
+SAID = {
+    "memory_leak_idle": ("3.0 GiB an hour", "from 1.0 GiB", "memory_leak_bytes_per_hour"),
+    "kv_held_without_load": ("used 40 % with 0 requests", "from 10 % in 2 idle stretches of 60.0 s", "kv_held_ratio"),
+    "allocator_fragmentation": ("2.5 GB reserved and not allocated", "from 2.0 GB, of which 25 % split; split now 1.5 GB", "fragmentation_warning_bytes"),
+    "baseline_too_high": ("used 99 %, gpu_memory_utilization is 90 %", "above 98 %", "baseline_excess_ratio"),
+    "host_memory_near_limit": ("used 95 % of its limit", "from 90 %", "host_memory_limit_ratio"),
+    "host_oom_killed": ("OOMKilled, exit code 137", "4 restarts in half an hour", None),
+    "gpu_out_of_memory": ("3 times", "in the log", None),
+    "crash_loop": ("4 restarts in half an hour", "from 3", "crash_loop_restarts"),
+    "gpu_fault": ("2 XID events or lost GPUs", "any counts", None),
+    "metrics_frozen": ("has moved for 75.0 s", "from 8.0 s", "no_progress_seconds"),
+}
+
+
+def holding() -> EngineState:
+    """An engine about which every condition is true."""
+    engine = full_engine()
+    told = {**engine.diagnosis.evidence, "gpu_out_of_memory": oom.evidence(SIGNALS, T)}
+    return replace(engine, signals=SIGNALS, diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(CONDITIONS, True), evidence=told),
+                   limits={"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.9)})
+
+
+def test_every_condition_has_words() -> None:
+    assert set(SAID) == set(CONDITIONS) - {"documented_signature"} == {one.name for one in standings(holding(), T)}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_it_names_value_and_threshold(name: str) -> None:
+    value, threshold, entry = SAID[name]
+    text = next(one.text for one in standings(holding(), T) if one.name == name)
+    assert value in text
+    assert threshold in text
+    if entry is not None:
+        moved = T.override({entry: {"memory_leak_bytes_per_hour": 7e9, "fragmentation_warning_bytes": 7e9, "crash_loop_restarts": 9,
+                                    "no_progress_seconds": 11}.get(entry, 0.33)}, "test")
+        assert next(one.text for one in standings(holding(), moved) if one.name == name) != text
+
+
+def test_page_and_json_show_them() -> None:
+    state = State(time=NOW, engines=(holding(),))
+    html = render_page(state, "node-1", "/metrics", Surroundings())
+    document = diagnosis_document(state, "node-1")
+    for name, (value, threshold, _) in SAID.items():
+        text = document["engines"][0]["condition_texts"][name]
+        assert value in text
+        assert threshold in text
+        assert html.count(text) >= 2, "among what is also true, and in the list of all"
+
+
+def test_what_is_not_known_has_no_numbers() -> None:
+    assert {one.text for one in standings(unknown_engine(), T)} == {""}
+    html = render_page(State(time=NOW, engines=(unknown_engine(),)), "node-1", "/metrics", Surroundings())
+    assert html.count(": not known</li>") == len(SAID)

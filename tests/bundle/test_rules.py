@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from bundle.promql import SCRAPE, metrics, result_labels, selectors, walk
 from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, Group
-from kvpressure.bundle.text import to_yaml
+from kvpressure.bundle.text import to_yaml, words
 from kvpressure.bundle.values import Values
 from kvpressure.bundle.variants import EXTERNAL, metric_labels
 from kvpressure.publish.metrics import METRICS
@@ -134,6 +135,26 @@ def test_every_metric_exists(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_the_parser_overlooks_no_metric(variant: str) -> None:
+    """Or the tests that ask it would pass whatever stands there."""
+    for rule in rules_of(variant):
+        bare = re.sub(r'"[^"]*"|\b(?:by|on|group_left)\s*\([^)]*\)', "", rule["expr"])
+        named = set(re.findall(r"(?:\w+:)*\w*kvpressure\w*(?::\w+)?|(?:engine:)?vllm\w*:\w+(?::\w+)?|gpu:dcgm\w*:\w+|DCGM_\w+|kube_\w+|\bup\b", bare))
+        assert named, rule
+        assert metrics(rule["expr"]) == named, rule.get("alert") or rule["record"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_queries_in_annotations_ask_for_what_exists(variant: str) -> None:
+    known = {metric.full_name: {*metric.labels, *SCRAPE} for metric in METRICS}
+    asked = [match for rule in rules_of(variant) if "alert" in rule for text in rule["annotations"].values()
+             for match in re.finditer(r"\((kvpressure_\w+)\{(.*?)\}\)", text)]
+    assert asked or variant.startswith("dcgm")
+    for match in asked:
+        assert set(re.findall(r"(\w+)=", match[2])) <= known[match[1]], match[0]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_every_matched_label_exists(variant: str) -> None:
     rules = rules_of(variant)
     recorded = recorded_labels(rules)
@@ -178,6 +199,44 @@ def test_annotations_use_only_labels_that_the_expression_returns(variant: str) -
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+def test_summaries_name_their_subject(variant: str) -> None:
+    """So the test above has labels to judge, and whoever is paged knows where."""
+    for group in GROUPS[variant]:
+        for alert in group.alerts:
+            identity = set(SUBJECTS[alert.subject]) - {"cluster", "node"}
+            for level in alert.levels:
+                known = identity | {label for case in level.cases for label in case.extra_labels}
+                for text in (level.summary, level.description):
+                    assert not identity or known & set(re.findall(r"\$labels\.(\w+)", text)), alert.name
+
+
+def test_descriptions_say_value_and_threshold(groups: tuple[Group, ...]) -> None:
+    """Of every alert that compares with a threshold; 0 and 1 are states, and their texts name the state."""
+    judged = 0
+    for group in groups:
+        for alert in group.alerts:
+            for level in alert.levels:
+                driver = level.cases[0].inputs[0]
+                named = {text for entry in builtin().entries() if entry.value == driver.value for text in (words(entry), entry.text)}
+                if driver.op in (">=", "<=", ">", "rate>=", "rate>") and driver.value not in (0, 1):
+                    assert "$value" in level.description, alert.name
+                    assert any(text in level.description for text in named), f"{alert.name}: {level.description}"
+                    judged += 1
+    assert judged > 15
+
+
+def test_links_lead_to_a_board_and_its_variables(files: dict[str, str], rules: list[dict[str, Any]]) -> None:
+    alerts = [rule for rule in rules if "alert" in rule]
+    for rule in alerts:
+        link = re.fullmatch(r"https://grafana\.example/d/([\w-]+)(?:\?(.*))?", rule["annotations"]["dashboard_url"])
+        assert link is not None, rule["alert"]
+        board = json.loads(files[f"dashboards/{link[1]}.json"])
+        assert board["uid"] == link[1]
+        assert set(re.findall(r"var-(\w+)=", link[2] or "")) <= {variable["name"] for variable in board["templating"]["list"]}
+    assert sum("var-pod=" in rule["annotations"]["dashboard_url"] for rule in alerts) > 30
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_identity_labels_survive(variant: str) -> None:
     recorded = recorded_labels(rules_of(variant))
     for group in GROUPS[variant]:
@@ -214,7 +273,7 @@ def test_runbook_of_every_alert_is_in_the_bundle(files: dict[str, str], rules: l
     for rule in rules:
         if "alert" in rule:
             page = files[f"docs/runbooks/{rule['annotations']['runbook_url'].rsplit('/', 1)[1]}"]
-            for heading in ("## Meaning", "## Impact", "## Diagnosis", "## Mitigation", "## The rule"):
+            for heading in ("## Meaning", "## Impact", "## Diagnosis", "## Mitigation", "## Verification", "## Prevention", "## The rule"):
                 body = page.split(heading, 1)[1].split("\n## ", 1)[0].strip()
                 assert len(body) > 15, f"{rule['alert']}: {heading} is empty"
 

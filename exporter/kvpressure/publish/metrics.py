@@ -78,7 +78,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m("gpus_expected", "gauge", "GPUs the driver counts on this node.", ("vendor",)),
     _m("gpus_seen", "gauge", "GPUs that answered the last reading.", ("vendor",)),
     # --- engine ---------------------------------------------------------------------------------------------
-    _m("engine_up", "gauge", "1 if the engine's page was read and understood.", ENGINE),
+    _m("engine_up", "gauge", "1 if the engine's page was read and understood, 0 from the first failed attempt on (one late answer "
+       "aside).", ENGINE),
     _m("engine_info", "info", "What the engine is; value is always 1.",
        (*ENGINE, "version", "flavour", "container", "target")),
     _m("engine_gpu_info", "info", "GPU that belongs to this engine's pod.", (*ENGINE, "uuid")),

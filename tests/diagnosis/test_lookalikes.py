@@ -119,3 +119,22 @@ def test_utilization_alone_makes_nobody_sure_that_the_gpu_is_what_binds(card, co
                 finished=8.0, queue=5.0)
     assert ("compute_bound" in said.confidently(5)) is confident
     assert said.confidently(5) <= {"compute_bound"}
+
+
+BUSY_UNITS = {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.75, "sm_activity_ratio": 0.8}
+
+
+@pytest.mark.parametrize(("args", "values"), [
+    (LIMIT, {"running": cycle(58, 60, 62), "waiting": 1.0, "kv": 0.4, "generated": 2000.0, "prompt": 4000.0}),
+    (LIMIT, {"running": 64.0, "waiting": 2.0, "kv": 0.3, "generated": 2000.0, "prompt": 2000.0}),
+    (LIMIT, {"running": 60.0, "waiting": 1.0, "kv": 0.85, "generated": 400.0, "prompt": 4000.0}),
+    (("--max-num-seqs", "64"), {"running": 64.0, "waiting": 2.0, "kv": 0.3, "generated": 2000.0, "prompt": 2000.0}),
+])
+@pytest.mark.parametrize("card", [{}, BUSY_UNITS])
+def test_the_moment_between_two_steps_is_no_queue(args, values, card):
+    """In every sample one or two of sixty wait, each for some milliseconds."""
+    said = play(60, args=args, card=card, finished=8.0, queue=0.015, **values)
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("healthy", True)
+    assert said.confidently(5) == {"healthy"}
+    assert play(60, args=args, card=card, finished=8.0, queue=3.0, **values).verdict != "healthy", "who waits seconds is in a queue"
+    assert play(60, args=args, card=card, finished=8.0, queue=0.015, **values | {"waiting": 12.0}).verdict != "healthy"

@@ -148,11 +148,23 @@ def _queue(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
     text = f"{_number(load.waiting)} requests wait, {_number(load.running)} run"
     return [
         Evidence("queue_present", queue, text),
+        Evidence("queue_short", _short(s, recent, t), f"{_number(recent.waiting_mean, 1)} of {_number(load.running)} wait, p95 of the "
+                 f"queue time {_number(s.latency.queue.get('0.95'), 2)} s"),
         Evidence("waited_lately", None if recent.waiting_share is None else recent.waiting_share > 0,
                  f"mean queue of the last seconds {_number(recent.waiting_mean, 1)}"),
         Evidence("queue_for_capacity", for_capacity, text + (
             "" if load.waiting_deferred is None else f" ({_number(load.waiting_deferred)} deferred)")),
     ]
+
+
+def _short(s: Signals, recent: Recent, t: Thresholds) -> bool | None:
+    """Whether those that wait are few and wait a moment only, as some always do between two steps of a busy engine.
+    ``None`` where nobody tells how long they wait.
+    """
+    seconds, running = s.latency.queue.get("0.95"), s.load.running
+    if seconds is None or running is None or recent.waiting_mean is None:
+        return None
+    return seconds < t["queue_short_seconds"] and recent.waiting_mean < t["calm_queue_ratio"] * running
 
 
 def _flow(s: Signals, t: Thresholds) -> list[Evidence]:

@@ -156,7 +156,7 @@ def _kv_ground(case: Case, queue: bool, pushed: bool) -> str | None:
         return "confidence_kv_head_of_line"
     if queue and case.true("head_of_line_blocked") and not case.true("running_at_limit"):
         return "confidence_kv_long_prompt"
-    if queue and case.true("kv_near_full") and not case.true("running_at_limit"):
+    if _queued(case) and queue and case.true("kv_near_full") and not case.true("running_at_limit"):
         return "confidence_kv_near_full"
     return "confidence_kv_unseen" if pushed and case.unknown("kv_near_full") else None
 
@@ -178,9 +178,14 @@ _LIMIT_GROUNDS: Final[Mapping[str, str]] = {
 }
 
 
+def _queued(case: Case) -> bool:
+    """A queue stands, and it is more than the moment that every request waits for the next step."""
+    return case.true("queue_present") and not case.true("queue_short")
+
+
 def concurrency_limited(case: Case) -> Finding | None:
     """``max_num_seqs`` is reached, requests wait, the cache has room."""
-    if not (case.true("running_at_limit") and case.true("queue_present")):
+    if not case.true("running_at_limit") or not _queued(case):
         return None
     t, source = case.thresholds, case.signals.load.max_num_seqs_source or ""
     if source == "observed" and case.true("prefill_dominates"):
@@ -211,7 +216,7 @@ def host_bound(case: Case) -> Finding | None:
         return _host(case, "confidence_host_gpu_starved", reasons)
     if "api_server_saturated" in reasons and not case.true("kv_near_full"):
         return _host(case, "confidence_host_api_server", reasons)
-    if case.true("queue_for_capacity") and gpu_low and case.false("kv_near_full") \
+    if _queued(case) and case.true("queue_for_capacity") and gpu_low and case.false("kv_near_full") \
             and case.true("tokens_flow") and not case.true("prefill_dominates"):
         return _host(case, "confidence_host_queue", ["queue_present", "gpu_utilization_low"])
     return None
@@ -229,7 +234,7 @@ def compute_bound(case: Case) -> Finding | None:
     Not sure of it where the next prompt may be one that does not fit.
     """
     limited = case.true("running_at_limit") and case.signals.load.max_num_seqs_source != "observed"
-    if not case.true("queue_present") or case.true("kv_full") or limited:
+    if not _queued(case) or case.true("kv_full") or limited:
         return None
     ground, t = _compute_ground(case), case.thresholds
     if ground is None:
@@ -262,12 +267,12 @@ def _compute_ground(case: Case) -> str | None:
 
 def healthy(case: Case) -> Finding | None:
     """Tokens flow and nobody waits for long. Not sure while requests are pushed out of a full cache."""
-    if not case.true("tokens_flow") or case.true("queue_present"):
+    if not case.true("tokens_flow") or _queued(case):
         return None
     thrashing = case.true("kv_full") and case.true("preempting")
-    seen = case.false("queue_present") and case.false("no_progress") and not thrashing
+    seen = not case.unknown("queue_present") and case.false("no_progress") and not thrashing
     return Finding("healthy", case.thresholds["confidence_healthy" if seen else "confidence_healthy_unseen"],
-                   supporting=("tokens_flow", "queue_present"),
+                   supporting=("tokens_flow", "queue_short" if case.true("queue_present") else "queue_present"),
                    opposing=tuple(n for n in ("kv_full", "preempting", "latency_multiplied") if case.true(n)),
                    missing=_absent(case, "queue_present", "kv_full"))
 

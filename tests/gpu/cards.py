@@ -12,7 +12,7 @@ from pathlib import Path
 from amd import smi_stub, trees
 from amd.smi_stub import SmiDevice
 from gpu.serving import without_gpu_libraries
-from nvml_stub import GIB, Gpu, Mig, World, environment, write
+from nvml_stub import GIB, Gpu, Mig, World, environment, kept, write
 
 V2_V3 = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3",
          "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlGpmQueryDeviceSupport")
@@ -124,3 +124,13 @@ NODES = {
     "radeon": Node(tree=trees.radeon),
     "mi300x_amdsmi": Node(tree=one_mi300x, smi=(smi_mi300x(),), arguments=("--gpu.amd.backend=amdsmi",)),
 }
+
+
+def real(path: Path) -> Node:
+    """A node that ``make test-gpu`` asked under load."""
+    world = kept(path)
+    active = any(gpu is not None and gpu.dram is not None for gpu in world.gpus)
+    return Node("kvpressure_gpu_dram_activity_ratio" if active else "kvpressure_gpu_up", world, arguments=("--nvidia.gpm",))
+
+
+NODES |= {path.stem: real(path) for path in sorted((Path(__file__).parents[1] / "fixtures/gpu").glob("*.json"))}

@@ -13,6 +13,7 @@ in a child process with ``environment(...)``. The file may change while the chil
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -106,6 +107,14 @@ class World:
             if gpu is not None:
                 lines += _gpu_lines(index, gpu)
         return "\n".join(lines) + "\n"
+
+
+def kept(path: Path) -> World:
+    """The world of a file that ``make test-gpu`` made of a real node (``tools/gpu/card.py``)."""
+    told = json.loads(path.read_text())
+    gpus: list[Gpu | None] = [
+        Gpu(**{**gpu, "migs": [None if mig is None else Mig(**mig) for mig in gpu.get("migs", ())]}) for gpu in told["gpus"]]
+    return World(gpus=gpus, driver_version=told["driver_version"])
 
 
 def gpu_uuid(index: int) -> str:

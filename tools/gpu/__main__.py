@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from tools.gpu import plan, publish, report
-from tools.gpu.children import ROOT, environment
-from tools.gpu.machine import NoCard, describe
+from tools.gpu.children import ROOT, ChildError, ask, environment, module
+from tools.gpu.machine import NoCard
 from tools.gpu.options import Options
 from tools.gpu.result import Result
 
 RESULTS: Final = ROOT / "build/gpu"
 REPORT: Final = "report"
+DRIVER_SECONDS: Final = 60.0  # a driver that takes longer to say who it is hangs
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         if given.here:
             return 0 if plan.run_here(plan.named(given.here), options).good else 1
         wanted = given.part or [*plan.NAMES, REPORT]
-        machine = describe() if set(wanted) - {REPORT} else None
-    except (NoCard, OSError) as error:
+        machine = ask(module("machine"), DRIVER_SECONDS) if set(wanted) - {REPORT} else None
+    except (ChildError, NoCard, OSError) as error:
         print(f"tools.gpu: {error}; needs an NVIDIA GPU with its driver, and a folder to write to", file=sys.stderr)
         return 2
     if machine is not None:

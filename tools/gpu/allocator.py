@@ -22,7 +22,8 @@ from kvpressure.vllm_plugin.allocator import KEYS
 STEPS: Final = ("fill", "fragment", "fail", "release")
 STEP_SECONDS: Final = 60.0
 SAME: Final = 0.01
-REPORT_SECONDS: Final = 12.0  # a report a second, read a second later, published a second later; and NVML each second
+REPORT_SECONDS: Final = 12.0  # a report a second, read a second later, published a second later
+NVML_SECONDS: Final = 2.0  # until its reading is of the same moment as the rest
 ENGINE: Final = f'pod="{POD[1]}"'
 SCOPE: Final = 'scope="allocator"'
 NAMES: Final = tuple(name for name, _ in KEYS)
@@ -64,7 +65,7 @@ def _look(result: Result, step: str, truth: dict[str, Any], reports: Path, expor
         if (same and shown == wanted) or time.monotonic() > end:
             break
         time.sleep(0.25)
-    time.sleep(2.0)  # NVML's reading of the same moment
+    time.sleep(NVML_SECONDS)
     page = exporter.page()
     row = {"step": step, "torch": truth, "plugin": {name: report.get(name) for name in NAMES},
            "fragmentation_bytes": shown,

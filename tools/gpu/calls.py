@@ -101,7 +101,7 @@ def observe(reads: int) -> dict[str, Any]:
         for _ in range(OPENINGS):
             source.close()
             began = time.perf_counter()
-            source.read()
+            errors.update(source.read().errors)
             opening.append(1e3 * (time.perf_counter() - began))
         for number in range(reads):
             time.sleep(PAUSE_SECONDS)

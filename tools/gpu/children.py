@@ -43,7 +43,7 @@ def ask(command: Sequence[str], timeout: float) -> Any:
     except (subprocess.TimeoutExpired, OSError) as error:
         raise ChildError(str(error)) from error
     if done.returncode != 0:
-        raise ChildError(f"exit {done.returncode}: {done.stderr.strip()[-LAST_WORDS:]}")
+        raise ChildError(done.stderr.strip()[-LAST_WORDS:] or f"exit {done.returncode}")
     try:
         return json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError) as error:

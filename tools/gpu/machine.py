@@ -1,9 +1,14 @@
-"""What the results were made on, and whether there is a card at all. No names of hosts, no serial numbers."""
+"""What the results were made on, and whether there is a card at all. No names of hosts, no serial numbers.
+
+``python -m tools.gpu.machine`` prints it, or ends with one line.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -42,3 +47,10 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(describe()), flush=True)
+    except NoCard as reason:
+        sys.exit(str(reason))

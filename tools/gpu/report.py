@@ -140,7 +140,7 @@ def _allocator(data: Mapping[str, Any]) -> Iterable[str]:
                    _gib(step["torch"]["inactive_split_bytes"]), step["torch"]["alloc_retries"], step["torch"]["ooms"],
                    _gib(step["fragmentation_bytes"]), _dash(step["condition"]), _gib(step["nvml_used_bytes"])) for step in steps])
     if steps:
-        yield "GiB. " + fragmentation_alert.sentence({step["step"]: step["fragmentation_bytes"] for step in steps}) + "\n"
+        yield f"GiB. {fragmentation_alert.sentence({step['step']: step for step in steps})}\n"
 
 
 def _processes(data: Mapping[str, Any]) -> Iterable[str]:

@@ -23,6 +23,11 @@ _UNION_FIELD: Final = {
 }
 
 
+def value_of(kind: int, sample: Any) -> Any:
+    """What one sample says; None for a type newer than the binding."""
+    return getattr(sample.sampleValue, _UNION_FIELD.get(kind, ""), None)
+
+
 class UtilizationSamples:
     """Where in one GPU's ring the last reading ended."""
 
@@ -38,13 +43,12 @@ class UtilizationSamples:
         if answer is None:
             return None
         kind, samples = answer
-        name = _UNION_FIELD.get(kind, "")
-        if not samples or not hasattr(samples[0].sampleValue, name):  # no news, or a type newer than the binding
+        if not samples or value_of(kind, samples[0]) is None:  # no news, or nothing that could be read
             return None
         since = self._since_us
         self._since_us = max(since, *(int(sample.timeStamp) for sample in samples))
         if not since:
             return None
-        ratios = [fields.percent(ask, getattr(sample.sampleValue, name)) for sample in samples]
+        ratios = [fields.percent(ask, value_of(kind, sample)) for sample in samples]
         known = [ratio for ratio in ratios if ratio is not None]
         return sum(known) / len(known) if known else None

@@ -165,6 +165,16 @@ def human_int(text: str | None) -> int | None:
     return int(float(whole + fraction) * _SUFFIX[suffix])
 
 
+def option(name: str) -> str:
+    """``--max-num-seqs`` for ``max_num_seqs``."""
+    return "--" + name.replace("_", "-")
+
+
+def value_text(value: float) -> str:
+    """A value as it stands on a command line."""
+    return f"{value:.0f}" if value == int(value) else f"{value:g}"
+
+
 # --- the logged line --------------------------------------------------------------------------------------
 
 def parse_logged(line: str) -> tuple[str | None, dict[str, str | None]]:

@@ -192,6 +192,18 @@ class TestTriage:
         assert step.finding == finding
         assert "time per output token 50 ms / –" in step.answers[1]
 
+    def test_a_server_known_by_its_address_is_no_pod_to_paste(self) -> None:
+        engine = replace(full_engine(), key=replace(full_engine().key, pod="10.0.0.5:8000"))
+        text = " ".join(step.command for step in steps(engine, State(time=NOW), T))
+        assert "10.0.0.5" not in text
+        assert "pod/'<pod>'" in text
+
+    def test_what_was_not_seen_is_said_in_a_sentence(self) -> None:
+        quiet = replace(full_engine(), signals=Signals(time=NOW))
+        answers = [" ".join(step.answers) for step in steps(quiet, State(time=NOW), T)]
+        assert answers[4].startswith("No request was seen to finish")
+        assert "No token came out" in answers[7]
+
     def test_commands_quote_what_comes_from_outside(self) -> None:
         engine = replace(full_engine(), key=replace(full_engine().key, namespace="a;b", pod="$(reboot)"))
         text = " ".join(step.command for step in steps(engine, State(time=NOW), T))
@@ -205,25 +217,29 @@ class TestPlan:
 
     def test_kv_pressure_follows_the_guide_in_its_order_with_the_values_to_set(self) -> None:
         engine = replace(
-            engine_with(kv=KvSignals(kv_capacity_tokens=42_416.0), load=LoadSignals(in_flight=133.0)),
+            engine_with(kv=KvSignals(kv_capacity_tokens=42_416.0), load=LoadSignals(in_flight=133.0),
+                        context=ContextSignals(prompt_quantiles={"0.95": 500.0}, output_quantiles={"0.95": 300.0})),
             limits={"max_num_seqs": Limit("max_num_seqs", 128.0, True, "args", 39.0),
                     "max_num_batched_tokens": Limit("max_num_batched_tokens", 8192.0, True, "log", 4096.0),
                     "gpu_memory_utilization": Limit("gpu_memory_utilization", 0.92, False, "default", None)})
         made = plan(engine, T)
         assert [action.title for action in made.actions] == [
-            "Cap input and output tokens at the edge", "Lower max_num_seqs", "Lower max_num_batched_tokens",
-            "Lower gpu_memory_utilization: not now", "Roll out and watch", "Verify on this page"]
+            "Cap input and output tokens at the edge", "Lower max_num_seqs", "Lower max-num-batched-tokens",
+            "Lower gpu-memory-utilization to 0.7, then 0.6: not now", "More KV memory instead of less (beyond the guides) (if it stays)",
+            "Apply and watch the rollout", "Controlled restart, only after the limits are down: not now", "Verify"]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
-        assert "may be 318 tokens on average" in made.actions[0].text
-        assert "Now 128 (args). Cut by 25–50 %" in made.actions[1].text
-        assert "0.7, then 0.6" in made.actions[3].text
+        assert "39 requests want at most 32448 of the cache's 42416 tokens" in made.actions[0].text
+        assert made.actions[1].text.startswith("Now 128 (args); to 39")
+        assert "documented: 25 % to 50 %" in made.actions[1].text
+        assert all("Cost: " in action.text for action in made.actions[:5])
+        assert not any(action.commands for action in made.actions if action.title.endswith("not now"))
 
     def test_memory_share_and_restart_come_only_when_they_help(self) -> None:
         limits = {"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.92, True, "args", 0.7)}
         engine = replace(engine_with(), limits=limits)
         engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"crash_loop": True}))
         titles = [action.title for action in plan(engine, T).actions]
-        assert titles.index("Restart, now that the limits are down") > titles.index("Roll out and watch")
+        assert titles.index("Controlled restart, only after the limits are down") > titles.index("Apply and watch the rollout")
         assert self.flags(plan(engine, T)) == ["--gpu-memory-utilization 0.7"]
 
     def test_a_sequence_limit_is_raised_to_what_is_recommended_and_says_what_fits(self) -> None:

@@ -6,10 +6,10 @@ import gzip
 
 import pytest
 
+from kvpressure.publish.pressure import caps_for
 from kvpressure.readings import EngineReading, Histogram
 from kvpressure.sources.vllm import page_from_text
 from kvpressure.toolbox.lifetime import since_start
-from kvpressure.toolbox.mitigation import caps_for
 from kvpressure.toolbox.triage import triage
 from kvpressure.toolbox.view import EngineView
 from toolbox.conftest import FIXTURES

@@ -14,8 +14,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvpressure.args import value_text
 from kvpressure.cli import UsageError, main
 from kvpressure.commandline import parse
+from kvpressure.publish.pressure import Caps
 from kvpressure.toolbox import edge, flags
 from toolbox.conftest import FIXTURES, FakeClock
 from toolbox.test_audit import deployment
@@ -174,7 +176,7 @@ def test_a_changed_command_line_has_the_values_or_is_refused(words: list[str], v
         after = parse(flags.with_values(words, values)).values
     except UsageError:
         return
-    assert {name: after[name] for name in values} == {name: flags.text(value) for name, value in values.items()}
+    assert {name: after[name] for name in values} == {name: value_text(value) for name, value in values.items()}
     changed = {name for name in before if before[name] != after.get(name)}
     assert changed <= set(values)
 
@@ -183,7 +185,7 @@ def test_edge_configuration_holds_the_caps(capsys: pytest.CaptureFixture[str]) -
     assert main(["mitigate", *STATED, "--edge"]) == 0
     text = capsys.readouterr().out
     assert "js_content limits.check" in text
-    caps = edge.Caps(1000, 200, known=True)
+    caps = Caps(1000, 200, known=True)
     limit, lua = yaml.safe_load_all(edge.envoy_gateway(caps))
     assert limit["spec"]["requestBuffer"]["limit"] == "8Ki"
     assert "local limit = 200" in lua["spec"]["lua"][0]["inline"]
@@ -194,12 +196,21 @@ def test_edge_configuration_holds_the_caps(capsys: pytest.CaptureFixture[str]) -
 # --- verification -----------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_well_has_recovered(capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]) -> None:
+def test_a_server_that_was_never_ill_is_well(capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]) -> None:
     _, url = serve_pod(CHAT, 120)
     assert main(["mitigate", "--verify", url, "--verify-seconds", "120"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("RECOVERED after")
+    assert text.startswith("WELL after")
+    assert "nothing was wrong while it was watched" in text
     assert "ok   headroom in the KV cache" in text
+
+
+def test_silence_proves_no_recovery(capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]) -> None:
+    _, url = serve_pod(replace(CHAT, load=replace(CHAT.load, requests_per_second=0.0)), 120)
+    assert main(["mitigate", "--verify", url, "--verify-seconds", "60"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("NOT PROVEN after")
+    assert "nobody sends anything" in text
 
 
 def test_a_server_that_stays_full_has_not(capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]) -> None:
@@ -229,7 +240,9 @@ def test_recovery_during_the_watch(capsys: pytest.CaptureFixture[str], clock: Fa
 
     monkeypatch.setattr(clock, "sleep", sleep_and_mitigate)
     assert main(["mitigate", "--verify", url, "--verify-seconds", "180"]) == 0
-    assert "kv_pressure at first" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert text.startswith("RECOVERED after")
+    assert "kv_pressure at first" in text
 
 
 # --- bad input --------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 from kvpressure.args import human_int, parse_version
 from kvpressure.cli import UsageError
+from kvpressure.publish.pressure import pressure_plan
 from kvpressure.state import VERDICTS
 from kvpressure.thresholds import Thresholds, load
-from kvpressure.toolbox import fetch, given, inputs, manifests, mitigation, mitigation_report, recovery
+from kvpressure.toolbox import fetch, given, inputs, manifests, mitigation_report, recovery
 from kvpressure.toolbox.manifests import Server
 from kvpressure.toolbox.view import EngineView
 
@@ -150,7 +151,7 @@ def _of_cluster(engine: EngineView, options: argparse.Namespace) -> Server | Non
 
 
 def _print(engine: EngineView, options: argparse.Namespace, thresholds: Thresholds, server: Server | None, again: str) -> None:
-    plan = mitigation.plan(engine, thresholds, _workload(engine, server))
+    plan = pressure_plan(engine, thresholds, _workload(engine, server))
     applies = engine.verdict == mitigation_report.PRESSURE
     if options.format == "json":
         print(json.dumps(mitigation_report.as_json(engine, plan, again), indent=2))

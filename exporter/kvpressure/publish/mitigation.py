@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import floor
 from typing import Final
 
+from kvpressure.args import option, value_text
+from kvpressure.publish.pressure import Step, pressure_plan
 from kvpressure.publish.wording import number_text, percent_text, seconds_text, words
-from kvpressure.state import EngineState
+from kvpressure.state import EngineState, Limit
 from kvpressure.thresholds import Thresholds
 
 
@@ -50,12 +52,8 @@ def _flag(engine: EngineState, name: str) -> tuple[str, str]:
     limit = engine.limits.get(name)
     if limit is None:
         return "", "not known"
-    now = "not known" if limit.value is None else f"{_plain(limit.value)} ({limit.source or 'source not known'})"
-    return ("" if limit.recommended is None else f"--{name.replace('_', '-')} {_plain(limit.recommended)}"), now
-
-
-def _plain(value: float) -> str:
-    return f"{value:.0f}" if value == int(value) else f"{value:g}"
+    now = "not known" if limit.value is None else f"{value_text(limit.value)} ({limit.source or 'source not known'})"
+    return ("" if limit.recommended is None else f"{option(name)} {value_text(limit.recommended)}"), now
 
 
 def _where(engine: EngineState) -> str:
@@ -63,60 +61,15 @@ def _where(engine: EngineState) -> str:
 
 
 def _kv_pressure(engine: EngineState, t: Thresholds) -> Plan:
-    failing = engine.diagnosis.conditions.get("crash_loop") or engine.diagnosis.conditions.get("allocator_fragmentation")
-    actions = [_cap_tokens(engine), _sequences(engine, t), _batched_tokens(engine), _memory_share(engine, t),
-               _roll_out(engine)]
-    if failing:
-        actions.append(Action("Restart, now that the limits are down", "The container crashes again and again or its memory is "
-                              "fragmented: a restart before the limits are down only repeats it.",
-                              commands=(f"kubectl rollout restart {_where(engine)}",)))
-    actions.append(_verify(engine))
-    return Plan("Let the cache grow less, first at the edge, then in the engine.", tuple(actions))
+    made = pressure_plan(_Published(engine), t, _where(engine))
+    return Plan("Let the cache grow less, first at the edge, then in the engine.", tuple(_action(step) for step in made.steps))
 
 
-def _cap_tokens(engine: EngineState) -> Action:
-    shape, load, kv = engine.signals.context, engine.signals.load, engine.signals.kv
-    text = "Refuse longer prompts and cap max_tokens at the gateway, with HTTP 400 or 413."
-    asked = [f"{kind} {number_text(round(quantiles['0.95']))}" for kind, quantiles in (
-        ("prompts", shape.prompt_quantiles), ("answers", shape.output_quantiles),
-        ("max_tokens", shape.max_tokens_quantiles)) if "0.95" in quantiles]
-    if asked:
-        text += f" Today's p95 in tokens: {', '.join(asked)}."
-    if kv.kv_capacity_tokens and load.in_flight:
-        text += (f" For the present {number_text(load.in_flight)} requests to fit together, prompt plus answer may be "
-                 f"{number_text(floor(kv.kv_capacity_tokens / load.in_flight))} tokens on average"
-                 + (f"; now {number_text(round(shape.context_mean))}." if shape.context_mean else "."))
-    flag, now = _flag(engine, "max_model_len")
-    if flag:
-        text += f" The engine itself refuses longer requests with this argument (now {now}); it is the longest context of the " \
-                "last five minutes with a quarter to spare."
-    return Action("Cap input and output tokens at the edge", text, (flag,) if flag else ())
-
-
-def _sequences(engine: EngineState, t: Thresholds) -> Action:
-    flag, now = _flag(engine, "max_num_seqs")
-    cut = f"{percent_text(t['max_num_seqs_cut_min_ratio'])[:-2]}–{percent_text(t['max_num_seqs_cut_max_ratio'])}"
-    text = f"Now {now}. Cut by {cut} of what is really reached, sized by what the cache holds at the present request lengths."
-    return Action("Lower max_num_seqs", text if flag else f"{text} Too little is known to compute the value.",
-                  (flag,) if flag else ())
-
-
-def _batched_tokens(engine: EngineState) -> Action:
-    flag, now = _flag(engine, "max_num_batched_tokens")
-    text = f"Now {now}. Half of it: fewer tokens are in flight at once."
-    return Action("Lower max_num_batched_tokens", text if flag else f"Now {now}. No lower value can be computed.",
-                  (flag,) if flag else ())
-
-
-def _memory_share(engine: EngineState, t: Thresholds) -> Action:
-    flag, now = _flag(engine, "gpu_memory_utilization")
-    title = "Lower gpu_memory_utilization"
-    if flag:
-        return Action(title, f"Now {now}. Allocations fail on the device: leave room beside the pool. If that is not enough, "
-                      f"{_plain(t['gpu_memory_utilization_long_context'])}.", (flag,))
-    return Action(f"{title}: not now", f"Now {now}. The guide's values are {_plain(t['gpu_memory_utilization_recommended'])}, then "
-                  f"{_plain(t['gpu_memory_utilization_long_context'])}. No allocation failed on the device, and less memory "
-                  "makes the KV pool smaller, so a full cache fuller.")
+def _action(step: Step) -> Action:
+    mark = {"do": "", "if it stays": " (if it stays)", "not here": ": not now"}[step.advice]
+    text = f"{step.text[:1].upper()}{step.text[1:]}" + ("" if step.text.endswith(".") else ".")
+    return Action(step.title + mark, text + (f" Cost: {step.cost}." if step.cost else ""), step.flags,
+                  step.commands if step.advice == "do" else ())
 
 
 def _roll_out(engine: EngineState) -> Action:
@@ -124,11 +77,43 @@ def _roll_out(engine: EngineState) -> Action:
                   commands=(f"kubectl edit {_where(engine)}", f"kubectl rollout status {_where(engine)}"))
 
 
-def _verify(engine: EngineState) -> Action:
-    s = engine.signals
-    return Action("Verify on this page", "Headroom is back, latency stands, the batch grows, fewer 503. Now: KV cache "
-                  f"{percent_text(s.kv.kv_used_ratio_max)} at most, {number_text(s.load.waiting)} waiting, batch p95 "
-                  f"{number_text(s.batch.batch_p95)}, time per output token p95 {seconds_text(s.latency.inter_token.get('0.95'))}.")
+class _Published:
+    """A published engine as the plan asks for it. Memory of its GPUs is not at hand."""
+
+    def __init__(self, engine: EngineState) -> None:
+        self._engine = engine
+        self._signals = engine.signals.flat()
+
+    @property
+    def stage(self) -> str | None:
+        return self._engine.diagnosis.stage
+
+    @property
+    def version(self) -> str | None:
+        return self._engine.version
+
+    @property
+    def address(self) -> str:
+        target = self._engine.target.removesuffix("/metrics")
+        return target if target.startswith("http") else ""
+
+    def gpu_bytes(self) -> Sequence[float]:
+        return ()
+
+    def limit(self, name: str) -> Limit:
+        return self._engine.limits.get(name) or Limit(name)
+
+    def signal(self, name: str) -> float | None:
+        return self._signals.get(name)
+
+    shape = signal
+
+    def evidence(self, name: str) -> bool | None:
+        found = self._engine.diagnosis.evidence.get(name)
+        return None if found is None else found.value
+
+    def condition(self, name: str) -> bool | None:
+        return self._engine.diagnosis.conditions.get(name)
 
 
 def _concurrency_limited(engine: EngineState, t: Thresholds) -> Plan:

@@ -45,9 +45,10 @@ class _Case:
 
     @property
     def pod(self) -> str:
-        """Namespace and pod as arguments of kubectl, safe to paste."""
+        """Namespace and pod as arguments of kubectl, safe to paste. A server that was given by its address has none."""
         key = self.engine.key
-        return f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod or '<pod>')}"
+        known = bool(key.pod) and ":" not in key.pod
+        return f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod if known else '<pod>')}"
 
 
 def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[Step, ...]:
@@ -140,20 +141,27 @@ def _counted(title: str, events: Mapping[str, int]) -> str:
 def _requests(case: _Case) -> Step:
     s, t = case.engine.signals, case.thresholds
     shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
-    answers = (
-        f"p95 of five minutes: prompts {_tokens(shape.prompt_quantiles)}, answers {_tokens(shape.output_quantiles)}, max_tokens "
-        f"asked for {_tokens(shape.max_tokens_quantiles)}, streams {seconds_text(shape.stream_quantiles.get('0.95'))}.",
-        f"Longest context {number_text(shape.context_max_5m)} tokens, {_times(shape.context_spike_ratio)} the mean (spike from "
-        f"{number_text(t['context_spike_ratio'])} times); busiest ten seconds {_times(burst)} the mean rate (burst from "
-        f"{number_text(t['arrival_burst_ratio_high'])} times).",
-        f"Growth law, concurrency x tokens in flight: {number_text(s.load.in_flight)} requests x "
-        f"{number_text(shape.context_mean)} tokens, cache of {number_text(s.kv.kv_capacity_tokens)} tokens; load and limits "
-        f"can reach {_times(over)} the cache.",
-    )
+    answers = (*_sent(case), f"Growth law, concurrency x tokens in flight: {number_text(s.load.in_flight)} requests x "
+               f"{number_text(shape.context_mean)} tokens, cache of {number_text(s.kv.kv_capacity_tokens)} tokens; load and limits "
+               f"can reach {_times(over)} the cache.")
     marks = ((shape.context_spike_ratio, "context_spike_ratio"), (burst, "arrival_burst_ratio_high"),
              (over, "kv_overcommit_warning_ratio"))
     found: list[Finding] = ["look" if value >= t[name] else "fine" for value, name in marks if value is not None]
     return Step(5, "What is being sent?", _worst(*found), answers, "look at the gateway's or the application's log")
+
+
+def _sent(case: _Case) -> tuple[str, ...]:
+    """Lengths and bursts, as far as requests were seen."""
+    s, t = case.engine.signals, case.thresholds
+    shape, burst = s.context, s.load.arrival_burst_ratio
+    if not shape.prompt_quantiles and shape.context_max_5m is None and burst is None:
+        return ("No request was seen to finish in the last five minutes.",)
+    return (
+        f"p95 of five minutes: prompts {_tokens(shape.prompt_quantiles)}, answers {_tokens(shape.output_quantiles)}, max_tokens "
+        f"asked for {_tokens(shape.max_tokens_quantiles)}, streams {seconds_text(shape.stream_quantiles.get('0.95'))}.",
+        f"Longest context {number_text(shape.context_max_5m)} tokens, {_times(shape.context_spike_ratio)} the mean (spike from "
+        f"{number_text(t['context_spike_ratio'])} times); busiest ten seconds {_times(burst)} the mean rate (burst from "
+        f"{number_text(t['arrival_burst_ratio_high'])} times).")
 
 
 def _tokens(quantiles: Mapping[str, float]) -> str:
@@ -198,7 +206,7 @@ def _metrics(case: _Case) -> Step:
         f"{number_text(t['signature_batch_size'])} or less with traffic); {number_text(s.load.running)} run, "
         f"{number_text(s.load.waiting)} wait.",
         f"p95 / p99: first token {_pair(s.latency.ttft)}, time per output token {_pair(s.latency.inter_token)}, whole request "
-        f"{_pair(s.latency.e2e)}.",
+        f"{_pair(s.latency.e2e)}." if s.latency.ttft or s.latency.inter_token or s.latency.e2e else "No token came out: no latency to tell.",
         "Against the engine's own baseline: " + (
             "not known yet." if worst is None else f"{words(worst[0])} p95 is {worst[1]:.1f} times (rising from "
             f"{number_text(t['latency_rising_ratio'])}, multiplied from {number_text(t['latency_multiplied_ratio'])} times)."),

@@ -6,36 +6,28 @@ A gateway does not count tokens. It counts bytes (about ``BYTES_PER_TOKEN`` of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from string import Template
 from typing import Final
+
+from kvpressure.publish.pressure import Caps
 
 BYTES_PER_TOKEN: Final = 6
 _ENVELOPE_BYTES: Final = 2048  # JSON around the prompt
 
 
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """Most tokens of a prompt and of an answer. ``known`` False = nothing was seen, the numbers are an example."""
-
-    input_tokens: int
-    output_tokens: int
-    known: bool
-
-    @property
-    def body_bytes(self) -> int:
-        """The body limit that goes with the prompt's."""
-        return self.input_tokens * BYTES_PER_TOKEN + _ENVELOPE_BYTES
+def _body_bytes(caps: Caps) -> int:
+    """The body limit that goes with the prompt's."""
+    return caps.input_tokens * BYTES_PER_TOKEN + _ENVELOPE_BYTES
 
 
 def envoy_gateway(caps: Caps) -> str:
     """Policies for an HTTPRoute named ``vllm`` (Envoy Gateway 1.4 or later)."""
-    return _ENVOY.substitute(body=-(-caps.body_bytes // 1024), output=caps.output_tokens)
+    return _ENVOY.substitute(body=-(-_body_bytes(caps) // 1024), output=caps.output_tokens)
 
 
 def nginx(caps: Caps) -> str:
     """A location and its njs script."""
-    return _NGINX.substitute(body=caps.body_bytes, output=caps.output_tokens)
+    return _NGINX.substitute(body=_body_bytes(caps), output=caps.output_tokens)
 
 
 _ENVOY: Final = Template("""\

@@ -7,21 +7,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from kvpressure.args import option, value_text
 from kvpressure.cli import UsageError
 from kvpressure.commandline import parse
 
 _START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
 _HELM_NAMES: Final = {"max_num_seqs": "maxNumSeqs", "gpu_memory_utilization": "gpuMemoryUtilization", "max_model_len": "maxModelLen"}
-
-
-def option(name: str) -> str:
-    """``--max-num-seqs`` for ``max_num_seqs``."""
-    return "--" + name.replace("_", "-")
-
-
-def text(value: float) -> str:
-    """A value as it stands on a command line."""
-    return f"{value:.0f}" if value == int(value) else f"{value:g}"
 
 
 def with_values(argv: Sequence[str], values: Mapping[str, float], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -35,9 +26,9 @@ def with_values(argv: Sequence[str], values: Mapping[str, float], env: Mapping[s
         words[script] = _in_script(words[script], values)
     else:
         for name, value in values.items():
-            words = _in_words(words, name, text(value))
+            words = _in_words(words, name, value_text(value))
     before, seen = parse(argv, env).values, parse(words, env).values
-    wanted = {**before, **{name: text(value) for name, value in values.items()}}
+    wanted = {**before, **{name: value_text(value) for name, value in values.items()}}
     wrong = [option(name) for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
     if wrong:
         raise UsageError(f"the command line {shlex.join(argv)[:120]!r} cannot be changed with certainty ({', '.join(wrong)}); "
@@ -68,19 +59,19 @@ def _in_script(script: str, values: Mapping[str, float]) -> str:
     for name, value in values.items():
         pattern = re.compile(rf"--{name.replace('_', '[-_]')}([= ]+)(\"[^\"]*\"|'[^']*'|[^\s;&|\\]+)")
         if pattern.search(script):
-            script = pattern.sub(rf"{option(name)}\g<1>{text(value)}", script)
+            script = pattern.sub(rf"{option(name)}\g<1>{value_text(value)}", script)
         else:
-            script = _START.sub(rf"\g<0> {option(name)} {text(value)}", script, count=1)
+            script = _START.sub(rf"\g<0> {option(name)} {value_text(value)}", script, count=1)
     return script
 
 
 def helm_values(values: Mapping[str, float]) -> dict[str, Any]:
     """``vllmConfig`` of one entry of ``servingEngineSpec.modelSpec`` in the chart of vLLM's production stack."""
     named = {_HELM_NAMES[name]: int(value) if value == int(value) else value for name, value in values.items() if name in _HELM_NAMES}
-    extra = [word for name, value in values.items() if name not in _HELM_NAMES for word in (option(name), text(value))]
+    extra = [word for name, value in values.items() if name not in _HELM_NAMES for word in (option(name), value_text(value))]
     return {**named, **({"extraArgs": extra} if extra else {})}
 
 
 def as_words(values: Mapping[str, float]) -> list[str]:
     """The arguments one by one, for charts that take a list."""
-    return [word for name, value in values.items() for word in (option(name), text(value))]
+    return [word for name, value in values.items() for word in (option(name), value_text(value))]

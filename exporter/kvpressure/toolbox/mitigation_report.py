@@ -7,9 +7,10 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from kvpressure import __version__
+from kvpressure.args import option, value_text
+from kvpressure.publish.pressure import PressurePlan
 from kvpressure.toolbox import edge, flags, patches
 from kvpressure.toolbox.manifests import Server
-from kvpressure.toolbox.mitigation import Plan
 from kvpressure.toolbox.recovery import Outcome
 from kvpressure.toolbox.report import CAUSES, next_steps, verdict_words
 from kvpressure.toolbox.view import EngineView
@@ -24,7 +25,7 @@ def not_pressure(engine: EngineView, again: str) -> list[str]:
     return lines + [f"  {number}. {step}" for number, step in enumerate(next_steps(engine, again), 1)]
 
 
-def as_text(engine: EngineView, plan: Plan, edges: bool) -> str:
+def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
     """The plan for a person."""
     lines = [f"{engine.name}: {verdict_words(engine.verdict, engine.stage)}, confidence {engine.confidence:.2f}", "",
              "Mitigation, in this order (nothing is applied by itself):"]
@@ -32,7 +33,7 @@ def as_text(engine: EngineView, plan: Plan, edges: bool) -> str:
         mark = {"do": "", "if it stays": " [if it stays]", "not here": " [not here]"}[step.advice]
         lines.append(f"{number}. {step.title}{mark}")
         lines.append(f"     {step.text}")
-        lines += [f"     set:  {flags.option(name)} {flags.text(value)}" for name, value in step.values.items() if step.advice == "do"]
+        lines += [f"     set:  {option(name)} {value_text(value)}" for name, value in step.values.items() if step.advice == "do"]
         lines += [f"     cost: {step.cost}"] if step.cost else []
         lines += [f"     $ {command}" for command in step.commands]
     if plan.values:
@@ -44,7 +45,7 @@ def as_text(engine: EngineView, plan: Plan, edges: bool) -> str:
     return "\n".join(lines)
 
 
-def as_json(engine: EngineView, plan: Plan, again: str) -> dict[str, Any]:
+def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any]:
     """Plain values."""
     applies = engine.verdict == PRESSURE
     return {
@@ -55,7 +56,7 @@ def as_json(engine: EngineView, plan: Plan, again: str) -> dict[str, Any]:
     }
 
 
-def as_patch(plan: Plan, server: Server, applies: bool) -> str:
+def as_patch(plan: PressurePlan, server: Server, applies: bool) -> str:
     """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``UsageError`` when it cannot be made."""
     import yaml
 
@@ -66,7 +67,7 @@ def as_patch(plan: Plan, server: Server, applies: bool) -> str:
     return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
 
 
-def as_helm(plan: Plan, applies: bool) -> str:
+def as_helm(plan: PressurePlan, applies: bool) -> str:
     """Values for the production-stack chart, and as a list for others."""
     import yaml
 
@@ -84,10 +85,19 @@ def outcome_text(outcome: Outcome) -> str:
 
 
 def _outcome(outcome: Outcome) -> Iterator[str]:
-    said = "RECOVERED" if outcome.recovered else "NOT RECOVERED"
-    yield f"{said} after {outcome.seconds:.0f} s: {verdict_words(outcome.verdict, None)}"
+    yield f"{_headline(outcome)} after {outcome.seconds:.0f} s: {verdict_words(outcome.verdict, None)}"
     for check in outcome.checks:
         mark = {True: "ok", False: "BAD", None: "?"}[check.ok]
         yield f"  {mark:4} {check.name}: {check.first} at first, {check.last} at the end"
-    if not outcome.recovered:
+    if outcome.verdict == "idle" and not outcome.recovered:
+        yield "nobody sends anything: whether it recovered shows only under traffic; watch again then (--verify-seconds makes it wait longer)"
+    elif not outcome.recovered:
         yield "if it stays: the next step of the plan (kvpressure mitigate URL), or kvpressure diagnose URL: it may be something else"
+    elif not outcome.trouble:
+        yield "nothing was wrong while it was watched: if something was before, it is over"
+
+
+def _headline(outcome: Outcome) -> str:
+    if outcome.recovered:
+        return "RECOVERED" if outcome.trouble else "WELL"
+    return "NOT PROVEN" if outcome.verdict == "idle" else "NOT RECOVERED"

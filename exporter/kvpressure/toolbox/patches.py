@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kvpressure.args import option
 from kvpressure.cli import UsageError
 from kvpressure.commandline import parse
 from kvpressure.toolbox import flags
@@ -93,7 +94,7 @@ def notes(server: Server, values: Mapping[str, float]) -> Iterator[str]:
     for name in values:
         before = parse(server.argv).values.get(name)
         if before is not None and "$" in before:
-            yield f"{flags.option(name)} was {before}; the patch writes the number instead of the variable"
+            yield f"{option(name)} was {before}; the patch writes the number instead of the variable"
 
 
 def command(server: Server, kind: str) -> str:

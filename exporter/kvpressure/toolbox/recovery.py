@@ -31,12 +31,15 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``recovered``: every visible check held for ``SETTLED_SECONDS`` to the end of the watch."""
+    """``recovered``: every visible check held for ``SETTLED_SECONDS`` to the end of the watch, under traffic. ``trouble`` = something was
+    wrong at some moment of the watch. A server to which nobody sends anything proves nothing.
+    """
 
     recovered: bool
     verdict: str
     seconds: float
     checks: tuple[Check, ...]
+    trouble: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -63,6 +66,7 @@ class _Watch:
     worst_gap: float | None = None
     well_since: float | None = None
     started: float = 0.0
+    trouble: bool = False
 
 
 def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
@@ -84,10 +88,10 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
             progress.show(f"{bar(gone, seconds)} {gone:.0f}/{seconds:.0f} s  {seen.verdict}"
                           + "".join(f", {check.name}: {check.last}" for check in checks if check.ok is False))
             if _settled(watch, snapshot.time):
-                return Outcome(True, seen.verdict, gone, checks)
+                return Outcome(True, seen.verdict, gone, checks, watch.trouble)
     if watch.first is None:
         raise UsageError(f"--verify: {target.name}: no answer; allowed: the address of a running vLLM server")
-    return Outcome(False, watch.last.verdict, gone, checks)
+    return Outcome(False, watch.last.verdict, gone, checks, watch.trouble)
 
 
 def _settled(watch: _Watch, now: float) -> bool:
@@ -98,7 +102,9 @@ def _observe(watch: _Watch, seen: _Seen, now: float, t: Thresholds) -> tuple[Che
     if seen.gap is not None:
         watch.worst_gap = max(watch.worst_gap or 0.0, seen.gap)
     checks = tuple(_checks(watch, seen, t))
-    well = all(check.ok is not False for check in checks) and seen.verdict != "unknown"
+    well = all(check.ok is not False for check in checks)
+    watch.trouble = watch.trouble or (not well and seen.verdict not in ("unknown", "idle"))
+    well = well and seen.verdict not in ("unknown", "idle")
     watch.well_since = (watch.well_since if watch.well_since is not None else now) if well else None
     watch.last = seen
     return checks

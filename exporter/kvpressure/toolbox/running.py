@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from kvpressure.args import EngineArgs
+from kvpressure.args import EngineArgs, value_text
 from kvpressure.cli import UsageError
 from kvpressure.sources.vllm import Target
 from kvpressure.state import LIMITS
 from kvpressure.thresholds import Thresholds
 from kvpressure.toolbox import fetch, live
 from kvpressure.toolbox.checklist import Seen
-from kvpressure.toolbox.flags import text
 from kvpressure.toolbox.inputs import watch_and_judge
 from kvpressure.toolbox.live import Around, Card
 from kvpressure.toolbox.manifests import Server, Surroundings
@@ -56,9 +55,9 @@ def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[Server, S
 
 def _found(view: EngineView, around: Surroundings, info: Mapping[str, Any], model: str | None) -> tuple[Server, Surroundings, Seen]:
     limits = {name: view.limit(name) for name in LIMITS}
-    values: dict[str, str | None] = {name: text(limit.value) for name, limit in limits.items()
+    values: dict[str, str | None] = {name: value_text(limit.value) for name, limit in limits.items()
                                      if limit.value is not None and not (limit.source == "default" and limit.explicit is None)}
-    values |= {name: text(value) for name, where in _WHERE.items() if (value := number(mapping(info.get(where)).get(name))) is not None}
+    values |= {name: value_text(value) for name, where in _WHERE.items() if (value := number(mapping(info.get(where)).get(name))) is not None}
     values["model"] = model or view.text("model_name") or None
     known = {name for name, limit in limits.items() if limit.explicit is not None}
     explicit = frozenset(name for name, limit in limits.items() if limit.explicit) | {"model"}

@@ -58,6 +58,21 @@ class EngineView:
         """Stage of KV pressure, if there is one."""
         return self.text("stage") or None
 
+    @property
+    def version(self) -> str | None:
+        """Version of vLLM."""
+        return self.text("version") or None
+
+    @property
+    def address(self) -> str:
+        """Of its server; empty when it was not read over HTTP."""
+        target = self.text("target").removesuffix("/metrics")
+        return target if target.startswith("http") else ""
+
+    def gpu_bytes(self) -> list[float]:
+        """Memory of each of its GPUs."""
+        return [size for gpu in self.gpus() if (size := number(gpu.get("memory_total_bytes"))) is not None]
+
     def text(self, key: str) -> str:
         """A text of the entry; empty when missing."""
         value = self.data.get(key)

@@ -1,19 +1,19 @@
-"""The guides' emergency plan in their order, with values computed for one engine and what each costs; then what the guides do
-not know and the evidence supports. Nothing is applied.
+"""The plan for KV pressure: the guide "Emergency Mitigation" in its order, with values computed for one engine and what each costs;
+then what the guides do not know and measurements support (``docs/mitigations.md``). One plan for page, JSON and command line.
+
+Pure. Nothing is applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, floor
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
-from kvpressure.args import parse_version
+from kvpressure.args import option, parse_version, value_text
+from kvpressure.publish.wording import number_text, percent_text, seconds_text
 from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox.edge import Caps
-from kvpressure.toolbox.flags import text
-from kvpressure.toolbox.view import EngineView, number
 
 Advice = Literal["do", "if it stays", "not here"]
 
@@ -23,6 +23,45 @@ _EXAMPLE: Final = (4096, 1024)
 _PROMPT_STEP: Final = 256
 _OUTPUT_STEP: Final = 64
 _FULL: Final = 0.9  # share of the cache that capped requests may want together
+
+
+class Limited(Protocol):
+    """A limit as published: in force, where it was read, what to set."""
+
+    @property
+    def value(self) -> float | None: ...
+    @property
+    def source(self) -> str | None: ...
+    @property
+    def recommended(self) -> float | None: ...
+
+
+class Pressed(Protocol):
+    """One engine, as the plan asks for it. ``signal`` and ``shape`` take flat names (``prompt_quantiles:0.95``); ``shape`` may answer with
+    what holds since the server started. ``address`` is empty when there is none to ask.
+    """
+
+    @property
+    def stage(self) -> str | None: ...
+    @property
+    def version(self) -> str | None: ...
+    @property
+    def address(self) -> str: ...
+    def gpu_bytes(self) -> Sequence[float]: ...
+    def limit(self, name: str) -> Limited: ...
+    def signal(self, name: str) -> float | None: ...
+    def shape(self, name: str) -> float | None: ...
+    def evidence(self, name: str) -> bool | None: ...
+    def condition(self, name: str) -> bool | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Most tokens of a prompt and of an answer. ``known`` False = nothing was seen, the numbers are an example."""
+
+    input_tokens: int
+    output_tokens: int
+    known: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +75,14 @@ class Step:
     values: Mapping[str, float] = field(default_factory=dict)
     commands: tuple[str, ...] = ()
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What to set now, as it stands on a command line."""
+        return tuple(f"{option(name)} {value_text(value)}" for name, value in self.values.items()) if self.advice == "do" else ()
+
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PressurePlan:
     """Steps in order and the caps for the edge."""
 
     steps: tuple[Step, ...]
@@ -50,24 +94,24 @@ class Plan:
         return {name: value for step in self.steps if step.advice == "do" for name, value in step.values.items()}
 
 
-def plan(engine: EngineView, t: Thresholds, workload: str) -> Plan:
+def pressure_plan(engine: Pressed, t: Thresholds, workload: str) -> PressurePlan:
     """The plan for ``engine``; ``workload`` is how kubectl names it, e.g. ``-n inference deploy/chat``."""
     caps = caps_for(engine)
     steps = [_edge(engine, caps), _sequences(engine, t), _batched_tokens(engine, t), _memory_share(engine, t), *_beyond(engine, t),
              _roll_out(workload), _restart(engine, workload), _verify(engine)]
-    return Plan(tuple(steps), caps)
+    return PressurePlan(tuple(steps), caps)
 
 
 # --- step 1 -----------------------------------------------------------------------------------------------
 
 
-def target_sequences(engine: EngineView) -> float | None:
+def target_sequences(engine: Pressed) -> float | None:
     """How many requests shall run at once: what is recommended, else the limit in force."""
     limit = engine.limit("max_num_seqs")
     return limit.recommended or limit.value
 
 
-def caps_for(engine: EngineView) -> Caps:
+def caps_for(engine: Pressed) -> Caps:
     """Caps that leave 95 % of the present prompts and answers alone, unless even those do not fit together."""
     prompt, output = engine.shape("prompt_quantiles:0.95"), engine.shape("output_quantiles:0.95")
     if prompt is None or output is None:
@@ -89,7 +133,7 @@ def _example(max_model_len: float | None) -> Caps:
     return Caps(max(1, min(_EXAMPLE[0], most // 2)), max(1, min(_EXAMPLE[1], most // 4)), known=False)
 
 
-def _edge(engine: EngineView, caps: Caps) -> Step:
+def _edge(engine: Pressed, caps: Caps) -> Step:
     said = f"reject prompts above {caps.input_tokens} tokens (413) and require max_tokens of at most {caps.output_tokens} (400)"
     capacity, together = engine.signal("kv_capacity_tokens"), target_sequences(engine)
     if not caps.known:
@@ -104,7 +148,8 @@ def _edge(engine: EngineView, caps: Caps) -> Step:
         said += f" ({when} in tokens: {', '.join(p95)})"
     length = engine.limit("max_model_len").recommended
     if length is not None:
-        said += f". In the engine, --max-model-len {length:.0f} does the same for the prompt, with a restart"
+        said += (f". In the engine, --max-model-len {length:.0f} does the same for the prompt, with a restart (the longest request of the last "
+                 "hour with some to spare)")
     return Step("Cap input and output tokens at the edge", "do", said + ". It works at once and needs no restart.",
                 "whoever sends more is rejected; --override-generation-config '{\"max_new_tokens\": "
                 f"{caps.output_tokens}}}' caps without rejecting, by cutting answers short")
@@ -113,24 +158,24 @@ def _edge(engine: EngineView, caps: Caps) -> Step:
 # --- steps 2 to 4 -----------------------------------------------------------------------------------------
 
 
-def _now(engine: EngineView, name: str) -> str:
+def _now(engine: Pressed, name: str) -> str:
     limit = engine.limit(name)
-    return "not known" if limit.value is None else f"{text(limit.value)} ({limit.source or 'source not known'})"
+    return "not known" if limit.value is None else f"{value_text(limit.value)} ({limit.source or 'source not known'})"
 
 
-def _sequences(engine: EngineView, t: Thresholds) -> Step:
+def _sequences(engine: Pressed, t: Thresholds) -> Step:
     limit, reached = engine.limit("max_num_seqs"), engine.signal("batch_p99") or engine.signal("running")
     low, high = t["max_num_seqs_cut_min_ratio"], t["max_num_seqs_cut_max_ratio"]
     title, now = "Lower max_num_seqs", f"now {_now(engine, 'max_num_seqs')}"
     if limit.recommended is None or (limit.value is not None and limit.recommended > limit.value):  # a raise, for another verdict
-        return Step(title, "if it stays", f"{now}; cut what really runs at once by {low:.0%} to {high:.0%}. Too little is known to "
+        return Step(title, "if it stays", f"{now}; cut what really runs at once by {percent_text(low)} to {percent_text(high)}. Too little is known to "
                     "compute it: give --max-num-seqs or --running", "fewer requests at once, the others wait")
     base = min(value for value in (limit.value, reached) if value is not None) if limit.value or reached else limit.recommended
     cut = 1 - limit.recommended / base if base else 0.0
     fits, least = engine.signal("limits:kv_capacity"), max(1, floor(base * (1 - high)))
     if least >= limit.recommended:
         least = max(1, floor(limit.recommended * (1 - high)))
-    said = f"{now}; to {limit.recommended:.0f}, {max(0.0, cut):.0%} below the {base:.0f} that run at once (documented: {low:.0%} to {high:.0%})"
+    said = f"{now}; to {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} that run at once (documented: {percent_text(low)} to {percent_text(high)})"
     if fits is not None:
         said += f", sized by the cache: it holds about {fits:.0f} requests of the present length"
     if least < limit.recommended:
@@ -139,7 +184,7 @@ def _sequences(engine: EngineView, t: Thresholds) -> Step:
                 "up (measured on a real server: 0 preemptions instead of 58)", {"max_num_seqs": limit.recommended})
 
 
-def _batched_tokens(engine: EngineView, t: Thresholds) -> Step:
+def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
     limit, least = engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
     title, now = "Lower max-num-batched-tokens", f"now {_now(engine, 'max_num_batched_tokens')}"
     cost = "long prompts take more steps: later first tokens; it must stay at or above max_num_seqs"
@@ -153,7 +198,7 @@ def _batched_tokens(engine: EngineView, t: Thresholds) -> Step:
                 "cache holds it does not bound", cost, {"max_num_batched_tokens": value})
 
 
-def _memory_share(engine: EngineView, t: Thresholds) -> Step:
+def _memory_share(engine: Pressed, t: Thresholds) -> Step:
     limit = engine.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     title = f"Lower gpu-memory-utilization to {usual:g}, then {lower:g}"
@@ -167,14 +212,14 @@ def _memory_share(engine: EngineView, t: Thresholds) -> Step:
                 "by it: vLLM takes the KV pool out of this share", cost)
 
 
-def _pool_cost(engine: EngineView, share: float | None, usual: float, lower: float) -> str:
+def _pool_cost(engine: Pressed, share: float | None, usual: float, lower: float) -> str:
     """What the KV pool loses, in bytes and tokens where card and pool are known."""
-    sizes = [size for gpu in engine.gpus() if (size := number(gpu.get("memory_total_bytes"))) is not None]
+    sizes = engine.gpu_bytes()
     pool, capacity = engine.signal("kv_pool_bytes"), engine.signal("kv_capacity_tokens")
     if share is None or share <= lower:
         return "it shrinks the KV pool by the same share of the card"
     if not sizes or not pool:
-        return f"the KV pool loses {share - usual:.0%} of the card's memory, at {lower:g} {share - lower:.0%}; the cache is fuller by that"
+        return f"the KV pool loses {percent_text(share - usual)} of the card's memory, at {lower:g} {percent_text(share - lower)}; the cache is fuller by that"
     told = []
     for target in (usual, lower):
         left = pool - max(0.0, share - target) * min(sizes)
@@ -189,7 +234,7 @@ def _pool_cost(engine: EngineView, share: float | None, usual: float, lower: flo
 # --- what the guides do not know --------------------------------------------------------------------------
 
 
-def _beyond(engine: EngineView, t: Thresholds) -> Iterator[Step]:
+def _beyond(engine: Pressed, t: Thresholds) -> Iterator[Step]:
     if engine.evidence("preempting") or engine.stage == "thrashing":
         yield _watermark(engine)
     if not engine.condition("gpu_out_of_memory"):
@@ -201,19 +246,19 @@ def _beyond(engine: EngineView, t: Thresholds) -> Iterator[Step]:
                    "a second deployment, and a router that looks at the length")
 
 
-def _watermark(engine: EngineView) -> Step:
-    version = parse_version(engine.text("version"))
+def _watermark(engine: Pressed) -> Step:
+    version = parse_version(engine.version)
     title = f"Set --watermark {WATERMARK:g} (beyond the guides)"
     measured = "measured on a real server: preemptions 58 to 22, recomputed tokens 21 921 to 10 459"
-    cost = f"{WATERMARK:.0%} of the cache stays free on admission: fewer requests at once"
+    cost = f"{percent_text(WATERMARK)} of the cache stays free on admission: fewer requests at once"
     if version is not None and version < _WATERMARK_SINCE:
-        return Step(title, "not here", f"vLLM {engine.text('version')} does not know it (since 0.24)", cost)
+        return Step(title, "not here", f"vLLM {engine.version} does not know it (since 0.24)", cost)
     if version is None:
         return Step(title, "if it stays", f"requests are pushed out and computed again; {measured}. Needs vLLM 0.24 or later", cost)
     return Step(title, "do", f"requests are pushed out and computed again; {measured}", cost, {"watermark": WATERMARK})
 
 
-def _more_memory(engine: EngineView) -> Step:
+def _more_memory(engine: Pressed) -> Step:
     share = engine.limit("gpu_memory_utilization").value
     ways = ["--kv-cache-dtype fp8 (half the bytes a token, where model and card support it)", "more GPUs (tensor parallel)", "replicas"]
     if share is not None and share < 0.9:
@@ -227,12 +272,12 @@ def _more_memory(engine: EngineView) -> Step:
 
 
 def _roll_out(workload: str) -> Step:
-    return Step("Apply and watch the rollout", "do", "with the patch (--format patch --manifest FILE), Helm values (--format helm), or by hand",
+    return Step("Apply and watch the rollout", "do", "kvpressure mitigate prints the change as a patch (--format patch) and as Helm values (--format helm); or by hand",
                 "a restart of every replica: prefix cache and running requests are lost",
                 commands=(f"kubectl edit {workload}", f"kubectl rollout status {workload}"))
 
 
-def _restart(engine: EngineView, workload: str) -> Step:
+def _restart(engine: Pressed, workload: str) -> Step:
     needed = bool(engine.condition("crash_loop") or engine.condition("allocator_fragmentation") or engine.condition("host_oom_killed"))
     return Step("Controlled restart, only after the limits are down", "do" if needed else "not here",
                 "it crashes again and again or its memory is fragmented; before the limits are down a restart only repeats it"
@@ -240,8 +285,8 @@ def _restart(engine: EngineView, workload: str) -> Step:
                 commands=(f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}"))
 
 
-def _verify(engine: EngineView) -> Step:
-    url = engine.text("target").removesuffix("/metrics") or "URL"
-    url = url if url.startswith("http") else "URL"
-    return Step("Verify", "do", "headroom is back, latency stands, the batch grows, fewer timeouts and 503s",
-                commands=(f"kvpressure mitigate --verify {url}",))
+def _verify(engine: Pressed) -> Step:
+    now = (f"now KV cache {percent_text(engine.signal('kv_used_ratio_max'))} at most, {number_text(engine.signal('waiting'))} waiting, batch p95 "
+           f"{number_text(engine.signal('batch_p95'))}, time per output token p95 {seconds_text(engine.signal('inter_token:0.95'))}")
+    return Step("Verify", "do", f"headroom is back, latency stands, the batch grows, fewer timeouts and 503s ({now})",
+                commands=(f"kvpressure mitigate --verify {engine.address or 'URL'}",))

@@ -298,7 +298,7 @@ def test_cache_held_without_load_needs_two_idle_stretches():
 
 # --- the documented signature -------------------------------------------------------------------------------
 
-DOCUMENTED = {"in_flight": 20.0, "device_used_ratio": 0.92, "gpu_utilization": 0.35, "batch_p95": 1.0,
+DOCUMENTED = {"work_present": True, "device_used_ratio": 0.92, "gpu_utilization": 0.35, "batch_p95": 1.0,
               "baseline_ratios": {"e2e": 3.0}, "throughput_flat": True}
 
 
@@ -312,9 +312,9 @@ def test_the_signature_as_written():
 @pytest.mark.parametrize(("change", "name", "expected"), [
     ({"device_used_ratio": 0.85}, "gpu_memory_high", False), ({"device_used_ratio": 0.851}, "gpu_memory_high", True),
     ({"gpu_utilization": 0.6}, "gpu_utilization_low", False), ({"gpu_utilization": 0.599}, "gpu_utilization_low", True),
-    ({"in_flight": 0.0}, "gpu_utilization_low", False), ({"gpu_utilization": None}, "gpu_utilization_low", None),
+    ({"work_present": False}, "gpu_utilization_low", False), ({"gpu_utilization": None}, "gpu_utilization_low", None),
     ({"batch_p95": 2.0}, "batch_collapsed", True), ({"batch_p95": 3.0}, "batch_collapsed", False),
-    ({"baseline_ratios": {}}, "latency_rising", None), ({"in_flight": 0.0}, "throughput_flat", False),
+    ({"baseline_ratios": {}}, "latency_rising", None), ({"work_present": False}, "throughput_flat", False),
 ])
 def test_each_documented_condition_at_its_boundary(change, name, expected):
     assert signature.conditions(signals(**DOCUMENTED | change), T)[name] is expected

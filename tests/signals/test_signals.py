@@ -566,3 +566,18 @@ def test_clients_that_went_away_close_their_connections(fds, expected):
 
     w, p = followed(every(1, [row(82 if fds else None, 1), row(82 if fds else None, 2), row(fds, 2), row(fds, 2)]))
     assert progress.compute(w, p, 0.0, 0, T).connections_dropped is expected
+
+
+@pytest.mark.parametrize(("gauges", "expected"), [
+    ({r.RUNNING: 0, r.WAITING: 0}, False), ({r.RUNNING: 1, r.WAITING: 0}, True), ({r.RUNNING: 1}, True), ({r.WAITING: 1}, True),
+    ({r.RUNNING: 0}, None), ({r.WAITING: 0}, None), ({}, None), ({r.RUNNING: 0, r.SWAPPED: 0}, None),
+])
+def test_no_work_is_known_only_if_both_gauges_are(gauges, expected):
+    assert progress.work_present(window([(0.0, gauges)]).last) is expected
+
+
+def test_load_that_is_not_known_is_absent():
+    rows = every(1, [{r.RUNNING: 30, r.KV_USAGE: 0.5, r.GENERATION_TOKENS: 100 * i} for i in range(90)])
+    load = concurrency.compute(window(rows), 64, "args", None, None, T)
+    assert (load.running, load.waiting, load.in_flight, load.concurrency_ratio, load.arrival_rate) == (30, None, None, None, None)
+    assert batch.compute(window(rows), RunningHistogram(), 64, T).batch_collapse_ratio is None

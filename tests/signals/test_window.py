@@ -182,7 +182,14 @@ def test_slope_is_least_squares_and_needs_three_points():
 
 
 def test_swapped_requests_wait_everywhere():
-    both = window([(0.0, {r.RUNNING: 4, r.WAITING: 1, r.SWAPPED: 2}), (1.0, {r.RUNNING: 4, r.SWAPPED: 2}), (2.0, {r.RUNNING: 4})])
-    assert both.waiting(60.0) == [3, 2]
-    assert [sample.in_flight for sample in both.history] == [7, 6, 4]
-    assert [sample.waiting for sample in both.history] == [3, 2, None]
+    both = window([(0.0, {r.RUNNING: 4, r.WAITING: 1, r.SWAPPED: 2}), (1.0, {r.RUNNING: 4, r.WAITING: 0})])
+    assert both.waiting(60.0) == [3, 0]
+    assert [sample.in_flight for sample in both.history] == [7, 4]
+
+
+def test_what_the_page_does_not_tell_is_not_counted_as_none():
+    """Running requests alone are no load: how many wait besides is not known."""
+    lacking = window([(0.0, {r.RUNNING: 4, r.SWAPPED: 2}), (1.0, {r.RUNNING: 4}), (2.0, {r.WAITING: 1})])
+    assert [sample.waiting for sample in lacking.history] == [None, None, 1]
+    assert [sample.in_flight for sample in lacking.history] == [None, None, None]
+    assert [sample.arrived for sample in lacking.history] == [None, None, None]

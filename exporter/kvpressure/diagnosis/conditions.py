@@ -23,11 +23,11 @@ class HeldCache:
         self._held_stretches = 0
         self._counted = False
 
-    def observe(self, t: float, in_flight: float | None, usage: float | None, thresholds: Thresholds) -> bool | None:
-        """Take the newest numbers; the condition now."""
-        if in_flight is None or usage is None:
+    def observe(self, t: float, work: bool | None, usage: float | None, thresholds: Thresholds) -> bool | None:
+        """Take whether work is present, and the newest usage; the condition now."""
+        if work is None or usage is None:
             return None
-        if in_flight > 0:
+        if work:
             self._idle_since, self._low, self._counted = None, None, False
             return False if self._held_stretches == 0 else None
         if self._idle_since is None or t < self._idle_since:

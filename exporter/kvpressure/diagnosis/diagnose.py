@@ -32,7 +32,7 @@ class Diagnoser:
         finding = self._settled.observe(s.time, found, t, page_missing=evidence["page_fresh"].value is not True)
         documented = signature.conditions(s, t)
         is_met = signature.met(documented, t)
-        held = self._held.observe(s.time, s.load.in_flight, s.kv.kv_used_ratio, t)
+        held = self._held.observe(s.time, s.progress.work_present, s.kv.kv_used_ratio, t)
         return Diagnosis(
             verdict=finding.verdict, confidence=finding.confidence, stage=finding.stage, since=self._settled.since,
             evidence=evidence,

@@ -17,7 +17,7 @@ def conditions(s: Signals, t: Thresholds) -> dict[str, bool | None]:
     """The five documented conditions: GPU memory above 85 %, GPU utilization below 60 % while traffic is present,
     batch p95 down to about 1-2, p95/p99 latency rising, throughput flat or falling.
     """
-    traffic = None if s.load.in_flight is None else s.load.in_flight > 0
+    traffic = s.progress.work_present
     memory, used = s.memory.device_used_ratio, s.compute.gpu_utilization
     ratios = s.latency.baseline_ratios
     return {

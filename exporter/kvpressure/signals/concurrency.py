@@ -56,7 +56,7 @@ def compute(window: EngineWindow, configured: float | None, source: str | None, 
     if capacity is not None and mean_context:
         limits["kv_capacity"] = max(1.0, capacity / mean_context)
     sequence_limit = limits.get("observed", configured)
-    in_flight = None if running is None else running + (waiting or 0.0)
+    in_flight = window.last.in_flight if window.last else None
     smallest = min(limits.values(), default=None)
     arrivals = arrival_rate(window)
     return LoadSignals(

@@ -170,7 +170,7 @@ class EngineTracker:
             return False
         waiting = self.window.waiting(MINUTE)
         running = self.window.gauge_values(r.RUNNING, MINUTE)
-        return sum(waiting) <= self._thresholds["calm_queue_ratio"] * sum(running) + 1
+        return bool(waiting) and sum(waiting) <= self._thresholds["calm_queue_ratio"] * sum(running) + 1
 
 
 def _block_size(reading: EngineReading | None) -> float | None:

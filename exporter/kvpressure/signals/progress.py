@@ -69,11 +69,11 @@ class Progress:
 
 
 def work_present(sample: Sample) -> bool | None:
-    """Requests running or waiting, by the gauges; ``None`` if the page has neither."""
-    running, waiting = sample.gauges.get(r.RUNNING), sample.waiting
-    if running is None and waiting is None:
-        return None
-    return (running or 0.0) + (waiting or 0.0) > 0
+    """Requests running or waiting, by the gauges. ``None`` if the page lacks one of them and the other tells of none."""
+    known = (sample.gauges.get(r.RUNNING), sample.waiting)
+    if any(known):
+        return True
+    return None if None in known else False
 
 
 def _progressed(before: Sample, after: Sample) -> bool:

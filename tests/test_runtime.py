@@ -1,0 +1,52 @@
+"""How the serving process is tuned, seen from inside a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def run(code: str) -> list[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout.split()
+
+
+def test_threads_leave_no_large_blocks_behind() -> None:
+    """Twelve threads that each hold and free blocks of many sizes: without it each keeps an arena."""
+    code = """
+import threading
+from pathlib import Path
+from kvpressure import runtime
+assert runtime.keep_small()
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+meet = threading.Barrier(13)
+def work():
+    meet.wait()
+    for size in range(100_000, 2_000_000, 100_000):
+        block = bytearray(b"x" * size)
+        small = bytearray(1000)  # lies above the block, so that an arena cannot shrink
+    del block
+    meet.wait(); meet.wait()
+before = resident()
+threads = [threading.Thread(target=work, daemon=True) for _ in range(12)]
+for thread in threads: thread.start()
+meet.wait(); meet.wait()
+print(resident() - before)
+meet.wait()
+"""
+    assert int(run(code)[0]) < 2**20
+
+
+def test_what_is_there_at_the_start_is_not_collected_again_and_garbage_still_is() -> None:
+    code = """
+import gc, sys, weakref
+from kvpressure import runtime
+runtime.keep_prompt()
+print(gc.get_freeze_count() > 5000, gc.isenabled(), sys.getswitchinterval())
+class Knot: pass
+knots = []
+for _ in range(20_000):
+    knot = Knot(); knot.self = knot; knots.append(weakref.ref(knot))
+print(sum(ref() is not None for ref in knots) < 15_000)
+"""
+    assert run(code) == ["True", "True", "0.001", "True"]

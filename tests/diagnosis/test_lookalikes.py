@@ -138,3 +138,37 @@ def test_the_moment_between_two_steps_is_no_queue(args, values, card):
     assert said.confidently(5) == {"healthy"}
     assert play(60, args=args, card=card, finished=8.0, queue=3.0, **values).verdict != "healthy", "who waits seconds is in a queue"
     assert play(60, args=args, card=card, finished=8.0, queue=0.015, **values | {"waiting": 12.0}).verdict != "healthy"
+
+
+def container(throttled=0.0, used=0.3, pressure=None):
+    """A container of four cores; totals grow by the second."""
+    return {"restarts": 0, "cpu_limit_cores": 4.0, "cpu_usage_seconds": lambda i: i * 4.0 * used, "cpu_periods": lambda i: i * 10,
+            "cpu_throttled_periods": lambda i: int(i * 10 * throttled), "cpu_pressure_some_ratio": pressure}
+
+
+FINE = {"running": 30.0, "waiting": 0.0, "kv": 0.3, "generated": 1200.0, "prompt": 1000.0, "finished": 3.0, "token": 0.025}
+
+
+@pytest.mark.parametrize("host", [container(throttled=0.3), container(used=0.98, throttled=0.4), container(pressure=0.8)])
+def test_a_short_cpu_that_harms_nobody_is_no_verdict(host):
+    said = play(60, cards=(0.7,), host=host, **FINE)
+    assert said.verdict == "healthy"
+    for cards in ((), (0.4,)):
+        assert not play(60, cards=cards, host=host, **FINE).confidently(5) & {"host_bound"}, "a GPU or nobody is harmed"
+
+
+@pytest.mark.parametrize("host", [container(throttled=0.3), container(used=0.98), container(pressure=0.8)])
+def test_a_short_cpu_with_a_queue_and_a_gpu_that_waits_is_host_bound(host):
+    said = play(60, cards=(0.4,), host=host, **FINE | {"waiting": 20.0, "queue": 4.0})
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("host_bound", True)
+
+
+def test_a_model_that_computes_on_the_cpu_uses_it():
+    """A CPU build of vLLM: 98 % of the limit and no GPU to wait."""
+    said = play(60, cards=(), host=container(used=0.98, throttled=0.4), running=6.0, waiting=8.0, kv=0.2, generated=60.0,
+                prompt=80.0, finished=0.3, queue=5.0)
+    assert "host_bound" not in said.confidently(5)
+
+
+def test_an_idle_pod_is_idle_however_throttled():
+    assert play(30, cards=(0.0,), host=container(throttled=0.3), running=0.0, waiting=0.0, kv=0.0).verdict == "idle"

@@ -267,6 +267,8 @@ def _host(s: Signals, t: Thresholds) -> list[Evidence]:
     return [
         Evidence("cpu_throttled", _compare(host.cpu_throttled_ratio, t["cpu_throttled_ratio"]),
                  f"{percent(host.cpu_throttled_ratio)} of CFS periods throttled"),
+        Evidence("cpu_contended", _compare(host.cpu_pressure_ratio, t["cpu_pressure_ratio"]),
+                 f"something waited for a CPU {percent(host.cpu_pressure_ratio)} of the time"),
         Evidence("cpu_saturated", _compare(host.cpu_used_ratio, t["cpu_saturated_ratio"]),
                  f"CPU used {percent(host.cpu_used_ratio)} of its limit"),
         Evidence("api_server_saturated", api, f"API server uses {_number(host.api_cpu_cores, 2)} cores"),
@@ -279,10 +281,12 @@ def _harm(s: Signals, t: Thresholds) -> list[Evidence]:
     worst = max(s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
     text = "latency against baseline is not known" if worst is None else \
         f"{worst[0]} p95 is {worst[1]:.1f} times its baseline"
-    allocation = sum(s.events.get(name, 0) for name in ALLOCATION_EVENTS)
+    allocation, fell = sum(s.events.get(name, 0) for name in ALLOCATION_EVENTS), s.throughput.throughput_trend_ratio
     return [
         Evidence("latency_multiplied", _compare(None if worst is None else worst[1], t["latency_multiplied_ratio"]),
                  text),
+        Evidence("throughput_fell", None if fell is None else fell <= t["throughput_collapsed_ratio"],
+                 f"generation is {percent(fell)} of the best minute lately with no more requests"),
         Evidence("allocation_failure_logged", allocation > 0 if s.events_known else None,
                  f"{allocation} allocation failures in the log lately"),
         Evidence("restarted_recently", None if s.host.restarts_recent is None else s.host.restarts_recent > 0,

@@ -105,8 +105,8 @@ def idle(case: Case) -> Finding | None:
     """Nothing runs, nothing waits, nothing comes out."""
     if not case.false("work_present") or case.true("tokens_lately"):
         return None
-    if case.true("cpu_saturated") or case.true("cpu_throttled"):
-        return None
+    if case.true("cpu_saturated"):
+        return None  # requests may be prepared that the engine has not seen yet
     return Finding("idle", case.thresholds["confidence_idle"], supporting=("work_present", "tokens_lately"))
 
 
@@ -201,31 +201,46 @@ def concurrency_limited(case: Case) -> Finding | None:
 
 
 def host_bound(case: Case) -> Finding | None:
-    """The GPU waits for the host: CPU quota, a saturated API server, preprocessing, grammar work."""
+    """The GPU waits for the host: CPU quota, a saturated API server, preprocessing, grammar work.
+
+    A CPU that is short says it for sure only where somebody is harmed and the GPU is seen to wait: a pod that is throttled now
+    and then may serve as fast as ever, and a model may compute on the CPU.
+    """
     busy = case.true("tokens_flow") or case.true("work_present")
-    reasons = [n for n in ("cpu_throttled", "cpu_saturated", "outside_engine_time", "gpu_starved") if case.true(n)]
+    reasons = [n for n in ("cpu_throttled", "cpu_contended", "cpu_saturated", "outside_engine_time", "gpu_starved")
+               if case.true(n)]
     if case.true("api_server_saturated") and case.true("outside_engine_time"):
         reasons.append("api_server_saturated")
     gpu_waits, gpu_low = not case.true("gpu_saturated"), case.true("gpu_utilization_low")
-    if case.true("cpu_throttled") and gpu_waits and busy:
+    suffers = _harmed(case) or not case.false("gpu_utilization_low")
+    if (case.true("cpu_throttled") or case.true("cpu_contended")) and gpu_waits and busy and suffers:
         return _host(case, "confidence_host_throttled_gpu_low" if gpu_low else "confidence_host_throttled", reasons)
-    if case.true("cpu_saturated") and gpu_waits and (busy or case.true("gpu_idle")):
+    if case.true("cpu_saturated") and gpu_waits and (busy or case.true("gpu_idle")) and suffers:
         return _host(case, "confidence_host_cpu_gpu_low" if gpu_low and busy else "confidence_host_cpu", reasons)
     several = (case.signals.load.running or 0.0) >= case.thresholds["host_min_requests"]
     if case.true("gpu_starved") and case.true("tokens_flow") and several:
-        return _host(case, "confidence_host_gpu_starved", reasons)
+        return _host(case, "confidence_host_gpu_starved", reasons, sure=True)
     if "api_server_saturated" in reasons and not case.true("kv_near_full"):
-        return _host(case, "confidence_host_api_server", reasons)
+        return _host(case, "confidence_host_api_server", reasons, sure=True)
     if _queued(case) and case.true("queue_for_capacity") and gpu_low and case.false("kv_near_full") \
             and case.true("tokens_flow") and not case.true("prefill_dominates"):
         return _host(case, "confidence_host_queue", ["queue_present", "gpu_utilization_low"])
     return None
 
 
-def _host(case: Case, ground: str, reasons: list[str]) -> Finding:
-    return Finding("host_bound", case.thresholds[ground], supporting=tuple(reasons),
+def _harmed(case: Case) -> bool:
+    """Somebody waits, or waits longer than usual, or gets much less than before."""
+    return _queued(case) or any(case.true(n) for n in ("latency_multiplied", "outside_engine_time", "throughput_fell"))
+
+
+def _host(case: Case, ground: str, reasons: list[str], sure: bool = False) -> Finding:
+    t = case.thresholds
+    sure = sure or (_harmed(case) and case.false("gpu_saturated"))
+    harm = [n for n in ("queue_present", "latency_multiplied", "throughput_fell") if case.true(n) and n not in reasons]
+    return Finding("host_bound", t[ground] if sure else min(t[ground], t["confidence_host_harmless"]),
+                   supporting=(*reasons, *harm),
                    opposing=tuple(n for n in ("kv_near_full", "gpu_saturated") if case.true(n)),
-                   missing=_absent(case, "cpu_throttled", "cpu_saturated"))
+                   missing=_absent(case, "gpu_saturated", "cpu_throttled", "cpu_saturated"))
 
 
 def compute_bound(case: Case) -> Finding | None:
@@ -273,7 +288,7 @@ def healthy(case: Case) -> Finding | None:
     seen = not case.unknown("queue_present") and case.false("no_progress") and not thrashing
     return Finding("healthy", case.thresholds["confidence_healthy" if seen else "confidence_healthy_unseen"],
                    supporting=("tokens_flow", "queue_short" if case.true("queue_present") else "queue_present"),
-                   opposing=tuple(n for n in ("kv_full", "preempting", "latency_multiplied") if case.true(n)),
+                   opposing=tuple(n for n in ("kv_full", "preempting", "latency_multiplied", "cpu_throttled") if case.true(n)),
                    missing=_absent(case, "queue_present", "kv_full"))
 
 

@@ -381,7 +381,10 @@ def test_throughput_trend_needs_two_minutes():
     assert trend.ratio(100.0, 500.0, 10.0) is None
     assert trend.ratio(120.0, 500.0, 10.0) == pytest.approx(0.5)
     assert trend.ratio(120.0, 2000.0, 10.0) == 1.0
-    assert trend.ratio(120.0, 500.0, 5.0) == 1.0, "less demand is no fall"
+    assert trend.ratio(120.0, 500.0, 5.0) is None, "with less demand than ever before nothing can be compared"
+    trend.observe(130.0, 500.0, 5.0)
+    assert trend.ratio(140.0, 400.0, 5.0) is None, "nor with what is too young"
+    assert trend.ratio(250.0, 400.0, 5.0) == pytest.approx(0.8)
 
 
 def test_rates_fall_back_to_the_old_gauge():

@@ -33,15 +33,16 @@ class Trend:
 
     def ratio(self, t: float, throughput: float | None, demand: float | None) -> float | None:
         """Present throughput against the best of the history at no higher demand, at most 1. ``None`` with less than two
-        minutes of history or without throughput in it.
+        minutes of history, without throughput in it, or when demand fell: it was higher in all that is old enough.
         """
-        if throughput is None or demand is None or not self._points:
-            return None
-        if t - self._points[0][0] < self._thresholds["trend_min_seconds"]:
+        if throughput is None or demand is None:
             return None
         most = demand * self._thresholds["demand_rose_ratio"]
-        best = max((rate for _, rate, wanted in self._points if wanted <= most), default=0.0)
-        return throughput / max(best, throughput) if max(best, throughput) > 0 else None
+        alike = [(at, rate) for at, rate, wanted in self._points if wanted <= most]
+        if not alike or t - alike[0][0] < self._thresholds["trend_min_seconds"]:
+            return None
+        best = max(throughput, *(rate for _, rate in alike))
+        return throughput / best if best > 0 else None
 
     def flat(self, t: float, throughput: float | None, demand: float | None) -> bool | None:
         """True if throughput did not follow demand: demand rose and throughput did not, or throughput fell while

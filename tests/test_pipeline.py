@@ -26,6 +26,7 @@ from kvpressure.readings import (
     Termination,
 )
 from kvpressure.recording.reader import Reader
+from kvpressure.thresholds import builtin
 
 RECORDINGS = Path(__file__).parent / "fixtures" / "recordings"
 GIB = 2**30
@@ -112,6 +113,18 @@ def test_no_verdict_stands_over_an_engine_that_is_gone(verdict, gone, reason):
     assert reason in engine.diagnosis.missing[0]
     assert engine.signals.load.running is None
     assert feed(pipeline, [STANDING[verdict]], start=1021.0).engines[0].diagnosis.verdict == verdict, "back at once"
+
+
+def test_gauges_that_freeze_with_requests_in_flight_are_not_called_healthy_longer_than_a_slow_step():
+    """The API server answers, its engine does not move any more."""
+    pipeline = Pipeline()
+    feed(pipeline, [busy] * 20)
+    frozen = [partial(lambda t, at: dataclasses.replace(busy(at), time=t), at=1019.0)]
+    said = [feed(pipeline, frozen, start=1020.0 + i).engines[0].diagnosis.verdict for i in range(25)]
+    patience = int(builtin()["no_progress_seconds"])
+    assert said[:patience - 1] == ["healthy"] * (patience - 1)
+    assert set(said[patience - 1:]) <= {"unknown", "stalled"}
+    assert said[-1] == "stalled"
 
 
 def test_a_second_late_answer_in_a_row_is_no_answer():

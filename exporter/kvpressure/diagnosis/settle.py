@@ -7,7 +7,7 @@ from typing import Final
 from kvpressure.diagnosis.verdicts import Finding
 from kvpressure.thresholds import Thresholds
 
-_AT_ONCE: Final = frozenset({"stalled"})  # its own evidence already spans many samples
+_SPANS: Final = "no_progress"  # evidence that already spans many samples
 
 
 def _wait(current: str, candidate: str) -> str:
@@ -21,9 +21,10 @@ def _wait(current: str, candidate: str) -> str:
 class Settled:
     """The published verdict of one engine.
 
-    Another verdict is published once it was found in ``verdict_enter_samples`` in a row and the published one has not been found
-    for ``verdict_enter_seconds`` (``pressure_enter_seconds`` for KV pressure; ``pressure_leave_seconds`` to end it
-    while a queue remains, because a full cache empties and fills in waves). ``unknown`` gives way at the first sample, and missing pages are said at once.
+    Another verdict is published once it was found in ``verdict_enter_samples`` in a row and the published one has not
+    been found for ``verdict_enter_seconds`` (``pressure_enter_seconds`` for KV pressure; ``pressure_leave_seconds`` to
+    end it while a queue remains, because a full cache empties and fills in waves). ``unknown`` gives way at the first
+    sample. That pages are missing or nothing moves (a stall, gauges that froze) is said at once.
     """
 
     __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "current", "since")
@@ -46,7 +47,7 @@ class Settled:
         self._candidate = finding.verdict
         wait = thresholds[_wait(current.verdict, finding.verdict)]
         held = self._candidate_ticks >= thresholds["verdict_enter_samples"] and t - self._away_since >= wait
-        if held or page_missing or current.verdict == "unknown" or finding.verdict in _AT_ONCE:
+        if held or page_missing or current.verdict == "unknown" or _SPANS in finding.supporting:
             return self._publish(t, finding, changed=True)
         return current
 

@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 WORKERS := $(shell nproc)
 
-.PHONY: demo test check lint types generated unit accuracy alert-proof mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay render-dashboards try-vllm test-vllm test-gpu lock clean help
+.PHONY: demo test check lint types generated unit accuracy alert-proof mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay render-dashboards try-vllm test-vllm measure-mitigations transcripts test-gpu lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -85,11 +85,19 @@ test-vllm:       ## a real vLLM through every kind of load, asserted (15 minutes
 	@tools/setup.sh test
 	tools/test-vllm.sh $(ARGS)
 
+measure-mitigations: ## the same overload of a real vLLM before and after every mitigation, write docs/mitigations.md (25 quiet minutes)
+	@tools/setup.sh test
+	tools/with-vllm.sh mitigations.py docs/mitigations.md $(ARGS)
+
+transcripts:     ## diagnose, probe and mitigate against a real vLLM under every load shape, write docs/transcripts.md (12 minutes)
+	@tools/setup.sh test
+	tools/with-vllm.sh transcripts.py docs/transcripts.md $(ARGS)
+
 # The one Python of this machine that has torch; nothing is installed for it.
 GPU_PYTHON := python3
 
 test-gpu:        ## ask a real NVIDIA card and driver whether all this is true there (20 minutes; ARGS="--list" says what)
-	@PYTHONPATH=exporter $(GPU_PYTHON) -m tools.gpu $(ARGS)
+	@$(GPU_PYTHON) -m tools.gpu $(ARGS)
 
 lock:            ## renew requirements/*.txt
 	tools/lock.sh

@@ -121,6 +121,31 @@ def test_every_verdict_renders_without_optional_parts() -> None:
         assert words(verdict) in page(State(time=NOW, engines=(engine,))).text
 
 
+@pytest.mark.parametrize(("verdict", "confidence", "first"), [
+    ("kv_pressure", 0.9, "First: Cap input and output tokens at the edge"),
+    ("concurrency_limited", 0.9, "First: Raise max_num_seqs --max-num-seqs 128"),
+    ("stalled", 0.9, "First: Keep the evidence kubectl logs -n prod chat-0"),
+    ("compute_bound", 0.5, "First: look at the triage below; the verdict is not confident."),
+    ("unknown", 0.3, "First: Get what is missing"),
+    ("healthy", 0.9, "")])
+def test_the_first_action_stands_beside_the_verdict_if_that_is_sure(verdict: str, confidence: float, first: str) -> None:
+    engine = full_engine()
+    engine = replace(engine, diagnosis=replace(engine.diagnosis, verdict=verdict, confidence=confidence))
+    text = page(State(time=NOW, engines=(engine,))).text
+    before_the_evidence = text[:text.index("For it")]
+    assert first in before_the_evidence
+    assert ("First:" in text) is bool(first)
+
+
+def test_the_top_names_and_links_the_engines_in_trouble() -> None:
+    calm = replace(full_engine("calm-0"), diagnosis=Diagnosis("healthy", 0.9, None, NOW))
+    text = html(State(time=NOW, engines=(calm, full_engine("worse-0"), full_engine("worse-1"))))
+    top = text[:text.index("</header>")]
+    assert re.findall(r'<a href="#(engine-\w+)">prod/(worse-\d)</a>: KV pressure', top) == [
+        (anchor, f"worse-{index}") for index, anchor in enumerate(re.findall(r'<article class="bad" id="(engine-\w+)"', text))]
+    assert "calm-0" not in top
+
+
 def test_the_flags_to_set_stand_on_the_page_in_the_order_of_the_guide() -> None:
     document = page(full_state())
     flags = ["--max-model-len 128", "--max-num-seqs 128", "--max-num-batched-tokens 128", "--gpu-memory-utilization 128"]

@@ -45,6 +45,8 @@ from cost import (
 )
 from session import ROOT, page
 
+from kvpressure.thresholds import builtin
+
 STEADY = "closed --clients 8 --prompt 150 250 --output 150 250"
 PRESSURE = "closed --clients 48 --prompt 300 500 --output 400 900"
 PACE_SECONDS = {SECOND: 1.0, ADAPTIVE: 5.0}
@@ -143,7 +145,7 @@ def one_server(book: Book, workdir: Path) -> None:
             book.costs_little(loaded_cost("pressure", vllm, {NOBODY: None, ADAPTIVE: adaptive}, PRESSURE), ADAPTIVE)
             for watcher in (second, adaptive):
                 watcher.resume()
-            engine_killed(book, vllm, {SECOND: second, ADAPTIVE: adaptive})
+            engine_frozen_and_killed(book, vllm, {SECOND: second, ADAPTIVE: adaptive})
 
 
 def calm_and_steady(book: Book, vllm: Server, on: Exporter, off: Exporter) -> None:
@@ -188,29 +190,55 @@ def odd_loads(book: Book, vllm: Server, on: Exporter, off: Exporter) -> None:
     book.check("long-prompt", "longest context at least 1 500 tokens", (longest or 0) >= 1500, f"{longest}")
 
 
-def engine_killed(book: Book, vllm: Server, by: dict[str, Exporter]) -> None:
-    """The engine core dies under load: what the exporters say from the first reading after that on."""
+def engine_frozen_and_killed(book: Book, vllm: Server, by: dict[str, Exporter]) -> None:
+    """The engine core stops under load while its API server goes on, comes back, and dies."""
     engines = [pid for pid, name in vllm.children() if "EngineCor" in name]
-    book.check("engine-killed", "there is an engine process to kill", len(engines) == 1, f"{vllm.children()}")
-    rows: dict[str, list[Row]] = {name: [] for name in by}
-    with loaded(vllm, STEADY, 40):
+    book.check("engine-frozen", "there is an engine process to stop", len(engines) == 1, f"{vllm.children()}")
+    with loaded(vllm, STEADY, 90):
         time.sleep(14)
+        stopped = tell(engines, signal.SIGSTOP)
+        frozen = readings(vllm, by, 20)
+        tell(engines, signal.SIGCONT)
+        time.sleep(8)
         before = {name: Row(time.time(), one.page(), "").verdict for name, one in by.items()}
-        killed = time.time()
-        for pid in engines:
-            os.kill(pid, signal.SIGKILL)
-        while time.time() < killed + 16:
-            theirs = page(f"http://127.0.0.1:{vllm.port}/metrics")
-            for name, one in by.items():
-                rows[name].append(Row(time.time(), one.page(), theirs))
-            time.sleep(0.2)
+        killed = tell(engines, signal.SIGKILL)
+        dead = readings(vllm, by, 14)
+    patience = builtin()["no_progress_seconds"]
+    for name, rows in frozen.items():
+        late = [row.verdict for row in rows if row.t - stopped > patience + PACE_SECONDS[name] + 2]
+        book.check("engine-frozen", f"watched {name}: unknown or stalled once nothing came for {patience:.0f} s, a scrape and a tick",
+                   bool(late) and set(late) <= {"unknown", "stalled"}, shares({v: late.count(v) / len(late) for v in dict.fromkeys(late)}))
+    check_killed(book, dead, killed, before)
+
+
+def tell(processes: list[int], what: signal.Signals) -> float:
+    """Send a signal; when that was."""
+    for pid in processes:
+        os.kill(pid, what)
+    return time.time()
+
+
+def readings(vllm: Server, by: dict[str, Exporter], seconds: float) -> dict[str, list[Row]]:
+    """Pages of all exporters, five times a second, and vLLM's own."""
+    rows: dict[str, list[Row]] = {name: [] for name in by}
+    end = time.time() + seconds
+    while time.time() < end:
+        theirs = page(f"http://127.0.0.1:{vllm.port}/metrics")
+        for name, one in by.items():
+            rows[name].append(Row(time.time(), one.page(), theirs))
+        time.sleep(0.2)
+    return rows
+
+
+def check_killed(book: Book, rows: dict[str, list[Row]], killed: float, before: dict[str, str]) -> None:
+    """From the first reading on in which the engine counts as down nothing but unknown is said of it."""
     answered = max((row.t for row in rows[SECOND] if row.theirs), default=killed) - killed
-    for name, readings in rows.items():
-        down = [row for row in readings if row.signal("engine_up") == 0]
+    for name, seen in rows.items():
+        down = [row for row in seen if row.signal("engine_up") == 0]
         wrong = [row.verdict for row in down if row.verdict != "unknown"]
         book.check("engine-killed", f"watched {name}: unknown from the first reading with engine_up 0 on", bool(down) and not wrong,
                    f"{before[name]} before; {len(down)} readings, others than unknown: {wrong or 'none'}")
-        late = [row.t - killed for row in readings if row.verdict != "unknown"]
+        late = [row.t - killed for row in seen if row.verdict != "unknown"]
         allowed = answered + PACE_SECONDS[name] + 2  # the API server outlives its engine; then a scrape and a tick
         book.check("engine-killed", f"watched {name}: no other verdict later than a scrape and a tick after the page is gone",
                    max(late, default=0.0) <= allowed,

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools.gpu import __main__ as command
-from tools.gpu import allocator, fragmentation_alert, levels, plan, privileges, publish, report, smi
+from tools.gpu import allocator, command, fragmentation_alert, levels, plan, privileges, publish, report, smi
 from tools.gpu.options import Options
 from tools.gpu.result import Result, load
 from tools.gpu.timing import summary
@@ -171,6 +170,11 @@ class TestWhatFails:
         assert done.returncode == 2
         assert done.stderr.splitlines() == [
             "tools.gpu: NVML does not open: library_missing; needs an NVIDIA GPU with its driver, and a folder to write to"]
+
+    def test_a_python_without_the_packages_is_one_line(self) -> None:
+        done = subprocess.run([sys.executable, "-S", "-m", "tools.gpu"], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert re.fullmatch("tools.gpu: .* lacks nvidia-ml-py, .*; run it with a Python that has them, .*\n", done.stderr)
 
     def test_a_sandbox_that_refuses_calls(self, nvml: Build) -> None:
         """Power blocked, no GPM permission, utilization not there: codes in the table, and a check that fails."""
@@ -337,6 +341,20 @@ class TestAllocator:
 
 
 class TestPage:
+    def test_publishing_keeps_results_and_writes_page_and_fixture(
+            self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, path in (("KEPT", "kept"), ("PAGE", "page.md"), ("FIXTURES", "fixtures")):
+            monkeypatch.setattr(publish, name, tmp_path / path)
+        given = tmp_path / "given"
+        given.mkdir()
+        card = Place(nvml(()), World(gpus=[H200])).module("card")
+        Result("calls", data=card, machine={"name": "NVIDIA H200"}).write(given)
+        assert command.main(["--part", "report", "--publish", "--results", str(given)]) == 0
+        assert [path.name for path in given.iterdir()] == ["calls.json"]
+        assert load(tmp_path / "kept", "calls") == load(given, "calls")
+        assert "| name | NVIDIA H200 |" in (tmp_path / "page.md").read_text()
+        assert stub_world(tmp_path / "fixtures/h200_580.json").gpus[0].dram == 76  # type: ignore[union-attr]
+
     def test_the_page_is_what_the_kept_results_make(self) -> None:
         assert publish.PAGE.read_text() == report.render(publish.KEPT), "python -m tools.gpu --part report --publish"
 

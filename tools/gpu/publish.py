@@ -17,8 +17,8 @@ PAGE: Final = ROOT / "docs/gpu-hardware.md"
 FIXTURES: Final = ROOT / "tests/fixtures/gpu"
 
 
-def publish(results: Path) -> None:
-    """Copy what there is, and write page and fixture from all that is kept."""
+def publish(results: Path) -> Path:
+    """Copy what there is, and write page and fixture from all that is kept; the page. ``results`` is only read."""
     KEPT.mkdir(parents=True, exist_ok=True)
     for name in plan.NAMES:
         source = results / f"{name}.json"
@@ -29,6 +29,7 @@ def publish(results: Path) -> None:
     if calls is not None and "card" in calls.data:
         FIXTURES.mkdir(parents=True, exist_ok=True)
         fixture(calls, FIXTURES)
+    return PAGE
 
 
 def fixture(calls: Result, directory: Path) -> Path:

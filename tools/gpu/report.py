@@ -43,6 +43,13 @@ def render(directory: Path) -> str:
     return "\n".join(blocks)
 
 
+def write(directory: Path) -> Path:
+    """Write the document beside the results; its path."""
+    path = directory / "report.md"
+    path.write_text(render(directory))
+    return path
+
+
 def count(directory: Path) -> str:
     """How much was checked, in one line."""
     return _count([result for name in plan.NAMES if (result := load(directory, name)) is not None])

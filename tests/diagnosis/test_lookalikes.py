@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diagnosis.servers import CONFIDENT, LIMIT, after, cycle, play
+from kvpressure import readings as r
 
 FULL = {"kv": cycle(0.98, 0.99, 0.985), "generated": 600.0, "prompt": 600.0, "finished": 1.0}
 
@@ -172,3 +173,64 @@ def test_a_model_that_computes_on_the_cpu_uses_it():
 
 def test_an_idle_pod_is_idle_however_throttled():
     assert play(30, cards=(0.0,), host=container(throttled=0.3), running=0.0, waiting=0.0, kv=0.0).verdict == "idle"
+
+
+LEFT = {"running": 20.0, "waiting": 0.0, "kv": after(60, 0.6, 0.99), "generated": after(60, 600.0, 0.0), "prompt": after(60, 300.0, 0.0),
+        "finished": after(60, 1.0, 0.0), "cards": (after(60, 0.9, 0.0),)}
+SERVER = {r.PROCESS_CPU_SECONDS: lambda i: 0.3 * i}
+
+
+@pytest.mark.parametrize("page", [{}, SERVER | {r.PROCESS_OPEN_FDS: 60.0, "http:2xx": lambda i: float(min(i, 60))}],
+                         ids=["several API servers", "a gateway keeps its connections"])
+def test_gauges_that_may_be_left_over_page_nobody(page):
+    """Incident TEL1 without the descriptors that tell: all clients aborted, the gauges stay for ever."""
+    said = play(160, page=page, **LEFT)
+    assert "stalled" not in said.confidently()
+    assert said.last.missing
+
+
+def test_one_client_that_aborts_leaves_a_gauge_behind():
+    said = play(160, page=SERVER | {r.PROCESS_OPEN_FDS: after(60, 40.0, 39.0)}, **LEFT | {"running": 1.0, "kv": 0.05})
+    assert (said.verdict, said.last.conditions["metrics_frozen"]) == ("unknown", True)
+    assert said.confidence < CONFIDENT
+
+
+@pytest.mark.parametrize("sign", [{"waiting": after(60, 0.0, 5.0)}, {"cards": (after(60, 0.9, 1.0),)}, {"cards": ()},
+                                  {"page": SERVER | {r.PROCESS_OPEN_FDS: after(70, 60.0, 75.0)}}],
+                         ids=["a queue", "a busy GPU", "no GPU seen", "clients come"])
+def test_a_hang_is_a_stall_within_half_a_minute(sign):
+    said = play(110, **LEFT | sign)
+    assert "stalled" in said.confidently(60 + 30)
+
+
+def test_kernels_are_compiled_for_the_first_request():
+    said = play(120, running=after(20, 0.0, 1.0), waiting=0.0, kv=0.002, generated=after(70, 0.0, 40.0), cards=(after(70, 0.0, 0.6),))
+    assert "stalled" not in said.said()
+    assert said.verdict == "healthy"
+    assert "stalled" in play(160, running=after(20, 0.0, 1.0), waiting=0.0, kv=0.002, cards=(0.0,)).said(), "not for ever"
+
+
+def test_an_engine_that_sleeps_is_not_stalled():
+    said = play(60, asleep=1.0, running=0.0, waiting=3.0, kv=0.0, cards=(0.0,))
+    assert said.said(2) == {"unknown"}
+    assert "asleep" in said.last.missing[0]
+    assert play(60, asleep=1.0, running=0.0, waiting=0.0, kv=0.0, cards=(0.0,)).verdict == "idle"
+    assert play(60, asleep=0.0, running=0.0, waiting=3.0, kv=0.0, cards=(0.0,)).verdict == "stalled"
+
+
+def test_a_grammar_that_compiles_is_the_host():
+    values = {"running": after(40, 4.0, 0.0), "waiting": after(40, 0.0, 5.0), "deferred": after(40, 0.0, 5.0), "kv": after(40, 0.1, 0.0),
+              "generated": after(40, 200.0, 0.0), "prompt": after(40, 200.0, 0.0), "cards": (after(40, 0.7, 0.0),)}
+    used = container() | {"cpu_usage_seconds": lambda i: min(i, 40) * 1.0 + max(0, i - 40) * 3.95}
+    said = play(140, host=used, **values)
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("host_bound", True)
+    assert "stalled" not in said.said()
+    assert play(140, **values).verdict == "unknown", "remote KV blocks, or a grammar: nobody tells"
+
+
+def test_a_livelock_is_a_stall_and_stays_one():
+    """Incident KV14: it preempts without end, the cache fills and empties, and nothing comes out."""
+    said = play(160, running=cycle(2, 3), waiting=after(40, 0.0, 40.0), kv=cycle(0.97, 1.0, 1.0), generated=after(40, 600.0, 0.0),
+                prompt=after(40, 600.0, 0.0), finished=after(40, 2.0, 0.0), preemptions=after(40, 0.0, 5.0))
+    assert said.said(40 + 25) == {"stalled"}
+    assert said.confidence >= CONFIDENT

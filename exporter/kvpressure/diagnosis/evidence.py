@@ -188,6 +188,9 @@ def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
                  "work is present and no token, finished request or step with output came for "
                  f"{_number(stuck)} s" if stuck else "tokens or finished requests came lately"),
         Evidence("prefill_dominates", prefill, rates + cached),
+        Evidence("clients_came", progress.connections_came, "clients have come since something last came out"),
+        Evidence("engine_asleep", progress.asleep, "the engine is " + (
+            "asleep" if progress.asleep else "awake" if progress.asleep is False else "not known to sleep")),
     ]
 
 

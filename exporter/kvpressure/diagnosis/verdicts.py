@@ -1,6 +1,6 @@
 """Verdicts: one small function each, asked in a fixed order. The first that holds is the answer.
 
-The order is the order of vetoes: what makes every other number meaningless comes first (no page, frozen gauges,
+The order is the order of vetoes: what makes every other number meaningless comes first (no page, sleep, frozen gauges,
 a stall), then nothing to do (idle), then a queue that no resource of the engine explains (deferred), then the binding
 resource (cache, sequence limit, host, GPU), then healthy.
 """
@@ -60,21 +60,31 @@ def no_page(case: Case) -> Finding | None:
     return Finding("unknown", 0.0, supporting=(why,), missing=(case.evidence[why].text,))
 
 
-def frozen_or_stalled(case: Case) -> Finding | None:
-    """Work is said to be present and nothing useful happens: a stall, a long prefill, or gauges that froze.
+def asleep(case: Case) -> Finding | None:
+    """Sleep mode has offloaded the weights: whoever waits, waits for somebody to wake the engine up."""
+    if not case.true("engine_asleep") or case.false("work_present"):
+        return None
+    return Finding("unknown", case.thresholds["confidence_undecided"], supporting=("engine_asleep", "work_present"),
+                   missing=("what the engine does when it is awake: it is asleep, its weights are offloaded",))
 
+
+def frozen_or_stalled(case: Case) -> Finding | None:
+    """Work is said to be present and nothing useful happens: a stall, a long prefill, a first request, or gauges that froze.
+
+    * A long prefill keeps the GPU busy or the cache filling, and pushes nobody out; it gets more patience. So does the first
+      request of a process, for which kernels are compiled.
+    * A queue that is all deferred while nothing runs waits for something else than the engine.
     * Frozen: no number moves, nobody waits, the GPU is idle and the clients' connections are gone, so the gauges stayed
       behind. Where connections are not known: the API server answers nobody, which a hang looks like as well.
-    * A long prefill keeps the GPU busy or the cache filling; it gets more patience.
-    * Otherwise a stall.
+    * Otherwise a stall, which nobody is sure of while it may be gauges that froze.
     """
     s, t = case.signals, case.thresholds
     stuck = s.progress.seconds_without_progress
     if stuck is None or not case.true("no_progress"):
         return None
-    moved = (s.progress.seconds_still or 0.0) < t["no_progress_seconds"]
-    computing = s.kv.kv_slope_per_second is not None and s.kv.kv_slope_per_second > 0 and moved \
-        and (s.load.running or 0.0) > 0
+    moved, runs = (s.progress.seconds_still or 0.0) < t["no_progress_seconds"], (s.load.running or 0.0) > 0
+    computing = s.kv.kv_slope_per_second is not None and s.kv.kv_slope_per_second > 0 and moved and runs \
+        and not case.true("preempting")
     if computing and stuck < t["prefill_patience_seconds"]:
         if case.true("queue_present"):
             return Finding("compute_bound", t["confidence_long_prefill"], supporting=("queue_present", "work_present"),
@@ -82,16 +92,34 @@ def frozen_or_stalled(case: Case) -> Finding | None:
         return None
     if stuck < t["stalled_seconds"]:
         return Finding("unknown", t["confidence_no_progress"], supporting=("no_progress",), missing=("whether it moves again",))
-    nobody_waits = not (s.load.waiting or 0.0) > 0
-    gpu_silent = not case.false("gpu_idle")
-    if not moved and nobody_waits and gpu_silent and _clients_gone(s):
-        return Finding("unknown", t["confidence_frozen"], supporting=("no_progress",), frozen=True, missing=(
-            "whether requests are really there: no gauge moves and the clients seem to be gone, so the gauges may be left "
-            "over from aborted requests",))
-    supports = ["no_progress", "work_present"] + (["gpu_idle"] if case.true("gpu_idle") else [])
-    seen = case.true("queue_present") or case.true("gpu_idle")
-    return Finding("stalled", t["confidence_stalled_seen" if seen else "confidence_stalled"], supporting=tuple(supports),
-                   opposing=("tokens_flow",) if case.true("tokens_flow") else ())
+    if s.progress.ever_useful is False and runs and stuck < t["prefill_patience_seconds"]:
+        return Finding("unknown", t["confidence_no_progress"], supporting=("no_progress",), missing=(
+            "what a first answer takes: nothing has come out since the start, so kernels may be compiled for the first request",))
+    if not runs and (waits := deferred(case)) is not None:
+        return waits
+    return _frozen(case, moved) or _stalled(case, moved)
+
+
+def _frozen(case: Case, moved: bool) -> Finding | None:
+    s = case.signals
+    if moved or (s.load.waiting or 0.0) > 0 or case.false("gpu_idle") or not _clients_gone(s):
+        return None
+    return Finding("unknown", case.thresholds["confidence_frozen"], supporting=("no_progress",), frozen=True, missing=(
+        "whether requests are really there: no gauge moves and the clients seem to be gone, so the gauges may be left "
+        "over from aborted requests",))
+
+
+def _stalled(case: Case, moved: bool) -> Finding:
+    s, t = case.signals, case.thresholds
+    ground = "confidence_stalled_seen" if case.true("queue_present") or case.true("gpu_idle") else "confidence_stalled"
+    missing: tuple[str, ...] = ()
+    if not moved and s.load.waiting == 0 and case.true("gpu_idle") and not case.true("clients_came"):
+        ground, missing = "confidence_stalled_alone", (
+            "whether requests are really there: nobody waits and the GPU is idle, so the gauges may be left over from aborted "
+            "requests, whose clients or gateway keep their connections",)
+    return Finding("stalled", t[ground], supporting=("no_progress", "work_present", *(
+        n for n in ("gpu_idle", "clients_came") if case.true(n))),
+                   opposing=("tokens_flow",) if case.true("tokens_flow") else (), missing=missing)
 
 
 def _clients_gone(s: Signals) -> bool:
@@ -319,7 +347,7 @@ def _absent(case: Case, *names: str) -> tuple[str, ...]:
 
 
 ORDER: Final[tuple[Callable[[Case], Finding | None], ...]] = (
-    no_page, frozen_or_stalled, idle, deferred, kv_pressure, concurrency_limited, host_bound, compute_bound, healthy,
+    no_page, asleep, frozen_or_stalled, idle, deferred, kv_pressure, concurrency_limited, host_bound, compute_bound, healthy,
 )
 
 

@@ -42,6 +42,7 @@ class Surroundings:
     demand: float | None = None
     container: ContainerWindow | None = None
     allocator: Sequence[AllocatorReading] = ()
+    processes: Sequence[int] = ()  # bytes of the pod's processes on each GPU that has some
     facts: Mapping[str, float] = field(default_factory=dict)
     events: Mapping[str, int] = field(default_factory=dict)
     events_known: bool = False
@@ -148,14 +149,20 @@ class EngineTracker:
             latency=latency.compute(window, self._baseline, self._calm(found, load), t),
             throughput=throughput.compute(window, self._trend),
             progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing, t,
-                                      self.error),
-            memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.demand,
-                                  load.running, _block_size(self.reading)),
+                                      self.error, self._ever_useful()),
+            memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.processes,
+                                  around.demand, load.running, _block_size(self.reading)),
             host=host.compute(window, around.container, around.now, t),
             compute=score.compute(window, around.gpus, found, load, around.demand, t),
             events=around.events, events_known=around.events_known, oom=around.oom, gpu_faults=around.gpu_faults,
             first_seen=0 <= around.now - around.first_t <= t["first_seen_seconds"],
         )
+
+    def _ever_useful(self) -> bool | None:
+        """Whether this process has computed or generated a token; ``None`` if its page does not count them."""
+        counters = self.reading.counters if self.reading else {}
+        counts = [counters[name] for name in (r.PROMPT_TOKENS, r.GENERATION_TOKENS) if name in counters]
+        return any(count > 0 for count in counts) if counts else None
 
     def _follow_device(self, now: float, gpus: Sequence[GpuReading], load: LoadSignals) -> None:
         used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]

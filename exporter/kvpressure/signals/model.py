@@ -123,6 +123,9 @@ class ProgressSignals:
     seconds_still: float | None = None  # neither counters nor gauges moved while work is said to be there
     http_moved: bool | None = None  # the API server answered requests since nothing moves
     connections_dropped: bool | None = None  # most clients went away since something last came out
+    connections_came: bool | None = None  # clients came since then
+    ever_useful: bool | None = None  # a token came out since this process started
+    asleep: bool | None = None  # sleep mode has offloaded the weights
     fresh_seconds: float | None = None  # age of the newest page
     pages_failing: float | None = None  # consecutive failed scrapes
     page_error: str | None = None  # why the last of them failed

@@ -67,6 +67,13 @@ class Progress:
             return None
         return self._busy_fds - now >= t["dropped_share_ratio"] * in_flight
 
+    def connections_came(self) -> bool | None:
+        """Whether clients came since something last came out: the API server opened several descriptors more than it closed."""
+        now = self._before.page.get(r.PROCESS_OPEN_FDS) if self._before else None
+        if now is None or self._busy_fds is None:
+            return None
+        return now - self._busy_fds >= self._thresholds["came_min_connections"]
+
 
 def work_present(sample: Sample) -> bool | None:
     """Requests running or waiting, by the gauges. ``None`` if the page lacks one of them and the other tells of none."""
@@ -106,8 +113,10 @@ def _http(page: Mapping[str, float]) -> float:
 
 
 def compute(window: EngineWindow, progress: Progress, age_seconds: float, failing: int, t: Thresholds,
-            error: str | None = None) -> ProgressSignals:
-    """Progress now. ``age_seconds`` = age of the newest page, ``failing`` = failed scrapes in a row, ``error`` why."""
+            error: str | None = None, ever_useful: bool | None = None) -> ProgressSignals:
+    """Progress now. ``age_seconds`` = age of the newest page, ``failing`` = failed scrapes in a row, ``error`` why,
+    ``ever_useful`` = anything came out of this process so far.
+    """
     last = window.last
     if last is None:
         return ProgressSignals(fresh_seconds=None, pages_failing=float(failing), page_error=error)
@@ -121,6 +130,8 @@ def compute(window: EngineWindow, progress: Progress, age_seconds: float, failin
         seconds_still=progress.seconds_still if known and work else None,
         connections_dropped=progress.connections_dropped(
             (last.gauges.get(r.RUNNING) or 0.0) + (last.waiting or 0.0)) if work else None,
+        connections_came=progress.connections_came() if work else None, ever_useful=ever_useful,
+        asleep=None if r.ASLEEP not in last.gauges else last.gauges[r.ASLEEP] > 0,
         http_moved=http_moved(window, progress.seconds_still),
         fresh_seconds=age_seconds, pages_failing=float(failing), page_error=error,
         tokens_flow=_flow(window, seconds), tokens_lately=_moved_lately(window, t["lately_seconds"]),

@@ -248,7 +248,7 @@ def _live() -> Iterator[str]:
     yield ""
     yield ("`pytest tests/alerts/test_live.py`: the exporter plays captures of a real server under KV pressure and of one whose page stops moving; a real "
            "Prometheus scrapes it with these rules,")
-    yield ("a real Alertmanager with the example configuration notifies a webhook; all waiting times are 60 times shorter. Each incident pages once, with "
+    yield ("a real Alertmanager with the example configuration notifies a webhook; all waiting times are 60 times shorter. Each incident pages with "
            "VllmKVCachePressure and")
     yield ("VllmEngineStalled; at most three notifications ask for work in one incident; models are not mixed in one notification; the ticket of a page is "
            "muted; after recovery all is clear.")

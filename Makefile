@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 WORKERS := $(shell nproc)
 
-.PHONY: demo test check lint types generated unit accuracy alert-proof mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay render-dashboards try-vllm test-vllm measure-mitigations transcripts test-gpu lock clean help
+.PHONY: demo test check lint types generated unit accuracy alert-proof mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations transcripts test-gpu lock clean help
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -68,6 +68,18 @@ bench-node:      ## CPU, memory and scrape latency for 8 GPUs x 8 engines at 1 s
 bench-replay:    ## replay speed
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.replay $(ARGS)
+
+bench-growth:    ## the same from 8 to 64 engines, and 64 GPU partitions (10 minutes)
+	@tools/setup.sh test
+	$(PYTHON) -m benchmarks.growth $(ARGS)
+
+bench-churn:     ## a simulated day of pods, engines and GPUs coming and going: is memory flat? (3 minutes)
+	@tools/setup.sh test
+	$(PYTHON) -m benchmarks.churn $(ARGS)
+
+bench-compare:   ## what other Python GPU exporters cost on the same driver (installs them into build/; 6 minutes)
+	@tools/setup.sh test
+	$(PYTHON) -m benchmarks.compare $(ARGS)
 
 bench-rules:     ## what the rules cost a Prometheus with 1 000 nodes of 8 GPUs (10 minutes, 4 GiB)
 	@tools/setup.sh test

@@ -105,9 +105,11 @@ def scrape(url: str) -> float:
     return time.perf_counter() - began
 
 
-def measure(gpus: int, engines: int, seconds: float, slow: bool = True, extra: Sequence[str] = ()) -> dict[str, float]:
+def measure(gpus: int, engines: int, seconds: float, slow: bool = True, extra: Sequence[str] = (),
+            world: World | None = None) -> dict[str, float]:
     """One run: fill the windows, measure CPU under a scrape every five seconds, then the latency of many scrapes."""
-    with tempfile.TemporaryDirectory() as directory, node(gpus, engines, slow, Path(directory), extra) as (pid, url, start):
+    with tempfile.TemporaryDirectory() as directory, node(
+            gpus, engines, slow, Path(directory), extra, world) as (pid, url, start):
         time.sleep(min(seconds, WARM_UP_SECONDS))
         cpu, began, largest = cpu_seconds(pid), time.monotonic(), 0.0
         while time.monotonic() - began < seconds:

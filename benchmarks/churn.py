@@ -1,0 +1,230 @@
+"""Does a day of churn leave anything behind? ``python -m benchmarks.churn``: a simulated day in a few minutes.
+
+A node with 8 GPUs and 8 engines, driven by its own clock through the parts of the real exporter: scanners, workers, the
+monitor's tick, the pipeline, and the pages that are served. Pods come and go every few minutes under new names, engines
+restart, models change, GPUs move between pods, are lost and come back, and are split into MIG instances and joined again.
+Before and after it the node is calm for 40 minutes with eight fresh pods. Exit 1 when memory has grown since the first hour,
+or when the calm node publishes another number of series afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import random
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from kvpressure import runtime
+from kvpressure.monitor import Monitor
+from kvpressure.pipeline import Pipeline
+from kvpressure.publish.http import Request
+from kvpressure.publish.site import Site
+from kvpressure.publish.view import Surroundings
+from kvpressure.readings import (
+    ContainerReading,
+    EnginePage,
+    GpuOwner,
+    GpuReading,
+    LogLine,
+    NodeCondition,
+    Termination,
+)
+from kvpressure.sources.base import Reading, SourceSpec
+from kvpressure.sources.vllm.bounds import Bounds
+from kvpressure.sources.vllm.exposition import Scanner, page_from_text
+
+PAGES: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "recordings" / "vllm-cpu" / "d_kv_pressure.jsonl.gz"
+GIB: Final = 2**30
+SLOTS: Final = 8
+CALM_SECONDS: Final = 2400.0  # what is remembered longest, a GPU's fault, counts for half an hour
+HOUR: Final = 3600.0
+POD_SECONDS: Final = 300.0  # mean life of a pod
+RESTART_SECONDS: Final = 900.0
+REMAP_SECONDS: Final = 600.0
+LOSS_SECONDS: Final = 3600.0
+SPLIT_SECONDS: Final = 1800.0
+GROWTH: Final = 1.03  # of the memory after the first hour: what an allocator moves up and down
+LINES: Final = ("INFO 01-01 00:00:00 [core.py:1] Engine core initialized", "torch.OutOfMemoryError: CUDA out of memory.",
+                "WARNING: Sequence group 1 is preempted by PreemptionMode.RECOMPUTE")
+
+
+@dataclass
+class Pod:
+    """An engine's pod. ``page`` counts its scrapes since the engine's start, so that counters begin anew after one."""
+
+    name: str
+    model: str
+    scanner: Scanner
+    page: int = 0
+    restarts: int = 0
+
+
+@dataclass
+class Node:
+    """The simulated node: a source. ``calm`` stops everything that happens by chance."""
+
+    now: float
+    step: float
+    calm: bool = True
+    bounds: Bounds = field(default_factory=Bounds)
+    chance: random.Random = field(default_factory=lambda: random.Random(7))
+    name: str = "simulated"
+    happened: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with gzip.open(PAGES, "rt", encoding="utf-8") as lines:
+            next(lines)
+            self._bodies = [json.loads(line)["engines"][0]["exposition"].encode() for line in lines]
+        self._made = 0
+        self._lost_until = [0.0] * SLOTS
+        self.fresh_pods()
+
+    def fresh_pods(self) -> None:
+        """Eight new pods, each with its GPU, and whole GPUs."""
+        for pod in getattr(self, "_pods", []):
+            pod.scanner.close()
+        self._pods = [self._new_pod("model-0") for _ in range(SLOTS)]
+        self._gpu_of = list(range(SLOTS))
+        self._split = [False] * SLOTS
+        self._lost_until = [0.0] * SLOTS
+
+    def _new_pod(self, model: str) -> Pod:
+        self._made += 1
+        return Pod(f"chat-{self._made:06d}", model, Scanner(self.bounds))
+
+    def _happens(self, what: str, seconds: float) -> bool:
+        found = not self.calm and self.chance.random() < self.step / seconds
+        if found:
+            self.happened[what] = self.happened.get(what, 0) + 1
+        return found
+
+    def churn(self) -> None:
+        """What happens in one step."""
+        for slot, pod in enumerate(self._pods):
+            if self._happens("pods replaced", POD_SECONDS):
+                pod.scanner.close()
+                self._pods[slot] = self._new_pod(f"model-{self.chance.randrange(50)}")
+            elif self._happens("engines restarted", RESTART_SECONDS):
+                pod.page, pod.restarts = 0, pod.restarts + 1
+            if self._happens("GPUs lost", LOSS_SECONDS):
+                self._lost_until[slot] = self.now + 120
+            if self._happens("GPUs split or joined", SPLIT_SECONDS):
+                self._split[slot] = not self._split[slot]
+        if self._happens("GPUs moved", REMAP_SECONDS):
+            self.chance.shuffle(self._gpu_of)
+
+    def read(self) -> Reading:
+        """Everything that the sources of a node read."""
+        self.churn()
+        logs = [LogLine("inference", pod.name, "vllm", self.chance.choice(LINES)) for pod in self._pods
+                if self._happens("log lines", 60)]
+        return Reading(
+            gpus=tuple(gpu for slot in range(SLOTS) for gpu in self._gpus(slot)), pages=tuple(map(self._page, self._pods)),
+            containers=tuple(map(self._container, self._pods)), logs=tuple(logs), expected_gpus={"nvidia": SLOTS},
+            owners=tuple(GpuOwner(f"GPU-{gpu}", "inference", pod.name, "vllm")
+                         for gpu, pod in zip(self._gpu_of, self._pods, strict=True)),
+            targets=tuple(f"http://{pod.name}:8000/metrics" for pod in self._pods),
+            node_conditions=(NodeCondition("Ready", True), NodeCondition("MemoryPressure", False)))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _page(self, pod: Pod) -> EnginePage:
+        text = self._bodies[pod.page % len(self._bodies)].replace(b'model_name="tiny"', b'model_name="%b"' % pod.model.encode())
+        pod.page += 1
+        return page_from_text(text, target=f"http://{pod.name}:8000/metrics", time=self.now, namespace="inference", pod=pod.name,
+                              container="vllm", args=("--max-num-seqs", "64"), duration_seconds=0.004, scanner=pod.scanner)
+
+    def _gpus(self, slot: int) -> list[GpuReading]:
+        uuid = f"GPU-{slot}"
+        if self.now < self._lost_until[slot]:
+            return [GpuReading(uuid, slot, "nvidia", error="lost")]
+        card = GpuReading(uuid, slot, "nvidia", "H100", memory_total_bytes=80 * GIB, memory_used_bytes=74 * GIB,
+                          utilization_ratio=self.chance.random(), power_watts=500.0, power_limit_watts=700.0)
+        parts = [GpuReading(f"MIG-{slot}-{part}-{int(self.now // HOUR)}", slot, "nvidia", "H100 MIG", parent_uuid=uuid,
+                            memory_total_bytes=10 * GIB, memory_used_bytes=GIB) for part in range(7 if self._split[slot] else 0)]
+        return [card, *parts]
+
+    def _container(self, pod: Pod) -> ContainerReading:
+        ended = Termination("OOMKilled", 137, self.now) if pod.restarts else None
+        return ContainerReading("inference", pod.name, "vllm", restarts=pod.restarts, ready=True, last_termination=ended,
+                                cpu_usage_seconds=self.now * 0.5, cpu_limit_cores=8.0, memory_working_set_bytes=8 * GIB,
+                                memory_limit_bytes=64 * GIB)
+
+
+class Exporter:
+    """The real parts around the node, on its clock."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        spec = SourceSpec("simulated", "a simulated node", lambda _: node, interval_seconds=node.step)
+        self._monitor = Monitor({"simulated": (spec, node)}, Pipeline(), node.step, clock=lambda: node.now, wall=lambda: node.now)
+        around = Surroundings()
+        self._monitor.add_listener(around.history.observe)
+        self._site = Site(lambda: self._monitor.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=around)
+
+    def run(self, seconds: float, scrape_seconds: float = 15.0) -> None:
+        """Let time pass, with a scrape now and then and somebody who looks at the page and the JSON."""
+        end = self._node.now + seconds
+        worker = self._monitor.workers["simulated"]
+        while self._node.now < end:
+            self._node.now += self._node.step
+            worker.read_once()
+            self._monitor.tick()
+            if self._node.now % scrape_seconds < self._node.step:
+                self.page("/metrics")
+            if self._node.now % 600 < self._node.step:
+                self.page("/")
+                self.page("/api/v1/diagnosis")
+
+    def page(self, path: str) -> bytes:
+        """What is served at ``path``."""
+        return self._site.answer(Request("GET", path, {"accept-encoding": "identity"}, True)).body
+
+    def series(self) -> int:
+        """Series that are published."""
+        return sum(not line.startswith(b"#") for line in self.page("/metrics").splitlines())
+
+
+def resident_mib() -> float:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def main() -> int:
+    """Print memory and series hour by hour, and whether both came back."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hours", type=int, default=24)
+    parser.add_argument("--step", type=float, default=10.0, help="seconds between two ticks")
+    options = parser.parse_args()
+    runtime.keep_small()
+    node = Node(now=1_700_000_000.0, step=options.step)
+    exporter = Exporter(node)
+    runtime.keep_prompt()
+    exporter.run(CALM_SECONDS)
+    calm_series = exporter.series()
+    print(f"calm: {resident_mib():.1f} MiB, {calm_series} series")
+    node.calm = False
+    first = largest = 0.0
+    for hour in range(1, options.hours + 1):
+        exporter.run(HOUR)
+        memory = resident_mib()
+        first, largest = first or memory, max(largest, memory)
+        print(f"hour {hour:2d}: {memory:.1f} MiB, {exporter.series()} series", flush=True)
+    node.calm = True
+    node.fresh_pods()
+    exporter.run(CALM_SECONDS)
+    after, last = exporter.series(), resident_mib()
+    print(", ".join(f"{count} {what}" for what, count in sorted(node.happened.items())))
+    print(f"calm again: {last:.1f} MiB ({first:.1f} after the first hour, {largest:.1f} at most), {after} series "
+          f"({calm_series} before)")
+    return int(largest > GROWTH * first + 1 or after != calm_series)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

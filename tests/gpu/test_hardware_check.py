@@ -147,7 +147,8 @@ class TestAll:
         assert result.data["identity"] == (privileges.NO_CAPABILITIES if os.getuid() == 0 else privileges.AS_IS)
         assert result.data["memory_kib"] > 10_000
         assert result.data["gpm"]["with"] > 0
-        assert len(result.data["samples"]) >= 8
+        assert 0 < result.data["cpu_share"] < 1
+        assert len(result.data["samples"]) >= 6
         assert found_for(result, "no thread more")[0]["ok"]
 
     def processes_and_start_times(self, place: Place) -> None:

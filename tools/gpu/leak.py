@@ -35,7 +35,6 @@ WATCHED: Final = ("VmRSS", "Threads")
 
 def run(result: Result, options: Options) -> None:
     """Turns without and with readings."""
-    identity = privileges.NO_CAPABILITIES if os.getuid() == 0 else privileges.AS_IS
     each = 60 * options.leak_minutes / TURNS
     watch = Watch()
     with ExitStack() as stack:
@@ -46,7 +45,7 @@ def run(result: Result, options: Options) -> None:
             time.sleep(options.settle)
         except ChildError as error:
             result.lacks("the load's throughput", error)
-        exporter = stack.enter_context(Exporter(identity))
+        exporter, identity = _exporter(stack, result)
         stack.callback(_signal, exporter, True)  # else it could not be ended
         spans: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         for _ in range(TURNS):
@@ -60,13 +59,23 @@ def run(result: Result, options: Options) -> None:
             _throughput(result, load, spans)
     every = len(watch.samples) // SAMPLES_KEPT + 1
     result.data |= {"identity": identity, "minutes": options.leak_minutes, "samples": watch.samples[::every],
-                    "scrape_ms": summary(watch.scrapes), "gpm": watch.gpm}
+                    "scrape_ms": summary(watch.scrapes), "gpm": watch.gpm, "cpu_share": watch.cpu_share}
     _growth(result, watch.samples)
     result.check("every scrape was answered, with the GPU up", not watch.bad,
                  f"{len(watch.scrapes)} scrapes, {watch.bad} bad")
     if watch.gpm["with"] < watch.gpm["scrapes"] - 2:
         result.lacks("activity (GPM) in every scrape", f"{watch.gpm['with']} of {watch.gpm['scrapes']}, the last in scrape "
                      f"{watch.gpm['last']}: permission may have gone, or there is none")
+
+
+def _exporter(stack: ExitStack, result: Result) -> tuple[Exporter, str]:
+    """As its pod runs it; where that cannot be had, as this is."""
+    if os.getuid() == 0:
+        try:
+            return stack.enter_context(Exporter(privileges.NO_CAPABILITIES)), privileges.NO_CAPABILITIES
+        except ChildError as error:  # e.g. files that root may read by a capability only
+            result.lacks(privileges.NO_CAPABILITIES, error)
+    return stack.enter_context(Exporter(privileges.AS_IS)), privileges.AS_IS
 
 
 def _signal(exporter: Exporter, go: bool) -> None:
@@ -82,10 +91,17 @@ class Watch:
         self.scrapes: list[float] = []
         self.bad = 0
         self.gpm = {"scrapes": 0, "with": 0, "last": 0}
+        self._cpu = self._seconds = 0.0
+
+    @property
+    def cpu_share(self) -> float | None:
+        """CPU time of the exporter, of the time in which it read: 0.01 = one percent of a core."""
+        return round(self._cpu / self._seconds, 5) if self._seconds else None
 
     def follow(self, exporter: Exporter, seconds: float, reading: bool) -> None:
         """Look each second; while it reads, scrape it too."""
-        end, scrape_due = time.monotonic() + seconds, time.monotonic() + min(SCRAPE_SECONDS, seconds / 2)
+        began, cpu = time.monotonic(), _cpu_seconds(exporter.pid)
+        end, scrape_due = began + seconds, began + min(SCRAPE_SECONDS, seconds / 2)
         while time.monotonic() < end and exporter.alive():
             if reading:
                 self.samples.append((round(time.time(), 1), *_seen(exporter.pid)))
@@ -93,6 +109,9 @@ class Watch:
                     scrape_due += SCRAPE_SECONDS
                     self._scrape(exporter)
             time.sleep(max(0.0, min(1.0, end - time.monotonic())))
+        if reading and exporter.alive():
+            self._cpu += _cpu_seconds(exporter.pid) - cpu
+            self._seconds += time.monotonic() - began
 
     def _scrape(self, exporter: Exporter) -> None:
         began = time.perf_counter()
@@ -109,6 +128,11 @@ def _seen(pid: int) -> tuple[int, int, int]:
     lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     found = {words[0].rstrip(":"): int(words[1]) for words in lines if words and words[0].rstrip(":") in WATCHED}
     return found["VmRSS"], found["Threads"], len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  (a count)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _growth(result: Result, samples: Sequence[tuple[float, int, int, int]]) -> None:

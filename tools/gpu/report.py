@@ -165,7 +165,7 @@ def _leak(data: Mapping[str, Any]) -> Iterable[str]:
     if "memory_kib" in data:
         yield (f"{data['minutes']:g} minutes as {data['identity']}: {data['memory_kib'] / 1024:.0f} MiB resident at the end "
                f"({data['grown']['memory_kib']:+.0f} KiB, {data['grown']['threads']:+.0f} threads, {data['grown']['files']:+.0f} files); "
-               f"scrapes {_times(data['scrape_ms'])} ms; GPM activity in {data['gpm']['with']} of {data['gpm']['scrapes']}.\n")
+               f"{_percent_of_a_core(data['cpu_share'])}; scrapes {_times(data['scrape_ms'])} ms; GPM activity in {data['gpm']['with']} of {data['gpm']['scrapes']}.\n")
     if "throughput" in data:
         rates = data["throughput"]
         yield (f"Load without the exporter {rates['without'] / 1e9:.1f} GB/s, beside it {rates['beside'] / 1e9:.1f} GB/s "
@@ -210,6 +210,10 @@ def _dash(value: object) -> str:
 def _per_second(rates: Mapping[str, Any], kind: str, name: str, unit: float) -> str:
     value = rates.get(kind, {}).get(name)
     return "-" if not value else f"{value / unit:.0f}"
+
+
+def _percent_of_a_core(share: float | None) -> str:
+    return "CPU not known" if share is None else f"{share:.2%} of a core"
 
 
 def _share(value: float | None) -> str:

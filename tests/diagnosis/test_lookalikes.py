@@ -234,3 +234,10 @@ def test_a_livelock_is_a_stall_and_stays_one():
                 prompt=after(40, 600.0, 0.0), finished=after(40, 2.0, 0.0), preemptions=after(40, 0.0, 5.0))
     assert said.said(40 + 25) == {"stalled"}
     assert said.confidence >= CONFIDENT
+
+
+def test_a_stall_at_a_full_cache_is_no_prefill_however_the_level_wanders():
+    """Incident KV15: two run, 98 wait, and the usage creeps from 0.994 to 0.995 and back."""
+    said = play(200, running=2.0, waiting=after(40, 0.0, 98.0), kv=lambda i: 0.5 if i < 40 else 0.99 + 0.0004 * (i % 9),
+                generated=after(40, 600.0, 0.0), prompt=after(40, 600.0, 0.0), finished=after(40, 2.0, 0.0))
+    assert said.said(40 + 25) == {"stalled"}

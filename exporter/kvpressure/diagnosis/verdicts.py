@@ -71,7 +71,7 @@ def asleep(case: Case) -> Finding | None:
 def frozen_or_stalled(case: Case) -> Finding | None:
     """Work is said to be present and nothing useful happens: a stall, a long prefill, a first request, or gauges that froze.
 
-    * A long prefill keeps the GPU busy or the cache filling, and pushes nobody out; it gets more patience. So does the first
+    * A long prefill fills the cache, which is not full yet, and pushes nobody out; it gets more patience. So does the first
       request of a process, for which kernels are compiled.
     * A queue that is all deferred while nothing runs waits for something else than the engine.
     * Frozen: no number moves, nobody waits, the GPU is idle and the clients' connections are gone, so the gauges stayed
@@ -84,7 +84,7 @@ def frozen_or_stalled(case: Case) -> Finding | None:
         return None
     moved, runs = (s.progress.seconds_still or 0.0) < t["no_progress_seconds"], (s.load.running or 0.0) > 0
     computing = s.kv.kv_slope_per_second is not None and s.kv.kv_slope_per_second > 0 and moved and runs \
-        and not case.true("preempting")
+        and not case.true("preempting") and not case.true("kv_full")
     if computing and stuck < t["prefill_patience_seconds"]:
         if case.true("queue_present"):
             return Finding("compute_bound", t["confidence_long_prefill"], supporting=("queue_present", "work_present"),

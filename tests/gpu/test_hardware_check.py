@@ -286,6 +286,19 @@ class TestLoads:
         assert data["levels"]["profiling"]["host"] == {"level": "profiling", "factor": 0.0, "starved": True, "saturated": False}
         assert data["figures"]["tensor"]["power_watts"] == 665.0
 
+    def test_what_was_measured_once_stays_told_apart(self, tmp_path: Path) -> None:
+        """Kept readings, real ones too once there are some, by the thresholds of today."""
+        made = Result("loads")
+        made.data |= levels.judge(made, self.readings(("profiling", "power", "utilization_weak")))
+        made.write(tmp_path)
+        results = [result for place in (tmp_path, publish.KEPT) if (result := load(place, "loads")) is not None]
+        assert results[0].data == made.data
+        for result in results:
+            again = Result("loads")
+            found = levels.judge(again, levels.kept(result))
+            assert [check["ok"] for check in again.checks] == [check["ok"] for check in result.checks]
+            assert found["levels"] == result.data["levels"]
+
     def test_not_told_apart_is_said(self) -> None:
         result = Result("loads")
         levels.judge(result, self.readings(("profiling", "power", "utilization_weak"), swap=True))

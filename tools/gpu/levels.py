@@ -87,6 +87,12 @@ def judge(result: Result, readings: Mapping[str, Sequence[tuple[float, GpuReadin
     return {"figures": figures, "levels": said, "readings": kept}
 
 
+def kept(result: Result) -> dict[str, list[tuple[float, GpuReading]]]:
+    """The readings of a result that was kept, to be judged again by the thresholds of today."""
+    return {kind: [(t, GpuReading("GPU-0", 0, "nvidia", result.machine.get("name"), **dict(zip(FIGURES, values, strict=True))))
+                   for t, *values in rows] for kind, rows in result.data["readings"].items()}
+
+
 def _means(readings: Sequence[GpuReading]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for name in FIGURES:

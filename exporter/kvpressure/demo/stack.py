@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -90,7 +91,7 @@ class Child:
                 self._process = subprocess.Popen([*_ends_with_us(), *command(self.address)], stdout=log, stderr=log, cwd=folder,
                                                  stdin=subprocess.DEVNULL, start_new_session=True)
             try:
-                self._await_ready()
+                self.wait_for("/-/ready", lambda _: True, "was not ready")
                 return
             except BaseException as error:
                 self.stop()
@@ -112,17 +113,22 @@ class Child:
                 self._process.kill()
         self._process.wait()
 
-    def _await_ready(self) -> None:
+    def reload(self) -> None:
+        """Have it read its files again."""
+        self._process.send_signal(signal.SIGHUP)
+
+    def wait_for(self, path: str, expected: Callable[[str], bool], what: str) -> None:
+        """Until the page at ``path`` is as ``expected``. Raises ``StackError`` saying ``what`` did not come."""
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
             if self._process.poll() is not None:
                 raise StackError(f"{self._name} ended with status {self._process.returncode}: {self._last_words()}")
-            with contextlib.suppress(URLError, OSError), urlopen(f"{self.url}/-/ready", timeout=2) as answer:
-                if answer.status == 200:
+            with contextlib.suppress(URLError, OSError), urlopen(f"{self.url}{path}", timeout=2) as answer:
+                if expected(answer.read().decode(errors="replace")):
                     return
             if self._called_off.wait(0.05):
                 raise Interrupted
-        raise StackError(f"{self._name} was not ready after {START_SECONDS:.0f} s: {self._last_words()}")
+        raise StackError(f"{self._name} {what} after {START_SECONDS:.0f} s: {self._last_words()}")
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
@@ -160,16 +166,26 @@ class Stack:
                 alertmanager, "--config.file=alertmanager.yaml", "--storage.path=alertmanager",
                 f"--web.listen-address={address}", "--cluster.listen-address=", "--log.level=warn"], called_off)
             self._stops.callback(self.alertmanager.stop)
-            _write(folder / "rules.yaml", alerting.rules(by, scrape_seconds))
             _write(folder / "prometheus.yaml",
                    alerting.prometheus("rules.yaml", exporter, engines, self.alertmanager.address, scrape_seconds))
             self.prometheus = Child("prometheus", folder, lambda address: [
                 prometheus, "--config.file=prometheus.yaml", "--storage.tsdb.path=data",
                 f"--web.listen-address={address}", "--log.level=warn"], called_off)
             self._stops.callback(self.prometheus.stop)
+            self._load_rules(folder, by, scrape_seconds)
         except BaseException:
             self.stop()
             raise
+
+    def _load_rules(self, folder: Path, by: float, scrape_seconds: float) -> None:
+        """Give Prometheus its rules once it has seen the exporter: with waiting times shortened to less than a scrape, rules
+        that ask for absent series would fire before the first one.
+        """
+        self.prometheus.wait_for("/api/v1/query?query=kvpressure_build_info", lambda page: '"metric":{' in page,
+                                 "had not scraped the exporter")
+        _write(folder / "rules.yaml", alerting.rules(by, scrape_seconds))
+        self.prometheus.reload()
+        self.prometheus.wait_for("/api/v1/rules", lambda page: "KvpressureExporterAbsent" in page, "had not loaded its rules")
 
     def active_alerts(self) -> set[str]:
         """Fingerprints of the alerts that Alertmanager knows as active, muted ones included. Raises ``StackError``."""

@@ -188,6 +188,8 @@ def _sequences(engine: Pressed, t: Thresholds) -> Step:
     said = f"{now}; to {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} that run at once (documented: {percent_text(low)} to {percent_text(high)})"
     if fits is not None:
         said += f", sized by the cache: it holds about {fits:.0f} requests of the present length"
+        if engine.signal("output_quantiles:0.95") is None and engine.signal("prompt_quantiles:0.95") is None:
+            said += " (none finished while it was watched, so that answers count only as far as they had come: rather less than more)"
     if least < limit.recommended:
         said += f". If requests are still pushed out, {least}; where lengths differ much that is the cut that ends it ({MEASURED['cut']})"
     if limit.value is not None and limit.value * (1 - high) > base:
@@ -260,13 +262,14 @@ def _beyond(engine: Pressed, t: Thresholds) -> Iterator[Step]:
 
 def _watermark(engine: Pressed) -> Step:
     version = parse_version(engine.version)
-    title = f"Set --watermark {WATERMARK:g} (beyond the guides)"
+    title = "Set --watermark (beyond the guides)"
     measured = MEASURED["watermark"]
     cost = f"{percent_text(WATERMARK)} of the cache stays free on admission: fewer requests at once"
     if version is not None and version < _WATERMARK_SINCE:
         return Step(title, "not here", f"vLLM {engine.version} does not know it (since 0.24)", cost)
     if version is None:
-        return Step(title, "if it stays", f"requests are pushed out and computed again; {measured}. Needs vLLM 0.24 or later", cost)
+        return Step(title, "if it stays", f"--watermark {WATERMARK:g}: requests are pushed out and computed again; {measured}. Needs vLLM 0.24 or "
+                    "later", cost)
     return Step(title, "do", f"requests are pushed out and computed again; {measured}", cost, {"watermark": WATERMARK})
 
 

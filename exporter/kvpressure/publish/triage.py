@@ -47,8 +47,12 @@ class _Case:
     def pod(self) -> str:
         """Namespace and pod as arguments of kubectl, safe to paste. A server that was given by its address has none."""
         key = self.engine.key
-        known = bool(key.pod) and ":" not in key.pod
-        return f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod if known else '<pod>')}"
+        return f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod if self.has_pod else '<pod>')}"
+
+    @property
+    def has_pod(self) -> bool:
+        """Whether the server is known as a pod."""
+        return bool(self.engine.key.pod) and ":" not in self.engine.key.pod
 
 
 def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[Step, ...]:
@@ -74,7 +78,8 @@ def _pods(case: _Case) -> Step:
     on = ", ".join(f"GPU {gpu.index} ({gpu.name or gpu.vendor})" for gpu in gpus) or "GPU not known"
     ready = held.reading.ready if held else None
     says = "readiness not known" if ready is None else ("ready" if ready else "not ready")
-    where = f"{engine.key.namespace or '–'}/{engine.key.pod or 'no pod'}, container {engine.container or '–'}: {says}; {on}."
+    where = f"{engine.key.namespace or '–'}/{engine.key.pod}, container {engine.container or '–'}: {says}; {on}." if case.has_pod else \
+        f"Only its address is known, {engine.target}, and not which pod answers there; {on}."
     finding: Finding = "unknown" if ready is None else ("fine" if ready else "bad")
     return Step(1, "Which pod serves the model?", finding, (where,),
                 f"kubectl get -n {shlex.quote(engine.key.namespace or '<namespace>')} pods -o wide")

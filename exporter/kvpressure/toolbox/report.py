@@ -64,7 +64,8 @@ def next_steps(engine: EngineView, again: str) -> Iterator[str]:
     plan = mapping(engine.data.get("mitigation"))
     for action in (mapping(item) for item in items(plan.get("actions"))):
         flags = " ".join(str(item) for item in items(action.get("flags")))
-        if not str(action.get("title")).startswith("Verify"):  # on the exporter's page; here it is a command
+        title = str(action.get("title"))
+        if not title.startswith("Verify") and not title.endswith(": not now"):  # to verify is a command here
             yield f"{action.get('title')}" + (f": {flags}" if flags else "")
     if engine.verdict == "kv_pressure":
         yield f"kvpressure mitigate {again}: the whole plan with costs, as text, kubectl patch or Helm values"

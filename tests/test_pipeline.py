@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from kvpressure import readings as r
 from kvpressure.pipeline import FORGET_SECONDS, MAX_GONE_ENGINES, Pipeline
 from kvpressure.readings import (
+    AllocatorReading,
     ContainerReading,
     EngineKey,
     EnginePage,
     EngineReading,
     GpuOwner,
+    GpuProcess,
     GpuReading,
     Histogram,
     LogLine,
@@ -354,3 +356,18 @@ def test_the_recommended_context_limit_stands_while_an_incident_lasts():
             recommended.append(state.engines[0].limits["max_model_len"].recommended)
     assert len(recommended) > 100
     assert set(recommended) == {12288.0}, "9050 tokens and a quarter, rounded up"
+
+
+def test_the_context_component_joins_driver_and_plugin_by_pod():
+    """The pod's own processes only, and nothing where the driver hides the memory of one of them."""
+    def components(mine, other=5 * GIB):
+        gpu = GpuReading("GPU-1", 0, "nvidia", processes=(GpuProcess(11, mine), GpuProcess(12, 0 if mine is None else None),
+                                                          GpuProcess(99, other)))
+        pods = {11: ("inference", "chat-0"), 99: ("inference", "other-0")}
+        state = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), pages=(busy(1000.0),), process_pods=pods,
+                                            allocator=(AllocatorReading("inference", "chat-0", 0, reserved_bytes=60 * GIB),)))
+        return state.engines[0].signals.memory.components
+
+    assert components(61 * GIB) == {"context": GIB}
+    assert components(None) == {}
+    assert components(59 * GIB) == {}, "less than torch holds: not the same moment"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kvpressure.readings import Snapshot, SourceHealth
 from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError, SourceSpec, registry
 from kvpressure.sources.joins import join_containers, join_owners
-from kvpressure.state import State
+from kvpressure.state import RecorderHealth, State
 from kvpressure.worker import OnceLog, Worker, next_due
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Monitor:
         self._clock = clock
         self._wall = wall
         self._listeners: list[Listener] = []
+        self._recorder: Callable[[], RecorderHealth] | None = None
         self._health = SourceHealth(PIPELINE)
         self._ticks = 0
         self._beat = clock()
@@ -70,6 +71,10 @@ class Monitor:
     def add_listener(self, listener: Listener) -> None:
         """Call ``listener(snapshot, state)`` after every tick, in the loop's thread. Its exceptions are logged."""
         self._listeners.append(listener)
+
+    def follow_recorder(self, health: Callable[[], RecorderHealth]) -> None:
+        """Publish how the flight recorder, which is one of the listeners, is doing."""
+        self._recorder = health
 
     def start(self) -> None:
         """Start the workers and the loop."""
@@ -105,7 +110,8 @@ class Monitor:
         self._ticks += 1
         state = self._observe(snapshot)
         state = replace(state, ticks=self._ticks, lag_seconds=max(0.0, lag),
-                        health={**health, PIPELINE: self._health})
+                        health={**health, PIPELINE: self._health},
+                        recorder=self._recorder() if self._recorder else None)
         self.state = state
         self._beat = self._clock()
         for listener in self._listeners:

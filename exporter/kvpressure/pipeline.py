@@ -13,7 +13,6 @@ from typing import Final
 from kvpressure.args import EngineArgs
 from kvpressure.diagnosis import advice
 from kvpressure.readings import (
-    AllocatorReading,
     ContainerReading,
     EngineKey,
     EnginePage,
@@ -178,7 +177,7 @@ class Pipeline:
         empty_pools: dict[str, list[float | None]] = {}
         for track in self._engines.values():
             gpus = track.gpus or owners.get((track.key.namespace, track.key.pod), ())
-            around, found_limits = self._surroundings(now, track, gpus, snapshot.allocator)
+            around, found_limits = self._surroundings(now, track, gpus, snapshot)
             cache, shape = track.tracker.kv_signals(around)
             pool = around.facts.get("pool_bytes")
             empty = None if pool is None or cache.kv_used_ratio is None else pool * (1.0 - cache.kv_used_ratio)
@@ -194,33 +193,36 @@ class Pipeline:
         return tuple(states), empty_pools
 
     def _surroundings(self, now: float, track: EngineTrack, gpus: Iterable[str],
-                      allocator: Sequence[AllocatorReading]) -> tuple[Surroundings, Mapping[str, InForce]]:
+                      snapshot: Snapshot) -> tuple[Surroundings, Mapping[str, InForce]]:
         key, page, reading = track.key, track.tracker.page, track.tracker.reading
         container = self._containers.get((key.namespace, key.pod, track.container))
         known_gpus = [self._gpus[uuid] for uuid in gpus if uuid in self._gpus]
         windows = [gpu.window for gpu in known_gpus if self._fresh(gpu.window.last_t, now)]
         facts = dict(container.facts) if container else {}
         found_limits: Mapping[str, InForce] = {}
+        merged = EngineArgs()
         if page is not None:
+            merged = self._parsed(page).merged(container.logged) if container and container.logged else self._parsed(page)
             gpu = known_gpus[0].window.last if known_gpus else None  # the card stays what it is between two readings
             found_limits = limit_signals.in_force(self._parsed(page), container.logged if container else None, facts,
                                                   reading.cache_config if reading else {}, self._version(track), page.flavour, gpu)
             if "pool_bytes" not in facts:
-                merged = self._parsed(page).merged(container.logged) if container and container.logged else self._parsed(page)
                 pool = pool_from_configuration(merged, reading.cache_config if reading else {}, len(page.engines))
                 if pool is not None:
                     facts["pool_bytes"] = pool
+        pod = (key.namespace, key.pod)
+        allocator = [rank for rank in snapshot.allocator if (rank.namespace, rank.pod) == pod]
         seqs, length = found_limits.get("max_num_seqs"), found_limits.get("max_model_len")
         return Surroundings(
             now=now, gpus=windows,
             container=container.window if container and self._fresh(container.window.last_t, now) else None,
-            allocator=[a for a in allocator if (a.namespace, a.pod) == (key.namespace, key.pod)],
+            allocator=allocator, processes=_process_bytes_of(snapshot, pod) if allocator else (),
             facts=facts, events=container.recent_events(now) if container else _NO_SIGNALS,
             events_known=container.seen_log if container else False,
             oom=container.recent_oom(now) if container else _NO_FIGURES,
             gpu_faults=sum(gpu.recent_faults(now) for gpu in known_gpus) if known_gpus else None,
             max_num_seqs=seqs.value if seqs else None, max_num_seqs_source=seqs.source if seqs else None,
-            max_model_len=length.value if length else None,
+            max_model_len=length.value if length else None, args=merged,
             first_t=track.first_t,
         ), found_limits
 
@@ -301,6 +303,19 @@ def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict
         if process.used_bytes is not None and process.pid in pods:
             sums[pods[process.pid]] = sums.get(pods[process.pid], 0) + process.used_bytes
     return sums
+
+
+def _process_bytes_of(snapshot: Snapshot, pod: tuple[str, str]) -> list[int]:
+    """Device memory of a pod's processes on each GPU that has some; empty where it is not known of one of them."""
+    found = []
+    for gpu in snapshot.gpus:
+        sizes = [process.used_bytes for process in gpu.processes if snapshot.process_pods.get(process.pid) == pod]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes):
+            return []
+        if known:
+            found.append(sum(known))
+    return found
 
 
 def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], tuple[str, ...]]:

@@ -108,6 +108,12 @@ class GpuReading:
     processes: tuple[GpuProcess, ...] = ()
     error: str | None = None
 
+    @property
+    def memory_used_ratio(self) -> float | None:
+        """Used share of the device's memory."""
+        used, total = self.memory_used_bytes, self.memory_total_bytes
+        return used / total if used is not None and total else None
+
 
 @dataclass(frozen=True, slots=True)
 class Histogram:

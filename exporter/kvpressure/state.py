@@ -129,6 +129,19 @@ class GpuState:
 
 
 @dataclass(frozen=True, slots=True)
+class RecorderHealth:
+    """How the flight recorder is doing. ``up`` None = nothing was to be written yet; ``reason`` and ``errors`` by reason as
+    in ``recording.recorder.REASONS``; ``dropped`` counts ticks that were not kept.
+    """
+
+    up: bool | None = None
+    reason: str | None = None
+    last_success: float | None = None
+    errors: Mapping[str, int] = field(default_factory=dict)
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything that ``/metrics``, the page and the JSON show."""
 
@@ -143,3 +156,4 @@ class State:
     expected_gpus: Mapping[str, int] = field(default_factory=dict)
     ticks: int = 0
     lag_seconds: float = 0.0
+    recorder: RecorderHealth | None = None  # None = no flight recorder is kept

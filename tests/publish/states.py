@@ -29,6 +29,7 @@ from kvpressure.state import (
     Evidence,
     GpuState,
     Limit,
+    RecorderHealth,
     State,
     TargetState,
 )
@@ -120,6 +121,7 @@ def full_state() -> State:
         health={"vllm": SourceHealth("vllm", True, None, NOW, 0.01, {"timeout": 2}),
                 "nvidia": SourceHealth("nvidia", False, "library_missing", None, 0.001, {"library_missing": 9})},
         expected_gpus={"nvidia": 1}, ticks=42, lag_seconds=0.001,
+        recorder=RecorderHealth(False, "disk_full", NOW, {"disk_full": 3}, 30),
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gzip
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +19,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvpressure.monitor import Monitor
+from kvpressure.pipeline import Pipeline
+from kvpressure.publish.collector import families
+from kvpressure.publish.exposition import encode
 from kvpressure.readings import GpuReading, Snapshot
 from kvpressure.recording import recorder as recorder_module
 from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Problem, Reader
-from kvpressure.recording.recorder import BackgroundRecorder, Recorder, RecordingFull
+from kvpressure.recording.recorder import (
+    REASONS,
+    BackgroundRecorder,
+    Recorder,
+    RecordingFull,
+    reason_of,
+)
 from kvpressure.sources.vllm.exposition import page_from_text
 from recording.strategies import real_pages
 
@@ -130,7 +141,7 @@ def test_a_directory_never_exceeds_its_bound_and_keeps_the_newest(
 
 
 def test_a_tick_that_alone_is_too_large_is_dropped_and_counted(tmp_path: Path) -> None:
-    with Recorder(tmp_path, HEADER, max_bytes=2000, flush_seconds=0.0) as recorder:
+    with Recorder(tmp_path, HEADER, max_bytes=1200, flush_seconds=0.0) as recorder:
         recorder.write(tick(1.0))
         recorder.write(tick(2.0, 50_000))
         recorder.write(tick(3.0))
@@ -237,8 +248,13 @@ class _Slow:
     """A recorder whose disk hangs until it is let go."""
 
     def __init__(self, write: Callable[[Snapshot], None]) -> None:
-        self.write = write
+        self._write = write
         self.closed = False
+        self.ticks = self.dropped = 0
+
+    def write(self, snapshot: Snapshot) -> None:
+        self._write(snapshot)
+        self.ticks += 1
 
     def close(self) -> None:
         self.closed = True
@@ -261,6 +277,8 @@ def test_a_hanging_disk_never_blocks_the_listener() -> None:
     assert written[:4] == [0.0, 1.0, 2.0, 3.0]
     assert len(written) + background.dropped == 100
     assert background.dropped >= 90
+    assert background.health().errors == {"slow": background.dropped}
+    assert background.health().dropped == background.dropped
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "full"), ValueError("a fault of ours")])
@@ -279,3 +297,82 @@ def test_a_failed_write_is_reported_and_the_next_one_tried(failure: Exception) -
     assert written == [0.0, 2.0]
     assert background.failed.is_set()
     assert background.error is failure
+    health = background.health()
+    assert (health.up, health.reason) == (True, None), "it writes again"
+    assert health.errors == {"disk_full" if isinstance(failure, OSError) else "internal": 1}
+
+
+@pytest.mark.parametrize(("error", "reason"), [
+    (OSError(errno.ENOSPC, ""), "disk_full"), (OSError(errno.EDQUOT, ""), "disk_full"), (OSError(errno.EACCES, ""), "no_permission"),
+    (OSError(errno.EPERM, ""), "no_permission"), (OSError(errno.EROFS, ""), "read_only"), (OSError(errno.ENOENT, ""), "removed"),
+    (OSError(errno.EIO, ""), "io_error"), (OSError("no number"), "io_error"), (RecordingFull("x"), "full"), (KeyError("x"), "internal"),
+])
+def test_failures_have_a_reason_from_a_closed_set(error: Exception, reason: str) -> None:
+    assert reason_of(error) == reason
+    assert reason in REASONS
+
+
+def published(monitor: Monitor) -> dict[str, float]:
+    text = encode(families(monitor.tick()).collect(), openmetrics=False).decode()
+    return {line.split()[0].removeprefix("kvpressure_"): float(line.split()[1]) for line in text.splitlines()
+            if line.startswith("kvpressure_recorder_")}
+
+
+def test_a_failing_flight_recorder_is_on_the_metrics_page_and_so_is_its_recovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    background = BackgroundRecorder(Recorder(tmp_path, HEADER, flush_seconds=0.0), wall=lambda: 1234.0)
+    monitor = Monitor({}, Pipeline())
+    assert published(monitor) == {}, "no flight recorder is kept"
+    monitor.follow_recorder(background.health)
+    monitor.add_listener(background)
+
+    def until(**expected: float) -> None:
+        end = time.monotonic() + 10
+        while (now := published(monitor)) | expected != now:
+            assert time.monotonic() < end, now
+            time.sleep(0.01)
+
+    until(recorder_up=1, recorder_last_success_timestamp_seconds=1234, recorder_dropped_ticks_total=0)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(recorder_module.os, "write", full)
+    until(recorder_up=0)
+    assert published(monitor)['recorder_errors_total{reason="disk_full"}'] >= 1
+    assert published(monitor)["recorder_dropped_ticks_total"] >= 1
+    monkeypatch.undo()
+    until(recorder_up=1)
+    background.close()
+
+
+def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "kept", HEADER, flush_seconds=0.0)
+    recorder.write(tick(1.0))
+    shutil.rmtree(tmp_path / "kept")
+    recorder.write(tick(2.0))
+    recorder.close()
+    assert [snapshot.time for snapshot in read(recorder.path)[0]] == [2.0]
+    assert recorder.dropped == 0
+
+
+def test_a_single_file_that_was_removed_says_so(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "a.jsonl", HEADER, flush_seconds=0.0)
+    (tmp_path / "a.jsonl.part").unlink()
+    with pytest.raises(FileNotFoundError, match="was removed"):
+        recorder.write(tick(1.0))
+    assert (recorder.ticks, recorder.dropped) == (0, 1)
+
+
+def test_ticks_are_counted_as_dropped_when_the_next_file_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(tmp_path, HEADER, max_bytes=1200, flush_seconds=0.0)
+    recorder.write(tick(1.0, 1500))
+    real = os.open
+    monkeypatch.setattr(recorder_module.os, "open", lambda *_: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
+    for t in (2.0, 3.0):
+        with pytest.raises(OSError, match="read-only"):
+            recorder.write(tick(t, 1500))
+    assert (recorder.ticks, recorder.dropped) == (1, 2)
+    monkeypatch.setattr(recorder_module.os, "open", real)
+    recorder.write(tick(4.0, 1500))
+    recorder.close()
+    assert [snapshot.time for file in sorted(tmp_path.iterdir()) for snapshot in read(file)[0]] == [1.0, 4.0]

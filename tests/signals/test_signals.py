@@ -455,9 +455,9 @@ def test_demand_is_used_memory_without_the_empty_part_of_the_pool():
 
 def test_components_name_the_rest_only_when_weights_and_pool_are_known():
     facts = {"weights_bytes": 14.0 * GIB, "pool_bytes": 50.0 * GIB, "graphs_bytes": 1.0 * GIB}
-    found = memory.components(facts, 70.0 * GIB)
+    found = memory.components(facts, None, 70.0 * GIB)
     assert found["other"] == pytest.approx(5 * GIB)
-    assert "other" not in memory.components({"pool_bytes": 50.0 * GIB}, 70.0 * GIB)
+    assert "other" not in memory.components({"pool_bytes": 50.0 * GIB}, None, 70.0 * GIB)
 
 
 def test_idle_growth_needs_ten_minutes_and_ends_with_work():
@@ -471,7 +471,7 @@ def test_idle_growth_needs_ten_minutes_and_ends_with_work():
 
 def test_fragmentation_figures_come_from_the_worst_rank():
     ranks = [AllocatorReading("n", "p", 0, 10, 12, 1), AllocatorReading("n", "p", 1, 10, 20, 5)]
-    found = memory.compute(KvSignals(), [], DeviceMemory(T), {}, ranks, None, None, None)
+    found = memory.compute(KvSignals(), [], DeviceMemory(T), {}, ranks, [], None, None, None)
     assert (found.allocator_reserved_bytes, found.allocator_allocated_bytes) == (20, 10)
 
 
@@ -584,3 +584,18 @@ def test_load_that_is_not_known_is_absent():
     load = concurrency.compute(window(rows), 64, "args", None, None, T)
     assert (load.running, load.waiting, load.in_flight, load.concurrency_ratio, load.arrival_rate) == (30, None, None, None, None)
     assert batch.compute(window(rows), RunningHistogram(), 64, T).batch_collapse_ratio is None
+
+
+def test_context_is_what_processes_hold_outside_torch():
+    facts = {"weights_bytes": 14.0 * GIB, "pool_bytes": 50.0 * GIB}
+    found = memory.components(facts, 0.5 * GIB, 70.0 * GIB)
+    assert found == {"weights": 14 * GIB, "kv_pool": 50 * GIB, "context": 0.5 * GIB, "other": 5.5 * GIB}
+
+
+@pytest.mark.parametrize(("processes", "reserved", "expected"), [
+    ([70], [66], 4), ([70, 72], [66, 66], 5), ([70], [70], 0),
+    ([], [66], None), ([70], [], None), ([70], [66, 66], None), ([70, 72], [66], None), ([70], [None], None), ([70], [71], None),
+])
+def test_context_is_known_only_where_each_gpu_has_its_worker_and_both_sides_tell(processes, reserved, expected):
+    ranks = [AllocatorReading("n", "p", i, reserved_bytes=size) for i, size in enumerate(reserved)]
+    assert memory.outside_torch(processes, ranks) == expected

@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     monitor.add_listener(chosen.shared.observe)
     if recorder is not None:
         monitor.add_listener(recorder)
+        monitor.follow_recorder(recorder.health)
     around = Surroundings(chosen.thresholds, links=Links(chosen.runbook_url or "", chosen.dashboard_url or ""))
     monitor.add_listener(around.history.observe)
     site = Site(lambda: monitor.state, why_unhealthy=monitor.why_unhealthy, why_not_ready=monitor.why_not_ready,

@@ -67,9 +67,8 @@ def _memory(gpu: GpuState, told_by_parts: frozenset[str] | None) -> dict[str, fl
     reading = gpu.reading
     found: dict[str, float | None] = {f"gpu_{name}": getattr(reading, name) for name in _MEMORY_FIELDS
                                       if name not in (told_by_parts or ())}
-    total, used = reading.memory_total_bytes, reading.memory_used_bytes
-    if told_by_parts is None and used is not None and total:
-        found["gpu_memory_used_ratio"] = used / total
+    if told_by_parts is None:
+        found["gpu_memory_used_ratio"] = reading.memory_used_ratio
     found["gpu_memory_demand_ratio"] = gpu.demand_ratio
     return found
 
@@ -141,6 +140,11 @@ def _add_exporter(out: Families, state: State) -> None:
         out.add("target_scrape_seconds", where, target.duration_seconds)
         out.add("page_bad_lines", where, target.bad_lines if target.up else None)
         out.each("page_cut", where, target.cut)
+    if state.recorder is not None:
+        out.add("recorder_up", (), state.recorder.up)
+        out.add("recorder_last_success_timestamp_seconds", (), state.recorder.last_success)
+        out.each("recorder_errors_total", (), state.recorder.errors)
+        out.add("recorder_dropped_ticks_total", (), state.recorder.dropped)
     out.add("ticks_total", (), state.ticks)
     out.add("tick_lag_seconds", (), state.lag_seconds)
     out.add("build_info", _BUILD, 1)

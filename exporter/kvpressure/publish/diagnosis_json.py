@@ -37,6 +37,7 @@ def diagnosis_document(state: State, node_name: str, around: Surroundings | None
         "expected_gpus": state.expected_gpus,
         "ticks": state.ticks,
         "lag_seconds": state.lag_seconds,
+        "recorder": asdict(state.recorder) if state.recorder else None,
         "boards": {uid: around.links.board(uid).url or None for uid in BOARDS},
     }
     plain: dict[str, Any] = _plain(document)

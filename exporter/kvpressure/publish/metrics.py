@@ -130,7 +130,7 @@ METRICS: Final[tuple[Metric, ...]] = (
        "missing.", ENGINE, "no demand"),
     _m("running_requests", "histogram", "Samples of requests running.", ENGINE),
     # --- load -----------------------------------------------------------------------------------------------
-    _m("requests_in_flight", "gauge", "Running plus waiting.", ENGINE),
+    _m("requests_in_flight", "gauge", "Running plus waiting.", ENGINE, "the page lacks one of them"),
     _m("max_concurrent_requests", "gauge", "Most requests the engine can run at once, by where the limit comes from.",
        (*ENGINE, "source")),
     _m("concurrency_ratio", "gauge", "Requests in flight divided by the smallest known limit.", ENGINE,
@@ -159,7 +159,9 @@ METRICS: Final[tuple[Metric, ...]] = (
        "(pool minus used), kv_block (waste inside blocks, estimate).", (*ENGINE, "scope"), "scope not known"),
     _m("memory_reserved_bytes", "gauge", "Reserved bytes by scope.", (*ENGINE, "scope"), "scope not known"),
     _m("memory_allocated_bytes", "gauge", "Allocated bytes by scope.", (*ENGINE, "scope"), "scope not known"),
-    _m("memory_component_bytes", "gauge", "Device memory by component where known.", (*ENGINE, "component")),
+    _m("memory_component_bytes", "gauge", "Device memory by component, per GPU: weights, kv_pool, activations (peak), graphs, "
+       "context (what a worker holds outside torch: driver context, NCCL, libraries), other.", (*ENGINE, "component"),
+       "the start-up lines do not tell; context needs per-process memory of the driver and the plugin"),
     # --- diagnosis ------------------------------------------------------------------------------------------
     _m("verdict", "gauge", "State set: 1 for the present verdict.", (*ENGINE, "verdict")),
     _m("verdict_confidence", "gauge", "Confidence of the verdict, 0-1; 0.7 and above counts as confident.", ENGINE),
@@ -193,6 +195,10 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m("page_cut", "gauge", "What limits left out of the engine's page: engines (more than its part of the node's 64), series "
        "(more than a page or a histogram may have), plugin (1 if its lines were too many).", ("target", "reason"),
        "nothing was left out"),
+    _m("recorder_up", "gauge", "1 if the flight recorder keeps up, 0 if it fails or loses ticks.", (), "no flight recorder is kept"),
+    _m("recorder_last_success_timestamp_seconds", "gauge", "When the flight recorder last wrote.", (), "it never did"),
+    _m("recorder_errors_total", "counter", "Ticks that the flight recorder failed to take, by reason.", ("reason",)),
+    _m("recorder_dropped_ticks_total", "counter", "Ticks that are not in the recording.", (), "no flight recorder is kept"),
     _m("ticks_total", "counter", "Ticks of the monitor loop."),
     _m("tick_lag_seconds", "gauge", "How late the last tick was."),
     _m("build_info", "info", "Build of the exporter; value is always 1.", ("version", "python")),

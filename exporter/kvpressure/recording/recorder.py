@@ -18,6 +18,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from typing import Final
 
 from kvpressure.readings import Snapshot
 from kvpressure.recording.format import Header, tick_to_json
+from kvpressure.state import RecorderHealth
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,19 @@ FLUSH_SECONDS: Final = 2.0
 _GATHER_BYTES: Final = 4 * 1024 * 1024  # written at once from here on, whatever the time
 _COMPRESSION: Final = 3
 _PART: Final = ".part"
+
+
+REASONS: Final = ("disk_full", "no_permission", "read_only", "removed", "io_error", "full", "slow", "internal")
+"""Why a tick was not recorded. ``slow``: the disk takes less than comes; ``full``: a single file has its largest size."""
+_REASON_OF: Final = {errno.ENOSPC: "disk_full", errno.EDQUOT: "disk_full", errno.EACCES: "no_permission",
+                     errno.EPERM: "no_permission", errno.EROFS: "read_only", errno.ENOENT: "removed"}
+
+
+def reason_of(error: Exception) -> str:
+    """One of ``REASONS``."""
+    if isinstance(error, OSError):
+        return _REASON_OF.get(error.errno or 0, "io_error")
+    return "full" if isinstance(error, RecordingFull) else "internal"
 
 
 class RecordingFull(Exception):
@@ -78,6 +93,11 @@ class _File:
             os.lseek(self._fd, self.size, os.SEEK_SET)
             raise
         self.size += len(data)
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing can be kept here any more: the file has its name, or somebody removed it."""
+        return self.finished or os.fstat(self._fd).st_nlink == 0
 
     def finish(self) -> None:
         """Give the file its name; once."""
@@ -152,29 +172,34 @@ class Recorder:
         lines, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not lines:
             return
-        if self._file.finished:
-            self.dropped += len(lines)
-            raise self._full()
+        before = self.ticks
+        try:
+            self._store(lines)
+        finally:
+            self.dropped += len(lines) - (self.ticks - before)
+
+    def _store(self, lines: list[str]) -> None:
+        """Write what fits. A directory whose file or whose self was removed begins anew."""
+        if self._file.lost:
+            if self._directory is None:
+                raise self._ended()
+            self._file = self._next_file(self._directory)
         data = self._file.member(lines)
         if self._directory is not None and not self._fits(data) and self._file.size > self._file.empty_size:
             self._file.finish()
             self._file = self._next_file(self._directory)
         fitting = lines if self._fits(data) else self._fitting(lines)
-        self._append(fitting, data if fitting is lines else self._file.member(fitting))
+        self._file.append(data if fitting is lines else self._file.member(fitting))
+        self.ticks += len(fitting)
         if self._directory is None and len(fitting) < len(lines):
             self._file.finish()
-            raise self._full()
+            raise self._ended()
 
-    def _full(self) -> RecordingFull:
+    def _ended(self) -> Exception:
+        """Why a single file takes no more."""
+        if not self._file.finished:
+            return FileNotFoundError(errno.ENOENT, "was removed", str(self._file.part))
         return RecordingFull(f"{self._file.path} has reached {self._max_bytes} bytes")
-
-    def _append(self, lines: list[str], data: bytes) -> None:
-        try:
-            self._file.append(data)
-        except OSError:
-            self.dropped += len(lines)
-            raise
-        self.ticks += len(lines)
 
     def _fits(self, data: bytes) -> bool:
         return self._file.size + len(data) <= self._max_bytes
@@ -187,7 +212,6 @@ class Recorder:
                 fitting.append(line)
             elif self._directory is None:
                 break
-        self.dropped += len(lines) - len(fitting)
         return fitting
 
     def close(self) -> None:
@@ -198,6 +222,7 @@ class Recorder:
 
     def _next_file(self, directory: Path) -> _File:
         """Remove the oldest files beyond ``keep`` and open the next. Numbers tell the age: clocks step."""
+        directory.mkdir(parents=True, exist_ok=True)
         finished = [path for path in directory.iterdir() if self._number_of(path.name)]
         finished.sort(key=lambda path: self._number_of(path.name))
         for path in finished[: max(0, len(finished) - self._keep + 1)]:
@@ -236,11 +261,14 @@ class BackgroundRecorder:
     failed; after a failure the next ticks are tried again.
     """
 
-    def __init__(self, recorder: Recorder, *, backlog: int = 16) -> None:
+    def __init__(self, recorder: Recorder, *, backlog: int = 16, wall: Callable[[], float] = time.time) -> None:
         self.recorder = recorder
         self.dropped = 0
         self.error: Exception | None = None
         self.failed = threading.Event()
+        self._wall = wall
+        self._health = RecorderHealth()
+        self._lock = threading.Lock()
         self._queue: queue.Queue[Snapshot | None] = queue.Queue(backlog)
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
         self._thread.start()
@@ -251,6 +279,20 @@ class BackgroundRecorder:
             self._queue.put_nowait(snapshot)
         except queue.Full:
             self.dropped += 1
+            self._failing("slow")
+
+    def health(self) -> RecorderHealth:
+        """How the recorder is doing; for any thread."""
+        return replace(self._health, dropped=self.dropped + self.recorder.dropped)
+
+    def _failing(self, reason: str) -> None:
+        with self._lock:  # the monitor's thread says "slow", the recorder's everything else
+            errors = {**self._health.errors, reason: self._health.errors.get(reason, 0) + 1}
+            self._health = replace(self._health, up=False, reason=reason, errors=errors)
+
+    def _wrote(self) -> None:
+        with self._lock:
+            self._health = replace(self._health, up=True, reason=None, last_success=self._wall())
 
     def close(self, timeout: float = 10.0) -> None:
         """Write what waits, name the file, end the thread."""
@@ -264,9 +306,13 @@ class BackgroundRecorder:
         self._try(self.recorder.close)
 
     def _try(self, action: Callable[..., None], *arguments: Snapshot) -> None:
+        before = self.recorder.ticks
         try:
             action(*arguments)
+            if self.recorder.ticks > before:
+                self._wrote()
         except Exception as error:  # whatever it is, the thread lives and the next tick is tried
+            self._failing(reason_of(error))
             if str(error) != str(self.error):  # a full disk fails every tick and is one line
                 log.warning("cannot record: %s", error)
             self.error = error

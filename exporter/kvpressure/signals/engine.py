@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvpressure import readings as r
+from kvpressure.args import EngineArgs
 from kvpressure.readings import AllocatorReading, EnginePage, EngineReading, GpuReading
 from kvpressure.signals import (
     batch,
@@ -51,6 +52,7 @@ class Surroundings:
     max_num_seqs: float | None = None
     max_num_seqs_source: str | None = None
     max_model_len: float | None = None
+    args: EngineArgs = field(default_factory=EngineArgs)
     first_t: float = 0.0
 
 
@@ -153,10 +155,15 @@ class EngineTracker:
             memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.processes,
                                   around.demand, load.running, _block_size(self.reading)),
             host=host.compute(window, around.container, around.now, t),
-            compute=score.compute(window, around.gpus, found, load, around.demand, t),
+            compute=score.compute(window, around.gpus, found, load, around.demand, t, self._cards_shared(around)),
             events=around.events, events_known=around.events_known, oom=around.oom, gpu_faults=around.gpu_faults,
             first_seen=0 <= around.now - around.first_t <= t["first_seen_seconds"],
         )
+
+    def _cards_shared(self, around: Surroundings) -> bool:
+        """Whether some of these cards may belong to another engine of the pod, or to none: it has more than this one needs."""
+        needs = around.args.engine_gpus
+        return len(around.gpus) > 1 and (self.engines_on_page > 1 if needs is None else len(around.gpus) > needs)
 
     def _ever_useful(self) -> bool | None:
         """Whether this process has computed or generated a token; ``None`` if its page does not count them."""

@@ -51,13 +51,6 @@ class DeviceMemory:
         return None if rise is None else rise * HOUR
 
 
-def used_ratio(gpu: GpuReading) -> float | None:
-    """Used share of device memory."""
-    if gpu.memory_used_bytes is None or not gpu.memory_total_bytes:
-        return None
-    return gpu.memory_used_bytes / gpu.memory_total_bytes
-
-
 def demand_ratio(gpu: GpuReading, empty_pool_bytes: Sequence[float | None]) -> float | None:
     """Share of device memory really needed: used minus the parts of the KV pools on it that hold nothing.
 
@@ -72,12 +65,13 @@ def demand_ratio(gpu: GpuReading, empty_pool_bytes: Sequence[float | None]) -> f
 
 
 def compute(kv: KvSignals, gpus: Sequence[GpuReading], device: DeviceMemory, facts: Mapping[str, float],
-            allocator: Sequence[AllocatorReading], demand: float | None, running: float | None,
-            block_size: float | None) -> MemorySignals:
+            allocator: Sequence[AllocatorReading], processes: Sequence[int], demand: float | None,
+            running: float | None, block_size: float | None) -> MemorySignals:
     """Memory of one engine. ``facts`` are bytes read from start-up lines and configuration: pool_bytes, weights_bytes,
-    graphs_bytes, activations_bytes; pool and components are per GPU.
+    graphs_bytes, activations_bytes; pool and components are per GPU. ``processes``: memory of the pod's processes on
+    each of its GPUs.
     """
-    ratios = [ratio for gpu in gpus if (ratio := used_ratio(gpu)) is not None]
+    ratios = [ratio for gpu in gpus if (ratio := gpu.memory_used_ratio) is not None]
     used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
     pool = facts.get("pool_bytes")
     pool_used = None if pool is None or kv.kv_used_ratio is None else pool * kv.kv_used_ratio
@@ -93,16 +87,31 @@ def compute(kv: KvSignals, gpus: Sequence[GpuReading], device: DeviceMemory, fac
         allocator_reserved_bytes=worst.reserved_bytes if worst else None,
         allocator_allocated_bytes=worst.allocated_bytes if worst else None,
         allocator_inactive_split_bytes=worst.inactive_split_bytes if worst else None,
-        components=components(facts, max(used, default=None)),
+        components=components(facts, outside_torch(processes, allocator), max(used, default=None)),
         idle_growth_bytes_per_hour=device.idle_growth_per_hour(), device_growth_bytes=growth,
     )
 
 
-def components(facts: Mapping[str, float], used: float | None) -> Mapping[str, float]:
-    """Device memory by component, as far as the start-up lines tell; ``other`` only when weights and pool are known."""
+def outside_torch(processes: Sequence[int], allocator: Sequence[AllocatorReading]) -> float | None:
+    """Device memory that a worker holds outside torch's allocator: the driver's context, NCCL, libraries. The mean over
+    the GPUs where each has its worker; ``None`` unless the driver tells the memory of processes and the plugin runs in all.
+    """
+    reserved = [rank.reserved_bytes for rank in allocator if rank.reserved_bytes is not None]
+    if not processes or not len(processes) == len(allocator) == len(reserved):
+        return None
+    held = sum(processes) - sum(reserved)
+    return held / len(processes) if held >= 0 else None
+
+
+def components(facts: Mapping[str, float], context: float | None, used: float | None) -> Mapping[str, float]:
+    """Device memory by component, as far as start-up lines, driver and plugin tell; ``other`` only when weights and pool
+    are known.
+    """
     found = {name: facts[key] for name, key in COMPONENT_EVENTS if key in facts}
     if "pool_bytes" in facts:
         found["kv_pool"] = facts["pool_bytes"]
+    if context is not None:
+        found["context"] = context
     if used is not None and {"weights", "kv_pool"} <= set(found):
         resident = sum(value for name, value in found.items() if name != "activations")
         if used >= resident:

@@ -171,8 +171,10 @@ class HostSignals:
 class ComputeSignals:
     """GPU activity as evidence, best level first (``signals.score``)."""
 
-    gpu_utilization: float | None = None  # mean over the engine's GPUs, last 15 s
+    gpu_utilization: float | None = None  # mean over those of the engine's GPUs that do anything, last 15 s
     gpu_utilization_low: float | None = None  # smallest
+    gpu_utilization_high: float | None = None  # largest
+    gpus_shared: bool = False  # some of the pod's GPUs may not be this engine's
     sm_activity: float | None = None
     tensor_activity: float | None = None
     dram_activity: float | None = None

@@ -112,17 +112,31 @@ def _level(activity: ComputeSignals) -> str:
     return UTILIZATION if activity.gpu_utilization is not None else NONE
 
 
+def working(gpus: Sequence[GpuWindow], t: Thresholds) -> Sequence[GpuWindow]:
+    """The cards that do anything, or all of them if none does: a pod may hold more than the engine uses, and the ranks of
+    data parallelism take work by turns.
+    """
+    return [gpu for gpu in gpus if (used := gpu.mean(_utilization)) is None or used > t["gpu_idle_ratio"]] or gpus
+
+
+def _utilization(gpu: GpuReading) -> float | None:
+    return gpu.utilization_ratio
+
+
 def compute(window: EngineWindow, gpus: Sequence[GpuWindow], kv: KvSignals, load: LoadSignals,
-            demand: float | None, t: Thresholds) -> ComputeSignals:
-    """Activity, the three factors and their product; a factor that cannot be known leaves the score absent."""
-    utilizations = [mean for gpu in gpus if (mean := gpu.mean(lambda g: g.utilization_ratio)) is not None]
+            demand: float | None, t: Thresholds, shared: bool = False) -> ComputeSignals:
+    """Activity, the three factors and their product; a factor that cannot be known leaves the score absent. ``shared`` =
+    some of the cards may not be this engine's.
+    """
+    utilizations = [mean for gpu in gpus if (mean := gpu.mean(_utilization)) is not None]
+    gpus = working(gpus, t)
     read = window.rate(r.ESTIMATED_READ_BYTES, ACTIVITY_SECONDS)
     written = window.rate(r.ESTIMATED_WRITE_BYTES, ACTIVITY_SECONDS)
     flops = window.rate(r.ESTIMATED_FLOPS, ACTIVITY_SECONDS) or None
     moved = None if read is None else (read + (written or 0.0)) or None
     activity = ComputeSignals(
-        gpu_utilization=sum(utilizations) / len(utilizations) if utilizations else None,
-        gpu_utilization_low=min(utilizations, default=None),
+        gpu_utilization=_mean_over(gpus, _utilization), gpus_shared=shared,
+        gpu_utilization_low=min(utilizations, default=None), gpu_utilization_high=max(utilizations, default=None),
         sm_activity=_mean_over(gpus, lambda g: g.sm_activity_ratio),
         tensor_activity=_mean_over(gpus, lambda g: g.tensor_activity_ratio),
         dram_activity=_mean_over(gpus, lambda g: g.dram_activity_ratio),

@@ -64,7 +64,7 @@ def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[St
     return tuple(step(case) for step in _STEPS)
 
 
-def _worst(*findings: Finding) -> Finding:
+def gravest(*findings: Finding) -> Finding:
     """The one to show for several: bad, look, fine, unknown."""
     return next((one for one in _ORDER if one in findings), "unknown")
 
@@ -152,7 +152,7 @@ def _requests(case: _Case) -> Step:
     marks = ((shape.context_spike_ratio, "context_spike_ratio"), (burst, "arrival_burst_ratio_high"),
              (over, "kv_overcommit_warning_ratio"))
     found: list[Finding] = ["look" if value >= t[name] else "fine" for value, name in marks if value is not None]
-    return Step(5, "What is being sent?", _worst(*found), answers, "look at the gateway's or the application's log")
+    return Step(5, "What is being sent?", gravest(*found), answers, "look at the gateway's or the application's log")
 
 
 def _sent(case: _Case) -> tuple[str, ...]:
@@ -222,7 +222,7 @@ def _metrics(case: _Case) -> Step:
     if worst is not None:
         found.append("bad" if worst[1] >= t["latency_multiplied_ratio"] else
                      "look" if worst[1] >= t["latency_rising_ratio"] else "fine")
-    return Step(8, "Batch size, latency, time per output token?", _worst(*found) if up else "unknown", answers,
+    return Step(8, "Batch size, latency, time per output token?", gravest(*found) if up else "unknown", answers,
                 "curl -s localhost:8000/metrics | grep -E 'running|waiting|time_per_output|inter_token'")
 
 

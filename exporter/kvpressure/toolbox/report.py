@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from kvpressure import __version__
+from kvpressure.publish.triage import Step
 from kvpressure.thresholds import Thresholds
 from kvpressure.toolbox.history import Case
 from kvpressure.toolbox.inputs import Found
 from kvpressure.toolbox.problems import Problem, common_problems, log_events
-from kvpressure.toolbox.triage import PodFacts, Step, triage
+from kvpressure.toolbox.triage import PodFacts, triage
 from kvpressure.toolbox.view import FINE, EngineView, items, mapping
 
 CAUSES: Final = {

@@ -6,26 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvpressure.publish.triage import OOM_EXIT_CODE
+from kvpressure.publish.triage import OOM_EXIT_CODE, Finding, Step, gravest
 from kvpressure.signals.logevents import ALLOCATION_EVENTS, FACT_EVENTS
 from kvpressure.toolbox.view import EngineView, items, mapping, number
 
-FINDINGS: Final = ("fine", "look", "bad", "unknown")
 _HARD: Final = ALLOCATION_EVENTS | {"host_oom", "engine_dead", "start_failed"}
 _PERIODIC: Final = frozenset({"stats", "iteration", "sleep"})
 _SHOWN: Final = 8
 _SHAPE_STEP: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step: ``finding`` fine, look (worth a look), bad or unknown; ``command`` is what the guide runs by hand."""
-
-    number: int
-    question: str
-    finding: str
-    answers: tuple[str, ...]
-    command: str
+_FINDINGS: Final[tuple[Finding, ...]] = ("fine", "look", "bad", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +53,8 @@ def _shape(step: Step, engine: EngineView) -> Step:
 
 
 def _read(step: Mapping[str, object]) -> Step:
-    finding = str(step.get("finding"))
-    return Step(int(number(step.get("number")) or 0), str(step.get("question") or ""),
-                finding if finding in FINDINGS else "unknown",
+    finding: Finding = next((one for one in _FINDINGS if one == step.get("finding")), "unknown")
+    return Step(int(number(step.get("number")) or 0), str(step.get("question") or ""), finding,
                 tuple(str(answer) for answer in items(step.get("answers"))), str(step.get("command") or ""))
 
 
@@ -85,7 +73,7 @@ def _restarts(step: Step, engine: EngineView, _pod: PodFacts) -> Step:
 
 def _log(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
     answers = list(pod.log_errors)
-    findings = set()
+    findings: set[Finding] = set()
     for title, counts in (("Running container, last two hours", pod.running_log), ("Previous container", pod.previous_log)):
         if counts is None:
             continue
@@ -93,7 +81,7 @@ def _log(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
         findings.add("bad" if _HARD & told.keys() else "look" if told else "fine")
         said = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(told.items()))
         answers.append(f"{title}: {said or 'no failed allocation'}.")
-    finding = next((one for one in ("bad", "look", "fine") if one in findings), "unknown")
+    finding = gravest(*findings)
     return replace(step, finding=finding, answers=(*answers, *pod.log_lines))
 
 

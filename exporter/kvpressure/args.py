@@ -56,6 +56,11 @@ class EngineArgs:
         return _positive(self.integer("max_num_seqs"))
 
     @property
+    def max_num_active_seqs(self) -> int | None:
+        """Most requests in the running batch where that is fewer than ``max_num_seqs`` (vLLM 0.31 and later)."""
+        return _positive(self.integer("max_num_active_seqs"))
+
+    @property
     def max_num_batched_tokens(self) -> int | None:
         """Token budget of one engine step."""
         return _positive(self.integer("max_num_batched_tokens"))
@@ -106,6 +111,13 @@ class EngineArgs:
     def data_parallel_size(self) -> int | None:
         """Engines behind one server."""
         return _positive(self.integer("data_parallel_size"))
+
+    @property
+    def engine_gpus(self) -> int | None:
+        """GPUs of one engine; None where the arguments do not tell."""
+        if not self.complete and not {"tensor_parallel_size", "pipeline_parallel_size"} & self.explicit:
+            return None
+        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
 
     @property
     def decode_context_parallel_size(self) -> int | None:

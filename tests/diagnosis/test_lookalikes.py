@@ -241,3 +241,35 @@ def test_a_stall_at_a_full_cache_is_no_prefill_however_the_level_wanders():
     said = play(200, running=2.0, waiting=after(40, 0.0, 98.0), kv=lambda i: 0.5 if i < 40 else 0.99 + 0.0004 * (i % 9),
                 generated=after(40, 600.0, 0.0), prompt=after(40, 600.0, 0.0), finished=after(40, 2.0, 0.0))
     assert said.said(40 + 25) == {"stalled"}
+
+
+SIX = {"running": 6.0, "waiting": 0.0, "kv": 0.1, "generated": 300.0, "prompt": 600.0, "finished": 1.0}
+NOTHING = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
+
+
+@pytest.mark.parametrize(("args", "others"), [(("--max-num-seqs", "256", "--data-parallel-size", "8"), [NOTHING] * 7), (LIMIT, []), ((), [])],
+                         ids=["seven ranks without work", "an engine on one of eight", "arguments not known"])
+def test_cards_that_do_nothing_are_not_averaged_in(args, others):
+    said = play(60, args=args, others=others, cards=(0.95, *[0.0] * 7), **SIX)
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("healthy", True)
+    assert said.last.documented_signature["gpu_utilization_low"] is False
+    assert said.last.evidence["gpu_starved"].value is not True
+
+
+def test_a_starved_engine_beside_a_busy_one_is_not_known_to_be_starved():
+    two = ("--max-num-seqs", "256", "--data-parallel-size", "2")
+    said = play(60, args=two, others=[SIX], cards=(0.1, 0.95), **SIX)
+    assert said.last.evidence["gpu_starved"].value is None
+    assert play(60, args=two, others=[SIX], cards=(0.1, 0.08), **SIX).last.evidence["gpu_starved"].value is True
+    sharded = ("--max-num-seqs", "256", "-tp", "2")
+    assert play(60, args=sharded, cards=(0.1, 0.95), **SIX).last.evidence["gpu_starved"].value is False, "one of them works hard"
+    assert play(60, args=sharded, cards=(0.1, 0.08), **SIX).verdict == "host_bound"
+
+
+def test_a_busy_card_of_another_engine_saturates_nobody():
+    queue = SIX | {"waiting": 10.0, "queue": 4.0, "prompt": 6000.0}
+    said = play(60, args=("--max-num-seqs", "256", "-dp", "2"), others=[SIX], cards=(0.3, 0.95), **queue)
+    assert said.last.evidence["gpu_saturated"].value is None
+    assert not said.confidently(5)
+    both = play(60, args=("--max-num-seqs", "256", "-dp", "2"), others=[SIX], cards=(0.9, 0.95), **queue)
+    assert both.last.evidence["gpu_saturated"].value is True

@@ -213,15 +213,30 @@ def _page(progress: ProgressSignals, t: Thresholds) -> Evidence:
 def _gpu(s: Signals, t: Thresholds) -> list[Evidence]:
     gpu = s.compute
     starved, saturated, text = _activity(gpu, t)
-    low = None if gpu.gpu_utilization is None else gpu.gpu_utilization < t["host_queue_utilization_ratio"]
-    idle = None if gpu.gpu_utilization is None else gpu.gpu_utilization <= t["gpu_idle_ratio"]
+    low, high = gpu.gpu_utilization_low, gpu.gpu_utilization_high
+    used = gpu.gpu_utilization
+    waits = None if used is None else used < t["host_queue_utilization_ratio"]
+    idle = None if used is None else used <= t["gpu_idle_ratio"]
+    if gpu.gpus_shared and low is not None and high is not None:
+        waits = _of_some(low < t["host_queue_utilization_ratio"], high < t["host_queue_utilization_ratio"])
+        idle = _of_some(low <= t["gpu_idle_ratio"], high <= t["gpu_idle_ratio"])
+        starved = _of_some(low < t["gpu_starved_ratio"], starved)
+        saturated = _of_some(saturated or high >= t["compute_bound_utilization_ratio"], low >= t["compute_bound_utilization_ratio"])
+        text += f" (between {percent(low)} and {percent(high)}; which of them this engine uses is not known)"
     return [
         Evidence("gpu_starved", starved, f"{text} (starved below {percent(t['gpu_starved_ratio'])})"),
         Evidence("gpu_saturated", saturated, text),
         Evidence("gpu_works", _works(gpu, t), text),
-        Evidence("gpu_utilization_low", low, text),
+        Evidence("gpu_utilization_low", waits, text),
         Evidence("gpu_idle", idle, text),
     ]
+
+
+def _of_some(any_card: bool | None, every_card: bool | None) -> bool | None:
+    """What holds for the cards of one engine, if nobody says which of all these they are."""
+    if every_card:
+        return True
+    return None if any_card else any_card
 
 
 def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | None, str]:
@@ -240,9 +255,10 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
             f"{percent(gpu.dram_activity)}",
         )
     used, power, work = gpu.gpu_utilization, gpu.power_ratio, gpu.estimated_peak_ratio
+    busiest_card = used if gpu.gpu_utilization_high is None else gpu.gpu_utilization_high
     parts = ((used, "NVML utilization {}"), (power, "power {} of the limit"), (work, "estimated work {} of the card's peak"))
     text = ", ".join(form.format(percent(value)) for value, form in parts if value is not None)
-    starved = None if used is None else used < t["gpu_starved_ratio"]
+    starved = None if busiest_card is None else busiest_card < t["gpu_starved_ratio"]
     if used is None and (_compare(power, t["power_starved_ratio"]) or _compare(work, t["gpu_starved_ratio"])):
         starved = False
     saturated = None if used is None and power is None else False

@@ -259,7 +259,7 @@ def test_the_first_screen_answers_who_why_what_to_do_and_what_fires() -> None:
     found = first_screen()
     assert all(panel["gridPos"]["y"] + panel["gridPos"]["h"] <= SCREEN for panel in found.values())
     text = json.dumps(list(found.values()))
-    for needed in ("Model", "Pod", "GPU", "Verdict", "Stage", "For", "Confidence", "First action", "KV cache", "Memory needed", "Waiting", "Running",
+    for needed in ("Model", "Pod", "GPU", "Verdict", "Stage", "For", "Confidence", "First action", "KV cache", "Memory", "Waiting", "Running",
                    "Signature", "Evidence", "ALERTS", "kvpressure_limit_recommended", "gpu:kvpressure_memory_needed:ratio"):
         assert needed in text, needed
     who = next(iter(found.values()))

@@ -15,6 +15,7 @@ from kvpressure.thresholds import builtin
 
 REAL_SECONDS: Final = 3600.0  # a run of an hour or more needs no shortening
 MINIMUM_SECONDS: Final = 0.25
+ENGINE_SCRAPES: Final = 4  # scrapes of the exporter for each one of an engine, whose page is larger
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d+)(ms|s|m|h|d)")
 _RULE_WAITS: Final = ("for", "keep_firing_for")
@@ -80,5 +81,5 @@ def prometheus(rule_path: str, exporter: str, engines: Sequence[str], alertmanag
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager_address]}]}]},
         "scrape_configs": [{"job_name": "kvpressure", "honor_labels": True,
                             "static_configs": [{"targets": [exporter], "labels": {"node": "demo"}}]},
-                           {"job_name": "vllm", "static_configs": [{"targets": list(engines)}]}],
+                           {"job_name": "vllm", "scrape_interval": duration(ENGINE_SCRAPES * scrape_seconds), "static_configs": [{"targets": list(engines)}]}],
     }

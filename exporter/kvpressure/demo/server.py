@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -11,12 +12,22 @@ from kvpressure.demo.node import Node
 from kvpressure.demo.page import CONTENT_TYPE, VLLM_VERSION
 
 
+class _Listener(ThreadingHTTPServer):
+    """A scraper that hangs up in the middle of an answer is no event."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that is gone."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class PodServer:
     """Serves one pod of ``node`` on ``127.0.0.1`` at a free port. A pod that is away hangs up without an answer."""
 
     def __init__(self, node: Node, pod: str) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(node, pod))
-        self._server.daemon_threads = True
+        self._server = _Listener(("127.0.0.1", 0), _handler(node, pod))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=f"pod-{pod}", daemon=True)
 
     @property

@@ -104,9 +104,9 @@ def _engines(site: Site) -> Json:
     ]
     columns = {"model_name": "Model", "namespace": "Namespace", "pod": "Pod", "engine": "Engine", "gpu": "GPU", "verdict": "Verdict",
                "stage": "Stage", "Value #C": "For", "Value #D": "Confidence", "runbook": "First action", "Value #E": "KV cache",
-               "Value #F": "Memory needed", "Value #G": "Waiting", "Value #H": "Running", "Value #I": "Signature"}
+               "Value #F": "Memory", "Value #G": "Waiting", "Value #H": "Running", "Value #I": "Signature"}
     about = ("Engines in most trouble first: model, pod, its fullest GPU, the verdict with stage, age and confidence, what to do first (a click "
-             "opens the runbook), and KV cache against GPU memory against queue. Memory needed is what is really needed: an engine reserves its "
+             "opens the runbook), and KV cache against GPU memory against queue. Memory is what is really needed of it: an engine reserves its "
              "pool at start, so used memory says nothing. Signature is the documented signature, which stands beside the verdict, not in its place. "
              "A click on a pod narrows the whole board to it.")
     return table(site, "Who is in trouble, what is the cause, what to do first", about, queries, columns, _engine_columns(site),
@@ -114,31 +114,31 @@ def _engines(site: Site) -> Json:
 
 
 def _engine_columns(site: Site) -> list[Json]:
-    widths = {"Model": 90, "Namespace": 90, "Pod": 125, "Engine": 60, "GPU": 48, "Verdict": 158, "Stage": 82, "For": 76, "Confidence": 88,
-              "KV cache": 100, "Memory needed": 126, "Waiting": 70, "Running": 70, "Signature": 80}
+    widths = {"Model": 90, "Namespace": 90, "Engine": 60, "GPU": 48, "Verdict": 158, "Stage": 82, "For": 72, "Confidence": 88,
+              "First action": 292, "KV cache": 96, "Memory": 96, "Waiting": 68, "Running": 70, "Signature": 80}  # the pod's name gets the rest
     gauge = ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"})
     first = {VERDICT_RUNBOOKS[verdict]: (text, "text") for verdict, text in FIRST_ACTIONS.items()}
+    runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     shown: dict[str, tuple[tuple[str, object], ...]] = {
-        "Pod": (("links", [drill("kvpressure-incident", "Only this pod", pod="${__value.raw}")]),),
         "Verdict": (("mappings", texts(**VERDICTS)), ("custom.cellOptions", {"type": "color-background", "mode": "basic"})),
         "Stage": (("mappings", STAGES), COLORED),
         "For": (("unit", "s"), ("decimals", 0)),
         "Confidence": (*RATIO, ("thresholds", steps(site, (GREEN, "confident"), base=YELLOW)), COLORED),
         "KV cache": (*RATIO, ("thresholds", steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio"))), gauge,
                      _board("kvpressure-memory", "Memory and KV cache of this pod")),
-        "Memory needed": (*RATIO, ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))), gauge,
-                          _board("kvpressure-memory", "Memory and KV cache of this pod")),
+        "Memory": (*RATIO, ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))), gauge,
+                   _board("kvpressure-memory", "Memory and KV cache of this pod")),
         "Waiting": (("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), COLORED, _board("kvpressure-workload", "Workload of this pod")),
         "Signature": (("mappings", texts(v0=("not met", "text"), v1=("met", YELLOW))), COLORED),
+        "First action": (("mappings", texts(**first)), ("links", [runbook])),
     }
-    runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     return [*(column(name, ("custom.width", width), *shown.get(name, ())) for name, width in widths.items()),
-            column("First action", ("mappings", texts(**first)), ("links", [runbook]))]
+            column("Pod", ("links", [drill("kvpressure-incident", "Only this pod", pod="${__value.raw}")]))]
 
 
 def _why(site: Site) -> Json:
     words = {key: (text, "text") for key, text in fact_texts(site).items()}
-    overrides = [column("Pod", ("custom.width", 118)), column("Now", ("custom.width", 66), ("custom.align", "right")),
+    overrides = [column("Pod", ("custom.width", 160)), column("Now", ("custom.width", 66), ("custom.align", "right")),
                  column("Evidence", ("mappings", texts(**words)))]
     about = ("Evidence that holds now about the engine in most trouble (narrow the board to a pod to see that one's): the number, then what it is and "
              "from which threshold it counts. The exporter's page has the same with what speaks against it.")
@@ -151,7 +151,7 @@ def _settings(site: Site) -> Json:
     queries = [Query(worst(recommended), table=True, optional="no limit has to change"),
                Query(worst(f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"), table=True,
                      optional="no limit has to change")]
-    overrides = [column("Pod", ("custom.width", 108)), column("Now", ("custom.width", 60)),
+    overrides = [column("Limit", ("custom.width", 178)), column("Now", ("custom.width", 60)),
                  column("Set to", ("custom.width", 62), ("thresholds", neutral()), COLORED)]
     return table(site, "What to set", "Limits to change: in force now, and the value to set, computed for each engine. Order of the mitigation: cap tokens "
                  "at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart last.", queries,
@@ -162,9 +162,8 @@ def _fires(site: Site) -> Json:
     levels = texts(critical=("critical", RED), warning=("warning", ORANGE), info=("info", BLUE))
     runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     overrides = [
-        column("Alert", ("links", [runbook])), column("Severity", ("custom.width", 70), ("mappings", levels), COLORED),
+        column("Alert", ("custom.width", 198), ("links", [runbook])), column("Severity", ("custom.width", 70), ("mappings", levels), COLORED),
         column("Page", ("custom.width", 46), ("mappings", texts(true=("yes", RED), false=("no", "text"))), COLORED),
-        column("Pod", ("custom.width", 108)),
     ]
     return table(site, "What fires", "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. A click opens the runbook.",
                  [Query(f"max by (alertname, severity, page, pod) ({FIRING})", table=True, optional="nothing fires")],

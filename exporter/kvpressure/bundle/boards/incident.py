@@ -50,8 +50,8 @@ def build(site: Site) -> Board:
     for tile in _tiles(site):
         board.add(tile, 3, 4)
     board.row("Verdict, alerts and evidence over time")
-    board.add(_verdicts(site), 12, 7)
-    board.add(_alert_states(site), 12, 7)
+    board.add(_verdicts(site), 12, 9)
+    board.add(_alert_states(site), 12, 9)
     board.add(_evidence(site), 12, 9)
     board.add(_signature(site), 12, 9)
     board.row("Memory, KV cache, queue")

@@ -157,6 +157,7 @@ def shortened(output: str) -> str:
     for line in output.rstrip().splitlines():
         if line in ("triage", "common problems", "next"):
             section, shown = line, True
+            kept += [""] if kept and kept[-1] else []
         elif section == "triage" and _TITLED.match(line):
             shown = line[4:8].strip() in ("look", "BAD")
         elif section == "common problems" and not line.startswith("       "):

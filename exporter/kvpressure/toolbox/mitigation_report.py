@@ -21,7 +21,7 @@ PRESSURE: Final = "kv_pressure"
 def not_pressure(engine: EngineView, again: str) -> list[str]:
     """What is said first when the verdict is another one."""
     lines = [f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, confidence {engine.confidence:.2f} "
-             f"({CAUSES[engine.verdict]}).", "The plan below would not help, and lower limits can make it worse. Instead:"]
+             f"({CAUSES[engine.verdict]}).", "A plan against KV pressure would not help, and lower limits can make it worse. Instead:"]
     return lines + [f"  {number}. {step}" for number, step in enumerate(next_steps(engine, again), 1)]
 
 

@@ -68,7 +68,7 @@ def test_a_queue_behind_a_prompt_that_may_not_fit_is_nothing_to_be_sure_of(args,
     """The cache is 70 % full and the head of the queue needs 40 % of it. It has never been seen: it waits."""
     said = play(60, args=args, kv=0.70, prompt=prompt, **WAITS_FOR_ROOM)
     assert not said.confidently(20)
-    roomy = play(60, args=args, kv=0.20, prompt=3000.0, **WAITS_FOR_ROOM)
+    roomy = play(60, args=args, kv=0.20, prompt=3000.0, **WAITS_FOR_ROOM | {"running": cycle(5, 7, 9)})
     assert roomy.last.evidence["any_prompt_fits"].value is True
     assert roomy.confidence >= CONFIDENT
 
@@ -273,3 +273,20 @@ def test_a_busy_card_of_another_engine_saturates_nobody():
     assert not said.confidently(5)
     both = play(60, args=("--max-num-seqs", "256", "-dp", "2"), others=[SIX], cards=(0.9, 0.95), **queue)
     assert both.last.evidence["gpu_saturated"].value is True
+
+
+@pytest.mark.parametrize("args", [("--max-num-seqs", "256", "--max-num-active-seqs", "16"), ("--max-num-active-seqs=16",)])
+def test_the_smaller_of_both_limits_of_the_batch_binds(args):
+    said = play(60, args=args, running=16.0, waiting=15.0, kv=0.2, generated=900.0, prompt=900.0, finished=1.0, queue=20.0)
+    assert (said.verdict, said.states[-1].signals.load.max_num_seqs_source) == ("concurrency_limited", "args")
+    assert said.confidence >= CONFIDENT
+    assert said.states[-1].limits["max_num_seqs"].value == 16
+    larger = ("--max-num-seqs", "16", "--max-num-active-seqs", "64")
+    assert play(2, args=larger, running=1.0, waiting=0.0, kv=0.2).states[-1].limits["max_num_seqs"].value == 16
+
+
+def test_a_batch_that_stands_still_below_its_limit_makes_nobody_sure_of_the_gpu():
+    """Some other limit may hold it: stages of a pipeline, slots of a connector, a proxy."""
+    load = {"waiting": 30.0, "kv": 0.2, "generated": 300.0, "prompt": 9000.0, "finished": 1.0, "queue": 9.0}
+    assert not play(60, running=64.0, **load).confidently(20)
+    assert play(60, running=cycle(58, 64, 61), **load).confidently(20) == {"compute_bound"}

@@ -81,6 +81,8 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
                  "while nothing finished"),
         Evidence("running_at_limit", load.running_at_limit, f"{_number(load.running)} running of max_num_seqs "
                  f"{_number(load.max_num_seqs)} ({load.max_num_seqs_source or 'limit not known'})"),
+        Evidence("running_stands_still", load.running_stands_still, f"{_number(load.running)} have been running for a while, "
+                 "no more and no fewer" if load.running_stands_still else f"{_number(load.running)} run"),
     ]
 
 

@@ -274,7 +274,8 @@ def _host(case: Case, ground: str, reasons: list[str], sure: bool = False) -> Fi
 def compute_bound(case: Case) -> Finding | None:
     """Requests wait, the cache has room, the limit is not reached: prompts or decoding saturate the GPU.
 
-    Not sure of it where the next prompt may be one that does not fit.
+    Not sure of it where the next prompt may be one that does not fit, or where the batch stands still below its limit, as if
+    another limit held it.
     """
     limited = case.true("running_at_limit") and case.signals.load.max_num_seqs_source != "observed"
     if not _queued(case) or case.true("kv_full") or limited:
@@ -282,7 +283,8 @@ def compute_bound(case: Case) -> Finding | None:
     ground, t = _compute_ground(case), case.thresholds
     if ground is None:
         return None
-    doubts = tuple(n for n in ("any_prompt_fits",) if case.false(n))
+    held = ("running_stands_still",) if case.true("running_stands_still") and case.false("running_at_limit") else ()
+    doubts = held + tuple(n for n in ("any_prompt_fits",) if case.false(n))
     return Finding("compute_bound", min(t[ground], t["confidence_compute_doubt"]) if doubts else t[ground],
                    supporting=tuple(n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)),
                    opposing=doubts + tuple(n for n in ("kv_near_full",) if case.true(n)),

@@ -60,7 +60,8 @@ def compute(window: EngineWindow, configured: float | None, source: str | None, 
     smallest = min(limits.values(), default=None)
     arrivals = arrival_rate(window)
     return LoadSignals(
-        running=running, waiting=waiting, waiting_capacity=window.gauge(r.WAITING_CAPACITY),
+        running=running, waiting=waiting, running_stands_still=None if running is None else level is not None,
+        waiting_capacity=window.gauge(r.WAITING_CAPACITY),
         waiting_deferred=window.gauge(r.WAITING_DEFERRED), in_flight=in_flight, limits=limits,
         max_num_seqs=sequence_limit, max_num_seqs_source="observed" if "observed" in limits else source,
         concurrency_ratio=None if in_flight is None or not smallest else in_flight / smallest,

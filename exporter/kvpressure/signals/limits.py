@@ -49,7 +49,15 @@ def in_force(args: EngineArgs, logged: EngineArgs | None, facts: Mapping[str, fl
         if value is None:
             continue
         found[name] = InForce(value, explicit, _source(name, args, logged, facts, config, explicit))
+    _lower_by_active_seqs(found, merged, args)
     return found
+
+
+def _lower_by_active_seqs(found: dict[str, InForce], merged: EngineArgs, args: EngineArgs) -> None:
+    """``--max-num-active-seqs`` lowers the running batch below ``max_num_seqs``: the smaller of both binds."""
+    active, seqs = merged.max_num_active_seqs, found.get("max_num_seqs")
+    if active is not None and (seqs is None or active < seqs.value):
+        found["max_num_seqs"] = InForce(float(active), True, "args" if "max_num_active_seqs" in args.explicit else "log")
 
 
 def _source(name: str, args: EngineArgs, logged: EngineArgs | None, facts: Mapping[str, float],

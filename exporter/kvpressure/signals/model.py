@@ -65,6 +65,7 @@ class LoadSignals:
     concurrency_ratio: float | None = None
     running_at_limit: bool | None = None  # in most of the recent samples
     running_at_limit_now: bool | None = None
+    running_stands_still: bool | None = None  # at its highest, while requests wait and the cache has room
     arrival_rate: float | None = None  # requests per second over 60 s
     arrival_burst_ratio: float | None = None
 

@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _dispatch(arguments)
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it is None when it was closed before the start
+                sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has seen enough

@@ -67,9 +67,11 @@ def run(args: argparse.Namespace) -> int:
     site = Site(lambda: monitor.state, why_unhealthy=monitor.why_unhealthy, why_not_ready=monitor.why_not_ready,
                 node_name=chosen.node_name, telemetry_path=chosen.telemetry_path, around=around)
     server = _server(chosen, site)
-    stopping = threading.Event()
+    stopping, hung_up = threading.Event(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
+        signal.signal(signal.SIGHUP, lambda *_: hung_up.set())
     try:
         addresses = server.start()
     except ListenError as error:
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
                  chosen.node_name)
     runtime.keep_prompt()
     monitor.start()
-    _wait(monitor, stopping)
+    _wait(monitor, stopping, hung_up)
     server.stop()
     monitor.stop()
     if recorder is not None:
@@ -116,7 +118,9 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
     return BackgroundRecorder(recorder)
 
 
-def _wait(monitor: Monitor, stopping: threading.Event) -> None:
+def _wait(monitor: Monitor, stopping: threading.Event, hung_up: threading.Event) -> None:
     """Return on a signal or a fatal source. Python runs signal handlers between two waits of the main thread."""
     while not stopping.is_set() and not monitor.wait(0.2):
-        pass
+        if hung_up.is_set():
+            hung_up.clear()
+            log.warning("SIGHUP reloads nothing: web.config.file is read again when it changes, all else at the start only")

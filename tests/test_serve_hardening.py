@@ -1,0 +1,221 @@
+"""The real process under what operators do to it: signals, full disks, closed logs, stopped clocks, endless scrapes."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from publish.clients import Answer, ask, connect, eventually, receive
+from serve_process import LISTEN, QUIET, Process
+
+STOP_SECONDS = 2.0
+HANGING = """
+import sys, time
+from kvpressure.sources.base import SourceSpec, register
+
+class Hanging:
+    name = "hanging"
+    def read(self):
+        time.sleep(3600)
+    def close(self):
+        time.sleep(3600)
+
+register(SourceSpec(name="hanging", help="a test", factory=lambda settings: Hanging(), deadline_seconds=0.3))
+from kvpressure.cli import main
+sys.exit(main())
+"""
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    processes: list[Process] = []
+
+    def begin(*arguments: str, code: str | None = None) -> Process:
+        processes.append(Process(*QUIET, *LISTEN, *arguments, code=code))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        if process.child.poll() is None:
+            process.child.kill()
+            process.child.wait(10)
+
+
+def number(page: str, name: str) -> float:
+    found = re.search(rf"^{name} (\S+)$", page, re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+def keep_asking(client: socket.socket, headers: str = "") -> Answer:
+    client.sendall(f"GET /metrics HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
+    return receive(client)
+
+
+class TestSignals:
+    @pytest.mark.parametrize("code", [None, HANGING], ids=["idle", "a source hangs, also when it is closed"])
+    def test_it_ends_in_time_with_clients_that_take_nothing(self, start: Start, code: str | None) -> None:
+        """Seconds of the best of three, as the machine may be busy."""
+        seconds = []
+        for _ in range(3):
+            process = start(code=code)
+            clients = [connect(process.port) for _ in range(20)]
+            for client in clients[:10]:
+                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert ask(process.port).status == 200
+            began = time.monotonic()
+            assert process.stop() == 0
+            seconds.append(time.monotonic() - began)
+            for client in clients:
+                client.close()
+            if seconds[-1] < STOP_SECONDS:
+                break
+        assert min(seconds) < STOP_SECONDS
+
+    def test_a_hangup_is_no_reload_and_no_end(self, start: Start) -> None:
+        process = start()
+        assert ask(process.port).status == 200
+        process.child.send_signal(signal.SIGHUP)
+        assert eventually(lambda: any("SIGHUP reloads nothing" in line for line in process.lines))
+        assert ask(process.port).status == 200
+        assert process.stop() == 0
+
+    def test_a_process_that_was_stopped_goes_on_and_says_how_late_it_was(self, start: Start) -> None:
+        """As on a node that is suspended, or under a debugger: clocks jump, nothing else."""
+        process = start()
+        assert eventually(lambda: number(process.scrape(), "kvpressure_ticks_total") >= 2)
+        process.child.send_signal(signal.SIGSTOP)
+        time.sleep(3.2)
+        before = time.time()
+        process.child.send_signal(signal.SIGCONT)
+        ticks = number(process.scrape(), "kvpressure_ticks_total")
+        assert eventually(lambda: number(process.scrape(), "kvpressure_ticks_total") > ticks)
+        newest = 'kvpressure_source_last_success_timestamp_seconds{source="pipeline"}'
+        assert eventually(lambda: number(process.scrape(), re.escape(newest)) >= before - 1)
+        assert number(process.scrape(), "kvpressure_ticks_total") < ticks + 10, "missed ticks are not made up for"
+        assert ask(process.port, "/-/healthy").status == 200
+
+
+class TestSurroundings:
+    def test_nothing_is_written_anywhere(self, tmp_path: Path) -> None:
+        """A read-only file system, no home, no temporary directory: no file may grow by a byte."""
+        def no_files() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+        port = free_port()
+        command = [sys.executable, "-B", "-m", "kvpressure.cli", "serve", *QUIET, "--web.listen-address", f"127.0.0.1:{port}"]
+        environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "none"), "TMPDIR": str(tmp_path / "none")}
+        child = subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, preexec_fn=no_files, cwd="/")
+        try:
+            assert eventually(lambda: answers(port, "/-/ready"), 20)
+            for path in ("/", "/metrics", "/api/v1/diagnosis"):
+                assert ask(port, path).status == 200
+            child.terminate()
+            assert child.wait(10) == 0
+            assert child.stderr is not None
+            assert b"Traceback" not in child.stderr.read()
+        finally:
+            child.kill()
+            child.wait(10)
+            child.stderr.close()  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full", "1>&- 2>&-"])
+    def test_it_serves_without_a_log(self, redirect: str) -> None:
+        port = free_port()
+        command = f"exec {sys.executable} -m kvpressure.cli serve {' '.join(QUIET)} --web.listen-address 127.0.0.1:{port} {redirect}"
+        child = subprocess.Popen(["sh", "-c", command])
+        try:
+            assert eventually(lambda: answers(port, "/-/ready"), 20)
+            assert ask(port, "/").status == 200
+            child.terminate()
+            assert child.wait(10) == 0
+        finally:
+            child.kill()
+            child.wait(10)
+
+    def test_the_host_has_no_process_table_to_read(self, start: Start, tmp_path: Path) -> None:
+        process = start("--collector.procfs", "--host.proc", str(tmp_path / "none"))
+        assert eventually(lambda: 'kvpressure_source_up{source="procfs"} 0.0' in process.scrape(), 20)
+        assert 'kvpressure_source_up{source="vllm"} 1.0' in process.scrape()
+
+
+class TestScrapes:
+    def test_ten_thousand_scrapes_leave_nothing_behind(self, start: Start) -> None:
+        process = start()
+        clients = [connect(process.port) for _ in range(4)]
+        assert keep_asking(clients[0], "Accept-Encoding: gzip\r\n").status == 200
+        for _ in range(200):
+            assert ask(process.port).status == 200
+        memory, files = process.memory_mib(), descriptors(process)
+        for turn in range(10_000):
+            answer = keep_asking(clients[turn % 4], "Accept-Encoding: gzip\r\n" if turn % 2 else "")
+            assert answer.status == 200
+        assert process.memory_mib() < memory + 3
+        assert descriptors(process) <= files
+        for client in clients:
+            client.close()
+
+    def test_a_scrape_is_the_last_state_and_the_process_as_it_is_now(self, start: Start) -> None:
+        """Rendering is kept for one state; the next one, a tick later, is rendered anew with its own figures."""
+        process = start("--interval", "200ms")
+        pages = []
+        for _ in range(5):
+            pages.append(process.scrape())
+            time.sleep(0.45)
+        ticks = [number(page, "kvpressure_ticks_total") for page in pages]
+        cpu = [number(page, "process_cpu_seconds_total") for page in pages]
+        assert ticks == sorted(set(ticks))
+        assert cpu == sorted(cpu)
+        assert cpu[-1] > cpu[0]
+
+    def test_every_dialect_of_the_real_process(self, start: Start) -> None:
+        process = start()
+        assert eventually(lambda: number(process.scrape(), "kvpressure_ticks_total") >= 1)
+        openmetrics = ask(process.port, headers="Accept: application/openmetrics-text;version=1.0.0\r\nAccept-Encoding: gzip\r\n")
+        assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+        assert gzip.decompress(openmetrics.body).endswith(b"# EOF\n")
+        head = ask(process.port, method="HEAD")
+        assert (head.status, head.body, int(head.headers["content-length"]) > 1000) == (200, b"", True)
+        assert ask(process.port, method="POST").status == 405
+
+    def test_ipv6_loopback(self) -> None:
+        port = free_port()
+        process = Process(*QUIET, "--web.listen-address", f"[::1]:{port}")
+        try:
+            assert eventually(lambda: any(f"address=[::1]:{port}" in line for line in process.lines), 20)
+            with socket.create_connection(("::1", port), timeout=5) as client:
+                assert keep_asking(client).status == 200
+            assert process.stop() == 0
+        finally:
+            process.child.kill()
+            process.child.wait(10)
+
+
+def descriptors(process: Process) -> int:
+    return sum(1 for _ in Path(f"/proc/{process.child.pid}/fd").iterdir())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(port: int, path: str) -> bool:
+    try:
+        return ask(port, path).status == 200
+    except OSError:
+        return False

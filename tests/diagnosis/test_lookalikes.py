@@ -290,3 +290,17 @@ def test_a_batch_that_stands_still_below_its_limit_makes_nobody_sure_of_the_gpu(
     load = {"waiting": 30.0, "kv": 0.2, "generated": 300.0, "prompt": 9000.0, "finished": 1.0, "queue": 9.0}
     assert not play(60, running=64.0, **load).confidently(20)
     assert play(60, running=cycle(58, 64, 61), **load).confidently(20) == {"compute_bound"}
+
+
+KEPT_FREE = {"running": cycle(25, 26, 27), "waiting": 15.0, "kv": cycle(0.885, 0.89, 0.895), "generated": 900.0, "prompt": 900.0,
+             "finished": 1.0, "length": 1000.0, "queue": 20.0}
+
+
+def test_a_watermark_lowers_the_level_of_a_full_cache():
+    """What this tool advises itself: --watermark 0.1. Nobody is admitted from 90 % on."""
+    said = play(60, args=(*LIMIT, "--watermark", "0.1"), **KEPT_FREE)
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("kv_pressure", True)
+    assert "full from 87 %" in said.last.evidence["kv_full"].text
+    assert not play(60, args=(), **KEPT_FREE).confidently(5) - {"kv_pressure"}, "arguments not known"
+    assert play(60, args=(*LIMIT, "--watermark", "0.1"), **KEPT_FREE | {"kv": 0.3}).verdict != "kv_pressure"
+    assert play(60, args=(*LIMIT, "--watermark", "1"), **KEPT_FREE | {"kv": 0.3}).verdict != "kv_pressure"

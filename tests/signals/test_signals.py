@@ -199,7 +199,7 @@ def test_running_histogram_is_cumulative():
 
 
 def load_of(rows, configured=None, source=None, capacity=None, mean=None):
-    return concurrency.compute(window(rows), configured, source, capacity, mean, T)
+    return concurrency.compute(window(rows), configured, source, capacity, mean, T["kv_near_full_ratio"], T)
 
 
 def test_the_smaller_limit_binds():
@@ -581,7 +581,7 @@ def test_no_work_is_known_only_if_both_gauges_are(gauges, expected):
 
 def test_load_that_is_not_known_is_absent():
     rows = every(1, [{r.RUNNING: 30, r.KV_USAGE: 0.5, r.GENERATION_TOKENS: 100 * i} for i in range(90)])
-    load = concurrency.compute(window(rows), 64, "args", None, None, T)
+    load = concurrency.compute(window(rows), 64, "args", None, None, T["kv_near_full_ratio"], T)
     assert (load.running, load.waiting, load.in_flight, load.concurrency_ratio, load.arrival_rate) == (30, None, None, None, None)
     assert batch.compute(window(rows), RunningHistogram(), 64, T).batch_collapse_ratio is None
 

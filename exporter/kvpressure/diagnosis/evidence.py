@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvpressure.diagnosis import oom
+from kvpressure.signals.kv import full_from
 from kvpressure.signals.logevents import ALLOCATION_EVENTS
 from kvpressure.signals.model import ComputeSignals, ProgressSignals, Signals
 from kvpressure.signals.score import PROFILING
@@ -53,7 +54,9 @@ def _compare(value: float | None, at_least: float) -> bool | None:
 def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
     kv, load = s.kv, s.load
     peak = kv.kv_used_ratio_recent_max
-    full, near = _compare(peak, t["kv_full_ratio"]), _compare(peak, t["kv_near_full_ratio"])
+    full_level = full_from("kv_full_ratio", kv.kv_watermark_ratio, t)
+    near_level = full_from("kv_near_full_ratio", kv.kv_watermark_ratio, t)
+    full, near = _compare(peak, full_level), _compare(peak, near_level)
     recorded = "KV usage is not recorded" if kv.kv_recorded is False else "KV usage is not known"
     level = recorded if peak is None else f"KV cache used {percent(kv.kv_used_ratio)}, at most {percent(peak)} lately"
     filling = None if peak is None else (
@@ -64,9 +67,9 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
         preempting = max(counted or 0.0, silent or 0.0) >= t["preemptions_min"]
     sign = None if silent is None else silent >= t["preemptions_min"]
     return [
-        Evidence("kv_full", full, f"{level} (full from {percent(t['kv_full_ratio'])})"),
-        Evidence("kv_near_full", near, f"{level} (near full from {percent(t['kv_near_full_ratio'])})"),
-        Evidence("kv_near_full_now", _compare(kv.kv_used_ratio, t["kv_near_full_ratio"]), level),
+        Evidence("kv_full", full, f"{level} (full from {percent(full_level)})"),
+        Evidence("kv_near_full", near, f"{level} (near full from {percent(near_level)})"),
+        Evidence("kv_near_full_now", _compare(kv.kv_used_ratio, near_level), level),
         Evidence("kv_filling", filling, "KV cache is full in " + (
             f"{kv.kv_seconds_to_full:.0f} s at the present slope" if kv.kv_seconds_to_full is not None
             else "no foreseeable time")),
@@ -94,11 +97,11 @@ def _long_prompt(s: Signals) -> float | None:
 
 
 def _free(s: Signals) -> float | None:
-    """Tokens of the cache that were free at its fullest lately."""
+    """Tokens of the cache that were free for a new request at its fullest lately."""
     kv = s.kv
     if kv.kv_used_ratio_recent_max is None or kv.kv_capacity_tokens is None:
         return None
-    return (1.0 - kv.kv_used_ratio_recent_max) * kv.kv_capacity_tokens
+    return max(0.0, 1.0 - (kv.kv_watermark_ratio or 0.0) - kv.kv_used_ratio_recent_max) * kv.kv_capacity_tokens
 
 
 def _blocked(s: Signals, recent: Recent, t: Thresholds, prompt: float | None) -> bool | None:

@@ -12,15 +12,14 @@ from kvpressure.thresholds import Thresholds
 BURST_SECONDS: Final = 10.0  # of arrival_burst_ratio, as it is published
 
 
-def plateau(window: EngineWindow, t: Thresholds) -> float | None:
+def plateau(window: EngineWindow, full: float, t: Thresholds) -> float | None:
     """The level of ``running`` if it stood still at its highest while requests waited and the cache had room: a limit
-    that binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds.
+    that binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds, used from ``full`` on.
     """
     samples = [s for s in window.since(t["plateau_window_seconds"]) if r.RUNNING in s.gauges]
     if len(samples) < t["trend_min_samples"] or samples[-1].t - samples[0].t < t["plateau_min_seconds"]:
         return None
     running = [s.gauges[r.RUNNING] for s in samples]
-    full = t["kv_near_full_ratio"]
     if any((s.waiting or 0.0) <= 0 or s.gauges.get(r.KV_USAGE, 0.0) >= full for s in samples):
         return None
     top = max(running)
@@ -44,10 +43,12 @@ def reaching(limit: float, t: Thresholds) -> float:
 
 
 def compute(window: EngineWindow, configured: float | None, source: str | None, capacity: float | None,
-            mean_context: float | None, t: Thresholds) -> LoadSignals:
-    """Load against the limits. ``configured`` is ``max_num_seqs`` from ``source`` (args, log or default)."""
+            mean_context: float | None, full: float, t: Thresholds) -> LoadSignals:
+    """Load against the limits. ``configured`` is ``max_num_seqs`` from ``source`` (args, log or default), ``full`` the usage from
+    which on the cache may be what binds.
+    """
     running, waiting = window.gauge(r.RUNNING), window.last.waiting if window.last else None
-    level = plateau(window, t)
+    level = plateau(window, full, t)
     limits: dict[str, float] = {}
     if configured is not None and source is not None:
         limits[source] = configured

@@ -125,6 +125,7 @@ class EngineTracker:
         config = self.reading.cache_config if self.reading else {}
         found = kv.compute(self.window, config, self.engines_on_page, self.ever_positive,
                            around.facts.get("capacity_tokens"), shape, around.max_num_seqs, self._thresholds)
+        found = replace(found, kv_watermark_ratio=around.args.watermark)
         return self._with_exact_maxima(around.now, found), shape
 
     def _with_exact_maxima(self, now: float, found: KvSignals) -> KvSignals:
@@ -140,7 +141,7 @@ class EngineTracker:
         """All signals now."""
         window, t = self.window, self._thresholds
         load = concurrency.compute(window, around.max_num_seqs, around.max_num_seqs_source, found.kv_capacity_tokens,
-                                   shape.mean_context, t)
+                                   shape.mean_context, kv.full_from("kv_near_full_ratio", found.kv_watermark_ratio, t), t)
         age = None if window.last is None else max(0.0, around.now - window.last.t)
         gpus = [gpu.last for gpu in around.gpus if gpu.last is not None]
         self._follow_device(around.now, gpus, load)

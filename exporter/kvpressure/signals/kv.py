@@ -117,6 +117,13 @@ def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: in
     )
 
 
+def full_from(name: str, watermark: float | None, t: Thresholds) -> float:
+    """The level of a threshold, lowered by the watermark: with a tenth of the blocks kept free, a cache that admits nobody
+    stands at 0.9. Not lowered below the warm level.
+    """
+    return max(min(t[name], t["kv_warm_ratio"]), t[name] - (watermark or 0.0))
+
+
 def seconds_to_full(usage: float, rise: float | None, t: Thresholds) -> float | None:
     """Time until the cache is full at the present slope; ``None`` below the warm level or when not rising."""
     if rise is None or rise <= t["kv_rise_min_per_second"] or usage < t["kv_warm_ratio"]:

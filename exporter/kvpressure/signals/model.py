@@ -22,6 +22,7 @@ class KvSignals:
     kv_used_ratio_max: float | None = None  # over the last 60 s
     kv_used_ratio_recent_max: float | None = None  # over the last 10 s
     kv_used_ratio_recent_min: float | None = None
+    kv_watermark_ratio: float | None = None  # share of the blocks kept free when a request is admitted
     kv_capacity_tokens: float | None = None
     kv_used_tokens: float | None = None
     kv_slope_per_second: float | None = None

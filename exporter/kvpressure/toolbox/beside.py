@@ -7,6 +7,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Final
 
 from kvpressure.readings import ContainerReading, GpuReading, Termination
@@ -57,6 +58,17 @@ class _Series:
         return self.values[index] if index >= 0 and t - self.times[index] <= AGE_SECONDS else None
 
 
+def _pairs(values: object) -> Iterator[tuple[float, float]]:
+    """Time and value of every sample that is a finite number."""
+    for pair in items(values):
+        try:
+            t, value = (float(part) for part in items(pair))
+        except (TypeError, ValueError):
+            continue
+        if isfinite(t) and isfinite(value):
+            yield t, value
+
+
 @dataclass(slots=True)
 class Beside:
     """One pod. ``seen`` names what was found, in words."""
@@ -91,7 +103,7 @@ class Beside:
 
     def _keep(self, metric: Mapping[str, Any], row: Mapping[str, Any], prefix: str) -> None:
         name = str(metric.get("__name__"))
-        pairs = [(float(pair[0]), float(pair[1])) for pair in items(row.get("values")) if len(items(pair)) == 2]
+        pairs = list(_pairs(row.get("values")))
         series = _Series("", [t for t, _ in pairs], [value for _, value in pairs])
         if name in _GPU_SERIES:
             kind, source = _GPU_SERIES[name]

@@ -68,7 +68,8 @@ def _kv_pressure(engine: EngineState, t: Thresholds) -> Plan:
 def _action(step: Step) -> Action:
     mark = {"do": "", "if it stays": " (if it stays)", "not here": ": not now"}[step.advice]
     text = f"{step.text[:1].upper()}{step.text[1:]}" + ("" if step.text.endswith(".") else ".")
-    return Action(step.title + mark, text + (f" Cost: {step.cost}." if step.cost else ""), step.flags,
+    return Action(step.title + mark, text + (f" Cost: {step.cost}." if step.cost else "")
+                  + (f" Measured: {step.measured}." if step.measured else ""), step.flags,
                   step.commands if step.advice == "do" else ())
 
 

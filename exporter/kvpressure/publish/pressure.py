@@ -25,11 +25,11 @@ _OUTPUT_STEP: Final = 64
 _FULL: Final = 0.9  # share of the cache that capped requests may want together
 
 MEASURED: Final = {
-    "caps": "measured: 461 steps of the engine for the requests let in, 1749 before for all",
-    "limit": "measured: half the limit that was set, still above what ran at once, left 40 of 40 preemptions",
-    "cut": "measured: 25 % below what ran at once left 28 of 40 preemptions, 50 % left 5 and took 11 % more steps",
-    "pool": "measured: a KV pool 30 % smaller took 39 % more steps and 50 preemptions instead of 40",
-    "watermark": "measured: 5 of 40 preemptions left for 2 % more steps; halving what runs at once left 5 as well and took 11 % more",
+    "caps": "461 steps of the engine for the 60 of 72 requests let in, 1749 before for all",
+    "limit": "half the limit that was set, still above what ran at once, left 40 of 40 preemptions",
+    "cut": "25 % below what ran at once left 28 of 40 preemptions, 50 % left 5 and took 11 % more steps",
+    "pool": "a KV pool 30 % smaller took 39 % more steps and 50 preemptions instead of 40",
+    "watermark": "5 of 40 preemptions left for 2 % more steps; halving what runs at once left 5 as well and took 11 % more",
 }
 """What each step did to the same overload of a real vLLM, from ``docs/mitigations.md``; a test holds the figures together."""
 
@@ -75,12 +75,15 @@ class Caps:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. ``values`` are arguments of vLLM to set; ``cost`` is what it takes away; ``commands`` are for a shell."""
+    """One step. ``values`` are arguments of vLLM to set; ``cost`` is what it takes away; ``measured`` what it did to the overload of
+    ``docs/mitigations.md``; ``commands`` are for a shell.
+    """
 
     title: str
     advice: Advice
     text: str
     cost: str = ""
+    measured: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
     commands: tuple[str, ...] = ()
 
@@ -159,10 +162,9 @@ def _edge(engine: Pressed, caps: Caps) -> Step:
     if length is not None:
         said += (f". In the engine, --max-model-len {length:.0f} does the same for the prompt, with a restart (the longest request of the last "
                  "hour with some to spare)")
-    return Step("Cap input and output tokens at the edge", "do", f"{said}. It works at once, needs no restart, and is what shortens the queue for everybody "
-                f"else ({MEASURED['caps']}).",
+    return Step("Cap input and output tokens at the edge", "do", f"{said}. It works at once, needs no restart, and shortens the queue for everybody else.",
                 "whoever sends more is rejected; --override-generation-config '{\"max_new_tokens\": "
-                f"{caps.output_tokens}}}' caps without rejecting, by cutting answers short")
+                f"{caps.output_tokens}}}' caps without rejecting, by cutting answers short", MEASURED["caps"])
 
 
 # --- steps 2 to 4 -----------------------------------------------------------------------------------------
@@ -191,11 +193,13 @@ def _sequences(engine: Pressed, t: Thresholds) -> Step:
         if engine.signal("output_quantiles:0.95") is None and engine.signal("prompt_quantiles:0.95") is None:
             said += " (none finished while it was watched, so that answers count only as far as they had come: rather less than more)"
     if least < limit.recommended:
-        said += f". If requests are still pushed out, {least}; where lengths differ much that is the cut that ends it ({MEASURED['cut']})"
+        said += f". If requests are still pushed out, {least}: where their lengths differ much it takes the larger cut"
+    measured = MEASURED["cut"]
     if limit.value is not None and limit.value * (1 - high) > base:
-        said += f". Half of the {value_text(limit.value)} set would change nothing ({MEASURED['limit']})"
+        said += f". Half of the {value_text(limit.value)} set would change nothing"
+        measured = f"{MEASURED['limit']}; {measured}"
     return Step(title, "do", said, "fewer requests at once, the others wait as long as before, now in the queue; when requests become shorter the "
-                "GPU is not used up", {"max_num_seqs": limit.recommended})
+                "GPU is not used up", measured, {"max_num_seqs": limit.recommended})
 
 
 def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
@@ -209,7 +213,7 @@ def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
             f"not below {least:g}" if small else "halve it; give --max-num-batched-tokens to have it computed"), cost)
     value = max(value, target_sequences(engine) or 0.0)
     return Step(title, "do", f"{now}; to {value:.0f}, half. Fewer prompts are computed at once and the peak of activations is lower; what the "
-                "cache holds it does not bound", cost, {"max_num_batched_tokens": value})
+                "cache holds it does not bound", cost, values={"max_num_batched_tokens": value})
 
 
 def _memory_share(engine: Pressed, t: Thresholds) -> Step:
@@ -220,10 +224,10 @@ def _memory_share(engine: Pressed, t: Thresholds) -> Step:
     now = f"now {_now(engine, 'gpu_memory_utilization')}"
     if limit.recommended is not None:
         return Step(title, "do", f"{now}; to {limit.recommended:g}: allocations fail on the device, so room is needed beside the pool"
-                    + (f". If it stays: {lower:g}" if limit.recommended > lower else ""), cost,
+                    + (f". If it stays: {lower:g}" if limit.recommended > lower else ""), cost, MEASURED["pool"],
                     {"gpu_memory_utilization": limit.recommended})
     return Step(title, "not here", f"{now}. The guide's step for failing allocations; none was seen here. A full cache gets fuller "
-                f"by it: vLLM takes the KV pool out of this share ({MEASURED['pool']})", cost)
+                "by it: vLLM takes the KV pool out of this share", cost, MEASURED["pool"])
 
 
 def _pool_cost(engine: Pressed, share: float | None, usual: float, lower: float) -> str:
@@ -268,9 +272,9 @@ def _watermark(engine: Pressed) -> Step:
     if version is not None and version < _WATERMARK_SINCE:
         return Step(title, "not here", f"vLLM {engine.version} does not know it (since 0.24)", cost)
     if version is None:
-        return Step(title, "if it stays", f"--watermark {WATERMARK:g}: requests are pushed out and computed again; {measured}. Needs vLLM 0.24 or "
-                    "later", cost)
-    return Step(title, "do", f"requests are pushed out and computed again; {measured}", cost, {"watermark": WATERMARK})
+        return Step(title, "if it stays", f"--watermark {WATERMARK:g}: requests are pushed out and computed again. Needs vLLM 0.24 or later", cost,
+                    measured)
+    return Step(title, "do", "requests are pushed out and computed again", cost, measured, {"watermark": WATERMARK})
 
 
 def _more_memory(engine: Pressed) -> Step:

@@ -35,13 +35,14 @@ def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
         lines.append(f"     {step.text}")
         lines += [f"     set:  {option(name)} {value_text(value)}" for name, value in step.values.items() if step.advice == "do"]
         lines += [f"     cost: {step.cost}"] if step.cost else []
+        lines += [f"     measured: {step.measured}"] if step.measured else []
         lines += [f"     $ {command}" for command in step.commands]
     if plan.values:
         lines += ["", "all together: " + " ".join(flags.as_words(plan.values))]
     if edges:
         lines += ["", "--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps)]
     else:
-        lines += ["ready configuration for Envoy Gateway and nginx: --edge"]
+        lines += ["measured: docs/mitigations.md; ready configuration for Envoy Gateway and nginx: --edge"]
     return "\n".join(lines)
 
 

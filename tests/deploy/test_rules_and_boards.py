@@ -72,7 +72,7 @@ def drawn(seed: int) -> dict[str, float]:
     """
     rng = random.Random(seed)
     of_unit = {"ratio": lambda: rng.choice([round(rng.random(), 4), 0.5, 1]), "score": lambda: round(rng.random(), 2),
-               "multiple": lambda: rng.choice([round(rng.random(), 4) + 0.0001, 1, 1.5, 4]),
+               "multiple": lambda: rng.choice([round(rng.random() + 0.0001, 4), 1, 1.5, 4]),
                "seconds": lambda: rng.choice([1, 45, 60, 90, 300, 3600, 5400, 7200.0, 86400, 172800, 31536000]),
                "bytes": lambda: rng.choice([1, 2.5e9, 123456789, 8e10]), "per_second": lambda: rng.choice([0.05, 1, 12.5])}
     found = {entry.name: min(of_unit.get(entry.unit, lambda: rng.choice([1, 2, 17, 5000, 2500000]))(), entry.allowed.most)

@@ -76,8 +76,8 @@ def sending(port: int, load: str | None, repeat: float | None = None) -> Iterato
     if repeat is None:
         command += [str(LONGEST_LOAD), *options]
     else:
-        again = shlex.join([*command, str(repeat - 1), *options])
-        command = ["/bin/sh", "-c", f"while true; do {again}; sleep 1; done"]
+        again = shlex.join([*command, str(repeat - 1), *options])  # other prompts each time, or all would stand in the prefix cache
+        command = ["/bin/sh", "-c", f"n=1; while true; do {again} --seed $n; n=$((n + 1)); sleep 1; done"]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield

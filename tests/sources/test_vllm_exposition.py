@@ -512,6 +512,26 @@ def test_all_scanners_together_remember_no_more_than_the_bound():
         assert held() < 1.5 * REMEMBERED_BYTES
 
 
+def test_a_page_of_as_many_engines_as_allowed_is_remembered_whole():
+    """Else every scan of it would be a slow one."""
+    name = "org/" + "x" * 100
+    lines = pages.text_of("d_kv_pressure").replace('model_name="tiny"', f'model_name="{name}"').splitlines(keepends=True)
+    text = "".join(line.replace('engine="0"', f'engine="{n}"') for line in lines
+                   for n in range(MAX_ENGINES if 'engine="0"' in line else 1))
+    scanner = Scanner()
+    assert len(scanner.scan(text).engines) == MAX_ENGINES
+    assert len(scanner._slots) > 20_000
+
+
+def test_many_targets_of_one_engine_are_all_remembered_whole():
+    bounds = Bounds()
+    scanners = [Scanner(bounds) for _ in range(MAX_ENGINES)]
+    text = pages.text_of("d_kv_pressure")
+    for scanner in scanners:
+        scanner.scan(text)
+    assert all(len(scanner._slots) > 500 for scanner in scanners)
+
+
 def test_what_one_target_leaves_is_there_for_the_others():
     bounds = Bounds()
     page = "".join(series("num_requests_running", engine=str(n)) for n in range(MAX_ENGINES))

@@ -86,7 +86,15 @@ def fragmentation(s: Signals, t: Thresholds) -> bool | None:
 def _baseline_too_high(s: Signals, utilization: float | None, t: Thresholds) -> bool | None:
     if s.memory.device_used_ratio is None or utilization is None:
         return None
-    return s.memory.device_used_ratio > utilization + t["baseline_excess_ratio"]
+    most = baseline_limit(utilization, t)
+    return None if most is None else s.memory.device_used_ratio > most
+
+
+def baseline_limit(utilization: float, t: Thresholds) -> float | None:
+    """The used share of a device from which on more than the engine is on it. ``None`` where the engine is allowed so much that
+    a card cannot show it.
+    """
+    return None if utilization >= t["baseline_full_ratio"] else min(utilization + t["baseline_excess_ratio"], t["baseline_full_ratio"])
 
 
 def _oom_killed(s: Signals) -> bool | None:

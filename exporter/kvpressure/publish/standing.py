@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.diagnosis import oom
+from kvpressure.diagnosis.conditions import baseline_limit
 from kvpressure.publish.wording import bytes_text, gigabytes_text, number_text, percent_text, seconds_text
 from kvpressure.state import EngineState
 from kvpressure.thresholds import Thresholds
@@ -49,7 +50,7 @@ def _fragmentation(engine: EngineState, t: Thresholds) -> str:
 def _baseline(engine: EngineState, t: Thresholds) -> str:
     limit = engine.limits.get("gpu_memory_utilization")
     configured = limit.value if limit is not None else None
-    most = None if configured is None else configured + t["baseline_excess_ratio"]
+    most = None if configured is None else baseline_limit(configured, t)
     return (f"device memory used {percent_text(engine.signals.memory.device_used_ratio)}, gpu_memory_utilization is "
             f"{percent_text(configured)} (too high above {percent_text(most)})")
 

@@ -14,11 +14,14 @@ import { TableNG } from '@grafana/ui/unstable';
 const parameters = new URLSearchParams(location.search);
 const SECONDS = Number(parameters.get('seconds') || 60);
 const STEP = Math.max(1, Math.ceil(SECONDS / 300));
-const END = Math.floor(Date.now() / 1000);
+const END = Math.floor(Number(parameters.get('end')) || Date.now() / 1000);
 const START = END - SECONDS;
 const WIDTH = Number(parameters.get('width') || 1880);
-const COLUMN = WIDTH / 24;
-const ROW = 36;
+/* Grafana's own measures: 24 columns between two paddings, rows of 30 with a gap of 8, and what stands above the panels. */
+const PADDING = 16;
+const COLUMN = (WIDTH - 2 * PADDING + 8) / 24;
+const ROW = 38;
+const HEADER = 130;
 const report = { queries: 0, errors: [], empty: [], react: [] };
 const theme = createTheme({ colors: { mode: parameters.get('theme') || 'dark' } });
 const timeRange = { from: dateTime(START * 1000), to: dateTime(END * 1000), raw: { from: dateTime(START * 1000), to: dateTime(END * 1000) } };
@@ -32,19 +35,19 @@ const standard = [entry('unit', 'unit', unitOverrideProcessor), entry('min', 'mi
   entry('thresholds', 'thresholds', thresholdsOverrideProcessor), entry('mappings', 'mappings', valueMappingsOverrideProcessor),
   entry('color', 'color', identityOverrideProcessor), entry('links', 'links', identityOverrideProcessor)];
 standardFieldConfigEditorRegistry.setInit(() => standard);
-const custom = ['thresholdsStyle', 'hideFrom', 'drawStyle', 'lineWidth', 'lineInterpolation', 'fillOpacity', 'showPoints', 'spanNulls',
+const custom = ['thresholdsStyle', 'hideFrom', 'drawStyle', 'lineWidth', 'lineStyle', 'axisPlacement', 'lineInterpolation', 'fillOpacity', 'showPoints', 'spanNulls',
   'width', 'minWidth', 'align', 'cellOptions', 'filterable', 'inspect'].map((name) => ({ ...entry(`custom.${name}`, name, identityOverrideProcessor), isCustom: true }));
 const registry = new FieldConfigOptionsRegistry(() => [...standard, ...custom]);
 standardTransformersRegistry.setInit(() => [...new Map(Object.values(standardTransformers).map((one) => [one.id, one])).values()]
   .map((one) => ({ id: one.id, name: one.id, transformation: async () => one, editor: () => null })));
 
-const expand = (expr) => expr.replaceAll('$__rate_interval', '15s').replace(/\$\w+/g, '.*');
+const expand = (expr) => expr.replaceAll('$__rate_interval', '15s').replace(/\$(\w+)/g, (_, name) => parameters.get(`var-${name}`) || '.*');
 
 async function query(panel, target) {
   report.queries += 1;
-  const asked = target.format === 'table' ? { query: expand(target.expr), time: END }
+  const asked = target.instant ? { query: expand(target.expr), time: END }
     : { query: expand(target.expr), start: START, end: END, step: STEP };
-  const answer = await fetch(`/api/v1/query${target.format === 'table' ? '' : '_range'}?${new URLSearchParams(asked)}`);
+  const answer = await fetch(`/api/v1/query${target.instant ? '' : '_range'}?${new URLSearchParams(asked)}`);
   const body = await answer.json();
   if (body.status !== 'success') {
     report.errors.push({ panel: panel.title, expr: asked.query, error: body.error });
@@ -56,8 +59,12 @@ async function query(panel, target) {
 const grid = Array.from({ length: Math.floor((END - START) / STEP) + 1 }, (_, i) => START + i * STEP);
 
 function seriesFrame(target, one) {
-  const at = new Map(one.values.map(([time, value]) => [Math.round(time), Number(value)]));
   const name = target.legendFormat ? renderLegendFormat(target.legendFormat, one.metric) : JSON.stringify(one.metric);
+  if (target.instant) {
+    return toDataFrame({ refId: target.refId, fields: [{ name: 'Time', type: FieldType.time, values: [END * 1000] },
+      { name: 'Value', type: FieldType.number, labels: one.metric, config: { displayNameFromDS: name }, values: [Number(one.value[1])] }] });
+  }
+  const at = new Map(one.values.map(([time, value]) => [Math.round(time), Number(value)]));
   return toDataFrame({ refId: target.refId, fields: [
     { name: 'Time', type: FieldType.time, values: grid.map((time) => time * 1000) },
     { name: 'Value', type: FieldType.number, labels: one.metric, config: { displayNameFromDS: name },
@@ -94,25 +101,44 @@ const fixed = (field) => theme.visualization.getColorByName(field.config.color?.
 const quiet = theme.colors.text.secondary;
 
 function Stat({ panel, data, width, height }) {
-  const field = data[0]?.fields.find((one) => one.type === FieldType.number);
-  if (!field) { return <div style={{ padding: 8, fontSize: 22, color: quiet }}>{panel.fieldConfig.defaults.noValue}</div>; }
+  const frame = data.find((one) => one.fields.some((field) => field.type === FieldType.number));
+  const field = frame?.fields.find((one) => one.type === FieldType.number);
+  if (!field) { return <div style={{ padding: 8, fontSize: 18, color: quiet }}>{panel.fieldConfig.defaults.noValue}</div>; }
   const value = reduceField({ field, reducers: ['lastNotNull'] }).lastNotNull;
-  const sparkline = { y: { ...field, state: { range: getMinMaxAndDelta(field) } }, x: data[0].fields[0] };
-  return <BigValue value={field.display(value)} width={width} height={height} theme={theme} colorMode={panel.options.colorMode}
-    graphMode={panel.options.graphMode} sparkline={sparkline} justifyMode="auto" textMode="value" />;
+  const sparkline = { y: { ...field, state: { range: getMinMaxAndDelta(field) } }, x: frame.fields[0] };
+  const named = panel.options.textMode === 'value_and_name';
+  return <BigValue value={{ ...field.display(value), title: named ? getFieldDisplayName(field, frame, data) : undefined }} width={width}
+    height={height} theme={theme} colorMode={panel.options.colorMode} graphMode={panel.options.graphMode} justifyMode="auto"
+    sparkline={panel.options.graphMode === 'none' ? undefined : sparkline} textMode={named ? 'value_and_name' : 'value'} />;
 }
 
-function States({ data, width, height }) {
-  const rows = data.slice(0, 14);
-  const line = Math.min(26, (height - 18) / Math.max(1, rows.length));
-  const left = 190;
+/* Stretches of the same shown state, as Grafana merges them. */
+function stretches(field) {
+  const found = [];
+  [...field.values].forEach((value, t) => {
+    const last = found.at(-1);
+    if (last && last.value === value && last.end === t) { last.end = t + 1; } else if (value !== null) { found.push({ value, start: t, end: t + 1 }); }
+  });
+  return found;
+}
+
+function States({ panel, data, width, height }) {
+  const rows = data.slice(0, panel.options.perPage);
+  const names = rows.map((frame) => getFieldDisplayName(frame.fields[1], frame, data));
+  const line = Math.min(30, (height - 20) / Math.max(1, rows.length));
+  const left = Math.min(0.4 * width, 12 + 6.4 * Math.max(0, ...names.map((name) => name.length)));
   const cell = (width - left - 8) / grid.length;
   return <svg width={width} height={height}>{rows.map((frame, row) => {
     const field = frame.fields[1];
-    return <g key={row}>
-      <text x={4} y={row * line + line * 0.65} fill={quiet} fontSize={11}>{getFieldDisplayName(field, frame, data).slice(0, 32)}</text>
-      {[...field.values].map((value, i) => (value === null ? null : <rect key={i} x={left + i * cell} y={row * line + 2} width={cell + 0.5} height={line - 4}
-        fill={field.config.color?.mode === 'fixed' ? fixed(field) : field.display(value).color} />))}</g>;
+    return <g key={row}><text x={left - 6} y={4 + (row + 0.62) * line} fill={quiet} fontSize={11} textAnchor="end">{names[row]}</text>
+      {stretches(field).map(({ value, start, end }) => {
+        const shown = field.display(value);
+        const color = field.config.color?.mode === 'fixed' ? fixed(field) : shown.color;
+        const wide = (end - start) * cell > 7 * shown.text.length + 8;
+        return <g key={start}><rect x={left + start * cell} y={4 + row * line} width={(end - start) * cell} height={0.88 * line} fill={color} />
+          {panel.options.showValue !== 'never' && wide ? <text x={left + start * cell + 6} y={4 + (row + 0.62) * line} fontSize={11}
+            fill={theme.colors.getContrastText(color)}>{shown.text}</text> : null}</g>;
+      })}</g>;
   })}</svg>;
 }
 
@@ -134,7 +160,7 @@ function Content({ panel, data, width, height }) {
   if (panel.type === 'stat') { return <Stat {...{ panel, data, width, height }} />; }
   if (!data.length) { return <div style={{ padding: 8, color: quiet }}>{panel.fieldConfig.defaults.noValue}</div>; }
   if (panel.type === 'table') { return <TableNG data={data[0]} width={width} height={height} fieldConfig={panel.fieldConfig} structureRev={1} initialSortBy={panel.options.sortBy} />; }
-  if (panel.type === 'state-timeline') { return <States {...{ data, width, height }} />; }
+  if (panel.type === 'state-timeline') { return <States {...{ panel, data, width, height }} />; }
   if (panel.type === 'heatmap') { return <Heatmap {...{ data, width, height }} />; }
   return <TimeSeries frames={data} timeRange={timeRange} timeZone="utc" width={width} height={height} options={panel.options}
     legend={{ ...panel.options.legend, displayMode: 'list', calcs: [] }}>{() => null}</TimeSeries>;
@@ -147,14 +173,25 @@ class Guard extends React.Component {
   render() { return this.state.failed ? <b>failed</b> : this.props.children; }
 }
 
+function Header({ board }) {
+  const box = { border: `1px solid ${theme.colors.border.medium}`, borderRadius: 2, padding: '5px 8px', marginRight: 8, whiteSpace: 'nowrap' };
+  return <div style={{ height: HEADER, padding: `0 ${PADDING}px`, color: theme.colors.text.primary }}>
+    <div style={{ display: 'flex', height: 80, alignItems: 'center', justifyContent: 'space-between' }}>
+      <h1 style={{ fontSize: 20, margin: 0 }}>{board.title}</h1>
+      <span><span style={box}>last {SECONDS} s</span><span style={box}>{board.refresh}</span></span></div>
+    <div style={{ display: 'flex', height: 32 }}>
+      {board.templating.list.map((one) => <span key={one.name} style={box}><b style={{ color: quiet }}>{one.label}</b>&nbsp; {one.name === 'datasource' ? 'Prometheus' : parameters.get(`var-${one.name}`) || 'All'}</span>)}
+      {board.links.map((one) => <span key={one.title} style={{ ...box, marginLeft: 'auto' }}>{one.title}</span>)}</div></div>;
+}
+
 function Board({ board, loaded }) {
   return <ThemeContext.Provider value={theme}><GlobalStyles />
     <div style={{ position: 'relative', width: WIDTH, background: theme.colors.background.canvas }}>
-      <h1 style={{ padding: '8px 8px 0', fontSize: 20, height: 40 }}>{board.title}</h1>
+      <Header board={board} />
       {board.panels.map((panel) => {
         const { x, y, w, h } = panel.gridPos;
-        const at = { position: 'absolute', left: x * COLUMN + 3, top: 44 + y * ROW, width: w * COLUMN - 6, height: h * ROW - 6 };
-        if (panel.type === 'row') { return <h4 key={panel.id} style={{ ...at, paddingTop: 6 }}>{panel.title}</h4>; }
+        const at = { position: 'absolute', left: PADDING + x * COLUMN, top: HEADER + y * ROW, width: w * COLUMN - 8, height: h * ROW - 8 };
+        if (panel.type === 'row') { return <h4 key={panel.id} style={{ ...at, margin: 0, paddingTop: 4, color: theme.colors.text.primary }}>{panel.title}</h4>; }
         return <div key={panel.id} style={at}><PanelChrome title={panel.title} width={at.width} height={at.height} padding="none">
           {(width, height) => <Guard title={panel.title}><Content {...{ panel, width, height }} data={loaded.get(panel.id)} /></Guard>}
         </PanelChrome></div>;

@@ -11,31 +11,34 @@ import argparse
 import json
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from chrome import browse, picture
+from playing import incident
+
 from kvpressure.bundle.boards import optional_queries
 from kvpressure.bundle.boards.builder import Site, Values
 from kvpressure.thresholds import builtin
 
 HERE = Path(__file__).parent
-WIDTH = 1880  # of a board on a usual screen
+WIDTH, SECONDS, SETTLE = 1600, 110, 60  # of a picture in pixels, of its graphs, and from the incident's begin to the picture
+HEADER, ROW = 130, 38  # pixels above the panels, and of a grid row: as in board.jsx
 BOARDS = HERE.parents[1] / "dashboards"
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".json": "application/json"}
 PAGE = "<!doctype html><meta charset=utf-8><link rel=stylesheet href=/board.css><body style=margin:0><div id=root></div><script type=module src=/board.js></script>"
-BROWSER = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-           "--disable-component-update", "--disable-sync", "--hide-scrollbars")
 
 
 def handler(prometheus: str) -> type[BaseHTTPRequestHandler]:
+    """Serves the drawing page and the boards, and passes queries on to ``prometheus``."""
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, kind, body = self.find()
@@ -64,25 +67,44 @@ def handler(prometheus: str) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def browse(url: str, *flags: str) -> str:
-    with tempfile.TemporaryDirectory() as profile:
-        command = ["chromium", *BROWSER, f"--user-data-dir={profile}", "--virtual-time-budget=20000", *flags, url]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+@contextmanager
+def serving(prometheus: str) -> Iterator[str]:
+    """Address of the drawing page."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(prometheus))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def draw(base: str, board: Path, out: Path, height: int, optional: set[tuple[str, str, str]]) -> list[str]:
     """Picture of ``board`` in ``out``, of its upper ``height`` pixels or (0) the whole; returns what is wrong with it."""
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in json.loads(board.read_text())["panels"])
-    url = f"{base}/?board={board.stem}&seconds=75&width={WIDTH}"
-    browse(url, f"--window-size={WIDTH},{height or 60 + rows * 36}", f"--screenshot={out / board.stem}.png")
+    url = f"{base}/?board={board.stem}&seconds={SECONDS}&width={WIDTH}&end={time.time():.0f}"
+    picture(url, out, WIDTH, height or HEADER + rows * ROW + 10)
     found = re.search(r'<script type="application/json" id="report">(.*?)</script>', browse(url, "--dump-dom"), re.DOTALL)
     if found is None:
         return [f"{board.stem}: nothing was drawn"]
     report = json.loads(found[1])
     empty = [one for one in report["empty"] if (board.stem, one["panel"], one["refId"]) not in optional]
     print(f"{board.stem}: {report['queries']} queries, {len(report['errors'])} refused, {len(report['empty'])} empty "
-          f"({len(empty)} without a reason), {len(report['react'])} panels failed, {report['canvases']} canvases")
+          f"({len(empty)} without a reason), {len(report['react'])} panels failed, {report['canvases']} canvases", flush=True)
     return [f"{board.stem}: {json.dumps(one)}" for one in (*report["errors"], *empty, *report["react"])]
+
+
+def declared() -> set[tuple[str, str, str]]:
+    """Queries that may be empty, each with a reason on its panel."""
+    return set(optional_queries(Site(builtin(), Values(), frozenset())))
+
+
+def installed() -> bool:
+    """Whether there is a Chromium; says so if not."""
+    if shutil.which("chromium") is None:
+        print("render-dashboards: chromium is not installed (Debian: apt install chromium)", file=sys.stderr)
+        return False
+    return True
 
 
 def main() -> int:
@@ -91,33 +113,16 @@ def main() -> int:
     parser.add_argument("--scenario", default="kv_pressure")
     parser.add_argument("--height", type=int, default=0, help="pixels of each board that are pictured (default: all)")
     options = parser.parse_args()
-    if shutil.which("chromium") is None:
-        print("render-dashboards: chromium is not installed (Debian: apt install chromium)", file=sys.stderr)
+    if not installed():
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
-    demo = subprocess.Popen([sys.executable, "-u", "-m", "kvpressure.cli", "demo", "--scenario", options.scenario, "--for", "480", "--speed", "2"],
-                            stdout=subprocess.PIPE, text=True)
-    assert demo.stdout is not None
     problems: list[str] = []
-    try:
-        prometheus = ""
-        for line in demo.stdout:
-            print(line, end="", flush=True)
-            if match := re.match(r"  Prometheus +(http://\S+?)/?\s", line):
-                prometheus = match[1]
-            if "== incident" in line:
-                break
-        threading.Thread(target=lambda: [None for _ in demo.stdout or ()], daemon=True).start()
-        time.sleep(25)
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler(prometheus))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        optional = set(optional_queries(Site(builtin(), Values(), frozenset())))
-        for board in sorted(BOARDS.glob("*.json"), key=lambda path: path.stem != "kvpressure-incident"):
-            problems += draw(f"http://127.0.0.1:{server.server_address[1]}", board, options.out, options.height, optional)
-        server.shutdown()
-    finally:
-        demo.terminate()
-        demo.wait()
+    with incident(options.scenario, 420, tell=True) as demo:
+        time.sleep(SETTLE)
+        with serving(demo.prometheus) as base:
+            for board in sorted(BOARDS.glob("*.json"), key=lambda path: path.stem != "kvpressure-incident"):
+                out = options.out / f"{board.stem.replace('kvpressure', 'board')}.webp"
+                problems += draw(base, board, out, options.height, declared())
     print("\n".join(problems) or "nothing is wrong")
     return 1 if problems else 0
 

@@ -115,7 +115,7 @@ def _engines(site: Site) -> Json:
 
 def _engine_columns(site: Site) -> list[Json]:
     widths = {"Model": 90, "Namespace": 90, "Engine": 60, "GPU": 48, "Verdict": 158, "Stage": 82, "For": 72, "Confidence": 88,
-              "First action": 292, "KV cache": 96, "Memory": 96, "Waiting": 68, "Running": 70, "Signature": 80}  # the pod's name gets the rest
+              "First action": 312, "KV cache": 96, "Memory": 96, "Waiting": 68, "Running": 70, "Signature": 80}  # the pod's name gets the rest
     gauge = ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"})
     first = {VERDICT_RUNBOOKS[verdict]: (text, "text") for verdict, text in FIRST_ACTIONS.items()}
     runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
@@ -151,7 +151,7 @@ def _settings(site: Site) -> Json:
     queries = [Query(worst(recommended), table=True, optional="no limit has to change"),
                Query(worst(f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"), table=True,
                      optional="no limit has to change")]
-    overrides = [column("Limit", ("custom.width", 178)), column("Now", ("custom.width", 60)),
+    overrides = [column("Limit", ("custom.width", 190)), column("Now", ("custom.width", 60)),
                  column("Set to", ("custom.width", 62), ("thresholds", neutral()), COLORED)]
     return table(site, "What to set", "Limits to change: in force now, and the value to set, computed for each engine. Order of the mitigation: cap tokens "
                  "at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart last.", queries,

@@ -118,6 +118,13 @@ class TestPace:
             pace.observe(page(cost=cost), 1.0)
         assert pace.interval(2.0) == 1.0
 
+    def test_a_page_that_is_cheap_to_get_and_dear_to_read_is_read_seldom(self) -> None:
+        pace = Pace(1.0)
+        pace.due(0.0)
+        for _ in range(5):
+            pace.observe(page(cost=0.005, waiting=9.0), 1.0, scan_seconds=0.4)
+        assert pace.interval(2.0) == SLOWEST_INTERVAL
+
     @given(st.lists(st.floats(0.0, 5.0), min_size=1, max_size=20), st.booleans())
     def test_the_share_of_the_engines_time_is_bounded(self, costs, busy) -> None:
         pace = Pace(1.0)

@@ -137,6 +137,7 @@ def test_the_moment_between_two_steps_is_no_queue(args, values, card):
     said = play(60, args=args, card=card, finished=8.0, queue=0.015, **values)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("healthy", True)
     assert said.confidently(5) == {"healthy"}
+    assert "compute_bound" not in said.confidently(), "not even before anybody told how long they wait"
     assert play(60, args=args, card=card, finished=8.0, queue=3.0, **values).verdict != "healthy", "who waits seconds is in a queue"
     assert play(60, args=args, card=card, finished=8.0, queue=0.015, **values | {"waiting": 12.0}).verdict != "healthy"
 
@@ -303,4 +304,11 @@ def test_a_watermark_lowers_the_level_of_a_full_cache():
     assert "full from 87 %" in said.last.evidence["kv_full"].text
     assert not play(60, args=(), **KEPT_FREE).confidently(5) - {"kv_pressure"}, "arguments not known"
     assert play(60, args=(*LIMIT, "--watermark", "0.1"), **KEPT_FREE | {"kv": 0.3}).verdict != "kv_pressure"
-    assert play(60, args=(*LIMIT, "--watermark", "1"), **KEPT_FREE | {"kv": 0.3}).verdict != "kv_pressure"
+
+
+def test_a_small_model_at_its_usual_speed_is_not_surely_host_bound():
+    """It keeps a tenth of the GPU busy and nobody waits: once its own normal is known, nothing is wrong."""
+    small = {"cards": (0.10,), "running": 4.0, "waiting": 0.0, "kv": 0.02, "generated": 900.0, "prompt": 500.0, "finished": 3.0}
+    assert not play(120, step=5.0, token=0.004, **small).confidently(90)
+    slower = play(150, step=5.0, token=after(110, 0.004, 0.04), **small | {"generated": after(110, 900.0, 200.0)})
+    assert slower.confidently(140) == {"host_bound"}

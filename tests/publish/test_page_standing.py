@@ -34,7 +34,7 @@ SAID = {
     "memory_leak_idle": ("3.0 GiB an hour", "from 1.0 GiB", "memory_leak_bytes_per_hour"),
     "kv_held_without_load": ("used 40 % with 0 requests", "from 10 % in 2 idle stretches of 60.0 s", "kv_held_ratio"),
     "allocator_fragmentation": ("2.5 GB reserved and not allocated", "from 2.0 GB, of which 25 % split; split now 1.5 GB", "fragmentation_warning_bytes"),
-    "baseline_too_high": ("used 99 %, gpu_memory_utilization is 90 %", "above 98 %", "baseline_excess_ratio"),
+    "baseline_too_high": ("used 99 %, gpu_memory_utilization is 90 %", "above 98 %", "baseline_full_ratio"),
     "host_memory_near_limit": ("used 95 % of its limit", "from 90 %", "host_memory_limit_ratio"),
     "host_oom_killed": ("OOMKilled, exit code 137", "4 restarts in half an hour", None),
     "gpu_out_of_memory": ("3 times", "in the log", None),

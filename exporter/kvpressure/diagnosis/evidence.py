@@ -164,12 +164,14 @@ def _queue(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
 
 def _short(s: Signals, recent: Recent, t: Thresholds) -> bool | None:
     """Whether those that wait are few and wait a moment only, as some always do between two steps of a busy engine.
-    ``None`` where nobody tells how long they wait.
+    ``None`` where nobody tells how long the few wait.
     """
     seconds, running = s.latency.queue.get("0.95"), s.load.running
-    if seconds is None or running is None or recent.waiting_mean is None:
+    if running is None or recent.waiting_mean is None:
         return None
-    return seconds < t["queue_short_seconds"] and recent.waiting_mean < t["calm_queue_ratio"] * running
+    if recent.waiting_mean >= t["calm_queue_ratio"] * running:
+        return False
+    return None if seconds is None else seconds < t["queue_short_seconds"]
 
 
 def _flow(s: Signals, t: Thresholds) -> list[Evidence]:

@@ -221,7 +221,7 @@ def concurrency_limited(case: Case) -> Finding | None:
     confidence = t[_LIMIT_GROUNDS.get(source, "confidence_limit_observed")]
     if case.true("kv_full"):
         confidence = max(0.0, confidence - t["confidence_limit_cut_kv_full"])
-    elif case.unknown("kv_full") or (source == "observed" and case.false("any_prompt_fits")):
+    elif case.unknown("kv_full") or case.unknown("queue_short") or (source == "observed" and case.false("any_prompt_fits")):
         confidence = max(0.0, confidence - t["confidence_limit_cut_kv_unseen"])
     opposing = [n for n in ("kv_full", "gpu_starved") if case.true(n)] + [n for n in ("any_prompt_fits",) if case.false(n)]
     return Finding("concurrency_limited", confidence, supporting=("running_at_limit", "queue_present"), opposing=tuple(opposing),
@@ -232,7 +232,8 @@ def host_bound(case: Case) -> Finding | None:
     """The GPU waits for the host: CPU quota, a saturated API server, preprocessing, grammar work.
 
     A CPU that is short says it for sure only where somebody is harmed and the GPU is seen to wait: a pod that is throttled now
-    and then may serve as fast as ever, and a model may compute on the CPU.
+    and then may serve as fast as ever, and a model may compute on the CPU. A GPU that is starved says it until the engine's
+    normal is known and nobody is harmed: some models never need more of it.
     """
     busy = case.true("tokens_flow") or case.true("work_present")
     reasons = [n for n in ("cpu_throttled", "cpu_contended", "cpu_saturated", "outside_engine_time", "gpu_starved")
@@ -247,7 +248,7 @@ def host_bound(case: Case) -> Finding | None:
         return _host(case, "confidence_host_cpu_gpu_low" if gpu_low and busy else "confidence_host_cpu", reasons)
     several = (case.signals.load.running or 0.0) >= case.thresholds["host_min_requests"]
     if case.true("gpu_starved") and case.true("tokens_flow") and several:
-        return _host(case, "confidence_host_gpu_starved", reasons, sure=True)
+        return _host(case, "confidence_host_gpu_starved", reasons, sure=not case.false("latency_multiplied"))
     if "api_server_saturated" in reasons and not case.true("kv_near_full"):
         return _host(case, "confidence_host_api_server", reasons, sure=True)
     if _queued(case) and case.true("queue_for_capacity") and gpu_low and case.false("kv_near_full") \
@@ -274,8 +275,8 @@ def _host(case: Case, ground: str, reasons: list[str], sure: bool = False) -> Fi
 def compute_bound(case: Case) -> Finding | None:
     """Requests wait, the cache has room, the limit is not reached: prompts or decoding saturate the GPU.
 
-    Not sure of it where the next prompt may be one that does not fit, or where the batch stands still below its limit, as if
-    another limit held it.
+    Not sure of it where the next prompt may be one that does not fit, where the batch stands still below its limit, as if
+    another limit held it, or while nobody tells whether the few who wait do so for long.
     """
     limited = case.true("running_at_limit") and case.signals.load.max_num_seqs_source != "observed"
     if not _queued(case) or case.true("kv_full") or limited:
@@ -285,7 +286,8 @@ def compute_bound(case: Case) -> Finding | None:
         return None
     held = ("running_stands_still",) if case.true("running_stands_still") and case.false("running_at_limit") else ()
     doubts = held + tuple(n for n in ("any_prompt_fits",) if case.false(n))
-    return Finding("compute_bound", min(t[ground], t["confidence_compute_doubt"]) if doubts else t[ground],
+    unsure = doubts or case.unknown("queue_short")
+    return Finding("compute_bound", min(t[ground], t["confidence_compute_doubt"]) if unsure else t[ground],
                    supporting=tuple(n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)),
                    opposing=doubts + tuple(n for n in ("kv_near_full",) if case.true(n)),
                    missing=_absent(case, "kv_full", "gpu_saturated"))

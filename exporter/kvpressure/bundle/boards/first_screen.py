@@ -138,7 +138,7 @@ def _engine_columns(site: Site) -> list[Json]:
 
 def _why(site: Site) -> Json:
     words = {key: (text, "text") for key, text in fact_texts(site).items()}
-    overrides = [column("Pod", ("custom.width", 160)), column("Now", ("custom.width", 66), ("custom.align", "right")),
+    overrides = [column("Pod", ("custom.width", 118)), column("Now", ("custom.width", 66), ("custom.align", "right")),
                  column("Evidence", ("mappings", texts(**words)))]
     about = ("Evidence that holds now about the engine in most trouble (narrow the board to a pod to see that one's): the number, then what it is and "
              "from which threshold it counts. The exporter's page has the same with what speaks against it.")
@@ -151,7 +151,7 @@ def _settings(site: Site) -> Json:
     queries = [Query(worst(recommended), table=True, optional="no limit has to change"),
                Query(worst(f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"), table=True,
                      optional="no limit has to change")]
-    overrides = [column("Limit", ("custom.width", 190)), column("Now", ("custom.width", 60)),
+    overrides = [column("Limit", ("custom.width", 196)), column("Now", ("custom.width", 60)),
                  column("Set to", ("custom.width", 62), ("thresholds", neutral()), COLORED)]
     return table(site, "What to set", "Limits to change: in force now, and the value to set, computed for each engine. Order of the mitigation: cap tokens "
                  "at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart last.", queries,
@@ -162,7 +162,7 @@ def _fires(site: Site) -> Json:
     levels = texts(critical=("critical", RED), warning=("warning", ORANGE), info=("info", BLUE))
     runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     overrides = [
-        column("Alert", ("custom.width", 198), ("links", [runbook])), column("Severity", ("custom.width", 70), ("mappings", levels), COLORED),
+        column("Alert", ("custom.width", 204), ("links", [runbook])), column("Severity", ("custom.width", 70), ("mappings", levels), COLORED),
         column("Page", ("custom.width", 46), ("mappings", texts(true=("yes", RED), false=("no", "text"))), COLORED),
     ]
     return table(site, "What fires", "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. A click opens the runbook.",

@@ -106,15 +106,27 @@ def readers(rules: Sequence[dict[str, Any]], index: int) -> set[str]:
         fed |= more
 
 
+def needed(rules: Sequence[dict[str, Any]], wanted: set[str]) -> set[str]:
+    """``wanted`` and the recordings that they read, directly or through others."""
+    found = set(wanted)
+    while True:
+        read = {name for rule in rules if (rule.get("record") or rule["alert"]) in found for name in metrics(rule["expr"])}
+        more = {rule["record"] for rule in rules if "record" in rule} & read - found
+        if not more:
+            return found
+        found |= more
+
+
 def survives(mutant: Mutant, document: dict[str, Any], tests: dict[str, dict[str, Any]], rules: Sequence[dict[str, Any]]) -> bool:
     """Whether every test of the alerts that the mutant feeds still passes."""
     wanted = readers(rules, mutant.index)
+    involved = needed(rules, wanted)  # other rules change nothing but the time it takes
     changed, position = deepcopy(document), 0
     for group in changed["groups"]:
         kept = []
         for rule in group["rules"]:
             candidate = mutant.rule if position == mutant.index else rule
-            if "record" in rule or rule["alert"] in wanted:
+            if (rule.get("record") or rule["alert"]) in involved:
                 kept.append({key: value for key, value in candidate.items() if key != "group"})
             position += 1
         group["rules"] = kept

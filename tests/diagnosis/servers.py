@@ -112,9 +112,9 @@ class _Engine:
             (r.SWAPPED, now.get("swapped")), (r.ASLEEP, now.get("asleep"))) if value is not None}
         if now.get("deferred") is not None and now.get("waiting") is not None:
             gauges |= {r.WAITING_DEFERRED: of("deferred"), r.WAITING_CAPACITY: of("waiting") - of("deferred")}
-        capacity = of("capacity", CAPACITY)
-        config = {"block_size": "16", "kv_cache_size_tokens": str(capacity), "gpu_memory_utilization": "0.92",
-                  "kv_cache_max_concurrency": str(capacity / LONGEST)}
+        capacity = of("capacity", CAPACITY)  # 0 = the page does not tell
+        told = {"kv_cache_size_tokens": str(capacity), "kv_cache_max_concurrency": str(capacity / LONGEST)} if capacity else {}
+        config = {"block_size": "16", "gpu_memory_utilization": "0.92"} | told
         return EngineReading("m", self.number, gauges, dict(counters),
                              {name: item.reading() for name, item in self.histograms.items()}, config)
 

@@ -312,3 +312,24 @@ def test_a_small_model_at_its_usual_speed_is_not_surely_host_bound():
     assert not play(120, step=5.0, token=0.004, **small).confidently(90)
     slower = play(150, step=5.0, token=after(110, 0.004, 0.04), **small | {"generated": after(110, 900.0, 200.0)})
     assert slower.confidently(140) == {"host_bound"}
+
+
+def test_gauges_left_over_on_one_rank_of_several_page_nobody():
+    """The cards of the other ranks compute; which of them is this one's is not known."""
+    two = ("--max-num-seqs", "256", "-dp", "2")
+    said = play(160, args=two, others=[SIX], **LEFT | {"cards": (after(60, 0.9, 0.0), 0.9)})
+    assert "stalled" not in said.confidently()
+
+
+def test_a_full_cache_that_makes_nobody_wait_is_nothing_to_be_sure_of():
+    said = play(60, running=cycle(58, 60, 62), waiting=1.0, queue=0.02, **FULL | {"finished": 8.0})
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("kv_pressure", False)
+    assert play(60, running=cycle(58, 60, 62), waiting=1.0, queue=3.0, **FULL | {"finished": 8.0}).confidence >= CONFIDENT
+    assert play(60, running=cycle(58, 60, 62), waiting=1.0, queue=0.02, preemptions=1.0, **FULL | {"finished": 8.0}).confidence >= CONFIDENT
+
+
+@pytest.mark.parametrize("args", [LIMIT, ()])
+def test_where_the_room_is_not_known_half_a_cache_leaves_doubt(args):
+    load = WAITS_FOR_ROOM | {"capacity": 0.0, "prompt": 3000.0}
+    assert not play(60, args=args, kv=0.70, **load).confidently(20)
+    assert play(60, args=args, kv=0.30, **load | {"running": cycle(5, 7, 9)}).confidently(20) == {"compute_bound"}

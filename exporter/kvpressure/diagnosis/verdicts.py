@@ -113,7 +113,8 @@ def _stalled(case: Case, moved: bool) -> Finding:
     s, t = case.signals, case.thresholds
     ground = "confidence_stalled_seen" if case.true("queue_present") or case.true("gpu_idle") else "confidence_stalled"
     missing: tuple[str, ...] = ()
-    if not moved and s.load.waiting == 0 and case.true("gpu_idle") and not case.true("clients_came"):
+    silent = case.true("gpu_idle") or (s.compute.gpus_shared and case.unknown("gpu_idle"))
+    if not moved and s.load.waiting == 0 and silent and not case.true("clients_came"):
         ground, missing = "confidence_stalled_alone", (
             "whether requests are really there: nobody waits and the GPU is idle, so the gauges may be left over from aborted "
             "requests, whose clients or gateway keep their connections",)
@@ -177,6 +178,8 @@ def _kv_ground(case: Case, queue: bool, pushed: bool) -> str | None:
             return "confidence_kv_full_pushed"
         if case.false("waited_lately"):
             return "confidence_kv_pushed"
+        if case.true("queue_short") and not pushed:
+            return "confidence_kv_near_full"
         return "confidence_kv_full_below_limit" if case.false("running_at_limit") else "confidence_kv_full"
     if pushed and case.true("kv_near_full"):
         return "confidence_kv_pushed"
@@ -221,9 +224,9 @@ def concurrency_limited(case: Case) -> Finding | None:
     confidence = t[_LIMIT_GROUNDS.get(source, "confidence_limit_observed")]
     if case.true("kv_full"):
         confidence = max(0.0, confidence - t["confidence_limit_cut_kv_full"])
-    elif case.unknown("kv_full") or case.unknown("queue_short") or (source == "observed" and case.false("any_prompt_fits")):
+    elif case.unknown("kv_full") or case.unknown("queue_short") or (source == "observed" and _may_not_fit(case)):
         confidence = max(0.0, confidence - t["confidence_limit_cut_kv_unseen"])
-    opposing = [n for n in ("kv_full", "gpu_starved") if case.true(n)] + [n for n in ("any_prompt_fits",) if case.false(n)]
+    opposing = [n for n in ("kv_full", "gpu_starved") if case.true(n)] + ["any_prompt_fits"] * _may_not_fit(case)
     return Finding("concurrency_limited", confidence, supporting=("running_at_limit", "queue_present"), opposing=tuple(opposing),
                    missing=_absent(case, "kv_full"))
 
@@ -285,12 +288,18 @@ def compute_bound(case: Case) -> Finding | None:
     if ground is None:
         return None
     held = ("running_stands_still",) if case.true("running_stands_still") and case.false("running_at_limit") else ()
-    doubts = held + tuple(n for n in ("any_prompt_fits",) if case.false(n))
+    doubts = held + ("any_prompt_fits",) * _may_not_fit(case)
     unsure = doubts or case.unknown("queue_short")
     return Finding("compute_bound", min(t[ground], t["confidence_compute_doubt"]) if unsure else t[ground],
                    supporting=tuple(n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)),
                    opposing=doubts + tuple(n for n in ("kv_near_full",) if case.true(n)),
                    missing=_absent(case, "kv_full", "gpu_saturated"))
+
+
+def _may_not_fit(case: Case) -> bool:
+    """The next prompt may be one for which the cache has no room; where the room is not known, from half full on."""
+    warm = (case.signals.kv.kv_used_ratio_recent_max or 0.0) >= case.thresholds["kv_warm_ratio"]
+    return case.false("any_prompt_fits") or (warm and case.unknown("any_prompt_fits"))
 
 
 def _compute_ground(case: Case) -> str | None:

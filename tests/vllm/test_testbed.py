@@ -109,7 +109,7 @@ class TestBook:
         book = testbed.Book()
         book.check("idle", "is idle", True, "idle 100%")
         book.check("steady", "is healthy", False, "stalled")
-        whole, part = (testbed.report(book, 600.0, names) for names in (list(testbed.SCENARIOS), ["one"]))
+        whole, part = (testbed.report(book, 600.0, names) for names in (testbed.PARTS, ["one"]))
         assert "2 checks, 1 failed; all parts in one run, 10.0 minutes" in whole
         assert "only the parts one" in part
         assert "| steady | is healthy | **failed** | stalled |" in whole

@@ -15,6 +15,7 @@ import platform
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -128,8 +129,10 @@ def batches(book: Book, scenario: str, rows: list[Row], steps: list[Step], *, pl
                   average([truth_p95(steps, row.t) for row in rows]), distance=1.0)
 
 
-def one_server(book: Book, workdir: Path) -> None:
-    """What being watched costs an idle engine; then idle, steady, pressure, all clients gone, burst, long prompts."""
+def one_server(book: Book, workdir: Path, before_the_end: Callable[[], object]) -> None:
+    """What being watched costs an idle engine; idle, steady, pressure, all clients gone, burst, long prompts; what being
+    watched costs under load; at last, when nothing is measured any more (``before_the_end``), the engine stops and dies.
+    """
     with server("one", workdir, SMALL) as vllm:
         book.costs_little(idle_cost(workdir, SMALL, vllm), ADAPTIVE)
         with exporter(vllm, *plugin_flags(vllm)) as on, exporter(vllm) as off:
@@ -145,6 +148,7 @@ def one_server(book: Book, workdir: Path) -> None:
             book.costs_little(loaded_cost("pressure", vllm, {NOBODY: None, ADAPTIVE: adaptive}, PRESSURE), ADAPTIVE)
             for watcher in (second, adaptive):
                 watcher.resume()
+            before_the_end()
             engine_frozen_and_killed(book, vllm, {SECOND: second, ADAPTIVE: adaptive})
 
 
@@ -195,9 +199,9 @@ def engine_frozen_and_killed(book: Book, vllm: Server, by: dict[str, Exporter]) 
     engines = [pid for pid, name in vllm.children() if "EngineCor" in name]
     book.check("engine-frozen", "there is an engine process to stop", len(engines) == 1, f"{vllm.children()}")
     with loaded(vllm, STEADY, 90):
-        time.sleep(14)
+        time.sleep(10)
         stopped = tell(engines, signal.SIGSTOP)
-        frozen = readings(vllm, by, 20)
+        frozen = readings(vllm, by, 18)
         tell(engines, signal.SIGCONT)
         time.sleep(8)
         before = {name: Row(time.time(), one.page(), "").verdict for name, one in by.items()}
@@ -245,16 +249,27 @@ def check_killed(book: Book, rows: dict[str, list[Row]], killed: float, before: 
                    f"page gone after {answered:.1f} s, last other verdict after {max(late, default=0.0):.1f} s")
 
 
-def others(book: Book, workdir: Path) -> None:
+class Others:
     """The three other kinds of servers; they start together, and are idle until it is their turn."""
-    with ExitStack() as stack:
-        limit = stack.enter_context(server("limit", workdir, SMALL, max_num_seqs=4, on_page=True))
-        two = stack.enter_context(server("two-api", workdir, SMALL, extra=("--api-server-count", "2")))
-        parallel = stack.enter_context(server("dp2", workdir, TINY, extra=("--data-parallel-size", "2")))
-        ready(limit, two, parallel)
-        sequence_limit(book, limit)
-        two_api_servers(book, two)
-        data_parallel(book, parallel)
+
+    def __init__(self, stack: ExitStack, workdir: Path) -> None:
+        self._stack, self._workdir = stack, workdir
+        self._servers: list[Server] = []
+
+    def start(self) -> None:
+        """Start them, once."""
+        if not self._servers:
+            kinds = (server("limit", self._workdir, SMALL, max_num_seqs=4, on_page=True),
+                     server("two-api", self._workdir, SMALL, extra=("--api-server-count", "2")),
+                     server("dp2", self._workdir, TINY, extra=("--data-parallel-size", "2")))
+            self._servers = [self._stack.enter_context(kind) for kind in kinds]
+
+    def run(self, book: Book) -> None:
+        """One after the other."""
+        self.start()
+        ready(*self._servers)
+        for scenario, vllm in zip((sequence_limit, two_api_servers, data_parallel), self._servers, strict=True):
+            scenario(book, vllm)
 
 
 def sequence_limit(book: Book, vllm: Server) -> None:
@@ -301,13 +316,13 @@ def plugin_inside(book: Book, workdir: Path) -> None:
         book.check("plugin", what, good, found)
 
 
-SCENARIOS = {"plugin": plugin_inside, "one": one_server, "others": others}
+PARTS = ["plugin", "one", "others"]
 
 
 def report(book: Book, seconds: float, names: list[str]) -> str:
     """The page in ``docs/``."""
     failed = sum(not good for _, _, good, _ in book.lines)
-    parts = "all parts in one run" if names == list(SCENARIOS) else f"only the parts {', '.join(names)}"
+    parts = "all parts in one run" if names == PARTS else f"only the parts {', '.join(names)}"
     lines = ["# Test bed: a real vLLM under every kind of load", "",
              "Written by `make test-vllm` (`tools/vllm/testbed.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama",
              "(a 0.6 M one for data parallel), 255 usable KV blocks of 32 tokens. \"vLLM's steps\" is what vLLM itself tells of",
@@ -327,13 +342,19 @@ def main() -> None:
     """Run what was asked for and write the report."""
     parser = argparse.ArgumentParser()
     parser.add_argument("report", type=Path)
-    parser.add_argument("--only", nargs="+", choices=list(SCENARIOS), default=list(SCENARIOS))
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
     book, begin = Book(), time.monotonic()
     workdir = ROOT / ".vllm" / "testbed"
     workdir.mkdir(exist_ok=True)
-    for name in options.only:
-        SCENARIOS[name](book, workdir)
+    with ExitStack() as stack:
+        late = Others(stack, workdir)
+        if "plugin" in options.only:
+            plugin_inside(book, workdir)
+        if "one" in options.only:
+            one_server(book, workdir, late.start if "others" in options.only else lambda: None)
+        if "others" in options.only:
+            late.run(book)
     seconds = time.monotonic() - begin
     options.report.write_text(report(book, seconds, options.only))
     print(f"test-vllm: {seconds:.0f} s, wrote {options.report}")

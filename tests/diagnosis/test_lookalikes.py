@@ -98,6 +98,8 @@ WATTS = {"power_limit_watts": 700.0}
     ((0.7,), WATTS | {"power_watts": 350.0}, "compute_bound", 0.5),
     ((0.95,), {}, "compute_bound", 0.85),
     ((0.95,), WATTS | {"power_watts": 650.0}, "compute_bound", 0.85),
+    ((0.95,), {"tensor_activity_ratio": 0.45, "dram_activity_ratio": 0.2}, "compute_bound", 0.85),
+    ((0.95,), {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}, "compute_bound", 0.5),
 ])
 def test_many_prompt_tokens_are_compute_bound_only_if_the_gpu_says_so_too(cards, card, verdict, at_most):
     said = play(60, cards=cards, card=card, **RAG)

@@ -257,7 +257,7 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
         busiest = max(gpu.tensor_activity, gpu.dram_activity or 0.0, gpu.sm_activity or 0.0)
         return (
             busiest < t["gpu_starved_ratio"],
-            gpu.tensor_activity >= t["dram_busy_ratio"] or (gpu.dram_activity or 0.0) >= t["dram_busy_ratio"],
+            gpu.tensor_activity >= t["tensor_busy_ratio"] or (gpu.dram_activity or 0.0) >= t["dram_busy_ratio"],
             f"tensor activity {percent(gpu.tensor_activity)}, SM {percent(gpu.sm_activity)}, DRAM "
             f"{percent(gpu.dram_activity)}",
         )
@@ -278,7 +278,7 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
 def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:
     """Whether the GPU works hard by what it does: busy units, power, or vLLM's estimate; a duty cycle does not tell."""
     if gpu.activity_level == PROFILING:
-        parts = ((gpu.tensor_activity, "dram_busy_ratio"), (gpu.dram_activity, "dram_busy_ratio"))
+        parts = ((gpu.tensor_activity, "tensor_busy_ratio"), (gpu.dram_activity, "dram_busy_ratio"))
     else:
         parts = ((gpu.power_ratio, "power_prefill_ratio"), (gpu.estimated_peak_ratio, "dram_busy_ratio"))
     known = [value >= t[least] for value, least in parts if value is not None]

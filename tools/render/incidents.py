@@ -10,38 +10,55 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
-from chrome import picture
+from chrome import DARK, picture, saved
 from playing import incident
-from render import BOARDS, HERE, SETTLE, declared, draw, installed, serving
+from render import BOARDS, HERE, declared, draw, installed, serving
 
 from kvpressure.demo.scenario import SCENARIOS, Scenario
+from kvpressure.thresholds import builtin
 
 SCREEN = (1600, 900)
 PHONE = (500, 900)  # the narrowest window that Chromium opens
 SECONDS = 420  # of the demo; the incident begins after a fifth
-PAGE_SECONDS = 3.0  # below the page's refresh
+STAND, PATIENCE = 45, 110  # seconds
 
 
 def look(scenario: Scenario, out: Path) -> list[str]:
     """Play ``scenario`` and picture board and page while it stands; returns what is wrong with the board."""
     width, height = SCREEN
     with incident(scenario.name, SECONDS) as demo, serving(demo.prometheus) as base:
-        time.sleep(SETTLE)
-        page = f"{demo.exporter}/"
-        picture(page, out / f"incident-{scenario.name}-page.webp", width, height, seconds=PAGE_SECONDS)
-        if scenario.name == "kv_pressure":
-            picture(page, out / "page-dark.webp", width, height, "--blink-settings=preferredColorScheme=0", seconds=PAGE_SECONDS)
-            picture(page, out / "page-phone.webp", *PHONE, seconds=PAGE_SECONDS)
+        await_verdict(scenario, demo.exporter)
+        with saved(f"{demo.exporter}/") as page:
+            picture(page, out / f"incident-{scenario.name}-page.webp", width, height, seconds=1)
+            if scenario.name == "kv_pressure":
+                picture(page, out / "page-dark.webp", width, height, DARK, seconds=1)
+                picture(page, out / "page-phone.webp", *PHONE, seconds=1)
         tell(scenario, demo.exporter)
         return draw(base, BOARDS / "kvpressure-incident.json", out / f"incident-{scenario.name}-board.webp", height, declared())
 
 
+def await_verdict(scenario: Scenario, exporter: str) -> None:
+    """Wait until what the scenario promises has stood for a while with confidence, or for ``PATIENCE`` seconds."""
+    stood, begin = 0, time.monotonic()
+    while stood < STAND and time.monotonic() < begin + PATIENCE:
+        time.sleep(1)
+        one = answer(scenario, exporter)
+        stood = stood + 1 if one["verdict"] == scenario.verdict and one["confidence"] >= builtin()["confident"] else 0
+
+
+def answer(scenario: Scenario, exporter: str) -> dict[str, Any]:
+    """What the exporter's JSON says of the scenario's pod."""
+    with urlopen(f"{exporter}/api/v1/diagnosis", timeout=5) as response:
+        found: dict[str, Any] = next(one for one in json.load(response)["engines"] if one["pod"] == scenario.pod)
+    return found
+
+
 def tell(scenario: Scenario, exporter: str) -> None:
     """Verdict, evidence and first actions as text."""
-    with urlopen(f"{exporter}/api/v1/diagnosis", timeout=5) as answer:
-        one = next(one for one in json.load(answer)["engines"] if one["pod"] == scenario.pod)
+    one = answer(scenario, exporter)
     print(f"{scenario.name}: {one['pod']}: {one['verdict']} {one['stage'] or ''} {one['confidence']}")
     print(f"  for: {one['supporting']}\n  against: {one['opposing']}\n  signature: {one['documented_signature']}")
     for action in one["mitigation"]["actions"][:3]:

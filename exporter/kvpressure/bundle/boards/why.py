@@ -65,7 +65,7 @@ def _tokens(kind: str) -> str:
 FACTS: Final = (
     Fact("throttled", ("host_bound",), ("cpu_throttled",), f"100 * {_of_pod('kvpressure_container_cpu_throttled_ratio')}",
          "% of CFS periods throttled (much from {cpu_throttled_ratio})"),
-    Fact("cpu", ("host_bound",), ("cpu_saturated",), f"100 * {_of_pod('kvpressure_container_cpu_used_ratio')}",
+    Fact("cpu", ("host_bound",), ("cpu_saturated", "cpu_contended"), f"100 * {_of_pod('kvpressure_container_cpu_used_ratio')}",
          "% of the CPU limit used (saturated from {cpu_saturated_ratio})"),
     Fact("outside", ("host_bound",), ("outside_engine_time",), engine("outside_engine_seconds"),
          "seconds of a request pass outside the engine"),

@@ -30,7 +30,7 @@ from kvpressure.bundle.boards.builder import (
     timeseries,
     top,
 )
-from kvpressure.bundle.boards.worst import lines, quantiles, worst, worst_gpus, worst_pods
+from kvpressure.bundle.boards.worst import lines, quantiles, worst, worst_gpus, worst_model, worst_pods
 
 VLLM_BUCKETS = "vLLM's own histograms, if the same Prometheus scrapes vLLM too"
 NO_GPM = "on cards without GPM, and while it is switched off"
@@ -126,8 +126,9 @@ def _shape(site: Site, board: Board) -> None:
             quantiles("request_tokens", f'kind="{kind}"'), "short", None, "VllmContextLengthSpike",
             overrides=[MEDIAN_DASHED]), 12, 8)
         board.add(heatmap(
-            site, f"{title}, distribution", "Requests by length, all pods of the chosen models; two bands are two kinds of traffic on one server.",
-            Query(f'sum by (le) (increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval]))', "{{le}}", heat=True,
+            site, f"{title}, distribution", "Requests by length, all pods of the chosen model (of several: the one in most trouble); two bands are two kinds of "
+            "traffic on one server.",
+            Query(f"""sum by (le) ({worst_model(f'increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')})""", "{{le}}", heat=True,
                   optional=VLLM_BUCKETS), "short", "VllmMixedContextLengths"), 12, 8)
     board.add(timeseries(
         site, "Context length", "Prompt plus answer: longest of five minutes, and the mean.",

@@ -42,6 +42,11 @@ def worst_gpus(expr: str) -> str:
     return f"{expr} and on (cluster, uuid) ({worst(f'kvpressure_engine_gpu_info{{{ENGINE}}}')})"
 
 
+def worst_model(expr: str) -> str:
+    """``expr`` for the model of the engine in most trouble: buckets of models differ, so that they must not be added up."""
+    return f"{expr} and on (model_name) topk(1, {trouble()})"
+
+
 def lines(metric: str, more: str = "", by: str = "") -> str:
     """``metric`` of the engines in most trouble, one series an engine (and ``by``): what graphs draw."""
     return worst(engine(metric, more, by))

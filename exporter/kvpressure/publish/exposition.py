@@ -43,7 +43,7 @@ def encode(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     return "".join(lines).encode()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)  # a node of 64 engines has about 400
 def _label(name: str, value: str) -> str:
     value = value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
     return f'{name}="{value}"'

@@ -29,7 +29,7 @@ def clean(value: str | None) -> str:
     return "" if value is None else _printable(value[:LABEL_LIMIT])
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)  # a node of 64 engines has about 400
 def _printable(value: str) -> str:
     return value if value.isprintable() else "".join(char for char in value if char.isprintable())
 

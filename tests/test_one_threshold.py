@@ -40,7 +40,7 @@ class Case:
 CASES = [
     Case("memory_warning_ratio", 0.7, Signals(time=NOW, memory=MemorySignals(device_demand_ratio=0.75)), 3, ("unknown", "look"),
          ("warning from 80 %", "warning from 70 %"), "GpuMemoryHigh", r"ratio >= {}(?!\d)", "GPU memory: needed, and used (dashed)"),
-    Case("context_spike_ratio", 4, Signals(time=NOW, context=ContextSignals(context_spike_ratio=3.0)), 5, ("look", "fine"),
+    Case("context_spike_ratio", 4, Signals(time=NOW, context=ContextSignals(context_spike_ratio=3.0, context_max_5m=3000.0, prompt_quantiles={"0.95": 900.0})), 5, ("look", "fine"),
          ("spike from 2 times", "spike from 4 times"), "VllmContextLengthSpike", r"spike_ratio > {}(?!\d)", "Context spike"),
     Case("latency_multiplied_ratio", 2.5, Signals(time=NOW, latency=LatencySignals(baseline_ratios={"ttft": 2.2})), 8, ("bad", "look"),
          ("multiplied from 2 times", "multiplied from 2.5 times"), "VllmTimeToFirstTokenHigh", r"ratio\{{phase=\"ttft\"\}} >= {}(?![\d.])",

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import random
-import re
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 
 from mitigations_report import report
 from session import ROOT, SERVER_ENV, THEIRS, free_port, page, process, server_command, value, wait_for
+from step_cost import Step, fit, parse
 
 MODEL = ".vllm/small-llama"
 STORE = ROOT / ".vllm" / "mitigations"
@@ -33,7 +33,6 @@ SHORT, LONG = ((100, 250), (100, 250)), ((800, 1200), (400, 700))  # prompt and 
 BLOCKS = 256  # of 32 tokens, one of them the null block
 WATCH_AFTER, WATCH_SECONDS = 15, 25  # when and how long kvpressure looks at the baseline
 LIMIT = 600.0  # seconds after which a variant counts as hung
-_STEP = re.compile(r"Iteration\(\d+\): \d+ context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation tokens")
 
 
 @dataclass(frozen=True)
@@ -202,7 +201,7 @@ def measure(variant: Variant, baseline: dict[str, Any]) -> dict[str, Any]:
     with process([*server_command(MODEL, port), "--enable-logging-iteration-details", *flags], SERVER_ENV, log):
         wait_for(f"http://127.0.0.1:{port}/health", 240)
         asyncio.run(Clients(port, requests()[:2], (None, 8), SEED + 1).run())  # the first steps are slow
-        before, steps_before = page(f"http://127.0.0.1:{port}/metrics"), len(_STEP.findall(log.read_text(errors="replace")))
+        before, steps_before = page(f"http://127.0.0.1:{port}/metrics"), len(parse(log.read_text(errors="replace")))
         watch, began = Watch(port), time.monotonic()
         watch.start()
         asker = threading.Thread(target=lambda: plan.update(ask_for_plan(port)), daemon=True)
@@ -215,12 +214,12 @@ def measure(variant: Variant, baseline: dict[str, Any]) -> dict[str, Any]:
             asker.join(60)
         time.sleep(1.5)  # the last step's counters
         after = page(f"http://127.0.0.1:{port}/metrics")
-    steps = _STEP.findall(log.read_text(errors="replace"))[steps_before:]
+    steps = parse(log.read_text(errors="replace"))[steps_before:]
     return _result(variant, flags, caps, seen, seconds, before, after, steps, watch.rows[1:]) | ({"plan": plan} if plan else {})
 
 
 def _result(variant: Variant, flags: list[str], caps: tuple[int | None, int | None], seen: Seen, seconds: float, before: str, after: str,
-            steps: list[tuple[str, ...]], rows: list[dict[str, float]]) -> dict[str, Any]:
+            steps: list[Step], rows: list[dict[str, float]]) -> dict[str, Any]:
     def grown(name: str) -> float:
         return (value(after, name) or 0.0) - (value(before, name) or 0.0)
 
@@ -230,14 +229,20 @@ def _result(variant: Variant, flags: list[str], caps: tuple[int | None, int | No
         "name": variant.name, "title": variant.title, "flags": flags, "caps": caps, "seconds": seconds,
         "finished": len(seen.e2e), "refused_at_edge": seen.refused_at_edge, "failed": seen.failed,
         "tokens": tokens, "preemptions": grown("vllm:num_preemptions_total"),
-        # a request that is computed again counts as generating, with all its tokens
-        "recomputed": sum(int(step[2]) - int(step[1]) for step in steps), "prefilled": sum(int(step[0]) for step in steps),
-        "steps": len(steps), "decoding_mean": sum(int(step[1]) for step in steps) / len(steps),
+        "recomputed": sum(step.again for step in steps), "steps": len(steps),
+        "decoding_mean": sum(step.decoding for step in steps) / len(steps),
         "running_mean": sum(row["running"] for row in loaded) / len(loaded), "running_max": max(row["running"] for row in rows),
         "waiting_mean": sum(row["waiting"] for row in rows) / len(rows), "kv_mean": sum(row["kv"] for row in loaded) / len(loaded),
         "kv_max": max(row["kv"] for row in rows),
     }
     return found | {name: quantiles(times) for name, times in asdict(seen).items() if isinstance(times, list)}
+
+
+def with_engine_seconds(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every result with ``engine_seconds``: what its steps cost at the speed that the machine had during the first one."""
+    steps = {result["name"]: parse((STORE / f"{result['name']}.log").read_text(errors="replace"))[-result["steps"]:] for result in results}
+    cost = fit(steps[results[0]["name"]])
+    return [result | {"engine_seconds": cost.seconds(steps[result["name"]])} for result in results]
 
 
 def stored(name: str) -> dict[str, Any] | None:
@@ -261,7 +266,7 @@ def main() -> None:
             (STORE / f"{variant.name}.json").write_text(json.dumps(result, indent=1))
             print(json.dumps(result), flush=True)
     results = [found for variant in VARIANTS if (found := stored(variant.name)) is not None]
-    options.report.write_text(report(results, REQUESTS, CLIENTS))
+    options.report.write_text(report(with_engine_seconds(results), REQUESTS, CLIENTS))
     print(f"measure-mitigations: wrote {options.report}")
 
 

@@ -18,15 +18,17 @@ def report(results: Sequence[Result], requests: int, clients: int) -> str:
         f"usable KV blocks of 32 tokens (8 160 tokens). {clients} clients work off one list of {requests} requests, drawn once from a fixed seed: 85 % with 100 to",
         "250 tokens in and out, 15 % with 800 to 1 200 in and 400 to 700 out. A fresh server for each line, the same list, every request waited for.", "",
         "## What the engine did", "",
-        "Scheduling is deterministic here, so that these numbers are the same in every run but for a request or two. A step computes one token for each",
-        "request of the batch: fewer steps for the same list is more throughput. \"Computed again\" are tokens of requests that were pushed out.", "",
-        "| setting | preemptions | tokens computed again | steps | mean batch | at most at once | waiting, mean | KV, mean | finished | refused |",
-        "|---|---|---|---|---|---|---|---|---|---|"]
+        "Scheduling is deterministic here: these numbers are the same in every run but for a request or two. \"Computed again\" are tokens of requests",
+        "that were pushed out. *Engine time* is what the steps cost at one speed of the machine (a step, each request that decodes, each token of prefill:",
+        "fitted to the first run, `tools/vllm/step_cost.py`), so that settings compare also where two cores had other work; finished and tokens a second go with it.", "",
+        "| setting | preemptions | computed again | steps | mean batch | at most at once | waiting, mean | KV, mean | engine time | finished/s | output tokens/s | "
+        "finished | refused |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
     lines += [_counts(result) for result in results]
     lines += ["", "## What users saw", "",
-              "Wall-clock times on two shared cores: the last line shows how far two runs of the same setting differ. Latencies hold the whole life of every",
-              "request, queue included; the gap between tokens is widest for a request that is pushed out and computed again.", "",
-              "| setting | finished/s | output tokens/s | first token p50 / p99 | gap between tokens p50 / p99 / longest | whole request p50 / p99 |",
+              "As measured by the clients. *Wall time* over engine time tells how much else the two cores had to do during that run: compare only what was about",
+              "equal. Latencies hold the whole life of every request, queue included; the gap is widest for a request that is pushed out and computed again.", "",
+              "| setting | wall time | over engine time | first token p50 / p99 | gap between tokens p50 / p99 / longest | whole request p50 / p99 |",
               "|---|---|---|---|---|---|"]
     lines += [_times(result) for result in results]
     if base is not None:
@@ -47,15 +49,15 @@ def _setting(result: Result) -> str:
 def _counts(result: Result) -> str:
     failed = sum(result["failed"].values())
     cells = [f"{result['preemptions']:.0f}", _thousands(result["recomputed"]), _thousands(result["steps"]), f"{result['decoding_mean']:.1f}",
-             f"{result['running_max']:.0f}", f"{result['waiting_mean']:.0f}", f"{result['kv_mean']:.0%}", str(result["finished"]),
-             str(result["refused_at_edge"] + failed)]
+             f"{result['running_max']:.0f}", f"{result['waiting_mean']:.0f}", f"{result['kv_mean']:.0%}", f"{result['engine_seconds']:.0f} s",
+             f"{result['finished'] / result['engine_seconds']:.2f}", f"{result['tokens'] / result['engine_seconds']:.0f}", str(result["finished"]), str(result["refused_at_edge"] + failed)]
     return f"| {_setting(result)} | " + " | ".join(cells) + " |"
 
 
 def _times(result: Result) -> str:
     seconds = result["seconds"]
     ttft, gaps, e2e = result["ttft"], result["gaps"], result["e2e"]
-    cells = [f"{result['finished'] / seconds:.2f}", f"{result['tokens'] / seconds:.0f}", f"{ttft['p50']:.1f} s / {ttft['p99']:.1f} s",
+    cells = [f"{seconds:.0f} s", f"{seconds / result['engine_seconds']:.2f}", f"{ttft['p50']:.1f} s / {ttft['p99']:.1f} s",
              f"{1000 * gaps['p50']:.0f} ms / {1000 * gaps['p99']:.0f} ms / {gaps['max']:.1f} s", f"{e2e['p50']:.0f} s / {e2e['p99']:.0f} s"]
     return f"| {_setting(result)} | " + " | ".join(cells) + " |"
 
@@ -68,9 +70,9 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
     """One paragraph a step of the plan, in its order, for what was measured."""
     def told(name: str) -> str:
         result = by_name[name]
-        return (f"{result['preemptions']:.0f} of {base['preemptions']:.0f} preemptions are left, {_thousands(result['recomputed'])} of {_thousands(base['recomputed'])} "
-                f"tokens computed again, steps {_change(result['steps'], base['steps'])}, half of the first tokens after {result['ttft']['p50']:.0f} s instead of "
-                f"{base['ttft']['p50']:.0f} s")
+        return (f"{result['preemptions']:.0f} preemptions instead of {base['preemptions']:.0f}, {_thousands(result['recomputed'])} tokens computed again instead of "
+                f"{_thousands(base['recomputed'])}, engine time {_change(result['engine_seconds'], base['engine_seconds'])}, "
+                f"{result['waiting_mean']:.0f} waiting on average instead of {base['waiting_mean']:.0f}")
 
     texts = {
         "caps": ("1. **Caps at the edge**", "less work in the cache is the only thing here that shortens the queue for everybody else, and it needs no restart. The plan keeps it first."),

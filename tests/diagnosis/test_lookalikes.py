@@ -335,3 +335,12 @@ def test_where_the_room_is_not_known_half_a_cache_leaves_doubt(args):
     load = WAITS_FOR_ROOM | {"capacity": 0.0, "prompt": 3000.0}
     assert not play(60, args=args, kv=0.70, **load).confidently(20)
     assert play(60, args=args, kv=0.30, **load | {"running": cycle(5, 7, 9)}).confidently(20) == {"compute_bound"}
+
+
+def test_a_cpu_that_stops_most_of_the_time_is_the_cause_before_any_normal_is_known():
+    light = FINE | {"running": 6.0, "generated": 200.0}
+    assert play(40, cards=(0.4,), host=container(throttled=0.8), **light).confidently(20) == {"host_bound"}
+    assert not play(40, cards=(0.4,), host=container(throttled=0.3), **light).confidently(20)
+    assert not play(40, cards=(), host=container(throttled=0.8), **light).confidently(20), "it may compute on the CPU"
+    calm = play(120, step=5.0, cards=(0.4,), host=container(throttled=0.8), **light)
+    assert not calm.confidently(100), "it has always been like that, and nobody waits"

@@ -235,8 +235,8 @@ def host_bound(case: Case) -> Finding | None:
     """The GPU waits for the host: CPU quota, a saturated API server, preprocessing, grammar work.
 
     A CPU that is short says it for sure only where somebody is harmed and the GPU is seen to wait: a pod that is throttled now
-    and then may serve as fast as ever, and a model may compute on the CPU. A GPU that is starved says it until the engine's
-    normal is known and nobody is harmed: some models never need more of it.
+    and then may serve as fast as ever, and a model may compute on the CPU. A GPU that is starved, or one that waits while most
+    periods are throttled, says it until the engine's normal is known and nobody is harmed: some models never need more of it.
     """
     busy = case.true("tokens_flow") or case.true("work_present")
     reasons = [n for n in ("cpu_throttled", "cpu_contended", "cpu_saturated", "outside_engine_time", "gpu_starved")
@@ -245,8 +245,10 @@ def host_bound(case: Case) -> Finding | None:
         reasons.append("api_server_saturated")
     gpu_waits, gpu_low = not case.true("gpu_saturated"), case.true("gpu_utilization_low")
     suffers = _harmed(case) or not case.false("gpu_utilization_low")
+    mostly = (case.signals.host.cpu_throttled_ratio or 0.0) >= case.thresholds["cpu_throttled_most_ratio"]
+    stopped = mostly and gpu_low and case.false("gpu_saturated") and not case.false("latency_multiplied")
     if (case.true("cpu_throttled") or case.true("cpu_contended")) and gpu_waits and busy and suffers:
-        return _host(case, "confidence_host_throttled_gpu_low" if gpu_low else "confidence_host_throttled", reasons)
+        return _host(case, "confidence_host_throttled_gpu_low" if gpu_low else "confidence_host_throttled", reasons, sure=stopped)
     if case.true("cpu_saturated") and gpu_waits and (busy or case.true("gpu_idle")) and suffers:
         return _host(case, "confidence_host_cpu_gpu_low" if gpu_low and busy else "confidence_host_cpu", reasons)
     several = (case.signals.load.running or 0.0) >= case.thresholds["host_min_requests"]

@@ -1,0 +1,247 @@
+"""The class that vLLM calls after every step, on the steps of a real vLLM, and on statistics that none would ever hand over.
+
+vLLM itself is not installed here: its abstract base class is stood in for, with the methods that vLLM 0.32 demands. ``make
+test-vllm`` runs the same class inside the real one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from kvpressure.sources import allocator as source
+from kvpressure.vllm_plugin import report, steps
+from kvpressure.vllm_plugin.steps import Frontend, StepCounts
+
+RECORDED = Path(__file__).parents[1] / "fixtures/vllm/steps-0.32.0.jsonl.gz"
+
+
+class StatLoggerBase(ABC):
+    """As in vLLM 0.32, ``v1/metrics/loggers.py``."""
+
+    @abstractmethod
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
+
+    @abstractmethod
+    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None: ...
+
+    @abstractmethod
+    def log_engine_initialized(self) -> None: ...
+
+
+@pytest.fixture
+def frontend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """``StepLogger`` as vLLM would build it, reporting to ``tmp_path``; its thread does not run, ``report`` is called here."""
+    loggers = ModuleType("vllm.v1.metrics.loggers")
+    loggers.StatLoggerBase = StatLoggerBase  # type: ignore[attr-defined]
+    for name in ("vllm", "vllm.v1", "vllm.v1.metrics"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", loggers)
+    monkeypatch.delitem(sys.modules, "kvpressure.vllm_plugin.stat_logger", raising=False)
+    monkeypatch.setattr(steps, "FRONTEND", Frontend())
+    monkeypatch.setattr(steps, "repeat", lambda _: None)
+    monkeypatch.setenv("KVPRESSURE_PLUGIN", "1")
+    monkeypatch.setenv("KVPRESSURE_PLUGIN_DIR", str(tmp_path))
+    report._told.clear()
+    yield importlib.import_module("kvpressure.vllm_plugin.stat_logger").StepLogger
+    sys.modules.pop("kvpressure.vllm_plugin.stat_logger", None)
+
+
+def thing(value: Any) -> Any:
+    """JSON as objects with attributes, as vLLM hands them over."""
+    if isinstance(value, dict):
+        return SimpleNamespace(**{key: thing(item) for key, item in value.items()})
+    return [thing(item) for item in value] if isinstance(value, list) else value
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Steps of vLLM 0.32 as it logged them, in the attributes of its classes: a full cache, requests pushed out, prompts."""
+    with gzip.open(RECORDED, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def engines(directory: Path) -> dict[str, Any]:
+    """What the one report in ``directory`` says."""
+    [path] = directory.glob("frontend-*.json")
+    found: dict[str, Any] = json.loads(path.read_text())["engines"]
+    return found
+
+
+def read_by_the_exporter(directory: Path) -> list[Any]:
+    """The same through the exporter's reader. Raises on a report that it refuses."""
+    errors: Counter[str] = Counter()
+    [path] = directory.glob("frontend-*.json")
+    _, stats = source.readings([source.parse(path.read_bytes(), ("ns", "p"))], errors)
+    assert not errors
+    return list(stats)
+
+
+class TestRecorded:
+    def test_a_real_session_is_counted_as_it_was(self, frontend, tmp_path: Path) -> None:
+        calls = recorded()
+        logger = frontend(None, 0)
+        for call in calls:
+            logger.record(thing(call["scheduler_stats"]), thing(call["iteration_stats"]), None, call["engine_idx"])
+        steps.FRONTEND.report()
+        told = engines(tmp_path)["0"]
+        outputs = [call["iteration_stats"] for call in calls if call["iteration_stats"]]
+        batches = Counter(len(one["inter_token_latencies_iter"]) for one in outputs)
+        assert {int(size): count for size, count in told["batch"].items()} == {size: n for size, n in batches.items() if size}
+        assert told["tokens"] == sum(one["num_generation_tokens"] for one in outputs)
+        assert told["preemptions"] == sum(one["num_preempted_reqs"] for one in outputs)
+        assert told["kv_max"] == max(call["scheduler_stats"]["kv_cache_usage"] for call in calls if call["scheduler_stats"])
+        assert [(stats.exact, stats.decoded) for stats in read_by_the_exporter(tmp_path)] == [(True, told["decoded"])]
+
+    def test_the_session_has_what_makes_it_worth_counting(self) -> None:
+        """A full cache, batches of many sizes, steps without output."""
+        calls = recorded()
+        assert max(call["scheduler_stats"]["kv_cache_usage"] for call in calls) == 1.0
+        assert len({len(call["iteration_stats"]["inter_token_latencies_iter"]) for call in calls if call["iteration_stats"]}) > 10
+        assert any(call["iteration_stats"] is None for call in calls)
+
+
+class TestBuilding:
+    def test_off_it_keeps_nothing_and_starts_nothing(self, frontend, tmp_path: Path, monkeypatch) -> None:
+        for value in ("0", "true", ""):
+            monkeypatch.setenv("KVPRESSURE_PLUGIN", value)
+            before = threading.active_count()
+            frontend(None).record(*step(3))
+            steps.FRONTEND.report()
+            assert (threading.active_count(), steps.FRONTEND._engines, list(tmp_path.iterdir())) == (before, {}, [])
+
+    def test_built_again_it_goes_on_counting(self, frontend, tmp_path: Path) -> None:
+        """A logger is built for each engine, and may be built anew."""
+        for _ in range(3):
+            frontend(None, 0).record(*step(2))
+        frontend(vllm_config=None, engine_index=1).record(*step(5))
+        steps.FRONTEND.report()
+        assert {name: told["batch"] for name, told in engines(tmp_path).items()} == {"0": {"2": 3}, "1": {"5": 1}}
+
+    def test_one_thread_for_all_engines(self, frontend, monkeypatch) -> None:
+        started: list[str] = []
+        monkeypatch.setattr(steps.threading.Thread, "start", lambda self: started.append(self.name))
+        for index in (0, 1, 0):
+            frontend(None, index)
+        assert started == ["kvpressure-steps"]
+
+    @pytest.mark.parametrize("where", ["missing", None], ids=["missing", "not set"])
+    def test_without_a_directory_nothing_happens(self, frontend, tmp_path: Path, monkeypatch, caplog, where) -> None:
+        monkeypatch.delenv("KVPRESSURE_PLUGIN_DIR")
+        monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+        if where:
+            monkeypatch.setenv("KVPRESSURE_PLUGIN_DIR", str(tmp_path / where))
+        logger = frontend(None)
+        logger.record(*step(3))
+        steps.FRONTEND.report()
+        assert (list(tmp_path.iterdir()), caplog.records) == ([], [])
+
+    def test_no_thread_to_be_had_is_no_reason_to_fail(self, frontend, monkeypatch, caplog) -> None:
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(steps.threading.Thread, "start", refuse)
+        logger = frontend(None)
+        logger.record(*step(3))
+        logger.log_engine_initialized()
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def step(batch: int) -> tuple[SimpleNamespace, SimpleNamespace]:
+    """A step that makes sense."""
+    return (SimpleNamespace(num_running_reqs=batch, kv_cache_usage=0.5),
+            SimpleNamespace(inter_token_latencies_iter=[0.01] * batch, num_generation_tokens=batch, num_preempted_reqs=0))
+
+
+ODD = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=3),
+                st.just(10**400), st.just(float("nan")), st.builds(object))
+SCHEDULER = st.one_of(ODD, st.builds(lambda **parts: SimpleNamespace(**parts), num_running_reqs=ODD, kv_cache_usage=ODD))
+ITERATION = st.one_of(ODD, st.builds(lambda **parts: SimpleNamespace(**parts), inter_token_latencies_iter=ODD,
+                                     num_generation_tokens=ODD, num_preempted_reqs=ODD))
+
+
+class TestOdd:
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @example([(SimpleNamespace(num_running_reqs=2, kv_cache_usage=float("nan")), None)])
+    @example([(SimpleNamespace(num_running_reqs=-2, kv_cache_usage=0.5), step(3)[1])])
+    @given(st.lists(st.tuples(SCHEDULER, ITERATION), max_size=8))
+    def test_nothing_is_raised_and_the_exporter_still_reads_the_report(self, frontend, tmp_path: Path, calls) -> None:
+        steps.FRONTEND._engines.clear()
+        logger = frontend(None)
+        logger.record(*step(3))
+        for scheduler, iteration in calls:
+            logger.record(scheduler, iteration, object(), engine_idx=0, something_new=1)
+        logger.record(*step(4))
+        steps.FRONTEND.report()
+        [stats] = read_by_the_exporter(tmp_path)
+        assert stats.sizes[3] >= 1
+        assert stats.sizes[4] >= 1
+
+    def test_a_step_that_makes_no_sense_is_left_out_as_a_whole(self) -> None:
+        counts = StepCounts()
+        for scheduler, iteration in (
+                (SimpleNamespace(num_running_reqs=3, kv_cache_usage=None), step(3)[1]), (SimpleNamespace(), step(3)[1]),
+                (step(3)[0], SimpleNamespace(inter_token_latencies_iter=[1], num_generation_tokens=-1, num_preempted_reqs=0))):
+            with pytest.raises((AttributeError, TypeError, ValueError)):
+                counts.record(scheduler, iteration)
+        assert counts.report() == StepCounts().report()
+
+    def test_its_own_exceptions_are_not_hidden_from_the_interpreter(self, frontend) -> None:
+        """Ctrl-C in vLLM stays Ctrl-C."""
+        class Interrupts:
+            @property
+            def num_running_reqs(self) -> int:
+                raise KeyboardInterrupt
+
+        logger = frontend(None)
+        with pytest.raises(KeyboardInterrupt):
+            logger.record(Interrupts(), None)
+
+
+def test_reporting_while_steps_are_counted_loses_nothing(frontend, tmp_path: Path) -> None:
+    """The thread that reports and vLLM's event loop are two."""
+    logger = frontend(None)
+    stop = threading.Event()
+
+    def reporting() -> None:
+        while not stop.is_set():
+            steps.FRONTEND.report()
+
+    reporter = threading.Thread(target=reporting)
+    reporter.start()
+    for size in range(1, 3000):
+        logger.record(*step(size % 97 + 1))
+    stop.set()
+    reporter.join(10)
+    steps.FRONTEND.report()
+    assert sum(engines(tmp_path)["0"]["batch"].values()) == 2999
+    assert not report._told
+
+
+def test_the_thread_reports_what_is_counted(frontend, tmp_path: Path, monkeypatch) -> None:
+    def for_a_while(tell: Callable[[], None]) -> None:
+        for _ in range(200):
+            tell()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(steps, "repeat", for_a_while)
+    frontend(None).record(*step(3))
+    end = time.monotonic() + 10
+    while time.monotonic() < end and (not list(tmp_path.glob("frontend-*.json")) or "0" not in engines(tmp_path)):
+        time.sleep(0.01)
+    assert engines(tmp_path)["0"]["batch"] == {"3": 1}
+    assert next(tmp_path.glob("frontend-*.json")).name == f"frontend-{os.getpid()}.json"

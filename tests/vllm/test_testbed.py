@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,3 +114,53 @@ class TestBook:
         assert "2 checks, 1 failed; all parts in one run, 10.0 minutes" in whole
         assert "only the parts one" in part
         assert "| steady | is healthy | **failed** | stalled |" in whole
+
+
+class TestRun:
+    @pytest.fixture
+    def events(self, tools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+        """What a run does, in order; servers, exporters and clients are stood in for."""
+        bed, found = tools["testbed"], []
+
+        @contextmanager
+        def stand_in(kind: str, name: str) -> Iterator[SimpleNamespace]:
+            found.append(f"{kind} {name} starts")
+            yield SimpleNamespace(pause=lambda: None, resume=lambda: None)
+            found.append(f"{kind} {name} ends")
+
+        monkeypatch.setattr(bed, "server", lambda name, *_, **__: stand_in("server", name))
+        monkeypatch.setattr(bed, "exporter", lambda *_: stand_in("exporter", ""))
+        monkeypatch.setattr(bed, "plugin_flags", lambda _: ())
+        monkeypatch.setattr(bed, "ready", lambda *servers: found.append(f"{len(servers)} answer"))
+        monkeypatch.setattr(bed.time, "sleep", lambda _: None)
+        monkeypatch.setattr(bed, "ROOT", tmp_path)
+        (tmp_path / ".vllm").mkdir()
+        monkeypatch.setattr(bed.Book, "costs_little", lambda *_: None)
+        for name in ("plugin_inside", "idle_cost", "loaded_cost", "calm_and_steady", "under_pressure", "odd_loads",
+                     "engine_frozen_and_killed", "sequence_limit", "two_api_servers", "data_parallel"):
+            monkeypatch.setattr(bed, name, lambda *_, name=name: found.append(name))
+        return found
+
+    def run(self, tools, monkeypatch: pytest.MonkeyPatch, report: Path, *only: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["testbed.py", str(report), *(("--only", *only) if only else ())])
+        with pytest.raises(SystemExit) as end:
+            tools["testbed"].main()
+        assert end.value.code == 0
+
+    def test_the_other_servers_start_when_nothing_is_measured_any_more(self, tools, monkeypatch, tmp_path: Path, events) -> None:
+        self.run(tools, monkeypatch, tmp_path / "report.md")
+        order = [event for event in events if not event.startswith("exporter")]
+        assert order == [
+            "plugin_inside", "server one starts", "idle_cost", "calm_and_steady", "under_pressure", "odd_loads", "loaded_cost",
+            "loaded_cost", "server limit starts", "server two-api starts", "server dp2 starts", "engine_frozen_and_killed",
+            "server one ends", "3 answer", "sequence_limit", "two_api_servers", "data_parallel", "server dp2 ends",
+            "server two-api ends", "server limit ends"]
+        assert "all parts in one run" in (tmp_path / "report.md").read_text()
+
+    def test_one_part_starts_only_what_it_needs(self, tools, monkeypatch, tmp_path: Path, events) -> None:
+        self.run(tools, monkeypatch, tmp_path / "report.md", "one")
+        assert [event for event in events if event.startswith("server")] == ["server one starts", "server one ends"]
+        events.clear()
+        self.run(tools, monkeypatch, tmp_path / "report.md", "others")
+        assert [event for event in events if event.endswith("starts")] == [
+            "server limit starts", "server two-api starts", "server dp2 starts"]

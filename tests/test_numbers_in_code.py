@@ -33,7 +33,7 @@ CONSTANTS = {
     "MAX_NAMES", "MAX_RESTARTS_KEPT", "BASELINE_VALUES", "IDLE_POINTS", "MAX_REPORTS", "MAX_EVENTS_KEPT", "MAX_GONE_ENGINES",
     "MAX_COMMAND_LINES",
     # arithmetic and names
-    "SLOPE_POINTS", "PERCENT", "APPLICATION_XIDS", "V0_MAX_NUM_SEQS", "_GIB", "_MIB", "_GB",
+    "SLOPE_POINTS", "PERCENT", "APPLICATION_XIDS", "V0_MAX_NUM_SEQS", "_GIB", "_MIB", "_GB", "MILLICORE", "LARGEST",
 }
 
 EXPRESSIONS = {
@@ -42,6 +42,7 @@ EXPRESSIONS = {
     "lru_cache(maxsize=256)": "bound of memory",
     "_number(host.api_cpu_cores, 2)": "decimals shown",
     "_number(recent.waiting_mean, 1)": "decimals shown",
+    "_number(s.latency.queue.get('0.95'), 2)": "decimals shown",
 }
 
 

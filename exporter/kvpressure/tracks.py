@@ -78,7 +78,8 @@ def _facts(event: str, values: Mapping[str, float]) -> dict[str, float]:
         "breakdown": {"activation_bytes": "activations_bytes", "graphs_bytes": "graphs_bytes",
                       "kv_bytes": "pool_bytes"},
     }
-    return {fact: values[name] for name, fact in names.get(event, {}).items() if name in values}
+    return {fact: values[name] for name, fact in names.get(event, {}).items()
+            if name in values and (values[name] > 0 or fact.endswith("_bytes"))}
 
 
 class GpuTrack:

@@ -226,9 +226,11 @@ def concurrency_limited(case: Case) -> Finding | None:
         confidence = max(0.0, confidence - t["confidence_limit_cut_kv_full"])
     elif case.unknown("kv_full") or case.unknown("queue_short") or (source == "observed" and _may_not_fit(case)):
         confidence = max(0.0, confidence - t["confidence_limit_cut_kv_unseen"])
+    if case.unknown("tokens_flow"):  # a scheduler that has stopped looks just like this
+        confidence = max(0.0, confidence - t["confidence_limit_cut_flow_unseen"])
     opposing = [n for n in ("kv_full", "gpu_starved") if case.true(n)] + ["any_prompt_fits"] * _may_not_fit(case)
     return Finding("concurrency_limited", confidence, supporting=("running_at_limit", "queue_present"), opposing=tuple(opposing),
-                   missing=_absent(case, "kv_full"))
+                   missing=_absent(case, "kv_full", "tokens_flow"))
 
 
 def host_bound(case: Case) -> Finding | None:

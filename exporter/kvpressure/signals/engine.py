@@ -21,6 +21,7 @@ from kvpressure.signals import (
     throughput,
 )
 from kvpressure.signals.batch import RunningHistogram
+from kvpressure.signals.config import positive
 from kvpressure.signals.context import LongestContext
 from kvpressure.signals.host import ContainerWindow
 from kvpressure.signals.latency import Baseline
@@ -189,8 +190,4 @@ class EngineTracker:
 
 
 def _block_size(reading: EngineReading | None) -> float | None:
-    text = reading.cache_config.get("block_size") if reading else None
-    try:
-        return float(text) if text is not None else None
-    except ValueError:
-        return None
+    return positive(reading.cache_config.get("block_size")) if reading else None

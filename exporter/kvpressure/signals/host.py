@@ -12,6 +12,7 @@ from kvpressure.signals.window import HOUR, MINUTE, STEP_BACK_SECONDS, EngineWin
 from kvpressure.thresholds import Thresholds
 
 MAX_RESTARTS_KEPT: Final = 64
+MILLICORE: Final = 0.001  # Kubernetes knows no smaller CPU limit
 
 
 class ContainerWindow:
@@ -46,7 +47,7 @@ class ContainerWindow:
         """CPU seconds per second over the last minute, divided by the limit."""
         pair = self._pair("cpu_usage_seconds")
         limit = self.last.cpu_limit_cores if self.last else None
-        if pair is None or not limit:
+        if pair is None or limit is None or limit < MILLICORE:
             return None
         (begin, first), (end, last) = pair
         used = (last.cpu_usage_seconds or 0.0) - (first.cpu_usage_seconds or 0.0)

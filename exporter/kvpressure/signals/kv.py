@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from kvpressure import readings as r
+from kvpressure.signals.config import positive
 from kvpressure.signals.context import Shape
 from kvpressure.signals.model import KvSignals
 from kvpressure.signals.window import FIVE_MINUTES, MINUTE, EngineWindow, Sample, slope
@@ -42,25 +43,15 @@ def capacity_tokens(config: Mapping[str, str], engines_on_page: int) -> float | 
     for models with one KV group; ``num_gpu_blocks`` is summed over the data-parallel engines of a page and
     block 0 is never used.
     """
-    size = _number(config.get("kv_cache_size_tokens"))
+    size = positive(config.get("kv_cache_size_tokens"))
     if size:
         return size
-    blocks = _number(config.get("num_gpu_blocks"))
-    block_size = _number(config.get("effective_attention_block_size")) or _number(config.get("block_size"))
+    blocks = positive(config.get("num_gpu_blocks"))
+    block_size = positive(config.get("effective_attention_block_size")) or positive(config.get("block_size"))
     if not blocks or not block_size:
         return None
     per_engine = blocks / max(1, engines_on_page)
     return (per_engine - 1) * block_size if per_engine > 1 else None
-
-
-def _number(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 < value < float("inf") else None
 
 
 def silent_preemptions(samples: Sequence[Sample], t: Thresholds) -> float | None:
@@ -90,7 +81,7 @@ def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: in
             t: Thresholds) -> KvSignals:
     """All KV signals of one engine now."""
     recorded = kv_recorded(window, ever_positive, t)
-    capacity = capacity_tokens(config, engines_on_page) or logged_capacity
+    capacity = capacity_tokens(config, engines_on_page) or logged_capacity or None
     counted, silent, rate = _preemptions(window, t)
     running = window.gauge_values(r.RUNNING, MINUTE)
     mean_running = sum(running) / len(running) if running else None

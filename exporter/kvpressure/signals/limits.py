@@ -9,6 +9,7 @@ from typing import Final
 from kvpressure.args import EngineArgs, default_limits, limits_in_force
 from kvpressure.commandline import parse
 from kvpressure.readings import EnginePage, GpuReading
+from kvpressure.signals.config import positive
 from kvpressure.state import LIMITS
 
 V0_MAX_NUM_SEQS: Final = 256.0
@@ -45,7 +46,7 @@ def in_force(args: EngineArgs, logged: EngineArgs | None, facts: Mapping[str, fl
         if name == "max_num_batched_tokens" and "max_num_batched_tokens" in facts:
             value = facts[name]
         if name == "gpu_memory_utilization" and value is None:
-            value = _number(config.get(name))
+            value = positive(config.get(name))
         if value is None:
             continue
         found[name] = InForce(value, explicit, _source(name, args, logged, facts, config, explicit))
@@ -75,13 +76,5 @@ def _source(name: str, args: EngineArgs, logged: EngineArgs | None, facts: Mappi
 
 def _max_model_len(config: Mapping[str, str]) -> float | None:
     """Capacity over the maximum concurrency that vLLM states for max_model_len (0.24 and later)."""
-    size, concurrency = _number(config.get("kv_cache_size_tokens")), _number(config.get("kv_cache_max_concurrency"))
+    size, concurrency = positive(config.get("kv_cache_size_tokens")), positive(config.get("kv_cache_max_concurrency"))
     return float(round(size / concurrency)) if size and concurrency else None
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return value if value is not None and 0 < value < float("inf") else None

@@ -16,7 +16,7 @@ import pytest
 from bundle.promql import selectors, walk
 from kvpressure.bundle.boards import builder, optional_queries, render_boards
 from kvpressure.bundle.boards.builder import Layout, Site, Values
-from kvpressure.bundle.boards.first_screen import FIRST_ACTIONS, SCREEN, VERDICTS
+from kvpressure.bundle.boards.first_screen import FIRST_ACTIONS, LOOK_FIRST, SCREEN, UNSURE, VERDICTS
 from kvpressure.bundle.boards.why import FACTS
 from kvpressure.bundle.boards.worst import RANKS
 from kvpressure.bundle.rules import Options, load_groups
@@ -279,7 +279,7 @@ def test_the_first_action_is_the_pages_first_action_and_leads_to_the_runbook_of_
     column = next(item for item in first["fieldConfig"]["overrides"] if item["matcher"]["options"] == "First action")
     properties = {item["id"]: item["value"] for item in column["properties"]}
     assert {key: option["text"] for key, option in properties["mappings"][0]["options"].items()} == {
-        VERDICT_RUNBOOKS[verdict]: text for verdict, text in FIRST_ACTIONS.items()}
+        UNSURE: LOOK_FIRST, **{VERDICT_RUNBOOKS[verdict]: text for verdict, text in FIRST_ACTIONS.items()}}
     assert properties["links"][0]["url"].endswith("/${__value.raw}.md")
 
 

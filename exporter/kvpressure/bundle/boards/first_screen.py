@@ -54,6 +54,8 @@ FIRST_ACTIONS: Final = {
     "stalled": "Keep the evidence, then delete the pod",
     "unknown": "Change nothing yet: see what is not read",
 }
+UNSURE: Final = "README"  # the page with all runbooks
+LOOK_FIRST: Final = "Not sure yet: look at the evidence first"
 COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 FIRING: Final = ('ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",cluster=~"$cluster",'
                  'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}')
@@ -82,17 +84,20 @@ def _board(uid: str, title: str) -> tuple[str, list[Json]]:
     return ("links", [drill(uid, title, pod="${__data.fields.Pod}")])
 
 
-def _with_runbook(expr: str) -> str:
-    """``expr`` with the label ``runbook``: that of its verdict."""
+def _verdict_with_first_action(site: Site) -> str:
+    """The verdict of each engine with the label ``runbook``: that of its first action, or ``UNSURE`` where it is not confident."""
+    labelled = engine("verdict", by="verdict") + " == 1"
     for verdict, runbook in VERDICT_RUNBOOKS.items():
-        expr = f'label_replace({expr}, "runbook", "{runbook}", "verdict", "{verdict}")'
-    return expr
+        labelled = f'label_replace({labelled}, "runbook", "{runbook}", "verdict", "{verdict}")'
+    doubted = "|".join(verdict for verdict in VERDICT_RUNBOOKS if verdict != "unknown")  # which is never confident
+    doubt = f'{engine("verdict_confidence")} < {site.thresholds.entry("confident").text}'
+    unsure = engine("verdict", f'verdict=~"{doubted}"', by="verdict") + f" == 1 and on ({BY_ENGINE}) {doubt}"
+    return f'(label_replace({unsure}, "runbook", "{UNSURE}", "", "") or on ({BY_ENGINE}) {labelled})'
 
 
 def _engines(site: Site) -> Json:
-    verdicts = _with_runbook(engine("verdict", by="verdict") + " == 1")
     queries = [
-        Query(f"sort_desc({trouble()} * on ({BY_ENGINE}) group_right () {worst(verdicts)})", table=True),
+        Query(f"sort_desc({trouble()} * on ({BY_ENGINE}) group_right () {worst(_verdict_with_first_action(site))})", table=True),
         Query(worst(engine("pressure_stage", by="stage") + " == 1"), table=True, optional="no engine is under KV pressure"),
         Query(worst(f"time() - {engine('verdict_since_timestamp_seconds')}"), table=True),
         Query(worst(engine("verdict_confidence")), table=True),
@@ -117,7 +122,7 @@ def _engine_columns(site: Site) -> list[Json]:
     widths = {"Model": 90, "Namespace": 90, "Engine": 60, "GPU": 48, "Verdict": 158, "Stage": 82, "For": 72, "Confidence": 88,
               "First action": 312, "KV cache": 96, "Memory": 96, "Waiting": 68, "Running": 70, "Signature": 80}  # the pod's name gets the rest
     gauge = ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"})
-    first = {VERDICT_RUNBOOKS[verdict]: (text, "text") for verdict, text in FIRST_ACTIONS.items()}
+    first = {UNSURE: (LOOK_FIRST, "text")} | {VERDICT_RUNBOOKS[verdict]: (text, "text") for verdict, text in FIRST_ACTIONS.items()}
     runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     shown: dict[str, tuple[tuple[str, object], ...]] = {
         "Verdict": (("mappings", texts(**VERDICTS)), ("custom.cellOptions", {"type": "color-background", "mode": "basic"})),

@@ -75,7 +75,7 @@ FACTS: Final = (
          "seconds since it was called stalled ({stalled_seconds} without progress)"),
     Fact("present", ("stalled",), ("work_present",), engine("requests_in_flight"), "requests in flight"),
     Fact("prompts", ("compute_bound",), ("prefill_dominates",), _tokens("prompt"),
-         "prompt tokens a second (prefill dominates from {prefill_tokens_ratio} the generated)"),
+         "prompt tokens a second (dominate from {prefill_tokens_ratio} the generated)"),
     Fact("answers", ("compute_bound",), ("prefill_dominates",), _tokens("generation"), "generated tokens a second"),
     Fact("busy", ("compute_bound",), ("gpu_saturated",), f"100 * {_of_gpu('kvpressure_gpu_utilization_ratio')}",
          "% GPU utilization (saturated)"),

@@ -92,8 +92,7 @@ def _dmon(stack: ExitStack, result: Result) -> smi.Dmon | None:
     reason = ""
     for gpm in (True, False):
         dmon = stack.enter_context(smi.Dmon(gpm))
-        time.sleep(3.0)
-        found = dmon.ended()
+        found = dmon.refused()
         if found is None:
             if not gpm:
                 result.lacks("GPM metrics of nvidia-smi dmon", reason)

@@ -12,7 +12,7 @@ from typing import Final, Self
 from tools.gpu.children import Child, ChildError
 
 PROGRAM: Final = "nvidia-smi"
-SECONDS: Final = 60.0
+SECONDS: Final = 30.0
 QUERY: Final = ("timestamp", "utilization.gpu", "memory.used", "memory.reserved", "power.draw", "enforced.power.limit")
 GPM_METRICS: Final = {"2": "sm", "5": "tensor", "10": "dram"}
 Row = dict[str, float | None]
@@ -49,6 +49,7 @@ class Stream:
             raise ChildError(f"{PROGRAM} is not there")
         by_line = ("stdbuf", "-oL") if shutil.which("stdbuf") else ()  # else a pipe may get nothing for long
         self._child = Child([*by_line, PROGRAM, *arguments])
+        self._odd = ""  # the last line that is no row: what it complains about
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +61,7 @@ class Stream:
         """Its last words when it is no longer there. It prints its complaints to either stream."""
         if self._child.process.poll() is None:
             return None
-        return self._child.last_words() or " ".join(self._child.heard()).strip()[:200] or "it ended"
+        return self._child.last_words() or self._odd or " ".join(self._child.heard()).strip()[:200] or "it ended"
 
 
 class Query(Stream):
@@ -94,7 +95,18 @@ class Dmon(Stream):
                 self.header = self.header or line.lstrip("# ").split()
             elif len(cells := line.split()) == len(self.header):
                 found.append(dict(zip(self.header, map(number, cells), strict=True)))
+            else:
+                self._odd = line.strip()[:200]
         return found
+
+    def refused(self) -> str | None:
+        """Waits for its first row; why there is none and never will be."""
+        end = time.monotonic() + SECONDS
+        while not self.rows():
+            if (why := self.ended()) is not None or time.monotonic() > end:
+                return why or f"no row in {SECONDS:.0f} s"
+            time.sleep(0.2)
+        return None
 
     @property
     def gpm_columns(self) -> dict[str, str]:

@@ -17,11 +17,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
 from kvpressure.publish.collector import families
-from kvpressure.publish.engine_families import ACTIVITY_LEVELS
 from kvpressure.publish.exposition import encode, wants_openmetrics
 from kvpressure.publish.families import LABEL_LIMIT, Families, clean
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
 from kvpressure.readings import EngineKey, GpuOwner, GpuReading
+from kvpressure.signals.score import LEVELS
 from kvpressure.state import STAGES, VERDICTS, GpuState, State
 from publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
 
@@ -139,7 +139,7 @@ def test_mig_instances_count_as_the_one_card_they_are_part_of() -> None:
 def test_state_sets_have_one_series_for_each_name_and_one_is_set() -> None:
     state = full_state()
     for name, allowed, present in (("verdict", VERDICTS, "kv_pressure"), ("pressure_stage", STAGES, "saturated"),
-                                   ("score_evidence_level", ACTIVITY_LEVELS, "power")):
+                                   ("score_evidence_level", LEVELS, "power")):
         assert named(state, name) == {(one,): float(one == present) for one in allowed}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from kvpressure.diagnosis import oom
@@ -12,8 +12,6 @@ from kvpressure.signals.model import ComputeSignals, ProgressSignals, Signals
 from kvpressure.signals.score import PROFILING
 from kvpressure.state import Evidence
 from kvpressure.thresholds import Thresholds
-
-EvidenceSet = Mapping[str, Evidence]
 
 NOT_KNOWN: Final = "not known"
 PERCENT: Final = 100

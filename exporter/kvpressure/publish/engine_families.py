@@ -13,9 +13,9 @@ from typing import Final
 from kvpressure import readings as r
 from kvpressure.publish.families import Families, Labels, clean
 from kvpressure.signals.model import Signals
+from kvpressure.signals.score import LEVELS
 from kvpressure.state import STAGES, VERDICTS, Diagnosis, EngineState
 
-ACTIVITY_LEVELS: Final = ("profiling", "power", "estimated_flops", "utilization_weak", "none")
 _REJECTED_STATUS: Final = ("4xx", "5xx")
 
 
@@ -82,7 +82,7 @@ def _add_score(out: Families, labels: Labels, signals: Signals) -> None:
     out.add("memory_high_compute_low_score", labels, compute.memory_high_compute_low_score)
     out.each("score_factor", labels, {"memory": compute.score_memory_factor, "compute": compute.score_compute_factor,
                                       "demand": compute.score_demand_factor})
-    out.states("score_evidence_level", labels, ACTIVITY_LEVELS, compute.activity_level)
+    out.states("score_evidence_level", labels, LEVELS, compute.activity_level)
 
 
 def _add_batch(out: Families, labels: Labels, signals: Signals) -> None:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Final
-
-NO_VALUES: Final[Mapping[str, float]] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ begins a new window.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -391,8 +390,3 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
     if spread <= 0:
         return None
     return sum((t - mean_t) * (v - mean_v) for t, v in points) / spread
-
-
-def bucket_index(bounds: Sequence[float], value: float) -> int:
-    """Index of the cumulative bucket (``le``) that a value falls into; ``len(bounds)`` if above all."""
-    return bisect_left(bounds, value)

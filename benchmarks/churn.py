@@ -178,7 +178,8 @@ class Exporter:
             self._monitor.tick()
             if self._node.now % scrape_seconds < self._node.step:
                 self.page("/metrics")
-            if self._node.now % 600 < self._node.step:
+            if self._node.now % runtime.TIDY_SECONDS < self._node.step:
+                runtime.tidy()
                 self.page("/")
                 self.page("/api/v1/diagnosis")
 

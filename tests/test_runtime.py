@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
+from typing import cast
+
+import pytest
+
+from kvpressure import runtime
+from kvpressure.cli import serve
+from kvpressure.monitor import Monitor
 
 
 def run(code: str) -> list[str]:
@@ -50,3 +59,30 @@ for _ in range(20_000):
 print(sum(ref() is not None for ref in knots) < 15_000)
 """
     assert run(code) == ["True", "True", "0.001", "True"]
+
+
+def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    tidied: list[int] = []
+    stopping = threading.Event()
+
+    class Idle:
+        """A monitor that is never done; gives up after a while."""
+
+        rounds = 0
+
+        def wait(self, _: float) -> bool:
+            time.sleep(0.02)
+            self.rounds += 1
+            return self.rounds > 200
+
+    def tidy() -> None:
+        tidied.append(1)
+        if len(tidied) == 3:
+            stopping.set()
+
+    monkeypatch.setattr(runtime, "TIDY_SECONDS", 0.05)
+    monkeypatch.setattr(runtime, "tidy", tidy)
+    monitor = Idle()
+    serve._wait(cast(Monitor, monitor), stopping, threading.Event())
+    assert len(tidied) == 3
+    assert monitor.rounds >= 6, "not on every turn"

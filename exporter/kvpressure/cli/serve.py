@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -120,7 +121,11 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
 
 def _wait(monitor: Monitor, stopping: threading.Event, hung_up: threading.Event) -> None:
     """Return on a signal or a fatal source. Python runs signal handlers between two waits of the main thread."""
+    tidy_at = time.monotonic() + runtime.TIDY_SECONDS
     while not stopping.is_set() and not monitor.wait(0.2):
+        if time.monotonic() >= tidy_at:
+            runtime.tidy()
+            tidy_at = time.monotonic() + runtime.TIDY_SECONDS
         if hung_up.is_set():
             hung_up.clear()
             log.warning("SIGHUP reloads nothing: web.config.file is read again when it changes, all else at the start only")

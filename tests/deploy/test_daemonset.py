@@ -47,6 +47,12 @@ def load(documents: list[Json], vendor: str, directory: Path) -> Settings:
     return settings.from_args(parser.parse_args(["--config", str(directory / "config.yaml")]), {"NODE_NAME": "node-1"})
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_pid_namespace_of_the_node_is_asked_for_by_name_only(wanted: bool) -> None:
+    """Current NVIDIA drivers name no process without it."""
+    assert [pod["hostPID"] for pod in pods({"hostPID": wanted})] == [wanted]
+
+
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 def test_the_security_profile(values: Json) -> None:
     uid = values.get("runAsUser", 0)

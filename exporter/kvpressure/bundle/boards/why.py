@@ -87,7 +87,7 @@ FACTS: Final = (
          "preemptions in the last minute (counted from {preemptions_min})"),
     Fact("room", ("kv_pressure",), ("head_of_line_blocked",),
          f"{engine('kv_cache_capacity_tokens')} - {engine('kv_cache_used_tokens')}", "tokens are free: the next prompt does not fit"),
-    Fact("latency", ("kv_pressure",), ("latency_multiplied",),
+    Fact("latency", ("kv_pressure", "host_bound"), ("latency_multiplied",),
          f"max by ({BY_ENGINE}) ({engine('latency_baseline_ratio', by='phase')})",
          "times the engine's normal p95 latency (multiplied from {latency_multiplied_ratio})"),
     Fact("fits", ("concurrency_limited",), ("running_at_limit",), engine("max_concurrent_requests", 'source="kv_capacity"'),

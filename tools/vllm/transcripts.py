@@ -134,7 +134,7 @@ def _changing(shape: Shape, port: int) -> list[dict[str, object]]:
 
 def page() -> str:
     """Everything that was ever run."""
-    lines = ["# Transcripts: a real vLLM under each load shape", "",
+    lines = ["# Transcripts: a real vLLM by load shape", "",
              "Written by `make transcripts` (`tools/vllm/transcripts.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama, two cores,",
              "255 usable KV blocks of 32 tokens (8 160 tokens), `--max-num-seqs 64` where nothing else is said. Outputs are as printed; where triage",
              "and common problems repeat, only what is worth a look is left, and `[...]` stands for the rest.", ""]

@@ -27,7 +27,7 @@ PROSE_TEXT = re.compile(r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal one
                         r"|is above 0|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
                         re.MULTILINE)
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
-ALERT_PAGE = re.compile(r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| (?:promtool|vmalert)[^\n]*|\| \d+ \| \d+ \|$|moved 10 %", re.DOTALL | re.MULTILINE)
+ALERT_PAGE = re.compile(r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| (?:promtool|vmalert)[^\n]*|growth from 0|\| \d+ \| \d+ \|$|moved 10 %", re.DOTALL | re.MULTILINE)
 
 # Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second to per minute, ratios to per cent, the rank of
 # a verdict (its place in the page's order) and of a queue, none counted as 0, and what 1 and 0 mean.

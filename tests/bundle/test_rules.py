@@ -167,10 +167,14 @@ def test_every_matched_label_exists(variant: str) -> None:
 
 
 def recorded_labels(rules: list[dict[str, Any]]) -> dict[str, frozenset[str]]:
+    """By recording; one may read another that stands further down, in a group of another pace."""
+    waiting = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
     found: dict[str, frozenset[str]] = {}
-    for rule in rules:
-        if "record" in rule:
-            found[rule["record"]] = result_labels(rule["expr"], found)
+    while waiting:
+        ready = [name for name, expr in waiting.items() if not metrics(expr) & waiting.keys()]
+        assert ready, f"recordings read each other: {sorted(waiting)}"
+        for name in ready:
+            found[name] = result_labels(waiting.pop(name), found)
     return found
 
 

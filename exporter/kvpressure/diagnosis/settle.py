@@ -24,14 +24,16 @@ class Settled:
     Another verdict is published once it was found in ``verdict_enter_samples`` in a row and the published one has not
     been found for ``verdict_enter_seconds`` (``pressure_enter_seconds`` for KV pressure; ``pressure_leave_seconds`` to
     end it while a queue remains, because a full cache empties and fills in waves). ``unknown`` gives way at the first
-    sample. That pages are missing or nothing moves (a stall, gauges that froze) is said at once.
+    sample, and so does a verdict that was last found more than ``verdict_unconfirmed_seconds`` ago, again except for KV
+    pressure while a queue remains: where samples are far apart, waiting for a second one would keep what is over. That pages are missing or nothing moves (a stall, gauges that froze) is said at once.
     """
 
-    __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "current", "since")
+    __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "_found", "current", "since")
 
     def __init__(self) -> None:
         self.current: Finding | None = None
         self.since = 0.0
+        self._found = 0.0  # when the published verdict was last found
         self._away_since: float | None = None  # since when something else than the published verdict is found
         self._candidate: str | None = None
         self._candidate_ticks = 0
@@ -45,8 +47,9 @@ class Settled:
             self._away_since = t
         self._candidate_ticks = self._candidate_ticks + 1 if self._candidate == finding.verdict else 1
         self._candidate = finding.verdict
-        wait = thresholds[_wait(current.verdict, finding.verdict)]
-        held = self._candidate_ticks >= thresholds["verdict_enter_samples"] and t - self._away_since >= wait
+        wait = _wait(current.verdict, finding.verdict)
+        held = self._candidate_ticks >= thresholds["verdict_enter_samples"] and t - self._away_since >= thresholds[wait]
+        held |= wait != "pressure_leave_seconds" and t - self._found > thresholds["verdict_unconfirmed_seconds"]
         if held or page_missing or current.verdict == "unknown" or _SPANS in finding.supporting:
             return self._publish(t, finding, changed=True)
         return current
@@ -54,7 +57,7 @@ class Settled:
     def _publish(self, t: float, finding: Finding, changed: bool) -> Finding:
         if changed:
             self.since = t
-        self.current = finding
+        self.current, self._found = finding, t
         self._away_since = self._candidate = None
         self._candidate_ticks = 0
         return finding

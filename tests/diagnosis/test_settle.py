@@ -1,0 +1,43 @@
+"""The published verdict: how long it stands over what is found now."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvpressure.diagnosis.settle import Settled
+from kvpressure.diagnosis.verdicts import Finding
+from kvpressure.thresholds import load
+
+T = load(None)
+APART = T["verdict_unconfirmed_seconds"]
+
+
+def published(course: list[tuple[float, str]]) -> list[str]:
+    """What is published at each (time, verdict found)."""
+    settled = Settled()
+    return [settled.observe(t, Finding(verdict, 0.9), T, page_missing=False).verdict for t, verdict in course]
+
+
+@pytest.mark.parametrize("apart", [APART + 0.1, 15, 30, 60])
+def test_samples_far_apart_need_no_second_one(apart: float) -> None:
+    assert published([(0, "idle"), (apart, "kv_pressure")]) == ["idle", "kv_pressure"]
+
+
+@pytest.mark.parametrize("apart", [1, 5, APART])
+def test_samples_near_each_other_do(apart: float) -> None:
+    assert published([(0, "idle"), (apart, "kv_pressure"), (2 * apart, "kv_pressure")]) == ["idle", "idle", "kv_pressure"]
+
+
+def test_what_nobody_finds_any_more_does_not_stand_because_the_others_disagree() -> None:
+    course = [(0.0, "healthy"), *((float(t), ("idle", "compute_bound")[t % 2]) for t in range(1, 13))]
+    assert published(course)[int(APART)] == "healthy"
+    assert published(course)[int(APART) + 1] != "healthy"
+
+
+def test_pressure_with_a_queue_is_left_after_its_own_time_only() -> None:
+    assert published([(0, "kv_pressure"), (APART + 1, "compute_bound")]) == ["kv_pressure", "kv_pressure"]
+    assert published([(0, "kv_pressure"), (APART + 1, "idle")]) == ["kv_pressure", "idle"]
+
+
+def test_a_clock_that_steps_back_publishes_nothing_early() -> None:
+    assert published([(1000, "healthy"), (10, "idle")]) == ["healthy", "healthy"]

@@ -106,7 +106,7 @@ def _alert_states(site: Site) -> Json:
 
 def _evidence(site: Site) -> Json:
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": ORANGE}))]
-    holds = engine("evidence", 'evidence!~"page_fresh|work_present|tokens_flow|tokens_lately"', by="evidence") + " == 1"
+    holds = engine("evidence", 'evidence!~"page_fresh|work_present|tokens_flow|tokens_lately|gpu_works|any_prompt_fits|queue_short"', by="evidence") + " == 1"
     return states(site, "Evidence that holds", "Named evidence behind the verdict of the engine in most trouble, while it is true; what is true of every "
                   "working engine is left out.", [Query(worst(holds, 1), "{{pod}} {{evidence}}", optional="no evidence of trouble")],
                   texts(v1=("true", "text")), colors)

@@ -170,7 +170,8 @@ class Stack:
                    alerting.prometheus("rules.yaml", exporter, engines, self.alertmanager.address, scrape_seconds))
             self.prometheus = Child("prometheus", folder, lambda address: [
                 prometheus, "--config.file=prometheus.yaml", "--storage.tsdb.path=data",
-                f"--web.listen-address={address}", "--log.level=warn"], called_off)
+                f"--web.listen-address={address}", "--log.level=warn",
+                "--rules.alert.resend-delay=1s"], called_off)  # what fires before Alertmanager is known is not lost for a minute
             self._stops.callback(self.prometheus.stop)
             self._load_rules(folder, by, scrape_seconds)
         except BaseException:

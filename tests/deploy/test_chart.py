@@ -59,6 +59,9 @@ SWITCHED: Final[Json] = {
     "targets": ["http://10.0.0.5:8000"],
     "host.kubelet": "/var/snap/kubelet",
     "host.proc": "/hostproc",
+    "hostPID": True,
+    "plugin.volume": "hostPath",
+    "plugin.hostPath": ("/run/elsewhere", {"plugin": {"volume": "hostPath"}}),
     "host.cgroup": "/cgroup",
     "host.podLogs": "/logs/pods",
     "host.logTargets": ["/var/lib/docker/containers"],
@@ -227,9 +230,9 @@ def test_everything_lies_in_the_release_namespace() -> None:
 
 
 def test_what_is_applied_fits_into_its_annotation() -> None:
-    """``kubectl apply`` keeps a copy of each object in an annotation of at most 256 KiB."""
+    """``kubectl apply`` keeps a copy of each object in an annotation of at most 256 KiB (262 144 bytes)."""
     for document in render(EVERYTHING):
-        assert len(json.dumps(document)) < 200_000, name_of(document)
+        assert len(json.dumps(document)) < 245_000, name_of(document)
 
 
 def test_a_release_fits_into_its_secret() -> None:

@@ -41,3 +41,7 @@ def test_pressure_with_a_queue_is_left_after_its_own_time_only() -> None:
 
 def test_a_clock_that_steps_back_publishes_nothing_early() -> None:
     assert published([(1000, "healthy"), (10, "idle")]) == ["healthy", "healthy"]
+
+
+def test_unknown_is_not_found_sooner() -> None:
+    assert published([(0, "healthy"), (APART + 1, "unknown"), (2 * APART + 2, "unknown")]) == ["healthy", "healthy", "unknown"]

@@ -25,7 +25,7 @@ class Settled:
     been found for ``verdict_enter_seconds`` (``pressure_enter_seconds`` for KV pressure; ``pressure_leave_seconds`` to
     end it while a queue remains, because a full cache empties and fills in waves). ``unknown`` gives way at the first
     sample, and so does a verdict that was last found more than ``verdict_unconfirmed_seconds`` ago, again except for KV
-    pressure while a queue remains: where samples are far apart, waiting for a second one would keep what is over. That pages are missing or nothing moves (a stall, gauges that froze) is said at once.
+    pressure while a queue remains and for ``unknown``: where samples are far apart, waiting for a second one would keep what is over. That pages are missing or nothing moves (a stall, gauges that froze) is said at once.
     """
 
     __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "_found", "current", "since")
@@ -49,7 +49,8 @@ class Settled:
         self._candidate = finding.verdict
         wait = _wait(current.verdict, finding.verdict)
         held = self._candidate_ticks >= thresholds["verdict_enter_samples"] and t - self._away_since >= thresholds[wait]
-        held |= wait != "pressure_leave_seconds" and t - self._found > thresholds["verdict_unconfirmed_seconds"]
+        held |= (finding.verdict != "unknown" and wait != "pressure_leave_seconds"
+                 and t - self._found > thresholds["verdict_unconfirmed_seconds"])
         if held or page_missing or current.verdict == "unknown" or _SPANS in finding.supporting:
             return self._publish(t, finding, changed=True)
         return current

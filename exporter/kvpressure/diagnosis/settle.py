@@ -21,11 +21,13 @@ def _wait(current: str, candidate: str) -> str:
 class Settled:
     """The published verdict of one engine.
 
-    Another verdict is published once it was found in ``verdict_enter_samples`` in a row and the published one has not
-    been found for ``verdict_enter_seconds`` (``pressure_enter_seconds`` for KV pressure; ``pressure_leave_seconds`` to
-    end it while a queue remains, because a full cache empties and fills in waves). ``unknown`` gives way at the first
-    sample, and so does a verdict that was last found more than ``verdict_unconfirmed_seconds`` ago, again except for KV
-    pressure while a queue remains and for ``unknown``: where samples are far apart, waiting for a second one would keep what is over. That pages are missing or nothing moves (a stall, gauges that froze) is said at once.
+    Another verdict is published once it was found in ``verdict_enter_samples`` in a row and the published one has
+    not been found for ``verdict_enter_seconds`` (``pressure_enter_seconds`` for KV pressure;
+    ``pressure_leave_seconds`` to end it while a queue remains, because a full cache empties and fills in waves).
+    ``unknown`` gives way at the first sample, and so does a verdict that was last found more than
+    ``verdict_unconfirmed_seconds`` ago, again except for KV pressure while a queue remains and for ``unknown``:
+    where samples are far apart, waiting for a second one would keep what is over. That pages are missing or nothing
+    moves (a stall, gauges that froze) is said at once.
     """
 
     __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "_found", "current", "since")

@@ -19,6 +19,8 @@ from kvpressure.cli import UsageError, main
 from kvpressure.commandline import parse
 from kvpressure.publish.pressure import Caps
 from kvpressure.toolbox import edge, flags
+from kvpressure.toolbox.mitigation_report import outcome_text
+from kvpressure.toolbox.recovery import Check, Outcome
 from toolbox.conftest import FIXTURES, FakeClock
 from toolbox.test_audit import deployment
 from toolbox.test_diagnose import CHAT, dead_address, document_of, heavy
@@ -211,6 +213,14 @@ def test_silence_proves_no_recovery(capsys: pytest.CaptureFixture[str], serve_po
     text = capsys.readouterr().out
     assert text.startswith("NOT PROVEN after")
     assert "nobody sends anything" in text
+
+
+@pytest.mark.parametrize(("verdict", "queue", "headline"), [
+    ("healthy", True, "NOT PROVEN"), ("healthy", None, "NOT PROVEN"), ("healthy", False, "NOT RECOVERED"), ("kv_pressure", True, "NOT RECOVERED")])
+def test_well_at_the_end_only_is_no_failure(verdict: str, queue: bool | None, headline: str) -> None:
+    text = outcome_text(Outcome(False, verdict, 40, (Check("queue", queue, "0", "0"),)))
+    assert text.startswith(headline)
+    assert ("not for half a minute in one go" in text) is (headline == "NOT PROVEN")
 
 
 def test_a_server_that_stays_full_has_not(capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]) -> None:

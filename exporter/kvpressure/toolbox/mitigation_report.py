@@ -92,6 +92,8 @@ def _outcome(outcome: Outcome) -> Iterator[str]:
         yield f"  {mark:4} {check.name}: {check.first} at first, {check.last} at the end"
     if outcome.verdict == "idle" and not outcome.recovered:
         yield "nobody sends anything: whether it recovered shows only under traffic; watch again then (--verify-seconds makes it wait longer)"
+    elif not outcome.recovered and _well_at_the_end(outcome):
+        yield "well at the end, but not for half a minute in one go: watch again for longer (--verify-seconds)"
     elif not outcome.recovered:
         yield "if it stays: the next step of the plan (kvpressure mitigate URL), or kvpressure diagnose URL: it may be something else"
     elif not outcome.trouble:
@@ -101,4 +103,8 @@ def _outcome(outcome: Outcome) -> Iterator[str]:
 def _headline(outcome: Outcome) -> str:
     if outcome.recovered:
         return "RECOVERED" if outcome.trouble else "WELL"
-    return "NOT PROVEN" if outcome.verdict == "idle" else "NOT RECOVERED"
+    return "NOT PROVEN" if outcome.verdict == "idle" or _well_at_the_end(outcome) else "NOT RECOVERED"
+
+
+def _well_at_the_end(outcome: Outcome) -> bool:
+    return outcome.verdict == "healthy" and all(check.ok is not False for check in outcome.checks)

@@ -55,24 +55,21 @@ class Sample:
     histograms: Mapping[str, Histogram]
     page: Mapping[str, float] = field(default_factory=dict)
     finished: float | None = None
+    waiting: float | None = field(init=False)
+    """Requests that wait, those that vLLM V0 swapped to the host included; ``None`` if the page does not tell."""
+    in_flight: float | None = field(init=False)
+    """Requests running or waiting; ``None`` if the page lacks one of them."""
+    arrived: float | None = field(init=False)
+    """Requests that arrived so far, up to a constant: finished plus present. Aborted ones are not counted by vLLM."""
 
-    @property
-    def waiting(self) -> float | None:
-        """Requests that wait, those that vLLM V0 swapped to the host included; ``None`` if the page does not tell."""
-        waiting = self.gauges.get(WAITING)
-        return None if waiting is None else waiting + self.gauges.get(SWAPPED, 0.0)
-
-    @property
-    def in_flight(self) -> float | None:
-        """Requests running or waiting; ``None`` if the page lacks one of them."""
-        running, waiting = self.gauges.get(RUNNING), self.waiting
-        return None if running is None or waiting is None else running + waiting
-
-    @property
-    def arrived(self) -> float | None:
-        """Requests that arrived so far, up to a constant: finished plus present. Aborted ones are not counted by vLLM."""
-        present = self.in_flight
-        return None if self.finished is None or present is None else self.finished + present
+    def __post_init__(self) -> None:
+        """Add up once what every tick asks of every sample in the window."""
+        running, waiting = self.gauges.get(RUNNING), self.gauges.get(WAITING)
+        waiting = None if waiting is None else waiting + self.gauges.get(SWAPPED, 0.0)
+        present = None if running is None or waiting is None else running + waiting
+        object.__setattr__(self, "waiting", waiting)
+        object.__setattr__(self, "in_flight", present)
+        object.__setattr__(self, "arrived", None if self.finished is None or present is None else self.finished + present)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,6 @@ def group_of(name: str) -> Group:
 def grouped(options: Iterable[Option]) -> Mapping[Group, list[Option]]:
     """Settings by group, both in their order; no group without a setting."""
     found: dict[Group, list[Option]] = {group: [] for group in GROUPS}
-    for option in options:
+    for option in sorted(options, key=lambda option: group_of(option.name).place(option.name) or 0):
         found[group_of(option.name)].append(option)
-    for group, members in found.items():
-        members.sort(key=lambda option, group=group: group.place(option.name) or 0)  # type: ignore[misc]
     return {group: members for group, members in found.items() if members}

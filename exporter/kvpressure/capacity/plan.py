@@ -18,15 +18,13 @@ from kvpressure.capacity.kvbytes import Layout, Parallel
 from kvpressure.capacity.load import Load
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.capacity.worksheet import ALLOCATOR_GB, CUDA_CONTEXT_GB
+from kvpressure.diagnosis.advice import context_limit
 from kvpressure.thresholds import Thresholds
 
 Origin = Literal["given", "measured", "estimate", "guide"]
 
 REFERENCE_VERSION: Final = "0.33.0"  # whose defaults are assumed where nothing is said
 IN_FLIGHT_BATCHES: Final = 2  # asynchronous scheduling computes the next step while the last one runs
-CONTEXT_STEP: Final = 1024
-CONTEXT_SPARE: Final = 1.25
-MIN_BATCHED_TOKENS: Final = 512
 MAX_UTILIZATION: Final = 0.95
 Z_99: Final = 2.33  # 99 of 100 moments hold less than mean + 2.33 deviations
 _HIDDEN_COPIES: Final = 4  # activations of one layer at once, in vectors of hidden_size and of intermediate_size
@@ -209,9 +207,9 @@ def recommend(shape: ModelShape, parallel: Parallel, layout: Layout, total_bytes
     The utilization is the documented one where that suffices; else the smallest that holds ``needed`` requests, or
     vLLM's default where none are stated. None when not even 0.95 holds the load.
     """
-    length = _model_len(shape, load)
+    length = _model_len(shape, load, t)
     default = default_limits_for(total_bytes, int(length.value))
-    tokens = _batched_tokens(load, default.max_num_batched_tokens, needed)
+    tokens = _batched_tokens(load, default.max_num_batched_tokens, needed, t)
     documented, why = _utilization(load, t)
     for utilization in _candidates(documented, default.gpu_memory_utilization if needed is None else None):
         limits = Limits(utilization, default.max_num_seqs, int(tokens.value), int(length.value))
@@ -242,17 +240,17 @@ def _candidates(documented: float, default: float | None) -> Iterable[float]:
         yield from (percent / 100 for percent in range(floor(documented * 100) + 1, round(MAX_UTILIZATION * 100) + 1))
 
 
-def _model_len(shape: ModelShape, load: Load) -> Recommendation:
-    target = ceil(load.longest * CONTEXT_SPARE / CONTEXT_STEP) * CONTEXT_STEP
+def _model_len(shape: ModelShape, load: Load, t: Thresholds) -> Recommendation:
+    target = context_limit(load.longest, t)
     if shape.max_model_len is not None and shape.max_model_len < target:
         return Recommendation(shape.max_model_len, "the model's own limit")
     return Recommendation(target, f"the longest request ({load.longest} tokens) and a quarter to spare")
 
 
-def _batched_tokens(load: Load, default: int, needed: float | None) -> Recommendation:
+def _batched_tokens(load: Load, default: int, needed: float | None, t: Thresholds) -> Recommendation:
     """One long prompt a step, not many: more only raises the peak of activations. A decoding request takes a token."""
     prompt = load.quantile("prompt", 0.95)
-    least = max(prompt, ceil(needed or 0.0), MIN_BATCHED_TOKENS)
+    least = max(prompt, ceil(needed or 0.0), int(t["max_num_batched_tokens_floor"]))
     power = 1 << (least - 1).bit_length()
     if power >= default:
         return Recommendation(default, "vLLM's default for this card; longer prompts take several steps")

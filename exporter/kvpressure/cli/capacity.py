@@ -150,7 +150,7 @@ def _given(options: argparse.Namespace, shape: ModelShape, path: Path | None) ->
 
 
 def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None) -> plan.Limits:
-    longest = sent.longest if sent else max(options.context or [plan.CONTEXT_STEP])
+    longest = sent.longest if sent else max(options.context or [int(load_thresholds(options.thresholds)["max_model_len_step_tokens"])])
     default = plan.default_limits_for(options.gpu_memory, options.max_model_len or shape.max_model_len or longest)
     return plan.Limits(options.gpu_memory_utilization or default.gpu_memory_utilization,
                        options.max_num_seqs or default.max_num_seqs,

@@ -65,6 +65,11 @@ def max_model_len(longest: float | None, current: float | None, verdict: str, t:
     """
     if verdict != "kv_pressure" or current is None or longest is None:
         return None
-    step = t["max_model_len_step_tokens"]
-    target = float(ceil(longest * t["max_model_len_spare_ratio"] / step) * step)
+    target = float(context_limit(longest, t))
     return target if target < current else None
+
+
+def context_limit(longest: float, t: Thresholds) -> int:
+    """Tokens that hold the ``longest`` request with some to spare, rounded up to what people write."""
+    step = t["max_model_len_step_tokens"]
+    return int(ceil(longest * t["max_model_len_spare_ratio"] / step) * step)

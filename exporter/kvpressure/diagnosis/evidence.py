@@ -64,6 +64,7 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
     if counted is not None or silent is not None:
         preempting = max(counted or 0.0, silent or 0.0) >= t["preemptions_min"]
     sign = None if silent is None else silent >= t["preemptions_min"]
+    room = _room_text(s)
     return [
         Evidence("kv_full", full, f"{level} (full from {percent(full_level)})"),
         Evidence("kv_near_full", near, f"{level} (near full from {percent(near_level)})"),
@@ -71,9 +72,9 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
         Evidence("kv_filling", filling, "KV cache is full in " + (
             f"{kv.kv_seconds_to_full:.0f} s at the present slope" if kv.kv_seconds_to_full is not None
             else "no foreseeable time")),
-        Evidence("head_of_line_blocked", _blocked(s, recent, t, _long_prompt(s)), _room_text(s)),
-        Evidence("mean_prompt_blocked", _blocked(s, recent, t, s.context.prompt_mean), _room_text(s)),
-        Evidence("any_prompt_fits", _any_fits(s, t), _room_text(s)),
+        Evidence("head_of_line_blocked", _blocked(s, recent, t, _long_prompt(s)), room),
+        Evidence("mean_prompt_blocked", _blocked(s, recent, t, s.context.prompt_mean), room),
+        Evidence("any_prompt_fits", _any_fits(s, t), room),
         Evidence("preempting", preempting, f"preemptions in the last minute: {_number(counted)} counted, "
                  f"{_number(silent)} by the immediate sign"),
         Evidence("preempting_now", _compare(kv.preemptions_recent, t["preemptions_min"]),

@@ -16,6 +16,7 @@ from kvpressure.capacity.models import CONFIGS, named
 _VARIANT: Final = re.compile(r"(-(hf|chat|instruct|it|base|v\d+(\.\d+)?|fp8|awq|gptq|int[48]|w\d+a\d+|bf16|fp16|\d{4}))+$")
 
 
+@lru_cache(maxsize=256)
 def known_model(name: str) -> str | None:
     """The key of a model whose shape is known: the last part of the name, without variants that keep the shape."""
     base = name.rsplit("/", 1)[-1].lower()

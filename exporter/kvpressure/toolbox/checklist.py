@@ -201,7 +201,10 @@ def _output_cap(args: EngineArgs) -> int | None:
 
 
 def _length(s: Subject) -> str:
-    return "LONGEST_REQUEST" if s.context is None else str(-(-int(s.context * plan.CONTEXT_SPARE) // plan.CONTEXT_STEP) * plan.CONTEXT_STEP)
+    if s.context is None:
+        return "LONGEST_REQUEST"
+    step = int(s.thresholds["max_model_len_step_tokens"])
+    return str(-(-int(s.context * s.thresholds["max_model_len_spare_ratio"]) // step) * step)
 
 
 def _explicit(s: Subject, name: str) -> Result:

@@ -17,6 +17,11 @@ QUIET = ("--no-collector.nvidia", "--no-collector.amd")
 LISTEN = ("--web.listen-address", "127.0.0.1:0")
 
 
+def _as_started_by_hand() -> None:
+    """Under nohup the tests would hand a SIGHUP that is ignored on to the process."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Process:
     """``kvpressure serve`` as a child; its stderr is kept."""
 
@@ -24,7 +29,8 @@ class Process:
         command = [sys.executable, *(["-c", code] if code else ["-m", "kvpressure.cli"]), "serve", *arguments]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
         self.began = time.monotonic()
-        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environ)
+        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environ,
+                                      preexec_fn=_as_started_by_hand)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -38,7 +38,7 @@ def probe(capsys: pytest.CaptureFixture[str], fake: FakeVllm, *more: str) -> tup
 
 
 def test_a_sound_server_is_as_expected_in_all_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    with FakeVllm() as fake:
+    with FakeVllm(together={512: 1, 2048: 10, 16384: 1}) as fake:
         status, steps, document = probe(capsys, fake)
     assert status == 0, steps
     assert [step["verdict"] for step in steps.values()] == ["as expected"] * 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -309,7 +311,9 @@ def test_spike_is_longest_over_mean():
     ((10, 0, 0, 5, 0), None),
 ])
 def test_two_humps(increments, expected):
-    increase = HistogramIncrease((100.0, 500.0, 1000.0, 5000.0, INF), tuple(map(float, increments)), 1.0, sum(increments))
+    rising = tuple(map(float, accumulate(increments)))
+    increase = HistogramIncrease((100.0, 500.0, 1000.0, 5000.0, INF), rising, 1.0, rising[-1])
+    assert increase.increments == increments
     assert context.two_humps(increase, T) is expected
 
 

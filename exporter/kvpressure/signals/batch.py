@@ -73,9 +73,8 @@ def collapse(window: EngineWindow, p95: float | None, limit: float | None) -> fl
     """
     if p95 is None:
         return None
-    demand = [present - s.gauges.get(r.WAITING_DEFERRED, 0.0)
-              for s in window.since(MINUTE) if (present := s.in_flight) is not None]
-    wanted = sum(demand) / len(demand) if demand else 0.0
+    demand = window.in_flight(MINUTE)
+    wanted = (sum(demand) - sum(window.gauge_values(r.WAITING_DEFERRED, MINUTE))) / len(demand) if demand else 0.0
     if limit is not None:
         wanted = min(wanted, limit)
     if wanted <= 0:

@@ -76,10 +76,11 @@ def compute(window: EngineWindow, configured: float | None, source: str | None, 
 
 def arrival_rate(window: EngineWindow) -> float | None:
     """Requests per second that arrived over the last minute."""
-    points = [(s.t, a) for s in window.since(MINUTE) if (a := s.arrived) is not None]
-    if not points or points[-1][0] <= points[0][0]:
+    ends = window.ends(MINUTE, lambda sample: sample.arrived)
+    if ends is None:
         return None
-    return max(0.0, points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
+    (begin, before), (end, after) = ends
+    return max(0.0, after - before) / (end - begin)
 
 
 def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
@@ -87,17 +88,22 @@ def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
 
     ``None`` with too little history or without arrivals.
     """
-    points = [(s.t, a) for s in window.since(FIVE_MINUTES) if (a := s.arrived) is not None]
-    if len(points) < t["trend_min_samples"] or points[-1][0] - points[0][0] < t["burst_min_seconds"]:
+    samples = window.since(FIVE_MINUTES)
+    times = [s.t for s in samples if s.arrived is not None]
+    arrived = [a for s in samples if (a := s.arrived) is not None]
+    if len(times) < t["trend_min_samples"] or times[-1] - times[0] < t["burst_min_seconds"]:
         return None
-    mean = (points[-1][1] - points[0][1]) / (points[-1][0] - points[0][0])
+    mean = (arrived[-1] - arrived[0]) / (times[-1] - times[0])
     if mean <= 0:
         return None
     busiest, begin = 0.0, 0
-    for end in range(1, len(points)):
-        while points[end][0] - points[begin + 1][0] >= BURST_SECONDS:
+    for end, now in enumerate(times):
+        latest = now - BURST_SECONDS
+        if times[0] > latest:
+            continue
+        while times[begin + 1] <= latest:
             begin += 1
-        span = points[end][0] - points[begin][0]
-        if span >= BURST_SECONDS:
-            busiest = max(busiest, (points[end][1] - points[begin][1]) / span)
+        rate = (arrived[end] - arrived[begin]) / (now - times[begin])
+        if rate > busiest:
+            busiest = rate
     return busiest / mean if busiest > 0 else None

@@ -126,7 +126,8 @@ class EngineTracker:
         config = self.reading.cache_config if self.reading else {}
         found = kv.compute(self.window, config, self.engines_on_page, self.ever_positive,
                            around.facts.get("capacity_tokens"), shape, around.max_num_seqs, self._thresholds)
-        found = replace(found, kv_watermark_ratio=around.args.watermark)
+        if around.args.watermark is not None:
+            found = replace(found, kv_watermark_ratio=around.args.watermark)
         return self._with_exact_maxima(around.now, found), shape
 
     def _with_exact_maxima(self, now: float, found: KvSignals) -> KvSignals:
@@ -135,6 +136,8 @@ class EngineTracker:
             return found
         lately = self.steps.kv_max(now, self._thresholds["kv_recent_seconds"]) or 0.0
         minute = self.steps.kv_max(now, self._thresholds["kv_window_seconds"]) or 0.0
+        if minute <= found.kv_used_ratio_max and lately <= found.kv_used_ratio_recent_max:
+            return found
         return replace(found, kv_used_ratio_max=max(found.kv_used_ratio_max, minute),
                        kv_used_ratio_recent_max=max(found.kv_used_ratio_recent_max, lately))
 

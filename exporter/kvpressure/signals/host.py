@@ -89,10 +89,9 @@ class ContainerWindow:
 def compute(window: EngineWindow, container: ContainerWindow | None, now: float, t: Thresholds) -> HostSignals:
     """Host side of one engine."""
     api_cpu = None
-    samples = [s for s in window.since(MINUTE) if r.PROCESS_CPU_SECONDS in s.page] if window.last else []
-    if len(samples) > 1:
-        used = samples[-1].page[r.PROCESS_CPU_SECONDS] - samples[0].page[r.PROCESS_CPU_SECONDS]
-        api_cpu = max(0.0, used) / (samples[-1].t - samples[0].t)
+    if (ends := window.ends(MINUTE, lambda sample: sample.page.get(r.PROCESS_CPU_SECONDS))) is not None:
+        (begin, before), (end, after) = ends
+        api_cpu = max(0.0, after - before) / (end - begin)
     if container is None or container.last is None:
         return HostSignals(api_cpu_cores=api_cpu)
     ended = container.last.last_termination

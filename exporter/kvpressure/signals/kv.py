@@ -62,16 +62,12 @@ def silent_preemptions(samples: Sequence[Sample], t: Thresholds) -> float | None
     """
     total, seen = 0.0, False
     low, high = t["preemption_match_low_ratio"], t["preemption_match_high_ratio"]
-    for before, after in pairwise(samples):
-        waited, waiting = before.waiting, after.waiting
-        if r.RUNNING not in after.gauges or waiting is None or after.finished is None:
-            continue
-        if r.RUNNING not in before.gauges or waited is None or before.finished is None:
+    for before, after in pairwise(sample.requests for sample in samples):
+        if before is None or after is None:
             continue
         seen = True
-        fell = before.gauges[r.RUNNING] - after.gauges[r.RUNNING]
-        rose = waiting - waited
-        if fell > 0 and after.finished == before.finished and low * fell <= rose <= high * fell + 1:
+        fell, rose, finished = before[0] - after[0], after[1] - before[1], after[2] - before[2]
+        if fell > 0 and finished == 0 and low * fell <= rose <= high * fell + 1:
             total += min(fell, rose)
     return total if seen else None
 
@@ -151,7 +147,7 @@ def overcommit(window: EngineWindow, shape: Shape, capacity: float | None,
     context = shape.mean_context
     if capacity is None or context is None:
         return None
-    in_flight = [present for s in window.since(MINUTE) if (present := s.in_flight) is not None]
+    in_flight = window.in_flight(MINUTE)
     if not in_flight:
         return None
     reach = max(sum(in_flight) / len(in_flight), shape.arrivals_times_service or 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from kvpressure import readings as r
@@ -102,14 +101,13 @@ def _same_levels(before: Sample, after: Sample) -> bool:
 
 def http_moved(window: EngineWindow, seconds: float) -> bool | None:
     """Whether the API server answered any request over the window; ``None`` if it does not count them."""
-    samples = [s for s in window.since(seconds) if any(name.startswith(r.HTTP_PREFIX) for name in s.page)]
-    if len(samples) <= 1:
-        return None
-    return _http(samples[-1].page) > _http(samples[0].page)
+    ends = window.ends(seconds, _http)
+    return None if ends is None else ends[1][1] > ends[0][1]
 
 
-def _http(page: Mapping[str, float]) -> float:
-    return sum(value for name, value in page.items() if name.startswith(r.HTTP_PREFIX))
+def _http(sample: Sample) -> float | None:
+    answers = [value for name, value in sample.page.items() if name.startswith(r.HTTP_PREFIX)]
+    return sum(answers) if answers else None
 
 
 def compute(window: EngineWindow, progress: Progress, age_seconds: float, failing: int, t: Thresholds,
@@ -159,6 +157,5 @@ def _moved_lately(window: EngineWindow, seconds: float) -> bool | None:
 
 
 def _finished_flow(window: EngineWindow, seconds: float) -> bool | None:
-    samples = window.since(seconds)
-    counts = [s.finished for s in samples if s.finished is not None]
-    return counts[-1] > counts[0] if len(counts) > 1 else None
+    ends = window.ends(seconds, lambda sample: sample.finished)
+    return None if ends is None else ends[1][1] > ends[0][1]

@@ -70,11 +70,10 @@ def compute(window: EngineWindow, trend: Trend) -> ThroughputSignals:
         prompt = window.gauge(r.PROMPT_RATE)
     running = window.gauge_values(r.RUNNING, HALF_MINUTE)
     mean_running = sum(running) / len(running) if running else None
-    samples = window.since(HALF_MINUTE)
     done = None
-    if len(samples) > 1 and samples[-1].t > samples[0].t:
-        begin, end = samples[0].finished, samples[-1].finished
-        done = None if begin is None or end is None else max(0.0, end - begin) / (samples[-1].t - samples[0].t)
+    if (pair := window.pair(HALF_MINUTE)) is not None:
+        begin, end = (sample.finished for sample in pair)
+        done = None if begin is None or end is None else max(0.0, end - begin) / (pair[1].t - pair[0].t)
     minute = window.rate(r.GENERATION_TOKENS, MINUTE)
     demand = _mean_demand(window)
     ratio = flat = None
@@ -103,5 +102,5 @@ def _computed(window: EngineWindow, prompt: float | None) -> float | None:
 
 
 def _mean_demand(window: EngineWindow) -> float | None:
-    values = [present for s in window.since(MINUTE) if (present := s.in_flight) is not None]
+    values = window.in_flight(MINUTE)
     return sum(values) / len(values) if values else None

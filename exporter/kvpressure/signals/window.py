@@ -8,9 +8,12 @@ begins a new window.
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from math import inf
+from operator import add, sub
 from typing import Final, Generic, TypeVar
 
 from kvpressure.readings import (
@@ -59,45 +62,53 @@ class Sample:
     """Requests that wait, those that vLLM V0 swapped to the host included; ``None`` if the page does not tell."""
     in_flight: float | None = field(init=False)
     """Requests running or waiting; ``None`` if the page lacks one of them."""
+    requests: tuple[float, float, float] | None = field(init=False)
+    """Requests running, waiting and finished; ``None`` if the page lacks one of them."""
     arrived: float | None = field(init=False)
-    """Requests that arrived so far, up to a constant: finished plus present. Aborted ones are not counted by vLLM."""
+    """Requests that arrived so far, up to a constant: the sum of those. Aborted ones are not counted by vLLM."""
 
     def __post_init__(self) -> None:
         """Add up once what every tick asks of every sample in the window."""
         running, waiting = self.gauges.get(RUNNING), self.gauges.get(WAITING)
         waiting = None if waiting is None else waiting + self.gauges.get(SWAPPED, 0.0)
-        present = None if running is None or waiting is None else running + waiting
+        present = requests = None
+        if running is not None and waiting is not None:
+            present = running + waiting
+            requests = None if self.finished is None else (running, waiting, self.finished)
         object.__setattr__(self, "waiting", waiting)
         object.__setattr__(self, "in_flight", present)
-        object.__setattr__(self, "arrived", None if self.finished is None or present is None else self.finished + present)
+        object.__setattr__(self, "requests", requests)
+        object.__setattr__(self, "arrived", None if requests is None else sum(requests))
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramIncrease:
-    """What was observed between two samples: increments per bucket (not cumulative), their sum and number."""
+    """What was observed between two samples: how many up to each bound (``cumulative``, which never falls), their sum and
+    number.
+    """
 
     bounds: tuple[float, ...]
-    increments: tuple[float, ...]
+    cumulative: tuple[float, ...]
     sum: float | None
     count: float | None
 
+    @property
+    def increments(self) -> tuple[float, ...]:
+        """How many fell into each bucket alone."""
+        return tuple(map(sub, self.cumulative, (0.0, *self.cumulative[:-1])))
+
     def quantile(self, q: float) -> float | None:
-        """The q-quantile by linear interpolation inside its bucket, as Prometheus does; values above the last
+        """The q-quantile (0 < q <= 1) by linear interpolation inside its bucket, as Prometheus does; values above the last
         finite bound are reported as that bound. ``None`` without observations or buckets.
         """
-        total = sum(self.increments)
-        if total <= 0 or not self.bounds:
+        counts = self.cumulative
+        if not counts or counts[-1] <= 0:
             return None
-        rank, seen, lower = q * total, 0.0, 0.0
-        for bound, amount in zip(self.bounds, self.increments, strict=True):
-            if amount > 0 and seen + amount >= rank:
-                if bound == float("inf"):
-                    return lower
-                return lower + (bound - lower) * (rank - seen) / amount
-            seen += amount
-            if bound != float("inf"):
-                lower = bound
-        return lower
+        rank = q * counts[-1]
+        index = bisect_left(counts, rank)
+        seen, lower = (counts[index - 1], self.bounds[index - 1]) if index else (0.0, 0.0)
+        bound = self.bounds[index]
+        return lower if bound == inf else lower + (bound - lower) * (rank - seen) / (counts[index] - seen)
 
     def mean(self) -> float | None:
         """Mean of the observations; ``None`` without any."""
@@ -144,32 +155,35 @@ class _HistogramCorrection:
         self._kept: dict[str, Histogram] = {}
 
     def apply(self, values: Mapping[str, Histogram]) -> Mapping[str, Histogram]:
-        reset = False
+        kept = {}
         for name, value in values.items():
             before = self._last.get(name)
-            if before is None or value.count is None or before.count is None:
+            if value == before:
+                kept[name] = self._kept[name]
                 continue
-            if value.count < before.count or value.bounds != before.bounds:
-                kept = self._offset.get(name)
-                self._offset[name] = _add(before, kept) if value.bounds == before.bounds else Histogram()
-                reset = True
-        self._last = dict(values)
-        if self._offset or reset:
-            values = {name: _add(value, self._offset.get(name)) for name, value in values.items()}
-        self._kept = {name: _packed(value, self._kept.get(name)) for name, value in values.items()}
-        return self._kept
+            if before is not None and _began_anew(before, value):
+                known = self._offset.get(name)
+                self._offset[name] = _add(before, known) if value.bounds == before.bounds else Histogram()
+            kept[name] = _packed(_add(value, self._offset.get(name)))
+        self._last, self._kept = dict(values), kept
+        return kept
 
 
-def _packed(value: Histogram, kept: Histogram | None) -> Histogram:
-    """``value`` with its counts in a third of the memory; ``kept`` if that is the same."""
-    packed = Histogram(value.bounds, array("d", value.counts), value.sum, value.count)
-    return kept if packed == kept and kept is not None else packed
+def _began_anew(before: Histogram, value: Histogram) -> bool:
+    if value.count is None or before.count is None:
+        return False
+    return value.count < before.count or value.bounds != before.bounds
+
+
+def _packed(value: Histogram) -> Histogram:
+    """``value`` with its counts in a third of the memory."""
+    return Histogram(value.bounds, array("d", value.counts), value.sum, value.count)
 
 
 def _add(value: Histogram, offset: Histogram | None) -> Histogram:
     if offset is None or offset.count is None or offset.bounds != value.bounds:
         return value
-    counts = tuple(a + b for a, b in zip(value.counts, offset.counts, strict=True))
+    counts = tuple(map(add, value.counts, offset.counts))
     total = None if value.sum is None or offset.sum is None else value.sum + offset.sum
     count = None if value.count is None else value.count + offset.count
     return Histogram(value.bounds, counts, total, count)
@@ -178,71 +192,86 @@ def _add(value: Histogram, offset: Histogram | None) -> Histogram:
 _T = TypeVar("_T")
 
 
+class _Items(Generic[_T]):
+    """Items by time, oldest first. Lists, so that a window of them is found and copied without a loop."""
+
+    __slots__ = ("items", "times")
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.items: list[_T] = []
+
+    def append(self, t: float, item: _T) -> None:
+        self.times.append(t)
+        self.items.append(item)
+
+    def pop_first(self) -> tuple[float, _T]:
+        return self.times.pop(0), self.items.pop(0)
+
+    def since(self, start: float) -> list[_T]:
+        return self.items[bisect_left(self.times, start):]
+
+
 class History(Generic[_T]):
     """Timed items: all of the last minute, fewer of the last five, fewer still of the last fifteen."""
 
     __slots__ = ("_fine", "_long", "_mid")
 
     def __init__(self) -> None:
-        self._fine: deque[tuple[float, _T]] = deque()
-        self._mid: deque[tuple[float, _T]] = deque()
-        self._long: deque[tuple[float, _T]] = deque()
+        self.clear()
 
     def __len__(self) -> int:
-        return len(self._fine) + len(self._mid) + len(self._long)
+        return sum(len(part.times) for part in (self._long, self._mid, self._fine))
 
     def clear(self) -> None:
         """Forget everything."""
-        self._fine.clear()
-        self._mid.clear()
-        self._long.clear()
+        self._fine: _Items[_T] = _Items()
+        self._mid: _Items[_T] = _Items()
+        self._long: _Items[_T] = _Items()
 
     def append(self, t: float, item: _T) -> None:
         """Add an item that is newer than all before, and thin what has grown old."""
         fine, mid, old = self._fine, self._mid, self._long
-        fine.append((t, item))
-        while fine[0][0] < t - FINE_SECONDS:
-            entry = fine.popleft()
-            if not mid or entry[0] - mid[-1][0] >= MID_STEP:
-                mid.append(entry)
-        while mid and mid[0][0] < t - MID_SECONDS:
-            entry = mid.popleft()
-            if not old or entry[0] - old[-1][0] >= LONG_STEP:
-                old.append(entry)
-        while old and old[0][0] < t - LONG_SECONDS:
-            old.popleft()
+        fine.append(t, item)
+        while fine.times[0] < t - FINE_SECONDS:
+            at, leaving = fine.pop_first()
+            if not mid.times or at - mid.times[-1] >= MID_STEP:
+                mid.append(at, leaving)
+        while mid.times and mid.times[0] < t - MID_SECONDS:
+            at, leaving = mid.pop_first()
+            if not old.times or at - old.times[-1] >= LONG_STEP:
+                old.append(at, leaving)
+        while old.times and old.times[0] < t - LONG_SECONDS:
+            old.pop_first()
 
     def since(self, start: float) -> list[_T]:
         """Items from ``start`` on, oldest first."""
         start -= JITTER_SECONDS
-        if start >= self._fine[0][0] if self._fine else True:
-            return [item for t, item in self._fine if t >= start]
-        return [item for part in (self._long, self._mid, self._fine) for t, item in part if t >= start]
+        if not self._fine.times or start >= self._fine.times[0]:
+            return self._fine.since(start)
+        return [*self._long.since(start), *self._mid.since(start), *self._fine.items]
 
     def first_since(self, start: float) -> _T | None:
         """The oldest item from ``start`` on."""
         start -= JITTER_SECONDS
         for part in (self._long, self._mid, self._fine):
-            if part and part[-1][0] >= start:
-                for t, item in part:
-                    if t >= start:
-                        return item
+            if part.times and part.times[-1] >= start:
+                return part.items[bisect_left(part.times, start)]
         return None
 
     def last(self) -> _T | None:
         """The newest item."""
-        return self._fine[-1][1] if self._fine else None
+        return self._fine.items[-1] if self._fine.items else None
 
     def __iter__(self) -> Iterator[_T]:
-        for part in (self._long, self._mid, self._fine):
-            for _, item in part:
-                yield item
+        return chain(self._long.items, self._mid.items, self._fine.items)
 
 
 class EngineWindow:
     """History of one engine."""
 
-    __slots__ = ("_counters", "_histograms", "_observed", "_page", "_since", "first_t", "history", "last", "samples_seen")
+    __slots__ = ("_counters", "_gauges", "_histograms", "_observed", "_page", "_pairs", "_present", "_since", "first_t",
+                 "history", "last", "samples_seen")
 
     def __init__(self) -> None:
         self.history: History[Sample] = History()
@@ -254,6 +283,9 @@ class EngineWindow:
         self._page = _Correction()
         # Many signals ask for the same windows; answers hold until the next sample.
         self._since: dict[float, list[Sample]] = {}
+        self._pairs: dict[float, tuple[Sample, Sample] | None] = {}
+        self._gauges: dict[tuple[str, float], list[float]] = {}
+        self._present: dict[float, list[float]] = {}
         self._observed: dict[tuple[str, float], tuple[HistogramIncrease, float] | None] = {}
 
     def observe(self, t: float, gauges: Mapping[str, float], counters: Mapping[str, float],
@@ -275,8 +307,8 @@ class EngineWindow:
                         sum(done) if done else None)
         self.history.append(t, sample)
         self.last = sample
-        self._since.clear()
-        self._observed.clear()
+        for answers in (self._since, self._pairs, self._gauges, self._present, self._observed):
+            answers.clear()
         self.samples_seen += 1
         if self.first_t is None:
             self.first_t = t
@@ -290,18 +322,27 @@ class EngineWindow:
             self._since[seconds] = self.history.since(self.last.t - seconds)
         return self._since[seconds]
 
-    def _pair(self, seconds: float) -> tuple[Sample, Sample] | None:
-        last = self.last
-        if last is None:
-            return None
-        first = self.history.first_since(last.t - seconds)
-        return (first, last) if first is not None and first.t < last.t else None
+    def pair(self, seconds: float) -> tuple[Sample, Sample] | None:
+        """The oldest and the newest sample of the last ``seconds``; ``None`` while there are not two."""
+        if seconds not in self._pairs:
+            last = self.last
+            first = self.history.first_since(last.t - seconds) if last is not None else None
+            self._pairs[seconds] = (first, last) if first and last and first.t < last.t else None
+        return self._pairs[seconds]
+
+    def ends(self, seconds: float,
+             value: Callable[[Sample], float | None]) -> tuple[tuple[float, float], tuple[float, float]] | None:
+        """Time and value of the oldest and of the newest sample of the window that have one; ``None`` while there are not two."""
+        samples = self.since(seconds)
+        first = next(((s.t, found) for s in samples if (found := value(s)) is not None), None)
+        last = next(((s.t, found) for s in reversed(samples) if (found := value(s)) is not None), None)
+        return (first, last) if first and last and first[0] < last[0] else None
 
     def increase(self, name: str, seconds: float) -> tuple[float, float] | None:
         """Increase of a counter over the window and the seconds it really spans; ``None`` with fewer than two
         samples that carry it.
         """
-        pair = self._pair(seconds)
+        pair = self.pair(seconds)
         if pair is None:
             return None
         first, last = pair
@@ -328,7 +369,7 @@ class EngineWindow:
         return self._observed[name, seconds]
 
     def _observe_histogram(self, name: str, seconds: float) -> tuple[HistogramIncrease, float] | None:
-        pair = self._pair(seconds)
+        pair = self.pair(seconds)
         if pair is None:
             return None
         first, last = pair
@@ -339,11 +380,19 @@ class EngineWindow:
 
     def gauge_values(self, name: str, seconds: float) -> list[float]:
         """The gauge's values over the window, oldest first."""
-        return [sample.gauges[name] for sample in self.since(seconds) if name in sample.gauges]
+        if (name, seconds) not in self._gauges:
+            self._gauges[name, seconds] = [sample.gauges[name] for sample in self.since(seconds) if name in sample.gauges]
+        return self._gauges[name, seconds]
 
     def waiting(self, seconds: float) -> list[float]:
         """Requests waiting in the samples of the window, oldest first."""
         return [waiting for sample in self.since(seconds) if (waiting := sample.waiting) is not None]
+
+    def in_flight(self, seconds: float) -> list[float]:
+        """Requests running or waiting in the samples of the window, oldest first."""
+        if seconds not in self._present:
+            self._present[seconds] = [present for sample in self.since(seconds) if (present := sample.in_flight) is not None]
+        return self._present[seconds]
 
     def gauge(self, name: str) -> float | None:
         """The gauge in the newest sample."""
@@ -356,14 +405,8 @@ def histogram_increase(begin: Histogram, end: Histogram) -> HistogramIncrease:
     count = None if end.count is None or begin.count is None else max(0.0, end.count - begin.count)
     if end.bounds != begin.bounds or not end.bounds:
         return HistogramIncrease((), (), total, count)
-    if end.counts is begin.counts or end.counts == begin.counts:
-        return HistogramIncrease(end.bounds, (0.0,) * len(end.bounds), total, count)
-    increments, before = [], 0.0
-    for a, b in zip(begin.counts, end.counts, strict=True):
-        cumulative = b - a
-        increments.append(max(0.0, cumulative - before))
-        before = max(before, cumulative)
-    return HistogramIncrease(end.bounds, tuple(increments), total, count)
+    grown = accumulate(map(sub, end.counts, begin.counts), max, initial=0.0)  # never falls, whatever the page says
+    return HistogramIncrease(end.bounds, tuple(grown)[1:], total, count)
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:

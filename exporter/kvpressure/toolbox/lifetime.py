@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Final
 
 from kvpressure import readings
@@ -36,6 +37,5 @@ def since_start(reading: EngineReading | None) -> dict[str, float]:
 def _quantile(histogram: Histogram, rank: float) -> float | None:
     if not histogram.bounds or len(histogram.bounds) != len(histogram.counts):
         return None
-    before = (0.0, *histogram.counts[:-1])
-    increments = tuple(max(0.0, count - low) for count, low in zip(histogram.counts, before, strict=True))
-    return HistogramIncrease(bounds=histogram.bounds, increments=increments, sum=None, count=histogram.count or 0.0).quantile(rank)
+    rising = tuple(accumulate(histogram.counts, max))
+    return HistogramIncrease(histogram.bounds, rising, sum=None, count=histogram.count or 0.0).quantile(rank)

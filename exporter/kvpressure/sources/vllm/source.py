@@ -118,9 +118,9 @@ class _Feed:
     def _page(self, text: bytes | None, error: str | None, duration: float | None, keep_text: bool) -> EnginePage:
         target = self.target
         lines = 0 if text is None else text.count(b"\nkvpressure:")
-        crowded = lines > self._bounds.plugin_lines.allowed(self)
+        crowded = lines > 0 and lines > self._bounds.plugin_lines.allowed(self)
         self._bounds.plugin_lines.use(self, 0 if crowded else lines)
-        self.inside = None if text is None or crowded else read_inside(text, target.namespace, target.pod, time())
+        self.inside = read_inside(text, target.namespace, target.pod, time()) if text and lines and not crowded else None
         page = page_from_text(
             text, target=target.name, time=time(), namespace=target.namespace, pod=target.pod,
             container=target.container, gpus=target.gpus, args=target.args, env=target.env,

@@ -25,6 +25,7 @@ class Given:
 
     host_sys: Path
     amd_backend: str = "sysfs"
+    node_name: str = "node"
 
 
 class Clock:
@@ -75,7 +76,7 @@ def test_mi250x_is_two_devices_and_an_unknown_power_is_absent(tmp_path: Path) ->
 def test_radeon_without_unique_id_is_known_by_its_pci_address(tmp_path: Path) -> None:
     trees.radeon(tmp_path)
     (card,) = read(tmp_path)
-    assert card.uuid == "0000:03:00.0"
+    assert card.uuid == "node/0000:03:00.0"
     assert card.name == "AMD GPU 1002:744c"
     assert card.driver == f"kernel {os.uname().release}"
     assert card.power_watts == 54.0
@@ -99,7 +100,7 @@ def test_other_vendors_and_connectors_are_left_alone(tmp_path: Path) -> None:
 def test_a_useless_unique_id_identifies_nothing(tmp_path: Path, unique_id: str) -> None:
     tree = Tree(tmp_path)
     tree.add(Card("0000:05:00.0", files={"unique_id": unique_id}))
-    assert read(tmp_path)[0].uuid == "0000:05:00.0"
+    assert read(tmp_path)[0].uuid == "node/0000:05:00.0"
 
 
 def test_a_unique_id_that_two_devices_share_identifies_neither(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_unique_id_that_two_devices_share_identifies_neither(tmp_path: Path) -
     tree.add(Card("0000:05:00.0"))
     tree.add(Card("0000:05:02.0"))
     tree.add(Card("0000:27:00.0", unique_id="1"))
-    assert [gpu.uuid for gpu in read(tmp_path)] == ["0000:05:00.0", "0000:05:02.0", "GPU-0000000000000001"]
+    assert [gpu.uuid for gpu in read(tmp_path)] == ["node/0000:05:00.0", "node/0000:05:02.0", "GPU-0000000000000001"]
 
 
 # --- partitions ---------------------------------------------------------------------------------------------------

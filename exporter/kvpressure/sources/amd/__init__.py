@@ -42,6 +42,7 @@ class AmdSource:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = str(settings.host_sys).rstrip("/")
+        self._node = settings.node_name
         self._backend = settings.amd_backend
         self._clock = clock
         self._files = Files()
@@ -84,7 +85,7 @@ class AmdSource:
     def _refresh(self, now: float) -> None:
         if now >= self._scan_due:
             self._scan_due = now + RESCAN_SECONDS
-            found = sysfs.devices(self._root, self._files)
+            found = sysfs.devices(self._root, self._files, self._node)
             self._present = frozenset(found)
             self._known.update(found)
         if now >= self._processes_due:

@@ -49,8 +49,8 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What of one PCI device changes seldom. ``uuid`` is ``GPU-<unique_id>`` as ROCm writes it, or the PCI address
-    where the driver gives no unique id. ``minor`` = its render node, unless that is a partition's. ``unified`` = its
+    """What of one PCI device changes seldom. ``uuid`` is ``GPU-<unique_id>`` as ROCm writes it, or node and PCI
+    address where the driver gives no unique id. ``minor`` = its render node, unless that is a partition's. ``unified`` = its
     VRAM is a carve-out of the system memory it works in.
     """
 
@@ -68,8 +68,8 @@ class Device:
     partitions: tuple[Partition, ...]
 
 
-def devices(root: str, files: Files) -> dict[str, Device]:
-    """AMD GPUs under the sysfs ``root`` by PCI address, in its order."""
+def devices(root: str, files: Files, node: str) -> dict[str, Device]:
+    """AMD GPUs under the sysfs ``root`` of ``node`` by PCI address, in its order."""
     drm = f"{root}/class/drm"
     entries = {name: Path(f"{drm}/{name}/device").resolve()
                for name in names(drm) if _CARD.fullmatch(name) or _RENDER.fullmatch(name)}
@@ -80,20 +80,22 @@ def devices(root: str, files: Files) -> dict[str, Device]:
         return {}
     minors = {int(match[1]): path.name for name, path in entries.items() if (match := _RENDER.fullmatch(name))}
     topology = kfd.nodes(root, files)
-    identities = _identities(cards, files)
+    identities = _identities(cards, files, node)
     driver = _driver(root, files)
     return {bus: _device(bus, cards[bus], identities[bus], driver, minors, topology, files) for bus in sorted(cards)}
 
 
-def _identities(cards: Mapping[str, str], files: Files) -> dict[str, str]:
-    """PCI address -> uuid. A unique id that two devices share (virtual functions do) identifies neither."""
+def _identities(cards: Mapping[str, str], files: Files, node: str) -> dict[str, str]:
+    """PCI address -> uuid. A unique id that two devices share (virtual functions do) identifies neither. Addresses are the
+    same on every node of a kind: without the node's name two GPUs of a cluster would be one.
+    """
     unique = {}
     for bus, path in cards.items():
         match = _UNIQUE_ID.fullmatch((files.text(f"{path}/unique_id") or "").lower())
         if match and int(match[1], 16):
             unique[bus] = f"GPU-{int(match[1], 16):016x}"
     seen = Counter(unique.values())
-    return {bus: unique[bus] if seen[unique.get(bus, "")] == 1 else bus for bus in cards}
+    return {bus: unique[bus] if seen[unique.get(bus, "")] == 1 else f"{node}/{bus}" for bus in cards}
 
 
 def _driver(root: str, files: Files) -> str | None:

@@ -26,7 +26,8 @@ from toolbox.test_audit import deployment
 from toolbox.test_diagnose import CHAT, dead_address, document_of, heavy
 
 PRESSURE = str(FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz")
-STATED = ["--verdict", "kv_pressure", "--max-num-seqs", "100", "--capacity-tokens", "90000", "--prompt", "1000", "--output", "200"]
+UNMEASURED = ["--verdict", "kv_pressure", "--max-num-seqs", "100", "--capacity-tokens", "90000", "--prompt", "1000", "--output", "200"]
+STATED = [*UNMEASURED, "--running", "100"]
 
 
 def mitigate(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -83,6 +84,20 @@ def test_less_memory_only_when_allocations_fail_and_with_its_price(capsys: pytes
     assert not any("More KV memory" in item["title"] for item in document["steps"])
 
 
+@pytest.mark.parametrize(("now", "wanted", "words"), [
+    ("0.7", 0.6, "to 0.6"), ("0.65", 0.6, "to 0.6"), ("0.6", None, "Allocations fail although it is that low")])
+def test_the_share_goes_lower_where_the_first_step_is_done(capsys: pytest.CaptureFixture[str], now: str, wanted: float | None,
+                                                           words: str) -> None:
+    _, document = mitigate(capsys, *STATED, "--gpu-memory-utilization", now, "--out-of-memory", "--gpu", "H100:80", "--kv-pool-gib", "40")
+    found = step(document, "gpu-memory-utilization")
+    assert document["set"].get("gpu_memory_utilization") == wanted
+    assert words in found["text"]
+    assert "none was seen" not in found["text"]
+    assert "at 0.7" not in found["cost"]
+    _, document = mitigate(capsys, *STATED, "--gpu-memory-utilization", now, "--out-of-memory")
+    assert "-5 %" not in step(document, "gpu-memory-utilization")["cost"]
+
+
 @pytest.mark.parametrize(("version", "advice"), [("0.23.0", "not here"), ("0.24.0", "do"), (None, "if it stays")])
 def test_the_watermark_needs_a_version_that_knows_it(capsys: pytest.CaptureFixture[str], version: str | None, advice: str) -> None:
     _, document = mitigate(capsys, *STATED, "--preempting", *(["--vllm-version", version] if version else []))
@@ -93,8 +108,76 @@ def test_the_watermark_needs_a_version_that_knows_it(capsys: pytest.CaptureFixtu
 
 
 def test_batched_tokens_stay_above_the_sequences(capsys: pytest.CaptureFixture[str]) -> None:
-    _, document = mitigate(capsys, *STATED[:3], "1024", *STATED[4:], "--max-num-batched-tokens", "600")
+    _, document = mitigate(capsys, *STATED, "--max-num-seqs", "1024", "--running", "1024", "--max-num-batched-tokens", "600")
     assert document["set"]["max_num_batched_tokens"] >= document["set"]["max_num_seqs"] == 512
+
+
+@pytest.mark.parametrize(("now", "wanted", "words"), [
+    ("8192", 4096, "to 4096, half."), ("8193", 4096, "to 4096, half."), ("800", 512, "to 512, 36 % less (not below 512)."),
+    ("60", None, "not below 512")])
+def test_the_token_budget_says_how_much_less_it_is(capsys: pytest.CaptureFixture[str], now: str, wanted: int | None, words: str) -> None:
+    _, document = mitigate(capsys, *STATED, "--max-num-batched-tokens", now)
+    assert document["set"].get("max_num_batched_tokens") == wanted
+    assert words in step(document, "batched-tokens")["text"]
+
+
+def test_the_token_budget_is_never_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = mitigate(capsys, "--verdict", "kv_pressure", "--max-num-seqs", "2000", "--max-num-batched-tokens", "1000")
+    assert "max_num_batched_tokens" not in document["set"]
+    assert step(document, "batched-tokens")["advice"] == "not here"
+
+
+# --- what was not measured --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("capacity", "seqs"), [(60_000, 37), (84_000, 52), (90_000, 56), (200_000, 75), (10_000, 6)])
+def test_without_a_measured_batch_the_cut_starts_from_what_the_cache_holds(capsys: pytest.CaptureFixture[str], capacity: int,
+                                                                          seqs: int) -> None:
+    """A limit above what the cache lets run binds nothing (docs/mitigations.md)."""
+    _, document = mitigate(capsys, *UNMEASURED, "--capacity-tokens", str(capacity))
+    assert document["set"]["max_num_seqs"] == seqs < max(2, capacity / 1200)
+
+
+def test_the_example_of_the_help_gives_what_its_measured_twin_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    example = "--verdict kv_pressure --max-num-seqs 256 --capacity-tokens 90000 --prompt 2000 --output 500"
+    with pytest.raises(SystemExit):
+        main(["mitigate", "--help"])
+    assert f"mitigate {example}" in capsys.readouterr().out
+    _, stated = mitigate(capsys, *example.split())
+    _, measured = mitigate(capsys, *example.split(), "--running", "36")
+    assert stated["set"] == measured["set"] == {"max_num_seqs": 27}
+    assert stated["caps"] == measured["caps"] == {"input_tokens": 2048, "output_tokens": 512, "known": True}
+    said = step(stated, "max_num_seqs")["text"]
+    assert "run at once" not in said
+    assert "25 % below the 36 requests of this length that the cache holds" in said
+    assert "not measured" in said
+    assert "the 36 that run at once" in step(measured, "max_num_seqs")["text"]
+
+
+def test_a_cut_of_the_limit_alone_says_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = mitigate(capsys, "--verdict", "kv_pressure", "--max-num-seqs", "256")
+    said = step(document, "max_num_seqs")["text"]
+    assert document["set"] == {"max_num_seqs": 192}
+    assert "run at once" not in said
+    assert "below the 256 that are set" in said
+    assert "if fewer do, this changes nothing (--running" in said
+
+
+@pytest.mark.parametrize(("more", "why"), [
+    ([], "one request runs at once"), (["--capacity-tokens", "90000", "--prompt", "2000", "--output", "500"], "one request runs at once"),
+    (["--running", "1"], "one request runs at once"), (["--running", "1", "--max-num-seqs", "256"], "one request runs at once"),
+    (["--max-num-seqs", "256", "--capacity-tokens", "900", "--prompt", "2000", "--output", "500"], "no more than one request of this length")])
+def test_below_one_request_there_is_nothing_to_lower(capsys: pytest.CaptureFixture[str], more: list[str], why: str) -> None:
+    _, document = mitigate(capsys, "--verdict", "kv_pressure", "--max-num-seqs", "1", *more)
+    found = step(document, "max_num_seqs")
+    assert (found["advice"], found["values"], document["set"]) == ("not here", {}, {})
+    assert f"{why}: there is nothing left to lower" in found["text"]
+
+
+def test_caps_that_cannot_fit_are_not_said_to(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = mitigate(capsys, "--verdict", "kv_pressure", "--running", "50", "--capacity-tokens", "3000", "--prompt", "2000", "--output", "500")
+    said = step(document, "edge")["text"]
+    assert "even so 25 requests may want 64000 tokens, and the cache holds 3000" in said
 
 
 def test_another_verdict_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,21 +11,28 @@ from kvpressure.thresholds import Thresholds
 def max_num_seqs(s: Signals, verdict: str, t: Thresholds) -> float | None:
     """Where the cache is the problem, the cut: 25-50 % (documented) of the concurrency that is really reached, sized by
     what the cache holds at the present request lengths. Where the limit itself is the problem, the raise: what the cache
-    holds, in one step at most twice the limit. Else ``None``.
+    holds, in one step at most twice the limit. Else, and where one request at a time is left, ``None``.
     """
     if verdict == "concurrency_limited":
         return _raised_num_seqs(s, t)
     if verdict != "kv_pressure":
         return None
-    reached = s.batch.batch_p99 if s.batch.batch_p99 is not None else s.load.running
-    if s.load.max_num_seqs is not None:
-        reached = min(reached, s.load.max_num_seqs) if reached is not None else s.load.max_num_seqs
-    if reached is None or reached < 1:
+    fits = s.load.limits.get("kv_capacity")
+    measured = s.batch.batch_p99 if s.batch.batch_p99 is not None else s.load.running
+    reached = at_once(measured, s.load.max_num_seqs, fits)
+    if reached is None or reached <= 1:
         return None
     most, least = reached * (1 - t["max_num_seqs_cut_min_ratio"]), reached * (1 - t["max_num_seqs_cut_max_ratio"])
-    fits = s.load.limits.get("kv_capacity")
     target = most if fits is None else min(most, max(least, fits))
     return float(max(1, floor(target)))
+
+
+def at_once(measured: float | None, limit: float | None, fits: float | None) -> float | None:
+    """Requests that run at once: as ``measured``, within the ``limit``. Not measured, the cache bounds it: a limit above what ``fits``
+    binds nothing, and a cut that stays above it would change nothing.
+    """
+    bound = measured if measured is not None else fits
+    return min((value for value in (bound, limit) if value is not None), default=None)
 
 
 def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
@@ -47,7 +54,8 @@ def max_num_batched_tokens(current: float | None, verdict: str, t: Thresholds) -
 
 
 def gpu_memory_utilization(s: Signals, current: float | None, out_of_memory: bool | None, t: Thresholds) -> float | None:
-    """The documented 0.7, or 0.6 for long-context or bursty traffic, when allocations fail on the device.
+    """The documented 0.7, or 0.6 for long-context or bursty traffic and where 0.7 is set already, when allocations fail on
+    the device.
 
     Not for a full cache: less memory means a smaller KV pool, which makes that worse.
     """
@@ -55,8 +63,9 @@ def gpu_memory_utilization(s: Signals, current: float | None, out_of_memory: boo
         return None
     bursty = (s.load.arrival_burst_ratio or 0.0) >= t["arrival_burst_ratio_high"]
     long_context = (s.context.context_spike_ratio or 0.0) >= t["context_spike_ratio"]
-    target = t["gpu_memory_utilization_long_context" if bursty or long_context else "gpu_memory_utilization_recommended"]
-    return target if current is None or current > target else None
+    usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
+    first = lower if bursty or long_context else usual
+    return next((target for target in (first, lower) if current is None or current > target), None)
 
 
 def max_model_len(longest: float | None, current: float | None, verdict: str, t: Thresholds) -> float | None:

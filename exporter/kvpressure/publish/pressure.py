@@ -12,6 +12,7 @@ from math import ceil, floor
 from typing import Final, Literal, Protocol
 
 from kvpressure.args import option, parse_version, value_text
+from kvpressure.diagnosis.advice import at_once
 from kvpressure.publish.wording import number_text, percent_text, seconds_text
 from kvpressure.thresholds import Thresholds
 
@@ -118,9 +119,23 @@ def pressure_plan(engine: Pressed, t: Thresholds, workload: str) -> PressurePlan
 
 
 def target_sequences(engine: Pressed) -> float | None:
-    """How many requests shall run at once: what is recommended, else the limit in force."""
+    """``max_num_seqs`` after the plan: what is recommended, else the limit in force."""
     limit = engine.limit("max_num_seqs")
     return limit.recommended or limit.value
+
+
+def _together(engine: Pressed) -> float | None:
+    """How many requests the caps have to let fit: what is recommended, else what runs at once."""
+    return engine.limit("max_num_seqs").recommended or _at_once(engine) or target_sequences(engine)
+
+
+def _at_once(engine: Pressed) -> float | None:
+    limit = engine.limit("max_num_seqs").value
+    return at_once(_measured(engine), limit, engine.signal("limits:kv_capacity"))
+
+
+def _measured(engine: Pressed) -> float | None:
+    return engine.signal("batch_p99") or engine.signal("running")
 
 
 def caps_for(engine: Pressed) -> Caps:
@@ -130,7 +145,7 @@ def caps_for(engine: Pressed) -> Caps:
         return _example(engine.limit("max_model_len").value)
     answer = ceil(max(output, 1) / _OUTPUT_STEP) * _OUTPUT_STEP
     question = ceil(max(prompt, 1) / _PROMPT_STEP) * _PROMPT_STEP
-    capacity, together = engine.signal("kv_capacity_tokens"), target_sequences(engine)
+    capacity, together = engine.signal("kv_capacity_tokens"), _together(engine)
     if capacity and together:
         budget = floor(_FULL * capacity / together)
         if question + answer > budget >= 2 * _OUTPUT_STEP:
@@ -147,12 +162,13 @@ def _example(max_model_len: float | None) -> Caps:
 
 def _edge(engine: Pressed, caps: Caps) -> Step:
     said = f"reject prompts above {caps.input_tokens} tokens (413) and require max_tokens of at most {caps.output_tokens} (400)"
-    capacity, together = engine.signal("kv_capacity_tokens"), target_sequences(engine)
+    capacity, together = engine.signal("kv_capacity_tokens"), _together(engine)
     if not caps.known:
         said += "; example values: no request of this server was seen, take the 95th percentile of your gateway's log"
     elif capacity and together:
-        said += (f": then {together:.0f} requests want at most {together * (caps.input_tokens + caps.output_tokens):.0f} of the cache's "
-                 f"{capacity:.0f} tokens")
+        wanted = together * (caps.input_tokens + caps.output_tokens)
+        said += (f": then {together:.0f} requests want at most {wanted:.0f} of the cache's {capacity:.0f} tokens" if wanted <= capacity else
+                 f": even so {together:.0f} requests may want {wanted:.0f} tokens, and the cache holds {capacity:.0f}")
     p95 = [f"{kind} {value:.0f}" for kind, name in (("prompts", "prompt"), ("answers", "output"), ("max_tokens", "max_tokens"))
            if (value := engine.shape(f"{name}_quantiles:0.95")) is not None]
     if p95:
@@ -176,30 +192,42 @@ def _now(engine: Pressed, name: str) -> str:
 
 
 def _sequences(engine: Pressed, t: Thresholds) -> Step:
-    limit, reached = engine.limit("max_num_seqs"), engine.signal("batch_p99") or engine.signal("running")
+    limit, measured, fits = engine.limit("max_num_seqs"), _measured(engine), engine.signal("limits:kv_capacity")
     low, high = t["max_num_seqs_cut_min_ratio"], t["max_num_seqs_cut_max_ratio"]
     title, now = "Lower max_num_seqs", f"now {_now(engine, 'max_num_seqs')}"
+    base = _at_once(engine)
+    if limit.recommended is None and base is not None and 0 < base <= 1:
+        small = measured is None and fits is not None and fits <= 1
+        why = "the cache holds no more than one request of this length" if small else "one request runs at once"
+        return Step(title, "not here", f"{now}; {why}: there is nothing left to lower. What is left is shorter requests or more KV memory")
     if limit.recommended is None or (limit.value is not None and limit.recommended > limit.value):  # a raise, for another verdict
         return Step(title, "if it stays", f"{now}; cut what really runs at once by {percent_text(low)} to {percent_text(high)}. Too little is known to "
                     "compute it: give --max-num-seqs or --running", "fewer requests at once, the others wait")
-    base = min(value for value in (limit.value, reached) if value is not None) if limit.value or reached else limit.recommended
-    cut = 1 - limit.recommended / base if base else 0.0
-    fits, least = engine.signal("limits:kv_capacity"), max(1, floor(base * (1 - high)))
+    base = base or limit.recommended
+    cut, least = 1 - limit.recommended / base, max(1, floor(base * (1 - high)))
     if least >= limit.recommended:
         least = max(1, floor(limit.recommended * (1 - high)))
-    said = f"{now}; to {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} that run at once (documented: {percent_text(low)} to {percent_text(high)})"
-    if fits is not None:
+    of = "that run at once"
+    if measured is None:
+        of = "that are set" if fits is None or fits > base else "requests of this length that the cache holds"
+    said = (f"{now}; to {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} {of} (documented: {percent_text(low)} to "
+            f"{percent_text(high)})")
+    if measured is None:
+        said += ". How many run was not measured"
+        if fits is None or fits > base:
+            said += ": if fewer do, this changes nothing (--running; or --capacity-tokens with --prompt and --output)"
+    elif fits is not None:
         said += f", sized by the cache: it holds about {fits:.0f} requests of the present length"
         if engine.signal("output_quantiles:0.95") is None and engine.signal("prompt_quantiles:0.95") is None:
             said += " (none finished while it was watched, so that answers count only as far as they had come: rather less than more)"
     if least < limit.recommended:
         said += f". If requests are still pushed out, {least}: where their lengths differ much it takes the larger cut"
-    measured = MEASURED["cut"]
+    result = MEASURED["cut"]
     if limit.value is not None and limit.value * (1 - high) > base:
         said += f". Half of the {value_text(limit.value)} set would change nothing"
-        measured = f"{MEASURED['limit']}; {measured}"
+        result = f"{MEASURED['limit']}; {result}"
     return Step(title, "do", said, "fewer requests at once, the others wait as long as before, now in the queue; when requests become shorter the "
-                "GPU is not used up", measured, {"max_num_seqs": limit.recommended})
+                "GPU is not used up", result, {"max_num_seqs": limit.recommended})
 
 
 def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
@@ -212,7 +240,11 @@ def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
         return Step(title, "not here" if small else "if it stays", f"{now}; " + (
             f"not below {least:g}" if small else "halve it; give --max-num-batched-tokens to have it computed"), cost)
     value = max(value, target_sequences(engine) or 0.0)
-    return Step(title, "do", f"{now}; to {value:.0f}, half. Fewer prompts are computed at once and the peak of activations is lower; what the "
+    now_set = limit.value or 2 * value
+    if value >= now_set:
+        return Step(title, "not here", f"{now}; not below max_num_seqs, {value:.0f}", cost)
+    much = "half" if 2 * value <= now_set + 1 else f"{percent_text(1 - value / now_set)} less (not below {value:.0f})"
+    return Step(title, "do", f"{now}; to {value:.0f}, {much}. Fewer prompts are computed at once and the peak of activations is lower; what the "
                 "cache holds it does not bound", cost, values={"max_num_batched_tokens": value})
 
 
@@ -226,6 +258,9 @@ def _memory_share(engine: Pressed, t: Thresholds) -> Step:
         return Step(title, "do", f"{now}; to {limit.recommended:g}: allocations fail on the device, so room is needed beside the pool"
                     + (f". If it stays: {lower:g}" if limit.recommended > lower else ""), cost, MEASURED["pool"],
                     {"gpu_memory_utilization": limit.recommended})
+    if engine.condition("gpu_out_of_memory"):
+        return Step(title, "not here", f"{now}. Allocations fail although it is that low: a smaller share frees nothing more that the guide knows of. "
+                    "Look for what else uses the card, and lower max_num_batched_tokens: the peak of activations", cost, MEASURED["pool"])
     return Step(title, "not here", f"{now}. The guide's step for failing allocations; none was seen here. A full cache gets fuller "
                 "by it: vLLM takes the KV pool out of this share", cost, MEASURED["pool"])
 
@@ -236,11 +271,13 @@ def _pool_cost(engine: Pressed, share: float | None, usual: float, lower: float)
     pool, capacity = engine.signal("kv_pool_bytes"), engine.signal("kv_capacity_tokens")
     if share is None or share <= lower:
         return "it shrinks the KV pool by the same share of the card"
+    lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
-        return f"the KV pool loses {percent_text(share - usual)} of the card's memory, at {lower:g} {percent_text(share - lower)}; the cache is fuller by that"
+        lost = ", ".join(f"at {target:g} {percent_text(share - target)}" for target in lower_ones)
+        return f"the KV pool loses of the card's memory {lost}; the cache is fuller by that"
     told = []
-    for target in (usual, lower):
-        left = pool - max(0.0, share - target) * min(sizes)
+    for target in lower_ones:
+        left = pool - (share - target) * min(sizes)
         if left <= 0:
             told.append(f"at {target:g} nothing is left and vLLM does not start")
             continue

@@ -45,7 +45,7 @@ def engine_from(given: Given, t: Thresholds) -> EngineView:
     context = (given.prompt_tokens or 0) + (given.output_tokens or 0) or None
     limits = {} if given.max_num_seqs is None else {"args": given.max_num_seqs}
     if given.capacity_tokens and context:
-        limits["kv_capacity"] = given.capacity_tokens / context
+        limits["kv_capacity"] = max(1.0, given.capacity_tokens / context)
     signals = Signals(
         time=0.0, kv=KvSignals(kv_capacity_tokens=given.capacity_tokens),
         batch=BatchSignals(batch_p99=given.running),

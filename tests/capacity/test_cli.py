@@ -180,6 +180,13 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
     (("llama_70b", "--worksheet"), "--worksheet: needs --gpu-memory"),
     (("llama-3-8b", "--thresholds", "/nonexistent", "--gpu-memory", "80", "--prompt", "5", "--output", "5"), "/nonexistent"),
     (("llama-3-8b", "--bogus"), "--bogus"),
+    (("llama-3-8b", "--thresholds", "/nonexistent"), "/nonexistent"),
+    (("llama_70b", "--worksheet", "--gpu-memory", "80", "--thresholds", "/nonexistent"), "/nonexistent"),
+    (("llama-3-8b", "--tp", "3"), "tensor parallel 3: llama-3-8b has 32 attention heads; allowed: a divisor of 32"),
+    (("llama-3-8b", "--tp", "64"), "tensor parallel 64: llama-3-8b has 32 attention heads"),
+    (("qwen2.5-7b", "--tp", "7"), "tensor parallel 7: qwen2.5-7b has 4 KV heads; allowed: a divisor or a multiple of 4"),
+    (("deepseek-v3", "--tp", "3"), "tensor parallel 3: deepseek-v3 has 128 attention heads"),
+    (("llama-3-8b", "--tp", "8", "--dcp", "2"), "decode-context parallel 2: llama-3-8b has 8 KV heads, of which tensor parallel 8 keeps copies: 1"),
 ])
 def test_wrong_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
     status, out, err = run(capsys, *arguments)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvpressure.capacity import CapacityError
@@ -69,7 +69,44 @@ def test_tensor_parallel_divides_until_each_rank_has_one_head() -> None:
     shape = named("llama-2-70b")
     assert [kv_bytes_per_token(shape, Parallel(tp)) for tp in (1, 2, 4, 8, 16)] == [
         327_680, 163_840, 81_920, 40_960, 40_960]
-    assert kv_bytes_per_token(named("llama-2-13b"), Parallel(16)) == 2 * 2 * 128 * 2 * 40  # two heads a rank
+    assert kv_bytes_per_token(named("llama-2-13b"), Parallel(20)) == 2 * 2 * 128 * 2 * 40  # two heads a rank
+
+
+@pytest.mark.parametrize(("name", "allowed"), [
+    ("llama-3-8b", (1, 2, 4, 8, 16, 32)), ("llama-2-13b", (1, 2, 4, 5, 8, 10, 20, 40)), ("qwen2.5-7b", (1, 2, 4, 28)),
+    ("gpt-oss-20b", (1, 2, 4, 8, 16, 32, 64)), ("deepseek-v3", (1, 2, 4, 8, 16, 32, 64, 128))])
+def test_tensor_parallel_sizes_that_vllm_starts_with(name: str, allowed: tuple[int, ...]) -> None:
+    """Query heads must divide evenly, KV heads divide or be copied evenly; the vector of MLA lies on every rank."""
+    shape = named(name)
+    for size in range(1, 130):
+        if size in allowed:
+            assert kv_bytes_per_token(shape, Parallel(size)) > 0
+        else:
+            with pytest.raises(CapacityError, match=rf"tensor parallel {size}: .*allowed"):
+                layout(shape, Parallel(size))
+
+
+@pytest.mark.parametrize(("name", "tensor", "context", "said"), [
+    ("llama-3-8b", 8, 2, "keeps copies: 1"), ("llama-3-8b", 16, 2, None), ("llama-3-8b", 16, 4, "keeps copies: 2"),
+    ("llama-3-8b", 32, 4, None), ("deepseek-v3", 8, 8, None)])
+def test_decode_context_parallel_needs_copies_of_the_kv_heads(name: str, tensor: int, context: int, said: str | None) -> None:
+    if said is None:
+        assert layout(named(name), Parallel(tensor, decode_context=context)).decode_context == context
+        return
+    with pytest.raises(CapacityError, match=said):
+        layout(named(name), Parallel(tensor, decode_context=context))
+
+
+def test_decode_context_parallel_divides_the_queries_of_a_kv_head() -> None:
+    config = {"num_hidden_layers": 1, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 64}
+    with pytest.raises(CapacityError, match="6 attention heads for each KV head"):
+        layout(from_config({**config, "num_attention_heads": 48, "num_key_value_heads": 8}, "odd"), Parallel(48, decode_context=4))
+    assert layout(from_config(config, "even"), Parallel(24, decode_context=3)).decode_context == 3
+
+
+def test_a_configuration_without_query_heads_is_judged_by_what_it_says() -> None:
+    mla = {"num_hidden_layers": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert kv_bytes_per_token(from_config(mla, "mla"), Parallel(3)) == 2 * 576
 
 
 def test_mla_is_the_same_on_every_rank() -> None:
@@ -189,8 +226,8 @@ def test_chunked_attention_ends_at_its_chunk() -> None:
 
 def test_decode_context_parallel_is_refused_with_windows() -> None:
     with pytest.raises(CapacityError, match="sliding"):
-        layout(named("gemma-3-27b"), Parallel(8, decode_context=2))
-    layout(named("gemma-3-27b"), Parallel(8, decode_context=2), hybrid_manager=False)
+        layout(named("gemma-3-27b"), Parallel(32, decode_context=2))
+    layout(named("gemma-3-27b"), Parallel(32, decode_context=2), hybrid_manager=False)
 
 
 # --- pipeline stages ----------------------------------------------------------------------------------------------
@@ -296,6 +333,7 @@ def test_the_longest_request_is_the_longest(shape: ModelShape, blocks: int, limi
 
 @given(SHAPES, st.sampled_from([1, 2, 4, 8, 16, 32]))
 def test_more_ranks_never_need_more_each(shape: ModelShape, tp: int) -> None:
+    assume((shape.attention_heads or 0) % (tp * 2) == 0)
     assert kv_bytes_per_token(shape, Parallel(tp * 2)) <= kv_bytes_per_token(shape, Parallel(tp))
     if shape.layers[0].kv_heads % tp == 0:
         assert kv_bytes_per_token(shape, Parallel(tp)) * tp == kv_bytes_per_token(shape)
@@ -332,7 +370,7 @@ def test_a_block_holds_at_least_one_token() -> None:
 
 
 def mixed(*layers: Layer) -> ModelShape:
-    return ModelShape("mixed", layers, tuple(range(len(layers))), len(layers), None, 2, {})
+    return ModelShape("mixed", layers, tuple(range(len(layers))), len(layers), None, None, 2, {})
 
 
 def test_smaller_pages_hold_more_tokens() -> None:

@@ -69,6 +69,26 @@ class Parallel:
                                 f"parallel size {self.tensor}")
 
 
+def refuse_parallel(shape: ModelShape, parallel: Parallel) -> None:
+    """Raise ``CapacityError`` for sizes with which vLLM refuses to start: every rank gets as many query heads, and as many KV heads or one
+    that it shares. MLA's vector lies on every rank, so only its query heads count.
+    """
+    tensor, heads = parallel.tensor, shape.attention_heads
+    if heads is not None and heads % tensor:
+        raise CapacityError(f"tensor parallel {tensor}: {shape.name} has {heads} attention heads; allowed: a divisor of {heads}")
+    context = parallel.decode_context
+    for kv_heads in sorted({layer.kv_heads for layer in shape.layers if layer.kind not in ("mla", "indexer")}):
+        if kv_heads % tensor and tensor % kv_heads:
+            raise CapacityError(f"tensor parallel {tensor}: {shape.name} has {kv_heads} KV heads; allowed: a divisor or a multiple of {kv_heads}")
+        copies = max(1, tensor // kv_heads)
+        if context > copies:
+            raise CapacityError(f"decode-context parallel {context}: {shape.name} has {kv_heads} KV heads, of which tensor parallel {tensor} "
+                                f"keeps copies: {copies}; allowed: at most as many")
+        if heads is not None and (heads // kv_heads) % context:
+            raise CapacityError(f"decode-context parallel {context}: {shape.name} has {heads // kv_heads} attention heads for each KV head; "
+                                "allowed: a divisor of that")
+
+
 def layer_bytes(layer: Layer, tensor_parallel: int, cache_dtype: str, model_bytes: int = 2) -> Fraction:
     """Bytes of one token in one layer on one GPU. Raises ``CapacityError`` for a dtype that the layer cannot have."""
     if cache_dtype not in CACHE_DTYPES:
@@ -173,6 +193,7 @@ def layout(shape: ModelShape, parallel: Parallel = Parallel(), cache_dtype: str 
     """
     if block_size < 1:
         raise CapacityError(f"block size {block_size}; allowed: a whole number of 1 or more")
+    refuse_parallel(shape, parallel)
     stages = _stages(shape.num_layers, parallel.pipeline)
     if hybrid_manager and parallel.decode_context > 1 and any(layer.window for layer in shape.layers):
         raise CapacityError("decode-context parallel: not with sliding-window layers; allowed: 1")

@@ -19,6 +19,7 @@ _INDEXER_SCALE_BYTES: Final = 4  # one fp32 scale beside the fp8 key of DeepSeek
 #: Keys of models that keep a recurrent state instead of (or beside) a KV cache; its size is not computed here.
 _RECURRENT_KEYS: Final = ("mamba_d_state", "ssm_state_size", "state_size", "hybrid_override_pattern",
                           "layers_block_type", "linear_num_key_heads", "linear_attn_config", "attn_layer_period")
+_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KIND_BY_LAYER_TYPE: Final[Mapping[str, Kind]] = {
     "full_attention": "full", "attention": "full", "global": "full", "sliding_attention": "sliding",
     "sliding_window": "sliding", "local": "sliding", "chunked_attention": "chunked",
@@ -43,7 +44,7 @@ class Layer:
 class ModelShape:
     """A model as far as memory goes. ``layers`` in order; an MLA model with an indexer has two entries a layer.
     ``positions`` says to which transformer layer each entry belongs (draft layers: the last one, on whose stage they
-    are). ``max_model_len`` is the context of the configuration.
+    are). ``max_model_len`` is the context of the configuration, ``attention_heads`` those of a query (None = not said).
     """
 
     name: str
@@ -51,6 +52,7 @@ class ModelShape:
     positions: tuple[int, ...]
     num_layers: int
     max_model_len: int | None
+    attention_heads: int | None
     dtype_bytes: int
     config: Mapping[str, Any]
 
@@ -96,7 +98,7 @@ def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_lay
         layers += entries
         positions += [min(position, count - 1)] * len(entries)
     length = fields.optional("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
-    return ModelShape(name, tuple(layers), tuple(positions), count, length, _dtype_bytes(fields),
+    return ModelShape(name, tuple(layers), tuple(positions), count, length, fields.optional(*_HEADS), _dtype_bytes(fields),
                       fields.values)
 
 
@@ -164,7 +166,7 @@ def _dtype_bytes(fields: _Fields) -> int:
 
 def _attention(fields: _Fields) -> tuple[int, int, int]:
     """KV heads and the sizes of a key and a value."""
-    heads = fields.integer("num_attention_heads", "n_head", "n_heads", "num_heads")
+    heads = fields.integer(*_HEADS)
     head = fields.optional("head_dim")
     if head is None:
         hidden = fields.integer("hidden_size", "n_embd", "d_model")

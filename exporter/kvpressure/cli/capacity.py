@@ -17,6 +17,7 @@ from kvpressure.capacity.load import Load
 from kvpressure.capacity.report import Answer, as_json, as_text
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.cli import UsageError
+from kvpressure.thresholds import Thresholds
 from kvpressure.thresholds import load as load_thresholds
 
 _UNITS: Final = {"": 10**9, "B": 1, **{p + "B": 1000**n for n, p in enumerate("KMGT", 1)},
@@ -78,17 +79,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answer; status 1 when it does not fit. Raises ``UsageError`` for what cannot be answered."""
+    thresholds = load_thresholds(options.thresholds)  # also where no value of it is asked for: a wrong file is a mistake
     try:
         if options.worksheet:
             return _worksheet(options)
-        answer = _answer(options)
+        answer = _answer(options, thresholds)
     except CapacityError as error:
         raise UsageError(str(error)) from error
     print(json.dumps(as_json(answer), indent=2) if options.format == "json" else as_text(answer))
     return 0 if answer.fits is not False else 1
 
 
-def _answer(options: argparse.Namespace) -> Answer:
+def _answer(options: argparse.Namespace, thresholds: Thresholds) -> Answer:
     shape, path = _shape(options)
     parallel = Parallel(options.tp, options.pp, options.dcp)
     layout = kvbytes.layout(shape, parallel, options.kv_cache_dtype, options.block_size,
@@ -102,12 +104,12 @@ def _answer(options: argparse.Namespace) -> Answer:
             raise UsageError(f"--{(needless or 'prompt').replace('_', '-')}: needs --gpu-memory")
         return answer
     given = _given(options, shape, path)
-    found = plan.audit(shape, parallel, options.gpu_memory, _limits(options, shape, sent), given,
+    found = plan.audit(shape, parallel, options.gpu_memory, _limits(options, shape, sent, thresholds), given,
                        graphs=not options.enforce_eager)
     fit = plan.fit(layout, found, sent)
     needed = float(options.concurrency) if options.concurrency else sent.in_flight if sent else None
     recommended = plan.recommend(shape, parallel, layout, options.gpu_memory, given, sent, needed,
-                                 load_thresholds(options.thresholds), graphs=not options.enforce_eager) if sent else None
+                                 thresholds, graphs=not options.enforce_eager) if sent else None
     answer = replace(answer, audit=found, fit=fit, load=sent, needed=needed, plan=recommended)
     return replace(answer, problems=tuple(_problems(answer, found, fit, options.context or ())),
                    warnings=tuple(_warnings(found)))
@@ -149,8 +151,8 @@ def _given(options: argparse.Namespace, shape: ModelShape, path: Path | None) ->
                       options.allocator_overhead, options.kv_cache_memory)
 
 
-def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None) -> plan.Limits:
-    longest = sent.longest if sent else max(options.context or [int(load_thresholds(options.thresholds)["max_model_len_step_tokens"])])
+def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None, thresholds: Thresholds) -> plan.Limits:
+    longest = sent.longest if sent else max(options.context or [int(thresholds["max_model_len_step_tokens"])])
     default = plan.default_limits_for(options.gpu_memory, options.max_model_len or shape.max_model_len or longest)
     return plan.Limits(options.gpu_memory_utilization or default.gpu_memory_utilization,
                        options.max_num_seqs or default.max_num_seqs,

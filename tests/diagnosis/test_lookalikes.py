@@ -295,6 +295,16 @@ def test_a_batch_that_stands_still_below_its_limit_makes_nobody_sure_of_the_gpu(
     assert play(60, running=cycle(58, 64, 61), **load).confidently(20) == {"compute_bound"}
 
 
+@pytest.mark.parametrize("args", [(), ("--config", "/c.yaml")], ids=["no arguments", "a file nobody reads"])
+def test_a_batch_that_stands_still_makes_nobody_sure_of_the_gpu_where_the_limit_is_not_known_either(args):
+    """The level at which it stands is then taken for the limit, which it reaches by definition."""
+    load = {"waiting": 30.0, "kv": 0.3, "generated": 600.0, "prompt": 6000.0, "finished": 2.0, "queue": 8.0}
+    said = play(120, args=args, running=16.0, **load)
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("compute_bound", False)
+    assert not said.confidently(30)
+    assert play(120, args=args, running=cycle(16.0, 12.0, 14.0), **load).confidently(30) == {"compute_bound"}, "nothing holds it"
+
+
 KEPT_FREE = {"running": cycle(25, 26, 27), "waiting": 15.0, "kv": cycle(0.885, 0.89, 0.895), "generated": 900.0, "prompt": 900.0,
              "finished": 1.0, "length": 1000.0, "queue": 20.0}
 

@@ -291,7 +291,9 @@ def compute_bound(case: Case) -> Finding | None:
     ground, t = _compute_ground(case), case.thresholds
     if ground is None:
         return None
-    held = ("running_stands_still",) if case.true("running_stands_still") and case.false("running_at_limit") else ()
+    # where nobody told the limit, the level at which the batch stands became the limit, and it is reached by definition
+    below = case.false("running_at_limit") or case.signals.load.max_num_seqs_source == "observed"
+    held = ("running_stands_still",) if case.true("running_stands_still") and below else ()
     doubts = held + ("any_prompt_fits",) * _may_not_fit(case)
     unsure = doubts or case.unknown("queue_short")
     return Finding("compute_bound", min(t[ground], t["confidence_compute_doubt"]) if unsure else t[ground],

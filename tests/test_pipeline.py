@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvpressure import readings as r
-from kvpressure.pipeline import FORGET_SECONDS, MAX_GONE_ENGINES, Pipeline
+from kvpressure.engines import FORGET_SECONDS, MAX_GONE_ENGINES
+from kvpressure.pipeline import Pipeline
 from kvpressure.readings import (
     AllocatorReading,
     ContainerReading,

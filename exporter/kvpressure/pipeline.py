@@ -12,10 +12,11 @@ from typing import Final
 
 from kvpressure.args import EngineArgs
 from kvpressure.diagnosis import advice
+from kvpressure.engines import FORGET_SECONDS, Engines
 from kvpressure.readings import (
     ContainerReading,
-    EngineKey,
     EnginePage,
+    GpuOwner,
     GpuReading,
     Snapshot,
 )
@@ -34,14 +35,10 @@ from kvpressure.state import (
     GpuState,
     Limit,
     State,
-    TargetState,
 )
 from kvpressure.thresholds import Thresholds, builtin
 from kvpressure.tracks import ContainerTrack, EngineTrack, GpuTrack
 
-FORGET_SECONDS: Final = 300.0
-ABSENT: Final = "absent"  # why an engine is down whose page has only others
-MAX_GONE_ENGINES: Final = 64  # of all targets, kept until they are forgotten although their pages have others now
 MAX_COMMAND_LINES: Final = 256  # understood ones that are remembered
 _NO_SIGNALS: Final[Mapping[str, int]] = {}
 _NO_FIGURES: Final[Mapping[str, float]] = {}
@@ -54,11 +51,9 @@ class Pipeline:
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._thresholds = thresholds or builtin()
-        self._engines: dict[EngineKey, EngineTrack] = {}
+        self._engines = Engines(self._thresholds)
         self._containers: dict[ContainerKey, ContainerTrack] = {}
         self._gpus: dict[str, GpuTrack] = {}
-        self._target_errors: dict[str, dict[str, int]] = {}
-        self._targets: dict[str, TargetState] = {}
         self._args: dict[object, EngineArgs] = {}  # by command line and environment
 
     def observe(self, snapshot: Snapshot) -> State:
@@ -72,18 +67,21 @@ class Pipeline:
             track.seen_t = now
         for line in snapshot.logs:
             self._container((line.namespace, line.pod, line.container)).take_line(now, line)
+        self._engines.expect(snapshot.targets)
         for page in snapshot.pages:
-            self._take_page(now, page)
+            self._engines.take(now, page, self._model_from_args)
         for stats in snapshot.steps:
-            for engine in self._engines.values():
-                if (engine.key.namespace, engine.key.pod, engine.key.engine) == (stats.namespace, stats.pod, stats.engine):
-                    engine.tracker.steps.observe(stats)
+            named = [engine for engine in self._engines if (engine.key.namespace, engine.key.pod, engine.named[1])
+                     == (stats.namespace, stats.pod, stats.engine)]
+            if len(named) == 1:  # of two servers in a pod that count alike, nobody knows whose steps these are
+                named[0].tracker.steps.observe(stats)
         owners = _owners_by_pod(snapshot)
-        self._forget(now, snapshot.targets)
+        self._engines.forget(now)
+        self._forget(now)
         engines, empty_pools = self._engine_states(now, snapshot, owners)
         return State(
             time=now, engines=engines, gpus=self._gpu_states(snapshot, empty_pools), owners=snapshot.owners,
-            containers=self._container_states(snapshot), targets=tuple(self._targets.values()),
+            containers=self._container_states(snapshot), targets=self._engines.targets,
             node_conditions=snapshot.node_conditions, health=snapshot.health, expected_gpus=snapshot.expected_gpus,
         )
 
@@ -99,47 +97,6 @@ class Pipeline:
             self._gpus[uuid] = GpuTrack(self._thresholds)
         return self._gpus[uuid]
 
-    def _take_page(self, now: float, page: EnginePage) -> None:
-        errors = self._target_errors.setdefault(page.target, {})
-        if page.error is not None:
-            errors[page.error] = errors.get(page.error, 0) + 1
-        self._targets[page.target] = TargetState(page.target, page.error is None, page.duration_seconds, page.bad_lines,
-                                                 dict(errors), page.cut)
-        known = [track for track in self._engines.values()
-                 if track.target == page.target and track.key.namespace == page.namespace
-                 and track.key.pod == page.pod]
-        if page.error is not None or not page.engines:
-            if not known:
-                self._engine(EngineKey(page.namespace, page.pod, self._model_from_args(page), "0"), page)
-                known = [self._engines[EngineKey(page.namespace, page.pod, self._model_from_args(page), "0")]]
-            for track in known:
-                track.tracker.fail(page.error or ABSENT)
-                track.seen_t = now
-            return
-        present = {EngineKey(page.namespace, page.pod, reading.model_name, reading.engine): reading
-                   for reading in page.engines}
-        for track in known:
-            if track.key not in present and track.tracker.window.last is None:
-                del self._engines[track.key]  # was only a name from the arguments until the page told the right one
-        gone = sorted((track for track in known if track.key not in present and track.key in self._engines),
-                      key=lambda track: track.seen_t)
-        for track in gone:
-            track.tracker.fail(ABSENT)
-        for track in gone[:-max(1, MAX_GONE_ENGINES // len(self._targets))]:
-            del self._engines[track.key]  # a page that renames its engines every second is no reason to keep them all
-        for key, reading in present.items():
-            track = self._engine(key, page)
-            track.target, track.container, track.gpus = page.target, page.container, page.gpus
-            track.seen_t = now
-            if track.tracker.observe(page, reading):
-                last = track.tracker.window.last
-                track.counters = {**last.counters, **last.page} if last else {}
-
-    def _engine(self, key: EngineKey, page: EnginePage) -> EngineTrack:
-        if key not in self._engines:
-            self._engines[key] = EngineTrack(key, page, self._thresholds)
-        return self._engines[key]
-
     def _parsed(self, page: EnginePage) -> EngineArgs:
         key = (page.args, tuple(page.env.items()))
         if key not in self._args:
@@ -152,45 +109,56 @@ class Pipeline:
         args = self._parsed(page)
         return args.served_model_name or args.model or ""
 
-    def _forget(self, now: float, targets: Sequence[str] | None) -> None:
-        """Drop what is gone: engines whose target was removed at once, everything else after a while (or when the clock
-        stepped back and it was seen in what is now the future).
+    def _forget(self, now: float) -> None:
+        """Drop GPUs and containers that have not been seen for a while (or were seen in what is now the future, when the
+        clock stepped back).
         """
-        known = None if targets is None else set(targets)
-        for key in [key for key, track in self._engines.items()
-                    if abs(now - track.seen_t) > FORGET_SECONDS or (known is not None and track.target not in known)]:
-            del self._engines[key]
         for uuid in [uuid for uuid, gpu in self._gpus.items() if abs(now - gpu.seen_t) > FORGET_SECONDS]:
             del self._gpus[uuid]
         for name in [name for name, held in self._containers.items() if abs(now - held.seen_t) > FORGET_SECONDS]:
             del self._containers[name]
-        alive = {track.target for track in self._engines.values()}
-        for target in [target for target in self._targets if target not in alive]:
-            del self._targets[target]
-            self._target_errors.pop(target, None)
 
     # --- concluding -----------------------------------------------------------------------------------------
 
-    def _engine_states(self, now: float, snapshot: Snapshot, owners: Mapping[tuple[str, str], tuple[str, ...]],
+    def _engine_states(self, now: float, snapshot: Snapshot, owners: Mapping[tuple[str, str], Sequence[GpuOwner]],
                        ) -> tuple[tuple[EngineState, ...], dict[str, list[float | None]]]:
         first: list[tuple[EngineTrack, Surroundings, KvSignals, Shape, Mapping[str, InForce], tuple[str, ...]]] = []
         empty_pools: dict[str, list[float | None]] = {}
-        for track in self._engines.values():
-            gpus = track.gpus or owners.get((track.key.namespace, track.key.pod), ())
+        for track in self._engines:
+            gpus = track.gpus or _gpus_of(track, owners.get((track.key.namespace, track.key.pod), ()))
             around, found_limits = self._surroundings(now, track, gpus, snapshot)
             cache, shape = track.tracker.kv_signals(around)
             pool = around.facts.get("pool_bytes")
             empty = None if pool is None or cache.kv_used_ratio is None else pool * (1.0 - cache.kv_used_ratio)
-            for uuid in gpus:
-                empty_pools.setdefault(uuid, []).append(empty)
+            cards = self._cards(track, gpus, around)
+            for uuid in gpus if cards is None else cards:
+                empty_pools.setdefault(uuid, []).append(None if cards is None else empty)
             first.append((track, around, cache, shape, found_limits, gpus))
         states = []
         for track, around, cache, shape, found_limits, gpus in first:
-            demands = [self._demand(now, uuid, empty_pools) for uuid in gpus]
+            cards = self._cards(track, gpus, around)
+            demands = [self._demand(now, uuid, empty_pools) for uuid in cards or ()]
             known = [demand for demand in demands if demand is not None]
             around = replace(around, demand=max(known) if known and len(known) == len(demands) else None)
             states.append(self._engine_state(now, track, around, cache, shape, found_limits, gpus))
         return tuple(states), empty_pools
+
+    def _cards(self, track: EngineTrack, gpus: tuple[str, ...], around: Surroundings) -> tuple[str, ...] | None:
+        """The cards that hold this engine's KV pool, of those that its container has; ``None`` when that cannot be told.
+
+        Data-parallel engines of one page share the container's cards. vLLM gives rank i the i-th part of the visible devices
+        (``set_device_control_env_var`` in its ``v1/engine/utils.py``), which are in the order of the driver.
+        """
+        page = track.tracker.page
+        ranks = sorted((reading.engine for reading in page.engines), key=lambda name: (len(name), name)) if page else []
+        if len(ranks) <= 1 or not gpus:
+            return gpus
+        needs = around.args.engine_gpus
+        known = [(gpu.window.last.index, uuid) for uuid in gpus if (gpu := self._gpus.get(uuid)) and gpu.window.last]
+        if needs is None or len(known) != needs * len(ranks) or len(known) < len(gpus):
+            return None
+        rank = ranks.index(track.named[1])
+        return tuple(uuid for _, uuid in sorted(known)[rank * needs:(rank + 1) * needs])
 
     def _surroundings(self, now: float, track: EngineTrack, gpus: Iterable[str],
                       snapshot: Snapshot) -> tuple[Surroundings, Mapping[str, InForce]]:
@@ -318,10 +286,14 @@ def _process_bytes_of(snapshot: Snapshot, pod: tuple[str, str]) -> list[int]:
     return found
 
 
-def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], tuple[str, ...]]:
-    found: dict[tuple[str, str], tuple[str, ...]] = {}
+def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], list[GpuOwner]]:
+    found: dict[tuple[str, str], list[GpuOwner]] = {}
     for owner in snapshot.owners:
-        pod = (owner.namespace, owner.pod)
-        if owner.uuid not in found.get(pod, ()):
-            found[pod] = (*found.get(pod, ()), owner.uuid)
+        found.setdefault((owner.namespace, owner.pod), []).append(owner)
     return found
+
+
+def _gpus_of(track: EngineTrack, owners: Iterable[GpuOwner]) -> tuple[str, ...]:
+    """The GPUs of the engine's container; those of its pod where the container of either is not known."""
+    return tuple(dict.fromkeys(owner.uuid for owner in owners
+                               if not track.container or owner.container in ("", track.container)))

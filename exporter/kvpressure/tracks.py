@@ -114,10 +114,12 @@ class GpuTrack:
 class EngineTrack:
     """An engine: tracker, diagnoser and identity."""
 
-    __slots__ = ("container", "counters", "diagnoser", "first_t", "gpus", "key", "longest", "seen_t", "target", "tracker")
+    __slots__ = ("container", "counters", "diagnoser", "first_t", "gpus", "key", "longest", "named", "seen_t", "target",
+                 "tracker")
 
-    def __init__(self, key: EngineKey, page: EnginePage, thresholds: Thresholds) -> None:
+    def __init__(self, key: EngineKey, page: EnginePage, thresholds: Thresholds, named: tuple[str, str]) -> None:
         self.key = key
+        self.named = named  # model and engine as the page calls them
         self.tracker = EngineTracker(thresholds)
         self.diagnoser = Diagnoser(thresholds)
         self.longest = LongestRequest(thresholds)

@@ -1,0 +1,189 @@
+"""Which engine a page is about: servers that call themselves alike, one address for many, many addresses for one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import pytest
+
+from kvpressure import readings as r
+from kvpressure.engines import FORGET_SECONDS
+from kvpressure.pipeline import Pipeline
+from kvpressure.readings import EnginePage, EngineReading, GpuOwner, GpuReading, LogLine, Snapshot, StepStats
+from kvpressure.state import State
+
+GIB = 2**30
+FIRST, SECOND = "http://10.0.0.5:8000/metrics", "http://10.0.0.5:8001/metrics"
+
+
+def page(t: float, target: str = FIRST, container: str = "vllm", running: float = 1.0, start: float | None = None,
+         engines: Iterable[str] = ("0",), **more: object) -> EnginePage:
+    gauges = {r.RUNNING: running, r.WAITING: 0.0, r.KV_USAGE: 0.5}
+    counters = {r.GENERATION_TOKENS: running * t, r.PROMPT_TOKENS: t}
+    return EnginePage(target, t, "inference", "chat-0", container,
+                      engines=tuple(EngineReading("m", name, gauges, counters, {}, {}) for name in engines),
+                      page={} if start is None else {r.PROCESS_START: start}, **more)  # type: ignore[arg-type]
+
+
+def failed(t: float, target: str = FIRST, **more: object) -> EnginePage:
+    return dataclasses.replace(page(t, target, **more), engines=(), error="refused")  # type: ignore[arg-type]
+
+
+def after(pipeline: Pipeline, pages: Iterable[EnginePage], targets: Iterable[str] | None = (FIRST, SECOND)) -> State:
+    """The state once all pages of one moment have come."""
+    pages = tuple(pages)
+    return pipeline.observe(Snapshot(pages[0].time, pages=pages, targets=None if targets is None else tuple(targets)))
+
+
+def running(state: State) -> dict[str, float | None]:
+    return {engine.key.engine: engine.signals.load.running for engine in state.engines}
+
+
+def errors(state: State) -> dict[str, dict[str, int]]:
+    return {target.target: dict(target.errors) for target in state.targets if target.errors}
+
+
+class TestTwoServersThatCallThemselvesAlike:
+    @pytest.mark.parametrize(("containers", "name"), [(("a", "b"), "0/b"), (("vllm", "vllm"), "0/8001"), (("", ""), "0/8001")])
+    def test_each_is_an_engine_with_its_own_figures(self, containers: tuple[str, str], name: str) -> None:
+        pipeline = Pipeline()
+        for i in range(60):
+            state = after(pipeline, (page(1000.0 + i, FIRST, containers[0], 2.0), page(1000.0 + i, SECOND, containers[1], 7.0)))
+        assert running(state) == {"0": 2.0, name: 7.0}
+        rates = {e.key.engine: e.signals.throughput.generation_tokens_per_second for e in state.engines}
+        assert rates == {"0": pytest.approx(2.0), name: pytest.approx(7.0)}
+
+    def test_the_name_stays_when_the_other_is_gone(self) -> None:
+        pipeline = Pipeline()
+        after(pipeline, (page(1000.0), page(1000.0, SECOND)))
+        for i in range(5):
+            state = after(pipeline, (page(1001.0 + i, SECOND),), targets=(SECOND,))
+        assert running(state) == {"0/8001": 1.0}
+
+    def test_one_that_does_not_answer_yet_harms_nobody(self) -> None:
+        pipeline = Pipeline()
+        after(pipeline, (page(1000.0),))
+        arguments = ("--served-model-name", "m")
+        state = after(pipeline, (page(1001.0), failed(1001.0, SECOND, args=arguments)))
+        assert {engine.key.engine: engine.up for engine in state.engines} == {"0": True, "0/8001": False}
+        state = after(pipeline, (page(1002.0), page(1002.0, SECOND, args=arguments)))
+        assert {engine.key.engine: engine.up for engine in state.engines} == {"0": True, "0/8001": True}
+
+    def test_steps_that_could_be_either_ones_are_nobodys(self) -> None:
+        pipeline = Pipeline()
+        for count in (10, 20):
+            pages = (page(1000.0 + count), page(1000.0 + count, SECOND))
+            steps = (StepStats("inference", "chat-0", "0", 900.0, 1000.0 + count, count, count, True, 0, 0.9, {5: count}),)
+            state = pipeline.observe(Snapshot(1000.0 + count, pages=pages, targets=(FIRST, SECOND), steps=steps))
+        assert [engine.signals.kv.kv_used_ratio_max for engine in state.engines] == [0.5, 0.5]
+
+    def test_a_new_pod_of_the_same_name_is_the_same_engine(self) -> None:
+        """A StatefulSet's: it comes under another address, and what was learnt of the engine holds."""
+        pipeline = Pipeline()
+        after(pipeline, (page(1000.0, start=1.0),), targets=(FIRST,))
+        state = after(pipeline, (page(1001.0, SECOND, start=2.0),), targets=(SECOND,))
+        assert running(state) == {"0": 1.0}
+
+    def test_in_a_recording_without_targets_an_address_that_fell_silent_is_given_up(self) -> None:
+        pipeline = Pipeline()
+        after(pipeline, (page(1000.0),), targets=None)
+        assert set(running(after(pipeline, (page(1010.0, SECOND),), targets=None))) == {"0", "0/8001"}
+        pipeline = Pipeline()
+        after(pipeline, (page(1000.0),), targets=None)
+        assert set(running(after(pipeline, (page(1020.0, SECOND),), targets=None))) == {"0"}
+
+
+class TestOneServerUnderTwoAddresses:
+    def test_it_is_read_once_and_the_other_says_why(self) -> None:
+        pipeline = Pipeline()
+        for i in range(3):
+            state = after(pipeline, (page(1000.0 + i, start=5.0), page(1000.0 + i, SECOND, start=5.0)))
+        assert running(state) == {"0": 1.0}
+        assert errors(state) == {SECOND: {"same_server": 3}}
+        assert {target.target: target.up for target in state.targets} == {FIRST: True, SECOND: False}
+
+    def test_when_the_first_address_fails_the_second_serves(self) -> None:
+        pipeline = Pipeline()
+        after(pipeline, (page(1000.0, start=5.0), page(1000.0, SECOND, start=5.0)))
+        state = after(pipeline, (failed(1001.0), page(1001.0, SECOND, start=5.0)))
+        assert {engine.key.engine: engine.up for engine in state.engines} == {"0": False, "0/8001": True}
+        state = after(pipeline, (page(1002.0, start=5.0), page(1002.0, SECOND, start=5.0)))
+        assert running(state) == {"0": 1.0}
+
+
+class TestOneAddressOfSeveralServers:
+    def test_no_engine_is_made_of_both(self) -> None:
+        """A Service with two replicas: every second page would look like a reset of all counters."""
+        pipeline = Pipeline()
+        for i in range(30):
+            state = after(pipeline, (page(1000.0 + i, running=2.0 + i % 2, start=5.0 - i % 2),), targets=(FIRST,))
+        (engine,) = state.engines
+        assert (engine.up, engine.error, engine.diagnosis.verdict) == (False, "several_servers", "unknown")
+        assert errors(state) == {FIRST: {"several_servers": 29}}
+
+    def test_a_restart_is_no_other_server(self) -> None:
+        pipeline = Pipeline()
+        for i in range(10):
+            state = after(pipeline, (page(1000.0 + i, start=900.0 if i < 5 else 1005.0),), targets=(FIRST,))
+        assert errors(state) == {}
+        assert state.engines[0].up
+
+    def test_it_is_believed_again_when_only_one_answers(self) -> None:
+        pipeline = Pipeline()
+        for i, start in enumerate((5.0, 4.0, 5.0)):
+            after(pipeline, (page(1000.0 + i, start=start),), targets=(FIRST,))
+        assert not after(pipeline, (page(1001.0 + FORGET_SECONDS, start=5.0),), targets=(FIRST,)).engines[0].up
+        assert after(pipeline, (page(1002.0 + FORGET_SECONDS, start=5.0),), targets=(FIRST,)).engines[0].up
+
+
+def card(number: int, used: int) -> GpuReading:
+    return GpuReading(f"GPU-{number}", number, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=used * GIB)
+
+
+def owned(number: int, container: str = "vllm") -> GpuOwner:
+    return GpuOwner(f"GPU-{number}", "inference", "chat-0", container)
+
+
+def with_kv(page: EnginePage, *levels: float) -> EnginePage:
+    return dataclasses.replace(page, engines=tuple(
+        dataclasses.replace(reading, gauges={**reading.gauges, r.KV_USAGE: level})
+        for reading, level in zip(page.engines, levels, strict=True)))
+
+
+POOL = LogLine("inference", "chat-0", "vllm", "Available KV cache memory: 60.00 GiB")
+
+
+class TestCards:
+    def test_each_data_parallel_engine_has_its_own_cards(self) -> None:
+        """Both cards hold 74 GiB; the first engine's pool of 60 GiB is all but full, the second's all but empty."""
+        arguments = ("vllm", "serve", "m", "--data-parallel-size", "2")
+        both = with_kv(page(1000.0, engines=("0", "1"), args=arguments), 0.99, 0.10)
+        state = Pipeline().observe(Snapshot(1000.0, pages=(both,), targets=(FIRST,), gpus=(card(1, 74), card(0, 74)),
+                                            owners=(owned(0), owned(1)), logs=(POOL,)))
+        found = {gpu.reading.uuid: gpu.demand_ratio for gpu in state.gpus}
+        assert found == {"GPU-0": pytest.approx((74 - 0.6) / 80), "GPU-1": pytest.approx((74 - 54) / 80)}
+        demands = [engine.signals.memory.device_demand_ratio for engine in state.engines]
+        assert demands == [found["GPU-0"], found["GPU-1"]]
+
+    @pytest.mark.parametrize("arguments", [
+        ("vllm", "serve", "m", "--data-parallel-size", "2", "--tensor-parallel-size", "2"), ("bash", "-c", "exec $CMD")],
+        ids=["half of the ranks' cards are on another node", "nobody knows how many cards one needs"])
+    def test_where_the_cards_of_an_engine_are_not_known_demand_is_absent(self, arguments: tuple[str, ...]) -> None:
+        both = page(1000.0, engines=("0", "1"), args=arguments)
+        state = Pipeline().observe(Snapshot(1000.0, pages=(both,), targets=(FIRST,), gpus=(card(0, 74), card(1, 74)),
+                                            owners=(owned(0), owned(1)), logs=(POOL,)))
+        assert [gpu.demand_ratio for gpu in state.gpus] == [None, None]
+        assert [engine.signals.memory.device_demand_ratio for engine in state.engines] == [None, None]
+
+    def test_each_container_has_its_own_cards(self) -> None:
+        pages = (page(1000.0, container="a"), page(1000.0, SECOND, container="b"))
+        state = Pipeline().observe(Snapshot(1000.0, pages=pages, targets=(FIRST, SECOND), gpus=(card(0, 74), card(1, 8)),
+                                            owners=(owned(0, "a"), owned(1, "b"))))
+        assert {engine.container: engine.gpus for engine in state.engines} == {"a": ("GPU-0",), "b": ("GPU-1",)}
+
+    @pytest.mark.parametrize(("container", "owner"), [("", "vllm"), ("vllm", "")])
+    def test_where_no_container_is_known_the_pod_decides(self, container: str, owner: str) -> None:
+        state = Pipeline().observe(Snapshot(1000.0, pages=(page(1000.0, container=container),), targets=(FIRST,),
+                                            gpus=(card(0, 74),), owners=(owned(0, owner),)))
+        assert state.engines[0].gpus == ("GPU-0",)

@@ -305,6 +305,20 @@ def test_a_batch_that_stands_still_makes_nobody_sure_of_the_gpu_where_the_limit_
     assert play(120, args=args, running=cycle(16.0, 12.0, 14.0), **load).confidently(30) == {"compute_bound"}, "nothing holds it"
 
 
+@pytest.mark.parametrize("every", [10, 70])
+@pytest.mark.parametrize("kv", [0.85, 0.98])
+def test_clients_that_give_up_together_and_come_back_are_no_preemptions(kv, every):
+    """Their requests leave running, those that they send again wait for a sample, and nothing finishes."""
+    retries = {"running": lambda i: 32.0 if i % every == 5 else 40.0, "waiting": lambda i: 8.0 if i % every == 5 else 0.0,
+               "finished": lambda i: 0.0 if i % every in (4, 5, 6) else 3.0, "kv": kv, "generated": 900.0, "prompt": 900.0, "queue": 0.3}
+    said = play(200, **retries)
+    assert "kv_pressure" not in said.confidently(), "the counter of preemptions has not moved"
+    if every == 10:
+        assert said.said(40) == {"healthy"}, "the counter bore none of the earlier ones out"
+    late = after(60, 0.0, 2.0)
+    assert play(100, preemptions=late, **retries | {"kv": 0.98}).confidently(80) == {"kv_pressure"}, "it bears them out"
+
+
 KEPT_FREE = {"running": cycle(25, 26, 27), "waiting": 15.0, "kv": cycle(0.885, 0.89, 0.895), "generated": 900.0, "prompt": 900.0,
              "finished": 1.0, "length": 1000.0, "queue": 20.0}
 

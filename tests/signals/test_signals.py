@@ -108,6 +108,21 @@ def test_silent_preemptions_are_seen_at_once():
     assert found.preemption_rate == pytest.approx(11.0)
 
 
+@pytest.mark.parametrize(("seconds", "counted", "believed"), [(20, 0, 10), (24, 0, 10), (40, 0, 0), (40, 4, 4), (40, 30, 10), (40, None, 10)])
+def test_the_counter_bears_out_what_looked_like_preemptions(seconds, counted, believed):
+    """Ten went back to waiting at second 1; the counter may be 20 s late, and not more."""
+    rows = [{r.RUNNING: 20, r.WAITING: 0, FINISHED: 5}, *({r.RUNNING: 10, r.WAITING: 10, FINISHED: 5} for _ in range(seconds))]
+    if counted is not None:
+        rows = [row | {r.PREEMPTIONS: counted if i > 22 else 0} for i, row in enumerate(rows)]
+    assert kv_of(every(1, rows)).preemptions_silent == believed
+
+
+def test_signs_that_were_not_borne_out_make_newer_ones_worth_nothing():
+    calm, back = {r.RUNNING: 20, r.WAITING: 0, FINISHED: 5, r.PREEMPTIONS: 0}, {r.RUNNING: 10, r.WAITING: 10, FINISHED: 5, r.PREEMPTIONS: 0}
+    found = kv_of(every(1, [*[calm, back, calm] * 12]))
+    assert (found.preemptions_silent, found.preemptions_recent) == (0, 0)
+
+
 @pytest.mark.parametrize("after", [
     {r.RUNNING: 8, r.WAITING: 40, FINISHED: 16},  # they finished, others arrived
     {r.RUNNING: 8, r.WAITING: 29, FINISHED: 5},  # clients went away

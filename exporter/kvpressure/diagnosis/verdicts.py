@@ -173,16 +173,20 @@ def kv_pressure(case: Case) -> Finding | None:
 
 def _kv_ground(case: Case, queue: bool, pushed: bool) -> str | None:
     """What the pressure is seen by, as the threshold that says how confident that is; ``None`` if it is not seen."""
+    counted = case.signals.kv.preemptions_counted
+    borne_out = counted is None or counted >= case.thresholds["preemptions_min"]  # clients that come and go look alike
     if case.true("kv_full") and (queue or pushed):
         if pushed and queue:
             return "confidence_kv_full_pushed"
+        if not queue and not borne_out:
+            return "confidence_kv_near_full"
         if case.false("waited_lately"):
             return "confidence_kv_pushed"
         if case.true("queue_short") and not pushed:
             return "confidence_kv_near_full"
         return "confidence_kv_full_below_limit" if case.false("running_at_limit") else "confidence_kv_full"
     if pushed and case.true("kv_near_full"):
-        return "confidence_kv_pushed"
+        return "confidence_kv_pushed" if borne_out else "confidence_kv_near_full"
     if queue and case.true("mean_prompt_blocked"):
         return "confidence_kv_head_of_line"
     if queue and case.true("head_of_line_blocked") and not case.true("running_at_limit"):

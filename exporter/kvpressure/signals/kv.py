@@ -10,7 +10,7 @@ from kvpressure import readings as r
 from kvpressure.signals.config import positive
 from kvpressure.signals.context import Shape
 from kvpressure.signals.model import KvSignals
-from kvpressure.signals.window import FIVE_MINUTES, MINUTE, EngineWindow, Sample, slope
+from kvpressure.signals.window import FIVE_MINUTES, JITTER_SECONDS, MINUTE, EngineWindow, Sample, slope
 from kvpressure.thresholds import Thresholds
 
 SLOPE_SECONDS: Final = 15.0  # of kv_cache_usage_slope_per_second, as it is published
@@ -54,22 +54,35 @@ def capacity_tokens(config: Mapping[str, str], engines_on_page: int) -> float | 
     return (per_engine - 1) * block_size if per_engine > 1 else None
 
 
-def silent_preemptions(samples: Sequence[Sample], t: Thresholds) -> float | None:
-    """Preemptions by their immediate sign: between two samples running falls, waiting rises by about as much, and
-    nothing finishes. The counter can be 20 s late (measured on vLLM 0.32 with synchronous scheduling).
-
-    ``None`` without the three inputs.
+def immediate_signs(samples: Sequence[Sample], t: Thresholds) -> list[tuple[Sample, float]] | None:
+    """Where requests seem to have been preempted, each with the sample before and how many: between two samples running falls,
+    waiting rises by about as much, and nothing finishes. ``None`` without the three inputs.
     """
-    total, seen = 0.0, False
+    found: list[tuple[Sample, float]] = []
+    seen = False
     low, high = t["preemption_match_low_ratio"], t["preemption_match_high_ratio"]
-    for before, after in pairwise(sample.requests for sample in samples):
-        if before is None or after is None:
+    for before, after in pairwise(samples):
+        if before.requests is None or after.requests is None:
             continue
         seen = True
-        fell, rose, finished = before[0] - after[0], after[1] - before[1], after[2] - before[2]
-        if fell > 0 and finished == 0 and low * fell <= rose <= high * fell + 1:
-            total += min(fell, rose)
-    return total if seen else None
+        (ran, waited, done), (runs, waits, finished) = before.requests, after.requests
+        fell, rose = ran - runs, waits - waited
+        if fell > 0 and finished == done and low * fell <= rose <= high * fell + 1:
+            found.append((before, min(fell, rose)))
+    return found if seen else None
+
+
+def confirmed_share(signs: Sequence[tuple[Sample, float]], last: Sample, t: Thresholds) -> float:
+    """What share of the signs to believe: clients that give up together and come back look the same. The counter can be 20 s late
+    (measured on vLLM 0.32 with synchronous scheduling), not more, so signs older than that have to be in it, and what became of
+    them says what the newer ones are worth. All of them where the page does not count, and before any is that old.
+    """
+    old = [(before, amount) for before, amount in signs if last.t - before.t > t["preemption_counter_lag_seconds"]]
+    counted = last.counters.get(r.PREEMPTIONS)
+    if not old or counted is None:
+        return 1.0
+    begin = old[0][0].counters.get(r.PREEMPTIONS)
+    return 1.0 if begin is None else min(1.0, max(0.0, counted - begin) / sum(amount for _, amount in old))
 
 
 def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: int, ever_positive: bool,
@@ -78,7 +91,7 @@ def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: in
     """All KV signals of one engine now."""
     recorded = kv_recorded(window, ever_positive, t)
     capacity = capacity_tokens(config, engines_on_page) or logged_capacity or None
-    counted, silent, rate = _preemptions(window, t)
+    counted, silent, rate, recent_preemptions = _preemptions(window, t)
     running = window.gauge_values(r.RUNNING, MINUTE)
     mean_running = sum(running) / len(running) if running else None
     context = shape.mean_context
@@ -97,7 +110,7 @@ def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: in
         kv_slope_per_second=rise, kv_seconds_to_full=seconds,
         kv_overcommit_ratio=overcommit(window, shape, capacity, max_num_seqs),
         preemption_rate=rate, preemptions_counted=counted, preemptions_silent=silent,
-        preemptions_recent=_recent_preemptions(window, t),
+        preemptions_recent=recent_preemptions,
         preemptions_per_running_minute=None if rate is None or not mean_running else rate * MINUTE / mean_running,
         recomputed_tokens_rate=None if rate is None or context is None else rate * context,
         prefix_hit_ratio=_hit_ratio(window),
@@ -119,22 +132,23 @@ def seconds_to_full(usage: float, rise: float | None, t: Thresholds) -> float | 
     return seconds if seconds <= t["kv_forecast_seconds"] else None
 
 
-def _preemptions(window: EngineWindow, t: Thresholds) -> tuple[float | None, float | None, float | None]:
-    """In the last minute: by the counter, by the immediate sign, and the larger of both per second."""
-    counted = window.increase(r.PREEMPTIONS, MINUTE)
+def _preemptions(window: EngineWindow, t: Thresholds) -> tuple[float | None, float | None, float | None, float | None]:
+    """In the last minute: by the counter, by the immediate sign as far as it is believed, and the larger of both per second. In the
+    last seconds: the larger of both.
+    """
+    counted, lately = window.increase(r.PREEMPTIONS, MINUTE), window.increase(r.PREEMPTIONS, t["recent_window_seconds"])
     samples = window.since(MINUTE)
-    silent = silent_preemptions(samples, t)
+    silent = fresh = None
+    if samples and (signs := immediate_signs(samples, t)) is not None:
+        share, last = confirmed_share(signs, samples[-1], t), samples[-1].t
+        silent = share * sum(amount for _, amount in signs)
+        if len(window.since(t["recent_window_seconds"])) > 1:
+            fresh = share * sum(amount for before, amount in signs if last - before.t <= t["recent_window_seconds"] + JITTER_SECONDS)
     span = samples[-1].t - samples[0].t if samples else 0.0
     amounts = [amount for amount in (counted[0] if counted else None, silent) if amount is not None]
     rate = max(amounts) / span if amounts and span > 0 else None
-    return (counted[0] if counted else None), silent, rate
-
-
-def _recent_preemptions(window: EngineWindow, t: Thresholds) -> float | None:
-    """In the last seconds, by the counter or the immediate sign, whichever is larger."""
-    counted = window.increase(r.PREEMPTIONS, t["recent_window_seconds"])
-    silent = silent_preemptions(window.since(t["recent_window_seconds"]), t)
-    return max((amount for amount in (counted[0] if counted else None, silent) if amount is not None), default=None)
+    recent = max((amount for amount in (lately[0] if lately else None, fresh) if amount is not None), default=None)
+    return (counted[0] if counted else None), silent, rate, recent
 
 
 def overcommit(window: EngineWindow, shape: Shape, capacity: float | None,

@@ -27,7 +27,7 @@ class KvSignals:
     kv_overcommit_ratio: float | None = None
     preemption_rate: float | None = None  # per second over 60 s, larger of counter and immediate sign
     preemptions_counted: float | None = None  # by the counter in the last 60 s
-    preemptions_silent: float | None = None  # by the immediate sign in the last 60 s
+    preemptions_silent: float | None = None  # by the immediate sign in the last 60 s, as far as the counter bears it out
     preemptions_recent: float | None = None  # in the last 15 s, larger of counter and immediate sign
     preemptions_per_running_minute: float | None = None
     recomputed_tokens_rate: float | None = None

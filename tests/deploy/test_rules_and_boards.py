@@ -134,6 +134,18 @@ def test_no_token_is_left_and_no_number_hides_from_the_values() -> None:
     assert {"memory_warning_ratio", "alert_for_seconds", "fragmentation_warning_bytes"} <= marked <= set(thresholds.builtin())
 
 
+@pytest.mark.parametrize("values", [{}, {"rules": {"exporterJob": "gpu/exporters"}}], ids=["default", "own job"])
+def test_boards_find_the_exporters_where_the_rules_do(values: Json) -> None:
+    documents = render(SHOWN | values)
+    pattern = re.compile(r'job(=~?)\\*"([^"\\]+)')
+    of_rules, of_boards = (set(pattern.findall(json.dumps(found))) for found in (rules_of(documents), boards_of(documents)))
+    assert of_boards == of_rules
+    (operator, wanted), = of_rules
+    job = values.get("rules", {}).get("exporterJob", "kvpressure")
+    assert operator == "=~"
+    assert all(re.fullmatch(wanted, name) for name in (job, f"monitoring/{job}", f"{job}-exporters"))
+
+
 @pytest.mark.parametrize(("runbooks", "grafana"), [
     (None, None), ("https://runbooks.internal/kv/", "https://boards.internal"), ("http://[fd00::1]:3000/a?b=c", "http://g.internal:3000/grafana/")])
 def test_the_page_links_where_alerts_and_boards_do(runbooks: str | None, grafana: str | None, tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ kvpressure_gpu_up{uuid="GPU-1"} 1
 kvpressure_engine_up{namespace="inference",pod="chat-0"} 1
 """
 OF_THE_POD = {"__meta_kubernetes_pod_node_name": "node-1", "__meta_kubernetes_pod_container_port_name": "metrics",
-              "__meta_kubernetes_pod_label_app_kubernetes_io_name": "kvpressure"}
+              "__meta_kubernetes_pod_label_app_kubernetes_io_name": "kvpressure", "__meta_kubernetes_namespace": "kvpressure",
+              "__meta_kubernetes_pod_controller_name": "kvpressure-nvidia", "__meta_kubernetes_pod_phase": "Running"}
 """What service discovery knows about the exporter's pod."""
 BY_OPERATOR = {"namespace": "kvpressure", "pod": "kvpressure-nvidia-x", "container": "kvpressure", "service": "kvpressure",
                "endpoint": "metrics"}
@@ -36,6 +37,7 @@ BY_OPERATOR = {"namespace": "kvpressure", "pod": "kvpressure-nvidia-x", "contain
 DISCOVERY = [{"role": "pod", "namespaces": {"names": ["kvpressure"]},
               "selectors": [{"role": "pod", "label": "app.kubernetes.io/name=kvpressure"}]}]
 """Where the example looks for the exporters; a selector has to name the role that it is for."""
+INSTANCE = "node-1/kvpressure/kvpressure-nvidia"
 
 
 @pytest.fixture
@@ -58,7 +60,12 @@ def exporter() -> Iterator[str]:
 
 
 def scraped(scrape: Json, folder: Path) -> dict[str, dict[str, str]]:
-    """Metric name -> labels, after a scrape by a real Prometheus."""
+    """Metric name -> labels, after a scrape of one target by a real Prometheus."""
+    return {labels.pop("__name__"): labels for labels in all_scraped(scrape, folder, exporters=1)}
+
+
+def all_scraped(scrape: Json, folder: Path, exporters: int) -> list[dict[str, str]]:
+    """The labels of every series, after a real Prometheus scraped as many targets as it finds."""
     config = {"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"}, "scrape_configs": [scrape]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     prometheus = Child("prometheus", folder, lambda address: [
@@ -69,13 +76,15 @@ def scraped(scrape: Json, folder: Path) -> dict[str, dict[str, str]]:
         while time.monotonic() < end:
             query = quote('{__name__=~"kvpressure_.*|up"}')
             with urlopen(f"{prometheus.url}/api/v1/query?query={query}", timeout=5) as answer:
-                series = [item["metric"] for item in json.load(answer)["data"]["result"]]
-            if len(series) == 3:
-                return {labels.pop("__name__"): labels for labels in series}
+                series: list[dict[str, str]] = [item["metric"] for item in json.load(answer)["data"]["result"]]
+            with urlopen(f"{prometheus.url}/api/v1/targets?state=active", timeout=5) as answer:
+                targets = [item for item in json.load(answer)["data"]["activeTargets"] if item["health"] != "unknown"]
+            if (len(targets), len(series)) == (exporters, 3 * exporters):
+                return series
             time.sleep(0.05)
     finally:
         prometheus.stop()
-    raise AssertionError(f"not scraped: {series}")
+    raise AssertionError(f"{len(targets)} targets scraped: {series}")
 
 
 def snake(endpoint: Json) -> list[Json]:
@@ -84,28 +93,90 @@ def snake(endpoint: Json) -> list[Json]:
             for rule in endpoint["relabelings"]]
 
 
-@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
-def test_the_monitor_keeps_the_engines_labels_and_drops_the_exporters(kind: str, exporter: str, tmp_path: Path) -> None:
-    spec = only(render({"monitor": {"kind": kind, "cluster": "eu-1"}}), kind)["spec"]
+def example() -> Json:
+    """The job of the example for a cluster, without the discovery that Debian's Prometheus cannot do."""
+    scrape: Json
+    scrape, = yaml.safe_load((DEPLOY / "prometheus" / "kubernetes.yml").read_text())["scrape_configs"]
+    del scrape["kubernetes_sd_configs"]
+    return scrape
+
+
+def by_operator(documents: list[Json], kind: str) -> tuple[Json, dict[str, str]]:
+    """The job that the operator makes of a monitor, and the labels it puts on a target."""
+    monitor = only(documents, kind)
+    spec = monitor["spec"]
     endpoint, = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
     assert endpoint["honorLabels"] is True  # also where somebody adds such labels to the target again
-    found = scraped({"job_name": "kvpressure", "honor_labels": endpoint["honorLabels"], "relabel_configs": snake(endpoint),
-                     "static_configs": [{"targets": [exporter], "labels": {**OF_THE_POD, **BY_OPERATOR}}]}, tmp_path)
-    own = {"job": "kvpressure", "instance": "node-1", "node": "node-1", "cluster": "eu-1"}
+    template = only(documents, "DaemonSet")["spec"]["template"]["metadata"]
+    job = {"job": template["labels"][spec["jobLabel"]]} if "jobLabel" in spec else {}
+    scrape = {"job_name": f"{kind.lower()}/kvpressure/{monitor['metadata']['name']}/0", "honor_labels": True,
+              "relabel_configs": snake(endpoint)}
+    return scrape, {**BY_OPERATOR, **job}
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_the_monitor_keeps_the_engines_labels_and_drops_the_exporters(kind: str, exporter: str, tmp_path: Path) -> None:
+    scrape, labels = by_operator(render({"monitor": {"kind": kind, "cluster": "eu-1"}}), kind)
+    found = scraped({**scrape, "static_configs": [{"targets": [exporter], "labels": {**OF_THE_POD, **labels}}]}, tmp_path)
+    own = {"job": "kvpressure", "instance": INSTANCE, "node": "node-1", "cluster": "eu-1"}
     assert found == {"up": own, "kvpressure_gpu_up": {**own, "uuid": "GPU-1"},
                      "kvpressure_engine_up": {**own, "namespace": "inference", "pod": "chat-0"}}
 
 
 def test_the_example_for_a_cluster_does_the_same(exporter: str, tmp_path: Path) -> None:
-    scrape, = yaml.safe_load((DEPLOY / "prometheus" / "kubernetes.yml").read_text())["scrape_configs"]
-    del scrape["kubernetes_sd_configs"]
+    scrape = example()
     assert scrape["honor_labels"] is True
     scrape["static_configs"] = [{"targets": [exporter], "labels": OF_THE_POD},
                                 {"targets": ["127.0.0.1:1"], "labels": {**OF_THE_POD, "__meta_kubernetes_pod_container_port_name": "x"}}]
     found = scraped(scrape, tmp_path)
-    own = {"job": "kvpressure", "instance": "node-1", "node": "node-1"}
+    own = {"job": "kvpressure", "instance": INSTANCE, "node": "node-1"}
     assert found == {"up": own, "kvpressure_gpu_up": {**own, "uuid": "GPU-1"},
                      "kvpressure_engine_up": {**own, "namespace": "inference", "pod": "chat-0"}}
+
+
+def test_the_example_leaves_out_pods_that_have_ended(exporter: str, tmp_path: Path) -> None:
+    """As the operator does: an evicted pod has the labels of its successor, and ``up`` of both would be one series."""
+    ended = [{"targets": [f"127.0.0.1:{port}"], "labels": {**OF_THE_POD, "__meta_kubernetes_pod_phase": phase}}
+             for port, phase in ((1, "Failed"), (2, "Succeeded"))]
+    scrape = {**example(), "static_configs": [{"targets": [exporter], "labels": OF_THE_POD}, *ended]}
+    assert len(all_scraped(scrape, tmp_path, exporters=1)) == 3
+
+
+def daemonset_names(values: Json, **release: str) -> list[tuple[str, str]]:
+    return [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in of_kind(render(values, **release), "DaemonSet")]
+
+
+NEIGHBOURS = {"both vendors": daemonset_names({"amd": {"enabled": True}}),
+              "two releases": daemonset_names({}) + daemonset_names({}, name="canary"),
+              "two namespaces": daemonset_names({}) + daemonset_names({}, namespace="canary")}
+
+
+@pytest.mark.parametrize("scraper", ["PodMonitor", "ServiceMonitor", "example"])
+@pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS.keys())
+def test_two_exporters_on_a_node_stay_apart(neighbours: list[tuple[str, str]], scraper: str, exporter: str, tmp_path: Path) -> None:
+    """Else ``up`` of both is one series, and a counter jumps between those of two processes."""
+    scrape, labels = by_operator(render({"monitor": {"kind": scraper}}), scraper) if scraper != "example" else (example(), {})
+    scrape["static_configs"] = [
+        {"targets": [exporter.replace("127.0.0.1", host)],
+         "labels": {**OF_THE_POD, **labels, "__meta_kubernetes_namespace": namespace, "__meta_kubernetes_pod_controller_name": name}}
+        for host, (namespace, name) in zip(("127.0.0.1", "localhost"), neighbours, strict=True)]
+    found = all_scraped(scrape, tmp_path, exporters=2)
+    assert {labels["instance"] for labels in found} == {f"node-1/{namespace}/{name}" for namespace, name in neighbours}
+    assert {labels["node"] for labels in found} == {"node-1"}
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+@pytest.mark.parametrize("values", [{"nameOverride": "gpu-kv"}, {"fullnameOverride": "gpu-kv"}, {"rules": {"exporterJob": "gpu/exporters"}}],
+                         ids=lambda values: next(iter(values)))
+def test_the_rules_find_the_monitors_job_whatever_the_release_is_called(values: Json, kind: str, exporter: str, tmp_path: Path) -> None:
+    documents = render({"monitor": {"kind": kind}, "prometheusRule": {"enabled": True}, **values})
+    down = next(rule["expr"] for group in only(documents, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]
+                if rule.get("alert") == "KvpressureExporterDown")
+    scrape, labels = by_operator(documents, kind)
+    scrape["static_configs"] = [{"targets": [exporter], "labels": {**OF_THE_POD, **labels}}]
+    wanted = re.search(r'job=~"([^"]+)"', down)
+    assert wanted is not None
+    assert re.fullmatch(wanted[1], scraped(scrape, tmp_path)["up"]["job"])
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -133,7 +204,6 @@ def test_the_monitor_selects_the_pods_and_their_port(kind: str) -> None:
     port, = container_of(pod["spec"])["ports"]
     assert (endpoint["port"], endpoint["path"]) == (port["name"], "/gpu")
     assert [(item["name"], item["port"], item["targetPort"]) for item in service["spec"]["ports"]] == [("metrics", 9900, "metrics")]
-    assert target["metadata"]["labels"][spec["jobLabel"]] == "kvpressure"
 
 
 def test_the_network_policy_lets_in_the_scrape_and_out_the_questions() -> None:
@@ -148,6 +218,22 @@ def test_the_network_policy_lets_in_the_scrape_and_out_the_questions() -> None:
     assert [port["port"] for port in api["ports"]] == [443, 6443]
     assert engines["to"][0]["namespaceSelector"]["matchExpressions"] == [
         {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["chat"]}]
+
+
+@pytest.mark.parametrize(("values", "asks"), [
+    ({"targets": ["http://chat.inference.svc:8000"]}, True),
+    ({"targets": ["http://10.0.0.5:8000", "chat:8000"]}, True),
+    ({"targets": ["http://10.0.0.5.example:8000"]}, True),
+    ({"config": {"kube.api-url": "https://api.internal:6443"}}, True),
+    ({"targets": ["http://10.0.0.5:8000", "https://[fd00::1]/", "10.0.0.6:8000"]}, False),
+    ({}, False),
+])
+def test_the_network_policy_lets_out_what_the_names_of_targets_need(values: Json, asks: bool) -> None:
+    policy = {"enabled": True, "dnsPorts": [53, 5353]}
+    egress = only(render({"networkPolicy": policy, "namespaces": ["inference"], **values}), "NetworkPolicy")["spec"]["egress"]
+    dns = {"ports": [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]}
+    assert (dns in egress) is asks
+    assert len(egress) == 2 + asks
 
 
 def test_without_the_api_the_network_policy_does_not_allow_it() -> None:

@@ -68,7 +68,7 @@ def _tiles(site: Site) -> list[Json]:
         stat(site, "Sources down", "Sources of exporters whose last reading failed.", f"count(kvpressure_source_up{{{NODE}}} == 0) or vector(0)", "short",
              none, "KvpressureSourceDown"),
         stat(site, "GPUs not read", "GPUs that a driver counts and that did not answer.",
-             f"sum(kvpressure_gpus_expected{{{NODE}}} - kvpressure_gpus_seen{{{NODE}}}) or vector(0)", "short", none, "GpuCountLow"),
+             f"sum(max by (cluster, node, vendor) (kvpressure_gpus_expected{{{NODE}}} - kvpressure_gpus_seen{{{NODE}}})) or vector(0)", "short", none, "GpuCountLow"),
         stat(site, "Exporters", "Exporters that Prometheus reads.", f"count(kvpressure_build_info{{{NODE}}})", "short", neutral(), "KvpressureExporterDown"),
     ]
 
@@ -156,7 +156,7 @@ def _sources(site: Site, board: Board) -> None:
 
 
 def _process(site: Site, board: Board) -> None:
-    job = f'{NODE},job=~"{site.values.exporter_job}"'
+    job = f'{NODE},job=~".*{site.values.exporter_job}.*"'  # as the rules find it: by a part of the name
     board.add(timeseries(
         site, "Ticks", "Ticks per second of the loop, and how late the last one was.",
         [Query(f"rate(kvpressure_ticks_total{{{NODE}}}[$__rate_interval])", "{{node}} ticks"),

@@ -14,7 +14,7 @@ import helm_python
 import pytest
 import yaml
 
-from deploy.chart import DEPLOY, KUBERNETES, Json, chart, name_of, only, problems, render
+from deploy.chart import DEPLOY, KUBERNETES, Json, chart, name_of, of_kind, only, problems, render
 
 CHART: Final = DEPLOY / "helm" / "kvpressure"
 CASES: Final = sorted((CHART / "ci").glob("*.yaml"))
@@ -40,11 +40,19 @@ SWITCHED: Final[Json] = {
     "imagePullSecrets": [{"name": "registry"}],
     "nvidia.enabled": False,
     "nvidia.runtimeClassName": "",
+    "nvidia.driverRoot": ("/opt/driver", {"nvidia": {"runtimeClassName": ""}}),
+    "nvidia.privileged": (True, {"nvidia": {"runtimeClassName": ""}}),
+    "nvidia.extraEnv": [{"name": "A", "value": "b"}],
+    "nvidia.extraVolumes": [{"name": "a", "hostPath": {"path": "/a"}}],
+    "nvidia.extraVolumeMounts": [{"name": "state", "mountPath": "/a"}],
     "nvidia.nodeSelector": {"pool": "gpu"},
     "nvidia.affinity": {"nodeAffinity": None, "podAffinity": {}},
     "nvidia.tolerations": [{"operator": "Exists"}],
     "amd.enabled": False,
     "amd.runtimeClassName": "amd",
+    "amd.extraEnv": [{"name": "A", "value": "b"}],
+    "amd.extraVolumes": [{"name": "a", "hostPath": {"path": "/a"}}],
+    "amd.extraVolumeMounts": [{"name": "state", "mountPath": "/a"}],
     "amd.nodeSelector": {"pool": "gpu"},
     "amd.affinity": {"nodeAffinity": None, "podAffinity": {}},
     "amd.tolerations": [{"operator": "Exists"}],
@@ -112,6 +120,7 @@ SWITCHED: Final[Json] = {
     "networkPolicy.ingressFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
     "networkPolicy.restrictEgress": False,
     "networkPolicy.apiServerPorts": [8443],
+    "networkPolicy.dnsPorts": ([53, 5353], {"targets": ["http://chat.inference.svc:8000"]}),
     "networkPolicy.extraEgress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}],
 }
 """Every value of the chart, by its dotted name, switched to something else; a pair brings what it needs besides."""
@@ -200,6 +209,21 @@ def test_the_schemas_notice_mistakes() -> None:
     ({"rules": {"runbookBaseUrl": 'https://x/"'}}, "runbookBaseUrl"),
     ({"namespaces": ["Chat"]}, "/namespaces/0"),
     ({"maxUnavailable": "some"}, "maxUnavailable"),
+    ({"maxUnavailable": "0%"}, "maxUnavailable"),
+    ({"maxUnavailable": "101%"}, "maxUnavailable"),
+    ({"maxUnavailable": 0}, "maxUnavailable"),
+    ({"config": {"web.listen-address": [":9999"]}}, "allowed: the value port,"),
+    ({"config": {"record.directory": "/data"}}, "allowed: the value recording.enabled,"),
+    ({"config": {"kube.namespaces": ["chat"]}}, "allowed: the value namespaces,"),
+    ({"config": {"collector.pods": False}}, "allowed: the value sources.pods,"),
+    ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "commonLabels: the chart sets app.kubernetes.io/name itself"),
+    ({"commonLabels": {"helm.sh/chart": "x"}}, "commonLabels: the chart sets helm.sh/chart itself"),
+    ({"podLabels": {"app.kubernetes.io/component": "x"}}, "podLabels: the chart sets app.kubernetes.io/component itself"),
+    ({"monitor": {"scrapeTimeout": "30s"}}, "monitor.scrapeTimeout 30s is above monitor.interval 15s"),
+    ({"monitor": {"interval": "1m", "scrapeTimeout": "61s"}}, "monitor.scrapeTimeout 61s is above monitor.interval 1m"),
+    ({"nvidia": {"driverRoot": "/opt/driver"}}, "allowed: nvidia.runtimeClassName empty"),
+    ({"nvidia": {"privileged": True}}, "allowed: nvidia.runtimeClassName empty"),
+    ({"amd": {"privileged": True}}, "privileged"),
     ({"image": {"digest": "latest"}}, "digest"),
     ({"monitor": {"kind": "VMPodScrape"}}, "/monitor/kind"),
     ({"port": 0}, "/port"),
@@ -213,6 +237,23 @@ def test_wrong_values_are_refused_by_name(values: Json, said: str) -> None:
     with pytest.raises(helm_python.HelmError) as caught:
         render(values)
     assert said in str(caught.value)
+
+
+def test_every_setting_that_the_chart_writes_is_refused_in_config() -> None:
+    """Another one there would win over port, mounts and rights. The page's links may differ from those of the rules."""
+    everything = merged(NODES, {"namespaces": ["chat"], "podSelector": "app=vllm", "targets": ["http://10.0.0.5:8000"], "webConfigSecret": "web",
+                                "thresholds": {"kv_full_ratio": 0.9}, "plugin": {"volume": "hostPath"}})
+    written = {name for item in of_kind(render(everything), "ConfigMap") for name in yaml.safe_load(item["data"]["config.yaml"])}
+    assert len(written) > 20
+    for name in written - {"web.runbook-url", "web.dashboard-url"}:
+        with pytest.raises(helm_python.HelmError, match=re.escape(f"config.{name} would leave")):
+            render({"config": {name: ["x"] if name in ("web.listen-address", "vllm.target", "kube.namespaces") else "x"}})
+
+
+@pytest.mark.parametrize("values", [{"monitor": {"interval": "1m", "scrapeTimeout": "60s"}}, {"maxUnavailable": "100%"}, {"maxUnavailable": "1%"},
+                                    {"commonLabels": {"app.kubernetes.io/part-of": "inference"}}])
+def test_values_at_the_edge_are_taken(values: Json) -> None:
+    assert problems(render(merged({"monitor": {"kind": "PodMonitor"}}, values))) == []
 
 
 def test_several_releases_do_not_collide() -> None:

@@ -61,9 +61,10 @@ def test_the_security_profile(values: Json) -> None:
         assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
         assert "initContainers" not in pod
         container = container_of(pod)
+        limits = {"privileged": False, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        asked = {"privileged": True} if values.get("nvidia", {}).get("privileged") else limits
         assert container["securityContext"] == {
-            "runAsUser": uid, "runAsGroup": uid, "runAsNonRoot": uid != 0, "privileged": False,
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+            "runAsUser": uid, "runAsGroup": uid, "runAsNonRoot": uid != 0, "readOnlyRootFilesystem": True, **asked}
         assert container["resources"]["limits"]["memory"]
         assert not any("gpu" in resource for resource in container["resources"]["limits"])  # it would take a GPU
 
@@ -158,6 +159,33 @@ def test_nvidia_asks_the_runtime_for_the_library_and_amd_for_nothing() -> None:
     assert (env[0]["NVIDIA_VISIBLE_DEVICES"], env[0]["NVIDIA_DRIVER_CAPABILITIES"]) == ("all", "utility")
     assert env[1]["NVIDIA_VISIBLE_DEVICES"] == "void"
     assert "/dev" not in str(amd["volumes"])
+
+
+def test_without_nvidias_runtime_the_pod_brings_the_library_and_opens_the_devices() -> None:
+    """As GKE needs it: no RuntimeClass is named, so that admission takes the pod; the driver is found where GKE has it."""
+    pod, = pods(CASES["gke-values"])
+    container = container_of(pod)
+    assert "runtimeClassName" not in pod
+    mount, = (path for path, source in host_paths(pod).items() if source == "/home/kubernetes/bin/nvidia")
+    assert {item["name"]: item.get("value") for item in container["env"]}["LD_LIBRARY_PATH"] == f"{mount}/lib64"
+    assert container["securityContext"] == {
+        "runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False, "privileged": True, "readOnlyRootFilesystem": True}
+
+
+def test_only_the_exporter_of_nvidia_is_privileged() -> None:
+    both = pods(BOTH | CASES["gke-values"])
+    assert [container_of(pod)["securityContext"]["privileged"] for pod in both] == [True, False]
+    assert [path for path in host_paths(both[1]).values() if "nvidia" in path] == []
+
+
+def test_a_mount_of_ones_own_goes_to_one_vendor() -> None:
+    """For runtimes that take the list of devices from mounts instead of a variable."""
+    own: Json = {"extraVolumes": [{"name": "gpus", "hostPath": {"path": "/dev/null"}}], "extraEnv": [{"name": "A", "value": "b"}],
+                 "extraVolumeMounts": [{"name": "gpus", "mountPath": "/var/run/nvidia-container-devices/all"}]}
+    nvidia, amd = pods(BOTH | {"nvidia": own})
+    assert host_paths(nvidia)["/var/run/nvidia-container-devices/all"] == "/dev/null"
+    assert {"name": "A", "value": "b"} in container_of(nvidia)["env"]
+    assert "gpus" not in str(amd)
 
 
 def test_changed_settings_start_new_pods() -> None:

@@ -52,3 +52,28 @@ thresholds.yaml: |
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
+
+{{- /* Settings that belong to a value: setting -> value. The pod's port, mounts and rights follow the value, not the setting. */ -}}
+{{- define "kvpressure.owned" -}}
+web.listen-address: port
+web.config.file: webConfigSecret
+collector.nvidia: nvidia.enabled
+collector.amd: amd.enabled
+{{- range $name, $_ := .Values.sources }}
+collector.{{ $name }}: sources.{{ $name }}
+{{- end }}
+kubelet.socket: sources.podresources and host.kubelet
+host.proc: sources.procfs and host.proc
+host.cgroup: sources.cgroup and host.cgroup
+host.pod-logs: sources.logs and host.podLogs
+log-positions: sources.logs
+collector.allocator: plugin.volume
+plugin.directory: plugin.volume and plugin.hostPath
+record.directory: recording.enabled
+record.max-size: recording.maxSizeMiB
+record.keep: recording.keep
+kube.namespaces: namespaces
+kube.selector: podSelector
+vllm.target: targets
+thresholds: thresholds
+{{- end -}}

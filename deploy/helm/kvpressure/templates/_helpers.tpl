@@ -50,8 +50,45 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or .Values.sources.pods .Values.sources.node -}}true{{- end -}}
 {{- end -}}
 
+{{- /* "true" if an address that the exporter is given holds a name instead of a number. */ -}}
+{{- define "kvpressure.asksDns" -}}
+{{- range concat .Values.targets (compact (list (index .Values.config "kube.api-url"))) -}}
+{{- if not (regexMatch "^(https?://)?([0-9]+(\\.[0-9]+){3}|\\[[0-9A-Fa-f:.]+\\])([:/]|$)" .) -}}true{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Seconds of a duration such as 90s or 5m. */ -}}
+{{- define "kvpressure.seconds" -}}
+{{- $units := dict "s" 1 "m" 60 "h" 3600 "d" 86400 -}}
+{{- mul (regexFind "^[0-9]+" . | atoi) (index $units (regexFind "[smhd]$" .)) -}}
+{{- end -}}
+
 {{- /* Stop on values that are each fine and cannot be meant together. */ -}}
 {{- define "kvpressure.check" -}}
+{{- $owned := include "kvpressure.owned" . | fromYaml -}}
+{{- range $name, $_ := .Values.config -}}
+{{- with index $owned $name -}}
+{{- fail (printf "config.%s would leave the pod's port, mounts or rights behind; allowed: the value %s, which sets it" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- range $values := list "commonLabels" "podLabels" -}}
+{{- range $name, $_ := index $.Values $values -}}
+{{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by)|helm\\.sh/chart)$" $name -}}
+{{- fail (printf "%s: the chart sets %s itself, selectors go by it; allowed: other names (for the name: nameOverride)" $values $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.monitor -}}
+{{- if gt (include "kvpressure.seconds" .scrapeTimeout | int) (include "kvpressure.seconds" .interval | int) -}}
+{{- fail (printf "monitor.scrapeTimeout %s is above monitor.interval %s, which Prometheus refuses; allowed: at most the interval" .scrapeTimeout .interval) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.nvidia.driverRoot .Values.nvidia.runtimeClassName -}}
+{{- fail (printf "nvidia.driverRoot is for nodes without NVIDIA's runtime; allowed: nvidia.runtimeClassName empty (it is %s), or no driverRoot" .Values.nvidia.runtimeClassName) -}}
+{{- end -}}
+{{- if and .Values.nvidia.privileged .Values.nvidia.runtimeClassName -}}
+{{- fail (printf "nvidia.privileged is for nodes without NVIDIA's runtime; allowed: nvidia.runtimeClassName empty (it is %s), or privileged false" .Values.nvidia.runtimeClassName) -}}
+{{- end -}}
 {{- if not (or .Values.nvidia.enabled .Values.amd.enabled) -}}
 {{- fail "nvidia.enabled and amd.enabled are both false: nothing to deploy; allowed: at least one true" -}}
 {{- end -}}

@@ -319,6 +319,32 @@ def test_clients_that_give_up_together_and_come_back_are_no_preemptions(kv, ever
     assert play(100, preemptions=late, **retries | {"kv": 0.98}).confidently(80) == {"kv_pressure"}, "it bears them out"
 
 
+COMPUTES = {"power_watts": 680.0, "power_limit_watts": 700.0, "tensor_activity_ratio": 0.75, "dram_activity_ratio": 0.3, "sm_activity_ratio": 0.97}
+EMBEDS = {"kv": 0.0, "generated": 0.0, "prompt": 60_000.0, "finished": 200.0, "queue": 0.6, "length": 300.0, "output": 0.0}
+READS = {"kv": 0.4, "generated": 400.0, "prompt": 20_000.0, "finished": 8.0, "queue": 6.0, "length": 500.0, "output": 50.0}
+DECODES = READS | {"generated": 2000.0, "prompt": 2000.0}
+
+
+@pytest.mark.parametrize("card", [COMPUTES, WATTS | {"power_watts": 680.0}, {}], ids=["profiling", "power", "utilization alone"])
+@pytest.mark.parametrize("load", [EMBEDS, READS], ids=["an embedding server", "prompts"])
+def test_a_limit_that_is_reached_on_a_saturated_gpu_is_nothing_to_be_sure_of(load, card):
+    """More requests at once would not be served faster: no raise is recommended."""
+    said = play(60, args=("--max-num-seqs", "64"), cards=(1.0,), card=card, running=64.0, waiting=50.0, **load)
+    assert said.verdict == "concurrency_limited"
+    assert not said.confidently(5)
+    assert said.last.opposing
+    assert not any(state.limits["max_num_seqs"].recommended for state in said.states)
+
+
+@pytest.mark.parametrize(("load", "card"), [
+    (READS, {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}), (READS, WATTS | {"power_watts": 300.0}),
+    (DECODES, {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.7}), (DECODES, WATTS | {"power_watts": 450.0}), (DECODES, {})])
+def test_a_limit_that_is_reached_on_a_gpu_that_could_do_more_is_the_limit(load, card):
+    said = play(60, args=("--max-num-seqs", "64"), card=card, running=64.0, waiting=50.0, **load)
+    assert said.confidently(5) == {"concurrency_limited"}
+    assert said.states[-1].limits["max_num_seqs"].recommended == 128
+
+
 KEPT_FREE = {"running": cycle(25, 26, 27), "waiting": 15.0, "kv": cycle(0.885, 0.89, 0.895), "generated": 900.0, "prompt": 900.0,
              "finished": 1.0, "length": 1000.0, "queue": 20.0}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvpressure.signals.model import Signals
+from kvpressure.signals.score import PROFILING
 from kvpressure.state import Evidence
 from kvpressure.thresholds import Thresholds
 
@@ -219,7 +220,11 @@ def _queued(case: Case) -> bool:
 
 
 def concurrency_limited(case: Case) -> Finding | None:
-    """``max_num_seqs`` is reached, requests wait, the cache has room."""
+    """``max_num_seqs`` is reached, requests wait, the cache has room.
+
+    Not sure of it where the GPU computes as much as it can, or may, because prompts take the time: more requests at once would
+    then be no faster in all, and each slower.
+    """
     if not case.true("running_at_limit") or not _queued(case):
         return None
     t, source = case.thresholds, case.signals.load.max_num_seqs_source or ""
@@ -232,9 +237,23 @@ def concurrency_limited(case: Case) -> Finding | None:
         confidence = max(0.0, confidence - t["confidence_limit_cut_kv_unseen"])
     if case.unknown("tokens_flow"):  # a scheduler that has stopped looks just like this
         confidence = max(0.0, confidence - t["confidence_limit_cut_flow_unseen"])
-    opposing = [n for n in ("kv_full", "gpu_starved") if case.true(n)] + ["any_prompt_fits"] * _may_not_fit(case)
+    busy = _gpu_may_bind(case)
+    if busy:
+        confidence = min(confidence, t["confidence_limit_doubt"])
+    opposing = [n for n in ("kv_full", "gpu_starved") if case.true(n)] + ["any_prompt_fits"] * _may_not_fit(case) + busy
     return Finding("concurrency_limited", confidence, supporting=("running_at_limit", "queue_present"), opposing=tuple(opposing),
                    missing=_absent(case, "kv_full", "tokens_flow"))
+
+
+def _gpu_may_bind(case: Case) -> list[str]:
+    """What says that the GPU computes as much as it can, or may, whatever the limit. Busy memory does not: a larger batch reads the
+    weights once for more requests.
+    """
+    gpu, t = case.signals.compute, case.thresholds
+    used, most = (gpu.tensor_activity, "tensor_busy_ratio") if gpu.activity_level == PROFILING else (gpu.power_ratio, "power_prefill_ratio")
+    found = ["gpu_works"] if used is not None and used >= t[most] else []
+    may = found or (used is None and not case.false("gpu_saturated"))
+    return [*found, "prefill_dominates"] if may and case.true("prefill_dominates") else found
 
 
 def host_bound(case: Case) -> Finding | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from diagnosis.servers import after, cycle, play
 from kvpressure import readings as r
 from kvpressure.pipeline import FORGET_SECONDS, Pipeline
 from kvpressure.readings import (
@@ -15,6 +18,7 @@ from kvpressure.readings import (
     Snapshot,
     Termination,
 )
+from kvpressure.signals.host import ContainerWindow
 from kvpressure.state import State
 from kvpressure.thresholds import builtin
 
@@ -110,3 +114,51 @@ def test_what_was_seen_in_the_future_of_a_clock_that_stepped_back_is_forgotten()
     assert (conditions["gpu_fault"], conditions["gpu_out_of_memory"]) == (False, False)
     assert pipeline.observe(Snapshot(10_000.0 - 2 * HOUR)).engines == ()
     assert pipeline.observe(Snapshot(10_000.0 - 2 * HOUR - FORGET_SECONDS)).containers == ()
+
+
+@pytest.mark.parametrize("step", [3.0, 40.0, 59.0, 90.0])
+def test_after_a_step_back_of_the_clock_the_next_page_counts(step: float) -> None:
+    """Not only once the clock has caught up: until then the figures before the step would be shown as fresh."""
+    pipeline = Pipeline()
+    for i in range(100):
+        pipeline.observe(Snapshot(1000.0 + i, pages=(page(1000.0 + i, i),)))
+    now = 1100.0 - step
+    pipeline.observe(Snapshot(now, pages=(page(now, 100, in_flight=60.0),)))
+    state = pipeline.observe(Snapshot(now + 1, pages=(page(now + 1, 101, in_flight=60.0),)))
+    assert state.engines[0].signals.load.running == 60.0
+
+
+@pytest.mark.parametrize("step", [15.0, 30.0, 60.0, 120.0, 300.0])
+class TestSeldomPages:
+    """A recording or a Prometheus with a sample a minute: a window that holds one sample reaches back to the one before."""
+
+    def test_a_server_that_serves_is_healthy(self, step: float) -> None:
+        played = play(20, step=step, running=cycle(5.0, 6.0, 7.0), waiting=0.0, kv=0.2, generated=300.0, prompt=300.0, finished=1.0)
+        assert (played.verdict, played.confidence) == ("healthy", 0.9)
+        assert played.states[-1].signals.throughput.generation_tokens_per_second == pytest.approx(300.0)
+
+    def test_a_server_that_served_between_the_samples_is_not_idle(self, step: float) -> None:
+        played = play(20, step=step, running=0.0, waiting=0.0, kv=0.0, generated=300.0, prompt=300.0, finished=1.0)
+        assert "idle" not in played.said(2)
+
+    def test_a_stall_is_seen(self, step: float) -> None:
+        played = play(30, step=step, running=20.0, waiting=10.0, kv=0.6, generated=after(15, 600.0, 0.0), prompt=after(15, 300.0, 0.0),
+                      finished=after(15, 1.0, 0.0))
+        assert played.verdict == "stalled"
+
+
+def test_what_is_too_old_is_no_part_of_a_window() -> None:
+    played = play(10, step=400.0, running=5.0, waiting=0.0, kv=0.2, generated=300.0, prompt=300.0, finished=1.0)
+    assert played.states[-1].signals.throughput.generation_tokens_per_second is None
+
+
+def test_a_reading_that_is_held_is_no_second_one() -> None:
+    """Of the container's CPU nothing is known until it was read twice: 0 would be a lie."""
+    window, reading = ContainerWindow(), ContainerReading("n", "p", "c", cpu_usage_seconds=100.0, cpu_limit_cores=4.0)
+    for t in (1.0, 2.0, 3.0):
+        window.observe(t, reading)
+    assert window.cpu_used_ratio() is None
+    assert window.last_t == 3.0
+    window.observe(11.0, dataclasses.replace(reading, cpu_usage_seconds=120.0))
+    window.observe(12.0, dataclasses.replace(reading, cpu_usage_seconds=120.0))
+    assert window.cpu_used_ratio() == pytest.approx(0.5)

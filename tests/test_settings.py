@@ -111,9 +111,9 @@ class TestSources:
         for name, spec in registry().items():
             if name in ("recording", "allocator"):  # want a file or a directory as well
                 continue
-            loaded = load(f"--collector.{name}", f"--collector.{name}.interval=30", f"--collector.{name}.deadline=7")
+            loaded = load(f"--collector.{name}", f"--collector.{name}.interval=8", f"--collector.{name}.deadline=7")
             chosen = loaded.collectors[name]
-            assert (chosen.enabled, chosen.interval_seconds, chosen.deadline_seconds) == (True, 30, 7)
+            assert (chosen.enabled, chosen.interval_seconds, chosen.deadline_seconds) == (True, 8, 7)
             default = load().collectors[name]
             assert (default.enabled, default.interval_seconds, default.deadline_seconds) == (
                 spec.default, spec.interval_seconds, spec.deadline_seconds)
@@ -125,9 +125,10 @@ class TestSources:
             assert not loaded.collectors["nvidia"].enabled
 
     def test_a_slower_tick_slows_the_sources_that_nobody_set(self) -> None:
-        loaded = load("--interval=10", "--collector.vllm.interval=20")
+        loaded = load("--interval=10", "--collector.vllm.interval=12")
         assert loaded.collectors["nvidia"].interval_seconds == 10
-        assert loaded.collectors["vllm"].interval_seconds == 20
+        assert loaded.collectors["vllm"].interval_seconds == 12
+        assert load("--interval=30", "--collector.vllm.interval=30").collectors["vllm"].interval_seconds == 30
 
 
 class TestMistakes:
@@ -208,6 +209,9 @@ class TestMistakes:
          "--collector.allocator: there is nowhere to read from; allowed: with --plugin.directory"),
         (["--plugin.directory", "/run/kvpressure"],
          "--plugin.directory: the source allocator is switched off; allowed: with --collector.allocator"),
+        (["--collector.vllm.interval", "30"],
+         "--collector.vllm.interval: 30 s and a scrape of up to 3 s (vllm.timeout) are longer than a page is believed: 15 s; "
+         "allowed: 12 s or less, or a tick (interval) as long"),
         (["--collector.vllm.interval", "0.5"],
          "--collector.vllm.interval: 0.5 s is shorter than a tick; allowed: 1 s (interval) or more"),
         (["--interval", "5", "--collector.vllm.interval", "2"], "--collector.vllm.interval: 2 s is shorter than a tick"),

@@ -7,6 +7,7 @@ from typing import Final
 
 from kvpressure.settings_options import Option, SettingsError, registered_sources
 from kvpressure.settings_read import Given
+from kvpressure.thresholds import builtin
 
 RESERVED_PATHS: Final = ("/", "/api/v1/diagnosis", "/-/healthy", "/-/ready")
 _SOURCE_OF: Final = {"vllm.": "vllm", "nvidia.": "nvidia", "gpu.amd.": "amd", "recording.": "recording",
@@ -60,6 +61,15 @@ class _Checks:
             if name in self._given and self._seconds(name) < tick:
                 raise self._clash(name, f"{self._seconds(name):g} s is shorter than a tick",
                                   f"{tick:g} s (interval) or more")
+        self._pages_stay_fresh(tick)
+
+    def _pages_stay_fresh(self, tick: float) -> None:
+        """Between two pages an engine would be ``unknown`` at every tick once the last one is stale."""
+        name, stale = "collector.vllm.interval", builtin()["stale_page_seconds"]
+        between, timeout = self._seconds(name), self._seconds("vllm.timeout")
+        if name in self._given and between > tick and between + timeout > stale:
+            raise self._clash(name, f"{between:g} s and a scrape of up to {timeout:g} s (vllm.timeout) are longer than a page is "
+                                    f"believed: {stale:g} s", f"{stale - timeout:g} s or less, or a tick (interval) as long")
 
     def targets(self) -> None:
         given = self._given.get("vllm.target")

@@ -34,6 +34,8 @@ class ContainerWindow:
         elif t <= self.last_t:
             return
         before, self.last, self.last_t = self.last, reading, t
+        if reading == before:
+            return  # the same one, held until its source reads again: no second point of anything
         if before is not None and before.restarts is not None and reading.restarts is not None:
             for _ in range(min(MAX_RESTARTS_KEPT, max(0, reading.restarts - before.restarts))):
                 self._restarts.append(t)

@@ -6,7 +6,7 @@ from typing import Final
 
 from kvpressure import readings as r
 from kvpressure.signals.model import ProgressSignals
-from kvpressure.signals.window import HALF_MINUTE, EngineWindow, Sample
+from kvpressure.signals.window import REACH_SECONDS, EngineWindow, Sample
 from kvpressure.thresholds import Thresholds
 
 _USEFUL: Final = (r.PROMPT_TOKENS, r.GENERATION_TOKENS)
@@ -149,11 +149,12 @@ def _flow(window: EngineWindow, seconds: float) -> bool | None:
 
 def _moved_lately(window: EngineWindow, seconds: float) -> bool | None:
     """Whether a token came since the sample that is ``seconds`` old; ``None`` without counters."""
-    samples = window.since(HALF_MINUTE)
-    earlier = [s for s in samples if s.t <= samples[-1].t - seconds]
-    if not earlier or not any(name in earlier[-1].counters for name in _USEFUL):
+    last = window.last
+    samples = window.since(REACH_SECONDS)
+    earlier = next((s for s in reversed(samples) if s.t <= samples[-1].t - seconds), None)
+    if last is None or earlier is None or not any(name in earlier.counters for name in _USEFUL):
         return None
-    return any(samples[-1].counters.get(name, 0.0) > earlier[-1].counters.get(name, 0.0) for name in _USEFUL)
+    return any(last.counters.get(name, 0.0) > earlier.counters.get(name, 0.0) for name in _USEFUL)
 
 
 def _finished_flow(window: EngineWindow, seconds: float) -> bool | None:

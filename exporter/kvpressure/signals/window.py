@@ -37,7 +37,8 @@ MID_SECONDS: Final = 320.0  # then one per MID_STEP
 LONG_SECONDS: Final = 930.0  # then one per LONG_STEP
 MID_STEP: Final = 5.0
 LONG_STEP: Final = 15.0
-STEP_BACK_SECONDS: Final = 60.0  # a clock that jumps back further than this begins a new window
+STEP_BACK_SECONDS: Final = 2.0  # a clock that jumps back further than this begins a new window: nothing else is new until it has caught up
+REACH_SECONDS: Final = FIVE_MINUTES  # a window between two samples reaches back to the one before, if that is not older
 MAX_NAMES: Final = 1024  # counters remembered beside those of the newest page, whose names may change with every page
 SLOPE_POINTS: Final = 3  # a line through two points fits whatever they are
 JITTER_SECONDS: Final = 0.3  # a sample this much outside a window still counts as its first
@@ -251,14 +252,6 @@ class History(Generic[_T]):
             return self._fine.since(start)
         return [*self._long.since(start), *self._mid.since(start), *self._fine.items]
 
-    def first_since(self, start: float) -> _T | None:
-        """The oldest item from ``start`` on."""
-        start -= JITTER_SECONDS
-        for part in (self._long, self._mid, self._fine):
-            if part.times and part.times[-1] >= start:
-                return part.items[bisect_left(part.times, start)]
-        return None
-
     def last(self) -> _T | None:
         """The newest item."""
         return self._fine.items[-1] if self._fine.items else None
@@ -325,15 +318,19 @@ class EngineWindow:
     def pair(self, seconds: float) -> tuple[Sample, Sample] | None:
         """The oldest and the newest sample of the last ``seconds``; ``None`` while there are not two."""
         if seconds not in self._pairs:
-            last = self.last
-            first = self.history.first_since(last.t - seconds) if last is not None else None
-            self._pairs[seconds] = (first, last) if first and last and first.t < last.t else None
+            samples = self._reaching(seconds)
+            self._pairs[seconds] = (samples[0], samples[-1]) if len(samples) > 1 else None
         return self._pairs[seconds]
+
+    def _reaching(self, seconds: float) -> list[Sample]:
+        """The samples of the window, and the one before where they come so seldom that the window has but one."""
+        samples = self.since(seconds)
+        return samples if len(samples) != 1 else self.since(REACH_SECONDS)[-2:]
 
     def ends(self, seconds: float,
              value: Callable[[Sample], float | None]) -> tuple[tuple[float, float], tuple[float, float]] | None:
         """Time and value of the oldest and of the newest sample of the window that have one; ``None`` while there are not two."""
-        samples = self.since(seconds)
+        samples = self._reaching(seconds)
         first = next(((s.t, found) for s in samples if (found := value(s)) is not None), None)
         last = next(((s.t, found) for s in reversed(samples) if (found := value(s)) is not None), None)
         return (first, last) if first and last and first[0] < last[0] else None
@@ -351,7 +348,7 @@ class EngineWindow:
             return None
         begin = first.counters.get(name)
         if begin is None:
-            first = next(sample for sample in self.since(seconds) if name in sample.counters)
+            first = next(sample for sample in self._reaching(seconds) if name in sample.counters)
             if first is last:
                 return None
             begin = first.counters[name]

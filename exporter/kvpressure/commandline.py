@@ -16,11 +16,19 @@ _NOT_MODELS: Final = frozenset({"python", "python3", "ray", "env", "tini", "dumb
 _SHORT: Final = {
     "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
     "-dcp": "decode_context_parallel_size", "-q": "quantization", "-asc": "api_server_count", "-n": "nnodes",
-    "-r": "node_rank", "-ep": "enable_expert_parallel", "-O": "optimization_level",
+    "-r": "node_rank", "-dpl": "data_parallel_size_local", "-dpr": "data_parallel_start_rank",
+    "-dpm": "data_parallel_multi_port_external_lb", "-ep": "enable_expert_parallel", "-O": "optimization_level",
 }
 _FLAG = re.compile(r"(?:enable|disable|allow|skip|use|show|log|return|trust)_\w+|enforce_eager|headless|async_scheduling|"
-                   r"calculate_kv_scales|language_model_only|fully_sharded_loras|h2c|aggregate_engine_logging")
+                   r"data_parallel_\w+_lb|calculate_kv_scales|language_model_only|fully_sharded_loras|h2c|aggregate_engine_logging")
 _VALUED: Final = frozenset({"log_config_file", "show_hidden_metrics_for_version"})  # named like a flag, yet with a value
+_BEFORE_PROGRAM: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "(", "--"})
+_WRAPPERS: Final = frozenset({"exec", "env", "tini", "dumb-init", "nohup", "time", "command"})
+_LAUNCHERS: Final = frozenset({"ray", "source", ".", "eval", "uv", "numactl", "nsys", "torchrun", "mpirun", "timeout", "gosu",
+                               "sudo", "su-exec", "taskset", "nice", "stdbuf", "xargs", "conda", "uvicorn", "supervisord"})
+_LAUNCHER = re.compile(r"(?:^|[._-])(?:start|entry|launch|boot|run|serve(?![a-z]))")  # a program that may start vLLM, by its name
+_CLIENT = re.compile(r"bench|client|download|router|http\.server", re.IGNORECASE)
+_SET = re.compile(r"[A-Za-z_]\w*=")
 _NUMBER = re.compile(r"-\d+(?:\.\d+)?")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
 _REFERENCE = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*)\)")
@@ -51,9 +59,40 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> EngineAr
 
 def starts_server(argv: Sequence[str]) -> bool:
     """Whether the command line names vLLM's server: ``vllm serve``, its module, or a script that runs one of them."""
+    return any(_anchor(command) is not None for command in _commands_of(argv))
+
+
+def runs_something_else(argv: Sequence[str], entry_point: bool = False) -> bool:
+    """Whether every program in the command line is known to be no server of vLLM: ``sleep``, ``vllm bench``, another server.
+    A launcher that cannot be looked into may start one. ``entry_point``: the words go to an image's own entry point, so that
+    the first may be a model.
+    """
+    commands = _commands_of(argv)
+    if entry_point and argv and _base(str(argv[0])) not in _NOT_MODELS | _SHELLS | {"vllm"}:
+        return False
+    return bool(commands) and all(_is_foreign(command) for command in commands)
+
+
+def _commands_of(argv: Sequence[str]) -> list[list[str]]:
+    """The simple commands that the words are, or that the script among them has."""
     tokens = [str(item)[:MAX_TEXT] for item in argv]
     shelled = _script(tokens)
-    return _anchor(tokens if shelled is None else _shell_tokens(*shelled, {})) is not None
+    return [command for command in ([tokens] if shelled is None else _commands(*shelled, {})) if command]
+
+
+def _is_foreign(command: Sequence[str]) -> bool:
+    start = next((index for index, word in enumerate(command)
+                  if word not in _BEFORE_PROGRAM and _base(word) not in _WRAPPERS and not _SET.match(word)), None)
+    if start is None:
+        return True
+    program, following = _base(command[start]), [word for word in command[start + 1:] if not word.startswith("-")]
+    if program.startswith("-") or _UNKNOWN in program or "$" in program:
+        return False
+    if program == "vllm":
+        return bool(following) and following[0] != "serve" and not {_UNKNOWN, "$"} & set(following[0])
+    if re.match(r"python[\d.]*$", program):
+        return bool(following) and _CLIENT.search(_base(following[0])) is not None
+    return program not in _SHELLS | _LAUNCHERS and not program.endswith((".sh", ".py")) and _LAUNCHER.search(program) is None
 
 
 def _expand(pattern: re.Pattern[str], text: str, value_of: Callable[[re.Match[str]], str]) -> str:
@@ -90,6 +129,12 @@ def _base(token: str) -> str:
 
 def _shell_tokens(script: str, parameters: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """Words of the one simple command in ``script`` that starts vLLM (all words when none does)."""
+    commands = _commands(script, parameters, env)
+    return next((command for command in commands if _anchor(command) is not None), [w for c in commands for w in c])
+
+
+def _commands(script: str, parameters: Sequence[str], env: Mapping[str, str]) -> list[list[str]]:
+    """Words of every simple command in ``script``."""
     known = {**env, **{m[1]: m[2].strip("\"'") for m in _ASSIGNMENT.finditer(script)}}
     positional = shlex.join(parameters)
     text = _expand(_POSITIONAL, script.replace("\\\n", " "), lambda _: positional)
@@ -108,7 +153,7 @@ def _shell_tokens(script: str, parameters: Sequence[str], env: Mapping[str, str]
             commands[-1].append(word)
         else:
             commands.append([])
-    return next((command for command in commands if _anchor(command) is not None), [w for c in commands for w in c])
+    return commands
 
 
 def _anchor(tokens: Sequence[str]) -> int | None:

@@ -115,6 +115,29 @@ def test_refused_engines_are_counted_once(api: FakeApi, settings: Build) -> None
     source.close()
 
 
+def test_of_two_engines_with_one_address_the_first_is_read_and_the_other_counted(api: FakeApi, settings: Build) -> None:
+    for name in ("b", "a"):
+        api.apply(pod(name, ip="10.0.0.5", host_network=True))
+    both = [container("one", command=None), container("two", command=None)]
+    api.apply(pod("c", ip="10.0.0.6", containers=both))
+    source = PodsSource(settings(kube_api_url=api.url))
+    assert source.read().errors == {"same_address": 2}
+    assert source.read().errors == {}
+    assert [(t.pod, t.container) for t in source.current_targets()] == [("a", "vllm"), ("c", "one")]
+    source.close()
+
+
+def test_every_rank_with_a_port_of_its_own_is_a_target(api: FakeApi, settings: Build) -> None:
+    command = ["vllm", "serve", "m", "-dpm", "-dp", "16", "-dpl", "8", "--node-rank", "1"]
+    api.apply(pod("a", containers=[container(command=command)]))
+    source = PodsSource(settings(kube_api_url=api.url))
+    reading = source.read()
+    assert [t.port for t in source.current_targets()] == list(range(8000, 8008))
+    assert {t.args for t in source.current_targets()} == {tuple(command)}
+    assert len(reading.containers or ()) == 1
+    source.close()
+
+
 def test_two_hundred_pods_come_and_go(api: FakeApi, settings: Build) -> None:
     """The view equals the server's after a churn of 200 pods with compactions and broken watches in between."""
     draw = random.Random(7)
@@ -158,7 +181,7 @@ def test_a_restarted_pod_of_the_same_name_is_another_pod(api: FakeApi, settings:
 def test_too_many_pods_are_bounded(api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pods_module, "MAX_PODS", 3)
     for i in range(5):
-        api.apply(pod(f"p{i}"))
+        api.apply(pod(f"p{i}", ip=f"10.0.0.{i}"))
     source = PodsSource(settings(kube_api_url=api.url))
     reading = source.read()
     source.close()

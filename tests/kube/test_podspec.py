@@ -65,6 +65,97 @@ def test_which_containers_are_engines(spec: dict[str, Any], is_engine: bool) -> 
     assert bool(read(pod(containers=[spec])).engines) is is_engine
 
 
+IMAGE = "vllm/vllm-openai:v0.32.0"
+
+
+@pytest.mark.parametrize("fields", [
+    {"command": ["lmcache_server", "0.0.0.0", "8100"]}, {"command": ["vllm", "bench", "serve", "--port", "8000"]},
+    {"command": ["/usr/bin/env", "A=1", "vllm", "run-batch", "-i", "x"]}, {"command": ["sleep", "infinity"]},
+    {"command": ["bash", "-c", "set -e; A=1; sleep infinity"]}, {"command": ["python3", "benchmark_serving.py", "--port", "8000"]},
+    {"command": ["tail", "-f", "/dev/null"]}, {"command": None, "args": ["sleep", "infinity"]},
+    {"command": None, "args": ["vllm", "bench", "serve"]},
+])
+def test_a_foreign_command_in_an_image_of_vllm_is_no_engine(fields: dict[str, Any]) -> None:
+    assert read(pod(containers=[container(**fields)])).engines == ()
+
+
+@pytest.mark.parametrize("fields", [
+    {"command": ["/start.sh"]}, {"command": ["/bin/launch-server"]}, {"command": ["bash", "/srv/run.sh"]},
+    {"command": ["sh", "-c", "$CMD"]}, {"command": ["sh", "-c", ". /env; sleep 1"]}, {"command": ["python3", "/srv/server.py"]},
+    {"command": ["ray", "start", "--head"]}, {"command": None, "args": ["org/model"]}, {"command": None, "args": ["--model", "m"]},
+    {"command": ["vllm", "$(MODE)"]}, {"command": None, "args": []},
+])
+def test_a_launcher_that_cannot_be_looked_into_is_one(fields: dict[str, Any]) -> None:
+    assert len(read(pod(containers=[container(**fields)])).engines) == 1
+
+
+@pytest.mark.parametrize("engine_fields", [
+    {}, {"command": None, "args": ["--model", "x"]}, {"command": None, "args": ["org/m", "--max-model-len", "9"]},
+    {"command": ["/start.sh"], "resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
+    {"command": ["/start.sh"], "resources": {"claims": [{"name": "gpu"}]}},
+])
+@pytest.mark.parametrize("sidecar", [
+    {"image": "ghcr.io/acme/vllm-lora-syncer:1", "command": ["/sync.sh"]}, {"image": "ghcr.io/acme/vllm-lora-syncer:1"},
+    {"image": "ghcr.io/acme/vllm-lora-syncer:1", "args": ["--interval", "5"]}, {"image": IMAGE, "command": ["bash", "/probe.sh"]},
+])
+@pytest.mark.parametrize("last", [True, False])
+def test_a_sidecar_named_after_vllm_takes_nothing_from_the_engine(engine_fields: dict[str, Any], sidecar: dict[str, Any],
+                                                                  last: bool) -> None:
+    both = [container(**engine_fields), {"name": "side", **sidecar}]
+    found = engine(pod(containers=both if last else both[::-1], annotations={"prometheus.io/port": "8000"}))
+    assert found.container == "vllm"
+    assert found.target is not None
+
+
+@pytest.mark.parametrize("declared", [(8001,), (8001, 8000), ()])
+def test_the_port_annotation_is_of_one_engine(declared: tuple[int, ...]) -> None:
+    both = [container("b", command=["vllm", "serve", "n", "--port", "8001"], ports=ports(*declared)),
+            container("a", command=["vllm", "serve", "m"])]
+    found = read(pod(containers=both, annotations={"prometheus.io/port": "8000"}))
+    assert [(e.container, e.target.port, e.refusal) for e in found.engines if e.target] == [("b", 8001, None), ("a", 8000, None)]
+
+
+def test_of_two_engines_behind_one_page_the_first_has_it_and_the_other_says_why() -> None:
+    document = pod(containers=[container("a"), container("b", command=["vllm", "serve", "other"])])
+    assert [(e.container, e.target is not None, e.refusal) for e in read(document).engines] == [
+        ("a", True, None), ("b", False, "same_address")]
+    assert all(e.target is not None for e in read(document, Policy(template=True)).engines)
+
+
+MULTI = ["vllm", "serve", "m", "--data-parallel-multi-port-external-lb", "--port", "8200"]
+
+
+@pytest.mark.parametrize(("more", "host", "declared", "expected", "refusal"), [
+    (["--data-parallel-size", "8", "--data-parallel-size-local", "4"], False, (8000,), range(8200, 8204), None),
+    (["--data-parallel-size", "8"], False, (), range(8200, 8208), None),
+    (["--data-parallel-size", "16", "-dpl=8", "-dpr", "8"], False, (), range(8200, 8208), None),
+    (["--data-parallel-size", "16", "--nnodes", "2"], False, (), range(8200, 8201), "ranks_not_known"),
+    (["--data-parallel-size-local", "$(LOCAL)"], False, (), range(8200, 8201), "ranks_not_known"),
+    (["-dpl", "1000000"], False, (), range(8200, 8264), None),
+    (["-dpl", "4", "--port", "65534"], False, (), range(65534, 65536), None),
+    (["-dpl", "3"], True, (8200, 8201), range(8200, 8202), "port_not_declared"),
+    (["-dpl", "2"], True, (8200, 8201), range(8200, 8202), None),
+])
+def test_each_rank_of_a_multi_port_server_has_a_page(more: list[str], host: bool, declared: tuple[int, ...], expected: range,
+                                                     refusal: str | None) -> None:
+    found = engine(pod(containers=[container(command=[*MULTI, *more], ports=ports(*declared))], host_network=host,
+                       annotations={"prometheus.io/port": "8201"}))
+    assert [t.port for t in found.targets] == list(expected)
+    assert found.refusal == refusal
+    one = engine(pod(containers=[container(command=["vllm", "serve", "m", "-dp", "8"])]))
+    assert len(one.targets) == 1
+
+
+def test_an_engine_as_a_native_sidecar() -> None:
+    document = pod(containers=[{"name": "app", "image": "own"}])
+    document["spec"]["initContainers"] = [container("download", restartPolicy="Never"), container(restartPolicy="Always")]
+    document["status"]["initContainerStatuses"] = [
+        {"name": "vllm", "restartCount": 2, "ready": True, "containerID": "containerd://" + "ab" * 32}]
+    found = engine(document)
+    assert (found.container, found.container_id, found.reading.restarts) == ("vllm", "ab" * 32, 2)
+    assert found.target is not None
+
+
 def test_a_selected_pod_has_one_engine_even_if_nothing_says_vllm() -> None:
     own = container(command=["/start"], image="own")
     assert read(pod(containers=[own])).engines == ()

@@ -229,6 +229,19 @@ def test_the_same_target_twice_is_one(source_for):
     assert (len(reading.pages), reading.errors) == (1, {})
 
 
+def test_of_two_targets_with_one_name_the_first_counts_and_discovery_knows_more_than_what_was_given(source_for):
+    given, first, second = (parse_target(f"{owner}http://127.0.0.1:1") for owner in ("", "prod/a=", "prod/b="))
+    source = source_for()
+    source.set_targets((first, second))
+    assert [target.pod for target in source.targets] == ["a"]
+    shared = Shared()
+    source = source_for("127.0.0.1:1", "127.0.0.1:2", shared=shared)
+    assert source.targets[0].name == given.name
+    shared.targets = (first, second)
+    source.read()
+    assert [(target.pod, target.port) for target in source.targets] == [("a", 1), ("127.0.0.1:2", 2)]
+
+
 def test_a_mistake_of_ours_is_a_page_with_a_reason_and_not_the_end(source_for, monkeypatch, caplog):
     with answering(PAGE) as server:
         source = source_for(server)

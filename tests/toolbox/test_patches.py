@@ -55,6 +55,16 @@ def test_arguments_in_command_stay_in_command() -> None:
     assert content["spec"]["template"]["spec"]["containers"] == [{"name": "vllm", "command": ["vllm", "serve", "llama", "--max-num-seqs=7"]}]
 
 
+def test_a_native_sidecar_is_changed_where_it_stands() -> None:
+    document = workload(["--max-num-seqs", "256"])
+    spec = document["spec"]["template"]["spec"]
+    spec["initContainers"] = [{**spec["containers"].pop(), "restartPolicy": "Always"}]
+    found = server(document)
+    assert found.pointer == ("spec", "template", "spec", "initContainers", 0)
+    _, content = patches.as_patch(found, VALUES)
+    assert content == {"spec": {"template": {"spec": {"initContainers": [{"name": "vllm", "args": ["--max-num-seqs", "7"]}]}}}}
+
+
 @pytest.mark.parametrize(("script", "after"), [
     ('vllm serve "$MODEL" --max-num-seqs 256', 'vllm serve "$MODEL" --max-num-seqs 7'),
     ("vllm serve llama --max-num-seqs $SEQS --port $PORT", "vllm serve llama --max-num-seqs 7 --port $PORT"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kube import BACKOFF_SECONDS, KubeApi, Watcher
 from kvpressure.sources.kube import REASONS as KUBE_REASONS
-from kvpressure.sources.podspec import REFUSALS, Pod, Policy, read_pod
+from kvpressure.sources.podspec import REFUSALS, SAME_ADDRESS, Pod, Policy, read_pod
 from kvpressure.sources.vllm.targets import Target
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SYNC_SECONDS: Final = 5.0  # how long the first read waits for the first list
 MAX_PODS: Final = 2000  # kept of one watch; a node has 110 by default and rarely more than 500
 
 REASONS: Final = (*KUBE_REASONS, *(reason for reason in REFUSALS if reason != "no_endpoint"), "too_many_pods")
-"""Reasons of this source. Those of ``podspec.REFUSALS`` count engines that cannot be scraped, once each."""
+"""Reasons of this source. Those of ``podspec.REFUSALS`` count engines that cannot be scraped, or not as a whole, once each."""
 
 
 def api_of(settings: Settings) -> KubeApi:
@@ -83,6 +83,7 @@ class PodsSource:
         self._views = [_View(client, path, parameters, policy, backoff_seconds) for path in dict.fromkeys(paths)]
         self._started = False
         self._reported: set[tuple[str, str, str]] = set()
+        self._colliding: set[tuple[str, str, str]] = set()
         self._counted: dict[str, int] = {}
 
     def current_targets(self) -> tuple[Target, ...]:
@@ -120,8 +121,14 @@ class PodsSource:
         """Hand pods and targets to the other sources; a view that fails keeps what it knew."""
         pods = sorted((pod for view in self._views for pod in view.pods()), key=lambda pod: (pod.namespace, pod.name))
         self._shared.pods = tuple(pods)
-        self._shared.targets = tuple(engine.target for pod in pods for engine in pod.engines
-                                     if engine.target is not None)
+        targets: dict[str, Target] = {}
+        self._colliding = set()
+        for pod in pods:  # those on the host's network share its address
+            for engine in pod.engines:
+                for target in engine.targets:
+                    if targets.setdefault(target.name, target) is not target:
+                        self._colliding.add((SAME_ADDRESS, pod.uid, engine.container))
+        self._shared.targets = tuple(targets.values())
 
     def _new_errors(self) -> dict[str, int]:
         """What failed since the last read: requests of the watchers, and engines refused for the first time."""
@@ -135,6 +142,7 @@ class PodsSource:
         self._counted = totals
         refused = {(engine.refusal, pod.uid, engine.container) for pod in self._shared.pods or ()
                    for engine in pod.engines if engine.refusal is not None and engine.refusal != "no_endpoint"}
+        refused |= self._colliding
         for reason, _, _ in refused - self._reported:
             new[reason] = new.get(reason, 0) + 1
         self._reported = refused

@@ -10,18 +10,19 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
 from kvpressure import redaction
 from kvpressure.args import EngineArgs
-from kvpressure.commandline import parse, starts_server
+from kvpressure.commandline import parse, runs_something_else, starts_server
 from kvpressure.readings import ContainerReading, Termination
 from kvpressure.sources.vllm.targets import DEFAULT_PATH, DEFAULT_PORT, MAX_PATH_CHARS, Target, TargetError
 
 MAX_CONTAINERS: Final = 64  # of one pod that are looked at
 MAX_ARGS: Final = 1024
+MAX_RANKS: Final = 64  # of one container that are scraped each on a port of its own; a node has 16 GPUs at most
 
 PORT_ANNOTATIONS: Final = ("kvpressure.io/port", "prometheus.io/port")
 PATH_ANNOTATIONS: Final = ("kvpressure.io/path", "prometheus.io/path")
@@ -29,25 +30,39 @@ SCHEME_ANNOTATIONS: Final = ("kvpressure.io/scheme", "prometheus.io/scheme")
 SCRAPE_ANNOTATION: Final = "kvpressure.io/scrape"  # "false" leaves the pod alone
 CONTAINER_ANNOTATION: Final = "kvpressure.io/container"  # the engine, where it cannot be told by its command
 
-REFUSALS: Final = ("no_pod_ip", "port_not_declared", "port_of_the_node", "bad_path", "no_endpoint")
-"""Why an engine has no target. ``no_endpoint`` is normal: a worker of an engine that is served elsewhere."""
+SAME_ADDRESS: Final = "same_address"
+REFUSALS: Final = ("no_pod_ip", "port_not_declared", "port_of_the_node", "bad_path", SAME_ADDRESS, "ranks_not_known",
+                   "no_endpoint")
+"""Why an engine has no target, or not all of its targets. ``no_endpoint`` is normal: a worker of an engine that is served
+elsewhere. ``same_address``: another engine has that page already. ``ranks_not_known``: each data-parallel rank has a port
+of its own, and how many there are is not visible."""
 
 _PORT_NAMES: Final = ("metrics", "http-metrics", "vllm", "http", "api", "openai", "serve", "server")
 _NODE_PORTS: Final = frozenset({2379, 2380, 2381, 6443, 9100, 10248, 10249, 10250, 10255, 10256, 10257, 10259})
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
 _CONTAINER_ID: Final = re.compile(r"[a-z0-9.-]+://([0-9a-f]{8,128})")
+_OF_VLLM: Final = frozenset({"model", "served_model_name", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+                             "gpu_memory_utilization", "tensor_parallel_size", "kv_cache_dtype", "enforce_eager"})
 _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A container that runs vLLM. ``target`` None = it has no page of its own, ``refusal`` says why."""
+    """A container that runs vLLM. ``target`` None = it has no page of its own, ``refusal`` says why. ``ranks`` are further
+    pages of the same container, where each data-parallel rank serves one; with a target, ``refusal`` says why some are missing.
+    """
 
     container: str
     container_id: str  # hexadecimal, without the runtime's scheme; "" when not known
     reading: ContainerReading
     target: Target | None = None
     refusal: str | None = None
+    ranks: tuple[Target, ...] = ()
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """All of its pages."""
+        return () if self.target is None else (self.target, *self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +83,13 @@ class Pod:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """``selected``: the user named these pods by a label selector, so that one engine may be assumed in each.
-    ``verify_tls``: what to do with pods that serve https.
+    ``verify_tls``: what to do with pods that serve https. ``template``: the pod does not run, so that addresses mean nothing
+    and every engine counts.
     """
 
     selected: bool = False
     verify_tls: bool = True
+    template: bool = False
 
 
 def read_pod(document: Mapping[str, Any], policy: Policy) -> Pod | None:
@@ -81,15 +98,17 @@ def read_pod(document: Mapping[str, Any], policy: Policy) -> Pod | None:
     namespace, name, uid = (_text(metadata.get(part)) for part in ("namespace", "name", "uid"))
     if not (namespace and name and uid):
         return None
-    statuses = {_text(item.get("name")): item for item in _dicts(status.get("containerStatuses"))}
-    everything = [*statuses.values(), *_dicts(status.get("initContainerStatuses"))]
+    everything = [*_dicts(status.get("containerStatuses")), *_dicts(status.get("initContainerStatuses"))]
+    statuses = {_text(item.get("name")): item for item in reversed(everything)}
     ids = {_hex(item.get("containerID")): _text(item.get("name")) for item in everything}
     ids.pop("", None)
     static = _text(_dict(metadata.get("annotations")).get("kubernetes.io/config.hash"))
     pod = _Raw(namespace, name, _dict(metadata.get("labels")), _dict(metadata.get("annotations")), spec, status)
+    found = [_Found(container, _argv(container), _environment(container)) for container in _engine_containers(pod, policy)]
+    annotated = _annotated(pod, found)
+    engines = [_engine(pod, one, statuses.get(_text(one.container.get("name")), {}), policy, one is annotated) for one in found]
     return Pod(namespace, name, uid, _text(status.get("phase")), frozenset({uid, static} - {""}), ids,
-               tuple(_engine(pod, container, statuses.get(_text(container.get("name")), {}), policy)
-                     for container in _engine_containers(pod, policy)))
+               tuple(engines if policy.template else _apart(engines)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +129,54 @@ class _Raw:
 def _engine_containers(pod: _Raw, policy: Policy) -> list[Mapping[str, Any]]:
     if _text(pod.annotations.get(SCRAPE_ANNOTATION)).lower() == "false":
         return []
-    containers = [c for c in _dicts(pod.spec.get("containers")) if _text(c.get("name"))][:MAX_CONTAINERS]
+    containers = _containers(pod)[:MAX_CONTAINERS]
     named = _text(pod.annotations.get(CONTAINER_ANNOTATION))
     if named:
         return [c for c in containers if c["name"] == named]
-    engines = [c for c in containers if _runs_vllm(c)]
+    # Sidecars and clients are called after vLLM too: what starts a server goes before what is only named after it.
+    engines = [c for c in containers if _starts_engine(c)] or _with_gpu([c for c in containers if _may_run_vllm(c)])
     if engines or not policy.selected:
         return engines
-    with_gpu = [c for c in containers if any("gpu" in resource for resource in _limits(c))]
+    with_gpu = [c for c in containers if _has_gpu(c)]
     return with_gpu or (containers if len(containers) == 1 else [])
 
 
-def _runs_vllm(container: Mapping[str, Any]) -> bool:
-    if starts_server(_argv(container)):
+def _containers(pod: _Raw) -> list[Mapping[str, Any]]:
+    """What keeps running in a pod: containers, and init containers that Kubernetes restarts (native sidecars)."""
+    sidecars = [c for c in _dicts(pod.spec.get("initContainers")) if c.get("restartPolicy") == "Always"]
+    return [c for c in (*_dicts(pod.spec.get("containers")), *sidecars) if _text(c.get("name"))]
+
+
+def _starts_engine(container: Mapping[str, Any]) -> bool:
+    """Whether vLLM's server is started for certain: by name, or by arguments of it for the entry point of its image."""
+    argv = _argv(container)
+    if starts_server(argv):
         return True
+    if not argv or _list(container.get("command")) or not _of_vllm(container):
+        return False
+    named = _OF_VLLM if argv[0].startswith("-") else _OF_VLLM - {"model"}  # any word may look like a model
+    return bool(named & parse(argv).explicit)
+
+
+def _may_run_vllm(container: Mapping[str, Any]) -> bool:
+    """Whether the image is named after vLLM and nothing says that another program runs in it."""
+    return _of_vllm(container) and not runs_something_else(_argv(container), entry_point=not _list(container.get("command")))
+
+
+def _of_vllm(container: Mapping[str, Any]) -> bool:
     repository = _text(container.get("image")).split("@")[0].lower()
     image = re.sub(r":[^/]*$", "", repository)
     return "vllm" in image and "router" not in image and "operator" not in image
+
+
+def _with_gpu(containers: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those with a GPU, where any has one."""
+    return [c for c in containers if _has_gpu(c)] or containers
+
+
+def _has_gpu(container: Mapping[str, Any]) -> bool:
+    claims = _list(_dict(container.get("resources")).get("claims"))
+    return bool(claims) or any("gpu" in name or "/mig-" in name for name in map(str, _limits(container)))
 
 
 def _argv(container: Mapping[str, Any]) -> list[str]:
@@ -136,7 +186,7 @@ def _argv(container: Mapping[str, Any]) -> list[str]:
 
 def _has_endpoint(pod: _Raw, argv: list[str], args: EngineArgs) -> bool:
     """Workers of an engine that spans pods serve nothing: headless ranks, Ray workers, LeaderWorkerSet workers."""
-    if args.values.get("headless") == "True" or (args.integer("node_rank") or 0) > 0:
+    if args.values.get("headless") == "True" or ((args.integer("node_rank") or 0) > 0 and not _port_each(args)):
         return False
     if starts_server(argv):
         return True
@@ -148,39 +198,105 @@ def _has_endpoint(pod: _Raw, argv: list[str], args: EngineArgs) -> bool:
 
 # --- one engine ---------------------------------------------------------------------------------------------
 
-def _engine(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any], policy: Policy) -> Engine:
-    argv = _argv(container)
-    environment = {_text(item.get("name")): item["value"] for item in _dicts(container.get("env"))
-                   if isinstance(item.get("value"), str)}
-    args = parse(argv, environment)
-    reading = _reading(pod, container, status)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A container that is taken for an engine. ``env`` are its literal variables."""
+
+    container: Mapping[str, Any]
+    argv: list[str]
+    env: Mapping[str, str]
+
+    @property
+    def args(self) -> EngineArgs:
+        return parse(self.argv, self.env)
+
+    @property
+    def ports(self) -> list[tuple[int, str]]:
+        """Number and name of the TCP ports it declares."""
+        return [(port["containerPort"], _text(port.get("name"))) for port in _dicts(self.container.get("ports"))
+                if isinstance(port.get("containerPort"), int) and 0 < port["containerPort"] < 65536
+                and _text(port.get("protocol")) in ("", "TCP")]
+
+
+def _environment(container: Mapping[str, Any]) -> Mapping[str, str]:
+    return {_text(item.get("name")): item["value"] for item in _dicts(container.get("env"))
+            if isinstance(item.get("value"), str)}
+
+
+def _annotated(pod: _Raw, engines: list[_Found]) -> _Found | None:
+    """The engine that the pod's port annotation is about: there is one annotation and perhaps several engines."""
+    if len(engines) == 1:
+        return engines[0]
+    port = pod.annotation(PORT_ANNOTATIONS)
+    declaring = [one for one in engines if any(str(number) == port for number, _ in one.ports)]
+    listening = [one for one in declaring if str(one.args.port or DEFAULT_PORT) == port]
+    return next(iter(listening or declaring), None)
+
+
+def _apart(engines: list[Engine]) -> list[Engine]:
+    """The same engines, each page with one only: a page says nothing of who else was thought to serve it."""
+    taken: set[str] = set()
+    result = []
+    for engine in engines:
+        targets = tuple(target for target in engine.targets if target.name not in taken)
+        if len(targets) < len(engine.targets):
+            engine = replace(engine, target=next(iter(targets), None), ranks=targets[1:], refusal=engine.refusal or SAME_ADDRESS)
+        taken |= {target.name for target in targets}
+        result.append(engine)
+    return result
+
+
+def _engine(pod: _Raw, found: _Found, status: Mapping[str, Any], policy: Policy, annotated: bool) -> Engine:
+    args = found.args
     target, refusal = None, None
-    if not _has_endpoint(pod, argv, args):
+    ranks: tuple[Target, ...] = ()
+    if not _has_endpoint(pod, found.argv, args):
         refusal = "no_endpoint"
     elif _text(pod.status.get("phase")) == "Running":
-        target, refusal = _target(pod, container, args, policy)
+        target, refusal = _target(pod, found, args, policy, annotated)
     if target is not None:
-        target = _with_command(target, argv, environment)
-    return Engine(_text(container["name"]), _hex(status.get("containerID")), reading, target, refusal)
+        target = _with_command(target, found)
+        ranks, refusal = _ranks(pod, found, args, target)
+    return Engine(_text(found.container["name"]), _hex(status.get("containerID")), _reading(pod, found.container, status),
+                  target, refusal, ranks)
 
 
-def _with_command(target: Target, argv: list[str], environment: Mapping[str, str]) -> Target:
+def _with_command(target: Target, found: _Found) -> Target:
     """Command line and the variables it needs, without what looks like a secret: they end up in recordings."""
-    from dataclasses import replace
-
-    used = {name for part in argv for name in _VARIABLE.findall(part)}
-    env = {name: value for name, value in environment.items()
+    used = {name for part in found.argv for name in _VARIABLE.findall(part)}
+    env = {name: value for name, value in found.env.items()
            if (name in used or name.startswith("VLLM_")) and not redaction.is_secret(name)}
-    return replace(target, args=tuple(redaction.args(argv)), env=env)
+    return replace(target, args=tuple(redaction.args(found.argv)), env=env)
 
 
-def _target(pod: _Raw, container: Mapping[str, Any], args: EngineArgs,
-            policy: Policy) -> tuple[Target | None, str | None]:
+def _port_each(args: EngineArgs) -> bool:
+    """Whether every data-parallel rank of the node serves a page of its own, on consecutive ports."""
+    return args.values.get("data_parallel_multi_port_external_lb") == "True"
+
+
+def _ranks(pod: _Raw, found: _Found, args: EngineArgs, first: Target) -> tuple[tuple[Target, ...], str | None]:
+    """The pages after the first, and why some are missing."""
+    if not _port_each(args):
+        return (), None
+    count = args.integer("data_parallel_size_local")
+    if count is None and not {"data_parallel_size_local", "nnodes", "data_parallel_start_rank"} & args.explicit:
+        count = args.data_parallel_size  # all ranks are here
+    if count is None:
+        return (), "ranks_not_known"
+    ports = [first.port + rank for rank in range(1, min(count, MAX_RANKS)) if first.port + rank < 65536]
+    if pod.spec.get("hostNetwork") is not True:
+        return tuple(replace(first, port=port) for port in ports), None
+    declared = {number for number, _ in found.ports} - _NODE_PORTS
+    refusal = None if declared.issuperset(ports) else "port_not_declared"
+    return tuple(replace(first, port=port) for port in ports if port in declared), refusal
+
+
+def _target(pod: _Raw, found: _Found, args: EngineArgs, policy: Policy, annotated: bool) -> tuple[Target | None, str | None]:
     try:
         host = str(ipaddress.ip_address(_text(pod.status.get("podIP"))))
     except ValueError:
         return None, "no_pod_ip"
-    port, refusal = _port(pod, container, args)
+    port, refusal = _port(pod, found, args, annotated and not _port_each(args))
     path = pod.annotation(PATH_ANNOTATIONS) or DEFAULT_PATH
     if port is None:
         return None, refusal
@@ -189,8 +305,8 @@ def _target(pod: _Raw, container: Mapping[str, Any], args: EngineArgs,
     https = pod.annotation(SCHEME_ANNOTATIONS) == "https" or "ssl_keyfile" in args.explicit
     try:
         return Target(host, port, path, "https" if https else "http", namespace=pod.namespace, pod=pod.name,
-                      container=_text(container["name"]), verify=policy.verify_tls or not https,
-                      version=_version(_text(container.get("image")))), None
+                      container=_text(found.container["name"]), verify=policy.verify_tls or not https,
+                      version=_version(_text(found.container.get("image")))), None
     except TargetError:
         return None, "bad_path"
 
@@ -201,14 +317,12 @@ def _version(image: str) -> str | None:
     return found[1] if found else None
 
 
-def _port(pod: _Raw, container: Mapping[str, Any], args: EngineArgs) -> tuple[int | None, str | None]:
+def _port(pod: _Raw, found: _Found, args: EngineArgs, annotated_here: bool) -> tuple[int | None, str | None]:
     """The annotated port if declared, the command line's, a declared one by name or number, else vLLM's default."""
-    declared = [(port["containerPort"], _text(port.get("name"))) for port in _dicts(container.get("ports"))
-                if isinstance(port.get("containerPort"), int) and 0 < port["containerPort"] < 65536
-                and _text(port.get("protocol")) in ("", "TCP")]
+    declared = found.ports
     numbers = [number for number, _ in declared]
     on_host = pod.spec.get("hostNetwork") is True
-    annotated = pod.annotation(PORT_ANNOTATIONS)
+    annotated = pod.annotation(PORT_ANNOTATIONS) if annotated_here else ""
     by_name = {name: number for number, name in reversed(declared)}
     choices = [next((number for number in numbers if str(number) == annotated), None),
                args.port if args.port in numbers or not on_host else None,

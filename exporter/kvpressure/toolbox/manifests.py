@@ -158,20 +158,24 @@ def _servers(document: Mapping[str, Any]) -> Iterator[Server]:
         pod = read_pod({  # as if it ran: the address is of the range for documentation and never used
             "metadata": {"namespace": str(metadata.get("namespace") or "default"), "name": str(metadata.get("name") or "vllm"),
                          "uid": "template", "annotations": kept, "labels": dict(mapping(own.get("labels")))},
-            "spec": spec, "status": {"phase": "Running", "podIP": "192.0.2.1"}}, Policy())
-        containers = [mapping(item) for item in items(spec.get("containers"))]
+            "spec": spec, "status": {"phase": "Running", "podIP": "192.0.2.1"}}, Policy(template=True))
         for engine in pod.engines if pod is not None else ():
             if engine.target is None:
                 continue
-            index = next(i for i, item in enumerate(containers) if item.get("name") == engine.container)
-            raw = containers[index]
+            listed, index, raw = _container(spec, engine.container)
             command, args = _words(raw.get("command")), _words(raw.get("args"))
             env, variables = _environment(raw)
             yield Server(str(document.get("kind") or ""), str(metadata.get("namespace") or ""), str(metadata.get("name") or ""),
                          engine.container, (*command, *args), len(command), parse(engine.target.args, engine.target.env),
                          str(raw.get("image") or ""), engine.target.version, _card(spec),
                          str(annotations.get("prometheus.io/scrape")).lower() == "true",
-                         place.pointer if place.single else (*place.pointer, index), env, variables, _owner(metadata))
+                         place.pointer if place.single else (*place.pointer[:-1], listed, index), env, variables, _owner(metadata))
+
+
+def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[str, Any]]:
+    """Where the container stands in the spec: list, place in it, itself. Native sidecars stand among the init containers."""
+    return next((listed, index, item) for listed in ("containers", "initContainers")
+                for index, item in enumerate(map(mapping, items(spec.get(listed)))) if item.get("name") == name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,9 @@ def as_patch(server: Server, values: Mapping[str, float]) -> tuple[str, Any]:
     length = server.command_length
     parts = {"command": (server.argv[:length], changed[:length]), "args": (server.argv[length:], changed[length:])}
     new = {name: list(after) for name, (before, after) in parts.items() if before != after}
+    listed = next((part for part in reversed(server.pointer) if isinstance(part, str)), "containers")  # or initContainers
     if server.kind in _STRATEGIC:
-        return "strategic", {"spec": {"template": {"spec": {"containers": [{"name": server.container, **new}]}}}}
+        return "strategic", {"spec": {"template": {"spec": {listed: [{"name": server.container, **new}]}}}}
     where = "".join(f"/{part}" for part in server.pointer)
     indexed = bool(server.pointer) and isinstance(server.pointer[-1], int)
     guard = [{"op": "test", "path": f"{where}/name", "value": server.container}] if indexed else []

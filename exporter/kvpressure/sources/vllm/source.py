@@ -196,9 +196,13 @@ class VllmSource:
         return tuple(feed.target for feed in self._feeds.values())
 
     def set_targets(self, targets: Iterable[Target]) -> None:
-        """Read these from now on. Known ones keep their connection; beyond the limit the last ones are not read."""
+        """Read these from now on, of two with one name the first. Known ones keep their connection; beyond the limit the last
+        ones are not read.
+        """
         with self._lock:
-            wanted = {} if self._closed else {target.name: target for target in targets}
+            wanted: dict[str, Target] = {}
+            for target in () if self._closed else targets:
+                wanted.setdefault(target.name, target)
             allowed = dict(list(wanted.items())[:self._max_targets])
             feeds = {name: self._feed(name, target) for name, target in allowed.items()}
             gone = [feed for name, feed in self._feeds.items() if name not in feeds or feeds[name] is not feed]
@@ -239,7 +243,10 @@ class VllmSource:
         """Read what was given and what pods offer. Of a target that is both, discovery knows more."""
         if self._shared.targets != self._discovered:
             self._discovered = self._shared.targets
-            self.set_targets((*self._given, *self._discovered))
+            known: dict[str, Target] = {}
+            for target in self._discovered:
+                known.setdefault(target.name, target)
+            self.set_targets((*(known.get(target.name, target) for target in self._given), *self._discovered))
 
     def _is_due(self, feed: _Feed) -> bool:
         """Whether this read asks the target: not while it is still answering, and at its pace."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kvpressure.args import MAX_TEXT, EngineArgs
 
 _UNKNOWN: Final = "\x00"  # stands for text that a variable or substitution would have brought
+_UNKNOWN_WORDS: Final = _UNKNOWN * 2  # for what brings any number of words, however it is quoted: an array
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _NOT_MODELS: Final = frozenset({"python", "python3", "ray", "env", "tini", "dumb-init", "uv", "uvicorn", "nsys",
                                 "numactl", "torchrun", "mpirun", "sleep", "exec"})
@@ -33,7 +34,9 @@ _NUMBER = re.compile(r"-\d+(?:\.\d+)?")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
 _REFERENCE = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*)\)")
 _POSITIONAL = re.compile(r"\"?\$[@*]\"?")
-_SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
+_SUBSTITUTION = re.compile(r"\$\(\([^()]*+(?:\([^()]*+\)[^()]*+)*+\)\)|\$\([^()]*\)|`[^`]*`")
+_ARRAY = re.compile(r"\$(?:\{[A-Za-z_]\w*\[[@*]\][^}]*\}|\{[@*]\}|[@*])")
+_LEFT = re.compile(r"\$(?:\{[^}]*+\}?|\(|[\w#?!$-])")  # a variable or substitution that is not understood
 _ASSIGNMENT = re.compile(r"(?:^|[;&\n])[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]*)")
 
 
@@ -49,12 +52,23 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> EngineAr
     if shelled is not None:
         tokens = _shell_tokens(*shelled, known)
     rest, model, complete = _engine_part(tokens)
-    values = dict(_options(rest))
+    options = list(_options(rest))
+    values = {name: value for name, value in options if name}
     if model is not None:
         values.setdefault("model", None if _UNKNOWN in model else model)
-    complete = complete and "config" not in values and not any(token == _UNKNOWN for token in rest)
+    complete = complete and "config" not in values and not _hides_options(options, rest, model)
     return EngineArgs(values, frozenset(values), complete,
                       {name: value for name, value in known.items() if name.startswith("VLLM_")})
+
+
+def _hides_options(options: Iterable[tuple[str, str | None]], rest: Sequence[str], model: str | None) -> bool:
+    """Whether a variable may have brought in further options. Where a value is expected it brings one word, mostly."""
+    if any(token and not token.strip(_UNKNOWN) for token in rest):
+        return True
+    if model is not None and not model.strip(_UNKNOWN) and (not rest or model == _UNKNOWN_WORDS):
+        return True
+    return any(_UNKNOWN in name or (not name and word is not None and (_UNKNOWN in word or _REFERENCE.search(word) is not None))
+               for name, word in options)
 
 
 def starts_server(argv: Sequence[str]) -> bool:
@@ -138,9 +152,12 @@ def _commands(script: str, parameters: Sequence[str], env: Mapping[str, str]) ->
     known = {**env, **{m[1]: m[2].strip("\"'") for m in _ASSIGNMENT.finditer(script)}}
     positional = shlex.join(parameters)
     text = _expand(_POSITIONAL, script.replace("\\\n", " "), lambda _: positional)
-    text = _SUBSTITUTION.sub(_UNKNOWN, text)
+    text = _ARRAY.sub(_UNKNOWN_WORDS, text)
+    for _ in range(2):  # one in another
+        text = _SUBSTITUTION.sub(_UNKNOWN, text)
     for _ in range(3):  # a variable may name another one
         text = _expand(_VARIABLE, text, lambda m: known.get(m[1] or m[3] or "", _UNKNOWN if m[2] is None else m[2]))
+    text = _LEFT.sub(_UNKNOWN, text)
     lexer = shlex.shlex(text[:MAX_TEXT], posix=True, punctuation_chars=";|&\n")
     lexer.whitespace, lexer.whitespace_split = " \t\r", True
     try:
@@ -184,13 +201,14 @@ def _engine_part(tokens: Sequence[str]) -> tuple[Sequence[str], str | None, bool
 
 
 def _options(tokens: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """``(name, value)`` of every option; a flag is ``True``, ``--no-x`` makes x ``False``."""
+    """``(name, value)`` of every option; a flag is ``True``, ``--no-x`` makes x ``False``. Words beside them have no name."""
     index = 0
     while index < len(tokens):
         token = tokens[index]
         index += 1
         name, value = _name(token)
         if not name:
+            yield "", token
             continue
         if value is None and index < len(tokens) and _takes(name, tokens[index]):
             value = tokens[index]

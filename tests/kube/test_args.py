@@ -89,6 +89,29 @@ def test_what_a_hidden_variable_brings_is_not_guessed() -> None:
     assert hidden.is_explicit("max_num_seqs") is None
 
 
+@pytest.mark.parametrize("script", [
+    'ARGS=(--max-num-seqs 5); vllm serve org/m "${ARGS[@]}"', "vllm serve org/m ${ARGS[*]}", "vllm serve org/m $A$B",
+    'vllm serve "${ARGS[@]}" --port 1', "vllm serve $ARGS", "vllm serve org/m ${X:+--max-num-seqs 5}", "vllm serve org/m ${X%%y}",
+    "vllm serve org/m --port 1 pre$X", "vllm serve org/m --$NAME 5", "vllm serve org/m $1 $2", "vllm serve org/m $(cat $(ls x))",
+    "vllm serve org/m $(", "vllm serve org/m ${X",
+])
+def test_what_may_bring_options_leaves_open_what_was_set(script: str) -> None:
+    found = parse(["bash", "-c", script])
+    assert found.is_explicit("max_num_seqs") is None
+    assert found.max_num_seqs is None
+
+
+def test_a_reference_that_kubernetes_could_not_resolve_may_bring_an_option() -> None:
+    assert parse(["vllm", "serve", "org/m", "$(EXTRA)"]).is_explicit("max_num_seqs") is None
+    assert parse(["vllm", "serve", "$(MODEL)", "--api-key", "$(KEY)", "--served-model-name", "a", "b"]).is_explicit("max_num_seqs") is False
+
+
+def test_arithmetic_is_not_worked_out() -> None:
+    found = parse(["sh", "-c", "vllm serve org/m --max-num-seqs $((4 * (8 + 8))) --port 8$((1+1))"])
+    assert found.values == {"max_num_seqs": None, "port": None, "model": "org/m"}
+    assert found.is_explicit("max_num_seqs") is True
+
+
 @pytest.mark.parametrize("argv", [
     [], ["/entrypoint.sh"], ["/start.sh", "--max-num-seqs", "4"], ["ray", "start", "--head"],
     ["vllm", "serve", "m", "--config", "/etc/vllm.yaml"],
@@ -141,7 +164,9 @@ def test_never_raises(argv: list[str]) -> None:
 @pytest.mark.parametrize("argv", [
     ["vllm", "serve", "$(A)" * 10_000], ["sh", "-c", "vllm serve " + "$A" * 30_000], ["sh", "-c", "vllm serve ${B}"],
     ["sh", "-c", "vllm serve " + "$@" * 30_000, "--", "x" * 100_000], ["sh", "-c", "`" * 60_000],
-    ["sh", "-c", "$(" * 30_000], ["sh", "-c", "vllm serve 'x " + "a" * 60_000], ["sh", "-c", "A=$A;" * 12_000],
+    ["sh", "-c", "$(" * 30_000], ["sh", "-c", "$((" * 20_000], ["sh", "-c", "$((" + "(a)" * 20_000],
+    ["sh", "-c", "${" * 30_000], ["sh", "-c", "${A[" * 16_000], ["sh", "-c", "${A[@]" * 10_000],
+    ["sh", "-c", "vllm serve 'x " + "a" * 60_000], ["sh", "-c", "A=$A;" * 12_000],
     ["sh", "-c", "\\\n" * 30_000], ["--a" + "-a" * 30_000] * 20,
 ])
 def test_hostile_command_lines_cost_little(argv: list[str]) -> None:

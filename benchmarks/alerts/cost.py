@@ -33,7 +33,7 @@ from urllib.request import urlopen
 import yaml
 
 from benchmarks.alerts import fortnight
-from benchmarks.alerts.series import RULES, samples
+from benchmarks.alerts.series import RULES, SCRAPED_NODE, samples
 from kvpressure.demo.node import CONTAINER, NAMESPACE, Node, PodSpec
 from kvpressure.pipeline import Pipeline
 from kvpressure.readings import Snapshot, SourceHealth
@@ -69,7 +69,7 @@ def pages(count: int) -> list[str]:
             time=now, gpus=node.gpus(), pages=read, containers=node.containers(), owners=node.owners(), logs=node.logs(),
             targets=tuple(page.target for page in read), health=health))
         lines = (f"{name} {value}\n" for name, value in samples(replace(state, ticks=tick + 1)))
-        found.append("".join(lines).replace("GPU-", f"GPU-{_NODE}-"))
+        found.append("".join(lines).replace("GPU-", f"GPU-{_NODE}-").replace(SCRAPED_NODE, f"node-{_NODE}"))
     return found
 
 
@@ -154,25 +154,21 @@ class Server:
         time.sleep(_SETTLE_SECONDS)
 
     def seconds(self, expression: str, at: float) -> float:
-        """CPU seconds of an evaluation at a moment, the least of several; counted there, so that no large answer is written."""
-        path = f"query?time={at}&query={quote(f'count({expression})')}"
-        return min(self._spent(path) for _ in range(REPEATS))
-
-    def _spent(self, path: str) -> float:
+        """CPU seconds of an evaluation at a moment; counted there, so that no large answer is written."""
         before = self.cpu_seconds()
-        self.get(path)
+        self.get(f"query?time={at}&query={quote(f'count({expression})')}")
         return self.cpu_seconds() - before
 
 
 @contextmanager
-def prometheus(document: dict[str, Any]) -> Iterator[Server]:
-    """A Prometheus with ``document`` as its configuration."""
+def prometheus(document: dict[str, Any], program: str = "prometheus") -> Iterator[Server]:
+    """A Prometheus with ``document`` as its configuration; ``program`` is the one to run."""
     with tempfile.TemporaryDirectory(prefix="kvpressure-") as folder:
         path = Path(folder, "prometheus.yaml")
         path.write_text(yaml.dump(document), encoding="utf-8")
         with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as free:
             port = free.server_address[1]
-        command = ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={folder}/data",
+        command = [program, f"--config.file={path}", f"--storage.tsdb.path={folder}/data",
                    f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
         process = subprocess.Popen(command)
         try:
@@ -212,16 +208,17 @@ class Cost:
 
 
 def costs(server: Server, at: float) -> list[Cost]:
-    """Every rule, measured at a moment."""
-    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-    return [Cost(group["name"], rule.get("record") or f"{rule['alert']} {rule['labels']['severity']}", server.seconds(rule["expr"], at),
+    """Every rule, measured at a moment: in rounds, so that seconds of other work on the machine spoil one measurement and not all."""
+    rules = [(group, rule) for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+    rounds = [[server.seconds(rule["expr"], at) for _, rule in rules] for _ in range(REPEATS)]
+    return [Cost(group["name"], rule.get("record") or f"{rule['alert']} {rule['labels']['severity']}", min(spent),
                  60.0 / (float(group["interval"][:-1]) * _SPAN[group["interval"][-1]]))
-            for group in groups for rule in group["rules"]]
+            for (group, rule), spent in zip(rules, zip(*rounds, strict=True), strict=True)]
 
 
-def report(found: Sequence[Cost], series: float, nodes: int) -> Iterator[str]:
+def report(found: Sequence[Cost], series: float, nodes: int, version: str) -> Iterator[str]:
     """The figures, one a line."""
-    yield f"{nodes} nodes, {nodes * ENGINES} GPUs and engines, {series:.0f} series that rules read"
+    yield f"Prometheus {version}: {nodes} nodes, {nodes * ENGINES} GPUs and engines, {series:.0f} series that rules read"
     for cost in sorted(found, key=lambda item: -item.a_minute)[:SHOWN]:
         yield f"  {1000 * cost.seconds:7.1f} ms x {cost.per_minute:.2f} a minute  {cost.name}"
     for group in dict.fromkeys(cost.group for cost in found):
@@ -235,8 +232,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.alerts.cost", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=1000, help="how many nodes of eight engines (default: 1000)")
     parser.add_argument("--fill", type=float, default=FILL_SECONDS, help="seconds of scraping before it is measured")
+    parser.add_argument("--prometheus", default="prometheus", help="the program to measure, for other releases (default: the one installed)")
     options = parser.parse_args(argv)
-    with fleet(pages(PAGES)) as address, prometheus(configuration(address, options.nodes)) as server:
+    with fleet(pages(PAGES)) as address, prometheus(configuration(address, options.nodes), options.prometheus) as server:
         time.sleep(options.fill)
         up = server.value("sum(up)")
         if up < options.nodes:
@@ -244,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         series, at = server.value('count({__name__=~"kvpressure_.+"})'), time.time()
         server.stop_scraping()
         found = costs(server, at)
-        for line in report(found, series, options.nodes):
+        for line in report(found, series, options.nodes, server.get("status/buildinfo")["version"]):
             print(line)
     return 1 if sum(cost.a_minute for cost in found) > BUDGET_SECONDS else 0
 

@@ -22,7 +22,8 @@ SCRAPE_SECONDS: Final = 15.0
 ROOT: Final = Path(__file__).resolve().parents[2]
 RULES: Final = ROOT / "alerts" / "kvpressure-rules.yaml"
 _METRIC: Final = re.compile(r"(?<![\w:])kvpressure_\w+")
-_TARGET: Final = 'job="kvpressure",instance="node-1:9400",node="node-1"'  # what a scrape adds
+SCRAPED_NODE: Final = "node-1"
+_TARGET: Final = f'job="kvpressure",instance="{SCRAPED_NODE}:9400",node="{SCRAPED_NODE}"'  # what a scrape adds
 _GONE: Final = "stale"
 
 

@@ -48,6 +48,11 @@ def grown(counter: str, window: str) -> str:
     return f"{counter} - min_over_time({counter}[{window}])"
 
 
+def rose(counter: str, window: str) -> str:
+    """Whether ``grown`` is above 0. A comparison, because a difference makes a new series of each that did not grow."""
+    return f"{counter} > min_over_time({counter}[{window}])"
+
+
 def new_events(counter: str, by: str, window: str) -> str:
     """How often ``counter`` grew within ``window``, as an expression.
 
@@ -86,6 +91,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "n": lambda name: thresholds[name],
         "number": number,
         "grown": grown,
+        "rose": rose,
         "new_events": new_events,
         "dcgm": dcgm,
         "per": per,

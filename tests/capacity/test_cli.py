@@ -180,6 +180,13 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
     (("llama_70b", "--worksheet"), "--worksheet: needs --gpu-memory"),
     (("llama-3-8b", "--thresholds", "/nonexistent", "--gpu-memory", "80", "--prompt", "5", "--output", "5"), "/nonexistent"),
     (("llama-3-8b", "--bogus"), "--bogus"),
+    (("llama-3-8b", "--gpu-memory", "80", "--prompt", "0", "--output", "0"), "--prompt and --output: no tokens in it"),
+    (("llama-3-8b", "--draft-layers", "1000000000"), "draft layers 1000000000; allowed: up to 2048"),
+    (("llama-3-8b", "--weights", "5"), "--weights: needs --gpu-memory"),
+    (("llama-3-8b", "--cuda-graphs", "0"), "--cuda-graphs: needs --gpu-memory"),
+    (("llama-3-8b", "--max-num-seqs", "5"), "--max-num-seqs: needs --gpu-memory"),
+    (("llama-3-8b", "--enforce-eager"), "--enforce-eager: needs --gpu-memory"),
+    (("llama-3-8b", "--gpu-memory", "80", "--max-num-seqs", "200", "--max-num-batched-tokens", "100"), "200 is above max_num_batched_tokens 100"),
     (("llama-3-8b", "--thresholds", "/nonexistent"), "/nonexistent"),
     (("llama_70b", "--worksheet", "--gpu-memory", "80", "--thresholds", "/nonexistent"), "/nonexistent"),
     (("llama-3-8b", "--tp", "3"), "tensor parallel 3: llama-3-8b has 32 attention heads; allowed: a divisor of 32"),
@@ -204,3 +211,32 @@ def test_a_config_without_a_size_of_weights_asks_for_it(capsys: pytest.CaptureFi
     assert status == 2
     assert "give --weights" in err
     assert run(capsys, config, "--gpu-memory", "80GiB", "--weights", "1GiB")[0] == 0
+
+
+def test_parts_of_memory_may_be_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--cuda-graphs", "0", "--allocator-overhead", "0GiB")
+    assert found["memory"]["graphs"] == found["memory"]["allocator"] == {"bytes": 0, "origin": "given"}
+
+
+def test_a_smaller_token_budget_bounds_the_default_of_max_num_seqs(capsys: pytest.CaptureFixture[str]) -> None:
+    """As vLLM does it where nobody set max_num_seqs."""
+    found = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--max-num-batched-tokens", "100")
+    assert (found["limits"]["max_num_seqs"], found["limits"]["max_num_batched_tokens"]) == (100, 100)
+
+
+def test_a_pool_larger_than_the_card_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--kv-cache-memory", "100GB", status=1)
+    assert "the card has not enough memory" in found["problems"][0]
+    assert found["warnings"] == []
+
+
+@pytest.mark.parametrize("more", [("--context", "100000"), ("--prompt", "100000", "--output", "5")])
+def test_requests_beyond_the_context_are_told(capsys: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
+    warnings = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", *more)["warnings"]
+    assert any("are longer than max_model_len 8192" in warning for warning in warnings)
+
+
+def test_a_context_above_the_models_own_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    warnings = as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--max-model-len", "100000")["warnings"]
+    assert any("above the 8192 of the model's configuration" in warning for warning in warnings)
+    assert as_json(capsys, "llama-3-8b", "--gpu-memory", "80", "--max-model-len", "8192")["warnings"] == []

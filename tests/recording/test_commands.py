@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -109,7 +110,24 @@ def test_a_recording_without_ticks_is_no_error(tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / "r.jsonl"
     path.write_text(Header().to_json() + "\n")
     assert main(["replay", str(path)]) == 0
-    assert capsys.readouterr().out == ""
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"{path}: no tick that can be read in it\n")
+
+
+@pytest.mark.parametrize(("out", "said"), [("", "--openmetrics: :"), ("/", "a directory or a device"), ("{}", "a directory or a device"),
+                                           ("{}/fifo", "a directory or a device"), ("{}/" + "a" * 300, "File name too long"),
+                                           ("{}/r.jsonl", "the recording itself")])
+def test_openmetrics_replaces_nothing_but_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, said: str) -> None:
+    """The finished file takes the name: as root that would put a file in the place of /dev/stdout."""
+    recording = tmp_path / "r.jsonl"
+    recording.write_text(Header().to_json() + "\n")
+    os.mkfifo(tmp_path / "fifo")
+    assert main(["replay", str(recording), "--openmetrics", out.format(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)
+    assert recording.read_text() == Header().to_json() + "\n"
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvpressure.capacity import CapacityError
+from kvpressure.capacity import CapacityError, shapes
 from kvpressure.capacity.shapes import ModelShape, from_config
 
 
@@ -59,6 +60,18 @@ CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType({
     "opt-1.3b": _opt(2048, 24, 32),
     "opt-2.7b": _opt(2560, 32, 32),
 })
+
+
+def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
+    """What a command line names: a ``config.json``, a model's directory (then with its path), or a known name. Raises ``CapacityError``."""
+    path = Path(text)
+    try:
+        there = bool(text) and path.exists()
+    except OSError:  # too long for a name, or in a directory that may not be looked into
+        there = text.lower() not in CONFIGS and "/" in text
+    if not there:
+        return named(text, draft_layers), None
+    return shapes.load(path, draft_layers), path
 
 
 def named(name: str, draft_layers: int = 0) -> ModelShape:

@@ -84,8 +84,16 @@ class Audit:
     @property
     def outside(self) -> int:
         """Bytes beyond the request that nobody needs; negative = context and allocator do not fit."""
-        inside = sum(part.bytes for part in (self.weights, self.activations, self.graphs, self.non_torch, self.pool))
-        return self.total - inside - self.context.bytes - self.allocator.bytes
+        return self.total - self._inside - self.context.bytes - self.allocator.bytes
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the card lacks for what vLLM itself takes, as with a pool that was set too large; 0 = it has them."""
+        return max(0, self._inside - self.total)
+
+    @property
+    def _inside(self) -> int:
+        return sum(part.bytes for part in (self.weights, self.activations, self.graphs, self.non_torch, self.pool))
 
 
 @dataclass(frozen=True, slots=True)

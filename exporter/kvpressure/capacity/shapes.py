@@ -57,10 +57,11 @@ class ModelShape:
     config: Mapping[str, Any]
 
 
-def load(path: Path) -> ModelShape:
+def load(path: Path, draft_layers: int = 0) -> ModelShape:
     """The shape from a ``config.json`` or a directory that holds one. Raises ``CapacityError``."""
-    file = path / "config.json" if path.is_dir() else path
+    file = path
     try:
+        file = path / "config.json" if path.is_dir() else path
         if file.stat().st_size > _MAX_CONFIG_BYTES:
             raise CapacityError(f"{file}: larger than {_MAX_CONFIG_BYTES} bytes; allowed: a model's config.json")
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -72,7 +73,7 @@ def load(path: Path) -> ModelShape:
         raise CapacityError(f"{file}: not valid JSON ({error}); allowed: a model's config.json") from error
     if not isinstance(config, dict):
         raise CapacityError(f"{file}: no JSON object; allowed: a model's config.json")
-    return from_config(config, name=path.name if path.is_dir() else path.parent.name or "model", where=str(file))
+    return from_config(config, path.parent.name or "model" if file is path else path.name, str(file), draft_layers)
 
 
 def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_layers: int = 0) -> ModelShape:
@@ -82,8 +83,9 @@ def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_lay
     fields = _Fields(text_config(config), where or name)
     fields.refuse_unsupported()
     count = fields.integer("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    if count > MAX_LAYERS:
-        raise CapacityError(f"{fields.where}: num_hidden_layers {count}; allowed: up to {MAX_LAYERS}")
+    for what, number in (("num_hidden_layers", count), ("draft layers", draft_layers)):
+        if number > MAX_LAYERS:
+            raise CapacityError(f"{fields.where}: {what} {number}; allowed: up to {MAX_LAYERS}")
     per_layer = _mla_layers(fields) if fields.has("kv_lora_rank") and fields.has("qk_rope_head_dim") else None
     kinds = _kinds(fields, count)
     plain = None if per_layer is not None else _attention(fields)

@@ -7,11 +7,14 @@ news (a check command), 2 usage or input error with one line, 3 a fatal failure 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final, NoReturn
 
 from kvpressure import __version__
@@ -28,6 +31,10 @@ COMMANDS: Final = {
     "probe": "measure a server step by step",
     "demo": "run a simulated node",
 }
+
+
+_FATAL: Final = 3
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class UsageError(ValueError):
@@ -53,17 +60,39 @@ def available() -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
     try:
         try:
             return _dispatch(arguments)
         finally:
-            if sys.stdout is not None:  # it is None when it was closed before the start
-                sys.stdout.flush()
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            raise
+        _drop_output()
+        print(f"kvpressure: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return _FATAL
+
+
+def _open_streams() -> None:
+    """Streams that were closed before the start are None, and what is meant for one would go to the other; a locale without a dash must
+    not cost the answer.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """What is still in the buffer would fail again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> int:

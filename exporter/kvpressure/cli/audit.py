@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from kvpressure.args import parse_version
-from kvpressure.capacity import CapacityError, models, shapes
+from kvpressure.capacity import CapacityError, models
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.cli import UsageError
 from kvpressure.thresholds import Thresholds, load
@@ -89,7 +88,7 @@ def _read(options: argparse.Namespace) -> Deployed:
 
 def _subject(server: Server, around: Surroundings, options: argparse.Namespace, thresholds: Thresholds, siblings: tuple[Server, ...] = (),
              seen: Seen | None = None) -> Subject:
-    shape = _shape(options.model_config) if options.model_config else shape_of(server)
+    shape = _shape(options.model_config) if options.model_config is not None else shape_of(server)
     usual = seen.context if seen is not None else None
     context = options.context or (None if usual is None else max(1, round(usual)))
     return Subject(server, around, thresholds, shape, options.gpu or server.card, options.vllm_version or server.version, context,
@@ -105,6 +104,6 @@ def _audited(subject: Subject) -> Audited:
 
 def _shape(text: str) -> ModelShape:
     try:
-        return shapes.load(Path(text)) if Path(text).exists() else models.named(text)
+        return models.find(text)[0]
     except CapacityError as error:
         raise UsageError(f"--model-config: {error}") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kvpressure.args import human_int
-from kvpressure.capacity import CapacityError, kvbytes, load, models, plan, shapes, weights
+from kvpressure.capacity import CapacityError, kvbytes, load, models, plan, weights
 from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.load import Load
 from kvpressure.capacity.report import Answer, as_json, as_text
@@ -23,6 +23,11 @@ from kvpressure.thresholds import load as load_thresholds
 _UNITS: Final = {"": 10**9, "B": 1, **{p + "B": 1000**n for n, p in enumerate("KMGT", 1)},
                  **{p + "iB": 1024**n for n, p in enumerate("KMGT", 1)}}
 _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?i?B|)")
+
+_PARTS: Final = ("activations", "cuda-graphs", "non-torch", "cuda-context", "allocator-overhead")
+#: Options that say nothing without the memory of a card.
+_OF_A_CARD: Final = ("concurrency", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "weights",
+                     "kv_cache_memory", *(name.replace("-", "_") for name in _PARTS))
 
 _EXAMPLES: Final = """\
 examples:
@@ -61,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     memory.add_argument("--gpu-memory", type=_size, metavar="SIZE", help="what the card has; asks whether it fits")
     memory.add_argument("--weights", type=_size, metavar="SIZE",
                         help="of the whole model; default: its files, else an estimate")
-    for name in ("activations", "cuda-graphs", "non-torch", "cuda-context", "allocator-overhead"):
-        memory.add_argument(f"--{name}", type=_size, metavar="SIZE", help="measured value instead of the estimate")
+    for name in _PARTS:
+        memory.add_argument(f"--{name}", type=_size_or_none, metavar="SIZE", help="measured value instead of the estimate")
     memory.add_argument("--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, set outright")
     sent = parser.add_argument_group("what is sent")
     sent.add_argument("--context", type=whole, action="append", metavar="TOKENS",
@@ -91,15 +96,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _answer(options: argparse.Namespace, thresholds: Thresholds) -> Answer:
-    shape, path = _shape(options)
+    shape, path = models.find(options.model, options.draft_layers)
     parallel = Parallel(options.tp, options.pp, options.dcp)
     layout = kvbytes.layout(shape, parallel, options.kv_cache_dtype, options.block_size,
                             hybrid_manager=not options.disable_hybrid_kv_cache_manager)
     lengths = tuple(options.context or _lengths(shape, options.max_model_len))
     answer = Answer(shape, parallel, options.kv_cache_dtype, layout, lengths)
     sent = _load(options)
+    if sent is not None and sent.longest == 0:
+        raise UsageError(f"{options.traffic or '--prompt and --output'}: no tokens in it; allowed: requests of 1 token or more")
     if options.gpu_memory is None:
-        needless = next((name for name in ("concurrency", "gpu_memory_utilization") if getattr(options, name)), None)
+        needless = next((name for name in _OF_A_CARD if getattr(options, name) is not None and getattr(options, name) is not False), None)
         if sent is not None or needless:
             raise UsageError(f"--{(needless or 'prompt').replace('_', '-')}: needs --gpu-memory")
         return answer
@@ -112,17 +119,7 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> Answer:
                                  thresholds, graphs=not options.enforce_eager) if sent else None
     answer = replace(answer, audit=found, fit=fit, load=sent, needed=needed, plan=recommended)
     return replace(answer, problems=tuple(_problems(answer, found, fit, options.context or ())),
-                   warnings=tuple(_warnings(found)))
-
-
-def _shape(options: argparse.Namespace) -> tuple[ModelShape, Path | None]:
-    path = Path(options.model)
-    if not path.exists():
-        return models.named(options.model, options.draft_layers), None
-    shape = shapes.load(path)
-    if options.draft_layers:
-        shape = shapes.from_config(shape.config, shape.name, draft_layers=options.draft_layers)
-    return shape, path
+                   warnings=tuple(_warnings(answer, found, options.context or ())))
 
 
 def _lengths(shape: ModelShape, limit: int | None) -> list[int]:
@@ -154,9 +151,12 @@ def _given(options: argparse.Namespace, shape: ModelShape, path: Path | None) ->
 def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None, thresholds: Thresholds) -> plan.Limits:
     longest = sent.longest if sent else max(options.context or [int(thresholds["max_model_len_step_tokens"])])
     default = plan.default_limits_for(options.gpu_memory, options.max_model_len or shape.max_model_len or longest)
+    tokens: int = options.max_num_batched_tokens or default.max_num_batched_tokens
+    if options.max_num_seqs is not None and options.max_num_seqs > tokens:
+        raise UsageError(f"--max-num-seqs: {options.max_num_seqs} is above max_num_batched_tokens {tokens}, with which vLLM does not start; "
+                         f"allowed: up to {tokens}")
     return plan.Limits(options.gpu_memory_utilization or default.gpu_memory_utilization,
-                       options.max_num_seqs or default.max_num_seqs,
-                       options.max_num_batched_tokens or default.max_num_batched_tokens, default.max_model_len)
+                       options.max_num_seqs or min(default.max_num_seqs, tokens), tokens, default.max_model_len)
 
 
 def _problems(answer: Answer, found: plan.Audit, fit: plan.Fit, lengths: Sequence[int]) -> Iterator[str]:
@@ -164,6 +164,8 @@ def _problems(answer: Answer, found: plan.Audit, fit: plan.Fit, lengths: Sequenc
     if found.pool.bytes <= 0:
         yield f"no memory is left for the KV cache: {-found.pool.bytes / 1e9:.1f} GB are missing"
         return
+    if found.missing > 0:
+        yield f"the card has not enough memory for these parts: {found.missing / 1e9:.1f} GB are missing"
     limit, needed = found.limits.max_model_len, answer.needed
     if fit.longest < limit:
         yield (f"one request of max_model_len {limit} does not fit and vLLM will not start; the longest that fits is "
@@ -175,8 +177,14 @@ def _problems(answer: Answer, found: plan.Audit, fit: plan.Fit, lengths: Sequenc
             yield f"{needed:g} requests of {length} tokens do not fit at once; {answer.concurrent(length)} do"
 
 
-def _warnings(found: plan.Audit) -> Iterator[str]:
-    if found.outside < 0:
+def _warnings(answer: Answer, found: plan.Audit, lengths: Sequence[int]) -> Iterator[str]:
+    limit, own = found.limits.max_model_len, answer.shape.max_model_len
+    longest = max([*lengths, *([answer.load.longest] if answer.load else [])], default=0)
+    if longest > limit:
+        yield f"requests of {longest} tokens are longer than max_model_len {limit}: vLLM refuses them or cuts their answers"
+    if own is not None and limit > own:
+        yield f"max_model_len {limit} is above the {own} of the model's configuration: vLLM refuses it without rope scaling that allows it"
+    if found.outside < 0 and not found.missing:
         yield (f"CUDA context and allocator overhead need {-found.outside / 1e9:.1f} GB more than "
                f"gpu_memory_utilization {found.limits.gpu_memory_utilization:g} leaves")
 
@@ -228,6 +236,10 @@ def _share(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: above 0 and up to 1")
     return value
+
+
+def _size_or_none(text: str) -> int:
+    return 0 if re.fullmatch(r" *0+(\.0+)? *[KMGT]?i?B? *", text) else _size(text)
 
 
 def _size(text: str) -> int:

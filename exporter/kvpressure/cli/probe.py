@@ -6,16 +6,16 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from kvpressure import __version__
 from kvpressure.args import human_int
-from kvpressure.capacity import CapacityError, kvbytes, models, shapes
+from kvpressure.capacity import CapacityError, kvbytes, models
 from kvpressure.capacity.kvbytes import Layout, Parallel
+from kvpressure.capacity.shapes import ModelShape
 from kvpressure.cli import UsageError
 from kvpressure.sources.vllm import Target
-from kvpressure.thresholds import load
+from kvpressure.thresholds import Thresholds, load
 from kvpressure.toolbox import fetch, probing, secret
 from kvpressure.toolbox.completions import Api
 from kvpressure.toolbox.meter import Meter
@@ -65,25 +65,28 @@ def _whole(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Ask for consent, measure, print. Raises ``UsageError`` for refusals and unusable input."""
+    thresholds = load(options.thresholds)
+    shape = _shape(options.model_config)
     target = fetch.target_of(options.url, "URL")
     key = secret.read(options.api_key_file, "--api-key-file")
     meter = Meter(target)
     try:
-        report = _probe(options, target, meter, key)
+        layout = None if shape is None else _layout(shape, options, meter.cache.block_size)
+        report = _probe(options, target, meter, key, layout, thresholds)
     finally:
         meter.close()
     print(json.dumps(_as_json(report), indent=2) if options.format == "json" else _as_text(report))
     return 0 if report.fine else 1
 
 
-def _probe(options: argparse.Namespace, target: Target, meter: Meter, key: str | None) -> Report:
+def _probe(options: argparse.Namespace, target: Target, meter: Meter, key: str | None, layout: Layout | None,
+           thresholds: Thresholds) -> Report:
     model, length = _model(target, options.model, key)
-    layout = _layout(options, meter.cache.block_size)
     plan = probing.stages(meter.cache, length, options.output, Budget(options.max_requests, options.max_tokens))
     _consent(options, target, plan)
     results: list[Result] = []
     with Progress() as progress:
-        probe = Probe(meter, Api(target, model, key), layout, load(options.thresholds), forced=options.force,
+        probe = Probe(meter, Api(target, model, key), layout, thresholds, forced=options.force,
                       progress=lambda text: progress.show(f"{bar(len(results), 4)} step {min(4, len(results) + 1)}/4  {text}"))
         busy = probe.busy()
         if busy is not None and not options.force:
@@ -108,12 +111,15 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, in
     return chosen, length if isinstance(length, int) and length > 0 else None
 
 
-def _layout(options: argparse.Namespace, block_size: int) -> Layout | None:
-    if options.model_config is None:
-        return None
-    path = Path(options.model_config)
+def _shape(text: str | None) -> ModelShape | None:
     try:
-        shape = shapes.load(path) if path.exists() else models.named(options.model_config)
+        return None if text is None else models.find(text)[0]
+    except CapacityError as error:
+        raise UsageError(f"--model-config: {error}") from error
+
+
+def _layout(shape: ModelShape, options: argparse.Namespace, block_size: int) -> Layout:
+    try:
         return kvbytes.layout(shape, Parallel(options.tp), options.kv_cache_dtype, block_size)
     except CapacityError as error:
         raise UsageError(f"--model-config: {error}") from error

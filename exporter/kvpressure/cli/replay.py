@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from kvpressure.cli import UsageError
 from kvpressure.pipeline import Pipeline
@@ -74,10 +76,6 @@ def run(options: argparse.Namespace) -> int:
             _replay(options, _Replay(readers, Pipeline(load(options.thresholds)), options))
     except RecordingError as error:
         raise UsageError(str(error)) from error
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise UsageError(f"--openmetrics: {options.openmetrics}: {error.strerror or error}") from error
     return 0
 
 
@@ -111,11 +109,13 @@ class _Replay:
         self._from: float = options.start
         self._to: float | None = options.end
         self._progress = sys.stderr.isatty() and not sys.stdout.isatty()
+        self.number = 0
 
     def __iter__(self) -> Iterator[tuple[Snapshot, State, bool]]:
         first: float | None = None
         shown = time.monotonic()
         for number, snapshot in enumerate(itertools.chain.from_iterable(self._readers), 1):
+            self.number = number
             first = snapshot.time if first is None else first
             t = snapshot.time - first
             if self._to is not None and t > self._to:
@@ -128,11 +128,51 @@ class _Replay:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
+@contextlib.contextmanager
+def _writing(out: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: a name like "/" or ""
+        raise UsageError(f"--openmetrics: {out}: {getattr(error, 'strerror', None) or error}; allowed: a file that can be written") from error
+
+
+class _Series:
+    """The file of ``--openmetrics``; its errors are told apart from those of standard output. Raises ``UsageError``."""
+
+    def __init__(self, out: str, recordings: Sequence[str]) -> None:
+        self._out = out
+        with _writing(out):
+            if Path(out).exists():  # the finished file takes the name: a device or the recording would be gone
+                if not Path(out).is_file():
+                    raise ValueError("a directory or a device")
+                if any(Path(file).samefile(out) for file in recordings):
+                    raise ValueError("the recording itself")
+            self._writer = OpenMetricsWriter(out)
+
+    def __enter__(self) -> _Series:
+        self._writer.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        with _writing(self._out):
+            self._writer.__exit__(*raised)
+
+    def add(self, t: float, state: State) -> None:
+        """Take one tick."""
+        with _writing(self._out):
+            self._writer.add(t, state)
+
+    @property
+    def samples(self) -> int:
+        """Lines written."""
+        return self._writer.samples
+
+
 def _replay(options: argparse.Namespace, ticks: _Replay) -> None:
-    form = options.format or (None if options.openmetrics else "text")
+    form = options.format or ("text" if options.openmetrics is None else None)
     timeline = Timeline() if form == "text" else None
     with contextlib.ExitStack() as stack:
-        series = stack.enter_context(OpenMetricsWriter(options.openmetrics)) if options.openmetrics else None
+        series = stack.enter_context(_Series(options.openmetrics, options.files)) if options.openmetrics is not None else None
         for snapshot, state, wanted in ticks:
             if timeline is not None:
                 _print(timeline.lines(snapshot.time, state.engines, show=wanted))
@@ -140,6 +180,8 @@ def _replay(options: argparse.Namespace, ticks: _Replay) -> None:
                 _print(json_line(snapshot.time, engine) for engine in state.engines)
             if series is not None and wanted:
                 series.add(snapshot.time, state)
+    if not ticks.number:
+        print(f"{', '.join(options.files)}: no tick that can be read in it", file=sys.stderr)
     if timeline is not None:
         _print(timeline.summary())
     if series is not None:

@@ -137,9 +137,14 @@ def _is_file(text: str) -> bool:
     """A recording's path; also one that does not exist but looks like a path rather than an address."""
     if "://" in text:
         return False
+    if not text:
+        raise UsageError("an empty name; allowed: a recording or an address")
     path = Path(text)
-    if path.is_dir():
-        raise UsageError(f"{text}: a directory; allowed: a recording or an address")
+    try:
+        if path.is_dir():
+            raise UsageError(f"{text}: a directory; allowed: a recording or an address")
+    except OSError as error:
+        raise UsageError(f"{text!r:.100}: {error.strerror}; allowed: a recording or an address") from error
     looks = text.endswith((".gz", ".jsonl", ".json")) or text.startswith(("/", "./", "../", "~"))
     return path.is_file() or looks
 

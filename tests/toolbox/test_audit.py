@@ -241,3 +241,12 @@ def test_any_document_is_read_or_refused(tmp_path_factory: pytest.TempPathFactor
         assert "\n" not in said
     else:
         assert found
+
+
+@pytest.mark.parametrize(("size", "result"), [("3", "fail"), ("4", "pass")])
+def test_a_parallel_size_with_which_vllm_does_not_start(capsys: pytest.CaptureFixture[str], size: str, result: str) -> None:
+    main(["audit", f"--args=vllm serve llama-3-8b --tensor-parallel-size {size} --max-num-seqs 8", "--vllm-version", "0.30.0", "--gpu", "L40S:48",
+          "--context", "2000", "--format", "json"])
+    found = next(item for item in json.loads(capsys.readouterr().out)["servers"][0]["items"] if item["name"] == "concurrency_from_memory")
+    assert found["result"] == result
+    assert ("tensor parallel 3: llama-3-8b has 32 attention heads" in found["found"]) is (result == "fail")

@@ -154,6 +154,13 @@ def test_the_example_of_the_help_gives_what_its_measured_twin_gives(capsys: pyte
     assert "the 36 that run at once" in step(measured, "max_num_seqs")["text"]
 
 
+def test_a_command_line_completes_a_stated_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = mitigate(capsys, "--verdict", "kv_pressure", "--args=--max-num-seqs 64 --max-num-batched-tokens 8192")
+    assert document["set"] == {"max_num_seqs": 48, "max_num_batched_tokens": 4096}
+    _, document = mitigate(capsys, "--verdict", "kv_pressure", "--args=--max-num-seqs 64", "--max-num-seqs", "100")
+    assert document["set"] == {"max_num_seqs": 75}
+
+
 def test_a_cut_of_the_limit_alone_says_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
     _, document = mitigate(capsys, "--verdict", "kv_pressure", "--max-num-seqs", "256")
     said = step(document, "max_num_seqs")["text"]

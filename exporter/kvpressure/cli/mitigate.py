@@ -7,8 +7,9 @@ import json
 import shlex
 from collections.abc import Callable
 
-from kvpressure.args import human_int, parse_version
+from kvpressure.args import human_int, option, parse_version
 from kvpressure.cli import UsageError
+from kvpressure.commandline import parse
 from kvpressure.publish.pressure import pressure_plan
 from kvpressure.state import VERDICTS
 from kvpressure.thresholds import Thresholds, load
@@ -33,6 +34,13 @@ be used.
 """
 
 
+_NUMBERS = (("max-num-seqs", "in force"), ("max-num-batched-tokens", "in force"), ("max-model-len", "in force"),
+            ("running", "requests that run at once"), ("capacity-tokens", "tokens that the KV cache holds"),
+            ("prompt", "tokens of a long prompt (95th percentile)"), ("output", "tokens of a long answer (95th percentile)"))
+#: Options that only complete a stated verdict.
+_STATED = (*(name.replace("-", "_") for name, _ in _NUMBERS), "gpu_memory_utilization", "kv_pool_gib", "vllm_version", "out_of_memory", "preempting")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -40,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     inputs.add_arguments(parser)
     stated = parser.add_argument_group("without a server")
     stated.add_argument("--verdict", choices=VERDICTS, help="the verdict, stated instead of read")
-    for name, text in (("max-num-seqs", "in force"), ("max-num-batched-tokens", "in force"), ("max-model-len", "in force"),
-                       ("running", "requests that run at once"), ("capacity-tokens", "tokens that the KV cache holds"),
-                       ("prompt", "tokens of a long prompt (95th percentile)"), ("output", "tokens of a long answer (95th percentile)")):
+    for name, text in _NUMBERS:
         stated.add_argument(f"--{name}", type=_whole, metavar="N", help=text)
     stated.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="in force")
     stated.add_argument("--kv-pool-gib", type=_positive, metavar="GIB", help="KV pool on one GPU, from vLLM's log")
@@ -86,13 +92,13 @@ _share = _checked(lambda text: value if (value := _number(text)) is not None and
 def run(options: argparse.Namespace) -> int:
     """Plan or verify. Raises ``UsageError`` for input that cannot be used."""
     thresholds = load(options.thresholds)
-    if options.verify:
+    if options.verify is not None:
         return _verify(options, thresholds)
     cluster = bool(options.namespace) and not options.prometheus
     if options.format == "patch" and not options.manifest and not cluster:
         raise UsageError("--format patch: needs --manifest (kubectl get deploy NAME -o yaml), or -n NAMESPACE to read it through kubectl: a "
                          "patch replaces the whole list of arguments")
-    server = _server(options.manifest) if options.manifest else None
+    server = _server(options.manifest) if options.manifest is not None else None
     engines, again = _engines(options, thresholds, server)
     pressed = [engine for engine in engines if engine.verdict == mitigation_report.PRESSURE]
     chosen = max(pressed or engines, key=lambda engine: engine.confidence)
@@ -107,9 +113,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _engines(options: argparse.Namespace, thresholds: Thresholds, server: Server | None) -> tuple[list[EngineView], str]:
     if options.verdict:
-        if inputs.given(options):
+        if inputs.given(options) or any((options.pod, options.model, options.selector, options.workload)):
             raise UsageError("--verdict: not together with a server or a recording; allowed: one or the other")
         return [given.engine_from(_given(options, server), thresholds)], ""
+    needless = next((name for name in _STATED if getattr(options, name)), None)
+    if needless is not None:
+        raise UsageError(f"{option(needless)}: only with --verdict; a server and a recording tell it themselves, limits are said by --args")
     found = inputs.open_inputs(options, thresholds)
     return [case.view for case in found.cases], found.again
 
@@ -118,7 +127,7 @@ def _given(options: argparse.Namespace, server: Server | None) -> given.Given:
     """What was typed, completed by the manifest."""
     if options.vllm_version and parse_version(options.vllm_version) is None:
         raise UsageError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
-    args = server.args if server else None
+    args = server.args if server else parse(options.args) if options.args else None
     pool = options.kv_pool_gib
     return given.Given(
         options.verdict, options.vllm_version or (server.version if server else None), options.running,

@@ -100,6 +100,21 @@ def checklist(subject: Subject) -> list[Item]:
 # --- what fits --------------------------------------------------------------------------------------------
 
 
+def _parallel(args: EngineArgs) -> Parallel:
+    return Parallel(args.tensor_parallel_size or 1, args.pipeline_parallel_size or 1, args.decode_context_parallel_size or 1)
+
+
+def _refused(subject: Subject) -> str | None:
+    """Why vLLM does not start with these parallel sizes; None when it does, or when the model is not known."""
+    if subject.shape is None:
+        return None
+    try:
+        kvbytes.refuse_parallel(subject.shape, _parallel(subject.args))
+    except CapacityError as error:
+        return str(error)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Fits:
     """How many requests the KV cache holds: of the full context length, and of the usual one."""
@@ -126,8 +141,7 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     limits = plan.Limits(min(values[0] or default.gpu_memory_utilization, most_utilization), int(values[1] or default.max_num_seqs),
                          int(values[2] or default.max_num_batched_tokens), int(length))
     try:
-        parallel = Parallel(args.tensor_parallel_size or 1, args.pipeline_parallel_size or 1,
-                            args.decode_context_parallel_size or 1)
+        parallel = _parallel(args)
         layout = kvbytes.layout(shape, parallel, args.kv_cache_dtype or "auto", args.block_size or kvbytes.DEFAULT_BLOCK_SIZE)
         audited = plan.audit(shape, parallel, card.memory_bytes, limits, plan.Given(size, "estimate", pool=args.kv_cache_memory_bytes))
     except CapacityError:
@@ -246,6 +260,9 @@ def _apart(s: Subject) -> Item:
 def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> Item:
     name, text = "concurrency_from_memory", "concurrency is derived from GPU memory"
     why = "scaling replicas does not fix the pressure inside each replica"
+    refused = _refused(s)
+    if refused is not None and s.seen is None:
+        return Item(name, _CONCURRENCY, text, "fail", why, f"vLLM does not start: {refused}", "parallel sizes that the model's heads allow")
     if room is None or seqs is None:
         missing = [word for word, value in (("the model (--model-config)", s.shape), ("the card (--gpu NAME:GiB)", s.card),
                                             ("max_model_len", s.limit("max_model_len")), ("max_num_seqs", seqs)) if value is None]

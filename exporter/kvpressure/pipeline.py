@@ -160,7 +160,7 @@ class Pipeline:
         rank = ranks.index(track.named[1])
         return tuple(uuid for _, uuid in sorted(known)[rank * needs:(rank + 1) * needs])
 
-    def _surroundings(self, now: float, track: EngineTrack, gpus: Iterable[str],
+    def _surroundings(self, now: float, track: EngineTrack, gpus: Sequence[str],
                       snapshot: Snapshot) -> tuple[Surroundings, Mapping[str, InForce]]:
         key, page, reading = track.key, track.tracker.page, track.tracker.reading
         container = self._containers.get((key.namespace, key.pod, track.container))
@@ -180,11 +180,14 @@ class Pipeline:
                     facts["pool_bytes"] = pool
         pod = (key.namespace, key.pod)
         allocator = [rank for rank in snapshot.allocator if (rank.namespace, rank.pod) == pod]
+        others = any(owner.uuid in gpus and (owner.namespace, owner.pod) != pod for owner in snapshot.owners)
+        processes = _process_bytes_of(snapshot, pod) if allocator or others else {}
         seqs, length = found_limits.get("max_num_seqs"), found_limits.get("max_model_len")
         return Surroundings(
             now=now, gpus=windows,
             container=container.window if container and self._fresh(container.window.last_t, now) else None,
-            allocator=allocator, processes=_process_bytes_of(snapshot, pod) if allocator else (),
+            allocator=allocator, processes=tuple(processes.values()),
+            others=others, own_bytes=tuple(processes.get(gpu.last.uuid) for gpu in windows if gpu.last),
             facts=facts, events=container.recent_events(now) if container else _NO_SIGNALS,
             events_known=container.seen_log if container else False,
             oom=container.recent_oom(now) if container else _NO_FIGURES,
@@ -273,16 +276,16 @@ def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict
     return sums
 
 
-def _process_bytes_of(snapshot: Snapshot, pod: tuple[str, str]) -> list[int]:
+def _process_bytes_of(snapshot: Snapshot, pod: tuple[str, str]) -> dict[str, int]:
     """Device memory of a pod's processes on each GPU that has some; empty where it is not known of one of them."""
-    found = []
+    found = {}
     for gpu in snapshot.gpus:
         sizes = [process.used_bytes for process in gpu.processes if snapshot.process_pods.get(process.pid) == pod]
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
-            return []
+            return {}
         if known:
-            found.append(sum(known))
+            found[gpu.uuid] = sum(known)
     return found
 
 

@@ -12,7 +12,16 @@ from math import inf
 
 from kvpressure import readings as r
 from kvpressure.pipeline import Pipeline
-from kvpressure.readings import ContainerReading, EnginePage, EngineReading, GpuReading, Histogram, Snapshot
+from kvpressure.readings import (
+    ContainerReading,
+    EnginePage,
+    EngineReading,
+    GpuOwner,
+    GpuProcess,
+    GpuReading,
+    Histogram,
+    Snapshot,
+)
 from kvpressure.state import Diagnosis, EngineState
 from kvpressure.thresholds import builtin
 
@@ -126,11 +135,13 @@ class _Engine:
 
 def play(seconds: int, *, args: Sequence[str] = LIMIT, cards: Sequence[Value] = (0.95,), card: dict[str, Value] | None = None,
          step: float = 1.0, name: str = "NVIDIA H100 80GB HBM3", others: Sequence[dict[str, Value]] = (),
-         host: dict[str, Value] | None = None, page: dict[str, Value] | None = None, **values: Value) -> Played:
+         host: dict[str, Value] | None = None, page: dict[str, Value] | None = None, neighbour: bool = False,
+         used: Value = 74.0, own: Value = None, **values: Value) -> Played:
     """Play a server for that many ticks of ``step`` seconds and tell what was said of its first engine.
 
     ``cards``: NVML utilization of each GPU of the pod; ``card``: further fields of each. ``others``: further engines on the
-    page. ``host``: fields of the container, as totals. ``page``: values of the whole page.
+    page. ``host``: fields of the container, as totals. ``page``: values of the whole page. ``neighbour``: another pod has slices of
+    the cards. ``used``: GiB of each card, ``own``: those that the driver says are the pod's.
     """
     engines = [_Engine(str(number)) for number in range(1 + len(others))]
     pipeline, played = Pipeline(), Played()
@@ -138,16 +149,24 @@ def play(seconds: int, *, args: Sequence[str] = LIMIT, cards: Sequence[Value] = 
         t = 1000.0 + i * step
         readings = tuple(engine.step(step, _at(i, {"deferred": 0.0} | kind))
                          for engine, kind in zip(engines, (values, *others), strict=True))
-        gpus = tuple(GpuReading(f"GPU-{n}", n, "nvidia", name, memory_total_bytes=80 * GIB, memory_used_bytes=74 * GIB,
-                                **({"utilization_ratio": _one(i, used)} | _at(i, card or {})))
-                     for n, used in enumerate(cards))
+        gpus = tuple(GpuReading(f"GPU-{n}", n, "nvidia", name, memory_total_bytes=80 * GIB, memory_used_bytes=_bytes(i, used),
+                                processes=(GpuProcess(7, _bytes(i, own)),) if own is not None else (),
+                                **({"utilization_ratio": _one(i, busy)} | _at(i, card or {})))
+                     for n, busy in enumerate(cards))
+        owners = tuple(GpuOwner(gpu.uuid, "ns", pod, "vllm", True) for gpu in gpus for pod in ("chat-0", "train-0")) if neighbour else ()
         containers = (ContainerReading("ns", "chat-0", "vllm", **_at(i, host)),) if host else ()
         known = {key: value for key, value in _at(i, page or {}).items() if value is not None}
         answered = EnginePage("http://10.0.0.5:8000/metrics", t, "ns", "chat-0", "vllm", args=tuple(args), engines=readings,
                               gpus=tuple(gpu.uuid for gpu in gpus), page=known)
-        state = pipeline.observe(Snapshot(t, gpus=gpus, containers=containers, pages=(answered,)))
+        state = pipeline.observe(Snapshot(t, gpus=gpus, owners=owners, containers=containers, pages=(answered,),
+                                          process_pods={7: ("ns", "chat-0")}))
         played.states.append(next(engine for engine in state.engines if engine.key.engine == "0"))
     return played
+
+
+def _bytes(second: int, gib: Value) -> int | None:
+    value = _one(second, gib)
+    return None if value is None else int(value * GIB)
 
 
 def _one(second: int, value: Value) -> float | None:

@@ -345,6 +345,44 @@ def test_a_limit_that_is_reached_on_a_gpu_that_could_do_more_is_the_limit(load, 
     assert said.states[-1].limits["max_num_seqs"].recommended == 128
 
 
+def test_gauges_left_over_beside_a_busy_neighbour_page_nobody():
+    """The card is time-sliced, and the other pod keeps it busy."""
+    left = LEFT | {"cards": (0.9,)}
+    assert "stalled" in play(160, **left).confidently(60), "alone on the card it computes, and nothing comes out"
+    said = play(160, neighbour=True, **left)
+    assert "stalled" not in said.confidently()
+    assert said.last.evidence["gpu_idle"].value is None
+
+
+@pytest.mark.parametrize("card", [{}, COMPUTES], ids=["utilization", "profiling"])
+def test_a_card_that_a_neighbour_saturates_says_nothing_of_this_engine(card):
+    load = {"running": cycle(4, 5, 6), "waiting": 15.0, "kv": 0.1, "generated": 40.0, "prompt": 400.0, "finished": 0.3, "queue": 6.0,
+            "length": 1000.0}
+    said = play(90, cards=(0.98,), card=card, neighbour=True, **load)
+    assert not said.confidently(5)
+    assert said.last.evidence["gpu_saturated"].value is None
+    assert play(90, cards=(0.98,), card=card, **load).confidently(5) == {"compute_bound"}
+
+
+def test_a_card_with_neighbours_that_does_little_does_little_for_each():
+    said = play(60, cards=(0.1,), neighbour=True, **SIX)
+    assert [said.last.evidence[name].value for name in ("gpu_starved", "gpu_saturated", "gpu_utilization_low")] == [True, False, True]
+
+
+@pytest.mark.parametrize(("own", "leaks"), [(None, None), (38.0, False), (lambda i: 30.0 + 0.02 * i, True)])
+def test_what_a_neighbour_allocates_is_no_leak_of_an_idle_engine(own, leaks):
+    grows = {"used": lambda i: 40.0 + 0.02 * i, "step": 10.0, "cards": (0.5,)}
+    assert play(150, neighbour=True, own=own, **grows, **NOTHING).last.conditions["memory_leak_idle"] is leaks
+    assert play(150, **grows, **NOTHING).last.conditions["memory_leak_idle"] is True, "alone on the card"
+
+
+@pytest.mark.parametrize(("own", "high"), [(None, None), (36.0, False), (60.0, True)])
+def test_what_a_neighbour_holds_is_not_above_this_engines_share(own, high):
+    share = {"args": (*LIMIT, "--gpu-memory-utilization", "0.45"), "used": 72.0}
+    assert play(10, neighbour=True, own=own, **share, **SIX).last.conditions["baseline_too_high"] is high
+    assert play(10, **share, **SIX).last.conditions["baseline_too_high"] is True, "alone on the card"
+
+
 KEPT_FREE = {"running": cycle(25, 26, 27), "waiting": 15.0, "kv": cycle(0.885, 0.89, 0.895), "generated": 900.0, "prompt": 900.0,
              "finished": 1.0, "length": 1000.0, "queue": 20.0}
 

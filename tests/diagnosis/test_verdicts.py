@@ -282,12 +282,12 @@ def test_fragmentation_is_two_gigabytes_and_not_merely_cached(reserved, allocate
 
 
 def test_baseline_is_too_high_only_above_the_configured_share():
-    assert evaluate(utilization=0.9, device_used_ratio=0.97)["baseline_too_high"] is False
-    assert evaluate(utilization=0.5, device_used_ratio=0.97)["baseline_too_high"] is True
-    assert evaluate(utilization=0.92, device_used_ratio=0.95)["baseline_too_high"] is False
-    assert evaluate(utilization=0.92, device_used_ratio=0.98)["baseline_too_high"] is False
-    assert evaluate(utilization=0.92, device_used_ratio=0.981)["baseline_too_high"] is True, "reachable at vLLM's default"
-    assert evaluate(utilization=0.98, device_used_ratio=0.99)["baseline_too_high"] is None
+    assert evaluate(utilization=0.9, own_used_ratio=0.97)["baseline_too_high"] is False
+    assert evaluate(utilization=0.5, own_used_ratio=0.97)["baseline_too_high"] is True
+    assert evaluate(utilization=0.92, own_used_ratio=0.95)["baseline_too_high"] is False
+    assert evaluate(utilization=0.92, own_used_ratio=0.98)["baseline_too_high"] is False
+    assert evaluate(utilization=0.92, own_used_ratio=0.981)["baseline_too_high"] is True, "reachable at vLLM's default"
+    assert evaluate(utilization=0.98, own_used_ratio=0.99)["baseline_too_high"] is None
 
 
 def test_cache_held_without_load_needs_two_idle_stretches():

@@ -84,10 +84,10 @@ def fragmentation(s: Signals, t: Thresholds) -> bool | None:
 
 
 def _baseline_too_high(s: Signals, utilization: float | None, t: Thresholds) -> bool | None:
-    if s.memory.device_used_ratio is None or utilization is None:
+    if s.memory.own_used_ratio is None or utilization is None:
         return None
     most = baseline_limit(utilization, t)
-    return None if most is None else s.memory.device_used_ratio > most
+    return None if most is None else s.memory.own_used_ratio > most
 
 
 def baseline_limit(utilization: float, t: Thresholds) -> float | None:

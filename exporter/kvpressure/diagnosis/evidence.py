@@ -229,10 +229,15 @@ def _gpu(s: Signals, t: Thresholds) -> list[Evidence]:
         starved = _of_some(low < t["gpu_starved_ratio"], starved)
         saturated = _of_some(saturated or high >= t["compute_bound_utilization_ratio"], low >= t["compute_bound_utilization_ratio"])
         text += f" (between {percent(low)} and {percent(high)}; which of them this engine uses is not known)"
+    works = _works(gpu, t)
+    if gpu.gpus_of_others:  # what the card does is at most what this engine does on it, and may be none of it
+        starved, waits, idle = starved or None, waits or None, idle or None
+        saturated, works = (False if said is False else None for said in (saturated, works))
+        text += " (other pods have it too; how much of it is this engine's is not known)"
     return [
         Evidence("gpu_starved", starved, f"{text} (starved below {percent(t['gpu_starved_ratio'])})"),
         Evidence("gpu_saturated", saturated, text),
-        Evidence("gpu_works", _works(gpu, t), text),
+        Evidence("gpu_works", works, text),
         Evidence("gpu_utilization_low", waits, text),
         Evidence("gpu_idle", idle, text),
     ]

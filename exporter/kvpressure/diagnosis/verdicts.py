@@ -114,7 +114,7 @@ def _stalled(case: Case, moved: bool) -> Finding:
     s, t = case.signals, case.thresholds
     ground = "confidence_stalled_seen" if case.true("queue_present") or case.true("gpu_idle") else "confidence_stalled"
     missing: tuple[str, ...] = ()
-    silent = case.true("gpu_idle") or (s.compute.gpus_shared and case.unknown("gpu_idle"))
+    silent = case.true("gpu_idle") or ((s.compute.gpus_shared or s.compute.gpus_of_others) and case.unknown("gpu_idle"))
     if not moved and s.load.waiting == 0 and silent and not case.true("clients_came"):
         ground, missing = "confidence_stalled_alone", (
             "whether requests are really there: nobody waits and the GPU is idle, so the gauges may be left over from aborted "
@@ -251,8 +251,8 @@ def _gpu_may_bind(case: Case) -> list[str]:
     """
     gpu, t = case.signals.compute, case.thresholds
     used, most = (gpu.tensor_activity, "tensor_busy_ratio") if gpu.activity_level == PROFILING else (gpu.power_ratio, "power_prefill_ratio")
-    found = ["gpu_works"] if used is not None and used >= t[most] else []
-    may = found or (used is None and not case.false("gpu_saturated"))
+    found = ["gpu_works"] if used is not None and used >= t[most] and case.true("gpu_works") else []
+    may = found or ((used is None or gpu.gpus_of_others) and not case.false("gpu_saturated"))
     return [*found, "prefill_dominates"] if may and case.true("prefill_dominates") else found
 
 

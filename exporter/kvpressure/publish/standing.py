@@ -51,7 +51,9 @@ def _baseline(engine: EngineState, t: Thresholds) -> str:
     limit = engine.limits.get("gpu_memory_utilization")
     configured = limit.value if limit is not None else None
     most = None if configured is None else baseline_limit(configured, t)
-    return (f"device memory used {percent_text(engine.signals.memory.device_used_ratio)}, gpu_memory_utilization is "
+    memory = engine.signals.memory
+    used = memory.device_used_ratio if memory.own_used_ratio is None else memory.own_used_ratio
+    return (f"device memory used {percent_text(used)}, gpu_memory_utilization is "
             f"{percent_text(configured)} (too high above {percent_text(most)})")
 
 

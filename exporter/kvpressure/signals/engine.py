@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kvpressure import readings as r
 from kvpressure.args import EngineArgs
-from kvpressure.readings import AllocatorReading, EnginePage, EngineReading, GpuReading
+from kvpressure.readings import AllocatorReading, EnginePage, EngineReading
 from kvpressure.signals import (
     batch,
     concurrency,
@@ -25,7 +25,7 @@ from kvpressure.signals.config import positive
 from kvpressure.signals.context import LongestContext
 from kvpressure.signals.host import ContainerWindow
 from kvpressure.signals.latency import Baseline
-from kvpressure.signals.memory import DeviceMemory
+from kvpressure.signals.memory import DeviceMemory, Held
 from kvpressure.signals.model import KvSignals, LoadSignals, Signals
 from kvpressure.signals.progress import Progress
 from kvpressure.signals.score import GpuWindow
@@ -45,6 +45,8 @@ class Surroundings:
     container: ContainerWindow | None = None
     allocator: Sequence[AllocatorReading] = ()
     processes: Sequence[int] = ()  # bytes of the pod's processes on each GPU that has some
+    others: bool = False  # other pods have some of the GPUs too: time slices, MPS
+    own_bytes: Sequence[int | None] = ()  # bytes of the pod's processes on each of ``gpus``
     facts: Mapping[str, float] = field(default_factory=dict)
     events: Mapping[str, int] = field(default_factory=dict)
     events_known: bool = False
@@ -60,7 +62,7 @@ class Surroundings:
 class EngineTracker:
     """History of one engine and everything derived from it."""
 
-    __slots__ = ("_baseline", "_device", "_longest", "_process_start", "_progress", "_running", "_thresholds", "_trend",
+    __slots__ = ("_baseline", "_device", "_longest", "_others", "_process_start", "_progress", "_running", "_thresholds", "_trend",
                  "engines_on_page", "error", "ever_positive", "failing", "page", "reading", "steps", "window")
 
     def __init__(self, thresholds: Thresholds) -> None:
@@ -75,6 +77,7 @@ class EngineTracker:
         self._running = RunningHistogram()
         self._baseline = Baseline(thresholds)
         self._process_start: float | None = None
+        self._others = False
         self._begin()
 
     def _begin(self) -> None:
@@ -148,7 +151,8 @@ class EngineTracker:
                                    shape.mean_context, kv.full_from("kv_near_full_ratio", found.kv_watermark_ratio, t), t)
         age = None if window.last is None else max(0.0, around.now - window.last.t)
         gpus = [gpu.last for gpu in around.gpus if gpu.last is not None]
-        self._follow_device(around.now, gpus, load)
+        held = memory.held(gpus, around.own_bytes if around.others else None)
+        self._follow_device(around, held, load)
         return Signals(
             time=around.now, kv=found, load=load,
             batch=batch.compute(window, self._running, load.max_num_seqs, t, self.steps, around.now),
@@ -158,9 +162,9 @@ class EngineTracker:
             progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing, t,
                                       self.error, self._ever_useful()),
             memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.processes,
-                                  around.demand, load.running, _block_size(self.reading)),
+                                  around.demand, load.running, _block_size(self.reading), held),
             host=host.compute(window, around.container, around.now, t),
-            compute=score.compute(window, around.gpus, found, load, around.demand, t, self._cards_shared(around)),
+            compute=score.compute(window, around.gpus, found, load, around.demand, t, self._cards_shared(around), around.others),
             events=around.events, events_known=around.events_known, oom=around.oom, gpu_faults=around.gpu_faults,
             first_seen=0 <= around.now - around.first_t <= t["first_seen_seconds"],
         )
@@ -176,10 +180,13 @@ class EngineTracker:
         counts = [counters[name] for name in (r.PROMPT_TOKENS, r.GENERATION_TOKENS) if name in counters]
         return any(count > 0 for count in counts) if counts else None
 
-    def _follow_device(self, now: float, gpus: Sequence[GpuReading], load: LoadSignals) -> None:
-        used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
+    def _follow_device(self, around: Surroundings, held: Sequence[Held], load: LoadSignals) -> None:
+        if around.others is not self._others:  # from here on other bytes are followed than before
+            self._device.forget()
+            self._others = around.others
         idle = load.in_flight == 0
-        self._device.observe(now, float(max(used)) if used else None, idle, ready=self.window.last is not None)
+        used = max((float(card.bytes) for card in held), default=None)
+        self._device.observe(around.now, used, idle, ready=self.window.last is not None)
 
     def _calm(self, found: KvSignals, load: LoadSignals) -> bool:
         """Whether this minute may teach the latency baseline: hardly a queue, cache not near full, tokens flowing."""

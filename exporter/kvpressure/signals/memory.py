@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.readings import AllocatorReading, GpuReading
@@ -51,6 +52,22 @@ class DeviceMemory:
         return None if rise is None else rise * HOUR
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of a card that are used, and all it has."""
+
+    bytes: int
+    total: int | None
+
+
+def held(gpus: Sequence[GpuReading], own: Sequence[int | None] | None) -> list[Held]:
+    """What each card holds: all that is used, or the bytes of ``own`` processes where other pods have the cards too. Nothing
+    where the driver does not tell these.
+    """
+    used = [gpu.memory_used_bytes for gpu in gpus] if own is None else own
+    return [Held(size, gpu.memory_total_bytes) for size, gpu in zip(used, gpus, strict=False) if size is not None]
+
+
 def demand_ratio(gpu: GpuReading, empty_pool_bytes: Sequence[float | None]) -> float | None:
     """Share of device memory really needed: used minus the parts of the KV pools on it that hold nothing.
 
@@ -66,13 +83,13 @@ def demand_ratio(gpu: GpuReading, empty_pool_bytes: Sequence[float | None]) -> f
 
 def compute(kv: KvSignals, gpus: Sequence[GpuReading], device: DeviceMemory, facts: Mapping[str, float],
             allocator: Sequence[AllocatorReading], processes: Sequence[int], demand: float | None,
-            running: float | None, block_size: float | None) -> MemorySignals:
+            running: float | None, block_size: float | None, on_cards: Sequence[Held] = ()) -> MemorySignals:
     """Memory of one engine. ``facts`` are bytes read from start-up lines and configuration: pool_bytes, weights_bytes,
     graphs_bytes, activations_bytes; pool and components are per GPU. ``processes``: memory of the pod's processes on
-    each of its GPUs.
+    each of its GPUs. ``on_cards``: what its GPUs hold without other pods.
     """
     ratios = [ratio for gpu in gpus if (ratio := gpu.memory_used_ratio) is not None]
-    used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
+    most = max((card.bytes for card in on_cards), default=None)
     pool = facts.get("pool_bytes")
     pool_used = None if pool is None or kv.kv_used_ratio is None else pool * kv.kv_used_ratio
     waste = None
@@ -80,14 +97,15 @@ def compute(kv: KvSignals, gpus: Sequence[GpuReading], device: DeviceMemory, fac
         waste = running * (block_size - 1) / 2 * pool / kv.kv_capacity_tokens
     worst = max((a for a in allocator if a.reserved_bytes is not None and a.allocated_bytes is not None),
                 key=lambda a: (a.reserved_bytes or 0) - (a.allocated_bytes or 0), default=None)
-    growth = None if device.at_start is None or not used else max(used) - device.at_start
+    growth = None if device.at_start is None or most is None else most - device.at_start
     return MemorySignals(
         device_used_ratio=max(ratios, default=None), device_demand_ratio=demand,
+        own_used_ratio=max((card.bytes / card.total for card in on_cards if card.total), default=None),
         kv_pool_bytes=pool, kv_pool_used_bytes=pool_used, kv_block_waste_bytes=waste,
         allocator_reserved_bytes=worst.reserved_bytes if worst else None,
         allocator_allocated_bytes=worst.allocated_bytes if worst else None,
         allocator_inactive_split_bytes=worst.inactive_split_bytes if worst else None,
-        components=components(facts, outside_torch(processes, allocator), max(used, default=None)),
+        components=components(facts, outside_torch(processes, allocator), most),
         idle_growth_bytes_per_hour=device.idle_growth_per_hour(), device_growth_bytes=growth,
     )
 

@@ -138,6 +138,7 @@ class MemorySignals:
     """Device memory and what it holds (``signals.memory``)."""
 
     device_used_ratio: float | None = None  # largest of the engine's GPUs
+    own_used_ratio: float | None = None  # the same without what other pods hold on them
     device_demand_ratio: float | None = None
     kv_pool_bytes: float | None = None  # per GPU
     kv_pool_used_bytes: float | None = None
@@ -174,6 +175,7 @@ class ComputeSignals:
     gpu_utilization_low: float | None = None  # smallest
     gpu_utilization_high: float | None = None  # largest
     gpus_shared: bool = False  # some of the pod's GPUs may not be this engine's
+    gpus_of_others: bool = False  # other pods have some of them too
     sm_activity: float | None = None
     tensor_activity: float | None = None
     dram_activity: float | None = None

@@ -124,9 +124,9 @@ def _utilization(gpu: GpuReading) -> float | None:
 
 
 def compute(window: EngineWindow, gpus: Sequence[GpuWindow], kv: KvSignals, load: LoadSignals,
-            demand: float | None, t: Thresholds, shared: bool = False) -> ComputeSignals:
+            demand: float | None, t: Thresholds, shared: bool = False, others: bool = False) -> ComputeSignals:
     """Activity, the three factors and their product; a factor that cannot be known leaves the score absent. ``shared`` =
-    some of the cards may not be this engine's.
+    some of the cards may not be this engine's, ``others`` = other pods have some of them too.
     """
     utilizations = [mean for gpu in gpus if (mean := gpu.mean(_utilization)) is not None]
     gpus = working(gpus, t)
@@ -135,7 +135,7 @@ def compute(window: EngineWindow, gpus: Sequence[GpuWindow], kv: KvSignals, load
     flops = window.rate(r.ESTIMATED_FLOPS, ACTIVITY_SECONDS) or None
     moved = None if read is None else (read + (written or 0.0)) or None
     activity = ComputeSignals(
-        gpu_utilization=_mean_over(gpus, _utilization), gpus_shared=shared,
+        gpu_utilization=_mean_over(gpus, _utilization), gpus_shared=shared, gpus_of_others=others,
         gpu_utilization_low=min(utilizations, default=None), gpu_utilization_high=max(utilizations, default=None),
         sm_activity=_mean_over(gpus, lambda g: g.sm_activity_ratio),
         tensor_activity=_mean_over(gpus, lambda g: g.tensor_activity_ratio),

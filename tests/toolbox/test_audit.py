@@ -250,3 +250,48 @@ def test_a_parallel_size_with_which_vllm_does_not_start(capsys: pytest.CaptureFi
     found = next(item for item in json.loads(capsys.readouterr().out)["servers"][0]["items"] if item["name"] == "concurrency_from_memory")
     assert found["result"] == result
     assert ("tensor parallel 3: llama-3-8b has 32 attention heads" in found["found"]) is (result == "fail")
+
+
+def item_of(capsys: pytest.CaptureFixture[str], name: str, arguments: str, *more: str) -> dict[str, Any]:
+    main(["audit", f"--args=vllm serve llama-3-8b {arguments}", "--vllm-version", "0.30.0", "--format", "json", "--gpu", "L40S:48", *more])
+    items = json.loads(capsys.readouterr().out)["servers"][0]["items"]
+    found: dict[str, Any] = next(item for item in items if item["name"] == name)
+    return found
+
+
+@pytest.mark.parametrize("share", ["1.5", "nan", "70%"])
+def test_a_share_that_vllm_refuses_fails(capsys: pytest.CaptureFixture[str], share: str) -> None:
+    found = item_of(capsys, "gpu_memory_utilization", f"--gpu-memory-utilization {share}")
+    assert found["result"] == "fail"
+    assert "no number that vLLM takes" in found["found"]
+
+
+@pytest.mark.parametrize(("tokens", "result"), [("4", "fail"), ("8", "pass")])
+def test_a_token_budget_below_max_num_seqs_fails(capsys: pytest.CaptureFixture[str], tokens: str, result: str) -> None:
+    found = item_of(capsys, "max_num_batched_tokens_explicit", f"--max-num-seqs 8 --max-num-batched-tokens {tokens}")
+    assert found["result"] == result
+    assert ("vLLM does not start" in found["found"]) is (result == "fail")
+
+
+def test_a_usual_request_beyond_the_context_is_counted_as_it_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    found = item_of(capsys, "concurrency_from_memory", "--max-num-seqs 1 --max-model-len 8000", "--context", "99999")
+    assert "of 8000 tokens (99999 are more than max_model_len)" in found["found"]
+
+
+@pytest.mark.parametrize("more", [["--gpu", "X:1"], ["--gpu", "X:1", "--context", "100"]])
+def test_a_card_that_holds_no_request_fails(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
+    found = item_of(capsys, "concurrency_from_memory", "--max-num-seqs 1", *more)
+    assert found["result"] == "fail"
+    assert "vLLM does not start where not one fits" in found["found"]
+    assert found["set"].startswith("a smaller --max-model-len, a larger card")
+
+
+def test_a_share_that_would_leave_nothing_is_not_the_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    """At the documented share the weights alone are more than a card of 24 GiB gives."""
+    found = item_of(capsys, "max_num_seqs_explicit", "--max-model-len 4096", "--gpu", "L4:22")
+    assert "in the KV cache as it is" in found["set"]
+
+
+def test_weights_that_the_arguments_change_are_not_judged_by_the_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    found = item_of(capsys, "concurrency_from_memory", "--max-num-seqs 1 --quantization fp8", "--gpu", "T4:16")
+    assert found["result"] == "cannot see"

@@ -194,6 +194,11 @@ def _worksheet(options: argparse.Namespace) -> int:
 
     if options.gpu_memory is None:
         raise UsageError("--worksheet: needs --gpu-memory, e.g. 80")
+    unused = next((name for name in ("prompt", "output", "traffic", "max_model_len", *_OF_A_CARD)
+                   if name != "concurrency" and getattr(options, name) is not None and getattr(options, name) is not False), None)
+    if unused is not None or len(options.context or ()) > 1:
+        raise UsageError(f"--{(unused or 'context').replace('_', '-')}: not with --worksheet; allowed: --gpu-memory, --tp, --concurrency and one "
+                         "--context, which the guide's formula takes")
     context, gigabytes = (options.context or [8192])[0], options.gpu_memory / 1e9
     model = guide_name(options.model)
     sheet = worksheet(model, context, options.concurrency or 1, gigabytes, options.tp)

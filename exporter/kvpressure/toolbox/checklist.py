@@ -100,6 +100,9 @@ def checklist(subject: Subject) -> list[Item]:
 # --- what fits --------------------------------------------------------------------------------------------
 
 
+_OTHER_WEIGHTS: Final = frozenset({"quantization", "cpu_offload_gb", "hf_overrides", "load_format"})
+
+
 def _parallel(args: EngineArgs) -> Parallel:
     return Parallel(args.tensor_parallel_size or 1, args.pipeline_parallel_size or 1, args.decode_context_parallel_size or 1)
 
@@ -123,10 +126,15 @@ class Fits:
     full_length: float
     stated: int | None
 
+    @property
+    def at_once(self) -> int:
+        """Usual requests, else requests of full length."""
+        return floor(self.full_length) if self.stated is None else self.stated
+
 
 def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     """What memory allows, with ``gpu_memory_utilization`` in force or ``most_utilization`` if that is lower; None when model or
-    card are not known, or nothing is left for the cache. A running server tells the size of its cache itself.
+    card are not known. A running server tells the size of its cache itself.
     """
     tokens, most = subject.seen.capacity_tokens if subject.seen else None, subject.limit("max_model_len")
     if tokens and most and most_utilization >= (subject.limit("gpu_memory_utilization") or 1.0):
@@ -147,8 +155,8 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     except CapacityError:
         return None
     found = plan.fit(layout, audited, None)
-    if found.usable_blocks < 1:
-        return None
+    if found.max_concurrency < 1 and _OTHER_WEIGHTS & args.explicit:
+        return None  # the estimate is of the weights as the configuration names them
     stated = None if subject.context is None else found.usable_blocks // layout.blocks(min(subject.context, int(length)))
     return Fits(found.capacity_tokens, found.max_concurrency, stated)
 
@@ -232,10 +240,15 @@ def _concurrency(s: Subject) -> Iterator[Item]:
     room, share = fits(s), s.thresholds["gpu_memory_utilization_recommended"]
     advised = fits(s, share)  # both values are to be set together
     seqs = s.limit("max_num_seqs")
-    best, at = (advised, f"at gpu-memory-utilization {share:g} or less") if advised else (room, "in the KV cache as it is")
-    fitting = None if best is None else best.stated if best.stated is not None else floor(best.full_length)
-    advice = f"--max-num-seqs {max(1, fitting)} (what fits {at})" if fitting is not None else \
-        "--max-num-seqs N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output TOKENS"
+    known = [(at, found.at_once) for at, found in ((f"at gpu-memory-utilization {share:g} or less", advised), ("in the KV cache as it is", room))
+             if found is not None]
+    at, fitting = next(((at, number) for at, number in known if number), ("", 0))
+    if fitting:
+        advice = f"--max-num-seqs {fitting} (what fits {at})"
+    elif known:
+        advice = "a smaller --max-model-len, a larger card or more of them: not one request of this length fits"
+    else:
+        advice = "--max-num-seqs N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output TOKENS"
     result = _explicit(s, "max_num_seqs")
     yield Item("max_num_seqs_explicit", _CONCURRENCY, "max_num_seqs is explicitly set", result,
                "concurrency multiplies KV usage; vLLM's default knows nothing of your requests", s.found("max_num_seqs"),
@@ -268,8 +281,11 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
                                             ("max_model_len", s.limit("max_model_len")), ("max_num_seqs", seqs)) if value is None]
         return Item(name, _CONCURRENCY, text, "cannot see", why, f"not known: {', '.join(missing) or 'what is left for the KV cache'}", advice)
     said = f"{seqs:g} admitted; about {room.capacity_tokens:,d} tokens fit: {room.full_length:.1f} requests of full length"
-    if room.stated is not None:
-        said += f", {room.stated} of {s.context} tokens"
+    if room.full_length < 1 and s.seen is None:
+        return Item(name, _CONCURRENCY, text, "fail", why, f"{said}; vLLM does not start where not one fits", advice)
+    if room.stated is not None and s.context is not None:
+        most = s.limit("max_model_len") or s.context
+        said += f", {room.stated} of {min(s.context, most):.0f} tokens" + (f" ({s.context} are more than max_model_len)" if s.context > most else "")
         ok = seqs <= room.stated
         return Item(name, _CONCURRENCY, text, "pass" if ok else "fail", why, said, "" if ok else advice)
     ok = seqs <= room.full_length
@@ -279,11 +295,14 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
 
 
 def _batching(s: Subject) -> Iterator[Item]:
-    result = _explicit(s, "max_num_batched_tokens")
+    result, found = _explicit(s, "max_num_batched_tokens"), s.found("max_num_batched_tokens")
+    tokens, seqs = s.args.max_num_batched_tokens, s.args.max_num_seqs
+    best = s.limit("max_num_batched_tokens") or 2048
+    if tokens is not None and seqs is not None and tokens < seqs:
+        result, best, found = "fail", max(2048, seqs), f"{found}; below max_num_seqs {seqs}: vLLM does not start"
     yield Item("max_num_batched_tokens_explicit", _BATCHING, "max-num-batched-tokens is explicitly set", result,
                "it bounds the tokens of one step: the peak of activations and how long a prompt holds up decoding "
-               "(what the cache holds is bounded by max_num_seqs)", s.found("max_num_batched_tokens"),
-               "" if result == "pass" else f"--max-num-batched-tokens {s.limit('max_num_batched_tokens') or 2048:.0f}")
+               "(what the cache holds is bounded by max_num_seqs)", found, "" if result == "pass" else f"--max-num-batched-tokens {best:.0f}")
     yield _unseen("batching_tested", _BATCHING, "batching limits are tested under peak prompt sizes",
                   "the limit that holds on average fails at the peak", "kvpressure probe, or a load test with the longest prompts")
     seen = s.around.rules
@@ -301,6 +320,8 @@ def _memory(s: Subject) -> Iterator[Item]:
     if s.args.kv_cache_memory_bytes is not None:
         found += "; --kv-cache-memory-bytes sets the pool outright and overrides it"
     result: Result = "cannot see" if share is None else "pass" if share <= usual else "fail"
+    if share is None and _explicit(s, "gpu_memory_utilization") == "fail":
+        result = "fail"
     yield Item("gpu_memory_utilization", _MEMORY, f"gpu-memory-utilization is at most {usual:g}", result, why, found,
                "" if result == "pass" else f"--gpu-memory-utilization {usual:g}")
     safe = share is not None and share <= lower

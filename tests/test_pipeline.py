@@ -201,6 +201,32 @@ def test_counters_never_fall_over_a_restart_of_the_engine():
     assert seen == [100, 250, 260, 290]
 
 
+@pytest.mark.parametrize(("restarts", "reason", "ended_ago", "killed", "looping", "restarted"), [
+    (1, "OOMKilled", 3 * 86400.0, False, False, False), (1, "OOMKilled", 30.0, True, False, True),
+    (17, "Error", 30.0, False, None, True), (17, "Error", None, False, None, None), (17, "Error", 86400.0, False, False, False),
+    (1, "OOMKilled", None, None, False, None), (0, None, None, False, False, False),
+])
+def test_what_an_exporter_that_has_just_started_knows_of_restarts(restarts, reason, ended_ago, killed, looping, restarted):
+    """The restarts before its own start are known by their number and the last of them alone."""
+    pipeline, start = Pipeline(), 1.8e9
+    ended = Termination(reason, 137, None if ended_ago is None else start - ended_ago) if reason else None
+    for i in range(20):
+        container = ContainerReading("inference", "chat-0", "vllm", restarts=restarts, last_termination=ended)
+        state = pipeline.observe(Snapshot(start + i, containers=(container,), pages=(busy(start + i),)))
+        said = state.engines[0].diagnosis
+        assert (said.conditions["host_oom_killed"], said.conditions["crash_loop"], said.evidence["restarted_recently"].value) == (
+            killed, looping, restarted), i
+
+
+def test_restarts_are_known_once_they_were_watched_for_half_an_hour():
+    pipeline, said = Pipeline(), []
+    for i in range(0, 1900, 20):
+        container = ContainerReading("inference", "chat-0", "vllm", restarts=17)
+        state = pipeline.observe(Snapshot(1000.0 + i, containers=(container,), pages=(busy(1000.0 + i),)))
+        said.append(state.engines[0].diagnosis.conditions["crash_loop"])
+    assert said == [None] * 90 + [False] * 5
+
+
 def test_container_and_log_events_reach_state_and_conditions():
     container = ContainerReading("inference", "chat-0", "vllm", restarts=0, ready=True, memory_working_set_bytes=95,
                                  memory_limit_bytes=100)

@@ -194,7 +194,6 @@ class Pipeline:
             gpu_faults=sum(gpu.recent_faults(now) for gpu in known_gpus) if known_gpus else None,
             max_num_seqs=seqs.value if seqs else None, max_num_seqs_source=seqs.source if seqs else None,
             max_model_len=length.value if length else None, args=merged,
-            first_t=track.first_t,
         ), found_limits
 
     def _version(self, track: EngineTrack) -> str | None:

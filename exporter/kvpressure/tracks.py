@@ -114,7 +114,7 @@ class GpuTrack:
 class EngineTrack:
     """An engine: tracker, diagnoser and identity."""
 
-    __slots__ = ("container", "counters", "diagnoser", "first_t", "gpus", "key", "longest", "named", "seen_t", "target",
+    __slots__ = ("container", "counters", "diagnoser", "gpus", "key", "longest", "named", "seen_t", "target",
                  "tracker")
 
     def __init__(self, key: EngineKey, page: EnginePage, thresholds: Thresholds, named: tuple[str, str]) -> None:
@@ -123,7 +123,6 @@ class EngineTrack:
         self.tracker = EngineTracker(thresholds)
         self.diagnoser = Diagnoser(thresholds)
         self.longest = LongestRequest(thresholds)
-        self.first_t = page.time
         self.target, self.container, self.gpus = page.target, page.container, page.gpus
         self.seen_t = page.time
         self.counters: Mapping[str, float] = {}

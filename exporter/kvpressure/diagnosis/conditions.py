@@ -49,7 +49,6 @@ def evaluate(s: Signals, finding: Finding, held: bool | None, utilization: float
     """All conditions of one engine. ``utilization`` is the configured gpu_memory_utilization."""
     host = s.host
     oom_lines = oom.count(s)
-    restarts = host.restarts_recent
     growth = s.memory.idle_growth_bytes_per_hour
     return {
         "memory_leak_idle": None if growth is None else growth >= t["memory_leak_bytes_per_hour"],
@@ -58,9 +57,9 @@ def evaluate(s: Signals, finding: Finding, held: bool | None, utilization: float
         "baseline_too_high": _baseline_too_high(s, utilization, t),
         "host_memory_near_limit": None if host.memory_used_ratio is None
         else host.memory_used_ratio >= t["host_memory_limit_ratio"],
-        "host_oom_killed": _oom_killed(s),
+        "host_oom_killed": _oom_killed(s, t),
         "gpu_out_of_memory": None if oom_lines is None else oom_lines > 0,
-        "crash_loop": None if restarts is None else restarts >= t["crash_loop_restarts"],
+        "crash_loop": _crash_loop(s, t),
         "gpu_fault": None if s.gpu_faults is None else s.gpu_faults > 0,
         "metrics_frozen": _frozen(s, finding, t),
         "documented_signature": signature,
@@ -97,12 +96,26 @@ def baseline_limit(utilization: float, t: Thresholds) -> float | None:
     return None if utilization >= t["baseline_full_ratio"] else min(utilization + t["baseline_excess_ratio"], t["baseline_full_ratio"])
 
 
-def _oom_killed(s: Signals) -> bool | None:
+def _oom_killed(s: Signals, t: Thresholds) -> bool | None:
+    """Killed for host memory lately: by the time it ended, else by the restarts that were seen."""
     host = s.host
     if host.restarts is None and host.last_termination_reason is None:
         return None
-    recent = host.restarts_recent is not None and host.restarts_recent > 0
-    return host.last_termination_reason == "OOMKilled" and (recent or s.first_seen)
+    if host.last_termination_reason != "OOMKilled":
+        return False
+    if host.terminated_seconds_ago is not None:
+        return host.terminated_seconds_ago <= t["crash_loop_window_seconds"]
+    return host.restarts_recent > 0 if host.restarts_recent is not None else None
+
+
+def _crash_loop(s: Signals, t: Thresholds) -> bool | None:
+    """Restarts lately; not known where those before the exporter started may be what makes it a loop."""
+    host, many = s.host, t["crash_loop_restarts"]
+    if host.restarts is not None and host.restarts < many:
+        return False
+    if host.restarts_recent is not None and host.restarts_recent >= many:
+        return True
+    return False if host.restarts_recent is not None and host.restarts_all_known else None
 
 
 def _frozen(s: Signals, finding: Finding, t: Thresholds) -> bool | None:

@@ -56,7 +56,6 @@ class Surroundings:
     max_num_seqs_source: str | None = None
     max_model_len: float | None = None
     args: EngineArgs = field(default_factory=EngineArgs)
-    first_t: float = 0.0
 
 
 class EngineTracker:
@@ -166,7 +165,6 @@ class EngineTracker:
             host=host.compute(window, around.container, around.now, t),
             compute=score.compute(window, around.gpus, found, load, around.demand, t, self._cards_shared(around), around.others),
             events=around.events, events_known=around.events_known, oom=around.oom, gpu_faults=around.gpu_faults,
-            first_seen=0 <= around.now - around.first_t <= t["first_seen_seconds"],
         )
 
     def _cards_shared(self, around: Surroundings) -> bool:

@@ -18,12 +18,12 @@ MILLICORE: Final = 0.001  # Kubernetes knows no smaller CPU limit
 class ContainerWindow:
     """History of one container."""
 
-    __slots__ = ("_restarts", "history", "last", "last_t")
+    __slots__ = ("_restarts", "first_t", "history", "last", "last_t")
 
     def __init__(self) -> None:
         self.history: History[tuple[float, ContainerReading]] = History()
         self.last: ContainerReading | None = None
-        self.last_t = float("-inf")
+        self.first_t = self.last_t = float("-inf")
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS_KEPT)
 
     def observe(self, t: float, reading: ContainerReading) -> None:
@@ -33,6 +33,8 @@ class ContainerWindow:
             self._restarts.clear()
         elif t <= self.last_t:
             return
+        if t < self.last_t or self.last is None:
+            self.first_t = t
         before, self.last, self.last_t = self.last, reading, t
         if reading == before:
             return  # the same one, held until its source reads again: no second point of anything
@@ -97,6 +99,8 @@ def compute(window: EngineWindow, container: ContainerWindow | None, now: float,
     if container is None or container.last is None:
         return HostSignals(api_cpu_cores=api_cpu)
     ended = container.last.last_termination
+    ago = None if ended is None or ended.finished_at is None else abs(now - ended.finished_at)
+    recent, all_known = _restarts(container, ago, now, t["crash_loop_window_seconds"])
     return HostSignals(
         api_cpu_cores=api_cpu, cpu_used_ratio=container.cpu_used_ratio(),
         cpu_throttled_ratio=container.throttled_ratio(),
@@ -104,7 +108,21 @@ def compute(window: EngineWindow, container: ContainerWindow | None, now: float,
         memory_used_ratio=container.memory_used_ratio(),
         memory_growth_per_hour_ratio=container.memory_growth_per_hour_ratio(t),
         restarts=None if container.last.restarts is None else float(container.last.restarts),
-        restarts_recent=float(container.restarts_since(now - t["crash_loop_window_seconds"])),
+        restarts_recent=recent, restarts_all_known=all_known, terminated_seconds_ago=ago,
         last_termination_reason=ended.reason if ended else None,
         last_exit_code=None if ended is None or ended.exit_code is None else float(ended.exit_code),
     )
+
+
+def _restarts(container: ContainerWindow, ended_ago: float | None, now: float, window: float) -> tuple[float | None, bool]:
+    """Restarts in the last ``window`` seconds, and whether these are all. Of the time before the first reading only the last end is
+    known: one that is older than the window says that nothing restarted since, a younger one that it did so once at least.
+    """
+    total = container.last.restarts if container.last else None
+    if total is None:
+        return None, False
+    seen = container.restarts_since(now - window)
+    if total == 0 or now - container.first_t >= window or (ended_ago is not None and ended_ago > window):
+        return float(seen), True
+    least = max(seen, 0 if ended_ago is None else 1)
+    return float(least) if least else None, False

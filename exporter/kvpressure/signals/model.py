@@ -162,7 +162,9 @@ class HostSignals:
     memory_used_ratio: float | None = None
     memory_growth_per_hour_ratio: float | None = None
     restarts: float | None = None
-    restarts_recent: float | None = None  # in the last 30 minutes
+    restarts_recent: float | None = None  # in the last 30 minutes, as far as they are known
+    restarts_all_known: bool = True  # not so in the first half hour after the exporter started
+    terminated_seconds_ago: float | None = None  # when the container ended last
     last_termination_reason: str | None = None
     last_exit_code: float | None = None
 
@@ -209,7 +211,6 @@ class Signals:
     events_known: bool = False  # a log of this container has been seen
     oom: Mapping[str, float] = field(default_factory=dict)  # what the last out-of-memory text among them says, in bytes
     gpu_faults: int | None = None  # XID and lost-GPU events of its GPUs lately
-    first_seen: bool = False  # the engine was first seen within the last minute
 
     def flat(self) -> dict[str, float | None]:
         """Every signal as name -> number; booleans as 0/1, mappings as ``name:key``, texts left out."""

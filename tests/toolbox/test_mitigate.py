@@ -161,6 +161,14 @@ def test_a_command_line_completes_a_stated_verdict(capsys: pytest.CaptureFixture
     assert document["set"] == {"max_num_seqs": 75}
 
 
+def test_what_is_not_computed_asks_for_nothing_that_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = mitigate(capsys, str(FIXTURES / "recordings/vllm-cpu/c_steady.jsonl.gz"), "--anyway")
+    said = step(document, "max_num_seqs")["text"]
+    assert "a value is computed for KV pressure only" in said
+    assert "--running" not in said
+    assert "--max-num-batched-tokens to have" not in step(document, "batched-tokens")["text"]
+
+
 def test_a_cut_of_the_limit_alone_says_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
     _, document = mitigate(capsys, "--verdict", "kv_pressure", "--max-num-seqs", "256")
     said = step(document, "max_num_seqs")["text"]

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from kvpressure import __version__, settings
@@ -29,6 +30,7 @@ from kvpressure.state import State
 
 FATAL_STATUS: Final = 3
 _PROGRESS_SECONDS: Final = 1.0
+_FILE_LIKE: Final = (".json", ".gz", ".txt", ".log", ".zst", ".bz2", ".xz", ".zip", ".csv")
 
 
 _EXAMPLES: Final = """\
@@ -66,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
     seconds: float | None = _value(SECONDS, options.seconds, "--for")
     max_bytes: int = _value(SIZE, options.max_size, "--max-size") or DEFAULT_MAX_BYTES
     keep: int = _value(COUNT, options.keep, "--keep") or DEFAULT_KEEP
+    _check_name(options.out)
     chosen = replace(settings.from_args(options), keep_exposition=True)
     configure(chosen.log_level, chosen.log_format)
     header = Header(chosen.interval_seconds, chosen.node_name, f"kvpressure {__version__} record")
@@ -83,6 +86,12 @@ def run(options: argparse.Namespace) -> int:
     monitor.stop()
     background.close()
     return _conclude(monitor, background, progress, seconds)
+
+
+def _check_name(out: str) -> None:
+    """A directory is made for what is no recording's name; one called ``incident.json`` nobody wants."""
+    if not out or (out.endswith(_FILE_LIKE) and not out.endswith((".jsonl", ".jsonl.gz")) and not Path(out).is_dir()):
+        raise UsageError(f"--out: {out!r:.100}; allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory")
 
 
 def _value(kind: Kind, raw: str | None, where: str) -> Any:

@@ -201,8 +201,10 @@ def _sequences(engine: Pressed, t: Thresholds) -> Step:
         why = "the cache holds no more than one request of this length" if small else "one request runs at once"
         return Step(title, "not here", f"{now}; {why}: there is nothing left to lower. What is left is shorter requests or more KV memory")
     if limit.recommended is None or (limit.value is not None and limit.recommended > limit.value):  # a raise, for another verdict
-        return Step(title, "if it stays", f"{now}; cut what really runs at once by {percent_text(low)} to {percent_text(high)}. Too little is known to "
-                    "compute it: give --max-num-seqs or --running", "fewer requests at once, the others wait")
+        why = "a value is computed for KV pressure only" if base is not None and base > 1 else \
+            "too little is known to compute a value: --args tells the limit, --running with --verdict what runs"
+        return Step(title, "if it stays", f"{now}; cut what really runs at once by {percent_text(low)} to {percent_text(high)} ({why})",
+                    "fewer requests at once, the others wait")
     base = base or limit.recommended
     cut, least = 1 - limit.recommended / base, max(1, floor(base * (1 - high)))
     if least >= limit.recommended:
@@ -238,7 +240,7 @@ def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
     if value is None:
         small = limit.value is not None and limit.value <= least
         return Step(title, "not here" if small else "if it stays", f"{now}; " + (
-            f"not below {least:g}" if small else "halve it; give --max-num-batched-tokens to have it computed"), cost)
+            f"not below {least:g}" if small else "halve it" if limit.value is not None else "halve it; where --args tells what is set, the value is computed"), cost)
     value = max(value, target_sequences(engine) or 0.0)
     now_set = limit.value or 2 * value
     if value >= now_set:

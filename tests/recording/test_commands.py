@@ -34,6 +34,26 @@ def test_replay_json_has_a_line_per_engine_and_tick(capsys: pytest.CaptureFixtur
     assert "kv_pressure" in {line["verdict"] for line in lines}
 
 
+@pytest.mark.parametrize("command", [
+    ["replay"], ["replay", "--format", "json"], ["replay", "--openmetrics", "OUT"], ["mitigate"], ["audit"]])
+def test_half_a_surrogate_pair_in_a_recording_is_printed_as_a_question_mark(command: list[str], tmp_path: Path) -> None:
+    odd = "a\ud800b"
+    page = "".join(f'vllm:{name}{{engine="0",model_name="{odd}"}} 3\n' for name in ("num_requests_running", "kv_cache_usage_perc"))
+    entry = {"target": odd, "namespace": odd, "pod": odd, "container": odd, "args": ["--model", odd], "env": {odd: odd},
+             "exposition": page}
+    lines = [{"t": 1e9 + 5 * i, "engines": [entry], "gpus": [{"uuid": odd, "name": odd}],
+              "logs": [{"namespace": odd, "pod": odd, "container": odd, "line": odd}]} for i in range(4)]
+    recording = tmp_path / "odd.jsonl"
+    recording.write_text(Header().to_json() + "\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    arguments = [str(tmp_path / word) if word == "OUT" else word for word in command]
+    ran = subprocess.run([sys.executable, "-m", "kvpressure.cli", arguments[0], str(recording), *arguments[1:]],
+                         capture_output=True, text=True, check=False)
+    assert "Traceback" not in ran.stderr
+    shown = ran.stdout + ((tmp_path / "OUT").read_text() if "OUT" in command else "")
+    assert "\\ud800" not in shown
+    assert command[0] != "replay" or "a?b" in shown
+
+
 def test_a_part_of_a_replay_is_judged_with_what_came_before(capsys: pytest.CaptureFixture[str]) -> None:
     main(["replay", str(KV03), "--format", "json"])
     whole = capsys.readouterr().out.splitlines()

@@ -335,6 +335,13 @@ def test_model_names_with_anything_in_them(model):
         assert (engine.model_name, engine.gauges["running"]) == (model, 5)
 
 
+def test_half_a_surrogate_pair_is_no_text_that_a_server_sent():
+    scanner = Scanner()
+    for _ in range(2):
+        (engine,) = scanner.scan(series("num_requests_running", "5", model_name="a\ud800b")).engines
+        assert (engine.model_name, engine.gauges["running"]) == ("a?b", 5)
+
+
 def test_of_duplicates_the_last_counts():
     text = series("num_requests_running", "1") + series("num_requests_running", "2")
     assert engine_of(text).gauges["running"] == 2

@@ -25,10 +25,10 @@ def describe(value: object) -> str:
 
 
 def read_text(value: object) -> str:
-    """Text."""
+    """Text. JSON can say what no text holds and no output can write, half a surrogate pair: that becomes ``?``."""
     if not isinstance(value, str):
         raise MalformedTick(f"expected text, found {describe(value)}")
-    return value
+    return value if value.isascii() else value.encode(errors="replace").decode()
 
 
 def read_number(value: object) -> float:
@@ -98,7 +98,7 @@ def read_texts(value: object) -> tuple[str, ...]:
 
 def read_text_map(value: object) -> dict[str, str]:
     """Texts by name."""
-    return {key: read_text(item) for key, item in read_object(value).items()}
+    return {read_text(key): read_text(item) for key, item in read_object(value).items()}
 
 
 def read_counts(value: object) -> dict[str, int]:

@@ -85,17 +85,17 @@ class Scanner:
 
     def scan(self, text: str | bytes) -> ScanResult:
         """Read one page."""
-        raw = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+        # What no server can have sent (half a surrogate pair, from a recording) would come out as a name that cannot be printed.
+        raw = text if isinstance(text, bytes) else text.encode(errors="replace")
         if raw.count(b"\n") > MAX_LINES:
             return ScanResult(error=TOO_LARGE)
-        errors = "strict" if isinstance(text, bytes) else "surrogatepass"
         self._most_bytes = self._bounds.remembered.allowed(self)
         fresh = not self._slots
         try:
-            values, bad_lines = self._scan_lines(raw, errors)
+            values, bad_lines = self._scan_lines(raw)
             if self._layout.full and not fresh:  # perhaps only earlier pages filled it
                 self._forget()
-                values, bad_lines = self._scan_lines(raw, errors)
+                values, bad_lines = self._scan_lines(raw)
         except UnicodeDecodeError:
             return ScanResult(error=INVALID_UTF8)
         engines, page, unsound = self._layout.read(values)
@@ -117,14 +117,14 @@ class Scanner:
             self._forget()
         self._bounds.remembered.use(self, self._remembered_bytes)
 
-    def _scan_lines(self, raw: bytes, errors: str) -> tuple[list[float | None], int]:
+    def _scan_lines(self, raw: bytes) -> tuple[list[float | None], int]:
         """The values by slot and the number of bad lines, part by part: all lines at once are twice the page."""
         values: list[float | None] = [None] * len(self._layout.ceilings)
         bad_lines = start = 0
         while start < len(raw):
             end = raw.find(b"\n", start + PART_BYTES)
             end = len(raw) if end < 0 else end
-            bad_lines += self._scan_part(raw[start:end].decode(errors=errors), values)
+            bad_lines += self._scan_part(raw[start:end].decode(), values)
             start = end + 1
         return values, bad_lines
 

@@ -225,6 +225,24 @@ _KEYS = st.sampled_from(["kind", "metadata", "spec", "template", "containers", "
 _TREES = st.recursive(_LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5), max_leaves=25)
 
 
+@pytest.mark.parametrize(("item", "found", "allowed"), [
+    ("64", "64", 'it in quotes, "64"'), ("0.9", "0.9", 'it in quotes, "0.9"'), ("true", "true", 'it in quotes, "true"'),
+    ("2026-01-02", "2026-01-02", 'it in quotes, "2026-01-02"'), ("null", "null", "text"), ("[1, 2]", "list", "text"), ("{1: 2}", "dict", "text"),
+])
+def test_a_word_that_is_no_string_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, item: str, found: str, allowed: str) -> None:
+    file = tmp_path / "deployed.yaml"
+    file.write_text(yaml.safe_dump_all([MONITOR, deployment(["--max-num-seqs", "HERE"])]).replace("HERE", item))
+    assert main(["audit", str(file)]) == 2
+    assert capsys.readouterr().err == (f"kvpressure audit: {file}: Deployment chat: spec/template/spec/containers/0/args/1 is {found}, not a "
+                                       f"string; Kubernetes takes strings only; allowed: {allowed}\n")
+
+
+def test_a_word_of_another_container_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    document = deployment(GOOD)
+    document["spec"]["template"]["spec"]["containers"].append({"name": "side", "image": "own", "args": [1]})
+    assert audit(capsys, tmp_path, document)[1]["max_num_seqs_explicit"]["found"].startswith("40")
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(tree=_TREES, image=_LEAVES)
 def test_any_document_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, tree: Any, image: Any) -> None:

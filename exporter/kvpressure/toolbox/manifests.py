@@ -5,6 +5,7 @@ A pod template is read by the code that reads running pods (``sources.podspec``)
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,16 +89,18 @@ def servers_of(document: Mapping[str, Any]) -> tuple[Server, ...]:
 def read_all(paths: Sequence[str]) -> Deployed:
     """The servers in all files together, ``-`` = standard input. Raises ``UsageError``."""
     documents: list[Mapping[str, Any]] = []
+    servers: list[Server] = []
     for path in paths:
         where = "standard input" if path == "-" else path
-        documents += _documents(_text(path, where), where)
+        found = list(_documents(_text(path, where), where))
+        servers += [server for document in found for server in _servers(document, f"{where}: ")]
+        documents += found
     where = ", ".join("standard input" if path == "-" else path for path in paths)
-    servers = tuple(server for document in documents for server in _servers(document))
     if not servers:
         kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
         raise UsageError(f"{where}: no container that runs vLLM (there is: {kinds or 'nothing'}); allowed: Kubernetes documents "
                          "with a vLLM pod template")
-    return Deployed(servers, _surroundings(documents))
+    return Deployed(tuple(servers), _surroundings(documents))
 
 
 def from_command_line(argv: tuple[str, ...]) -> Server:
@@ -148,7 +151,8 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
 # --- servers ----------------------------------------------------------------------------------------------
 
 
-def _servers(document: Mapping[str, Any]) -> Iterator[Server]:
+def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[Server]:
+    """The servers in a document; ``where`` begins what is said of one that cannot be read."""
     metadata = mapping(document.get("metadata"))
     for place in _templates(document, (), _DEPTH):
         own = mapping(place.template.get("metadata"))
@@ -163,7 +167,9 @@ def _servers(document: Mapping[str, Any]) -> Iterator[Server]:
             if engine.target is None:
                 continue
             listed, index, raw = _container(spec, engine.container)
-            command, args = _words(raw.get("command")), _words(raw.get("args"))
+            path = "/".join(map(str, (place.pointer if place.single else (*place.pointer[:-1], listed, index))))
+            command, args = (_words(raw.get(name), f"{where}{document.get('kind') or 'document'} {metadata.get('name') or ''}: "
+                                    f"{path}/{name}") for name in ("command", "args"))
             env, variables = _environment(raw)
             yield Server(str(document.get("kind") or ""), str(metadata.get("namespace") or ""), str(metadata.get("name") or ""),
                          engine.container, (*command, *args), len(command), parse(engine.target.args, engine.target.env),
@@ -250,8 +256,14 @@ def _owner(metadata: Mapping[str, Any]) -> str:
     return "Flux" if any("toolkit.fluxcd.io/" in str(name) for name in (*annotations, *labels)) else ""
 
 
-def _words(value: object) -> tuple[str, ...]:
-    return tuple(str(item) for item in items(value))
+def _words(value: object, where: str) -> tuple[str, ...]:
+    """The words of a command line. Raises ``UsageError`` for one that is no string: the API server refuses those."""
+    for index, item in enumerate(items(value)):
+        if not isinstance(item, str):
+            found = type(item).__name__ if isinstance(item, list | dict) else json.dumps(item, default=str)[:60].strip('"')
+            quoted = "text" if isinstance(item, list | dict) or item is None else f'it in quotes, "{found}"'
+            raise UsageError(f"{where}/{index} is {found}, not a string; Kubernetes takes strings only; allowed: {quoted}")
+    return tuple(items(value))
 
 
 def _card(spec: Mapping[str, Any]) -> Card | None:

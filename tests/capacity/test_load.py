@@ -200,3 +200,11 @@ def test_a_recording_in_which_nothing_finished_is_refused(tmp_path: Path) -> Non
     tick = {"100.0": 500, "+Inf": 500}
     with pytest.raises(CapacityError, match="no request finished"):
         recording(tmp_path / "r", page(0, tick, 1), page(5, tick, 1))
+
+
+def test_times_that_are_none_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("input_tokens,output_tokens,t_s\n" + "".join(f"10,5,{t}\n" for t in (0, "inf", "nan", "-inf", 30, 61)))
+    found = from_file(path)
+    assert len(found.requests) == 6
+    assert found.burst_ratio == pytest.approx(1 * 61 / (3 * 10))

@@ -205,3 +205,12 @@ def test_whatever_a_configuration_holds_it_is_computed_or_refused(changes: dict[
         return
     assert found.block_bytes > 0
     assert (weights.estimated(shape) or 1) > 0
+
+
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("num_attention_heads", float("nan"), "num_attention_heads is nan"), ("num_hidden_layers", float("inf"), "num_hidden_layers is inf"),
+    ("layer_types", [["full_attention"]] * 2, "unknown state")])
+def test_json_that_is_no_number_or_name_is_refused(name: str, value: object, said: str) -> None:
+    """json.loads reads NaN and Infinity."""
+    with pytest.raises(CapacityError, match=said):
+        from_config({"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 64, name: value}, "odd")

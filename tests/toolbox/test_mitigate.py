@@ -113,8 +113,8 @@ def test_batched_tokens_stay_above_the_sequences(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(("now", "wanted", "words"), [
-    ("8192", 4096, "to 4096, half."), ("8193", 4096, "to 4096, half."), ("800", 512, "to 512, 36 % less (not below 512)."),
-    ("60", None, "not below 512")])
+    ("8192", 4096, "to 4096, half."), ("8193", 4096, "to 4096, half."), ("800", 512, "to 512, 288 less (not below that)."),
+    ("513", 512, "to 512, 1 less"), ("60", None, "not below 512")])
 def test_the_token_budget_says_how_much_less_it_is(capsys: pytest.CaptureFixture[str], now: str, wanted: int | None, words: str) -> None:
     _, document = mitigate(capsys, *STATED, "--max-num-batched-tokens", now)
     assert document["set"].get("max_num_batched_tokens") == wanted
@@ -187,6 +187,11 @@ def test_below_one_request_there_is_nothing_to_lower(capsys: pytest.CaptureFixtu
     found = step(document, "max_num_seqs")
     assert (found["advice"], found["values"], document["set"]) == ("not here", {}, {})
     assert f"{why}: there is nothing left to lower" in found["text"]
+
+
+def test_caps_are_not_rounded_beyond_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = mitigate(capsys, "--verdict", "kv_pressure", "--running", "9", "--prompt", "90", "--output", "5", "--max-model-len", "100")
+    assert (document["caps"]["input_tokens"], document["caps"]["output_tokens"]) == (100, 64)
 
 
 def test_caps_that_cannot_fit_are_not_said_to(capsys: pytest.CaptureFixture[str]) -> None:

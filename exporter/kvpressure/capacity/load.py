@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 from typing import IO, Final
 
@@ -231,7 +231,7 @@ def _row(row: Mapping[str, object], path: Path, number: int) -> tuple[float | No
         seconds = None if time is None else float(str(time))
     except ValueError:
         seconds = None
-    return seconds, Request(prompt, output, float(max(1, output)))
+    return None if seconds is None or not isfinite(seconds) else seconds, Request(prompt, output, float(max(1, output)))
 
 
 def _length(row: Mapping[str, object], keys: Sequence[str], path: Path, number: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -129,7 +130,7 @@ class _Fields:
             value = self.values.get(name)
             if value is None or value is False:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value) or value < 0:
                 raise CapacityError(f"{self.where}: {name} is {value!r:.50}; allowed: a whole number of 0 or more")
             if value > 10**9:
                 raise CapacityError(f"{self.where}: {name} is {value!r:.50}; allowed: up to 1000000000")
@@ -148,7 +149,7 @@ class _Fields:
         types = self.values.get("layer_types")
         recurrent = next((key for key in _RECURRENT_KEYS if self.has(key)), None)
         if isinstance(types, list) and recurrent is None:
-            recurrent = next((str(t) for t in types if t not in _KIND_BY_LAYER_TYPE), None)
+            recurrent = next((str(t)[:50] for t in types if not isinstance(t, str) or t not in _KIND_BY_LAYER_TYPE), None)
         if recurrent is not None:
             raise CapacityError(f"{self.where}: {recurrent}: layers with a recurrent or unknown state are not computed; "
                                 "read kv_cache_size_tokens from the server")

@@ -145,6 +145,9 @@ def caps_for(engine: Pressed) -> Caps:
         return _example(engine.limit("max_model_len").value)
     answer = ceil(max(output, 1) / _OUTPUT_STEP) * _OUTPUT_STEP
     question = ceil(max(prompt, 1) / _PROMPT_STEP) * _PROMPT_STEP
+    most = engine.limit("max_model_len").value
+    if most is not None:  # rounded up beyond it they would not be limits
+        question, answer = min(question, max(1, int(most))), min(answer, max(1, int(most)))
     capacity, together = engine.signal("kv_capacity_tokens"), _together(engine)
     if capacity and together:
         budget = floor(_FULL * capacity / together)
@@ -245,7 +248,7 @@ def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
     now_set = limit.value or 2 * value
     if value >= now_set:
         return Step(title, "not here", f"{now}; not below max_num_seqs, {value:.0f}", cost)
-    much = "half" if 2 * value <= now_set + 1 else f"{percent_text(1 - value / now_set)} less (not below {value:.0f})"
+    much = "half" if 2 * value <= now_set + 1 else f"{now_set - value:.0f} less (not below that)"
     return Step(title, "do", f"{now}; to {value:.0f}, {much}. Fewer prompts are computed at once and the peak of activations is lower; what the "
                 "cache holds it does not bound", cost, values={"max_num_batched_tokens": value})
 

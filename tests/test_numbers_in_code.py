@@ -18,7 +18,7 @@ from kvpressure.thresholds import builtin
 
 PACKAGE = Path(__file__).parents[1] / "exporter" / "kvpressure"
 FILES = sorted([*(PACKAGE / "signals").glob("*.py"), *(PACKAGE / "diagnosis").glob("*.py"), PACKAGE / "pipeline.py",
-                PACKAGE / "tracks.py"])
+                PACKAGE / "tracks.py", PACKAGE / "engines.py"])
 
 NOT_JUDGED = {"logevents.py": "texts of vLLM's log and their units", "cards.py": "data sheets of cards"}
 
@@ -27,7 +27,7 @@ CONSTANTS = {
     "MINUTE", "HALF_MINUTE", "FIVE_MINUTES", "HOUR", "SLOPE_SECONDS", "BURST_SECONDS", "TREND_SECONDS", "ACTIVITY_SECONDS",
     "QUANTILES", "RUNNING_BOUNDS",
     # how finely and how long history is kept
-    "FINE_SECONDS", "MID_SECONDS", "LONG_SECONDS", "MID_STEP", "LONG_STEP", "JITTER_SECONDS", "STEP_BACK_SECONDS",
+    "FINE_SECONDS", "MID_SECONDS", "LONG_SECONDS", "MID_STEP", "LONG_STEP", "JITTER_SECONDS", "STEP_BACK_SECONDS", "REACH_SECONDS",
     "TREND_STEP_SECONDS", "IDLE_STEP_SECONDS", "FORGET_SECONDS",
     # bounds of memory
     "MAX_NAMES", "MAX_RESTARTS_KEPT", "BASELINE_VALUES", "IDLE_POINTS", "MAX_REPORTS", "MAX_EVENTS_KEPT", "MAX_GONE_ENGINES",

@@ -325,7 +325,7 @@ class EngineWindow:
     def _reaching(self, seconds: float) -> list[Sample]:
         """The samples of the window, and the one before where they come so seldom that the window has but one."""
         samples = self.since(seconds)
-        return samples if len(samples) != 1 else self.since(REACH_SECONDS)[-2:]
+        return samples if len(samples) != 1 else [*self.since(REACH_SECONDS)[:-1][-1:], *samples]
 
     def ends(self, seconds: float,
              value: Callable[[Sample], float | None]) -> tuple[tuple[float, float], tuple[float, float]] | None:

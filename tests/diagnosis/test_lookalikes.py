@@ -383,6 +383,61 @@ def test_what_a_neighbour_holds_is_not_above_this_engines_share(own, high):
     assert play(10, **share, **SIX).last.conditions["baseline_too_high"] is True, "alone on the card"
 
 
+def connected(role):
+    return (*LIMIT, "--kv-transfer-config", f'{{"kv_connector":"NixlConnector","kv_role":"{role}"}}')
+
+
+LORA = (*LIMIT, "--enable-lora", "--max-loras", "1")
+OLD = {"deferred": None, "waiting": 20.0, "finished": 3.0, "queue": 4.0, "kv": 0.35}  # vLLM before 0.20 does not tell who is deferred
+FETCHES = OLD | {"running": cycle(28, 30, 33), "generated": 800.0, "prompt": 8000.0, "length": 2500.0}
+ADAPTERS = OLD | {"running": cycle(5, 6, 7), "generated": 300.0, "prompt": 3000.0, "length": 1000.0}
+
+
+@pytest.mark.parametrize("card", [{}, BUSY_UNITS, COMPUTES], ids=["utilization", "memory busy", "tensor units busy"])
+@pytest.mark.parametrize(("args", "load"), [(connected("kv_consumer"), FETCHES), (connected("kv_both"), FETCHES), (LORA, ADAPTERS),
+                                            (("--kv-transfer-config.kv_role", "kv_consumer"), FETCHES)])
+def test_who_may_wait_for_something_else_makes_nobody_sure_of_the_gpu(args, load, card):
+    """Requests that wait for KV blocks from elsewhere or for the slot of an adapter, on a server that does not tell them apart."""
+    said = play(60, args=args, card=card, **load)
+    assert not said.confidently(5)
+    assert said.last.evidence["queue_for_capacity"].value is None
+    assert "LoRA slot" in said.last.missing[0]
+    assert play(60, args=args, card=card, host=container(throttled=0.4), **load | {"cards": (0.4,)}).confidently(5) == set(), "nor the host"
+    told = {"deferred": 0.0, "computed": 8000.0}
+    assert play(60, args=args, card=COMPUTES, **load | told).confidently(5) == {"compute_bound"}, "told, and for none of it"
+
+
+@pytest.mark.parametrize(("role", "told", "prefills"), [("kv_consumer", {}, None), ("kv_consumer", {"computed": 100.0}, False),
+                                                        ("kv_both", {}, None), ("kv_producer", {}, True)])
+def test_prompts_that_another_server_computed_are_no_prefill(role, told, prefills):
+    assert play(40, args=connected(role), **FETCHES | told).last.evidence["prefill_dominates"].value is prefills
+
+
+@pytest.mark.parametrize("args", [connected("kv_consumer"), LORA])
+def test_a_full_cache_is_one_whatever_else_requests_may_wait_for(args):
+    said = play(60, args=args, **OLD | FULL | {"running": cycle(60, 62, 66), "finished": 3.0})
+    assert said.confidently(5) == {"kv_pressure"}
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_both"])
+def test_blocks_that_wait_to_be_pulled_are_nothing_to_cut_the_batch_for(role):
+    """An instance that prefills: what it has computed stays in its cache until the one that decodes has it."""
+    holds = OLD | {"kv": 0.99, "waiting": 40.0, "generated": 3.0, "prompt": 8000.0, "length": 2500.0, "output": 1.0, "cards": (0.3,)}
+    said = play(120, args=connected(role), running=cycle(0, 1, 0), **holds)
+    assert not said.confidently(5)
+    assert "pulled" in said.last.missing[0]
+    assert not any(state.limits["max_num_seqs"].recommended for state in said.states)
+    assert play(60, args=connected("kv_producer"), running=cycle(20, 22), **holds).states[-1].limits["max_num_seqs"].recommended is None
+    assert play(60, running=cycle(20, 22), **holds).states[-1].limits["max_num_seqs"].recommended is not None
+
+
+def test_requests_whose_blocks_are_on_their_way_page_nobody_for_a_stall():
+    gone = {"running": after(40, 4.0, 0.0), "waiting": after(40, 0.0, 12.0), "deferred": None, "kv": after(40, 0.1, 0.3),
+            "generated": after(40, 200.0, 0.0), "prompt": after(40, 200.0, 0.0), "cards": (after(40, 0.7, 0.0),)}
+    assert "stalled" not in play(100, args=connected("kv_consumer"), **gone).confidently()
+    assert "stalled" in play(100, args=LORA, **gone).confidently(), "nothing runs, so every slot is free"
+
+
 KEPT_FREE = {"running": cycle(25, 26, 27), "waiting": 15.0, "kv": cycle(0.885, 0.89, 0.895), "generated": 900.0, "prompt": 900.0,
              "finished": 1.0, "length": 1000.0, "queue": 20.0}
 

@@ -15,7 +15,7 @@ def max_num_seqs(s: Signals, verdict: str, t: Thresholds) -> float | None:
     """
     if verdict == "concurrency_limited":
         return _raised_num_seqs(s, t)
-    if verdict != "kv_pressure":
+    if verdict != "kv_pressure" or s.load.kv_role == "kv_producer":  # its blocks wait to be pulled, whatever runs
         return None
     fits = s.load.limits.get("kv_capacity")
     measured = s.batch.batch_p99 if s.batch.batch_p99 is not None else s.load.running

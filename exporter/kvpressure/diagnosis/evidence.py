@@ -149,6 +149,8 @@ def _queue(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
         deferred_only = load.waiting_deferred is not None and load.waiting is not None \
             and load.waiting_deferred >= load.waiting > 0
         for_capacity = queue and not deferred_only
+        if queue and load.waiting_deferred is None and (load.lora or load.kv_role is not None):
+            for_capacity = None  # vLLM before 0.20 does not tell what waits for a LoRA slot or for KV blocks from elsewhere
     text = f"{_number(load.waiting)} requests wait, {_number(load.running)} run"
     return [
         Evidence("queue_present", queue, text),
@@ -179,12 +181,12 @@ def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
     prefill = None
     prompt, generated = flow.prompt_tokens_per_second, flow.generation_tokens_per_second
     computed = flow.prompt_tokens_computed_per_second
-    if computed is None:
+    if computed is None and s.load.kv_role in (None, "kv_producer"):
         computed = prompt
     if computed is not None and generated is not None:
         prefill = computed > 0 and computed >= t["prefill_tokens_ratio"] * generated
     rates = f"{_number(prompt)} prompt and {_number(generated)} generated tokens/s"
-    cached = "" if computed == prompt else f" ({_number(computed)} of the prompt's computed, the rest was cached)"
+    cached = "" if computed == prompt else " (how many of the prompt's were computed here is not known)" if computed is None else f" ({_number(computed)} of the prompt's computed, the rest was cached)"
     return [
         _page(progress, t),
         Evidence("work_present", progress.work_present, f"{_number(s.load.in_flight)} requests in flight"),

@@ -16,6 +16,8 @@ from kvpressure.signals.score import PROFILING
 from kvpressure.state import Evidence
 from kvpressure.thresholds import Thresholds
 
+UNSORTED: Final = "how many of the waiting requests wait for a LoRA slot or for KV blocks from elsewhere (vLLM from 0.20 on tells)"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -51,6 +53,10 @@ class Case:
     def unknown(self, name: str) -> bool:
         """The evidence is not known."""
         return self.evidence[name].value is None
+
+    def queue_unsorted(self) -> bool:
+        """Requests wait, and nobody tells whether for something that no resource of the engine explains."""
+        return self.true("queue_present") and self.unknown("queue_for_capacity")
 
 
 def no_page(case: Case) -> Finding | None:
@@ -98,6 +104,8 @@ def frozen_or_stalled(case: Case) -> Finding | None:
             "what a first answer takes: nothing has come out since the start, so kernels may be compiled for the first request",))
     if not runs and (waits := deferred(case)) is not None:
         return waits
+    if not runs and case.queue_unsorted() and s.load.kv_role is not None:  # who runs nothing has LoRA slots to give away
+        return Finding("stalled", t["confidence_stalled_alone"], supporting=("no_progress", "work_present"), missing=(UNSORTED,))
     return _frozen(case, moved) or _stalled(case, moved)
 
 
@@ -164,12 +172,22 @@ def kv_pressure(case: Case) -> Finding | None:
     supports = [name for name in ("kv_full", "queue_for_capacity", "preempting", "running_falls_waiting_rises",
                                   "head_of_line_blocked", "latency_multiplied", "gpu_out_of_memory") if case.true(name)]
     opposing = tuple(name for name in ("running_at_limit", "prefill_dominates") if case.true(name))
-    queue = case.true("queue_for_capacity")
+    queue = case.true("queue_for_capacity") or (case.queue_unsorted() and case.true("kv_near_full"))
     ground = _kv_ground(case, queue, pushed)
     if ground is None:
         return None
     missing = _absent(case, "kv_full", "running_at_limit", "gpu_saturated")
-    return Finding("kv_pressure", case.thresholds[ground], stage(case), tuple(supports), opposing, missing)
+    confidence = case.thresholds[ground]
+    if _held_for_others(case):
+        confidence = min(confidence, case.thresholds["confidence_kv_near_full"])
+        missing = ("whether the blocks are held until another server has pulled them", *missing)
+    return Finding("kv_pressure", confidence, stage(case), tuple(supports), opposing, missing)
+
+
+def _held_for_others(case: Case) -> bool:
+    """Hardly anything runs, so whoever holds the blocks may be a server that has yet to pull them."""
+    load = case.signals.load
+    return load.kv_role not in (None, "kv_consumer") and (load.running or 0.0) < case.thresholds["host_min_requests"]
 
 
 def _kv_ground(case: Case, queue: bool, pushed: bool) -> str | None:
@@ -188,7 +206,7 @@ def _kv_ground(case: Case, queue: bool, pushed: bool) -> str | None:
         return "confidence_kv_full_below_limit" if case.false("running_at_limit") else "confidence_kv_full"
     if pushed and case.true("kv_near_full"):
         return "confidence_kv_pushed" if borne_out else "confidence_kv_near_full"
-    if queue and case.true("mean_prompt_blocked"):
+    if case.true("queue_for_capacity") and case.true("mean_prompt_blocked"):
         return "confidence_kv_head_of_line"
     if queue and case.true("head_of_line_blocked") and not case.true("running_at_limit"):
         return "confidence_kv_long_prompt"
@@ -295,11 +313,13 @@ def _harmed(case: Case) -> bool:
 def _host(case: Case, ground: str, reasons: list[str], sure: bool = False) -> Finding:
     t = case.thresholds
     sure = sure or (_harmed(case) and case.false("gpu_saturated"))
+    unsorted = case.queue_unsorted()
+    sure = sure and not unsorted
     harm = [n for n in ("queue_present", "latency_multiplied", "throughput_fell") if case.true(n) and n not in reasons]
     return Finding("host_bound", t[ground] if sure else min(t[ground], t["confidence_host_harmless"]),
                    supporting=(*reasons, *harm),
                    opposing=tuple(n for n in ("kv_near_full", "gpu_saturated") if case.true(n)),
-                   missing=_absent(case, "gpu_saturated", "cpu_throttled", "cpu_saturated"))
+                   missing=(UNSORTED,) * unsorted + _absent(case, "gpu_saturated", "cpu_throttled", "cpu_saturated"))
 
 
 def compute_bound(case: Case) -> Finding | None:
@@ -318,11 +338,11 @@ def compute_bound(case: Case) -> Finding | None:
     below = case.false("running_at_limit") or case.signals.load.max_num_seqs_source == "observed"
     held = ("running_stands_still",) if case.true("running_stands_still") and below else ()
     doubts = held + ("any_prompt_fits",) * _may_not_fit(case)
-    unsure = doubts or case.unknown("queue_short")
+    unsure = doubts or case.unknown("queue_short") or case.queue_unsorted()
     return Finding("compute_bound", min(t[ground], t["confidence_compute_doubt"]) if unsure else t[ground],
                    supporting=tuple(n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)),
                    opposing=doubts + tuple(n for n in ("kv_near_full",) if case.true(n)),
-                   missing=_absent(case, "kv_full", "gpu_saturated"))
+                   missing=(UNSORTED,) * case.queue_unsorted() + _absent(case, "kv_full", "gpu_saturated"))
 
 
 def _may_not_fit(case: Case) -> bool:
@@ -366,6 +386,8 @@ def undecided(case: Case) -> Finding:
     """Nothing above holds: say what is missing instead of guessing."""
     missing = _absent(case, "tokens_flow", "work_present", "kv_full", "running_at_limit", "gpu_saturated",
                       "cpu_throttled")
+    if case.queue_unsorted():
+        missing = (UNSORTED, *missing)
     if case.samples <= 1:
         missing = ("a second reading", *missing)
     present = tuple(n for n in ("queue_present", "work_present", "kv_near_full") if case.true(n))

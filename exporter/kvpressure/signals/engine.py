@@ -15,6 +15,7 @@ from kvpressure.signals import (
     host,
     kv,
     latency,
+    limits,
     memory,
     progress,
     score,
@@ -148,6 +149,10 @@ class EngineTracker:
         window, t = self.window, self._thresholds
         load = concurrency.compute(window, around.max_num_seqs, around.max_num_seqs_source, found.kv_capacity_tokens,
                                    shape.mean_context, kv.full_from("kv_near_full_ratio", found.kv_watermark_ratio, t), t)
+        load = replace(load, lora=limits.takes_lora(around.args), kv_role=limits.kv_role(around.args))
+        flow = throughput.compute(window, self._trend)
+        if load.kv_role not in (None, "kv_producer") and r.PROMPT_TOKENS_COMPUTED not in (window.last.counters if window.last else {}):
+            flow = replace(flow, prompt_tokens_computed_per_second=None)  # another server may have computed them
         age = None if window.last is None else max(0.0, around.now - window.last.t)
         gpus = [gpu.last for gpu in around.gpus if gpu.last is not None]
         held = memory.held(gpus, around.own_bytes if around.others else None)
@@ -157,7 +162,7 @@ class EngineTracker:
             batch=batch.compute(window, self._running, load.max_num_seqs, t, self.steps, around.now),
             context=context.compute(window, self._longest, shape, around.max_model_len, t),
             latency=latency.compute(window, self._baseline, self._calm(found, load), t),
-            throughput=throughput.compute(window, self._trend),
+            throughput=flow,
             progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing, t,
                                       self.error, self._ever_useful()),
             memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.processes,

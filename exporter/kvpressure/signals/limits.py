@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +14,8 @@ from kvpressure.signals.config import positive
 from kvpressure.state import LIMITS
 
 V0_MAX_NUM_SEQS: Final = 256.0
+KV_TRANSFER: Final = "kv_transfer_config"
+_KV_ROLE: Final = re.compile(r"\bkv_role\b['\"]?\s*[:=]\s*['\"]?(kv_[a-z]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,21 @@ class InForce:
 def from_page(page: EnginePage) -> EngineArgs:
     """Arguments of the pod's command line; empty when none were seen."""
     return parse(page.args, page.env)
+
+
+def takes_lora(args: EngineArgs) -> bool:
+    """Whether adapters are served, for whose slots requests may wait."""
+    return "enable_lora" in args.values and (args.values["enable_lora"] or "").lower() != "false"
+
+
+def kv_role(args: EngineArgs) -> str | None:
+    """What the server is to others that KV blocks come from or go to: kv_producer, kv_consumer or kv_both; empty where a KV
+    connector is set and its role is not told, ``None`` where none is.
+    """
+    if not any(name.partition(".")[0] == KV_TRANSFER for name in args.values):
+        return None
+    told = _KV_ROLE.search(args.values.get(KV_TRANSFER) or "")
+    return told[1] if told else args.values.get(f"{KV_TRANSFER}.kv_role") or ""
 
 
 def in_force(args: EngineArgs, logged: EngineArgs | None, facts: Mapping[str, float], config: Mapping[str, str],

@@ -56,6 +56,8 @@ class LoadSignals:
     waiting: float | None = None
     waiting_capacity: float | None = None
     waiting_deferred: float | None = None
+    lora: bool = False  # adapters are served, for whose slots requests may wait
+    kv_role: str | None = None  # of a server whose KV blocks come from others or go to them; empty = one that is not told
     in_flight: float | None = None
     limits: Mapping[str, float] = field(default_factory=dict)  # max concurrent by source of the limit
     max_num_seqs: float | None = None
@@ -104,7 +106,7 @@ class ThroughputSignals:
     """Token rates and their trend against demand (``signals.throughput``)."""
 
     prompt_tokens_per_second: float | None = None
-    prompt_tokens_computed_per_second: float | None = None  # without those that the prefix cache had
+    prompt_tokens_computed_per_second: float | None = None  # without those that the prefix cache or another server had
     generation_tokens_per_second: float | None = None
     generation_tokens_per_running: float | None = None
     finished_per_second: float | None = None

@@ -438,6 +438,41 @@ def test_requests_whose_blocks_are_on_their_way_page_nobody_for_a_stall():
     assert "stalled" in play(100, args=LORA, **gone).confidently(), "nothing runs, so every slot is free"
 
 
+ON_CPU = {"running": 1.0, "waiting": 0.0, "cards": (), "kv": lambda i: 0.05 if i % 70 < 1 else 0.2 + 0.001 * max(0, i % 70 - 45),
+          "generated": lambda i: 4.0 if i % 70 >= 45 else 0.0, "prompt": lambda i: 4000.0 if i % 70 == 45 else 0.0,
+          "finished": lambda i: 1.0 if i % 70 == 69 else 0.0}
+
+
+def test_a_step_of_a_model_on_the_cpu_takes_longer_than_a_stall():
+    """4 000 tokens of a prompt take 45 s, in which no gauge moves."""
+    busy = container(used=0.98) | {"cpu_limit_cores": 32.0, "cpu_usage_seconds": lambda i: 31.4 * i}
+    said = play(220, host=busy, **ON_CPU)
+    assert "stalled" not in said.said(70)
+    assert any("CPU" in reason for state in said.states for reason in state.diagnosis.missing)
+    assert "stalled" in play(220, host=busy | {"cpu_usage_seconds": lambda i: 3.0 * i}, **ON_CPU).said(70), "the CPU rests"
+    hangs = play(180, host=busy, **ON_CPU | {"generated": after(60, 4.0, 0.0), "prompt": 0.0, "finished": 0.0, "kv": 0.2})
+    assert (hangs.states[140].diagnosis.verdict, hangs.verdict) == ("unknown", "stalled"), "not for ever"
+
+
+WHOLE = {"running": after(40, 2.0, 1.0), "waiting": after(40, 0.0, 3.0), "kv": after(40, 0.01, 0.6), "deferred": None,
+         "generated": after(40, 30.0, 0.0), "prompt": after(40, 100.0, 0.0), "finished": after(40, 1.0, 0.0), "cards": (after(40, 0.5, 1.0),)}
+
+
+@pytest.mark.parametrize(("args", "kind"), [(LIMIT, {"swapped": 0.0}), ((*LIMIT, "--no-enable-chunked-prefill"), {})], ids=["V0", "not chunked"])
+def test_a_prompt_that_is_computed_as_a_whole_is_no_stall(args, kind):
+    """128k tokens: all of its blocks are there at once, and the first token comes 45 s later."""
+    said = play(85, args=args, **WHOLE | kind)
+    assert "stalled" not in said.said()
+    assert "computed as a whole" in said.last.missing[0]
+    assert play(140, args=args, **WHOLE | kind).verdict == "stalled", "not for ever"
+    assert play(85, args=args, **WHOLE | kind | {"cards": (after(40, 0.5, 0.0),)}).verdict == "stalled", "nothing computes"
+    assert play(85, args=args, **WHOLE | kind | {"running": 2.0, "kv": 0.3}).verdict == "stalled", "nothing was let in"
+
+
+def test_a_prompt_that_is_computed_by_chunks_shows_that_it_moves():
+    assert play(85, **WHOLE).verdict == "stalled"
+
+
 KEPT_FREE = {"running": cycle(25, 26, 27), "waiting": 15.0, "kv": cycle(0.885, 0.89, 0.895), "generated": 900.0, "prompt": 900.0,
              "finished": 1.0, "length": 1000.0, "queue": 20.0}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvpressure.signals.model import Signals
+from kvpressure.signals.score import NONE as NO_GPU
 from kvpressure.signals.score import PROFILING
 from kvpressure.state import Evidence
 from kvpressure.thresholds import Thresholds
@@ -83,6 +84,7 @@ def frozen_or_stalled(case: Case) -> Finding | None:
     * A queue that is all deferred while nothing runs waits for something else than the engine.
     * Frozen: no number moves, nobody waits, the GPU is idle and the clients' connections are gone, so the gauges stayed
       behind. Where connections are not known: the API server answers nobody, which a hang looks like as well.
+    * A step that takes long moves no gauge until it ends: a model on the CPU, a prompt that is computed as a whole.
     * Otherwise a stall, which nobody is sure of while it may be gauges that froze.
     """
     s, t = case.signals, case.thresholds
@@ -102,11 +104,24 @@ def frozen_or_stalled(case: Case) -> Finding | None:
     if s.progress.ever_useful is False and runs and stuck < t["prefill_patience_seconds"]:
         return Finding("unknown", t["confidence_no_progress"], supporting=("no_progress",), missing=(
             "what a first answer takes: nothing has come out since the start, so kernels may be compiled for the first request",))
+    if stuck < t["prefill_patience_seconds"] and (step := _long_step(case, runs)):
+        return Finding("unknown", t["confidence_no_progress"], supporting=("no_progress",), missing=(step,))
     if not runs and (waits := deferred(case)) is not None:
         return waits
     if not runs and case.queue_unsorted() and s.load.kv_role is not None:  # who runs nothing has LoRA slots to give away
         return Finding("stalled", t["confidence_stalled_alone"], supporting=("no_progress", "work_present"), missing=(UNSORTED,))
     return _frozen(case, moved) or _stalled(case, moved)
+
+
+def _long_step(case: Case, runs: bool) -> str:
+    """Why one step may take this long and move no gauge until it ends; empty where nothing says so."""
+    if not runs or case.true("preempting") or case.true("kv_full"):
+        return ""
+    if case.signals.compute.activity_level == NO_GPU and case.true("cpu_saturated"):
+        return "when the present step ends: the model seems to compute on the CPU, which is busy"
+    if case.signals.progress.prompt_at_once and not case.true("gpu_idle"):
+        return "when the present step ends: a prompt was let in last, and it is computed as a whole"
+    return ""
 
 
 def _frozen(case: Case, moved: bool) -> Finding | None:

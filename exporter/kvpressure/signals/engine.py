@@ -17,6 +17,7 @@ from kvpressure.signals import (
     latency,
     limits,
     memory,
+    prefill,
     progress,
     score,
     throughput,
@@ -163,8 +164,8 @@ class EngineTracker:
             context=context.compute(window, self._longest, shape, around.max_model_len, t),
             latency=latency.compute(window, self._baseline, self._calm(found, load), t),
             throughput=flow,
-            progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing, t,
-                                      self.error, self._ever_useful()),
+            progress=replace(progress.compute(window, self._progress, age if age is not None else 0.0, self.failing, t,
+                                              self.error, self._ever_useful()), prompt_at_once=self._prompt_at_once(around)),
             memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.processes,
                                   around.demand, load.running, _block_size(self.reading), held),
             host=host.compute(window, around.container, around.now, t),
@@ -176,6 +177,13 @@ class EngineTracker:
         """Whether some of these cards may belong to another engine of the pod, or to none: it has more than this one needs."""
         needs = around.args.engine_gpus
         return len(around.gpus) > 1 and (self.engines_on_page > 1 if needs is None else len(around.gpus) > needs)
+
+    def _prompt_at_once(self, around: Surroundings) -> bool:
+        """Whether a prompt may be computed that no gauge shows growing."""
+        last, flavour = self.window.last, self.page.flavour if self.page else None
+        if last is None or self._progress.seconds_without <= 0 or not prefill.whole_prompts(around.args, flavour, tuple(last.gauges)):
+            return False
+        return prefill.admitted_last(self.window.since(self._thresholds["prefill_patience_seconds"]))
 
     def _ever_useful(self) -> bool | None:
         """Whether this process has computed or generated a token; ``None`` if its page does not count them."""

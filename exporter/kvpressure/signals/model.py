@@ -126,6 +126,7 @@ class ProgressSignals:
     connections_dropped: bool | None = None  # most clients went away since something last came out
     connections_came: bool | None = None  # clients came since then
     ever_useful: bool | None = None  # a token came out since this process started
+    prompt_at_once: bool = False  # the last thing that moved let in a prompt, which one step or its blocks do not show growing
     asleep: bool | None = None  # sleep mode has offloaded the weights
     fresh_seconds: float | None = None  # age of the newest page
     pages_failing: float | None = None  # consecutive failed scrapes

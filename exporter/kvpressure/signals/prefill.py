@@ -1,0 +1,28 @@
+"""Prompts whose computing no gauge shows: all of their blocks are there from the first moment on, or gauges rest for a whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from kvpressure import readings as r
+from kvpressure.args import EngineArgs
+from kvpressure.signals.window import Sample
+
+
+def whole_prompts(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> bool:
+    """Whether a prompt is taken in whole: V0 allocates all of its blocks at once, and without chunked prefill it is one step."""
+    chunked = (args.values.get("enable_chunked_prefill") or "").lower()
+    return flavour == "v0" or r.SWAPPED in gauges or chunked == "false"
+
+
+def admitted_last(samples: Sequence[Sample]) -> bool:
+    """Whether the last thing that moved was a request let in: more run, or blocks were taken without a token coming out."""
+    for after, before in pairwise(reversed(samples)):
+        ran, runs = before.gauges.get(r.RUNNING, 0.0), after.gauges.get(r.RUNNING, 0.0)
+        held, holds = before.gauges.get(r.KV_USAGE, 0.0), after.gauges.get(r.KV_USAGE, 0.0)
+        if (ran, held, before.waiting) == (runs, holds, after.waiting):
+            continue
+        silent = after.counters.get(r.GENERATION_TOKENS, 0.0) <= before.counters.get(r.GENERATION_TOKENS, 0.0)
+        return runs > ran or (holds > held and silent)
+    return False

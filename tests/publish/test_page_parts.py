@@ -138,6 +138,10 @@ class TestTriage:
         assert self.step(2, calm, killed).finding == "fine"
         assert self.step(2, recent, self.container(restarts=2)).finding == "look"
         assert self.step(2, calm).finding == "unknown"
+        unwatched = self.step(2, engine_with(host=HostSignals(restarts_all_known=False)), self.container(restarts=17))
+        assert (unwatched.finding, "not known" in unwatched.answers[0]) == ("unknown", True)
+        least = self.step(2, engine_with(host=HostSignals(restarts_recent=1.0, restarts_all_known=False)), self.container(restarts=17))
+        assert (least.finding, "at least 1 of them" in least.answers[0]) == ("look", True)
 
     @pytest.mark.parametrize(("high", "low", "demand", "finding"), [
         (True, True, 0.5, "look"), (True, False, 0.5, "fine"), (True, False, T["memory_warning_ratio"], "look"),

@@ -322,7 +322,8 @@ def _harm(s: Signals, t: Thresholds) -> list[Evidence]:
         Evidence("allocation_failure_logged", allocation > 0 if s.events_known else None,
                  f"{allocation} allocation failures in the log lately"),
         Evidence("restarted_recently", None if s.host.restarts_recent is None else s.host.restarts_recent > 0,
-                 f"{_number(s.host.restarts_recent)} restarts in half an hour"),
+                 ("" if s.host.restarts_all_known or s.host.restarts_recent is None else "at least ")
+                 + f"{_number(s.host.restarts_recent)} restarts in half an hour"),
         oom.evidence(s, t),
     ]
 

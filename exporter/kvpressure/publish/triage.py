@@ -92,8 +92,10 @@ def _restarts(case: _Case) -> Step:
         return Step(2, "Restarts or OOMKills?", "unknown", ("The pod's status is not read.",), command)
     reading, ended = held.reading, held.reading.last_termination
     recent = host.restarts_recent
-    answers = [f"{reading.restarts} restarts, {number_text(recent)} of them in the last half hour."]
-    finding: Finding = "look" if recent else "fine"
+    lately = "how many of them in the last half hour is not known (yet)" if recent is None else \
+        f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} of them in the last half hour"
+    answers = [f"{reading.restarts} restarts, {lately}."]
+    finding: Finding = "look" if recent else "unknown" if recent is None else "fine"
     if ended is not None:
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
         answers.append(f"Ended last: {ended.reason or 'reason not known'}{code}, {clock_text(ended.finished_at)}.")

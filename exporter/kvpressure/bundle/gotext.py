@@ -12,6 +12,7 @@ from urllib.parse import quote_plus
 
 _QUERY = re.compile(r'\{\{ with printf "[^{]*\{limit=\\"(?P<limit>\w+)\\".*?\| query \}\}(?P<body>.*?)\{\{ end \}\}')
 _FIRST = re.compile(r'\{\{ \. \| first \| value \| printf "%\.(\d)f" \}\}')
+_WITH = re.compile(r"\{\{ with \$labels\.(\w+) \}\}(?P<before>.*?)\{\{ \. \| urlquery \}\}\{\{ end \}\}")
 _LABEL = re.compile(r"\{\{ \$labels\.(\w+)(?P<escape> \| urlquery)? \}\}")
 _VALUE = re.compile(r"\{\{ \$value \| (\w+) \}\}")
 _PRINTF = re.compile(r'\{\{ printf "%\.(\d)f" \$value \}\}')
@@ -20,6 +21,7 @@ _PRINTF = re.compile(r'\{\{ printf "%\.(\d)f" \$value \}\}')
 def expand(text: str, labels: Mapping[str, str], value: float, recommended: Mapping[str, float]) -> str:
     """``text`` as Prometheus expands it. ``recommended`` is what the query for a recommended limit finds."""
     text = _QUERY.sub(lambda match: _recommended(match, recommended), text)
+    text = _WITH.sub(lambda match: match["before"] + quote_plus(labels[match[1]]) if labels.get(match[1]) else "", text)
     text = _LABEL.sub(lambda match: _label(match, labels), text)
     text = _VALUE.sub(lambda match: _FORMATS[match[1]](value), text)
     return _PRINTF.sub(lambda match: f"{value:.{int(match[1])}f}", text)

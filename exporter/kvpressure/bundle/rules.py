@@ -18,6 +18,7 @@ PREFIX: Final = "kvpressure-"  # of group names
 PROFILES: Final = ("default", "literal")
 SOURCES: Final = ("kvpressure", "dcgm")
 _BOARD_VARIABLES: Final = {"namespace": "namespace", "model_name": "model", "pod": "pod", "uuid": "gpu"}
+_CLUSTER_VARIABLE: Final = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"  # not every Prometheus has that label
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ def annotations_of(alert: Alert, level: Level, values: Values) -> dict[str, str]
         return annotations
     shown = [label for label in _result_labels(level) if label in _BOARD_VARIABLES]
     query = "&".join(f"var-{_BOARD_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in shown)
-    return {**annotations, "dashboard_url": f"{values.dashboard_base_url}/d/kvpressure-incident" + (f"?{query}" if query else "")}
+    link = f"{values.dashboard_base_url}/d/kvpressure-incident"
+    return {**annotations, "dashboard_url": f"{link}?{query}{_CLUSTER_VARIABLE}" if query else link}
 
 
 def _result_labels(level: Level) -> list[str]:

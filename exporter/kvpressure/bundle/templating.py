@@ -34,10 +34,10 @@ def per(subject: str, expr: str) -> str:
 
 def recommend(limit: str) -> str:
     """A sentence of an annotation: what to set ``limit`` to. Empty where the exporter recommends nothing."""
-    query = (f'max by (limit) (kvpressure_limit_recommended{{limit=\\"{limit}\\",namespace=%q,pod=%q,model_name=%q,'
-             f'engine=%q}})')
+    own = ("cluster", "namespace", "pod", "model_name", "engine")  # an absent cluster is an empty one, to a matcher too
+    query = f'max by (limit) (kvpressure_limit_recommended{{limit=\\"{limit}\\",{",".join(f"{name}=%q" for name in own)}}})'
     form = "%.2f" if limit == "gpu_memory_utilization" else "%.0f"
-    return ('{{ with printf "' + query + '" $labels.namespace $labels.pod $labels.model_name $labels.engine | query }}'
+    return ('{{ with printf "' + query + '" ' + " ".join(f"$labels.{name}" for name in own) + ' | query }}'
             f' Set {limit} to {{{{ . | first | value | printf "{form}" }}}}.{{{{ end }}}}')
 
 
@@ -56,20 +56,16 @@ def rose(counter: str, window: str) -> str:
 def new_events(counter: str, by: str, window: str) -> str:
     """How often ``counter`` grew within ``window``, as an expression.
 
-    ``increase`` alone misses the first event, which makes the series appear with 1. A first appearance counts when some
-    exporter of the cluster reported before, so that a new Prometheus does not raise what happened long ago.
+    ``increase`` alone misses the first event, which makes the series appear with 1. A first appearance counts when the same
+    exporter was scraped before, so that neither a new Prometheus nor a node that is back after a gap raises what happened long ago.
     """
     grown = f"max by ({by}) (increase({counter}[{window}]))"
     return (f"{grown} > 0\n"
             f"or\n"
             f"(\n"
-            f"  (\n"
-            f"    max by ({by}) ({counter})\n"
-            f"    unless on ({by})\n"
-            f"    max by ({by}) ({counter} offset {window})\n"
-            f"  )\n"
-            f"  and on (cluster)\n"
-            f"  max by (cluster) (kvpressure_build_info offset {window})\n"
+            f"  max by ({by}) ({counter} and on (cluster, job, instance) (kvpressure_build_info offset {window}))\n"
+            f"  unless on ({by})\n"
+            f"  max by ({by}) ({counter} offset {window})\n"
             f")\n"
             f"or\n"
             f"{grown}")

@@ -100,7 +100,7 @@ class TestGpuMemoryHigh:
     USED = f"kvpressure_gpu_memory_used_ratio{{{GPU},{AT}}}"
 
     def test_an_engine_that_nobody_could_map_to_its_gpu_explains_a_full_one(self, tmp_path: Path) -> None:
-        """VLLM reserves most of a card: without the mapping nobody knows how much of that it needs."""
+        """A server of vLLM reserves most of its card: without the mapping nobody knows how much of that it needs."""
         assert firing(tmp_path, {self.USED: "0.93+0x30", f"kvpressure_engine_up{{{ENGINE},{AT}}}": "1+0x30"}, 20) == []
 
     def test_a_full_gpu_of_a_node_without_engines_is_full(self, tmp_path: Path) -> None:

@@ -9,15 +9,12 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-SHOWN_SECONDS = 10.0
-
 
 @dataclass
 class FakeVllm:
     """Blocks are taken as tokens come and given back at the end. Faults: ``leak`` blocks a request keeps, ``factor`` of blocks for
     each token, ``factor_above`` the prompt length above which it counts, ``held`` blocks in use from the start, ``others`` running
-    requests of other clients. ``together``: so many prompts of a length end only when a page has shown all of them with their
-    last token, however busy the machine is.
+    requests of other clients.
     """
 
     blocks: int = 4000
@@ -35,17 +32,14 @@ class FakeVllm:
     usage_chunks: bool = True
     model: str = "small"
     info: dict[str, Any] | None = None
-    together: dict[int, int] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._slots = threading.Semaphore(self.max_num_seqs)
         self._used: dict[int, int] = {}
         self._waiting = 0
         self._leaked = 0
-        self._ended: dict[int, set[int]] = {}  # by prompt length
-        self._shown: set[int] = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -63,10 +57,6 @@ class FakeVllm:
         with self._lock:
             used = sum(self._used.values()) + self._leaked + self.held
             running, waiting = len(self._used) + self.others, self._waiting
-            for length, ended in self._ended.items():
-                if len(ended) >= self.together[length]:
-                    self._shown |= ended
-            self._lock.notify_all()
         labels = f'engine="0",model_name="{self.model}"'
         return (f"vllm:num_requests_running{{{labels}}} {running}\nvllm:num_requests_waiting{{{labels}}} {waiting}\n"
                 f"vllm:kv_cache_usage_perc{{{labels}}} {used / (self.blocks - 1)}\n"
@@ -93,9 +83,6 @@ class FakeVllm:
                     chunk["usage"] = {"completion_tokens": answered}
                 write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
             with self._lock:
-                if prompt in self.together:
-                    self._ended.setdefault(prompt, set()).add(number)
-                    self._lock.wait_for(lambda: number in self._shown, SHOWN_SECONDS)
                 del self._used[number]
                 self._leaked += self.leak
         write(b"data: [DONE]\n\n")

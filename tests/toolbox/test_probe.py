@@ -38,14 +38,14 @@ def probe(capsys: pytest.CaptureFixture[str], fake: FakeVllm, *more: str) -> tup
 
 
 def test_a_sound_server_is_as_expected_in_all_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    with FakeVllm(together={512: 1, 2048: 10, 16384: 1}) as fake:
+    with FakeVllm() as fake:
         status, steps, document = probe(capsys, fake)
     assert status == 0, steps
     assert [step["verdict"] for step in steps.values()] == ["as expected"] * 4
     assert len(fake.requests) == 12
     assert [len(request["prompt"]) for request in fake.requests] == [512, *[2048] * 10, 16384]
     assert steps[4]["slots_per_token"] == pytest.approx(1.0, abs=0.01)
-    assert steps[3]["tokens"] == pytest.approx(10 * 2064, rel=0.05)
+    assert 5 * 2048 < steps[3]["tokens"] <= 10 * 2080, "the mean of moments in which at least half of it is in flight"
     assert document["cache"]["tokens"] == 3999 * 16
     prompts = [tuple(request["prompt"]) for request in fake.requests]
     assert len({prompt[:16] for prompt in prompts}) == 12, "shared prefixes would share blocks"

@@ -74,26 +74,23 @@ def test_one_call_a_read_and_one_channel(kubelet: FakeKubelet, source: PodResour
     assert source._channel is channel
 
 
-def test_a_restarted_kubelet_has_a_new_socket(kubelet: FakeKubelet, source: PodResourcesSource, tmp_path: Path) -> None:
+def test_a_restarted_kubelet_has_a_new_socket(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
     kubelet.pods = [claim("a", devices={"nvidia.com/gpu": ["GPU-1"]})]
     source.read()
     kubelet.stop()
     assert reason(source) == "no_socket"
-    (tmp_path / "keeps-the-old-inode-from-being-reused").touch()
     kubelet.start()
     assert [owner.uuid for owner in source.read().owners or ()] == ["GPU-1"]
 
 
-def test_a_restart_between_two_reads_is_seen_by_the_inode(kubelet: FakeKubelet, source: PodResourcesSource,
-                                                          tmp_path: Path) -> None:
+def test_a_restart_between_two_reads_is_seen(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
     source.read()
-    before = source._inode
+    before = source._file
     kubelet.stop()
-    (tmp_path / "keeps-the-old-inode-from-being-reused").touch()
     kubelet.start()
     kubelet.pods = [claim("b", devices={"nvidia.com/gpu": ["GPU-2"]})]
     assert [owner.pod for owner in source.read().owners or ()] == ["b"]
-    assert source._inode != before
+    assert source._file != before
 
 
 def test_no_socket_and_nobody_behind_it(source: PodResourcesSource, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The source that asks the kubelet which container holds which GPU: PodResources API v1 over its unix socket.
 
 One ``List`` a read, every 10 seconds by default (the kubelet limits callers, and a List has side effects there). The
-kubelet replaces its socket when it restarts; that is seen by the inode and the channel opened anew. Kubelets before
+kubelet replaces its socket when it restarts; that is seen by the file and the channel opened anew. Kubelets before
 1.34 also list pods that have ended: among pods that claim the same exclusive device those known to run win.
 """
 
@@ -55,7 +55,7 @@ class PodResourcesSource:
         self._gpus = gpus or (lambda: shared.gpus)
         self._pods = pods or (lambda: shared.pods)
         self._channel: Any = None
-        self._inode: tuple[int, int] | None = None
+        self._file: tuple[int, int, int] | None = None  # of the socket; an inode is used again, its time of change is not
 
     def read(self) -> Reading:
         """Owners of every GPU. Raises ``SourceError`` when the kubelet cannot be asked."""
@@ -94,13 +94,13 @@ class PodResourcesSource:
             self.close()
             reason = "permission_denied" if isinstance(error, PermissionError) else "no_socket"
             raise SourceError(reason, f"{self._socket}: {error.strerror}") from error
-        inode = (found.st_dev, found.st_ino)
-        if self._channel is not None and inode == self._inode:
+        file = (found.st_dev, found.st_ino, found.st_ctime_ns)
+        if self._channel is not None and file == self._file:
             return
         import grpc
 
         self.close()
-        self._inode = inode
+        self._file = file
         self._channel = grpc.insecure_channel(f"unix://{self._socket}", options=(
             ("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1)))

@@ -220,7 +220,8 @@ class Builder:
         yield self._variant(f"{tag}born-{_short(item)}", case, item.op == "events", born)
         if item.op == "events":
             yield self._variant(f"{tag}born-in-cluster", case, True, born, more={"cluster": "west"})
-            yield self._variant(f"{tag}born-in-new-cluster", case, False, born, moved={index: {"cluster": "new"}})
+            for label in ("cluster", "job", "instance"):
+                yield self._variant(f"{tag}born-in-new-{label}", case, False, born, moved={index: {label: "new"}})
             for label in dict.fromkeys((*SUBJECTS[self._subject], *case.extra_labels)):
                 yield self._beside(f"{tag}born-beside-other-{label}", case, item, born, label)
 
@@ -298,7 +299,7 @@ def _short(item: Input) -> str:
 def series_name(item: Input, labels: Mapping[str, str]) -> str:
     """The series of ``item`` on the subject with ``labels``, as promtool writes it."""
     known = {label: labels.get(label, "x") for label in metric_labels(item.metric)} | dict(item.labels)
-    scrape = {"instance": labels.get("instance", "node-1:9846"), "job": "kvpressure"}
+    scrape = {"instance": labels.get("instance", "node-1:9846"), "job": labels.get("job", "kvpressure")}
     site = {name: labels[name] for name in ("cluster", "node") if name in labels}
     body = ",".join(f'{name}="{value}"' for name, value in sorted({**scrape, **site, **known}.items()))
     return f"{item.metric}{{{body}}}"

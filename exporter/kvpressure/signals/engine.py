@@ -150,7 +150,9 @@ class EngineTracker:
         window, t = self.window, self._thresholds
         load = concurrency.compute(window, around.max_num_seqs, around.max_num_seqs_source, found.kv_capacity_tokens,
                                    shape.mean_context, kv.full_from("kv_near_full_ratio", found.kv_watermark_ratio, t), t)
-        load = replace(load, lora=limits.takes_lora(around.args), kv_role=limits.kv_role(around.args))
+        lora, role = limits.takes_lora(around.args), limits.kv_role(around.args)
+        if lora or role is not None:
+            load = replace(load, lora=lora, kv_role=role)
         flow = throughput.compute(window, self._trend)
         if load.kv_role not in (None, "kv_producer") and r.PROMPT_TOKENS_COMPUTED not in (window.last.counters if window.last else {}):
             flow = replace(flow, prompt_tokens_computed_per_second=None)  # another server may have computed them
@@ -164,8 +166,8 @@ class EngineTracker:
             context=context.compute(window, self._longest, shape, around.max_model_len, t),
             latency=latency.compute(window, self._baseline, self._calm(found, load), t),
             throughput=flow,
-            progress=replace(progress.compute(window, self._progress, age if age is not None else 0.0, self.failing, t,
-                                              self.error, self._ever_useful()), prompt_at_once=self._prompt_at_once(around)),
+            progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing, t, self.error,
+                                      self._ever_useful(), self._prompt_at_once(around)),
             memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.processes,
                                   around.demand, load.running, _block_size(self.reading), held),
             host=host.compute(window, around.container, around.now, t),

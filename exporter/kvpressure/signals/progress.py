@@ -111,9 +111,10 @@ def _http(sample: Sample) -> float | None:
 
 
 def compute(window: EngineWindow, progress: Progress, age_seconds: float, failing: int, t: Thresholds,
-            error: str | None = None, ever_useful: bool | None = None) -> ProgressSignals:
+            error: str | None = None, ever_useful: bool | None = None, prompt_at_once: bool = False) -> ProgressSignals:
     """Progress now. ``age_seconds`` = age of the newest page, ``failing`` = failed scrapes in a row, ``error`` why,
-    ``ever_useful`` = anything came out of this process so far.
+    ``ever_useful`` = anything came out of this process so far, ``prompt_at_once`` = a prompt may be computed that no gauge
+    shows growing.
     """
     last = window.last
     if last is None:
@@ -133,7 +134,7 @@ def compute(window: EngineWindow, progress: Progress, age_seconds: float, failin
         http_moved=http_moved(window, progress.seconds_still),
         fresh_seconds=age_seconds, pages_failing=float(failing), page_error=error,
         tokens_flow=_flow(window, seconds), tokens_lately=_moved_lately(window, t["lately_seconds"]),
-        finished_flow=_finished_flow(window, seconds),
+        finished_flow=_finished_flow(window, seconds), prompt_at_once=prompt_at_once,
     )
 
 

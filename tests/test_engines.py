@@ -54,6 +54,27 @@ class TestTwoServersThatCallThemselvesAlike:
         rates = {e.key.engine: e.signals.throughput.generation_tokens_per_second for e in state.engines}
         assert rates == {"0": pytest.approx(2.0), name: pytest.approx(7.0)}
 
+    def test_the_smaller_target_has_the_name_whichever_came_first(self) -> None:
+        """Or the series of both would change places with every start of the exporter."""
+        pipeline = Pipeline()
+        after(pipeline, (page(1000.0, SECOND, running=7.0),))
+        state = after(pipeline, (page(1001.0, running=2.0), page(1001.0, SECOND, running=7.0)))
+        assert running(state) == {"0": 2.0, "0/8001": 7.0}
+        state = after(pipeline, (page(1002.0, running=2.0), page(1002.0, SECOND, running=7.0)))
+        assert running(state) == {"0": 2.0, "0/8001": 7.0}
+
+    @pytest.mark.parametrize(("targets", "containers"), [
+        ((FIRST, SECOND, "http://10.0.0.5:8002/metrics"), ("a", "b", "b")), ((FIRST, SECOND, "http://10.0.0.5:8002/metrics"), ("a", "a", "a")),
+        (("http://h0:8000/metrics", "http://h1:8000/metrics", "http://h2:8000/metrics"), ("", "", ""))])
+    def test_any_number_of_them(self, targets: tuple[str, ...], containers: tuple[str, ...]) -> None:
+        pipeline = Pipeline()
+        for i in range(3):
+            pages = [page(1000.0 + i, target, container, float(number))
+                     for number, (target, container) in enumerate(zip(targets, containers, strict=True), 1)]
+            state = after(pipeline, pages, targets)
+        assert sorted(value or 0.0 for value in running(state).values()) == [1.0, 2.0, 3.0]
+        assert {engine.target for engine in state.engines} == set(targets)
+
     def test_the_name_stays_when_the_other_is_gone(self) -> None:
         pipeline = Pipeline()
         after(pipeline, (page(1000.0), page(1000.0, SECOND)))
@@ -103,13 +124,22 @@ class TestOneServerUnderTwoAddresses:
         assert errors(state) == {SECOND: {"same_server": 3}}
         assert {target.target: target.up for target in state.targets} == {FIRST: True, SECOND: False}
 
-    def test_when_the_first_address_fails_the_second_serves(self) -> None:
+    def test_when_the_first_address_fails_for_long_the_second_serves(self) -> None:
         pipeline = Pipeline()
         after(pipeline, (page(1000.0, start=5.0), page(1000.0, SECOND, start=5.0)))
-        state = after(pipeline, (failed(1001.0), page(1001.0, SECOND, start=5.0)))
+        for t in range(1001, 1016):
+            state = after(pipeline, (failed(float(t)), page(float(t), SECOND, start=5.0)))
+        assert {engine.key.engine for engine in state.engines} == {"0"}, "one failed page is no reason for another engine"
+        state = after(pipeline, (failed(1016.0), page(1016.0, SECOND, start=5.0)))
         assert {engine.key.engine: engine.up for engine in state.engines} == {"0": False, "0/8001": True}
-        state = after(pipeline, (page(1002.0, start=5.0), page(1002.0, SECOND, start=5.0)))
+        state = after(pipeline, (page(1017.0, start=5.0), page(1017.0, SECOND, start=5.0)))
         assert running(state) == {"0": 1.0}
+
+    def test_in_a_recording_without_targets_it_is_counted_too(self) -> None:
+        pipeline = Pipeline()
+        for i in range(3):
+            state = after(pipeline, (page(1000.0 + i, start=5.0), page(1000.0 + i, SECOND, start=5.0)), targets=None)
+        assert errors(state) == {SECOND: {"same_server": 3}}
 
 
 class TestOneAddressOfSeveralServers:
@@ -120,7 +150,7 @@ class TestOneAddressOfSeveralServers:
             state = after(pipeline, (page(1000.0 + i, running=2.0 + i % 2, start=5.0 - i % 2),), targets=(FIRST,))
         (engine,) = state.engines
         assert (engine.up, engine.error, engine.diagnosis.verdict) == (False, "several_servers", "unknown")
-        assert errors(state) == {FIRST: {"several_servers": 29}}
+        assert errors(state) == {FIRST: {"several_servers": 28}}
 
     def test_a_restart_is_no_other_server(self) -> None:
         pipeline = Pipeline()
@@ -133,8 +163,17 @@ class TestOneAddressOfSeveralServers:
         pipeline = Pipeline()
         for i, start in enumerate((5.0, 4.0, 5.0)):
             after(pipeline, (page(1000.0 + i, start=start),), targets=(FIRST,))
-        assert not after(pipeline, (page(1001.0 + FORGET_SECONDS, start=5.0),), targets=(FIRST,)).engines[0].up
-        assert after(pipeline, (page(1002.0 + FORGET_SECONDS, start=5.0),), targets=(FIRST,)).engines[0].up
+        assert not after(pipeline, (page(1002.0 + FORGET_SECONDS, start=5.0),), targets=(FIRST,)).engines[0].up
+        assert after(pipeline, (page(1003.0 + FORGET_SECONDS, start=5.0),), targets=(FIRST,)).engines[0].up
+
+    def test_a_restart_after_the_clock_stepped_back_is_none_either(self) -> None:
+        """The new process began earlier than the old one, by the clock; but the old one never comes back."""
+        pipeline = Pipeline()
+        after(pipeline, (page(1000.0, start=980.0),), targets=(FIRST,))
+        for i in range(10):
+            state = after(pipeline, (page(972.0 + i, start=970.0),), targets=(FIRST,))
+        assert errors(state) == {}
+        assert state.engines[0].up
 
 
 def card(number: int, used: int) -> GpuReading:

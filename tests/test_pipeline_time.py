@@ -147,6 +147,20 @@ class TestSeldomPages:
         assert played.verdict == "stalled"
 
 
+def test_preemptions_of_a_gap_are_not_of_the_last_minute() -> None:
+    """Two requests were preempted while pages failed for 70 s; nothing waits."""
+    pipeline = Pipeline()
+    for i in range(140):
+        answered = EnginePage("http://10.0.0.5:8000/metrics", 1000.0 + i, "inference", "chat-0", "vllm", engines=(EngineReading(
+            "m", "0", {r.RUNNING: 20.0, r.WAITING: 0.0, r.KV_USAGE: 0.86},
+            {r.GENERATION_TOKENS: 800.0 * i, r.PROMPT_TOKENS: 800.0 * i, r.PREEMPTIONS: 2.0 * (i > 100), r.FINISHED_PREFIX + "stop": 2.0 * i},
+            {}, {}),))
+        missed = dataclasses.replace(answered, engines=(), error="timeout")
+        state = pipeline.observe(Snapshot(1000.0 + i, pages=(missed if 60 <= i < 130 else answered,)))
+        if i >= 130:
+            assert state.engines[0].diagnosis.verdict == "healthy", i
+
+
 def test_what_is_too_old_is_no_part_of_a_window() -> None:
     played = play(10, step=400.0, running=5.0, waiting=0.0, kv=0.2, generated=300.0, prompt=300.0, finished=1.0)
     assert played.states[-1].signals.throughput.generation_tokens_per_second is None

@@ -27,9 +27,11 @@ class _Target:
     """What is kept of one target from page to page."""
 
     state: TargetState
+    seen_t: float
     errors: dict[str, int] = field(default_factory=dict)
-    started: float = float("-inf")  # the latest start of a process that its pages told
-    older_t: float = float("-inf")  # when a page last told of an earlier one
+    start: float | None = None  # of the process whose page came last
+    starts: dict[float, float] = field(default_factory=dict)  # of all processes that answered lately -> when they last did
+    returned_t: float = float("-inf")  # when a process last answered again after another one had
 
 
 class Engines:
@@ -88,15 +90,15 @@ class Engines:
         for key in [key for key, track in self._tracks.items()
                     if abs(now - track.seen_t) > FORGET_SECONDS or not self._is_read(track.target)]:
             del self._tracks[key]
-        alive = {track.target for track in self} | set(self._known or ())
-        for name in [name for name in self._targets if name not in alive]:
+        alive = {track.target for track in self}
+        for name in [name for name, target in self._targets.items() if name not in alive and not (
+                abs(now - target.seen_t) <= FORGET_SECONDS and self._is_read(name))]:
             del self._targets[name]
 
     def _of_one_server(self, now: float, page: EnginePage) -> EnginePage:
         """The page, counted; failed when its address stands for several servers, or for one that is read already."""
-        known = self._targets.get(page.target)
-        target = known or _Target(TargetState(page.target, True, None, 0))
-        self._targets[page.target] = target
+        target = self._targets.setdefault(page.target, _Target(TargetState(page.target, True, None, 0), now))
+        target.seen_t = now
         error = page.error or self._doubt(now, page, target)
         if error is not None:
             target.errors[error] = target.errors.get(error, 0) + 1
@@ -104,42 +106,63 @@ class Engines:
         return page if error == page.error else replace(page, engines=(), error=error)
 
     def _doubt(self, now: float, page: EnginePage, target: _Target) -> str | None:
-        """A process that starts anew starts later. One that started earlier than the last one seen is another process
-        behind the same address; their counters in turn look like resets.
+        """A process that was replaced does not come back. One that answers again after another one has is one of several behind
+        the same address; their counters in turn look like resets.
         """
         start = page.page.get(PROCESS_START)
         if start is None:
             return None
-        if start < target.started:
-            target.older_t = now
-        target.started = max(target.started, start)
-        if 0 <= now - target.older_t <= FORGET_SECONDS:
+        if start != target.start and start in target.starts:
+            target.returned_t = now
+        target.start = start
+        target.starts[start] = now
+        target.starts = {each: t for each, t in target.starts.items() if abs(now - t) <= FORGET_SECONDS}
+        if 0 <= now - target.returned_t <= FORGET_SECONDS:
             return SEVERAL_SERVERS
         for reading in page.engines:
             other = self._tracks.get(EngineKey(page.namespace, page.pod, reading.model_name, reading.engine))
-            if other is not None and self._is_other(now, other, page) and _start_of(other) == start:
+            if other is not None and self._is_other(now, other, page) and self._start_of(now, other) == start:
                 return SAME_SERVER
         return None
 
     def _new(self, now: float, page: EnginePage, named: tuple[str, str]) -> EngineTrack:
         """The track of an engine that this page is the first to name. It takes over that of the same name whose target is
-        no longer read; while that one is, it carries its container or port in the label ``engine``.
+        no longer read. While that one is, the smaller target has the name, whichever came first, and the other its container or
+        port with it in the label ``engine``.
         """
         model, engine = named
         key = EngineKey(page.namespace, page.pod, model, engine)
         other = self._tracks.get(key)
         if other is not None and self._is_other(now, other, page):
-            apart = page.container if page.container != other.container else ""
-            key = replace(key, engine=f"{engine}/{apart or urlsplit(page.target).port or page.target}")
+            if page.target > other.target:
+                key = self._key_apart(now, key, page.target, page.container if page.container != other.container else "", page)
+            else:
+                del self._tracks[key]
+                apart = other.container if other.container != page.container else ""
+                other.key = self._key_apart(now, key, other.target, apart, page)
+                self._tracks[other.key] = other
         if key not in self._tracks:
             self._tracks[key] = EngineTrack(key, page, self._thresholds, named)
         return self._tracks[key]
+
+    def _key_apart(self, now: float, key: EngineKey, target: str, container: str, page: EnginePage) -> EngineKey:
+        """``key`` with what tells ``target`` from the others of the pod: the container's name where that does, else the port, else all."""
+        apart = (container, str(urlsplit(target).port or ""), target)
+        keys = [replace(key, engine=f"{key.engine}/{each}") for each in apart if each]
+        return next((each for each in keys if each not in self._tracks or self._tracks[each].target == target
+                     or not self._is_other(now, self._tracks[each], page)), keys[-1])
 
     def _is_other(self, now: float, track: EngineTrack, page: EnginePage) -> bool:
         """Whether another target of the same pod is read beside this one, and that is its engine."""
         if track.target == page.target or not self._is_read(track.target):
             return False
         return self._known is not None or 0 <= now - track.seen_t <= self._thresholds["stale_page_seconds"]
+
+    def _start_of(self, now: float, track: EngineTrack) -> float | None:
+        """When the process started whose pages came lately; ``None`` where none did."""
+        page = track.tracker.page
+        fresh = page is not None and 0 <= now - page.time <= self._thresholds["stale_page_seconds"]
+        return page.page.get(PROCESS_START) if page is not None and fresh else None
 
     def _is_read(self, target: str) -> bool:
         return self._known is None or target in self._known
@@ -154,9 +177,3 @@ class Engines:
             track.tracker.fail(ABSENT)
         for track in gone[:-max(1, MAX_GONE_ENGINES // len(self._targets))]:
             del self._tracks[track.key]
-
-
-def _start_of(track: EngineTrack) -> float | None:
-    """When the process of a page that came started; ``None`` while none comes."""
-    page = track.tracker.page
-    return page.page.get(PROCESS_START) if page is not None and track.tracker.failing == 0 else None

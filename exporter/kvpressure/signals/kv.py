@@ -136,7 +136,8 @@ def _preemptions(window: EngineWindow, t: Thresholds) -> tuple[float | None, flo
     """In the last minute: by the counter, by the immediate sign as far as it is believed, and the larger of both per second. In the
     last seconds: the larger of both.
     """
-    counted, lately = window.increase(r.PREEMPTIONS, MINUTE), window.increase(r.PREEMPTIONS, t["recent_window_seconds"])
+    counted = window.increase_within(r.PREEMPTIONS, MINUTE)
+    lately = window.increase_within(r.PREEMPTIONS, t["recent_window_seconds"])
     samples = window.since(MINUTE)
     silent = fresh = None
     if samples and (signs := immediate_signs(samples, t)) is not None:

@@ -25,10 +25,11 @@ _FLAG = re.compile(r"(?:enable|disable|allow|skip|use|show|log|return|trust)_\w+
 _VALUED: Final = frozenset({"log_config_file", "show_hidden_metrics_for_version"})  # named like a flag, yet with a value
 _BEFORE_PROGRAM: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "(", "--"})
 _WRAPPERS: Final = frozenset({"exec", "env", "tini", "dumb-init", "nohup", "time", "command"})
-_LAUNCHERS: Final = frozenset({"ray", "source", ".", "eval", "uv", "numactl", "nsys", "torchrun", "mpirun", "timeout", "gosu",
-                               "sudo", "su-exec", "taskset", "nice", "stdbuf", "xargs", "conda", "uvicorn", "supervisord"})
-_LAUNCHER = re.compile(r"(?:^|[._-])(?:start|entry|launch|boot|run|serve(?![a-z]))")  # a program that may start vLLM, by its name
-_CLIENT = re.compile(r"bench|client|download|router|http\.server", re.IGNORECASE)
+_FOREIGN: Final = frozenset(["sleep", "tail", "cat", "echo", "printf", "true", "false", ":", "test", "[", "[[", "]]", "set", "unset", "export", "cd", "pwd", "ulimit", "umask", "shift", "wait", "kill", "fi", "done", "esac", "}", ")", "ls", "mkdir", "touch", "chmod", "chown", "cp", "mv", "rm", "ln", "tar", "unzip", "date", "hostname", "id", "whoami", "df", "free", "ps", "top", "grep", "sed", "awk", "tee", "pip", "pip3", "apt", "apt-get", "apk", "git", "curl", "wget", "rsync", "aws", "gsutil", "gcloud", "rclone", "huggingface-cli", "hf", "nvidia-smi", "nginx", "envoy", "haproxy", "traefik", "caddy", "redis-server", "etcd", "sshd", "prometheus", "node_exporter", "dcgm-exporter", "fluent-bit", "fluentd", "filebeat", "jupyter", "jupyter-lab", "jupyter-notebook", "lmcache_server", "lmcache_controller", "mooncake_master", "vllm-router", "guidellm", "genai-perf", "lm_eval", "locust", "wrk", "k6"])  # programs that never serve a model; what stands in no list may
+_NO_SERVERS: Final = frozenset({"bench", "benchmark", "run-batch", "chat", "complete", "collect-env"})  # subcommands of vllm
+_CLIENT = re.compile(r"(?:\S*[._-])?(?:client|router|bench|benchmarks?|download|downloader)(?:\.py)?|(?:benchmark|download)_\S*|"
+                     r"vllm\.benchmarks\.\S+|vllm_router\.\S+|http\.server", re.IGNORECASE)  # a program or module, by its whole name
+_SHELL_OPTION = re.compile(r"[-+][A-Za-z]+|--[a-z-]*|-")
 _SET = re.compile(r"[A-Za-z_]\w*=")
 _NUMBER = re.compile(r"-\d+(?:\.\d+)?")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
@@ -78,8 +79,7 @@ def starts_server(argv: Sequence[str]) -> bool:
 
 def runs_something_else(argv: Sequence[str], entry_point: bool = False) -> bool:
     """Whether every program in the command line is known to be no server of vLLM: ``sleep``, ``vllm bench``, another server.
-    A launcher that cannot be looked into may start one. ``entry_point``: the words go to an image's own entry point, so that
-    the first may be a model.
+    Any other program may start one. ``entry_point``: the words go to an image's own entry point, so that the first may be a model.
     """
     commands = _commands_of(argv)
     if entry_point and argv and _base(str(argv[0])) not in _NOT_MODELS | _SHELLS | {"vllm"}:
@@ -97,16 +97,14 @@ def _commands_of(argv: Sequence[str]) -> list[list[str]]:
 def _is_foreign(command: Sequence[str]) -> bool:
     start = next((index for index, word in enumerate(command)
                   if word not in _BEFORE_PROGRAM and _base(word) not in _WRAPPERS and not _SET.match(word)), None)
-    if start is None:
-        return True
+    if start is None:  # words of the shell or assignments at most, else something that was not understood
+        return all(word != "--" and (word in _BEFORE_PROGRAM or _SET.match(word)) for word in command)
     program, following = _base(command[start]), [word for word in command[start + 1:] if not word.startswith("-")]
-    if program.startswith("-") or _UNKNOWN in program or "$" in program:
-        return False
     if program == "vllm":
-        return bool(following) and following[0] != "serve" and not {_UNKNOWN, "$"} & set(following[0])
-    if re.match(r"python[\d.]*$", program):
-        return bool(following) and _CLIENT.search(_base(following[0])) is not None
-    return program not in _SHELLS | _LAUNCHERS and not program.endswith((".sh", ".py")) and _LAUNCHER.search(program) is None
+        return bool(following) and following[0] in _NO_SERVERS
+    if re.fullmatch(r"python[\d.]*", program):
+        return bool(following) and _CLIENT.fullmatch(_base(following[0])) is not None
+    return program in _FOREIGN or _CLIENT.fullmatch(program) is not None
 
 
 def _expand(pattern: re.Pattern[str], text: str, value_of: Callable[[re.Match[str]], str]) -> str:
@@ -133,7 +131,13 @@ def _script(tokens: Sequence[str]) -> tuple[str, Sequence[str]] | None:
     """The script and its positional parameters, when the tokens run a shell with ``-c``."""
     for index, token in enumerate(tokens[:-1]):
         if re.fullmatch(r"-[a-z]*c", token) and index and any(_base(t) in _SHELLS for t in tokens[:index]):
-            return tokens[index + 1], tokens[index + 3:]
+            at = index + 1
+            while at < len(tokens) and _SHELL_OPTION.fullmatch(tokens[at]):  # between -c and its script, up to --
+                last = tokens[at] in ("-", "--")
+                at += 2 if re.fullmatch(r"[-+][A-Za-z]*[oO]", tokens[at]) else 1  # -o pipefail
+                if last:
+                    break
+            return (tokens[at], tokens[at + 2:]) if at < len(tokens) else None
     return None
 
 
@@ -148,7 +152,7 @@ def _shell_tokens(script: str, parameters: Sequence[str], env: Mapping[str, str]
 
 
 def _commands(script: str, parameters: Sequence[str], env: Mapping[str, str]) -> list[list[str]]:
-    """Words of every simple command in ``script``."""
+    """Words of every simple command in ``script``, and of every one that is given to ``eval`` there."""
     known = {**env, **{m[1]: m[2].strip("\"'") for m in _ASSIGNMENT.finditer(script)}}
     positional = shlex.join(parameters)
     text = _expand(_POSITIONAL, script.replace("\\\n", " "), lambda _: positional)
@@ -157,7 +161,15 @@ def _commands(script: str, parameters: Sequence[str], env: Mapping[str, str]) ->
         text = _SUBSTITUTION.sub(_UNKNOWN, text)
     for _ in range(3):  # a variable may name another one
         text = _expand(_VARIABLE, text, lambda m: known.get(m[1] or m[3] or "", _UNKNOWN if m[2] is None else m[2]))
-    text = _LEFT.sub(_UNKNOWN, text)
+    commands: list[list[str]] = []
+    for command in _split(_LEFT.sub(_UNKNOWN, text)):
+        start = next((index for index, word in enumerate(command) if word not in _BEFORE_PROGRAM), 0)
+        commands += _split(" ".join(command[start + 1:])) if command[start:start + 1] == ["eval"] else [command]
+    return commands
+
+
+def _split(text: str) -> list[list[str]]:
+    """Words of every simple command in a text whose variables are replaced."""
     lexer = shlex.shlex(text[:MAX_TEXT], posix=True, punctuation_chars=";|&\n")
     lexer.whitespace, lexer.whitespace_split = " \t\r", True
     try:

@@ -419,6 +419,15 @@ def test_a_full_cache_is_one_whatever_else_requests_may_wait_for(args):
     assert said.confidently(5) == {"kv_pressure"}
 
 
+def test_a_cache_beside_one_server_takes_no_confidence_away():
+    """LMCache loads within the step and serves one server: no request waits for its blocks, and nobody pulls them."""
+    beside = (*LIMIT, "--kv-transfer-config", '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}')
+    assert "compute_bound" in play(60, args=beside, card=COMPUTES, **FETCHES).confidently(5)
+    assert play(60, args=beside, host=container(throttled=0.4), **FETCHES | {"cards": (0.4,)}).confidently(5) == {"host_bound"}
+    long = OLD | FULL | {"running": 1.0, "waiting": 8.0, "finished": 0.05, "length": 60000.0, "generated": 30.0, "prompt": 600.0}
+    assert play(60, args=beside, **long).confidently(5) == {"kv_pressure"}
+
+
 @pytest.mark.parametrize("role", ["kv_producer", "kv_both"])
 def test_blocks_that_wait_to_be_pulled_are_nothing_to_cut_the_batch_for(role):
     """An instance that prefills: what it has computed stays in its cache until the one that decodes has it."""

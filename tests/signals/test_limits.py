@@ -19,6 +19,8 @@ from kvpressure.signals import limits
 def test_adapters_and_kv_transfer_by_the_arguments(argv, lora, role):
     args = parse(argv, {})
     assert (limits.takes_lora(args), limits.kv_role(args)) == (lora, role)
+    beside = "LMCache" in "".join(argv) and role == "kv_both"
+    assert limits.waits_for_blocks(args) is (role is not None and not beside)
 
 
 def test_kv_transfer_by_the_logged_arguments():

@@ -149,7 +149,7 @@ def _queue(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
         deferred_only = load.waiting_deferred is not None and load.waiting is not None \
             and load.waiting_deferred >= load.waiting > 0
         for_capacity = queue and not deferred_only
-        if queue and load.waiting_deferred is None and (load.lora or load.kv_role is not None):
+        if queue and load.waiting_deferred is None and (load.lora or load.waits_for_blocks):
             for_capacity = None  # vLLM before 0.20 does not tell what waits for a LoRA slot or for KV blocks from elsewhere
     text = f"{_number(load.waiting)} requests wait, {_number(load.running)} run"
     return [

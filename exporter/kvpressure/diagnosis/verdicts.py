@@ -108,7 +108,7 @@ def frozen_or_stalled(case: Case) -> Finding | None:
         return Finding("unknown", t["confidence_no_progress"], supporting=("no_progress",), missing=(step,))
     if not runs and (waits := deferred(case)) is not None:
         return waits
-    if not runs and case.queue_unsorted() and s.load.kv_role is not None:  # who runs nothing has LoRA slots to give away
+    if not runs and case.queue_unsorted() and s.load.waits_for_blocks:  # who runs nothing has LoRA slots to give away
         return Finding("stalled", t["confidence_stalled_alone"], supporting=("no_progress", "work_present"), missing=(UNSORTED,))
     return _frozen(case, moved) or _stalled(case, moved)
 
@@ -202,7 +202,7 @@ def kv_pressure(case: Case) -> Finding | None:
 def _held_for_others(case: Case) -> bool:
     """Hardly anything runs, so whoever holds the blocks may be a server that has yet to pull them."""
     load = case.signals.load
-    return load.kv_role not in (None, "kv_consumer") and (load.running or 0.0) < case.thresholds["host_min_requests"]
+    return load.waits_for_blocks and load.kv_role != "kv_consumer" and (load.running or 0.0) < case.thresholds["host_min_requests"]
 
 
 def _kv_ground(case: Case, queue: bool, pushed: bool) -> str | None:

@@ -152,7 +152,7 @@ class EngineTracker:
                                    shape.mean_context, kv.full_from("kv_near_full_ratio", found.kv_watermark_ratio, t), t)
         lora, role = limits.takes_lora(around.args), limits.kv_role(around.args)
         if lora or role is not None:
-            load = replace(load, lora=lora, kv_role=role)
+            load = replace(load, lora=lora, kv_role=role, waits_for_blocks=limits.waits_for_blocks(around.args))
         flow = throughput.compute(window, self._trend)
         if load.kv_role not in (None, "kv_producer") and r.PROMPT_TOKENS_COMPUTED not in (window.last.counters if window.last else {}):
             flow = replace(flow, prompt_tokens_computed_per_second=None)  # another server may have computed them

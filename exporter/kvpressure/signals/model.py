@@ -57,6 +57,7 @@ class LoadSignals:
     waiting_capacity: float | None = None
     waiting_deferred: float | None = None
     lora: bool = False  # adapters are served, for whose slots requests may wait
+    waits_for_blocks: bool = False  # requests may wait for KV blocks of other servers, or hold theirs until those have pulled them
     kv_role: str | None = None  # of a server whose KV blocks come from others or go to them; empty = one that is not told
     in_flight: float | None = None
     limits: Mapping[str, float] = field(default_factory=dict)  # max concurrent by source of the limit

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kube import BACKOFF_SECONDS, KubeApi, Watcher
 from kvpressure.sources.kube import REASONS as KUBE_REASONS
-from kvpressure.sources.podspec import REFUSALS, SAME_ADDRESS, Pod, Policy, read_pod
+from kvpressure.sources.podspec import OTHER_PROGRAM, REFUSALS, SAME_ADDRESS, Pod, Policy, read_pod
 from kvpressure.sources.vllm.targets import Target
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ SYNC_SECONDS: Final = 5.0  # how long the first read waits for the first list
 MAX_PODS: Final = 2000  # kept of one watch; a node has 110 by default and rarely more than 500
 
 REASONS: Final = (*KUBE_REASONS, *(reason for reason in REFUSALS if reason != "no_endpoint"), "too_many_pods")
-"""Reasons of this source. Those of ``podspec.REFUSALS`` count engines that cannot be scraped, or not as a whole, once each."""
+"""Reasons of this source. Those of ``podspec.REFUSALS`` count engines that cannot be scraped, or not as a whole, once each,
+and containers that are no engine for their program alone."""
 
 
 def api_of(settings: Settings) -> KubeApi:
@@ -142,6 +143,7 @@ class PodsSource:
         self._counted = totals
         refused = {(engine.refusal, pod.uid, engine.container) for pod in self._shared.pods or ()
                    for engine in pod.engines if engine.refusal is not None and engine.refusal != "no_endpoint"}
+        refused |= {(OTHER_PROGRAM, pod.uid, name) for pod in self._shared.pods or () for name in pod.others}
         refused |= self._colliding
         for reason, _, _ in refused - self._reported:
             new[reason] = new.get(reason, 0) + 1

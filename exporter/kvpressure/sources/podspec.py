@@ -31,11 +31,13 @@ SCRAPE_ANNOTATION: Final = "kvpressure.io/scrape"  # "false" leaves the pod alon
 CONTAINER_ANNOTATION: Final = "kvpressure.io/container"  # the engine, where it cannot be told by its command
 
 SAME_ADDRESS: Final = "same_address"
+OTHER_PROGRAM: Final = "other_program"
 REFUSALS: Final = ("no_pod_ip", "port_not_declared", "port_of_the_node", "bad_path", SAME_ADDRESS, "ranks_not_known",
-                   "no_endpoint")
+                   OTHER_PROGRAM, "no_endpoint")
 """Why an engine has no target, or not all of its targets. ``no_endpoint`` is normal: a worker of an engine that is served
 elsewhere. ``same_address``: another engine has that page already. ``ranks_not_known``: each data-parallel rank has a port
-of its own, and how many there are is not visible."""
+of its own, and how many there are is not visible. ``other_program``: a container that is no engine for its program alone, see
+``Pod.others``."""
 
 _PORT_NAMES: Final = ("metrics", "http-metrics", "vllm", "http", "api", "openai", "serve", "server")
 _NODE_PORTS: Final = frozenset({2379, 2380, 2381, 6443, 9100, 10248, 10249, 10250, 10255, 10256, 10257, 10259})
@@ -68,7 +70,8 @@ class Engine:
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A pod of this node. ``uids`` are the names under which the kernel may know it (a static pod has two);
-    ``containers`` maps container ids to names.
+    ``containers`` maps container ids to names. ``others`` are the containers with an image of vLLM that would be engines if
+    their command did not name another program.
     """
 
     namespace: str
@@ -78,6 +81,7 @@ class Pod:
     uids: frozenset[str] = frozenset()
     containers: Mapping[str, str] = field(default_factory=dict)
     engines: tuple[Engine, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,12 @@ def read_pod(document: Mapping[str, Any], policy: Policy) -> Pod | None:
     ids.pop("", None)
     static = _text(_dict(metadata.get("annotations")).get("kubernetes.io/config.hash"))
     pod = _Raw(namespace, name, _dict(metadata.get("labels")), _dict(metadata.get("annotations")), spec, status)
-    found = [_Found(container, _argv(container), _environment(container)) for container in _engine_containers(pod, policy)]
+    chosen, others = _engine_containers(pod, policy)
+    found = [_Found(container, _argv(container), _environment(container)) for container in chosen]
     annotated = _annotated(pod, found)
     engines = [_engine(pod, one, statuses.get(_text(one.container.get("name")), {}), policy, one is annotated) for one in found]
     return Pod(namespace, name, uid, _text(status.get("phase")), frozenset({uid, static} - {""}), ids,
-               tuple(engines if policy.template else _apart(engines)))
+               tuple(engines if policy.template else _apart(engines)), tuple(_text(container.get("name")) for container in others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +131,24 @@ class _Raw:
 
 # --- which containers ---------------------------------------------------------------------------------------
 
-def _engine_containers(pod: _Raw, policy: Policy) -> list[Mapping[str, Any]]:
+def _engine_containers(pod: _Raw, policy: Policy) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The containers that are engines, and those of vLLM's image that only their program keeps from being taken for one."""
     if _text(pod.annotations.get(SCRAPE_ANNOTATION)).lower() == "false":
-        return []
+        return [], []
     containers = _containers(pod)[:MAX_CONTAINERS]
     named = _text(pod.annotations.get(CONTAINER_ANNOTATION))
     if named:
-        return [c for c in containers if c["name"] == named]
+        return [c for c in containers if c["name"] == named], []
     # Sidecars and clients are called after vLLM too: what starts a server goes before what is only named after it.
-    engines = [c for c in containers if _starts_engine(c)] or _with_gpu([c for c in containers if _may_run_vllm(c)])
-    if engines or not policy.selected:
-        return engines
-    with_gpu = [c for c in containers if _has_gpu(c)]
-    return with_gpu or (containers if len(containers) == 1 else [])
+    certain = [c for c in containers if _starts_engine(c)]
+    if certain:
+        return certain, []
+    images = [c for c in containers if _of_vllm(c)]
+    likely = [c for c in images if not _runs_something_else(c)]
+    engines = _with_gpu(likely)
+    if not engines and policy.selected:
+        engines = [c for c in containers if _has_gpu(c)] or (containers if len(containers) == 1 else [])
+    return engines, [c for c in _with_gpu(images) if c not in likely and c not in engines]
 
 
 def _containers(pod: _Raw) -> list[Mapping[str, Any]]:
@@ -158,9 +168,8 @@ def _starts_engine(container: Mapping[str, Any]) -> bool:
     return bool(named & parse(argv).explicit)
 
 
-def _may_run_vllm(container: Mapping[str, Any]) -> bool:
-    """Whether the image is named after vLLM and nothing says that another program runs in it."""
-    return _of_vllm(container) and not runs_something_else(_argv(container), entry_point=not _list(container.get("command")))
+def _runs_something_else(container: Mapping[str, Any]) -> bool:
+    return runs_something_else(_argv(container), entry_point=not _list(container.get("command")))
 
 
 def _of_vllm(container: Mapping[str, Any]) -> bool:

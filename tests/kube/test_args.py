@@ -57,6 +57,11 @@ SAME = EngineArgs({"model": "org/m", "max_num_seqs": "64", "gpu_memory_utilizati
                  "--max-num-seqs $SEQS --gpu-memory-utilization \"${UTIL:-0.9}\""],
     ["/usr/bin/tini", "--", "sh", "-c", "exec vllm serve \"$@\"", "--", "org/m", "--max-num-seqs", "64",
      "--gpu-memory-utilization", "0.9"],
+    ["bash", "-c", "--", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
+    ["bash", "-c", "-x", "-o", "pipefail", "--", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
+    ["bash", "-lc", "--", "exec vllm serve \"$@\"", "x", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
+    ["sh", "-c", "A=1\nif true; then eval \"vllm serve \\\n  org/m --served-model-name \"name\" --max-num-seqs 64 \\\n"
+                 "  --gpu-memory-utilization 0.9\"; fi"],
     ["numactl", "-N0", "/opt/venv/bin/vllm", "serve", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
     ["vllm", "serve", "org/m", "--max-num-seqs", "8", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
 ], ids=str)
@@ -93,7 +98,7 @@ def test_what_a_hidden_variable_brings_is_not_guessed() -> None:
     'ARGS=(--max-num-seqs 5); vllm serve org/m "${ARGS[@]}"', "vllm serve org/m ${ARGS[*]}", "vllm serve org/m $A$B",
     'vllm serve "${ARGS[@]}" --port 1', "vllm serve $ARGS", "vllm serve org/m ${X:+--max-num-seqs 5}", "vllm serve org/m ${X%%y}",
     "vllm serve org/m --port 1 pre$X", "vllm serve org/m --$NAME 5", "vllm serve org/m $1 $2", "vllm serve org/m $(cat $(ls x))",
-    "vllm serve org/m $(", "vllm serve org/m ${X",
+    "vllm serve org/m $(", "vllm serve org/m ${X", 'eval "vllm serve org/m --port 1 $X $@"',
 ])
 def test_what_may_bring_options_leaves_open_what_was_set(script: str) -> None:
     found = parse(["bash", "-c", script])
@@ -167,7 +172,7 @@ def test_never_raises(argv: list[str]) -> None:
     ["sh", "-c", "$(" * 30_000], ["sh", "-c", "$((" * 20_000], ["sh", "-c", "$((" + "(a)" * 20_000],
     ["sh", "-c", "${" * 30_000], ["sh", "-c", "${A[" * 16_000], ["sh", "-c", "${A[@]" * 10_000],
     ["sh", "-c", "vllm serve 'x " + "a" * 60_000], ["sh", "-c", "A=$A;" * 12_000],
-    ["sh", "-c", "\\\n" * 30_000], ["--a" + "-a" * 30_000] * 20,
+    ["sh", "-c", "\\\n" * 30_000], ["sh", "-c", "eval eval 'eval';" * 4_000], ["sh", "-c", "eval 'vllm " + "a " * 30_000 + "'"], ["--a" + "-a" * 30_000] * 20,
 ])
 def test_hostile_command_lines_cost_little(argv: list[str]) -> None:
     tracemalloc.start()

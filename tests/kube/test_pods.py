@@ -115,6 +115,15 @@ def test_refused_engines_are_counted_once(api: FakeApi, settings: Build) -> None
     source.close()
 
 
+def test_a_container_that_is_no_engine_for_its_program_is_counted_once(api: FakeApi, settings: Build) -> None:
+    api.apply(pod("a", containers=[container(command=["sleep", "infinity"])]))
+    source = PodsSource(settings(kube_api_url=api.url))
+    reading = source.read()
+    assert (reading.errors, reading.containers) == ({"other_program": 1}, ())
+    assert source.read().errors == {}
+    source.close()
+
+
 def test_of_two_engines_with_one_address_the_first_is_read_and_the_other_counted(api: FakeApi, settings: Build) -> None:
     for name in ("b", "a"):
         api.apply(pod(name, ip="10.0.0.5", host_network=True))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kube.objects import container, container_id, pod
+from kvpressure.commandline import parse
 from kvpressure.readings import Termination
 from kvpressure.sources.podspec import Engine, Pod, Policy, quantity, read_pod
 from kvpressure.sources.vllm.targets import Target
@@ -73,20 +74,57 @@ IMAGE = "vllm/vllm-openai:v0.32.0"
     {"command": ["/usr/bin/env", "A=1", "vllm", "run-batch", "-i", "x"]}, {"command": ["sleep", "infinity"]},
     {"command": ["bash", "-c", "set -e; A=1; sleep infinity"]}, {"command": ["python3", "benchmark_serving.py", "--port", "8000"]},
     {"command": ["tail", "-f", "/dev/null"]}, {"command": None, "args": ["sleep", "infinity"]},
-    {"command": None, "args": ["vllm", "bench", "serve"]},
+    {"command": None, "args": ["vllm", "bench", "serve"]}, {"command": ["python3", "-m", "http.server", "8000"]},
+    {"command": ["bash", "-c", "--", "while true; do sleep 3600; done"]}, {"command": ["/usr/sbin/nginx", "-g", "daemon off;"]},
+    {"command": ["python3", "-m", "vllm.benchmarks.serve"]}, {"command": ["python3", "/app/openai_client.py"]},
+    {"command": ["bash", "-c", "pip install x && tail -f /dev/null"]}, {"command": ["bash", "-c", "eval 'sleep infinity'"]},
+    {"command": ["vllm-router", "--port", "8000"]}, {"command": ["python3", "-m", "vllm_router.app"]}, {"command": ["envoy"]},
 ])
-def test_a_foreign_command_in_an_image_of_vllm_is_no_engine(fields: dict[str, Any]) -> None:
-    assert read(pod(containers=[container(**fields)])).engines == ()
+def test_a_foreign_command_in_an_image_of_vllm_is_no_engine_and_counted(fields: dict[str, Any]) -> None:
+    found = read(pod(containers=[container(**fields)]))
+    assert (found.engines, found.others) == ((), ("vllm",))
+
+
+def test_what_is_counted_for_its_program() -> None:
+    foreign = container("side", command=["sleep", "infinity"])
+    for other in (container(), container(command=["/start.sh"])):
+        found = read(pod(containers=[{**foreign, "resources": {}}, other]))
+        assert ([e.container for e in found.engines], found.others) == (["vllm"], ())
+    assert read(pod(containers=[foreign, container(command=["/start.sh"])])).others == ("side",)
+    assert read(pod(containers=[{**foreign, "image": "own"}])).others == ()
+    assert read(pod(containers=[foreign], annotations={"kvpressure.io/scrape": "false"})).others == ()
+    named = read(pod(containers=[foreign], annotations={"kvpressure.io/container": "side"}))
+    assert ([e.container for e in named.engines], named.others) == (["side"], ())
+    selected = read(pod(containers=[foreign]), SELECTED)
+    assert ([e.container for e in selected.engines], selected.others) == (["side"], ())
 
 
 @pytest.mark.parametrize("fields", [
     {"command": ["/start.sh"]}, {"command": ["/bin/launch-server"]}, {"command": ["bash", "/srv/run.sh"]},
     {"command": ["sh", "-c", "$CMD"]}, {"command": ["sh", "-c", ". /env; sleep 1"]}, {"command": ["python3", "/srv/server.py"]},
     {"command": ["ray", "start", "--head"]}, {"command": None, "args": ["org/model"]}, {"command": None, "args": ["--model", "m"]},
-    {"command": ["vllm", "$(MODE)"]}, {"command": None, "args": []},
+    {"command": ["vllm", "$(MODE)"]}, {"command": None, "args": []}, {"command": ["vllm", "launch", "render"]},
+    *({"command": words.split()} for words in (
+        "/app/llm-server", "./vllm_server", "/opt/corp/inference --model m", "poetry run python x.py", "vault-env python3 x.py",
+        "opentelemetry-instrument python -m x", "accelerate launch x.py", "/init", "s6-svscan", "catatonit -- /app/x",
+        "python3 /app/client_server.py", "python3 -m my.router_engine", "python3 /app/bench_server/main.py", "bash -c --",
+        "tini --", "exec")),
+    {"command": ["bash", "-c", "set -e; pip install x; exec /app/llm"]}, {"command": ["bash", "-c", "exec; sleep 1"]},
+    {"command": ["bash", "-c", "sleep 1; eval \"$RUN\""]}, {"command": ["bash", "-c", "curl x | sh"]},
 ])
 def test_a_launcher_that_cannot_be_looked_into_is_one(fields: dict[str, Any]) -> None:
     assert len(read(pod(containers=[container(**fields)])).engines) == 1
+
+
+@pytest.mark.parametrize(("command", "args"), [
+    (["/bin/bash", "-c", "--"], ["vllm serve m --max-num-seqs 8"]), (["/bin/bash", "-lc", "--"], ["vllm serve m --max-num-seqs 8"]),
+    (["/bin/bash", "-c", "--"], ["ulimit -n 65536; ray start --head; vllm serve m --max-num-seqs 8"]),
+    (["/bin/sh", "-c", "--", "/app/start.sh"], []), (["/bin/bash", "-c", "-eo", "pipefail", "/app/start.sh"], []),
+])
+def test_a_script_after_the_end_of_the_shells_options(command: list[str], args: list[str]) -> None:
+    found = engine(pod(containers=[container(command=command, args=args)]))
+    assert found.target is not None
+    assert parse(found.target.args).max_num_seqs == (8 if args else None)
 
 
 @pytest.mark.parametrize("engine_fields", [

@@ -60,6 +60,13 @@ class TestOldEventsAfterAGap:
         series = {XID: "1+0x119 stale _x79 1+0x99 2+0x160", f"kvpressure_build_info{{{AT}}}": "1+0x119 stale _x79 1+0x260"}
         assert firing(tmp_path, series, 77, "15s") == ["GpuXidError critical"]
 
+    @pytest.mark.parametrize(("started", "expected"), [(30, ["GpuXidError critical"]), (-600, [])])
+    def test_the_first_of_an_exporter_that_has_just_started_is(self, tmp_path: Path, started: int, expected: list[str]) -> None:
+        """A node that joins, or an exporter under a new address; not one that ran before and was only not scraped."""
+        series = {XID: "_x33 1+0x30", f"kvpressure_build_info{{{AT}}}": "_x30 1+0x40",
+                  f"process_start_time_seconds{{{AT}}}": f"_x30 {60 * started}+0x40"}
+        assert firing(tmp_path, series, 40) == expected
+
     def test_the_first_of_all_is(self, tmp_path: Path) -> None:
         series = {XID: "_x119 1+0x60", f"kvpressure_build_info{{{AT}}}": "1+0x180"}
         assert firing(tmp_path, series, 33, "15s") == ["GpuXidError critical"]
@@ -79,6 +86,11 @@ class TestModelDown:
         for minute in (20, 60, 200):
             assert "VllmModelDown critical" in firing(tmp_path, {self.UP: "1+0x10 0+0x240"}, minute), minute
         assert firing(tmp_path, {self.UP: "1+0x10 0+0x100 1+0x20"}, 116) == []
+
+    def test_also_when_the_pod_is_replaced_meanwhile(self, tmp_path: Path) -> None:
+        """Down for an hour and a half, then evicted; its successor comes after eight minutes and does not answer either."""
+        series = {self.UP: "1+0x30 0+0x89 stale", self.UP.replace("chat-0", "chat-1"): "_x128 0+0x120"}
+        assert "VllmModelDown critical" in firing(tmp_path, series, 170)
 
 
 class TestLastPodGone:
@@ -102,6 +114,11 @@ class TestGpuMemoryHigh:
     def test_an_engine_that_nobody_could_map_to_its_gpu_explains_a_full_one(self, tmp_path: Path) -> None:
         """A server of vLLM reserves most of its card: without the mapping nobody knows how much of that it needs."""
         assert firing(tmp_path, {self.USED: "0.93+0x30", f"kvpressure_engine_up{{{ENGINE},{AT}}}": "1+0x30"}, 20) == []
+
+    def test_not_one_that_belongs_to_another_pod(self, tmp_path: Path) -> None:
+        owner = f'kvpressure_gpu_pod_info{{{GPU},namespace="train",pod="t",container="c",shared="false",{AT}}}'
+        series = {self.USED: "0.97+0x30", owner: "1+0x30", f"kvpressure_engine_up{{{ENGINE},{AT}}}": "1+0x30"}
+        assert firing(tmp_path, series, 20) == ["GpuMemoryHigh critical", "GpuMemoryHigh warning"]
 
     def test_a_full_gpu_of_a_node_without_engines_is_full(self, tmp_path: Path) -> None:
         series = {self.USED: "0.93+0x30", f"kvpressure_engine_up{{{ENGINE},{ELSEWHERE}}}": "1+0x30"}

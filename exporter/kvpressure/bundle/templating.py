@@ -53,17 +53,22 @@ def rose(counter: str, window: str) -> str:
     return f"{counter} > min_over_time({counter}[{window}])"
 
 
-def new_events(counter: str, by: str, window: str) -> str:
+def new_events(counter: str, by: str, window: str, seconds: str, job: str) -> str:
     """How often ``counter`` grew within ``window``, as an expression.
 
     ``increase`` alone misses the first event, which makes the series appear with 1. A first appearance counts when the same
-    exporter was scraped before, so that neither a new Prometheus nor a node that is back after a gap raises what happened long ago.
+    exporter was scraped before or has only just started (it counts from its start), so that neither a new Prometheus nor a node that
+    is back after a gap raises what happened long ago. ``seconds`` is ``window`` as a number, ``job`` a part of the exporter's job.
     """
     grown = f"max by ({by}) (increase({counter}[{window}]))"
     return (f"{grown} > 0\n"
             f"or\n"
             f"(\n"
-            f"  max by ({by}) ({counter} and on (cluster, job, instance) (kvpressure_build_info offset {window}))\n"
+            f"  max by ({by}) (\n"
+            f"    {counter}\n"
+            f"    and on (cluster, job, instance)\n"
+            f"    (kvpressure_build_info offset {window} or process_start_time_seconds{{job=~\".*{job}.*\"}} > time() - {seconds})\n"
+            f"  )\n"
             f"  unless on ({by})\n"
             f"  max by ({by}) ({counter} offset {window})\n"
             f")\n"

@@ -19,6 +19,7 @@ _VLLM: Final = ("namespace", "pod", "model_name", "engine")
 
 EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
     "up": (),
+    "process_start_time_seconds": (),
     "ALERTS": ("alertname", "alertstate", "severity", "namespace", "model_name"),
     "kube_pod_status_unschedulable": ("namespace", "pod"),
     "kube_pod_container_status_restarts_total": ("namespace", "pod", "container"),

@@ -25,7 +25,18 @@ _FLAG = re.compile(r"(?:enable|disable|allow|skip|use|show|log|return|trust)_\w+
 _VALUED: Final = frozenset({"log_config_file", "show_hidden_metrics_for_version"})  # named like a flag, yet with a value
 _BEFORE_PROGRAM: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "(", "--"})
 _WRAPPERS: Final = frozenset({"exec", "env", "tini", "dumb-init", "nohup", "time", "command"})
-_FOREIGN: Final = frozenset(["sleep", "tail", "cat", "echo", "printf", "true", "false", ":", "test", "[", "[[", "]]", "set", "unset", "export", "cd", "pwd", "ulimit", "umask", "shift", "wait", "kill", "fi", "done", "esac", "}", ")", "ls", "mkdir", "touch", "chmod", "chown", "cp", "mv", "rm", "ln", "tar", "unzip", "date", "hostname", "id", "whoami", "df", "free", "ps", "top", "grep", "sed", "awk", "tee", "pip", "pip3", "apt", "apt-get", "apk", "git", "curl", "wget", "rsync", "aws", "gsutil", "gcloud", "rclone", "huggingface-cli", "hf", "nvidia-smi", "nginx", "envoy", "haproxy", "traefik", "caddy", "redis-server", "etcd", "sshd", "prometheus", "node_exporter", "dcgm-exporter", "fluent-bit", "fluentd", "filebeat", "jupyter", "jupyter-lab", "jupyter-notebook", "lmcache_server", "lmcache_controller", "mooncake_master", "vllm-router", "guidellm", "genai-perf", "lm_eval", "locust", "wrk", "k6"])  # programs that never serve a model; what stands in no list may
+# Programs that never serve a model; what stands in no list may.
+_FOREIGN: Final = frozenset([
+    "sleep", "tail", "cat", "echo", "printf", "true", "false", ":", "test", "[", "[[", "]]", "set", "unset",
+    "export", "cd", "pwd", "ulimit", "umask", "shift", "wait", "kill", "fi", "done", "esac", "}", ")", "ls",
+    "mkdir", "touch", "chmod", "chown", "cp", "mv", "rm", "ln", "tar", "unzip", "date", "hostname", "id",
+    "whoami", "df", "free", "ps", "top", "grep", "sed", "awk", "tee", "pip", "pip3", "apt", "apt-get",
+    "apk", "git", "curl", "wget", "rsync", "aws", "gsutil", "gcloud", "rclone", "huggingface-cli", "hf",
+    "nvidia-smi", "nginx", "envoy", "haproxy", "traefik", "caddy", "redis-server", "etcd", "sshd",
+    "prometheus", "node_exporter", "dcgm-exporter", "fluent-bit", "fluentd", "filebeat", "jupyter",
+    "jupyter-lab", "jupyter-notebook", "lmcache_server", "lmcache_controller", "mooncake_master",
+    "vllm-router", "guidellm", "genai-perf", "lm_eval", "locust", "wrk", "k6",
+])
 _NO_SERVERS: Final = frozenset({"bench", "benchmark", "run-batch", "chat", "complete", "collect-env"})  # subcommands of vllm
 _CLIENT = re.compile(r"(?:\S*[._-])?(?:client|router|bench|benchmarks?|download|downloader)(?:\.py)?|(?:benchmark|download)_\S*|"
                      r"vllm\.benchmarks\.\S+|vllm_router\.\S+|http\.server", re.IGNORECASE)  # a program or module, by its whole name

@@ -122,7 +122,8 @@ class Pipeline:
 
     def _engine_states(self, now: float, snapshot: Snapshot, owners: Mapping[tuple[str, str], Sequence[GpuOwner]],
                        ) -> tuple[tuple[EngineState, ...], dict[str, list[float | None]]]:
-        first: list[tuple[EngineTrack, Surroundings, KvSignals, Shape, Mapping[str, InForce], tuple[str, ...]]] = []
+        first: list[tuple[EngineTrack, Surroundings, KvSignals, Shape, Mapping[str, InForce], tuple[str, ...],
+                          tuple[str, ...] | None]] = []
         empty_pools: dict[str, list[float | None]] = {}
         for track in self._engines:
             gpus = track.gpus or _gpus_of(track, owners.get((track.key.namespace, track.key.pod), ()))
@@ -133,10 +134,9 @@ class Pipeline:
             cards = self._cards(track, gpus, around)
             for uuid in gpus if cards is None else cards:
                 empty_pools.setdefault(uuid, []).append(None if cards is None else empty)
-            first.append((track, around, cache, shape, found_limits, gpus))
+            first.append((track, around, cache, shape, found_limits, gpus, cards))
         states = []
-        for track, around, cache, shape, found_limits, gpus in first:
-            cards = self._cards(track, gpus, around)
+        for track, around, cache, shape, found_limits, gpus, cards in first:
             demands = [self._demand(now, uuid, empty_pools) for uuid in cards or ()]
             known = [demand for demand in demands if demand is not None]
             around = replace(around, demand=max(known) if known and len(known) == len(demands) else None)

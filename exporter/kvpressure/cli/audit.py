@@ -6,14 +6,12 @@ import argparse
 import json
 
 from kvpressure.args import parse_version
-from kvpressure.capacity import CapacityError, models
-from kvpressure.capacity.shapes import ModelShape
 from kvpressure.cli import UsageError
 from kvpressure.thresholds import Thresholds, load
 from kvpressure.toolbox import audit_report, manifests, running
 from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
-from kvpressure.toolbox.inputs import arguments, card
+from kvpressure.toolbox.inputs import arguments, card, model_shape
 from kvpressure.toolbox.manifests import Deployed, Server, Surroundings
 
 _EXAMPLES = """\
@@ -88,7 +86,7 @@ def _read(options: argparse.Namespace) -> Deployed:
 
 def _subject(server: Server, around: Surroundings, options: argparse.Namespace, thresholds: Thresholds, siblings: tuple[Server, ...] = (),
              seen: Seen | None = None) -> Subject:
-    shape = _shape(options.model_config) if options.model_config is not None else shape_of(server)
+    shape = model_shape(options.model_config) if options.model_config is not None else shape_of(server)
     usual = seen.context if seen is not None else None
     context = options.context or (None if usual is None else max(1, round(usual)))
     return Subject(server, around, thresholds, shape, options.gpu or server.card, options.vllm_version or server.version, context,
@@ -100,10 +98,3 @@ def _audited(subject: Subject) -> Audited:
     basis = (f"vLLM {subject.version or 'of unknown version'}, card {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'not known'}, "
              f"model {model or 'not named'}{'' if subject.shape else ' (its shape is not known)'}")
     return Audited(subject.server.title, basis, tuple(checklist(subject)))
-
-
-def _shape(text: str) -> ModelShape:
-    try:
-        return models.find(text)[0]
-    except CapacityError as error:
-        raise UsageError(f"--model-config: {error}") from error

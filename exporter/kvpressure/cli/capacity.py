@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
@@ -106,7 +106,7 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> Answer:
     if sent is not None and sent.longest == 0:
         raise UsageError(f"{options.traffic or '--prompt and --output'}: no tokens in it; allowed: requests of 1 token or more")
     if options.gpu_memory is None:
-        needless = next((name for name in _OF_A_CARD if getattr(options, name) is not None and getattr(options, name) is not False), None)
+        needless = _first_given(options, _OF_A_CARD)
         if sent is not None or needless:
             raise UsageError(f"--{(needless or 'prompt').replace('_', '-')}: needs --gpu-memory")
         return answer
@@ -189,13 +189,17 @@ def _warnings(answer: Answer, found: plan.Audit, lengths: Sequence[int]) -> Iter
                f"gpu_memory_utilization {found.limits.gpu_memory_utilization:g} leaves")
 
 
+def _first_given(options: argparse.Namespace, names: Iterable[str]) -> str | None:
+    """The first of these options that was given."""
+    return next((name for name in names if getattr(options, name) is not None and getattr(options, name) is not False), None)
+
+
 def _worksheet(options: argparse.Namespace) -> int:
     from kvpressure.capacity.worksheet import KV_GB_PER_TOKEN, guide_name, memory_audit, worksheet
 
     if options.gpu_memory is None:
         raise UsageError("--worksheet: needs --gpu-memory, e.g. 80")
-    unused = next((name for name in ("prompt", "output", "traffic", "max_model_len", *_OF_A_CARD)
-                   if name != "concurrency" and getattr(options, name) is not None and getattr(options, name) is not False), None)
+    unused = _first_given(options, ("prompt", "output", "traffic", "max_model_len", *(name for name in _OF_A_CARD if name != "concurrency")))
     if unused is not None or len(options.context or ()) > 1:
         raise UsageError(f"--{(unused or 'context').replace('_', '-')}: not with --worksheet; allowed: --gpu-memory, --tp, --concurrency and one "
                          "--context, which the guide's formula takes")

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvpressure import __version__
 from kvpressure.args import human_int
-from kvpressure.capacity import CapacityError, kvbytes, models
+from kvpressure.capacity import CapacityError, kvbytes
 from kvpressure.capacity.kvbytes import Layout, Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.cli import UsageError
@@ -18,6 +18,7 @@ from kvpressure.sources.vllm import Target
 from kvpressure.thresholds import Thresholds, load
 from kvpressure.toolbox import fetch, probing, secret
 from kvpressure.toolbox.completions import Api
+from kvpressure.toolbox.inputs import model_shape
 from kvpressure.toolbox.meter import Meter
 from kvpressure.toolbox.probing import Budget, Probe, Report, Result, Stage
 from kvpressure.toolbox.progress import Progress, bar
@@ -66,7 +67,7 @@ def _whole(text: str) -> int:
 def run(options: argparse.Namespace) -> int:
     """Ask for consent, measure, print. Raises ``UsageError`` for refusals and unusable input."""
     thresholds = load(options.thresholds)
-    shape = _shape(options.model_config)
+    shape = None if options.model_config is None else model_shape(options.model_config)
     target = fetch.target_of(options.url, "URL")
     key = secret.read(options.api_key_file, "--api-key-file")
     meter = Meter(target)
@@ -109,13 +110,6 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, in
     chosen = wanted or names[0]
     length = next((item.get("max_model_len") for item in served if item.get("id") == chosen), None)
     return chosen, length if isinstance(length, int) and length > 0 else None
-
-
-def _shape(text: str | None) -> ModelShape | None:
-    try:
-        return None if text is None else models.find(text)[0]
-    except CapacityError as error:
-        raise UsageError(f"--model-config: {error}") from error
 
 
 def _layout(shape: ModelShape, options: argparse.Namespace, block_size: int) -> Layout:

@@ -186,7 +186,11 @@ def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
     if computed is not None and generated is not None:
         prefill = computed > 0 and computed >= t["prefill_tokens_ratio"] * generated
     rates = f"{_number(prompt)} prompt and {_number(generated)} generated tokens/s"
-    cached = "" if computed == prompt else " (how many of the prompt's were computed here is not known)" if computed is None else f" ({_number(computed)} of the prompt's computed, the rest was cached)"
+    cached = ""
+    if computed is None and prompt is not None:
+        cached = " (how many of the prompt's were computed here is not known)"
+    elif computed != prompt:
+        cached = f" ({_number(computed)} of the prompt's computed, the rest was cached)"
     return [
         _page(progress, t),
         Evidence("work_present", progress.work_present, f"{_number(s.load.in_flight)} requests in flight"),

@@ -15,8 +15,8 @@ from kvpressure.state import LIMITS
 
 V0_MAX_NUM_SEQS: Final = 256.0
 KV_TRANSFER: Final = "kv_transfer_config"
-_KV_ROLE: Final = re.compile(r"\bkv_role\b['\"]?\s*[:=]\s*['\"]?(kv_[a-z]+)")
-_KV_CONNECTOR: Final = re.compile(r"\bkv_connector\b['\"]?\s*[:=]\s*['\"]?(\w+)")
+_KV_FIELDS: Final = {"kv_role": re.compile(r"\bkv_role\b['\"]?\s*[:=]\s*['\"]?(kv_[a-z]+)"),
+                     "kv_connector": re.compile(r"\bkv_connector\b['\"]?\s*[:=]\s*['\"]?(\w+)")}
 SYNCHRONOUS: Final = ("LMCacheConnectorV1", "LMCacheConnector")  # load blocks within the step: nothing waits for them, nobody pulls them
 
 
@@ -45,17 +45,21 @@ def kv_role(args: EngineArgs) -> str | None:
     """
     if not any(name.partition(".")[0] == KV_TRANSFER for name in args.values):
         return None
-    told = _KV_ROLE.search(args.values.get(KV_TRANSFER) or "")
-    return told[1] if told else args.values.get(f"{KV_TRANSFER}.kv_role") or ""
+    return _kv_field(args, "kv_role") or ""
+
+
+def _kv_field(args: EngineArgs, name: str) -> str | None:
+    """A field of ``--kv-transfer-config``, which is given as JSON or field by field."""
+    told = _KV_FIELDS[name].search(args.values.get(KV_TRANSFER) or "")
+    return told[1] if told else args.values.get(f"{KV_TRANSFER}.{name}")
 
 
 def waits_for_blocks(args: EngineArgs) -> bool:
     """Whether requests may wait for KV blocks of other servers, or finished ones for others to pull theirs. A cache beside one
     server (LMCache, role kv_both) does neither.
     """
-    role, told = kv_role(args), _KV_CONNECTOR.search(args.values.get(KV_TRANSFER) or "")
-    connector = told[1] if told else args.values.get(f"{KV_TRANSFER}.kv_connector")
-    return role is not None and not (role == "kv_both" and connector in SYNCHRONOUS)
+    role = kv_role(args)
+    return role is not None and not (role == "kv_both" and _kv_field(args, "kv_connector") in SYNCHRONOUS)
 
 
 def in_force(args: EngineArgs, logged: EngineArgs | None, facts: Mapping[str, float], config: Mapping[str, str],

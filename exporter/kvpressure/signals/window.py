@@ -335,10 +335,6 @@ class EngineWindow:
         last = next(((s.t, found) for s in reversed(samples) if (found := value(s)) is not None), None)
         return (first, last) if first and last and first[0] < last[0] else None
 
-    def increase_within(self, name: str, seconds: float) -> tuple[float, float] | None:
-        """The same, but ``None`` where it spans more than the window: what was counted in a gap is not from the last minute."""
-        return self.increase(name, seconds) if len(self.since(seconds)) > 1 else None
-
     def increase(self, name: str, seconds: float) -> tuple[float, float] | None:
         """Increase of a counter over the window and the seconds it really spans; ``None`` with fewer than two
         samples that carry it.
@@ -357,6 +353,10 @@ class EngineWindow:
                 return None
             begin = first.counters[name]
         return max(0.0, end - begin), last.t - first.t
+
+    def increase_within(self, name: str, seconds: float) -> tuple[float, float] | None:
+        """The same, but ``None`` where it spans more than the window: what was counted in a gap is not from the last minute."""
+        return self.increase(name, seconds) if len(self.since(seconds)) > 1 else None
 
     def rate(self, name: str, seconds: float) -> float | None:
         """Increase per second over the window."""

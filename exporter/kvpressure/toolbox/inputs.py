@@ -13,6 +13,8 @@ from statistics import median
 from typing import Final
 
 from kvpressure.args import GIB
+from kvpressure.capacity import CapacityError, models
+from kvpressure.capacity.shapes import ModelShape
 from kvpressure.cli import UsageError
 from kvpressure.readings import Snapshot
 from kvpressure.recording.format import RecordingError
@@ -88,6 +90,14 @@ def card(text: str) -> Card:
     if found is None or not 0 < float(found[2]) <= 10_000:
         raise argparse.ArgumentTypeError(f"{text!r:.80}; allowed: NAME:GiB, e.g. H100:80")
     return Card(found[1].strip(), int(float(found[2]) * GIB))
+
+
+def model_shape(text: str) -> ModelShape:
+    """The model that ``--model-config`` names. Raises ``UsageError``."""
+    try:
+        return models.find(text)[0]
+    except CapacityError as error:
+        raise UsageError(f"--model-config: {error}") from error
 
 
 def arguments(text: str) -> tuple[str, ...]:

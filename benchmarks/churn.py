@@ -49,8 +49,11 @@ REMAP_SECONDS: Final = 600.0
 LOSS_SECONDS: Final = 3600.0
 SPLIT_SECONDS: Final = 1800.0
 GROWTH: Final = 1.03  # of the memory after the first hour: what an allocator moves up and down
-LINES: Final = ("INFO 01-01 00:00:00 [core.py:1] Engine core initialized", "torch.OutOfMemoryError: CUDA out of memory.",
-                "WARNING: Sequence group 1 is preempted by PreemptionMode.RECOMPUTE")
+LINES: Final = (
+    "INFO 01-01 00:00:00 [core.py:1] Engine core initialized",
+    "torch.OutOfMemoryError: CUDA out of memory.",
+    "WARNING: Sequence group 1 is preempted by PreemptionMode.RECOMPUTE",
+)
 
 
 @dataclass
@@ -121,40 +124,88 @@ class Node:
     def read(self) -> Reading:
         """Everything that the sources of a node read."""
         self.churn()
-        logs = [LogLine("inference", pod.name, "vllm", self.chance.choice(LINES)) for pod in self._pods
-                if self._happens("log lines", 60)]
+        logs = [
+            LogLine("inference", pod.name, "vllm", self.chance.choice(LINES))
+            for pod in self._pods
+            if self._happens("log lines", 60)
+        ]
         return Reading(
-            gpus=tuple(gpu for slot in range(SLOTS) for gpu in self._gpus(slot)), pages=tuple(map(self._page, self._pods)),
-            containers=tuple(map(self._container, self._pods)), logs=tuple(logs), expected_gpus={"nvidia": SLOTS},
-            owners=tuple(GpuOwner(f"GPU-{gpu}", "inference", pod.name, "vllm")
-                         for gpu, pod in zip(self._gpu_of, self._pods, strict=True)),
+            gpus=tuple(gpu for slot in range(SLOTS) for gpu in self._gpus(slot)),
+            pages=tuple(map(self._page, self._pods)),
+            containers=tuple(map(self._container, self._pods)),
+            logs=tuple(logs),
+            expected_gpus={"nvidia": SLOTS},
+            owners=tuple(
+                GpuOwner(f"GPU-{gpu}", "inference", pod.name, "vllm")
+                for gpu, pod in zip(self._gpu_of, self._pods, strict=True)
+            ),
             targets=tuple(f"http://{pod.name}:8000/metrics" for pod in self._pods),
-            node_conditions=(NodeCondition("Ready", True), NodeCondition("MemoryPressure", False)))
+            node_conditions=(NodeCondition("Ready", True), NodeCondition("MemoryPressure", False)),
+        )
 
     def close(self) -> None:
         """Nothing is held."""
 
     def _page(self, pod: Pod) -> EnginePage:
-        text = self._bodies[pod.page % len(self._bodies)].replace(b'model_name="tiny"', b'model_name="%b"' % pod.model.encode())
+        text = self._bodies[pod.page % len(self._bodies)].replace(
+            b'model_name="tiny"', b'model_name="%b"' % pod.model.encode()
+        )
         pod.page += 1
-        return page_from_text(text, target=f"http://{pod.name}:8000/metrics", time=self.now, namespace="inference", pod=pod.name,
-                              container="vllm", args=("--max-num-seqs", "64"), duration_seconds=0.004, scanner=pod.scanner)
+        return page_from_text(
+            text,
+            target=f"http://{pod.name}:8000/metrics",
+            time=self.now,
+            namespace="inference",
+            pod=pod.name,
+            container="vllm",
+            args=("--max-num-seqs", "64"),
+            duration_seconds=0.004,
+            scanner=pod.scanner,
+        )
 
     def _gpus(self, slot: int) -> list[GpuReading]:
         uuid = f"GPU-{slot}"
         if self.now < self._lost_until[slot]:
             return [GpuReading(uuid, slot, "nvidia", error="lost")]
-        card = GpuReading(uuid, slot, "nvidia", "H100", memory_total_bytes=80 * GIB, memory_used_bytes=74 * GIB,
-                          utilization_ratio=self.chance.random(), power_watts=500.0, power_limit_watts=700.0)
-        parts = [GpuReading(f"MIG-{slot}-{part}-{int(self.now // HOUR)}", slot, "nvidia", "H100 MIG", parent_uuid=uuid,
-                            memory_total_bytes=10 * GIB, memory_used_bytes=GIB) for part in range(7 if self._split[slot] else 0)]
+        card = GpuReading(
+            uuid,
+            slot,
+            "nvidia",
+            "H100",
+            memory_total_bytes=80 * GIB,
+            memory_used_bytes=74 * GIB,
+            utilization_ratio=self.chance.random(),
+            power_watts=500.0,
+            power_limit_watts=700.0,
+        )
+        parts = [
+            GpuReading(
+                f"MIG-{slot}-{part}-{int(self.now // HOUR)}",
+                slot,
+                "nvidia",
+                "H100 MIG",
+                parent_uuid=uuid,
+                memory_total_bytes=10 * GIB,
+                memory_used_bytes=GIB,
+            )
+            for part in range(7 if self._split[slot] else 0)
+        ]
         return [card, *parts]
 
     def _container(self, pod: Pod) -> ContainerReading:
         ended = Termination("OOMKilled", 137, self.now) if pod.restarts else None
-        return ContainerReading("inference", pod.name, "vllm", restarts=pod.restarts, ready=True, last_termination=ended,
-                                cpu_usage_seconds=self.now * 0.5, cpu_limit_cores=8.0, memory_working_set_bytes=8 * GIB,
-                                memory_limit_bytes=64 * GIB)
+        return ContainerReading(
+            "inference",
+            pod.name,
+            "vllm",
+            restarts=pod.restarts,
+            ready=True,
+            last_termination=ended,
+            cpu_usage_seconds=self.now * 0.5,
+            cpu_limit_cores=8.0,
+            memory_working_set_bytes=8 * GIB,
+            memory_limit_bytes=64 * GIB,
+        )
 
 
 class Exporter:
@@ -163,10 +214,14 @@ class Exporter:
     def __init__(self, node: Node) -> None:
         self._node = node
         spec = SourceSpec("simulated", "a simulated node", lambda _: node, interval_seconds=node.step)
-        self._monitor = Monitor({"simulated": (spec, node)}, Pipeline(), node.step, clock=lambda: node.now, wall=lambda: node.now)
+        self._monitor = Monitor(
+            {"simulated": (spec, node)}, Pipeline(), node.step, clock=lambda: node.now, wall=lambda: node.now
+        )
         around = Surroundings()
         self._monitor.add_listener(around.history.observe)
-        self._site = Site(lambda: self._monitor.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=around)
+        self._site = Site(
+            lambda: self._monitor.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=around
+        )
 
     def run(self, seconds: float, scrape_seconds: float = 15.0) -> None:
         """Let time pass, with a scrape now and then and somebody who looks at the page and the JSON."""
@@ -222,8 +277,10 @@ def main() -> int:
     exporter.run(CALM_SECONDS)
     after, last = exporter.series(), resident_mib()
     print(", ".join(f"{count} {what}" for what, count in sorted(node.happened.items())))
-    print(f"calm again: {last:.1f} MiB ({first:.1f} after the first hour, {largest:.1f} at most), {after} series "
-          f"({calm_series} before)")
+    print(
+        f"calm again: {last:.1f} MiB ({first:.1f} after the first hour, {largest:.1f} at most), {after} series "
+        f"({calm_series} before)"
+    )
     return int(largest > GROWTH * first + 1 or after != calm_series)
 
 

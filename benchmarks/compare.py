@@ -65,21 +65,44 @@ def _nvitop(port: int, _: Path) -> list[str]:
 def _glances(port: int, directory: Path) -> list[str]:
     config = directory / "glances.conf"
     config.write_text(GLANCES.format(port=port))
-    return [_tool("glances"), "-C", str(config), "--export", "prometheus", "--disable-plugin", "all", "--enable-plugin", "gpu",
-            "--quiet", "--time", "1"]
+    return [
+        _tool("glances"),
+        "-C",
+        str(config),
+        "--export",
+        "prometheus",
+        "--disable-plugin",
+        "all",
+        "--enable-plugin",
+        "gpu",
+        "--quiet",
+        "--time",
+        "1",
+    ]
 
 
 def _kvpressure(port: int, _: Path) -> list[str]:
-    return [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", f"127.0.0.1:{port}", "--no-collector.vllm",
-            "--no-collector.amd"]
+    return [
+        sys.executable,
+        "-m",
+        "kvpressure.cli",
+        "serve",
+        "--web.listen-address",
+        f"127.0.0.1:{port}",
+        "--no-collector.vllm",
+        "--no-collector.amd",
+    ]
 
 
 CONTENDERS: Final = (
     Contender("kvpressure, GPUs only", (), _kvpressure),
     Contender("nvitop-exporter 1.7.2", ("nvitop-exporter==1.7.2",), _nvitop),
     Contender("Glances 4.5.8, its GPU plugin alone", ("glances==4.5.8", "nvidia-ml-py", "prometheus_client"), _glances),
-    Contender("four values a GPU, read on every scrape", ("nvidia-ml-py", "prometheus_client"),
-              lambda port, _: [_tool("python"), str(Path(__file__).with_name("smallest_exporter.py")), str(port)]),
+    Contender(
+        "four values a GPU, read on every scrape",
+        ("nvidia-ml-py", "prometheus_client"),
+        lambda port, _: [_tool("python"), str(Path(__file__).with_name("smallest_exporter.py")), str(port)],
+    ),
 )
 
 
@@ -94,7 +117,9 @@ def build_driver(directory: Path) -> Path:
     source = directory / "driver.c"
     source.write_text(f'#include "{SOURCE}"\n{missing}\n')
     library: Path = directory / LIBRARY
-    subprocess.run(["cc", "-std=gnu11", "-w", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-lpthread"], check=True)
+    subprocess.run(
+        ["cc", "-std=gnu11", "-w", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-lpthread"], check=True
+    )
     return library
 
 
@@ -104,8 +129,12 @@ def install(packages: Sequence[str]) -> None:
         return
     if not (VENV / "bin" / "pip").exists():
         venv.create(VENV, with_pip=True)
-    done = subprocess.run([_tool("pip"), "install", "--quiet", "--disable-pip-version-check", *packages], capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [_tool("pip"), "install", "--quiet", "--disable-pip-version-check", *packages],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"cannot be installed: {done.stderr.strip().splitlines()[-1]}")
 
@@ -152,7 +181,14 @@ def cost(pid: int, url: str, seconds: float) -> Cost:
     busy = cpu_seconds(pid) - before - idle * (time.monotonic() - began)
     ordered = sorted(latencies)
     series = sum(not line.startswith("#") for line in plain(url).splitlines() if line)
-    return Cost(idle, max(0.0, busy) / len(latencies), ordered[len(ordered) // 2], ordered[int(0.99 * len(ordered))], rss_mib(pid), series)
+    return Cost(
+        idle,
+        max(0.0, busy) / len(latencies),
+        ordered[len(ordered) // 2],
+        ordered[int(0.99 * len(ordered))],
+        rss_mib(pid),
+        series,
+    )
 
 
 def measure(contender: Contender, library: Path, directory: Path, seconds: float) -> Cost | str:
@@ -162,8 +198,12 @@ def measure(contender: Contender, library: Path, directory: Path, seconds: float
     try:
         install(contender.packages)
         with (directory / "log").open("wb") as log:
-            process = subprocess.Popen(contender.command(port, directory), env=os.environ | environment(library, directory / "world"),
-                                       stdout=log, stderr=log)
+            process = subprocess.Popen(
+                contender.command(port, directory),
+                env=os.environ | environment(library, directory / "world"),
+                stdout=log,
+                stderr=log,
+            )
         try:
             wait_for_gpus(url, process)
             return cost(process.pid, url, seconds)
@@ -178,8 +218,10 @@ def row(name: str, found: Cost | str) -> str:
     """A row of the table, in Markdown."""
     if isinstance(found, str):
         return f"| {name} | {found} | | | | | |"
-    return (f"| {name} | {found.idle_cpu * 100:.2f} % | {found.scrape_cpu_seconds * 1e3:.1f} ms | {found.p50 * 1e3:.1f} ms | "
-            f"{found.p99 * 1e3:.1f} ms | {found.rss:.1f} MiB | {found.series} |")
+    return (
+        f"| {name} | {found.idle_cpu * 100:.2f} % | {found.scrape_cpu_seconds * 1e3:.1f} ms | {found.p50 * 1e3:.1f} ms | "
+        f"{found.p99 * 1e3:.1f} ms | {found.rss:.1f} MiB | {found.series} |"
+    )
 
 
 def main() -> int:

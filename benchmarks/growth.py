@@ -23,8 +23,16 @@ def partitioned(partitions: int) -> World:
     each = partitions // CARDS
     if each <= 1:
         return World(gpus=[Gpu() for _ in range(CARDS)])
-    return World(gpus=[Gpu(mig=1, max_mig=each, migs=[
-        Mig(f"MIG-{card:08x}-{slot:04x}-5000-8000-000000000000", gi=slot + 1) for slot in range(each)]) for card in range(CARDS)])
+    return World(
+        gpus=[
+            Gpu(
+                mig=1,
+                max_mig=each,
+                migs=[Mig(f"MIG-{card:08x}-{slot:04x}-5000-8000-000000000000", gi=slot + 1) for slot in range(each)],
+            )
+            for card in range(CARDS)
+        ]
+    )
 
 
 def main() -> int:
@@ -38,8 +46,11 @@ def main() -> int:
     found = {}
     for size in options.sizes:
         cost = found[size] = measure(CARDS, size, options.seconds, slow=False, world=partitioned(size))
-        print(f"| {size} | {cost['cpu'] * 100:.2f} % | {cost['cpu'] * 100 / size:.3f} % | {cost['rss']:.1f} MiB | "
-              f"{cost['p50'] * 1e3:.1f} ms | {cost['p99'] * 1e3:.1f} ms | {cost['start']:.2f} s |", flush=True)
+        print(
+            f"| {size} | {cost['cpu'] * 100:.2f} % | {cost['cpu'] * 100 / size:.3f} % | {cost['rss']:.1f} MiB | "
+            f"{cost['p50'] * 1e3:.1f} ms | {cost['p99'] * 1e3:.1f} ms | {cost['start']:.2f} s |",
+            flush=True,
+        )
     small, large = min(found), max(found)
     return int(found[large]["cpu"] / large > LINEAR * found[small]["cpu"] / small)
 

@@ -42,8 +42,10 @@ def main() -> int:
             up = sum(value == 1 for value in node.samples("source_up").values())
     mib = largest / 2**20
     met = mib <= RSS_BUDGET_MIB
-    print(f"{engines} engines, {up} sources up, after {seconds:.0f} s: {mib:.1f} MiB resident, budget {RSS_BUDGET_MIB:.0f} MiB   "
-          f"{'met' if met else 'MISSED'}")
+    print(
+        f"{engines} engines, {up} sources up, after {seconds:.0f} s: {mib:.1f} MiB resident, budget {RSS_BUDGET_MIB:.0f} MiB   "
+        f"{'met' if met else 'MISSED'}"
+    )
     return int(not met)
 
 

@@ -54,8 +54,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def node(gpus: int, engines: int, slow: bool, workdir: Path, extra: Sequence[str] = (), world: World | None = None,
-         ) -> Iterator[tuple[int, str, float]]:
+def node(
+    gpus: int,
+    engines: int,
+    slow: bool,
+    workdir: Path,
+    extra: Sequence[str] = (),
+    world: World | None = None,
+) -> Iterator[tuple[int, str, float]]:
     """The engines and the exporter; yields (pid, url, seconds from start to the first good scrape).
 
     ``world`` is what the driver tells, instead of ``gpus`` whole cards.
@@ -67,13 +73,23 @@ def node(gpus: int, engines: int, slow: bool, workdir: Path, extra: Sequence[str
     assert servers.stdout is not None
     ports = [int(servers.stdout.readline()) for _ in range(engines + slow)]
     url = f"http://127.0.0.1:{free_port()}"
-    serve = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", url.removeprefix("http://"),
-             "--vllm.pace", "fixed", *extra]
+    serve = [
+        sys.executable,
+        "-m",
+        "kvpressure.cli",
+        "serve",
+        "--web.listen-address",
+        url.removeprefix("http://"),
+        "--vllm.pace",
+        "fixed",
+        *extra,
+    ]
     for number, port in enumerate(ports):
         serve += ["--vllm.target", f"inference/vllm-{number}=http://127.0.0.1:{port};args=--max-num-seqs 64"]
     began = time.monotonic()
-    exporter = subprocess.Popen(serve, env=os.environ | environment(library, workdir / "world"),
-                                stderr=(workdir / "exporter.log").open("w"))
+    exporter = subprocess.Popen(
+        serve, env=os.environ | environment(library, workdir / "world"), stderr=(workdir / "exporter.log").open("w")
+    )
     try:
         yield exporter.pid, url, first_scrape(url, began)
     finally:
@@ -105,11 +121,14 @@ def scrape(url: str) -> float:
     return time.perf_counter() - began
 
 
-def measure(gpus: int, engines: int, seconds: float, slow: bool = True, extra: Sequence[str] = (),
-            world: World | None = None) -> dict[str, float]:
+def measure(
+    gpus: int, engines: int, seconds: float, slow: bool = True, extra: Sequence[str] = (), world: World | None = None
+) -> dict[str, float]:
     """One run: fill the windows, measure CPU under a scrape every five seconds, then the latency of many scrapes."""
-    with tempfile.TemporaryDirectory() as directory, node(
-            gpus, engines, slow, Path(directory), extra, world) as (pid, url, start):
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        node(gpus, engines, slow, Path(directory), extra, world) as (pid, url, start),
+    ):
         time.sleep(min(seconds, WARM_UP_SECONDS))
         cpu, began, largest = cpu_seconds(pid), time.monotonic(), 0.0
         while time.monotonic() - began < seconds:
@@ -122,8 +141,13 @@ def measure(gpus: int, engines: int, seconds: float, slow: bool = True, extra: S
             latencies.append(scrape(url))
             time.sleep(0.25)
         ordered = sorted(latencies)
-        return {"cpu": share, "rss": largest, "start": start, "p50": ordered[len(ordered) // 2],
-                "p99": ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]}
+        return {
+            "cpu": share,
+            "rss": largest,
+            "start": start,
+            "p50": ordered[len(ordered) // 2],
+            "p99": ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
+        }
 
 
 def main() -> int:
@@ -136,18 +160,33 @@ def main() -> int:
     options, extra = parser.parse_known_args()
     found = measure(options.gpus, options.engines, options.seconds, not options.no_slow, extra)
     full_size = options.gpus <= 8 and options.engines <= 8
-    rows = (("CPU of one core", f"{found['cpu'] * 100:.2f} %", f"{CPU_BUDGET * 100:.0f} %", found["cpu"] <= CPU_BUDGET),
-            ("resident memory", f"{found['rss']:.1f} MiB", f"{RSS_BUDGET_MIB:.0f} MiB", found["rss"] <= RSS_BUDGET_MIB),
-            ("scrape p50", f"{found['p50'] * 1e3:.1f} ms", "", True),
-            ("scrape p99", f"{found['p99'] * 1e3:.1f} ms", f"{SCRAPE_BUDGET_SECONDS * 1e3:.0f} ms",
-             found["p99"] <= SCRAPE_BUDGET_SECONDS),
-            ("start to first good scrape", f"{found['start']:.2f} s", f"{START_BUDGET_SECONDS:.0f} s",
-             found["start"] <= START_BUDGET_SECONDS))
-    print(f"{options.gpus} GPUs x {options.engines} engines at 1 s, {options.seconds:.0f} s measured"
-          + ("" if options.no_slow else ", one more engine accepts and never answers"))
+    rows = (
+        ("CPU of one core", f"{found['cpu'] * 100:.2f} %", f"{CPU_BUDGET * 100:.0f} %", found["cpu"] <= CPU_BUDGET),
+        ("resident memory", f"{found['rss']:.1f} MiB", f"{RSS_BUDGET_MIB:.0f} MiB", found["rss"] <= RSS_BUDGET_MIB),
+        ("scrape p50", f"{found['p50'] * 1e3:.1f} ms", "", True),
+        (
+            "scrape p99",
+            f"{found['p99'] * 1e3:.1f} ms",
+            f"{SCRAPE_BUDGET_SECONDS * 1e3:.0f} ms",
+            found["p99"] <= SCRAPE_BUDGET_SECONDS,
+        ),
+        (
+            "start to first good scrape",
+            f"{found['start']:.2f} s",
+            f"{START_BUDGET_SECONDS:.0f} s",
+            found["start"] <= START_BUDGET_SECONDS,
+        ),
+    )
+    print(
+        f"{options.gpus} GPUs x {options.engines} engines at 1 s, {options.seconds:.0f} s measured"
+        + ("" if options.no_slow else ", one more engine accepts and never answers")
+    )
     for name, value, budget, met in rows:
-        print(f"  {name:28s} {value:>10s}   budget {budget:>7s}   {'met' if met else 'MISSED'}" if budget
-              else f"  {name:28s} {value:>10s}")
+        print(
+            f"  {name:28s} {value:>10s}   budget {budget:>7s}   {'met' if met else 'MISSED'}"
+            if budget
+            else f"  {name:28s} {value:>10s}"
+        )
     return 0 if all(met for *_, met in rows) or not full_size else 1
 
 

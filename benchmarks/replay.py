@@ -24,7 +24,9 @@ INTERVAL_SECONDS: Final = 5.0
 TIMES_REAL_TIME: Final = 1000.0
 GROWTH: Final = 1.10  # of the largest memory, for a recording four times as long
 COMMANDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("json", ("--format", "json")), ("text", ("--format", "text")), ("openmetrics", ("--openmetrics", "{out}")),
+    ("json", ("--format", "json")),
+    ("text", ("--format", "text")),
+    ("openmetrics", ("--openmetrics", "{out}")),
 )
 
 
@@ -56,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     ticks = int(arguments[0]) if arguments else 8640
     missed = False
-    print(f"one engine, ticks {INTERVAL_SECONDS:g} s apart, {ticks // 4} and {ticks} of them; CPU time of the whole command")
+    print(
+        f"one engine, ticks {INTERVAL_SECONDS:g} s apart, {ticks // 4} and {ticks} of them; CPU time of the whole command"
+    )
     with tempfile.TemporaryDirectory() as directory:
         short, long = Path(directory) / "short.gz", Path(directory) / "long.gz"
         write_recording(short, ticks // 4)
@@ -70,8 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             speed = ticks * INTERVAL_SECONDS / seconds
             bad = speed < TIMES_REAL_TIME or after > before * GROWTH
             missed = missed or bad
-            print(f"{name:12} {1000 * seconds / ticks:.2f} ms a tick, {speed:,.0f} x real time (budget {TIMES_REAL_TIME:,.0f}), "
-                  f"wall {wall:.1f} s, memory {before / 2**20:.0f} -> {after / 2**20:.0f} MiB{'  MISSED' if bad else ''}")
+            print(
+                f"{name:12} {1000 * seconds / ticks:.2f} ms a tick, {speed:,.0f} x real time (budget {TIMES_REAL_TIME:,.0f}), "
+                f"wall {wall:.1f} s, memory {before / 2**20:.0f} -> {after / 2**20:.0f} MiB{'  MISSED' if bad else ''}"
+            )
     return int(missed)
 
 

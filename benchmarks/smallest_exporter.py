@@ -25,8 +25,12 @@ class Gpus:
         for index in range(pynvml.nvmlDeviceGetCount()):
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
-            values = (memory.total, memory.used, pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
-                      pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000)
+            values = (
+                memory.total,
+                memory.used,
+                pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+                pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+            )
             for family, value in zip(families, values, strict=True):
                 family.add_metric([pynvml.nvmlDeviceGetUUID(gpu)], value)
         yield from families

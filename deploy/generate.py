@@ -40,13 +40,19 @@ SCHEMA: Final = "helm/kvpressure/values.schema.json"
 OWNED: Final = ("helm/kvpressure/files", "manifests")
 """Directories that hold nothing but generated files."""
 
-_LINKS: Final = Values(runbook_base_url="https://runbookBaseUrl.invalid", dashboard_base_url="https://dashboardBaseUrl.invalid",
-                       exporter_job="exporterJob.invalid")
-_LINK_TOKENS: Final = {text: f"@@u:{text.removeprefix('https://').removesuffix('.invalid')}@@"
-                       for text in (_LINKS.runbook_base_url, _LINKS.dashboard_base_url, _LINKS.exporter_job)}
+_LINKS: Final = Values(
+    runbook_base_url="https://runbookBaseUrl.invalid",
+    dashboard_base_url="https://dashboardBaseUrl.invalid",
+    exporter_job="exporterJob.invalid",
+)
+_LINK_TOKENS: Final = {
+    text: f"@@u:{text.removeprefix('https://').removesuffix('.invalid')}@@"
+    for text in (_LINKS.runbook_base_url, _LINKS.dashboard_base_url, _LINKS.exporter_job)
+}
 
 
 # --- rules and boards with tokens ----------------------------------------------------------------------------------
+
 
 def _marked(builtin: Thresholds) -> Thresholds:
     """Thresholds whose values are like none else in the bundle, so that they can be found again in what is rendered.
@@ -81,8 +87,11 @@ def _tokens(marked: Thresholds) -> list[tuple[str, str]]:
 def _tokenizer(marked: Thresholds) -> Callable[[Any], Any]:
     """A function that puts tokens into a document of dictionaries, lists, texts and numbers."""
     table = dict(_tokens(marked))
-    pattern = re.compile("|".join(rf"(?<![\d.]){re.escape(text)}(?![\d.]*\d)" if text[0].isdigit() else re.escape(text)
-                                  for text in table))
+    pattern = re.compile(
+        "|".join(
+            rf"(?<![\d.]){re.escape(text)}(?![\d.]*\d)" if text[0].isdigit() else re.escape(text) for text in table
+        )
+    )
     numbers = {entry.value: f"@@n:{entry.name}@@" for entry in marked.entries()}
 
     def tokenized(item: Any) -> Any:
@@ -121,6 +130,7 @@ def _json(document: Any, indent: int | None) -> str:
 
 # --- schema --------------------------------------------------------------------------------------------------------
 
+
 def schema() -> str:
     """``values.schema.yaml`` with the names that the code knows."""
     document = yaml.safe_load((HERE / "values.schema.yaml").read_text(encoding="utf-8"))
@@ -132,18 +142,24 @@ def schema() -> str:
     properties = document["properties"]
     properties["thresholds"]["properties"] = {entry.name: _threshold(entry) for entry in thresholds.builtin().entries()}
     properties["config"]["properties"] = {
-        name: {"description": entry.help, "type": ["array", "string"] if entry.repeat else ["string", "number", "boolean"]}
-        for name, entry in setting_options().items()}
+        name: {
+            "description": entry.help,
+            "type": ["array", "string"] if entry.repeat else ["string", "number", "boolean"],
+        }
+        for name, entry in setting_options().items()
+    }
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def _threshold(entry: Threshold) -> dict[str, Any]:
     """What the exporter allows, so that Helm refuses the rest; the order of two thresholds is checked by the exporter."""
     allowed = entry.allowed
-    return {"type": "integer" if allowed.whole else "number",
-            "exclusiveMinimum" if allowed.above else "minimum": allowed.least,
-            **({} if allowed.most == thresholds.LARGEST else {"maximum": allowed.most}),
-            "description": f"{entry.unit}, default {entry.text}"}
+    return {
+        "type": "integer" if allowed.whole else "number",
+        "exclusiveMinimum" if allowed.above else "minimum": allowed.least,
+        **({} if allowed.most == thresholds.LARGEST else {"maximum": allowed.most}),
+        "description": f"{entry.unit}, default {entry.text}",
+    }
 
 
 # --- plain manifests -----------------------------------------------------------------------------------------------
@@ -152,16 +168,23 @@ _NOTHING_MORE: Final[dict[str, Any]] = {}
 VARIANTS: Final[Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
     "nvidia": ("The exporter on NVIDIA nodes.", _NOTHING_MORE, ()),
     "amd": ("The exporter on AMD nodes.", {"nvidia": {"enabled": False}, "amd": {"enabled": True}}, ()),
-    "operator": ("For the Prometheus Operator: PodMonitor and PrometheusRule.",
-                 {"monitor": {"kind": "PodMonitor"}, "prometheusRule": {"enabled": True}}, ("PodMonitor", "PrometheusRule")),
+    "operator": (
+        "For the Prometheus Operator: PodMonitor and PrometheusRule.",
+        {"monitor": {"kind": "PodMonitor"}, "prometheusRule": {"enabled": True}},
+        ("PodMonitor", "PrometheusRule"),
+    ),
     "grafana": ("Boards as ConfigMaps for Grafana's sidecar.", {"dashboards": {"enabled": True}}, ("ConfigMap",)),
 }
 """Directory -> what it is, values, and the kinds it keeps (none named: all)."""
 COMPONENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
-    "plugin-hostpath": ("Reads the reports of the plugin inside vLLM from /run/kvpressure of the node.",
-                        {"plugin": {"volume": "hostPath"}}),
-    "plugin-emptydir": ("Reads the reports of the plugin inside vLLM from the pods' own volumes named kvpressure.",
-                        {"plugin": {"volume": "emptyDir"}}),
+    "plugin-hostpath": (
+        "Reads the reports of the plugin inside vLLM from /run/kvpressure of the node.",
+        {"plugin": {"volume": "hostPath"}},
+    ),
+    "plugin-emptydir": (
+        "Reads the reports of the plugin inside vLLM from the pods' own volumes named kvpressure.",
+        {"plugin": {"volume": "emptyDir"}},
+    ),
 }
 """Directory -> what it adds to a variant, and the values that add it."""
 
@@ -172,7 +195,9 @@ def manifest_files() -> Iterator[tuple[str, str]]:
         for variant, (about, values, kinds) in VARIANTS.items():
             by_file: dict[str, list[dict[str, Any]]] = {}
             for item in documents(chart, values):
-                if kinds and (item["kind"] not in kinds or (variant == "grafana" and "board" not in item["metadata"]["name"])):
+                if kinds and (
+                    item["kind"] not in kinds or (variant == "grafana" and "board" not in item["metadata"]["name"])
+                ):
                     continue
                 by_file.setdefault(f"{item['kind'].lower()}.yaml", []).append(_plain(item))
             if not kinds:
@@ -190,16 +215,23 @@ def _component(chart: helm_python.Chart, about: str, values: dict[str, Any]) -> 
     """
     (pod, settings), (bare_pod, bare_settings) = _exporter(documents(chart, values)), _exporter(documents(chart, {}))
     container, bare = pod["containers"][0], bare_pod["containers"][0]
-    env = [{"name": setting_options()[name].env, "value": str(value).lower() if isinstance(value, bool) else value}
-           for name, value in settings.items() if name not in bare_settings]
+    env = [
+        {"name": setting_options()[name].env, "value": str(value).lower() if isinstance(value, bool) else value}
+        for name, value in settings.items()
+        if name not in bare_settings
+    ]
     at = "/spec/template/spec"
-    added = [(f"{at}/containers/0/env/-", env),
-             (f"{at}/containers/0/volumeMounts/-", [m for m in container["volumeMounts"] if m not in bare["volumeMounts"]]),
-             (f"{at}/volumes/-", [volume for volume in pod["volumes"] if volume not in bare_pod["volumes"]])]
+    added = [
+        (f"{at}/containers/0/env/-", env),
+        (f"{at}/containers/0/volumeMounts/-", [m for m in container["volumeMounts"] if m not in bare["volumeMounts"]]),
+        (f"{at}/volumes/-", [volume for volume in pod["volumes"] if volume not in bare_pod["volumes"]]),
+    ]
     patch = [{"op": "add", "path": path, "value": value} for path, items in added for value in items]
-    return (f"# {about} Add to an overlay: components: [this directory].\n"
-            "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\n"
-            + to_yaml({"patches": [{"target": {"kind": "DaemonSet"}, "patch": to_yaml(patch)}]}))
+    return (
+        f"# {about} Add to an overlay: components: [this directory].\n"
+        "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\n"
+        + to_yaml({"patches": [{"target": {"kind": "DaemonSet"}, "patch": to_yaml(patch)}]})
+    )
 
 
 def _exporter(items: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -222,8 +254,11 @@ def documents(chart: helm_python.Chart, values: dict[str, Any], **options: Any) 
     return [item for text in texts for item in yaml.load_all(text, Loader=_LOADER) if item]
 
 
-_NAMESPACE: Final = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": {
-    "pod-security.kubernetes.io/enforce": "privileged"}}}  # no level below it allows hostPath, even read-only
+_NAMESPACE: Final = {
+    "apiVersion": "v1",
+    "kind": "Namespace",
+    "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "privileged"}},
+}  # no level below it allows hostPath, even read-only
 
 
 def _plain(item: dict[str, Any]) -> dict[str, Any]:
@@ -239,11 +274,14 @@ def _plain(item: dict[str, Any]) -> dict[str, Any]:
 
 def _kustomization(about: str, names: list[str]) -> str:
     lines = "".join(f"  - {name}\n" for name in names)
-    return (f"# {about} Apply with: kubectl apply -k, or as a base of an overlay that sets the image.\n"
-            f"apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: {NAMESPACE}\nresources:\n{lines}")
+    return (
+        f"# {about} Apply with: kubectl apply -k, or as a base of an overlay that sets the image.\n"
+        f"apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: {NAMESPACE}\nresources:\n{lines}"
+    )
 
 
 # --- command line --------------------------------------------------------------------------------------------------
+
 
 def _unknown(files: Mapping[str, str]) -> list[str]:
     present = (path for owned in OWNED for path in sorted((HERE / owned).rglob("*")) if path.is_file())

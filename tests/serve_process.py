@@ -29,8 +29,14 @@ class Process:
         command = [sys.executable, *(["-c", code] if code else ["-m", "kvpressure.cli"]), "serve", *arguments]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
         self.began = time.monotonic()
-        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environ,
-                                      preexec_fn=_as_started_by_hand)
+        self.child = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env=environ,
+            preexec_fn=_as_started_by_hand,
+        )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -43,8 +49,10 @@ class Process:
     @property
     def port(self) -> int:
         found: list[str] = []
-        assert eventually(lambda: bool(found.extend(re.findall(r"listening address=127.0.0.1:(\d+)", "".join(self.lines)))
-                                       or found), 20), self.lines
+        assert eventually(
+            lambda: bool(found.extend(re.findall(r"listening address=127.0.0.1:(\d+)", "".join(self.lines))) or found),
+            20,
+        ), self.lines
         return int(found[0])
 
     def scrape(self) -> str:

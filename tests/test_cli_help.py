@@ -17,7 +17,7 @@ def test_help_has_examples_that_can_be_given(command: str, capsys: pytest.Captur
         main([command, "--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    examples = re.findall(rf"^.*?\bkvpressure {command}\b(.*)$", text[text.index("\nexamples:"):], re.MULTILINE)
+    examples = re.findall(rf"^.*?\bkvpressure {command}\b(.*)$", text[text.index("\nexamples:") :], re.MULTILINE)
     assert examples
     parser = Parser(f"kvpressure {command}", COMMANDS[command])
     importlib.import_module(f"kvpressure.cli.{command}").add_arguments(parser)

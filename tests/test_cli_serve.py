@@ -84,8 +84,14 @@ def engine() -> Iterator[str]:
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
-    return subprocess.run([sys.executable, "-m", "kvpressure.cli", *arguments], capture_output=True, text=True, timeout=30,
-                          env={**environ, **(env or {})}, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "kvpressure.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**environ, **(env or {})},
+        check=False,
+    )
 
 
 class TestServing:
@@ -106,11 +112,17 @@ class TestServing:
         process = serve(*QUIET, *LISTEN, "--vllm.target", f"prod/chat-0={engine}")
         assert eventually(lambda: 'source_up{source="vllm"} 1.0' in process.scrape())
         page = process.scrape()
-        result = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, timeout=30,
-                                check=False)
+        result = subprocess.run(
+            ["promtool", "check", "metrics"], input=page, capture_output=True, text=True, timeout=30, check=False
+        )
         assert (result.returncode, result.stdout + result.stderr) == (0, "")
-        for name in ("kvpressure_requests_running", "kvpressure_verdict", "kvpressure_build_info",
-                     "process_resident_memory_bytes", 'kvpressure_source_up{source="pipeline"} 1.0'):
+        for name in (
+            "kvpressure_requests_running",
+            "kvpressure_verdict",
+            "kvpressure_build_info",
+            "process_resident_memory_bytes",
+            'kvpressure_source_up{source="pipeline"} 1.0',
+        ):
             assert f"\n{name}" in page
         document = json.loads(ask(process.port, "/api/v1/diagnosis").body)
         assert document["engines"][0]["pod"] == "chat-0"
@@ -164,11 +176,17 @@ class TestServing:
         assert time.monotonic() - began < 4
 
     def test_a_fatal_source_ends_the_process_with_its_reason(self, serve: Serve) -> None:
-        process = serve(*QUIET, *LISTEN,
-                        code=FAKE_SOURCE.format(body='raise FatalSourceError("library_mismatch", "driver replaced")'))
+        process = serve(
+            *QUIET,
+            *LISTEN,
+            code=FAKE_SOURCE.format(body='raise FatalSourceError("library_mismatch", "driver replaced")'),
+        )
         assert process.child.wait(20) == 3
-        assert eventually(lambda: "kvpressure serve: a source needs a new process: library_mismatch: driver replaced\n"
-                          in process.lines)
+        assert eventually(
+            lambda: (
+                "kvpressure serve: a source needs a new process: library_mismatch: driver replaced\n" in process.lines
+            )
+        )
 
     def test_json_log_lines(self, serve: Serve) -> None:
         process = serve(*QUIET, *LISTEN, "--log.format=json")
@@ -176,32 +194,50 @@ class TestServing:
         assert json.loads(process.lines[0])["msg"].startswith("listening address=127.0.0.1:")
 
     def test_the_web_configuration_file_counts(self, serve: Serve, tmp_path: Path) -> None:
-        (tmp_path / "web.yml").write_text("basic_auth_users: {p: $2b$04$/ACiUOoQWyVh0XkEp8pLQOzX9nZpMNNmS0t2k8VFVD2AEHdbB2LCq}\n")
+        (tmp_path / "web.yml").write_text(
+            "basic_auth_users: {p: $2b$04$/ACiUOoQWyVh0XkEp8pLQOzX9nZpMNNmS0t2k8VFVD2AEHdbB2LCq}\n"
+        )
         process = serve(*QUIET, *LISTEN, "--web.config.file", str(tmp_path / "web.yml"))
         assert ask(process.port).status == 401
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(("arguments", "text"), [
-        (["--web.max-requests=many"], "kvpressure serve: --web.max-requests: 'many' is not allowed; allowed: a whole"),
-        (["--no-such-flag"], "kvpressure serve: unrecognized arguments: --no-such-flag; kvpressure serve --help lists"),
-        (["--web.max-request=1"], "kvpressure serve: unrecognized arguments: --web.max-request=1"),
-        (["--config=/no/such"], "kvpressure serve: /no/such: No such file or directory"),
-        (["--web.listen-address=192.0.2.1:80"],
-         "kvpressure serve: --web.listen-address: cannot listen on 192.0.2.1:80: "),
-        (["--web.listen-address=no.such.host.invalid:80"], "kvpressure serve: --web.listen-address: cannot listen on no"),
-    ])
+    @pytest.mark.parametrize(
+        ("arguments", "text"),
+        [
+            (
+                ["--web.max-requests=many"],
+                "kvpressure serve: --web.max-requests: 'many' is not allowed; allowed: a whole",
+            ),
+            (
+                ["--no-such-flag"],
+                "kvpressure serve: unrecognized arguments: --no-such-flag; kvpressure serve --help lists",
+            ),
+            (["--web.max-request=1"], "kvpressure serve: unrecognized arguments: --web.max-request=1"),
+            (["--config=/no/such"], "kvpressure serve: /no/such: No such file or directory"),
+            (
+                ["--web.listen-address=192.0.2.1:80"],
+                "kvpressure serve: --web.listen-address: cannot listen on 192.0.2.1:80: ",
+            ),
+            (
+                ["--web.listen-address=no.such.host.invalid:80"],
+                "kvpressure serve: --web.listen-address: cannot listen on no",
+            ),
+        ],
+    )
     def test_wrong_flags_are_one_line_and_status_2(self, arguments: list[str], text: str) -> None:
         result = run("serve", *arguments)
         assert (result.returncode, result.stdout) == (2, "")
-        line, = result.stderr.splitlines()
+        (line,) = result.stderr.splitlines()
         assert line.startswith(text)
 
     def test_wrong_files_name_their_line(self, tmp_path: Path) -> None:
         (tmp_path / "web.yml").write_text("tls_server_config:\n  cert_fil: x\n")
         result = run("serve", "--web.config.file", str(tmp_path / "web.yml"))
         assert result.returncode == 2
-        assert result.stderr.startswith(f"kvpressure serve: --web.config.file: {tmp_path}/web.yml:2: unknown key 'cert_fil'")
+        assert result.stderr.startswith(
+            f"kvpressure serve: --web.config.file: {tmp_path}/web.yml:2: unknown key 'cert_fil'"
+        )
         assert len(result.stderr.splitlines()) == 1
 
     def test_an_unknown_variable_stops_the_start(self) -> None:
@@ -214,8 +250,10 @@ class TestRefusals:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             result = run("serve", "--web.listen-address", address)
         assert result.returncode == 2
-        assert result.stderr == (f"kvpressure serve: --web.listen-address: cannot listen on {address}: "
-                                 "Address already in use; allowed: a free address of this machine\n")
+        assert result.stderr == (
+            f"kvpressure serve: --web.listen-address: cannot listen on {address}: "
+            "Address already in use; allowed: a free address of this machine\n"
+        )
 
 
 class TestCommandLine:
@@ -264,8 +302,9 @@ class TestCommandLine:
             cli.main(["serve"])
 
     def test_a_reader_that_has_seen_enough_is_no_error(self) -> None:
-        child = subprocess.Popen([sys.executable, "-m", "kvpressure.cli", "serve", "--help"], stdout=subprocess.PIPE,
-                                 stderr=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "kvpressure.cli", "serve", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         assert child.stdout is not None
         assert child.stderr is not None
         child.stdout.close()
@@ -274,9 +313,23 @@ class TestCommandLine:
         child.stderr.close()
 
     def test_starting_to_serve_loads_nothing_that_only_some_need(self) -> None:
-        heavy = {"jinja2", "bcrypt", "grpc", "google.protobuf", "pynvml", "amdsmi", "requests", "rich", "kvpressure.bundle",
-                 "kvpressure.demo", "kvpressure.recording", "kvpressure.publish.page"}
-        code = ("import sys, kvpressure.cli, kvpressure.cli.serve, kvpressure.settings;"
-                f"kvpressure.settings.options(); print(*({heavy!r} & set(sys.modules)))")
+        heavy = {
+            "jinja2",
+            "bcrypt",
+            "grpc",
+            "google.protobuf",
+            "pynvml",
+            "amdsmi",
+            "requests",
+            "rich",
+            "kvpressure.bundle",
+            "kvpressure.demo",
+            "kvpressure.recording",
+            "kvpressure.publish.page",
+        }
+        code = (
+            "import sys, kvpressure.cli, kvpressure.cli.serve, kvpressure.settings;"
+            f"kvpressure.settings.options(); print(*({heavy!r} & set(sys.modules)))"
+        )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
         assert result.stdout.split() == []

@@ -11,14 +11,27 @@ from pathlib import Path
 import pytest
 
 RECORDING = Path(__file__).parent / "fixtures/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
-COMMANDS = {"diagnose": f"diagnose {RECORDING}", "mitigate": f"mitigate {RECORDING} --format json", "replay": f"replay {RECORDING}",
-            "lines": f"replay {RECORDING} --format json", "capacity": "capacity llama-3-8b", "help": "--help"}
+COMMANDS = {
+    "diagnose": f"diagnose {RECORDING}",
+    "mitigate": f"mitigate {RECORDING} --format json",
+    "replay": f"replay {RECORDING}",
+    "lines": f"replay {RECORDING} --format json",
+    "capacity": "capacity llama-3-8b",
+    "help": "--help",
+}
 STATUS = {"diagnose": 1}
 
 
 def shell(command: str, redirect: str, **variables: str) -> subprocess.CompletedProcess[str]:
     line = f"{shlex.quote(sys.executable)} -m kvpressure.cli {command} {redirect}"
-    return subprocess.run(["bash", "-c", line], capture_output=True, timeout=120, check=False, encoding="utf-8", env={**os.environ, **variables})
+    return subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        timeout=120,
+        check=False,
+        encoding="utf-8",
+        env={**os.environ, **variables},
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -17,13 +17,27 @@ GIB = 2**30
 FIRST, SECOND = "http://10.0.0.5:8000/metrics", "http://10.0.0.5:8001/metrics"
 
 
-def page(t: float, target: str = FIRST, container: str = "vllm", running: float = 1.0, start: float | None = None,
-         engines: Iterable[str] = ("0",), **more: object) -> EnginePage:
+def page(
+    t: float,
+    target: str = FIRST,
+    container: str = "vllm",
+    running: float = 1.0,
+    start: float | None = None,
+    engines: Iterable[str] = ("0",),
+    **more: object,
+) -> EnginePage:
     gauges = {r.RUNNING: running, r.WAITING: 0.0, r.KV_USAGE: 0.5}
     counters = {r.GENERATION_TOKENS: running * t, r.PROMPT_TOKENS: t}
-    return EnginePage(target, t, "inference", "chat-0", container,
-                      engines=tuple(EngineReading("m", name, gauges, counters, {}, {}) for name in engines),
-                      page={} if start is None else {r.PROCESS_START: start}, **more)  # type: ignore[arg-type]
+    return EnginePage(
+        target,
+        t,
+        "inference",
+        "chat-0",
+        container,
+        engines=tuple(EngineReading("m", name, gauges, counters, {}, {}) for name in engines),
+        page={} if start is None else {r.PROCESS_START: start},
+        **more,
+    )  # type: ignore[arg-type]
 
 
 def failed(t: float, target: str = FIRST, **more: object) -> EnginePage:
@@ -45,11 +59,15 @@ def errors(state: State) -> dict[str, dict[str, int]]:
 
 
 class TestTwoServersThatCallThemselvesAlike:
-    @pytest.mark.parametrize(("containers", "name"), [(("a", "b"), "0/b"), (("vllm", "vllm"), "0/8001"), (("", ""), "0/8001")])
+    @pytest.mark.parametrize(
+        ("containers", "name"), [(("a", "b"), "0/b"), (("vllm", "vllm"), "0/8001"), (("", ""), "0/8001")]
+    )
     def test_each_is_an_engine_with_its_own_figures(self, containers: tuple[str, str], name: str) -> None:
         pipeline = Pipeline()
         for i in range(60):
-            state = after(pipeline, (page(1000.0 + i, FIRST, containers[0], 2.0), page(1000.0 + i, SECOND, containers[1], 7.0)))
+            state = after(
+                pipeline, (page(1000.0 + i, FIRST, containers[0], 2.0), page(1000.0 + i, SECOND, containers[1], 7.0))
+            )
         assert running(state) == {"0": 2.0, name: 7.0}
         rates = {e.key.engine: e.signals.throughput.generation_tokens_per_second for e in state.engines}
         assert rates == {"0": pytest.approx(2.0), name: pytest.approx(7.0)}
@@ -63,14 +81,21 @@ class TestTwoServersThatCallThemselvesAlike:
         state = after(pipeline, (page(1002.0, running=2.0), page(1002.0, SECOND, running=7.0)))
         assert running(state) == {"0": 2.0, "0/8001": 7.0}
 
-    @pytest.mark.parametrize(("targets", "containers"), [
-        ((FIRST, SECOND, "http://10.0.0.5:8002/metrics"), ("a", "b", "b")), ((FIRST, SECOND, "http://10.0.0.5:8002/metrics"), ("a", "a", "a")),
-        (("http://h0:8000/metrics", "http://h1:8000/metrics", "http://h2:8000/metrics"), ("", "", ""))])
+    @pytest.mark.parametrize(
+        ("targets", "containers"),
+        [
+            ((FIRST, SECOND, "http://10.0.0.5:8002/metrics"), ("a", "b", "b")),
+            ((FIRST, SECOND, "http://10.0.0.5:8002/metrics"), ("a", "a", "a")),
+            (("http://h0:8000/metrics", "http://h1:8000/metrics", "http://h2:8000/metrics"), ("", "", "")),
+        ],
+    )
     def test_any_number_of_them(self, targets: tuple[str, ...], containers: tuple[str, ...]) -> None:
         pipeline = Pipeline()
         for i in range(3):
-            pages = [page(1000.0 + i, target, container, float(number))
-                     for number, (target, container) in enumerate(zip(targets, containers, strict=True), 1)]
+            pages = [
+                page(1000.0 + i, target, container, float(number))
+                for number, (target, container) in enumerate(zip(targets, containers, strict=True), 1)
+            ]
             state = after(pipeline, pages, targets)
         assert sorted(value or 0.0 for value in running(state).values()) == [1.0, 2.0, 3.0]
         assert {engine.target for engine in state.engines} == set(targets)
@@ -95,7 +120,9 @@ class TestTwoServersThatCallThemselvesAlike:
         pipeline = Pipeline()
         for count in (10, 20):
             pages = (page(1000.0 + count), page(1000.0 + count, SECOND))
-            steps = (StepStats("inference", "chat-0", "0", 900.0, 1000.0 + count, count, count, True, 0, 0.9, {5: count}),)
+            steps = (
+                StepStats("inference", "chat-0", "0", 900.0, 1000.0 + count, count, count, True, 0, 0.9, {5: count}),
+            )
             state = pipeline.observe(Snapshot(1000.0 + count, pages=pages, targets=(FIRST, SECOND), steps=steps))
         assert [engine.signals.kv.kv_used_ratio_max for engine in state.engines] == [0.5, 0.5]
 
@@ -129,7 +156,9 @@ class TestOneServerUnderTwoAddresses:
         after(pipeline, (page(1000.0, start=5.0), page(1000.0, SECOND, start=5.0)))
         for t in range(1001, 1016):
             state = after(pipeline, (failed(float(t)), page(float(t), SECOND, start=5.0)))
-        assert {engine.key.engine for engine in state.engines} == {"0"}, "one failed page is no reason for another engine"
+        assert {engine.key.engine for engine in state.engines} == {"0"}, (
+            "one failed page is no reason for another engine"
+        )
         state = after(pipeline, (failed(1016.0), page(1016.0, SECOND, start=5.0)))
         assert {engine.key.engine: engine.up for engine in state.engines} == {"0": False, "0/8001": True}
         state = after(pipeline, (page(1017.0, start=5.0), page(1017.0, SECOND, start=5.0)))
@@ -185,9 +214,13 @@ def owned(number: int, container: str = "vllm") -> GpuOwner:
 
 
 def with_kv(page: EnginePage, *levels: float) -> EnginePage:
-    return dataclasses.replace(page, engines=tuple(
-        dataclasses.replace(reading, gauges={**reading.gauges, r.KV_USAGE: level})
-        for reading, level in zip(page.engines, levels, strict=True)))
+    return dataclasses.replace(
+        page,
+        engines=tuple(
+            dataclasses.replace(reading, gauges={**reading.gauges, r.KV_USAGE: level})
+            for reading, level in zip(page.engines, levels, strict=True)
+        ),
+    )
 
 
 POOL = LogLine("inference", "chat-0", "vllm", "Available KV cache memory: 60.00 GiB")
@@ -198,31 +231,66 @@ class TestCards:
         """Both cards hold 74 GiB; the first engine's pool of 60 GiB is all but full, the second's all but empty."""
         arguments = ("vllm", "serve", "m", "--data-parallel-size", "2")
         both = with_kv(page(1000.0, engines=("0", "1"), args=arguments), 0.99, 0.10)
-        state = Pipeline().observe(Snapshot(1000.0, pages=(both,), targets=(FIRST,), gpus=(card(1, 74), card(0, 74)),
-                                            owners=(owned(0), owned(1)), logs=(POOL,)))
+        state = Pipeline().observe(
+            Snapshot(
+                1000.0,
+                pages=(both,),
+                targets=(FIRST,),
+                gpus=(card(1, 74), card(0, 74)),
+                owners=(owned(0), owned(1)),
+                logs=(POOL,),
+            )
+        )
         found = {gpu.reading.uuid: gpu.demand_ratio for gpu in state.gpus}
         assert found == {"GPU-0": pytest.approx((74 - 0.6) / 80), "GPU-1": pytest.approx((74 - 54) / 80)}
         demands = [engine.signals.memory.device_demand_ratio for engine in state.engines]
         assert demands == [found["GPU-0"], found["GPU-1"]]
 
-    @pytest.mark.parametrize("arguments", [
-        ("vllm", "serve", "m", "--data-parallel-size", "2", "--tensor-parallel-size", "2"), ("bash", "-c", "exec $CMD")],
-        ids=["half of the ranks' cards are on another node", "nobody knows how many cards one needs"])
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("vllm", "serve", "m", "--data-parallel-size", "2", "--tensor-parallel-size", "2"),
+            ("bash", "-c", "exec $CMD"),
+        ],
+        ids=["half of the ranks' cards are on another node", "nobody knows how many cards one needs"],
+    )
     def test_where_the_cards_of_an_engine_are_not_known_demand_is_absent(self, arguments: tuple[str, ...]) -> None:
         both = page(1000.0, engines=("0", "1"), args=arguments)
-        state = Pipeline().observe(Snapshot(1000.0, pages=(both,), targets=(FIRST,), gpus=(card(0, 74), card(1, 74)),
-                                            owners=(owned(0), owned(1)), logs=(POOL,)))
+        state = Pipeline().observe(
+            Snapshot(
+                1000.0,
+                pages=(both,),
+                targets=(FIRST,),
+                gpus=(card(0, 74), card(1, 74)),
+                owners=(owned(0), owned(1)),
+                logs=(POOL,),
+            )
+        )
         assert [gpu.demand_ratio for gpu in state.gpus] == [None, None]
         assert [engine.signals.memory.device_demand_ratio for engine in state.engines] == [None, None]
 
     def test_each_container_has_its_own_cards(self) -> None:
         pages = (page(1000.0, container="a"), page(1000.0, SECOND, container="b"))
-        state = Pipeline().observe(Snapshot(1000.0, pages=pages, targets=(FIRST, SECOND), gpus=(card(0, 74), card(1, 8)),
-                                            owners=(owned(0, "a"), owned(1, "b"))))
+        state = Pipeline().observe(
+            Snapshot(
+                1000.0,
+                pages=pages,
+                targets=(FIRST, SECOND),
+                gpus=(card(0, 74), card(1, 8)),
+                owners=(owned(0, "a"), owned(1, "b")),
+            )
+        )
         assert {engine.container: engine.gpus for engine in state.engines} == {"a": ("GPU-0",), "b": ("GPU-1",)}
 
     @pytest.mark.parametrize(("container", "owner"), [("", "vllm"), ("vllm", "")])
     def test_where_no_container_is_known_the_pod_decides(self, container: str, owner: str) -> None:
-        state = Pipeline().observe(Snapshot(1000.0, pages=(page(1000.0, container=container),), targets=(FIRST,),
-                                            gpus=(card(0, 74),), owners=(owned(0, owner),)))
+        state = Pipeline().observe(
+            Snapshot(
+                1000.0,
+                pages=(page(1000.0, container=container),),
+                targets=(FIRST,),
+                gpus=(card(0, 74),),
+                owners=(owned(0, owner),),
+            )
+        )
         assert state.engines[0].gpus == ("GPU-0",)

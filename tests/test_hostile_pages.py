@@ -20,8 +20,12 @@ HOSTILE = 15
 BUDGET_MIB = 80.0  # measured 40 to 67; 565 when each bound held for one page alone
 HONEST = gzip.decompress((Path(__file__).parent / "fixtures/vllm/d_kv_pressure.prom.gz").read_bytes())
 LARGEST = 4 * 1024 * 1024 - 1
-HISTOGRAMS = ("time_to_first_token_seconds", "e2e_request_latency_seconds", "inter_token_latency_seconds",
-              "request_queue_time_seconds")
+HISTOGRAMS = (
+    "time_to_first_token_seconds",
+    "e2e_request_latency_seconds",
+    "inter_token_latency_seconds",
+    "request_queue_time_seconds",
+)
 
 
 def new_lines(version: int) -> bytes:
@@ -39,15 +43,21 @@ def wide_characters(version: int) -> bytes:
 def new_engines(version: int) -> bytes:
     """As many engines as a page may have, with as many buckets as a histogram may have, and other ones each time."""
     labels = [f'engine="{version}-{engine}",model_name="m{"z" * 100}"' for engine in range(64)]
-    lines = [f'vllm:num_requests_running{{{label}}} 1\n' for label in labels]
-    lines += [f'vllm:{name}_bucket{{{label},le="{bound}"}} {number}\n' for name in HISTOGRAMS for label in labels
-              for number, bound in enumerate((*range(59), "+Inf"))]
+    lines = [f"vllm:num_requests_running{{{label}}} 1\n" for label in labels]
+    lines += [
+        f'vllm:{name}_bucket{{{label},le="{bound}"}} {number}\n'
+        for name in HISTOGRAMS
+        for label in labels
+        for number, bound in enumerate((*range(59), "+Inf"))
+    ]
     return "".join(lines).encode()
 
 
 def many_figures_of_the_plugin(version: int) -> bytes:
     """What only the plugin inside vLLM writes, for engines that are not there."""
-    lines = (f'kvpressure:engine_steps_total{{engine="{version}-{n}",count="batch",size="{n}"}} 1\n' for n in range(50_000))
+    lines = (
+        f'kvpressure:engine_steps_total{{engine="{version}-{n}",count="batch",size="{n}"}} 1\n' for n in range(50_000)
+    )
     return HONEST + b"".join(line.encode() for line in lines)
 
 
@@ -57,7 +67,9 @@ def hostile() -> Iterator[Callable[[Callable[[int], bytes]], str]]:
     servers: list[ThreadingHTTPServer] = []
 
     def start(page: Callable[[int], bytes]) -> str:
-        bodies = [body if len(body) < LARGEST else body[:body.rindex(b"\n", 0, LARGEST) + 1] for body in map(page, range(3))]
+        bodies = [
+            body if len(body) < LARGEST else body[: body.rindex(b"\n", 0, LARGEST) + 1] for body in map(page, range(3))
+        ]
         turn = count()
 
         class Handler(BaseHTTPRequestHandler):
@@ -97,11 +109,18 @@ def value(page: str, series: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-@pytest.mark.parametrize(("page", "cut"), [
-    (new_lines, None), (wide_characters, None), (new_engines, "engines"), (many_figures_of_the_plugin, "plugin"),
-])
+@pytest.mark.parametrize(
+    ("page", "cut"),
+    [
+        (new_lines, None),
+        (wide_characters, None),
+        (new_engines, "engines"),
+        (many_figures_of_the_plugin, "plugin"),
+    ],
+)
 def test_sixteen_engines_stay_within_the_budget_and_the_honest_one_is_read(
-        hostile: Callable[[Callable[[int], bytes]], str], page: Callable[[int], bytes], cut: str | None) -> None:
+    hostile: Callable[[Callable[[int], bytes]], str], page: Callable[[int], bytes], cut: str | None
+) -> None:
     address = hostile(page)
     targets = [f"bad/hostile-{number}={address}/{number}" for number in range(HOSTILE)]
     arguments = [flag for target in [*targets, f"good/chat-0={address}/honest"] for flag in ("--vllm.target", target)]

@@ -87,14 +87,16 @@ def worker(source: Source, clock: Clock, **values: float) -> Worker:
 
 
 def monitor(clock: Clock, *sources: tuple[SourceSpec, Source], pipeline: Recorder | None = None) -> Monitor:
-    return Monitor({one.name: (one, source) for one, source in sources}, pipeline or Recorder(), clock=clock,
-                   wall=lambda: WALL)
+    return Monitor(
+        {one.name: (one, source) for one, source in sources}, pipeline or Recorder(), clock=clock, wall=lambda: WALL
+    )
 
 
 class TestSchedule:
     @given(st.floats(0, 1e6), st.floats(0.01, 3600), st.floats(0, 1e5))
     def test_the_next_point_lies_on_the_grid_after_now_and_at_most_one_interval_ahead(
-            self, due: float, interval: float, late: float) -> None:
+        self, due: float, interval: float, late: float
+    ) -> None:
         now = due + late
         following = next_due(due, interval, now)
         steps = (following - due) / interval
@@ -134,8 +136,10 @@ class TestWorker:
         clock = Clock()
         lines = [LogLine("n", "p", "c", str(number)) for number in range(3)]
         pages = [EnginePage("t", WALL + number) for number in range(3)]
-        steps = [lambda n=n: Reading(gpus=(GpuReading(f"GPU-{n}", 0, "nvidia"),), logs=(lines[n],), pages=(pages[n],))
-                 for n in range(3)]
+        steps = [
+            lambda n=n: Reading(gpus=(GpuReading(f"GPU-{n}", 0, "nvidia"),), logs=(lines[n],), pages=(pages[n],))
+            for n in range(3)
+        ]
         one = worker(Scripted(*steps), clock)
         for _ in range(3):
             one.read_once()
@@ -158,8 +162,9 @@ class TestWorker:
 
     def test_a_failure_is_absent_at_once_and_has_its_reason(self) -> None:
         clock = Clock()
-        one = worker(Scripted(lambda: GPUS, raising(SourceError("no_driver", "detail")), lambda: GPUS), clock,
-                     hold_seconds=60.0)
+        one = worker(
+            Scripted(lambda: GPUS, raising(SourceError("no_driver", "detail")), lambda: GPUS), clock, hold_seconds=60.0
+        )
         one.read_once()
         one.take(clock.now)
         one.read_once()
@@ -170,7 +175,8 @@ class TestWorker:
         assert one.health(clock.now) == SourceHealth("fake", True, None, WALL, 0.0, {"no_driver": 1})
 
     def test_an_unexpected_exception_is_internal_and_logged_once_for_each_kind(
-            self, caplog: pytest.LogCaptureFixture) -> None:
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         clock = Clock()
         one = worker(Scripted(raising(KeyError("x")), raising(KeyError("y")), raising(ValueError("z"))), clock)
         for _ in range(4):
@@ -203,7 +209,8 @@ class TestWorker:
 
     @pytest.mark.parametrize(("seconds", "used"), [(5.0, True), (5.1, True), (10.0, True), (10.1, False)])
     def test_a_late_reading_counts_as_a_timeout_and_is_used_unless_it_is_far_too_late(
-            self, seconds: float, used: bool) -> None:
+        self, seconds: float, used: bool
+    ) -> None:
         clock = Clock()
 
         def slow() -> Reading:
@@ -260,12 +267,15 @@ class TestTick:
         for each in one.workers.values():
             each.read_once()
         state = one.tick(lag=0.25)
-        snapshot, = pipeline.snapshots
+        (snapshot,) = pipeline.snapshots
         assert [gpu.uuid for gpu in snapshot.gpus] == ["GPU-1", "card0"]
         assert snapshot.targets == ("a", "b")
         assert snapshot.time == WALL
         assert {name: health.up for name, health in snapshot.health.items()} == {
-            "fake": True, "other": True, "bad": False}
+            "fake": True,
+            "other": True,
+            "bad": False,
+        }
         assert one.state is state
         assert (state.ticks, state.lag_seconds) == (1, 0.25)
         assert state.health[PIPELINE].up is True
@@ -289,7 +299,8 @@ class TestTick:
         assert min(lags[1:4]) >= 0.08, "0.13 s of work in 0.05 s"
 
     def test_a_pipeline_that_fails_does_not_stop_the_loop_and_publishes_nothing_stale(
-            self, caplog: pytest.LogCaptureFixture) -> None:
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         clock, pipeline = Clock(), Recorder()
         one = monitor(clock, (spec(), Scripted(lambda: GPUS)), pipeline=pipeline)
         one.tick()
@@ -395,9 +406,11 @@ class TestRunning:
             return GPUS
 
         slow = Scripted(lambda: (time.sleep(0.1), GPUS)[1], name="slow")
-        one = self.run((spec(interval_seconds=0.02, deadline_seconds=1.0), Scripted(lambda: GPUS)),
-                       (spec("slow", interval_seconds=0.02, deadline_seconds=1.0), slow),
-                       (spec("hanging", interval_seconds=0.02, deadline_seconds=0.05), Scripted(hang, name="hanging")))
+        one = self.run(
+            (spec(interval_seconds=0.02, deadline_seconds=1.0), Scripted(lambda: GPUS)),
+            (spec("slow", interval_seconds=0.02, deadline_seconds=1.0), slow),
+            (spec("hanging", interval_seconds=0.02, deadline_seconds=0.05), Scripted(hang, name="hanging")),
+        )
         end = time.monotonic() + 10
         while time.monotonic() < end and one.state.ticks < 30:
             time.sleep(0.01)
@@ -430,8 +443,11 @@ class TestRunning:
                 raise OSError("gone")
 
         good = Scripted(lambda: GPUS)
-        one = self.run((spec(), good), (spec("stubborn"), Stubborn(lambda: GPUS, name="stubborn")),
-                       (spec("failing"), Failing(lambda: GPUS, name="failing")))
+        one = self.run(
+            (spec(), good),
+            (spec("stubborn"), Stubborn(lambda: GPUS, name="stubborn")),
+            (spec("failing"), Failing(lambda: GPUS, name="failing")),
+        )
         began = time.monotonic()
         one.stop()
         assert time.monotonic() - began < 3
@@ -479,7 +495,7 @@ class TestBuilding:
         chosen = Settings()
         off = {name: replace(one, enabled=False) for name, one in chosen.collectors.items()}
         chosen = replace(chosen, collectors={**off, "nvidia": CollectorSettings(True, 10.0, 7.0)})
-        (one, source), = build_sources(chosen).values()
+        ((one, source),) = build_sources(chosen).values()
         assert (one.name, one.interval_seconds, one.deadline_seconds, one.hold_seconds) == ("nvidia", 10.0, 7.0, 30.0)
         assert source.name == "nvidia"
 

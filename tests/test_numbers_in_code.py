@@ -17,23 +17,61 @@ import pytest
 from kvpressure.thresholds import builtin
 
 PACKAGE = Path(__file__).parents[1] / "exporter" / "kvpressure"
-FILES = sorted([*(PACKAGE / "signals").glob("*.py"), *(PACKAGE / "diagnosis").glob("*.py"), PACKAGE / "pipeline.py",
-                PACKAGE / "tracks.py", PACKAGE / "engines.py"])
+FILES = sorted(
+    [
+        *(PACKAGE / "signals").glob("*.py"),
+        *(PACKAGE / "diagnosis").glob("*.py"),
+        PACKAGE / "pipeline.py",
+        PACKAGE / "tracks.py",
+        PACKAGE / "engines.py",
+    ]
+)
 
 NOT_JUDGED = {"logevents.py": "texts of vLLM's log and their units", "cards.py": "data sheets of cards"}
 
 CONSTANTS = {
     # windows of metrics, as they are published
-    "MINUTE", "HALF_MINUTE", "FIVE_MINUTES", "HOUR", "SLOPE_SECONDS", "BURST_SECONDS", "TREND_SECONDS", "ACTIVITY_SECONDS",
-    "QUANTILES", "RUNNING_BOUNDS",
+    "MINUTE",
+    "HALF_MINUTE",
+    "FIVE_MINUTES",
+    "HOUR",
+    "SLOPE_SECONDS",
+    "BURST_SECONDS",
+    "TREND_SECONDS",
+    "ACTIVITY_SECONDS",
+    "QUANTILES",
+    "RUNNING_BOUNDS",
     # how finely and how long history is kept
-    "FINE_SECONDS", "MID_SECONDS", "LONG_SECONDS", "MID_STEP", "LONG_STEP", "JITTER_SECONDS", "STEP_BACK_SECONDS", "REACH_SECONDS",
-    "TREND_STEP_SECONDS", "IDLE_STEP_SECONDS", "FORGET_SECONDS",
+    "FINE_SECONDS",
+    "MID_SECONDS",
+    "LONG_SECONDS",
+    "MID_STEP",
+    "LONG_STEP",
+    "JITTER_SECONDS",
+    "STEP_BACK_SECONDS",
+    "REACH_SECONDS",
+    "TREND_STEP_SECONDS",
+    "IDLE_STEP_SECONDS",
+    "FORGET_SECONDS",
     # bounds of memory
-    "MAX_NAMES", "MAX_RESTARTS_KEPT", "BASELINE_VALUES", "IDLE_POINTS", "MAX_REPORTS", "MAX_EVENTS_KEPT", "MAX_GONE_ENGINES",
+    "MAX_NAMES",
+    "MAX_RESTARTS_KEPT",
+    "BASELINE_VALUES",
+    "IDLE_POINTS",
+    "MAX_REPORTS",
+    "MAX_EVENTS_KEPT",
+    "MAX_GONE_ENGINES",
     "MAX_COMMAND_LINES",
     # arithmetic and names
-    "SLOPE_POINTS", "PERCENT", "APPLICATION_XIDS", "V0_MAX_NUM_SEQS", "_GIB", "_MIB", "_GB", "MILLICORE", "LARGEST",
+    "SLOPE_POINTS",
+    "PERCENT",
+    "APPLICATION_XIDS",
+    "V0_MAX_NUM_SEQS",
+    "_GIB",
+    "_MIB",
+    "_GB",
+    "MILLICORE",
+    "LARGEST",
 }
 
 EXPRESSIONS = {
@@ -48,6 +86,7 @@ EXPRESSIONS = {
 
 def numbers(tree: ast.AST) -> Iterator[tuple[ast.Constant, list[ast.AST]]]:
     """Every number but 0 and 1, with the nodes around it, outermost first."""
+
     def walk(node: ast.AST, around: list[ast.AST]) -> Iterator[tuple[ast.Constant, list[ast.AST]]]:
         if isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value not in (0, 1):
             yield node, around
@@ -59,8 +98,12 @@ def numbers(tree: ast.AST) -> Iterator[tuple[ast.Constant, list[ast.AST]]]:
 
 def explained(around: list[ast.AST]) -> bool:
     for node in around:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        if node in getattr(around[0], "body", []) and any(isinstance(t, ast.Name) and t.id in CONSTANTS for t in targets):
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if node in getattr(around[0], "body", []) and any(
+            isinstance(t, ast.Name) and t.id in CONSTANTS for t in targets
+        ):
             return True
         if isinstance(node, ast.expr) and ast.unparse(node) in EXPRESSIONS:
             return True
@@ -68,20 +111,32 @@ def explained(around: list[ast.AST]) -> bool:
 
 
 def unexplained(source: str) -> list[str]:
-    return [f"line {number.lineno}: {number.value}" for number, around in numbers(ast.parse(source)) if not explained(around)]
+    return [
+        f"line {number.lineno}: {number.value}"
+        for number, around in numbers(ast.parse(source))
+        if not explained(around)
+    ]
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file.name not in NOT_JUDGED],
-                         ids=lambda file: f"{file.parent.name}/{file.name}")
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if file.name not in NOT_JUDGED], ids=lambda file: f"{file.parent.name}/{file.name}"
+)
 def test_numbers_that_decide_stand_in_the_file_of_thresholds(file):
     assert unexplained(file.read_text()) == [], "a number that decides belongs into thresholds.yaml"
 
 
-@pytest.mark.parametrize("source", [
-    "LEVEL: Final = 0.95\n", "def f(x):\n    return x >= 0.95\n", "def f(x, y):\n    return x >= 2 * y\n",
-    "def f(x):\n    return len(x) < 4\n", "def f():\n    return Finding('idle', 0.9)\n", "def f(x):\n    MINUTE = 60.0\n    return x > MINUTE\n",
-    "def f(x):\n    return min(x, -3)\n",
-])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "LEVEL: Final = 0.95\n",
+        "def f(x):\n    return x >= 0.95\n",
+        "def f(x, y):\n    return x >= 2 * y\n",
+        "def f(x):\n    return len(x) < 4\n",
+        "def f():\n    return Finding('idle', 0.9)\n",
+        "def f(x):\n    MINUTE = 60.0\n    return x > MINUTE\n",
+        "def f(x):\n    return min(x, -3)\n",
+    ],
+)
 def test_the_test_sees_them(source):
     assert len(unexplained(source)) == 1
 
@@ -89,7 +144,12 @@ def test_the_test_sees_them(source):
 def test_the_lists_name_nothing_that_is_gone():
     text = "\n".join(file.read_text() for file in FILES)
     assert [name for name in CONSTANTS if not re.search(rf"^{name}: Final", text, re.MULTILINE)] == []
-    found = {ast.unparse(node) for file in FILES for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.expr)}
+    found = {
+        ast.unparse(node)
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.expr)
+    }
     assert EXPRESSIONS.keys() - found == set()
 
 

@@ -38,13 +38,42 @@ class Case:
 
 
 CASES = [
-    Case("memory_warning_ratio", 0.7, Signals(time=NOW, memory=MemorySignals(device_demand_ratio=0.75)), 3, ("unknown", "look"),
-         ("warning from 80 %", "warning from 70 %"), "GpuMemoryHigh", r"ratio >= {}(?!\d)", "GPU memory: needed, and used (dashed)"),
-    Case("context_spike_ratio", 4, Signals(time=NOW, context=ContextSignals(context_spike_ratio=3.0, context_max_5m=3000.0, prompt_quantiles={"0.95": 900.0})), 5, ("look", "fine"),
-         ("spike from 2 times", "spike from 4 times"), "VllmContextLengthSpike", r"spike_ratio > {}(?!\d)", "Context spike"),
-    Case("latency_multiplied_ratio", 2.5, Signals(time=NOW, latency=LatencySignals(baseline_ratios={"ttft": 2.2})), 8, ("bad", "look"),
-         ("multiplied from 2 times", "multiplied from 2.5 times"), "VllmTimeToFirstTokenHigh", r"ratio\{{phase=\"ttft\"\}} >= {}(?![\d.])",
-         "Latency against baseline"),
+    Case(
+        "memory_warning_ratio",
+        0.7,
+        Signals(time=NOW, memory=MemorySignals(device_demand_ratio=0.75)),
+        3,
+        ("unknown", "look"),
+        ("warning from 80 %", "warning from 70 %"),
+        "GpuMemoryHigh",
+        r"ratio >= {}(?!\d)",
+        "GPU memory: needed, and used (dashed)",
+    ),
+    Case(
+        "context_spike_ratio",
+        4,
+        Signals(
+            time=NOW,
+            context=ContextSignals(context_spike_ratio=3.0, context_max_5m=3000.0, prompt_quantiles={"0.95": 900.0}),
+        ),
+        5,
+        ("look", "fine"),
+        ("spike from 2 times", "spike from 4 times"),
+        "VllmContextLengthSpike",
+        r"spike_ratio > {}(?!\d)",
+        "Context spike",
+    ),
+    Case(
+        "latency_multiplied_ratio",
+        2.5,
+        Signals(time=NOW, latency=LatencySignals(baseline_ratios={"ttft": 2.2})),
+        8,
+        ("bad", "look"),
+        ("multiplied from 2 times", "multiplied from 2.5 times"),
+        "VllmTimeToFirstTokenHigh",
+        r"ratio\{{phase=\"ttft\"\}} >= {}(?![\d.])",
+        "Latency against baseline",
+    ),
 ]
 
 
@@ -57,15 +86,24 @@ def bundle(directory: Path, file: Path | None) -> tuple[str, dict[str, Any]]:
 
 def expressions(rules: str, alert: str) -> str:
     """The expressions of ``alert`` and of what is recorded for alerts."""
-    return "\n".join(rule["expr"] for group in yaml.safe_load(rules)["groups"] for rule in group["rules"]
-                     if rule.get("alert") == alert or "record" in rule)
+    return "\n".join(
+        rule["expr"]
+        for group in yaml.safe_load(rules)["groups"]
+        for rule in group["rules"]
+        if rule.get("alert") == alert or "record" in rule
+    )
 
 
 def steps(boards: Mapping[str, Any], title: str) -> set[float]:
     """Threshold steps of the panels called ``title``."""
     found = [panel for board in boards.values() for panel in board["panels"] if panel["title"] == title]
     assert found, title
-    return {step["value"] for panel in found for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"] if step["value"] is not None}
+    return {
+        step["value"]
+        for panel in found
+        for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        if step["value"] is not None
+    }
 
 
 def serving(file: Path) -> Thresholds:
@@ -79,7 +117,7 @@ def page(case: Case, thresholds: Thresholds) -> tuple[str, str]:
     """Colour and text of the triage step that is judged by the threshold."""
     engine: EngineState = replace(unknown_engine(), signals=case.signals)
     html = render_page(State(time=NOW, engines=(engine,)), "node-1", "/metrics", Surroundings(thresholds))
-    triage = html[html.index("The eight triage steps"):]
+    triage = html[html.index("The eight triage steps") :]
     found = re.findall(r'<span class="mark (\w+)">(.*?)<small>By hand', triage, re.DOTALL)
     colour, text = found[case.step - 1]
     return colour, text

@@ -22,9 +22,14 @@ def observe(rows, *, args=("--max-num-seqs", "256"), config=None, histograms=Non
     gauges = (r.RUNNING, r.WAITING, r.KV_USAGE, r.WAITING_DEFERRED, r.WAITING_CAPACITY, r.GENERATION_RATE)
     for i, row in enumerate(rows):
         t = 1000.0 + i * step
-        reading = EngineReading("m", "0", {n: v for n, v in row.items() if n in gauges},
-                                {n: v for n, v in row.items() if n not in gauges},
-                                histograms[i] if histograms else {}, config or {})
+        reading = EngineReading(
+            "m",
+            "0",
+            {n: v for n, v in row.items() if n in gauges},
+            {n: v for n, v in row.items() if n not in gauges},
+            histograms[i] if histograms else {},
+            config or {},
+        )
         page = EnginePage("http://x/metrics", t, "n", "p", "vllm", args=args, engines=(reading,))
         state = pipeline.observe(Snapshot(t, pages=(page,)))
     return state.engines[0]
@@ -40,8 +45,17 @@ def test_gauges_alone_of_a_full_server():
 
 
 def test_an_embedding_server_is_healthy_without_a_generated_token():
-    rows = [{r.RUNNING: 8, r.WAITING: 0, r.KV_USAGE: 0.0, r.PROMPT_TOKENS: 4000 * i, r.GENERATION_TOKENS: 0,
-             FINISHED: 20 * i} for i in range(30)]
+    rows = [
+        {
+            r.RUNNING: 8,
+            r.WAITING: 0,
+            r.KV_USAGE: 0.0,
+            r.PROMPT_TOKENS: 4000 * i,
+            r.GENERATION_TOKENS: 0,
+            FINISHED: 20 * i,
+        }
+        for i in range(30)
+    ]
     engine = observe(rows)
     assert engine.diagnosis.verdict == "healthy"
     assert engine.signals.kv.kv_used_ratio == 0.0
@@ -49,22 +63,51 @@ def test_an_embedding_server_is_healthy_without_a_generated_token():
 
 def test_a_prefill_only_server_with_a_queue_is_compute_bound():
     """Disaggregated prefill: prompts flow, each request yields one token, the cache has room."""
-    rows = [{r.RUNNING: 4, r.WAITING: 20, r.KV_USAGE: 0.3, r.PROMPT_TOKENS: 20_000 * i, r.GENERATION_TOKENS: 5 * i,
-             FINISHED: 5 * i} for i in range(30)]
+    rows = [
+        {
+            r.RUNNING: 4,
+            r.WAITING: 20,
+            r.KV_USAGE: 0.3,
+            r.PROMPT_TOKENS: 20_000 * i,
+            r.GENERATION_TOKENS: 5 * i,
+            FINISHED: 5 * i,
+        }
+        for i in range(30)
+    ]
     assert observe(rows).diagnosis.verdict == "compute_bound"
 
 
 def test_a_decode_only_server_that_waits_for_remote_kv_is_not_under_pressure():
     """All who wait are deferred: their blocks arrive over the network."""
-    rows = [{r.RUNNING: 30, r.WAITING: 9, r.WAITING_DEFERRED: 9, r.WAITING_CAPACITY: 0, r.KV_USAGE: 0.98,
-             r.PROMPT_TOKENS: 0, r.GENERATION_TOKENS: 900 * i} for i in range(30)]
+    rows = [
+        {
+            r.RUNNING: 30,
+            r.WAITING: 9,
+            r.WAITING_DEFERRED: 9,
+            r.WAITING_CAPACITY: 0,
+            r.KV_USAGE: 0.98,
+            r.PROMPT_TOKENS: 0,
+            r.GENERATION_TOKENS: 900 * i,
+        }
+        for i in range(30)
+    ]
     engine = observe(rows)
     assert engine.diagnosis.verdict != "kv_pressure"
 
 
 def test_a_decode_only_server_whose_cache_is_full_is_under_pressure():
-    rows = [{r.RUNNING: 30, r.WAITING: 9, r.WAITING_DEFERRED: 1, r.WAITING_CAPACITY: 8, r.KV_USAGE: 0.99,
-             r.PROMPT_TOKENS: 0, r.GENERATION_TOKENS: 900 * i} for i in range(30)]
+    rows = [
+        {
+            r.RUNNING: 30,
+            r.WAITING: 9,
+            r.WAITING_DEFERRED: 1,
+            r.WAITING_CAPACITY: 8,
+            r.KV_USAGE: 0.99,
+            r.PROMPT_TOKENS: 0,
+            r.GENERATION_TOKENS: 900 * i,
+        }
+        for i in range(30)
+    ]
     assert observe(rows).diagnosis.verdict == "kv_pressure"
 
 
@@ -80,8 +123,10 @@ def test_speculative_decoding_does_not_inflate_the_batch():
 
 def test_several_api_servers_split_the_counts_but_not_the_mean_batch():
     """Four processes book each step up to four times: the ratio of counts is wrong, the latency sum is right."""
-    histograms = [{r.INTER_TOKEN: Histogram((), (), 12.0 * i, 240.0 * i), r.ITERATION_TOKENS: Histogram((), (), 0.0, 80.0 * i)}
-                  for i in range(40)]
+    histograms = [
+        {r.INTER_TOKEN: Histogram((), (), 12.0 * i, 240.0 * i), r.ITERATION_TOKENS: Histogram((), (), 0.0, 80.0 * i)}
+        for i in range(40)
+    ]
     rows = [{r.RUNNING: 12, r.WAITING: 0, r.KV_USAGE: 0.2, r.GENERATION_TOKENS: 240 * i} for i in range(40)]
     assert observe(rows, histograms=histograms).signals.batch.batch_mean == pytest.approx(12.0)
 

@@ -37,7 +37,9 @@ GIB = 2**30
 
 def page(t, gauges=None, counters=None, pod="chat-0", engines=None, **more) -> EnginePage:
     reading = EngineReading("m", "0", gauges or {}, counters or {}, {}, more.pop("config", {}))
-    return EnginePage("http://10.0.0.5:8000/metrics", t, "inference", pod, "vllm", engines=engines or (reading,), **more)
+    return EnginePage(
+        "http://10.0.0.5:8000/metrics", t, "inference", pod, "vllm", engines=engines or (reading,), **more
+    )
 
 
 def failed(t, reason="timeout", **more) -> EnginePage:
@@ -45,8 +47,11 @@ def failed(t, reason="timeout", **more) -> EnginePage:
 
 
 def busy(t, kv=0.3, running=4, waiting=0):
-    return page(t, {r.RUNNING: running, r.WAITING: waiting, r.KV_USAGE: kv}, {r.GENERATION_TOKENS: t * 100,
-                                                                              r.PROMPT_TOKENS: t * 10})
+    return page(
+        t,
+        {r.RUNNING: running, r.WAITING: waiting, r.KV_USAGE: kv},
+        {r.GENERATION_TOKENS: t * 100, r.PROMPT_TOKENS: t * 10},
+    )
 
 
 def feed(pipeline, pages, start=1000.0):
@@ -57,7 +62,9 @@ def feed(pipeline, pages, start=1000.0):
 
 
 def test_an_engine_that_never_answered_is_listed_and_unknown():
-    state = Pipeline().observe(Snapshot(1000.0, pages=(failed(1000.0, "refused", args=("--served-model-name", "chat")),)))
+    state = Pipeline().observe(
+        Snapshot(1000.0, pages=(failed(1000.0, "refused", args=("--served-model-name", "chat")),))
+    )
     (engine,) = state.engines
     assert engine.key == EngineKey("inference", "chat-0", "chat", "0")
     assert (engine.up, engine.error, engine.diagnosis.verdict) == (False, "refused", "unknown")
@@ -95,8 +102,11 @@ def test_one_answer_that_comes_too_late_does_not_change_the_verdict():
 
 
 FULL = partial(busy, kv=0.99, running=40, waiting=30)
-STANDING = {"healthy": busy, "kv_pressure": FULL,
-            "idle": lambda t: page(t, {r.RUNNING: 0, r.WAITING: 0, r.KV_USAGE: 0.0}, {r.GENERATION_TOKENS: 5.0})}
+STANDING = {
+    "healthy": busy,
+    "kv_pressure": FULL,
+    "idle": lambda t: page(t, {r.RUNNING: 0, r.WAITING: 0, r.KV_USAGE: 0.0}, {r.GENERATION_TOKENS: 5.0}),
+}
 
 
 def only_another(t):
@@ -104,15 +114,26 @@ def only_another(t):
 
 
 @pytest.mark.parametrize("verdict", STANDING)
-@pytest.mark.parametrize(("gone", "reason"), [(partial(failed, reason="refused"), "refused"),
-                                              (partial(failed, reason="http_5xx"), "http_5xx"), (only_another, "absent")],
-                         ids=["refused", "error page", "page without it"])
+@pytest.mark.parametrize(
+    ("gone", "reason"),
+    [
+        (partial(failed, reason="refused"), "refused"),
+        (partial(failed, reason="http_5xx"), "http_5xx"),
+        (only_another, "absent"),
+    ],
+    ids=["refused", "error page", "page without it"],
+)
 def test_no_verdict_stands_over_an_engine_that_is_gone(verdict, gone, reason):
     """From the first reading on: neither the age of the last page nor hysteresis holds what was concluded from it."""
     pipeline = Pipeline()
     assert feed(pipeline, [STANDING[verdict]] * 20).engines[0].diagnosis.verdict == verdict
     engine = feed(pipeline, [gone], start=1020.0).engines[0]
-    assert (engine.up, engine.error, engine.diagnosis.verdict, engine.diagnosis.stage) == (False, reason, "unknown", None)
+    assert (engine.up, engine.error, engine.diagnosis.verdict, engine.diagnosis.stage) == (
+        False,
+        reason,
+        "unknown",
+        None,
+    )
     assert reason in engine.diagnosis.missing[0]
     assert engine.signals.load.running is None
     assert feed(pipeline, [STANDING[verdict]], start=1021.0).engines[0].diagnosis.verdict == verdict, "back at once"
@@ -125,8 +146,8 @@ def test_gauges_that_freeze_with_requests_in_flight_are_not_called_healthy_longe
     frozen = [partial(lambda t, at: dataclasses.replace(busy(at), time=t), at=1019.0)]
     said = [feed(pipeline, frozen, start=1020.0 + i).engines[0].diagnosis.verdict for i in range(25)]
     patience = int(builtin()["no_progress_seconds"])
-    assert said[:patience - 1] == ["healthy"] * (patience - 1)
-    assert set(said[patience - 1:]) <= {"unknown", "stalled"}
+    assert said[: patience - 1] == ["healthy"] * (patience - 1)
+    assert set(said[patience - 1 :]) <= {"unknown", "stalled"}
     assert said[-1] == "stalled"
 
 
@@ -137,7 +158,9 @@ def test_a_second_late_answer_in_a_row_is_no_answer():
     assert [(engine.up, engine.diagnosis.verdict) for engine in said] == [(True, "healthy"), (False, "unknown")]
 
 
-@given(st.lists(st.sampled_from([busy, FULL, failed, partial(failed, reason="reset"), only_another, None]), max_size=40))
+@given(
+    st.lists(st.sampled_from([busy, FULL, failed, partial(failed, reason="reset"), only_another, None]), max_size=40)
+)
 def test_an_engine_that_is_down_is_unknown_and_one_that_is_unknown_says_why(events):
     pipeline = Pipeline()
     for i, event in enumerate(events):
@@ -156,7 +179,9 @@ def test_engines_are_forgotten_when_their_target_goes_or_after_a_while():
 
 
 def test_gpu_pod_and_engine_are_joined_by_ownership():
-    gpu = GpuReading("GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB, utilization_ratio=0.9)
+    gpu = GpuReading(
+        "GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB, utilization_ratio=0.9
+    )
     owner = GpuOwner("GPU-1", "inference", "chat-0", "vllm")
     pipeline = Pipeline()
     for i in range(5):
@@ -169,13 +194,24 @@ def test_gpu_pod_and_engine_are_joined_by_ownership():
 
 def test_start_up_lines_give_the_pool_and_so_the_real_demand():
     gpu = GpuReading("GPU-1", 0, "nvidia", memory_total_bytes=80 * GIB, memory_used_bytes=72 * GIB)
-    lines = tuple(LogLine("inference", "chat-0", "vllm", text) for text in (
-        "INFO 11-02 10:00:00 [gpu_worker.py:1] Available KV cache memory: 40.00 GiB",
-        "INFO 11-02 10:00:00 [gpu_model_runner.py:1] Model loading took 26.00 GiB and 5.1 seconds"))
+    lines = tuple(
+        LogLine("inference", "chat-0", "vllm", text)
+        for text in (
+            "INFO 11-02 10:00:00 [gpu_worker.py:1] Available KV cache memory: 40.00 GiB",
+            "INFO 11-02 10:00:00 [gpu_model_runner.py:1] Model loading took 26.00 GiB and 5.1 seconds",
+        )
+    )
     pipeline = Pipeline()
     for i in range(3):
-        state = pipeline.observe(Snapshot(1000.0 + i, gpus=(gpu,), owners=(GpuOwner("GPU-1", "inference", "chat-0", "vllm"),),
-                                          pages=(busy(1000.0 + i, kv=0.25),), logs=lines if i == 0 else ()))
+        state = pipeline.observe(
+            Snapshot(
+                1000.0 + i,
+                gpus=(gpu,),
+                owners=(GpuOwner("GPU-1", "inference", "chat-0", "vllm"),),
+                pages=(busy(1000.0 + i, kv=0.25),),
+                logs=lines if i == 0 else (),
+            )
+        )
     (engine,) = state.engines
     assert engine.signals.memory.kv_pool_bytes == 40 * GIB
     assert engine.signals.memory.components == {"weights": 26 * GIB, "kv_pool": 40 * GIB, "other": 6 * GIB}
@@ -196,17 +232,28 @@ def test_counters_never_fall_over_a_restart_of_the_engine():
     pipeline = Pipeline()
     seen = []
     for i, tokens in enumerate((100, 250, 10, 40)):
-        state = pipeline.observe(Snapshot(1000.0 + i, pages=(page(1000.0 + i, {r.RUNNING: 1}, {r.GENERATION_TOKENS: tokens}),)))
+        state = pipeline.observe(
+            Snapshot(1000.0 + i, pages=(page(1000.0 + i, {r.RUNNING: 1}, {r.GENERATION_TOKENS: tokens}),))
+        )
         seen.append(state.engines[0].counters[r.GENERATION_TOKENS])
     assert seen == [100, 250, 260, 290]
 
 
-@pytest.mark.parametrize(("restarts", "reason", "ended_ago", "killed", "looping", "restarted"), [
-    (1, "OOMKilled", 3 * 86400.0, False, False, False), (1, "OOMKilled", 30.0, True, False, True),
-    (17, "Error", 30.0, False, None, True), (17, "Error", None, False, None, None), (17, "Error", 86400.0, False, False, False),
-    (1, "OOMKilled", None, None, False, None), (0, None, None, False, False, False),
-])
-def test_what_an_exporter_that_has_just_started_knows_of_restarts(restarts, reason, ended_ago, killed, looping, restarted):
+@pytest.mark.parametrize(
+    ("restarts", "reason", "ended_ago", "killed", "looping", "restarted"),
+    [
+        (1, "OOMKilled", 3 * 86400.0, False, False, False),
+        (1, "OOMKilled", 30.0, True, False, True),
+        (17, "Error", 30.0, False, None, True),
+        (17, "Error", None, False, None, None),
+        (17, "Error", 86400.0, False, False, False),
+        (1, "OOMKilled", None, None, False, None),
+        (0, None, None, False, False, False),
+    ],
+)
+def test_what_an_exporter_that_has_just_started_knows_of_restarts(
+    restarts, reason, ended_ago, killed, looping, restarted
+):
     """The restarts before its own start are known by their number and the last of them alone."""
     pipeline, start = Pipeline(), 1.8e9
     ended = Termination(reason, 137, None if ended_ago is None else start - ended_ago) if reason else None
@@ -214,8 +261,11 @@ def test_what_an_exporter_that_has_just_started_knows_of_restarts(restarts, reas
         container = ContainerReading("inference", "chat-0", "vllm", restarts=restarts, last_termination=ended)
         state = pipeline.observe(Snapshot(start + i, containers=(container,), pages=(busy(start + i),)))
         said = state.engines[0].diagnosis
-        assert (said.conditions["host_oom_killed"], said.conditions["crash_loop"], said.evidence["restarted_recently"].value) == (
-            killed, looping, restarted), i
+        assert (
+            said.conditions["host_oom_killed"],
+            said.conditions["crash_loop"],
+            said.evidence["restarted_recently"].value,
+        ) == (killed, looping, restarted), i
 
 
 def test_restarts_are_known_once_they_were_watched_for_half_an_hour():
@@ -228,14 +278,23 @@ def test_restarts_are_known_once_they_were_watched_for_half_an_hour():
 
 
 def test_container_and_log_events_reach_state_and_conditions():
-    container = ContainerReading("inference", "chat-0", "vllm", restarts=0, ready=True, memory_working_set_bytes=95,
-                                 memory_limit_bytes=100)
+    container = ContainerReading(
+        "inference", "chat-0", "vllm", restarts=0, ready=True, memory_working_set_bytes=95, memory_limit_bytes=100
+    )
     died = dataclasses.replace(container, restarts=1, last_termination=Termination("OOMKilled", 137, 1003.0))
-    oom = LogLine("inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.")
+    oom = LogLine(
+        "inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
+    )
     pipeline = Pipeline()
     for i in range(4):
-        state = pipeline.observe(Snapshot(1000.0 + i, containers=(died if i == 3 else container,), pages=(busy(1000.0 + i),),
-                                          logs=(oom,) if i == 2 else ()))
+        state = pipeline.observe(
+            Snapshot(
+                1000.0 + i,
+                containers=(died if i == 3 else container,),
+                pages=(busy(1000.0 + i),),
+                logs=(oom,) if i == 2 else (),
+            )
+        )
     conditions = state.engines[0].diagnosis.conditions
     assert conditions["host_memory_near_limit"] is True
     assert conditions["host_oom_killed"] is True
@@ -245,10 +304,13 @@ def test_container_and_log_events_reach_state_and_conditions():
 
 
 def test_log_events_are_published_of_a_container_that_only_its_log_tells_of():
-    oom = LogLine("inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.")
+    oom = LogLine(
+        "inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
+    )
     state = Pipeline().observe(Snapshot(1000.0, pages=(busy(1000.0),), logs=(oom,)))
     assert [(c.reading, c.log_events) for c in state.containers] == [
-        (ContainerReading("inference", "chat-0", "vllm"), {"cuda_oom": 1})]
+        (ContainerReading("inference", "chat-0", "vllm"), {"cuda_oom": 1})
+    ]
 
 
 def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
@@ -256,9 +318,11 @@ def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
         return GpuReading("GPU-1", 0, "nvidia", **more)
 
     owner = GpuOwner("GPU-1", "inference", "chat-0", "vllm")
-    for readings, expected in (((gpu(xid_errors={13: 1}), gpu(xid_errors={13: 5})), False),
-                               ((gpu(xid_errors={79: 1}), gpu(xid_errors={79: 2})), True),
-                               ((gpu(), gpu(error="gpu_lost")), True)):
+    for readings, expected in (
+        ((gpu(xid_errors={13: 1}), gpu(xid_errors={13: 5})), False),
+        ((gpu(xid_errors={79: 1}), gpu(xid_errors={79: 2})), True),
+        ((gpu(), gpu(error="gpu_lost")), True),
+    ):
         pipeline = Pipeline()
         for i, reading in enumerate(readings):
             state = pipeline.observe(Snapshot(1000.0 + i, gpus=(reading,), owners=(owner,), pages=(busy(1000.0 + i),)))
@@ -266,7 +330,9 @@ def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
 
 
 def test_limits_come_from_arguments_with_their_source():
-    state = feed(Pipeline(), [lambda t: dataclasses.replace(busy(t), args=("--max-num-seqs", "64", "--model", "m"))] * 2)
+    state = feed(
+        Pipeline(), [lambda t: dataclasses.replace(busy(t), args=("--max-num-seqs", "64", "--model", "m"))] * 2
+    )
     limit = state.engines[0].limits["max_num_seqs"]
     assert (limit.value, limit.explicit, limit.source) == (64, True, "args")
 
@@ -285,26 +351,47 @@ def test_unrelated_noise_in_other_pods_changes_nothing(name):
     alone, crowded = Pipeline(), Pipeline()
     with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
         for i, snapshot in enumerate(reader):
-            noise = dataclasses.replace(busy(snapshot.time, kv=0.99, waiting=50) if i % 3 else failed(snapshot.time),
-                                        pod="other", target="http://other")
+            noise = dataclasses.replace(
+                busy(snapshot.time, kv=0.99, waiting=50) if i % 3 else failed(snapshot.time),
+                pod="other",
+                target="http://other",
+            )
             one = alone.observe(snapshot).engines
             two = crowded.observe(dataclasses.replace(snapshot, pages=(*snapshot.pages, noise))).engines
             kept = [e for e in two if e.key.pod != "other"]
-            assert [(e.key, e.diagnosis.verdict, e.diagnosis.confidence, e.signals.flat()) for e in one] == \
-                [(e.key, e.diagnosis.verdict, e.diagnosis.confidence, e.signals.flat()) for e in kept]
+            assert [(e.key, e.diagnosis.verdict, e.diagnosis.confidence, e.signals.flat()) for e in one] == [
+                (e.key, e.diagnosis.verdict, e.diagnosis.confidence, e.signals.flat()) for e in kept
+            ]
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["page", "fail", "gap", "reset", "back", "duplicate", "nan_free_zero"]),
-                          st.floats(0, 1), st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=60))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["page", "fail", "gap", "reset", "back", "duplicate", "nan_free_zero"]),
+            st.floats(0, 1),
+            st.integers(0, 300),
+            st.integers(0, 300),
+        ),
+        min_size=1,
+        max_size=60,
+    )
+)
 def test_resets_gaps_duplicates_and_steps_never_raise_nor_give_impossible_numbers(events):
     pipeline, t, tokens = Pipeline(), 10_000.0, 0.0
     for kind, kv, running, waiting in events:
         t += {"gap": 120.0, "back": -5.0, "duplicate": 0.0}.get(kind, 1.0)
         tokens = 0.0 if kind == "reset" else tokens + running
-        item = failed(t) if kind == "fail" else page(
-            t, {r.RUNNING: running, r.WAITING: waiting, r.KV_USAGE: 0.0 if kind == "nan_free_zero" else kv},
-            {r.GENERATION_TOKENS: tokens, r.PREEMPTIONS: tokens // 7}, config={"kv_cache_size_tokens": "8192"})
+        item = (
+            failed(t)
+            if kind == "fail"
+            else page(
+                t,
+                {r.RUNNING: running, r.WAITING: waiting, r.KV_USAGE: 0.0 if kind == "nan_free_zero" else kv},
+                {r.GENERATION_TOKENS: tokens, r.PREEMPTIONS: tokens // 7},
+                config={"kv_cache_size_tokens": "8192"},
+            )
+        )
         for engine in pipeline.observe(Snapshot(t, pages=(item,))).engines:
             flat = engine.signals.flat()
             for name, value in flat.items():
@@ -357,13 +444,21 @@ def test_a_page_that_renames_its_engines_every_second_does_not_pile_them_up():
 
 def test_a_chatty_log_does_not_push_out_an_out_of_memory_line():
     """A server that logs every step writes hundreds of lines in the time in which one failure is news."""
-    oom = LogLine("inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.")
-    step = LogLine("inference", "chat-0", "vllm",
-                   "Iteration(7): 1 context requests, 12 context tokens, 3 generation requests, 3 generation tokens, "
-                   "iteration elapsed time: 12.00 ms")
+    oom = LogLine(
+        "inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
+    )
+    step = LogLine(
+        "inference",
+        "chat-0",
+        "vllm",
+        "Iteration(7): 1 context requests, 12 context tokens, 3 generation requests, 3 generation tokens, "
+        "iteration elapsed time: 12.00 ms",
+    )
     pipeline = Pipeline()
     for i in range(30):
-        state = pipeline.observe(Snapshot(1000.0 + i, pages=(busy(1000.0 + i),), logs=(oom,) if i == 0 else (step,) * 50))
+        state = pipeline.observe(
+            Snapshot(1000.0 + i, pages=(busy(1000.0 + i),), logs=(oom,) if i == 0 else (step,) * 50)
+        )
     assert state.engines[0].signals.events["cuda_oom"] == 1
     assert state.engines[0].diagnosis.conditions["gpu_out_of_memory"] is True
 
@@ -374,10 +469,20 @@ def test_the_recommended_context_limit_stands_while_an_incident_lasts():
     for i in range(150):
         t, pressure = 1000.0 + 5 * i, i > 20
         prompts, count = prompts + (9000.0 if i == 10 else 100.0), count + 1
-        histograms = {r.REQUEST_PROMPT: Histogram((1000.0, 10_000.0, float("inf")), (count - (i >= 10), count, count), prompts, count),
-                      r.REQUEST_OUTPUT: Histogram((float("inf"),), (count,), count * 50, count)}
-        reading = EngineReading("m", "0", {r.RUNNING: 40, r.WAITING: 30 if pressure else 0, r.KV_USAGE: 0.99 if pressure else 0.5},
-                                {r.GENERATION_TOKENS: 1000.0 * i, r.FINISHED_PREFIX + "stop": count}, histograms, {})
+        histograms = {
+            r.REQUEST_PROMPT: Histogram(
+                (1000.0, 10_000.0, float("inf")), (count - (i >= 10), count, count), prompts, count
+            ),
+            r.REQUEST_OUTPUT: Histogram((float("inf"),), (count,), count * 50, count),
+        }
+        reading = EngineReading(
+            "m",
+            "0",
+            {r.RUNNING: 40, r.WAITING: 30 if pressure else 0, r.KV_USAGE: 0.99 if pressure else 0.5},
+            {r.GENERATION_TOKENS: 1000.0 * i, r.FINISHED_PREFIX + "stop": count},
+            histograms,
+            {},
+        )
         state = pipeline.observe(Snapshot(t, pages=(page(t, engines=(reading,), args=("--max-model-len", "32768")),)))
         if state.engines[0].diagnosis.verdict == "kv_pressure":
             recommended.append(state.engines[0].limits["max_model_len"].recommended)
@@ -387,12 +492,24 @@ def test_the_recommended_context_limit_stands_while_an_incident_lasts():
 
 def test_the_context_component_joins_driver_and_plugin_by_pod():
     """The pod's own processes only, and nothing where the driver hides the memory of one of them."""
+
     def components(mine, other=5 * GIB):
-        gpu = GpuReading("GPU-1", 0, "nvidia", processes=(GpuProcess(11, mine), GpuProcess(12, 0 if mine is None else None),
-                                                          GpuProcess(99, other)))
+        gpu = GpuReading(
+            "GPU-1",
+            0,
+            "nvidia",
+            processes=(GpuProcess(11, mine), GpuProcess(12, 0 if mine is None else None), GpuProcess(99, other)),
+        )
         pods = {11: ("inference", "chat-0"), 99: ("inference", "other-0")}
-        state = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), pages=(busy(1000.0),), process_pods=pods,
-                                            allocator=(AllocatorReading("inference", "chat-0", 0, reserved_bytes=60 * GIB),)))
+        state = Pipeline().observe(
+            Snapshot(
+                1000.0,
+                gpus=(gpu,),
+                pages=(busy(1000.0),),
+                process_pods=pods,
+                allocator=(AllocatorReading("inference", "chat-0", 0, reserved_bytes=60 * GIB),),
+            )
+        )
         return state.engines[0].signals.memory.components
 
     assert components(61 * GIB) == {"context": GIB}

@@ -29,7 +29,9 @@ HOUR = 3600.0
 def page(t: float, i: int, tokens: float | None = None, in_flight: float = 4.0) -> EnginePage:
     counters = {r.GENERATION_TOKENS: i * 100.0 if tokens is None else tokens, r.PROMPT_TOKENS: 10.0}
     reading = EngineReading("m", "0", {r.RUNNING: in_flight, r.WAITING: 0.0, r.KV_USAGE: 0.3}, counters, {}, {})
-    return EnginePage("http://10.0.0.5:8000/metrics", t, "inference", "chat-0", "vllm", engines=(reading,), gpus=("GPU-1",))
+    return EnginePage(
+        "http://10.0.0.5:8000/metrics", t, "inference", "chat-0", "vllm", engines=(reading,), gpus=("GPU-1",)
+    )
 
 
 def gpu(used: int = 72) -> GpuReading:
@@ -37,17 +39,26 @@ def gpu(used: int = 72) -> GpuReading:
 
 
 def throttled(i: int) -> ContainerReading:
-    return ContainerReading("inference", "chat-0", "vllm", restarts=0, cpu_periods=10 * i, cpu_throttled_periods=9 * i,
-                            memory_working_set_bytes=99, memory_limit_bytes=100,
-                            last_termination=Termination("OOMKilled", 137, 1.0))
+    return ContainerReading(
+        "inference",
+        "chat-0",
+        "vllm",
+        restarts=0,
+        cpu_periods=10 * i,
+        cpu_throttled_periods=9 * i,
+        memory_working_set_bytes=99,
+        memory_limit_bytes=100,
+        last_termination=Termination("OOMKilled", 137, 1.0),
+    )
 
 
 def run(pipeline: Pipeline, times: list[float], read_until: float = float("inf")) -> State:
     state = None
     for i, t in enumerate(times):
         read = t <= read_until
-        state = pipeline.observe(Snapshot(t, gpus=(gpu(),) if read else (), containers=(throttled(i),) if read else (),
-                                          pages=(page(t, i),)))
+        state = pipeline.observe(
+            Snapshot(t, gpus=(gpu(),) if read else (), containers=(throttled(i),) if read else (), pages=(page(t, i),))
+        )
     assert state is not None
     return state
 
@@ -58,8 +69,10 @@ def test_what_a_dead_source_read_last_is_not_taken_for_now(silent_seconds, known
     state = run(Pipeline(), [1000.0 + i for i in range(61 + int(silent_seconds))], read_until=died)
     (engine,) = state.engines
     seen = {
-        "memory": engine.signals.memory.device_used_ratio, "utilization": engine.signals.compute.gpu_utilization,
-        "throttled": engine.signals.host.cpu_throttled_ratio, "signature": engine.diagnosis.documented_signature["gpu_memory_high"],
+        "memory": engine.signals.memory.device_used_ratio,
+        "utilization": engine.signals.compute.gpu_utilization,
+        "throttled": engine.signals.host.cpu_throttled_ratio,
+        "signature": engine.diagnosis.documented_signature["gpu_memory_high"],
         "near limit": engine.diagnosis.conditions["host_memory_near_limit"],
     }
     assert all((value is not None) is known for value in seen.values()), seen
@@ -69,12 +82,19 @@ def test_what_a_dead_source_read_last_is_not_taken_for_now(silent_seconds, known
 
 def test_log_events_stay_counted_while_the_source_of_containers_fails():
     pipeline = Pipeline()
-    oom = LogLine("inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.")
+    oom = LogLine(
+        "inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
+    )
     pipeline.observe(Snapshot(1000.0, containers=(throttled(1),), logs=(oom,)))
     (container,) = pipeline.observe(Snapshot(1001.0, logs=(oom,))).containers
-    assert (container.reading, container.log_events) == (ContainerReading("inference", "chat-0", "vllm"), {"cuda_oom": 2})
+    assert (container.reading, container.log_events) == (
+        ContainerReading("inference", "chat-0", "vllm"),
+        {"cuda_oom": 2},
+    )
     other = ContainerReading("inference", "other", "vllm")
-    assert [c.reading for c in pipeline.observe(Snapshot(1002.0, containers=(other,))).containers] == [other], "it is gone"
+    assert [c.reading for c in pipeline.observe(Snapshot(1002.0, containers=(other,))).containers] == [other], (
+        "it is gone"
+    )
 
 
 def stepped(before: int, after: int) -> list[float]:
@@ -105,11 +125,19 @@ def test_a_stall_is_found_in_time_after_a_clock_stepped_back():
 def test_what_was_seen_in_the_future_of_a_clock_that_stepped_back_is_forgotten():
     pipeline = Pipeline()
     xid = GpuReading("GPU-1", 0, "nvidia", xid_errors={79: 1})
-    oom = LogLine("inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.")
+    oom = LogLine(
+        "inference", "chat-0", "vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB."
+    )
     for i, t in enumerate(stepped(2, 0)):
         pipeline.observe(Snapshot(t, gpus=(gpu() if i == 0 else xid,), logs=(oom,), pages=(page(t, i),)))
-    state = pipeline.observe(Snapshot(10_000.0 - HOUR, gpus=(xid,), logs=(LogLine("inference", "chat-0", "vllm", "x"),),
-                                      pages=(page(10_000.0 - HOUR, 3),)))
+    state = pipeline.observe(
+        Snapshot(
+            10_000.0 - HOUR,
+            gpus=(xid,),
+            logs=(LogLine("inference", "chat-0", "vllm", "x"),),
+            pages=(page(10_000.0 - HOUR, 3),),
+        )
+    )
     conditions = state.engines[0].diagnosis.conditions
     assert (conditions["gpu_fault"], conditions["gpu_out_of_memory"]) == (False, False)
     assert pipeline.observe(Snapshot(10_000.0 - 2 * HOUR)).engines == ()
@@ -133,7 +161,16 @@ class TestSeldomPages:
     """A recording or a Prometheus with a sample a minute: a window that holds one sample reaches back to the one before."""
 
     def test_a_server_that_serves_is_healthy(self, step: float) -> None:
-        played = play(20, step=step, running=cycle(5.0, 6.0, 7.0), waiting=0.0, kv=0.2, generated=300.0, prompt=300.0, finished=1.0)
+        played = play(
+            20,
+            step=step,
+            running=cycle(5.0, 6.0, 7.0),
+            waiting=0.0,
+            kv=0.2,
+            generated=300.0,
+            prompt=300.0,
+            finished=1.0,
+        )
         assert (played.verdict, played.confidence) == ("healthy", 0.9)
         assert played.states[-1].signals.throughput.generation_tokens_per_second == pytest.approx(300.0)
 
@@ -142,8 +179,16 @@ class TestSeldomPages:
         assert "idle" not in played.said(2)
 
     def test_a_stall_is_seen(self, step: float) -> None:
-        played = play(30, step=step, running=20.0, waiting=10.0, kv=0.6, generated=after(15, 600.0, 0.0), prompt=after(15, 300.0, 0.0),
-                      finished=after(15, 1.0, 0.0))
+        played = play(
+            30,
+            step=step,
+            running=20.0,
+            waiting=10.0,
+            kv=0.6,
+            generated=after(15, 600.0, 0.0),
+            prompt=after(15, 300.0, 0.0),
+            finished=after(15, 1.0, 0.0),
+        )
         assert played.verdict == "stalled"
 
 
@@ -151,10 +196,28 @@ def test_preemptions_of_a_gap_are_not_of_the_last_minute() -> None:
     """Two requests were preempted while pages failed for 70 s; nothing waits."""
     pipeline = Pipeline()
     for i in range(140):
-        answered = EnginePage("http://10.0.0.5:8000/metrics", 1000.0 + i, "inference", "chat-0", "vllm", engines=(EngineReading(
-            "m", "0", {r.RUNNING: 20.0, r.WAITING: 0.0, r.KV_USAGE: 0.86},
-            {r.GENERATION_TOKENS: 800.0 * i, r.PROMPT_TOKENS: 800.0 * i, r.PREEMPTIONS: 2.0 * (i > 100), r.FINISHED_PREFIX + "stop": 2.0 * i},
-            {}, {}),))
+        answered = EnginePage(
+            "http://10.0.0.5:8000/metrics",
+            1000.0 + i,
+            "inference",
+            "chat-0",
+            "vllm",
+            engines=(
+                EngineReading(
+                    "m",
+                    "0",
+                    {r.RUNNING: 20.0, r.WAITING: 0.0, r.KV_USAGE: 0.86},
+                    {
+                        r.GENERATION_TOKENS: 800.0 * i,
+                        r.PROMPT_TOKENS: 800.0 * i,
+                        r.PREEMPTIONS: 2.0 * (i > 100),
+                        r.FINISHED_PREFIX + "stop": 2.0 * i,
+                    },
+                    {},
+                    {},
+                ),
+            ),
+        )
         missed = dataclasses.replace(answered, engines=(), error="timeout")
         state = pipeline.observe(Snapshot(1000.0 + i, pages=(missed if 60 <= i < 130 else answered,)))
         if i >= 130:

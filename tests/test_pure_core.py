@@ -43,27 +43,93 @@ from kvpressure.thresholds import builtin
 T = builtin()
 INF = float("inf")
 GIB = 2**30
-RATIOS = ("kv_used_ratio", "kv_used_ratio_max", "kv_used_ratio_recent_max", "batch_collapse_ratio", "memory_high_compute_low_score",
-          "score_memory_factor", "score_compute_factor", "score_demand_factor", "prefix_hit_ratio", "cpu_throttled_ratio",
-          "outside_engine_share", "estimated_peak_ratio", "throughput_trend_ratio")
-SIGNED = {"kv_slope_per_second", "idle_growth_bytes_per_hour", "device_growth_bytes", "memory_growth_per_hour_ratio",
-          "last_exit_code"}
-GAUGES = (r.RUNNING, r.WAITING, r.SWAPPED, r.WAITING_CAPACITY, r.WAITING_DEFERRED, r.KV_USAGE, r.GENERATION_RATE, r.PROMPT_RATE)
-COUNTERS = (r.PREEMPTIONS, r.PROMPT_TOKENS, r.PROMPT_TOKENS_COMPUTED, r.GENERATION_TOKENS, r.PREFIX_QUERIES, r.PREFIX_HITS,
-            r.ESTIMATED_FLOPS, r.ESTIMATED_READ_BYTES, r.ESTIMATED_WRITE_BYTES, r.FINISHED_PREFIX + "stop",
-            r.FINISHED_PREFIX + "abort", r.REJECTED_PREFIX + "queue")
-HISTOGRAMS = (r.TTFT, r.INTER_TOKEN, r.E2E, r.QUEUE, r.INFERENCE, r.ITERATION_TOKENS, r.REQUEST_PROMPT, r.REQUEST_OUTPUT,
-              r.REQUEST_MAX_TOKENS)
+RATIOS = (
+    "kv_used_ratio",
+    "kv_used_ratio_max",
+    "kv_used_ratio_recent_max",
+    "batch_collapse_ratio",
+    "memory_high_compute_low_score",
+    "score_memory_factor",
+    "score_compute_factor",
+    "score_demand_factor",
+    "prefix_hit_ratio",
+    "cpu_throttled_ratio",
+    "outside_engine_share",
+    "estimated_peak_ratio",
+    "throughput_trend_ratio",
+)
+SIGNED = {
+    "kv_slope_per_second",
+    "idle_growth_bytes_per_hour",
+    "device_growth_bytes",
+    "memory_growth_per_hour_ratio",
+    "last_exit_code",
+}
+GAUGES = (
+    r.RUNNING,
+    r.WAITING,
+    r.SWAPPED,
+    r.WAITING_CAPACITY,
+    r.WAITING_DEFERRED,
+    r.KV_USAGE,
+    r.GENERATION_RATE,
+    r.PROMPT_RATE,
+)
+COUNTERS = (
+    r.PREEMPTIONS,
+    r.PROMPT_TOKENS,
+    r.PROMPT_TOKENS_COMPUTED,
+    r.GENERATION_TOKENS,
+    r.PREFIX_QUERIES,
+    r.PREFIX_HITS,
+    r.ESTIMATED_FLOPS,
+    r.ESTIMATED_READ_BYTES,
+    r.ESTIMATED_WRITE_BYTES,
+    r.FINISHED_PREFIX + "stop",
+    r.FINISHED_PREFIX + "abort",
+    r.REJECTED_PREFIX + "queue",
+)
+HISTOGRAMS = (
+    r.TTFT,
+    r.INTER_TOKEN,
+    r.E2E,
+    r.QUEUE,
+    r.INFERENCE,
+    r.ITERATION_TOKENS,
+    r.REQUEST_PROMPT,
+    r.REQUEST_OUTPUT,
+    r.REQUEST_MAX_TOKENS,
+)
 PAGE = (r.PROCESS_CPU_SECONDS, r.PROCESS_START, r.PROCESS_OPEN_FDS, r.HTTP_PREFIX + "2xx", r.HTTP_PREFIX + "5xx")
-LINES = ("Available KV cache memory: 40.00 GiB", "Available KV cache memory: -3.00 GiB", "Model loading took 26.00 GiB and 5 seconds",
-         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.", "non-default args: {'max_num_seqs': 0}",
-         "Using max model len 0", "GPU KV cache size: 0 tokens", "EngineCore encountered a fatal error.", "hello",
-         "Chunked prefill is enabled with max_num_batched_tokens=0.")
-CONFIGS = ({}, {"kv_cache_size_tokens": "8192"}, {"num_gpu_blocks": "512", "block_size": "16"}, {"num_gpu_blocks": "0", "block_size": "0"},
-           {"kv_cache_size_tokens": "nan", "block_size": "x"}, {"num_gpu_blocks": "1e308", "block_size": "1e308"},
-           {"kv_cache_size_tokens": "1", "kv_cache_max_concurrency": "1e300", "gpu_memory_utilization": "inf"})
-ARGS = ((), ("--max-num-seqs", "64"), ("--max-num-seqs", "0"), ("--max-num-seqs", "-1", "--max-model-len", "x"),
-        ("--model", "meta-llama/Llama-2-7b-hf", "--kv-cache-memory-bytes", "0"))
+LINES = (
+    "Available KV cache memory: 40.00 GiB",
+    "Available KV cache memory: -3.00 GiB",
+    "Model loading took 26.00 GiB and 5 seconds",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.16 GiB.",
+    "non-default args: {'max_num_seqs': 0}",
+    "Using max model len 0",
+    "GPU KV cache size: 0 tokens",
+    "EngineCore encountered a fatal error.",
+    "hello",
+    "Chunked prefill is enabled with max_num_batched_tokens=0.",
+)
+CONFIGS = (
+    {},
+    {"kv_cache_size_tokens": "8192"},
+    {"num_gpu_blocks": "512", "block_size": "16"},
+    {"num_gpu_blocks": "0", "block_size": "0"},
+    {"kv_cache_size_tokens": "nan", "block_size": "x"},
+    {"num_gpu_blocks": "1e308", "block_size": "1e308"},
+    {"kv_cache_size_tokens": "1", "kv_cache_max_concurrency": "1e300", "gpu_memory_utilization": "inf"},
+)
+ARGS = (
+    (),
+    ("--max-num-seqs", "64"),
+    ("--max-num-seqs", "0"),
+    ("--max-num-seqs", "-1", "--max-model-len", "x"),
+    ("--model", "meta-llama/Llama-2-7b-hf", "--kv-cache-memory-bytes", "0"),
+)
+
 
 class Node:
     """A small node on which anything may be missing, drawn from a seed: thousands of ticks a second, unlike drawn objects."""
@@ -82,7 +148,9 @@ class Node:
         return None if self._random.random() < 0.3 else value
 
     def _number(self) -> float:
-        return self._random.choice([0.0, 1.0, 0.5, 1e-300, 250.0, 1e6, 1e15, self._random.uniform(0, 1e4), self._random.uniform(0, 1e12)])
+        return self._random.choice(
+            [0.0, 1.0, 0.5, 1e-300, 250.0, 1e6, 1e15, self._random.uniform(0, 1e4), self._random.uniform(0, 1e12)]
+        )
 
     def _level(self) -> float:
         return self._random.choice([0.0, 0.3, 0.85, 0.99, 1.0, self._random.random()])
@@ -106,65 +174,121 @@ class Node:
         """Cumulative as on a page, with or without buckets; bounds may change from one page to the next."""
         bounds = self._random.choice([(), (INF,), (0.1, 1.0, INF), (100.0, 1000.0, 10_000.0, INF)])
         counts = tuple(accumulate(self._amount() for _ in bounds))
-        return Histogram(bounds, counts, self._maybe(self._number()), counts[-1] if counts else self._maybe(self._amount()))
+        return Histogram(
+            bounds, counts, self._maybe(self._number()), counts[-1] if counts else self._maybe(self._amount())
+        )
 
     def _engine(self) -> EngineReading:
         draw = self._random
         return EngineReading(
-            draw.choice(["m", "m", "other", ""]), draw.choice("01"),
+            draw.choice(["m", "m", "other", ""]),
+            draw.choice("01"),
             {name: self._level() if name == r.KV_USAGE else self._amount() for name in self._some(GAUGES)},
-            {name: self._number() for name in self._some(COUNTERS)}, {name: self._histogram() for name in self._some(HISTOGRAMS)},
-            draw.choice(CONFIGS))
+            {name: self._number() for name in self._some(COUNTERS)},
+            {name: self._histogram() for name in self._some(HISTOGRAMS)},
+            draw.choice(CONFIGS),
+        )
 
     def _page(self) -> EnginePage:
         draw, pod = self._random, self._pod()
         error = draw.choice([None, None, None, *REASONS])
         engines = {} if error else {(one.model_name, one.engine): one for one in self._several(self._engine)}
         return EnginePage(
-            f"http://{pod}", self._t - draw.choice([0.0, 0.0, 0.0, 0.5, 30.0]), "n", pod, "vllm", gpus=draw.choice([(), ("G0",)]),
-            args=draw.choice(ARGS), engines=tuple(engines.values()), error=error,
+            f"http://{pod}",
+            self._t - draw.choice([0.0, 0.0, 0.0, 0.5, 30.0]),
+            "n",
+            pod,
+            "vllm",
+            gpus=draw.choice([(), ("G0",)]),
+            args=draw.choice(ARGS),
+            engines=tuple(engines.values()),
+            error=error,
             page={} if error else {name: self._number() for name in self._some(PAGE)},
-            version=draw.choice([None, "0.9.1", "0.32.0", "x"]), flavour=draw.choice([None, "v0", "v1"]))
+            version=draw.choice([None, "0.9.1", "0.32.0", "x"]),
+            flavour=draw.choice([None, "v0", "v1"]),
+        )
 
     def _gpu(self) -> GpuReading:
         draw = self._random
-        ratios = {f"{name}_ratio": self._maybe(self._level()) for name in ("utilization", "sm_activity", "tensor_activity", "dram_activity")}
+        ratios = {
+            f"{name}_ratio": self._maybe(self._level())
+            for name in ("utilization", "sm_activity", "tensor_activity", "dram_activity")
+        }
         return GpuReading(
-            draw.choice(["G0", "G1"]), 0, "nvidia", name=draw.choice([None, "NVIDIA H100 80GB HBM3"]), memory_total_bytes=self._whole(),
-            memory_used_bytes=self._whole(), power_watts=self._maybe(self._number()), power_limit_watts=self._maybe(self._number()),
-            xid_errors={xid: draw.randrange(4) for xid in (13, 79)}, error=draw.choice([None, None, "gpu_lost"]),
-            processes=self._several(lambda: GpuProcess(draw.randrange(1, 4), self._whole())), **ratios)
+            draw.choice(["G0", "G1"]),
+            0,
+            "nvidia",
+            name=draw.choice([None, "NVIDIA H100 80GB HBM3"]),
+            memory_total_bytes=self._whole(),
+            memory_used_bytes=self._whole(),
+            power_watts=self._maybe(self._number()),
+            power_limit_watts=self._maybe(self._number()),
+            xid_errors={xid: draw.randrange(4) for xid in (13, 79)},
+            error=draw.choice([None, None, "gpu_lost"]),
+            processes=self._several(lambda: GpuProcess(draw.randrange(1, 4), self._whole())),
+            **ratios,
+        )
 
     def _container(self) -> ContainerReading:
         draw = self._random
         ended = Termination(draw.choice([None, "OOMKilled"]), self._maybe(draw.randrange(-1, 138)))
         return ContainerReading(
-            "n", self._pod(), "vllm", restarts=self._maybe(draw.randrange(6)), ready=draw.choice([None, True, False]),
-            last_termination=self._maybe(ended), cpu_usage_seconds=self._maybe(self._number()), cpu_limit_cores=self._maybe(self._number()),
-            cpu_periods=self._whole(), cpu_throttled_periods=self._whole(), memory_working_set_bytes=self._whole(),
-            memory_limit_bytes=self._whole())
+            "n",
+            self._pod(),
+            "vllm",
+            restarts=self._maybe(draw.randrange(6)),
+            ready=draw.choice([None, True, False]),
+            last_termination=self._maybe(ended),
+            cpu_usage_seconds=self._maybe(self._number()),
+            cpu_limit_cores=self._maybe(self._number()),
+            cpu_periods=self._whole(),
+            cpu_throttled_periods=self._whole(),
+            memory_working_set_bytes=self._whole(),
+            memory_limit_bytes=self._whole(),
+        )
 
     def _steps(self) -> StepStats:
         draw = self._random
-        return StepStats("n", self._pod(), "0", draw.choice([1.0, 2.0]), self._t, draw.randrange(10**6), draw.randrange(10**6),
-                         draw.random() < 0.5, self._whole(), self._maybe(self._level()),
-                         {draw.randrange(64): draw.randrange(10**6) for _ in range(draw.randrange(4))})
+        return StepStats(
+            "n",
+            self._pod(),
+            "0",
+            draw.choice([1.0, 2.0]),
+            self._t,
+            draw.randrange(10**6),
+            draw.randrange(10**6),
+            draw.random() < 0.5,
+            self._whole(),
+            self._maybe(self._level()),
+            {draw.randrange(64): draw.randrange(10**6) for _ in range(draw.randrange(4))},
+        )
 
     def _snapshot(self, t: float) -> Snapshot:
         draw = self._random
         return Snapshot(
-            t, gpus=self._several(self._gpu), pages=self._several(self._page, 3), containers=self._several(self._container),
-            owners=self._several(lambda: GpuOwner(draw.choice(["G0", "G1"]), "n", self._pod(), "vllm", draw.random() < 0.5)),
+            t,
+            gpus=self._several(self._gpu),
+            pages=self._several(self._page, 3),
+            containers=self._several(self._container),
+            owners=self._several(
+                lambda: GpuOwner(draw.choice(["G0", "G1"]), "n", self._pod(), "vllm", draw.random() < 0.5)
+            ),
             logs=self._several(lambda: LogLine("n", self._pod(), "vllm", draw.choice(LINES))),
-            allocator=self._several(lambda: AllocatorReading("n", self._pod(), draw.randrange(4), *(self._whole() for _ in range(5)))),
-            steps=self._several(self._steps), expected_gpus={"nvidia": draw.randrange(8)},
+            allocator=self._several(
+                lambda: AllocatorReading("n", self._pod(), draw.randrange(4), *(self._whole() for _ in range(5)))
+            ),
+            steps=self._several(self._steps),
+            expected_gpus={"nvidia": draw.randrange(8)},
             targets=draw.choice([None, None, ("http://a", "http://b"), ("http://a",), ()]),
-            process_pods={pid: ("n", self._pod()) for pid in range(1, 4)})
+            process_pods={pid: ("n", self._pod()) for pid in range(1, 4)},
+        )
 
 
 Series = tuple[str, tuple[tuple[str, str], ...]]
-NEVER_FALL = {f"kvpressure_{name}_total" for name in ("generation_tokens", "prompt_tokens", "preemptions", "requests_finished",
-                                                      "log_events")}
+NEVER_FALL = {
+    f"kvpressure_{name}_total"
+    for name in ("generation_tokens", "prompt_tokens", "preemptions", "requests_finished", "log_events")
+}
 
 
 def published(state: State) -> dict[Series, float]:
@@ -238,8 +362,16 @@ def check_confidence(engine: EngineState) -> None:
 
 def settled(engine: EngineState) -> tuple[Any, ...]:
     answer = engine.diagnosis
-    return (engine.key, answer.verdict, answer.confidence, answer.stage, answer.supporting, answer.missing,
-            tuple(sorted(engine.signals.flat().items())), tuple(sorted(engine.limits)))
+    return (
+        engine.key,
+        answer.verdict,
+        answer.confidence,
+        answer.stage,
+        answer.supporting,
+        answer.missing,
+        tuple(sorted(engine.signals.flat().items())),
+        tuple(sorted(engine.limits)),
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -272,10 +404,21 @@ def seen_by_less(scenario: str, hidden: frozenset[str]) -> tuple[str, float]:
     pipeline = Pipeline()
     for i in range(30):
         counters = {r.GENERATION_TOKENS: rate * i + 1, r.PROMPT_TOKENS: rate / 10 * i + 1}
-        reading = EngineReading("m", "0", {name: value for name, value in gauges.items() if name not in hidden},
-                                {name: value for name, value in counters.items() if name not in hidden})
-        page = EnginePage("http://a", 1000.0 + i, "n", "a", "vllm", args=() if "args" in hidden else ("--max-num-seqs", limit),
-                          engines=(reading,))
+        reading = EngineReading(
+            "m",
+            "0",
+            {name: value for name, value in gauges.items() if name not in hidden},
+            {name: value for name, value in counters.items() if name not in hidden},
+        )
+        page = EnginePage(
+            "http://a",
+            1000.0 + i,
+            "n",
+            "a",
+            "vllm",
+            args=() if "args" in hidden else ("--max-num-seqs", limit),
+            engines=(reading,),
+        )
         state = pipeline.observe(Snapshot(1000.0 + i, pages=(page,)))
     return state.engines[0].diagnosis.verdict, state.engines[0].diagnosis.confidence
 
@@ -297,8 +440,11 @@ def test_taking_fields_away_never_makes_a_confident_answer_another_one(scenario:
 @given(st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=5, max_size=40), st.floats(0.1, 30))
 def test_engines_that_come_and_go_do_not_touch_each_other(pods: list[str], step: float) -> None:
     """One engine among others that flicker says what it says alone."""
+
     def page(t: float, pod: str, i: int) -> EnginePage:
-        reading = EngineReading("m", "0", {**BUSY, r.KV_USAGE: 0.4 if pod == "a" else 0.99}, {r.GENERATION_TOKENS: 900.0 * i})
+        reading = EngineReading(
+            "m", "0", {**BUSY, r.KV_USAGE: 0.4 if pod == "a" else 0.99}, {r.GENERATION_TOKENS: 900.0 * i}
+        )
         return EnginePage(f"http://{pod}", t, "n", pod, "vllm", engines=(reading,))
 
     alone, crowd = Pipeline(), Pipeline()
@@ -313,12 +459,19 @@ def test_engines_that_come_and_go_do_not_touch_each_other(pods: list[str], step:
 
 def test_time_shifts_change_nothing_but_the_time() -> None:
     """An incident of years ago is judged like one of today."""
+
     def told(start: float) -> list[tuple[Any, ...]]:
         pipeline, found = Pipeline(), []
         for i in range(40):
-            reading = EngineReading("m", "0", BUSY if i > 10 else {**BUSY, r.WAITING: 0.0, r.KV_USAGE: 0.3},
-                                    {r.GENERATION_TOKENS: 900.0 * i, r.PROMPT_TOKENS: 90.0 * i})
-            state = pipeline.observe(Snapshot(start + i, pages=(EnginePage("http://a", start + i, "n", "a", engines=(reading,)),)))
+            reading = EngineReading(
+                "m",
+                "0",
+                BUSY if i > 10 else {**BUSY, r.WAITING: 0.0, r.KV_USAGE: 0.3},
+                {r.GENERATION_TOKENS: 900.0 * i, r.PROMPT_TOKENS: 90.0 * i},
+            )
+            state = pipeline.observe(
+                Snapshot(start + i, pages=(EnginePage("http://a", start + i, "n", "a", engines=(reading,)),))
+            )
             found.append((state.engines[0].diagnosis.verdict, state.engines[0].diagnosis.since - start))
         return found
 
@@ -328,8 +481,12 @@ def test_time_shifts_change_nothing_but_the_time() -> None:
 
 def test_every_signal_has_a_checked_sign() -> None:
     """A new signal that may be negative has to be named here."""
-    names = set(Pipeline().observe(Snapshot(0.0, pages=(EnginePage("http://a", 0.0, engines=(EngineReading("m", "0"),)),)))
-                .engines[0].signals.flat())
+    names = set(
+        Pipeline()
+        .observe(Snapshot(0.0, pages=(EnginePage("http://a", 0.0, engines=(EngineReading("m", "0"),)),)))
+        .engines[0]
+        .signals.flat()
+    )
     assert {name for name in SIGNED if not any(found.startswith(name) for found in names)} == set()
     assert set(RATIOS) <= names
 
@@ -337,12 +494,17 @@ def test_every_signal_has_a_checked_sign() -> None:
 def test_the_frozen_state_is_not_shared_with_the_next_tick() -> None:
     """What was published stays as it was: a scrape may still be rendering it."""
     pipeline = Pipeline()
-    snapshot = Snapshot(1000.0, pages=(EnginePage("http://a", 1000.0, "n", "a", "vllm", engines=(EngineReading("m", "0", BUSY),)),),
-                        logs=(LogLine("n", "a", "vllm", LINES[3]),))
+    snapshot = Snapshot(
+        1000.0,
+        pages=(EnginePage("http://a", 1000.0, "n", "a", "vllm", engines=(EngineReading("m", "0", BUSY),)),),
+        logs=(LogLine("n", "a", "vllm", LINES[3]),),
+    )
     state = pipeline.observe(snapshot)
     before = encode(families(state).collect(), openmetrics=False)
     for i in range(1, 20):
-        later = dataclasses.replace(snapshot, time=1000.0 + i, pages=tuple(dataclasses.replace(p, time=1000.0 + i) for p in snapshot.pages))
+        later = dataclasses.replace(
+            snapshot, time=1000.0 + i, pages=tuple(dataclasses.replace(p, time=1000.0 + i) for p in snapshot.pages)
+        )
         pipeline.observe(later)
     assert encode(families(state).collect(), openmetrics=False) == before
 
@@ -353,6 +515,8 @@ def test_a_start_up_line_of_nothing_breaks_nothing() -> None:
     for i in range(5):
         shape = {r.REQUEST_PROMPT: Histogram((INF,), (10.0 * i,), 1000.0 * i, 10.0 * i)}
         page = EnginePage("http://a", 1000.0 + i, "n", "a", "vllm", engines=(EngineReading("m", "0", BUSY, {}, shape),))
-        state = pipeline.observe(Snapshot(1000.0 + i, pages=(page,), logs=(LogLine("n", "a", "vllm", "GPU KV cache size: 0 tokens"),)))
+        state = pipeline.observe(
+            Snapshot(1000.0 + i, pages=(page,), logs=(LogLine("n", "a", "vllm", "GPU KV cache size: 0 tokens"),))
+        )
     assert state.engines[0].signals.kv.kv_capacity_tokens is None
     assert state.engines[0].diagnosis.verdict == "kv_pressure"

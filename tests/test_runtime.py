@@ -16,7 +16,9 @@ from kvpressure.monitor import Monitor
 
 
 def run(code: str) -> list[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.split()
 
 
 def test_threads_leave_no_large_blocks_behind() -> None:

@@ -112,11 +112,21 @@ class TestSignals:
 class TestSurroundings:
     def test_nothing_is_written_anywhere(self, tmp_path: Path) -> None:
         """A read-only file system, no home, no temporary directory: no file may grow by a byte."""
+
         def no_files() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
         port = free_port()
-        command = [sys.executable, "-B", "-m", "kvpressure.cli", "serve", *QUIET, "--web.listen-address", f"127.0.0.1:{port}"]
+        command = [
+            sys.executable,
+            "-B",
+            "-m",
+            "kvpressure.cli",
+            "serve",
+            *QUIET,
+            "--web.listen-address",
+            f"127.0.0.1:{port}",
+        ]
         environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "none"), "TMPDIR": str(tmp_path / "none")}
         child = subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, preexec_fn=no_files, cwd="/")
         try:
@@ -179,12 +189,16 @@ class TestScrapes:
         cpu = [number(page, "process_cpu_seconds_total") for page in pages]
         assert ticks == sorted(set(ticks))
         assert cpu == sorted(cpu)
-        assert eventually(lambda: number(process.scrape(), "process_cpu_seconds_total") > cpu[0], 20), "counted in hundredths of a second"
+        assert eventually(lambda: number(process.scrape(), "process_cpu_seconds_total") > cpu[0], 20), (
+            "counted in hundredths of a second"
+        )
 
     def test_every_dialect_of_the_real_process(self, start: Start) -> None:
         process = start()
         assert eventually(lambda: number(process.scrape(), "kvpressure_ticks_total") >= 1)
-        openmetrics = ask(process.port, headers="Accept: application/openmetrics-text;version=1.0.0\r\nAccept-Encoding: gzip\r\n")
+        openmetrics = ask(
+            process.port, headers="Accept: application/openmetrics-text;version=1.0.0\r\nAccept-Encoding: gzip\r\n"
+        )
         assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
         assert gzip.decompress(openmetrics.body).endswith(b"# EOF\n")
         head = ask(process.port, method="HEAD")

@@ -40,7 +40,12 @@ def write(directory: Path, text: str | bytes) -> Path:
 
 
 VALUES: dict[str, tuple[str, Any, str, Any]] = {  # option -> text, YAML value as written, field, parsed
-    "web.listen-address": ("127.0.0.1:9000", "'127.0.0.1:9000'", "listen_addresses", (ListenAddress("127.0.0.1", 9000),)),
+    "web.listen-address": (
+        "127.0.0.1:9000",
+        "'127.0.0.1:9000'",
+        "listen_addresses",
+        (ListenAddress("127.0.0.1", 9000),),
+    ),
     "web.telemetry-path": ("/m", "/m", "telemetry_path", "/m"),
     "web.runbook-url": ("https://r.example/", "'https://r.example/'", "runbook_url", "https://r.example"),
     "web.dashboard-url": ("http://g:3000", "'http://g:3000'", "dashboard_url", "http://g:3000"),
@@ -65,8 +70,12 @@ class TestThreeSpellings:
         variable = "KVPRESSURE_" + name.upper().replace(".", "_").replace("-", "_")
         section, _, key = name.partition(".")
         nested = f"{section}:\n  {key}: {written}\n" if key else f"{section}: {written}\n"
-        for loaded in (load(*flag), load(env={variable: text}), load(file=write(tmp_path, f"{name}: {written}\n")),
-                       load(file=write(tmp_path, nested))):
+        for loaded in (
+            load(*flag),
+            load(env={variable: text}),
+            load(file=write(tmp_path, f"{name}: {written}\n")),
+            load(file=write(tmp_path, nested)),
+        ):
             assert getattr(loaded, field) == parsed
 
     def test_flags_win_over_environment_over_file_over_default(self, tmp_path: Path) -> None:
@@ -90,7 +99,7 @@ class TestThreeSpellings:
         assert load(file=file).listen_addresses == expected
 
     def test_targets_are_parsed_where_they_are_read(self) -> None:
-        target, = load("--vllm.target", "prod/chat-0=http://10.0.0.5:8000;args=--max-num-seqs 64").vllm_targets
+        (target,) = load("--vllm.target", "prod/chat-0=http://10.0.0.5:8000;args=--max-num-seqs 64").vllm_targets
         assert (target.namespace, target.pod, target.args) == ("prod", "chat-0", ("--max-num-seqs", "64"))
 
     def test_thresholds_are_loaded(self, tmp_path: Path) -> None:
@@ -116,12 +125,18 @@ class TestSources:
             assert (chosen.enabled, chosen.interval_seconds, chosen.deadline_seconds) == (True, 8, 7)
             default = load().collectors[name]
             assert (default.enabled, default.interval_seconds, default.deadline_seconds) == (
-                spec.default, spec.interval_seconds, spec.deadline_seconds)
+                spec.default,
+                spec.interval_seconds,
+                spec.deadline_seconds,
+            )
 
     def test_switched_off_in_all_spellings(self, tmp_path: Path) -> None:
-        for loaded in (load("--no-collector.nvidia"), load(env={"KVPRESSURE_COLLECTOR_NVIDIA": "false"}),
-                       load(file=write(tmp_path, "collector.nvidia: false\n")),
-                       load(file=write(tmp_path, "collector: {nvidia: false, vllm: {interval: 5}}\n"))):
+        for loaded in (
+            load("--no-collector.nvidia"),
+            load(env={"KVPRESSURE_COLLECTOR_NVIDIA": "false"}),
+            load(file=write(tmp_path, "collector.nvidia: false\n")),
+            load(file=write(tmp_path, "collector: {nvidia: false, vllm: {interval: 5}}\n")),
+        ):
             assert not loaded.collectors["nvidia"].enabled
 
     def test_a_slower_tick_slows_the_sources_that_nobody_set(self) -> None:
@@ -132,63 +147,104 @@ class TestSources:
 
 
 class TestMistakes:
-    @pytest.mark.parametrize(("flags", "text"), [
-        (["--web.max-requests", "many"], "--web.max-requests: 'many' is not allowed; allowed: a whole number from 0"),
-        (["--web.max-requests", "-1"], "--web.max-requests: '-1' is not allowed"),
-        (["--web.max-requests", "1", "--web.max-requests", "2"], "--web.max-requests: given 2 times; allowed: once"),
-        (["--interval", "0"], "--interval: '0' is not allowed; allowed: seconds from 0.01"),
-        (["--interval", "nan"], "--interval: 'nan' is not allowed"),
-        (["--web.listen-address", "9846"], "--web.listen-address: '9846' is not allowed; allowed: :PORT, HOST:PORT"),
-        (["--web.telemetry-path", "metrics"], "--web.telemetry-path: 'metrics' is not allowed; allowed: a path that"),
-        (["--web.config.file", "/no/such"], "--web.config.file: '/no/such' is no file; allowed: an existing file"),
-        (["--thresholds", "/no/such"], "--thresholds: /no/such: No such file or directory; allowed: a file of lines"),
-        (["--vllm.target", "ftp://x"], "--vllm.target: "),
-        (["--vllm.max-targets", "0"], "--vllm.max-targets: '0' is not allowed; allowed: a whole number from 1"),
-        (["--node-name", "a\nb"], "--node-name: 'a\\nb' is not allowed"),
-        (["--log.level", "loud"], "--log.level: 'loud' is not allowed; allowed: debug, info, warning or error"),
-        (["--config", "/no/such.yaml"], "/no/such.yaml: No such file or directory"),
-    ])
+    @pytest.mark.parametrize(
+        ("flags", "text"),
+        [
+            (
+                ["--web.max-requests", "many"],
+                "--web.max-requests: 'many' is not allowed; allowed: a whole number from 0",
+            ),
+            (["--web.max-requests", "-1"], "--web.max-requests: '-1' is not allowed"),
+            (
+                ["--web.max-requests", "1", "--web.max-requests", "2"],
+                "--web.max-requests: given 2 times; allowed: once",
+            ),
+            (["--interval", "0"], "--interval: '0' is not allowed; allowed: seconds from 0.01"),
+            (["--interval", "nan"], "--interval: 'nan' is not allowed"),
+            (
+                ["--web.listen-address", "9846"],
+                "--web.listen-address: '9846' is not allowed; allowed: :PORT, HOST:PORT",
+            ),
+            (
+                ["--web.telemetry-path", "metrics"],
+                "--web.telemetry-path: 'metrics' is not allowed; allowed: a path that",
+            ),
+            (["--web.config.file", "/no/such"], "--web.config.file: '/no/such' is no file; allowed: an existing file"),
+            (
+                ["--thresholds", "/no/such"],
+                "--thresholds: /no/such: No such file or directory; allowed: a file of lines",
+            ),
+            (["--vllm.target", "ftp://x"], "--vllm.target: "),
+            (["--vllm.max-targets", "0"], "--vllm.max-targets: '0' is not allowed; allowed: a whole number from 1"),
+            (["--node-name", "a\nb"], "--node-name: 'a\\nb' is not allowed"),
+            (["--log.level", "loud"], "--log.level: 'loud' is not allowed; allowed: debug, info, warning or error"),
+            (["--config", "/no/such.yaml"], "/no/such.yaml: No such file or directory"),
+        ],
+    )
     def test_flags(self, flags: list[str], text: str) -> None:
         assert mistake(*flags).startswith(text)
 
-    @pytest.mark.parametrize(("variable", "value", "text"), [
-        ("KVPRESSURE_WEB_MAX_REQUESTS", "x", "KVPRESSURE_WEB_MAX_REQUESTS: 'x' is not allowed; allowed: a whole number"),
-        ("KVPRESSURE_NVIDIA_GPM", "yes", "KVPRESSURE_NVIDIA_GPM: 'yes' is not allowed; allowed: true or false"),
-        ("KVPRESSURE_WEB_MAX_REQUEST", "1",
-         "KVPRESSURE_WEB_MAX_REQUEST: unknown environment variable; did you mean KVPRESSURE_WEB_MAX_REQUESTS?"),
-        ("KVPRESSURE_ZZZ", "1", "KVPRESSURE_ZZZ: unknown environment variable; --help lists all"),
-        ("NODE_NAME", "a\tb", "NODE_NAME: 'a\\tb' is not allowed"),
-    ])
+    @pytest.mark.parametrize(
+        ("variable", "value", "text"),
+        [
+            (
+                "KVPRESSURE_WEB_MAX_REQUESTS",
+                "x",
+                "KVPRESSURE_WEB_MAX_REQUESTS: 'x' is not allowed; allowed: a whole number",
+            ),
+            ("KVPRESSURE_NVIDIA_GPM", "yes", "KVPRESSURE_NVIDIA_GPM: 'yes' is not allowed; allowed: true or false"),
+            (
+                "KVPRESSURE_WEB_MAX_REQUEST",
+                "1",
+                "KVPRESSURE_WEB_MAX_REQUEST: unknown environment variable; did you mean KVPRESSURE_WEB_MAX_REQUESTS?",
+            ),
+            ("KVPRESSURE_ZZZ", "1", "KVPRESSURE_ZZZ: unknown environment variable; --help lists all"),
+            ("NODE_NAME", "a\tb", "NODE_NAME: 'a\\tb' is not allowed"),
+        ],
+    )
     def test_environment(self, variable: str, value: str, text: str) -> None:
         assert mistake(env={variable: value}).startswith(text)
 
-    @pytest.mark.parametrize("variable", [
-        "KVPRESSURE_SERVICE_HOST", "KVPRESSURE_SERVICE_PORT", "KVPRESSURE_SERVICE_PORT_METRICS", "KVPRESSURE_PORT",
-        "KVPRESSURE_PORT_9846_TCP", "KVPRESSURE_PORT_9846_TCP_ADDR", "KVPRESSURE_EXPORTER_SERVICE_HOST",
-        "KVPRESSURE_EXPORTER_PORT_9846_TCP_PROTO"])
+    @pytest.mark.parametrize(
+        "variable",
+        [
+            "KVPRESSURE_SERVICE_HOST",
+            "KVPRESSURE_SERVICE_PORT",
+            "KVPRESSURE_SERVICE_PORT_METRICS",
+            "KVPRESSURE_PORT",
+            "KVPRESSURE_PORT_9846_TCP",
+            "KVPRESSURE_PORT_9846_TCP_ADDR",
+            "KVPRESSURE_EXPORTER_SERVICE_HOST",
+            "KVPRESSURE_EXPORTER_PORT_9846_TCP_PROTO",
+        ],
+    )
     def test_variables_of_a_kubernetes_service_with_this_name_are_none_of_ours(self, variable: str) -> None:
         assert load(env={variable: "tcp://10.0.0.1:9846"}).max_requests == 20
 
-    @pytest.mark.parametrize(("text", "message"), [
-        ("\nweb:\n  max-requests: many\n", ":3: web.max-requests: 'many' is not allowed; allowed: a whole number"),
-        ("web:\n  max-requests: true\n", ":2: web.max-requests: True is not allowed"),
-        ("web:\n  max-requests: [1]\n", ":2: web.max-requests: [1] is not allowed"),
-        ("web:\n  max-requests: {a: 1}\n", ":2: web.max-requests: {'a': 1} is not allowed"),
-        ("web: 5\n", ":1: unknown key 'web'"),
-        ("log.level: 5\n", ":1: log.level: 5 is not allowed"),
-        ("node-name: 5\n", ":1: node-name: 5 is not allowed; allowed: 1 to 253 printable characters"),
-        ("nvidia.gpm: 1\n", ":1: nvidia.gpm: 1 is not allowed; allowed: true or false"),
-        ("interval: '1d'\n", ":1: interval: '1d' is not allowed"),
-        ("web.max-requests: 1\nweb:\n  max-requests: 2\n", ":3: web.max-requests: given twice; allowed: once"),
-        ("interval: 1\ninterval: 2\n", ":2: 'interval' given twice; allowed: once"),
-        ("wep:\n  max-requests: 2\n", ":1: unknown key 'wep'"),
-        ("web:\n  max-request: 2\n", ":2: unknown key 'web.max-request'; did you mean web.max-requests?"),
-        ("- a\n", ":1: the file is no mapping; allowed: keys and values"),
-        ("a: b: c\n", ":1: not valid YAML: mapping values are not allowed here"),
-        ("? [a]\n: b\n", ":1: a key that is no text"),
-        (b"\xff\xfe\x00", ": not valid YAML: not text in UTF-8"),
-        ("a: &a [*a]\n", ""), ("config: other.yaml\n", ":1: unknown key 'config'"),
-    ])
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("\nweb:\n  max-requests: many\n", ":3: web.max-requests: 'many' is not allowed; allowed: a whole number"),
+            ("web:\n  max-requests: true\n", ":2: web.max-requests: True is not allowed"),
+            ("web:\n  max-requests: [1]\n", ":2: web.max-requests: [1] is not allowed"),
+            ("web:\n  max-requests: {a: 1}\n", ":2: web.max-requests: {'a': 1} is not allowed"),
+            ("web: 5\n", ":1: unknown key 'web'"),
+            ("log.level: 5\n", ":1: log.level: 5 is not allowed"),
+            ("node-name: 5\n", ":1: node-name: 5 is not allowed; allowed: 1 to 253 printable characters"),
+            ("nvidia.gpm: 1\n", ":1: nvidia.gpm: 1 is not allowed; allowed: true or false"),
+            ("interval: '1d'\n", ":1: interval: '1d' is not allowed"),
+            ("web.max-requests: 1\nweb:\n  max-requests: 2\n", ":3: web.max-requests: given twice; allowed: once"),
+            ("interval: 1\ninterval: 2\n", ":2: 'interval' given twice; allowed: once"),
+            ("wep:\n  max-requests: 2\n", ":1: unknown key 'wep'"),
+            ("web:\n  max-request: 2\n", ":2: unknown key 'web.max-request'; did you mean web.max-requests?"),
+            ("- a\n", ":1: the file is no mapping; allowed: keys and values"),
+            ("a: b: c\n", ":1: not valid YAML: mapping values are not allowed here"),
+            ("? [a]\n: b\n", ":1: a key that is no text"),
+            (b"\xff\xfe\x00", ": not valid YAML: not text in UTF-8"),
+            ("a: &a [*a]\n", ""),
+            ("config: other.yaml\n", ":1: unknown key 'config'"),
+        ],
+    )
     def test_file(self, tmp_path: Path, text: str | bytes, message: str) -> None:
         file = write(tmp_path, text)
         assert mistake(file=file).startswith(f"{file}{message}")
@@ -196,30 +252,57 @@ class TestMistakes:
     def test_an_empty_file_is_fine(self, tmp_path: Path) -> None:
         assert load(file=write(tmp_path, "# nothing yet\n")) == load()
 
-    @pytest.mark.parametrize(("flags", "text"), [
-        (["--web.telemetry-path", "/"], "--web.telemetry-path: '/' is taken by the exporter; allowed: any other path"),
-        (["--web.listen-address", ":1", "--web.listen-address", ":1"], "--web.listen-address: the same address twice"),
-        (["--no-collector.vllm", "--vllm.target", "a"],
-         "--vllm.target: the source vllm is switched off; allowed: with --collector.vllm"),
-        (["--no-collector.vllm", "--vllm.timeout", "1"], "--vllm.timeout: the source vllm is switched off"),
-        (["--no-collector.nvidia", "--nvidia.gpm"], "--nvidia.gpm: the source nvidia is switched off"),
-        (["--no-collector.nvidia", "--collector.nvidia.interval", "5"],
-         "--collector.nvidia.interval: the source nvidia is switched off; allowed: with --collector.nvidia"),
-        (["--collector.allocator"],
-         "--collector.allocator: there is nowhere to read from; allowed: with --plugin.directory"),
-        (["--plugin.directory", "/run/kvpressure"],
-         "--plugin.directory: the source allocator is switched off; allowed: with --collector.allocator"),
-        (["--collector.vllm.interval", "30"],
-         "--collector.vllm.interval: 30 s and a scrape of up to 3 s (vllm.timeout) are longer than a page is believed: 15 s; "
-         "allowed: 12 s or less, or a tick (interval) as long"),
-        (["--collector.vllm.interval", "0.5"],
-         "--collector.vllm.interval: 0.5 s is shorter than a tick; allowed: 1 s (interval) or more"),
-        (["--interval", "5", "--collector.vllm.interval", "2"], "--collector.vllm.interval: 2 s is shorter than a tick"),
-        (["--vllm.timeout", "6"], "--vllm.timeout: one scrape may take 6 s (vllm.timeout) but all of them only 5 s"),
-        (["--collector.vllm.deadline", "2"], "--collector.vllm.deadline: one scrape may take 3 s"),
-        (["--vllm.target", "a", "--vllm.target", "http://a:8000/metrics"], "--vllm.target: the same URL twice"),
-        (["--collector.recording"], "--collector.recording: there is no recording to play"),
-    ])
+    @pytest.mark.parametrize(
+        ("flags", "text"),
+        [
+            (
+                ["--web.telemetry-path", "/"],
+                "--web.telemetry-path: '/' is taken by the exporter; allowed: any other path",
+            ),
+            (
+                ["--web.listen-address", ":1", "--web.listen-address", ":1"],
+                "--web.listen-address: the same address twice",
+            ),
+            (
+                ["--no-collector.vllm", "--vllm.target", "a"],
+                "--vllm.target: the source vllm is switched off; allowed: with --collector.vllm",
+            ),
+            (["--no-collector.vllm", "--vllm.timeout", "1"], "--vllm.timeout: the source vllm is switched off"),
+            (["--no-collector.nvidia", "--nvidia.gpm"], "--nvidia.gpm: the source nvidia is switched off"),
+            (
+                ["--no-collector.nvidia", "--collector.nvidia.interval", "5"],
+                "--collector.nvidia.interval: the source nvidia is switched off; allowed: with --collector.nvidia",
+            ),
+            (
+                ["--collector.allocator"],
+                "--collector.allocator: there is nowhere to read from; allowed: with --plugin.directory",
+            ),
+            (
+                ["--plugin.directory", "/run/kvpressure"],
+                "--plugin.directory: the source allocator is switched off; allowed: with --collector.allocator",
+            ),
+            (
+                ["--collector.vllm.interval", "30"],
+                "--collector.vllm.interval: 30 s and a scrape of up to 3 s (vllm.timeout) are longer than a page is believed: 15 s; "
+                "allowed: 12 s or less, or a tick (interval) as long",
+            ),
+            (
+                ["--collector.vllm.interval", "0.5"],
+                "--collector.vllm.interval: 0.5 s is shorter than a tick; allowed: 1 s (interval) or more",
+            ),
+            (
+                ["--interval", "5", "--collector.vllm.interval", "2"],
+                "--collector.vllm.interval: 2 s is shorter than a tick",
+            ),
+            (
+                ["--vllm.timeout", "6"],
+                "--vllm.timeout: one scrape may take 6 s (vllm.timeout) but all of them only 5 s",
+            ),
+            (["--collector.vllm.deadline", "2"], "--collector.vllm.deadline: one scrape may take 3 s"),
+            (["--vllm.target", "a", "--vllm.target", "http://a:8000/metrics"], "--vllm.target: the same URL twice"),
+            (["--collector.recording"], "--collector.recording: there is no recording to play"),
+        ],
+    )
     def test_contradictions(self, flags: list[str], text: str) -> None:
         assert mistake(*flags).startswith(text)
 
@@ -247,25 +330,47 @@ class TestKinds:
                 messages.append(str(error))
         assert all(text.startswith("here: ") and "\n" not in text for text in messages)
 
-    @pytest.mark.parametrize(("text", "seconds"), [
-        ("1", 1.0), ("1.5", 1.5), ("250ms", 0.25), ("2m", 120.0), ("1h", 3600.0), (2, 2.0), (0.5, 0.5), ("86400", 86400.0)])
+    @pytest.mark.parametrize(
+        ("text", "seconds"),
+        [
+            ("1", 1.0),
+            ("1.5", 1.5),
+            ("250ms", 0.25),
+            ("2m", 120.0),
+            ("1h", 3600.0),
+            (2, 2.0),
+            (0.5, 0.5),
+            ("86400", 86400.0),
+        ],
+    )
     def test_seconds(self, text: object, seconds: float) -> None:
         assert SECONDS.parse(text) == seconds
 
-    @pytest.mark.parametrize("text", ["0", "0.001", "86401", "25h", "-1", "1e3", "1 s ", "", "s", "inf", True, None, [1]])
+    @pytest.mark.parametrize(
+        "text", ["0", "0.001", "86401", "25h", "-1", "1e3", "1 s ", "", "s", "inf", True, None, [1]]
+    )
     def test_no_seconds(self, text: object) -> None:
         if text == "1 s ":
             text = "1 s"
         with pytest.raises(ValueError):  # noqa: PT011 (the message is the kind's)
             SECONDS.parse(text)
 
-    @pytest.mark.parametrize(("text", "host", "port"), [
-        (":9846", "", 9846), ("0.0.0.0:1", "0.0.0.0", 1), ("[::]:65535", "::", 65535), ("localhost:0", "localhost", 0)])
+    @pytest.mark.parametrize(
+        ("text", "host", "port"),
+        [
+            (":9846", "", 9846),
+            ("0.0.0.0:1", "0.0.0.0", 1),
+            ("[::]:65535", "::", 65535),
+            ("localhost:0", "localhost", 0),
+        ],
+    )
     def test_listen_addresses(self, text: str, host: str, port: int) -> None:
         assert LISTEN_ADDRESS.parse(text) == ListenAddress(host, port)
         assert str(ListenAddress(host, port)) == text
 
-    @pytest.mark.parametrize("text", ["", ":", "host", ":65536", ":-1", "::1:80", "a b:80", "http://x:80", ":８０", 9846])
+    @pytest.mark.parametrize(
+        "text", ["", ":", "host", ":65536", ":-1", "::1:80", "a b:80", "http://x:80", ":８０", 9846]
+    )
     def test_no_listen_addresses(self, text: object) -> None:
         with pytest.raises(ValueError):  # noqa: PT011
             LISTEN_ADDRESS.parse(text)
@@ -297,5 +402,10 @@ class TestTable:
 
     def test_defaults_pass_their_own_checks(self) -> None:
         for name, option in settings.options().items():
-            if option.default and not option.repeat and name not in ("thresholds", "node-name") and option.default not in ("all", "none", "not kept", "that of the cluster this runs in"):
+            if (
+                option.default
+                and not option.repeat
+                and name not in ("thresholds", "node-name")
+                and option.default not in ("all", "none", "not kept", "that of the cluster this runs in")
+            ):
                 option.check(option.default, name)

@@ -28,12 +28,22 @@ from kvpressure.settings_kinds import (
 )
 
 WRONG: dict[Kind, tuple[str, ...]] = {
-    ANY_PATH: ("relative", "/new\nline"), API_URL: ("10.0.0.1:6443", "https://user@host"), BOOL: ("maybe", "1"),
-    COUNT: ("0", "-1", "1.5", "9" * 30), DIRECTORY: ("/no/such", "\0"), FILE: ("/no/such", "\0"),
-    LISTEN_ADDRESS: ("9846", ":99999", "host:http", "::1:80"), NAMESPACE: ("Upper", "a/b", "-"), PAGES_URL: ("ftp://x", "a b"),
-    SECONDS: ("0", "-1", "nan", "1d", "1e9"), SIZE: ("1", "64MB", "-1"), TARGET: ("ftp://x", "http://", "http://x;unknown=1"),
-    TELEMETRY_PATH: ("metrics", "/a b", "/" + "x" * 300), TEXT: (" ", "a\x07b", "x" * 300),
-    THRESHOLDS_FILE: ("/no/such",), WHOLE: ("-1", "many", "1e3"),
+    ANY_PATH: ("relative", "/new\nline"),
+    API_URL: ("10.0.0.1:6443", "https://user@host"),
+    BOOL: ("maybe", "1"),
+    COUNT: ("0", "-1", "1.5", "9" * 30),
+    DIRECTORY: ("/no/such", "\0"),
+    FILE: ("/no/such", "\0"),
+    LISTEN_ADDRESS: ("9846", ":99999", "host:http", "::1:80"),
+    NAMESPACE: ("Upper", "a/b", "-"),
+    PAGES_URL: ("ftp://x", "a b"),
+    SECONDS: ("0", "-1", "nan", "1d", "1e9"),
+    SIZE: ("1", "64MB", "-1"),
+    TARGET: ("ftp://x", "http://", "http://x;unknown=1"),
+    TELEMETRY_PATH: ("metrics", "/a b", "/" + "x" * 300),
+    TEXT: (" ", "a\x07b", "x" * 300),
+    THRESHOLDS_FILE: ("/no/such",),
+    WHOLE: ("-1", "many", "1e3"),
 }
 OPTIONS = settings.options()
 

@@ -45,28 +45,66 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
     assert T["kv_full_ratio"] == 0.97
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("# mine\nkv_full_ratio: 1.5\n", "/thresholds.yaml:2: kv_full_ratio: 1.5 is not allowed; allowed: a number from 0 to 1 (ratio)"),
-    ("stalled_seconds: 0\n", "/thresholds.yaml:1: stalled_seconds: 0 is not allowed; allowed: a number from 0.001 to 31622400 (seconds)"),
-    ("latency_critical_ratio: -2\n", "/thresholds.yaml:1: latency_critical_ratio: -2 is not allowed; allowed: a number above 0 (multiple)"),
-    ("crash_loop_restarts: 2.5\n", "/thresholds.yaml:1: crash_loop_restarts: 2.5 is not allowed; allowed: a whole number from 1 (count)"),
-    ("kv_full_ratio: .nan\n", "/thresholds.yaml:1: kv_full_ratio: nan is not allowed; allowed: a number from 0 to 1 (ratio)"),
-    ("kv_full_ratio: '0.9'\n", "/thresholds.yaml:1: kv_full_ratio: '0.9' is not allowed; allowed: a number from 0 to 1 (ratio)"),
-    ("kv_full_ratio: true\n", "/thresholds.yaml:1: kv_full_ratio: True is not allowed; allowed: a number from 0 to 1 (ratio)"),
-    ("kv_full_ratio:\n", "/thresholds.yaml:1: kv_full_ratio: None is not allowed; allowed: a number from 0 to 1 (ratio)"),
-    ("rules_calm_interval_seconds: 200\n", "/thresholds.yaml:1: rules_calm_interval_seconds: 200 is not allowed; allowed: a "
-                                           "number from 0.001 to 150 (seconds)"),
-    ("\n\nkv_ful_ratio: 0.9\n", "/thresholds.yaml:3: unknown threshold 'kv_ful_ratio'; did you mean kv_full_ratio?"),
-    ("zzz: 1\n", "/thresholds.yaml:1: unknown threshold 'zzz'; allowed: the names in docs/thresholds.md"),
-    ("memory_warning_ratio: 0.95\n", "/thresholds.yaml:1: memory_warning_ratio: 0.95 is above memory_critical_ratio; allowed: up to 0.9"),
-    ("confident: 0.5\nmemory_critical_ratio: 0.7\n",
-     "/thresholds.yaml:2: memory_critical_ratio: 0.7 is below memory_warning_ratio; allowed: from 0.8 on"),
-    ("kv_full_ratio: 0.9\nkv_full_ratio: 0.8\n", "/thresholds.yaml:2: 'kv_full_ratio' given twice; allowed: once"),
-    ("- 1\n", "/thresholds.yaml:1: the file is no mapping; allowed: lines \"name: value\""),
-    ("kv_full_ratio: 1" + "0" * 5000 + "\n", "/thresholds.yaml:1: not a value: Exceeds the limit"),
-    ("kv_full_ratio: 2026-13-45\n", "/thresholds.yaml:1: not a value: month must be in 1..12"),
-    ("a: [\n", "/thresholds.yaml:2: not valid YAML"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "# mine\nkv_full_ratio: 1.5\n",
+            "/thresholds.yaml:2: kv_full_ratio: 1.5 is not allowed; allowed: a number from 0 to 1 (ratio)",
+        ),
+        (
+            "stalled_seconds: 0\n",
+            "/thresholds.yaml:1: stalled_seconds: 0 is not allowed; allowed: a number from 0.001 to 31622400 (seconds)",
+        ),
+        (
+            "latency_critical_ratio: -2\n",
+            "/thresholds.yaml:1: latency_critical_ratio: -2 is not allowed; allowed: a number above 0 (multiple)",
+        ),
+        (
+            "crash_loop_restarts: 2.5\n",
+            "/thresholds.yaml:1: crash_loop_restarts: 2.5 is not allowed; allowed: a whole number from 1 (count)",
+        ),
+        (
+            "kv_full_ratio: .nan\n",
+            "/thresholds.yaml:1: kv_full_ratio: nan is not allowed; allowed: a number from 0 to 1 (ratio)",
+        ),
+        (
+            "kv_full_ratio: '0.9'\n",
+            "/thresholds.yaml:1: kv_full_ratio: '0.9' is not allowed; allowed: a number from 0 to 1 (ratio)",
+        ),
+        (
+            "kv_full_ratio: true\n",
+            "/thresholds.yaml:1: kv_full_ratio: True is not allowed; allowed: a number from 0 to 1 (ratio)",
+        ),
+        (
+            "kv_full_ratio:\n",
+            "/thresholds.yaml:1: kv_full_ratio: None is not allowed; allowed: a number from 0 to 1 (ratio)",
+        ),
+        (
+            "rules_calm_interval_seconds: 200\n",
+            "/thresholds.yaml:1: rules_calm_interval_seconds: 200 is not allowed; allowed: a "
+            "number from 0.001 to 150 (seconds)",
+        ),
+        (
+            "\n\nkv_ful_ratio: 0.9\n",
+            "/thresholds.yaml:3: unknown threshold 'kv_ful_ratio'; did you mean kv_full_ratio?",
+        ),
+        ("zzz: 1\n", "/thresholds.yaml:1: unknown threshold 'zzz'; allowed: the names in docs/thresholds.md"),
+        (
+            "memory_warning_ratio: 0.95\n",
+            "/thresholds.yaml:1: memory_warning_ratio: 0.95 is above memory_critical_ratio; allowed: up to 0.9",
+        ),
+        (
+            "confident: 0.5\nmemory_critical_ratio: 0.7\n",
+            "/thresholds.yaml:2: memory_critical_ratio: 0.7 is below memory_warning_ratio; allowed: from 0.8 on",
+        ),
+        ("kv_full_ratio: 0.9\nkv_full_ratio: 0.8\n", "/thresholds.yaml:2: 'kv_full_ratio' given twice; allowed: once"),
+        ("- 1\n", '/thresholds.yaml:1: the file is no mapping; allowed: lines "name: value"'),
+        ("kv_full_ratio: 1" + "0" * 5000 + "\n", "/thresholds.yaml:1: not a value: Exceeds the limit"),
+        ("kv_full_ratio: 2026-13-45\n", "/thresholds.yaml:1: not a value: month must be in 1..12"),
+        ("a: [\n", "/thresholds.yaml:2: not valid YAML"),
+    ],
+)
 def test_what_is_wrong_is_one_line_with_file_line_name_value_and_what_is_allowed(tmp_path, text, message):
     assert refused(tmp_path, text).startswith(message)
 
@@ -85,7 +123,10 @@ def test_both_sides_of_a_pair_may_move_together():
     assert moved["memory_warning_ratio"] == 0.93
 
 
-@given(st.sampled_from(NAMES), st.floats() | st.integers() | st.text(max_size=5) | st.none() | st.booleans() | st.lists(st.integers()))
+@given(
+    st.sampled_from(NAMES),
+    st.floats() | st.integers() | st.text(max_size=5) | st.none() | st.booleans() | st.lists(st.integers()),
+)
 def test_any_value_is_taken_as_it_is_or_refused_by_name(name, value):
     entry = T.entry(name)
     free = Thresholds({item.name: replace(item, not_above=None) for item in T.entries()})
@@ -100,10 +141,16 @@ def test_any_value_is_taken_as_it_is_or_refused_by_name(name, value):
 @given(st.sampled_from([entry for entry in T.entries() if entry.not_above]), st.data())
 def test_the_lower_of_two_is_never_above_the_other(entry, data):
     limits = entry.allowed
-    numbers = st.integers(1, 100).map(float) if limits.whole else st.floats(max(0.001, limits.least), min(limits.most, 1e6))
+    numbers = (
+        st.integers(1, 100).map(float) if limits.whole else st.floats(max(0.001, limits.least), min(limits.most, 1e6))
+    )
     low, high = data.draw(numbers), data.draw(numbers)
-    alone = Thresholds({name: replace(T.entry(name), not_above=T.entry(name).not_above if name == entry.name else None,
-                                      most=None) for name in (entry.name, entry.not_above)})
+    alone = Thresholds(
+        {
+            name: replace(T.entry(name), not_above=T.entry(name).not_above if name == entry.name else None, most=None)
+            for name in (entry.name, entry.not_above)
+        }
+    )
     if not UNITS[T.entry(entry.not_above).unit].admits(high):
         return
     if low <= high:

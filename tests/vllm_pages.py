@@ -47,9 +47,18 @@ HISTOGRAMS = {
     "request_params_max_tokens": ["vllm:request_params_max_tokens"],
 }
 CONFIG = {
-    "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency", "gpu_memory_utilization",
-    "cache_dtype", "sliding_window", "enable_prefix_caching", "effective_attention_block_size",
-    "_block_size_resolved", "kv_cache_memory_bytes", "num_gpu_blocks_override",
+    "block_size",
+    "num_gpu_blocks",
+    "kv_cache_size_tokens",
+    "kv_cache_max_concurrency",
+    "gpu_memory_utilization",
+    "cache_dtype",
+    "sliding_window",
+    "enable_prefix_caching",
+    "effective_attention_block_size",
+    "_block_size_resolved",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
 }
 
 
@@ -108,8 +117,10 @@ def independent_reading(text: str) -> tuple[dict, dict, dict]:
         for (model, _), reading in engines.items():
             if model == sample.labels["model_name"]:
                 reading["counters"]["rejected:" + sample.labels["reason"]] = sample.value
-    configs = {s.labels.get("engine"): {k: v for k, v in s.labels.items() if k in CONFIG and v != "None"}
-               for s in samples["vllm:cache_config_info"]}
+    configs = {
+        s.labels.get("engine"): {k: v for k, v in s.labels.items() if k in CONFIG and v != "None"}
+        for s in samples["vllm:cache_config_info"]
+    }
     return dict(engines), _page(samples), configs
 
 
@@ -128,17 +139,23 @@ def _split_families(samples, engine) -> None:
 
 
 def _histogram(samples, name, count) -> Histogram:
-    buckets = sorted((float(s.labels["le"]), s.value) for s in samples[name + "_bucket"]
-                     if {k: v for k, v in s.labels.items() if k != "le"} == count.labels)
+    buckets = sorted(
+        (float(s.labels["le"]), s.value)
+        for s in samples[name + "_bucket"]
+        if {k: v for k, v in s.labels.items() if k != "le"} == count.labels
+    )
     total = next(s.value for s in samples[name + "_sum"] if s.labels == count.labels)
     assert not buckets or buckets[-1][0] == math.inf
     return Histogram(tuple(b for b, _ in buckets), tuple(c for _, c in buckets), total, count.value)
 
 
 def _page(samples) -> dict[str, float]:
-    names = {"process_cpu_seconds": "process_cpu_seconds_total",
-             "process_resident_memory_bytes": "process_resident_memory_bytes",
-             "process_start_time_seconds": "process_start_time_seconds", "process_open_fds": "process_open_fds"}
+    names = {
+        "process_cpu_seconds": "process_cpu_seconds_total",
+        "process_resident_memory_bytes": "process_resident_memory_bytes",
+        "process_start_time_seconds": "process_start_time_seconds",
+        "process_open_fds": "process_open_fds",
+    }
     page = {canonical: samples[name][0].value for canonical, name in names.items() if samples[name]}
     for sample in samples["http_requests_total"]:
         key = "http:" + sample.labels["status"]

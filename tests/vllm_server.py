@@ -68,8 +68,9 @@ class RawServer:
         self.stopping.wait(seconds)
 
 
-def response(body: bytes = b"", status: str = "200 OK", length: int | None = None,
-             headers: Iterable[str] = ()) -> bytes:
+def response(
+    body: bytes = b"", status: str = "200 OK", length: int | None = None, headers: Iterable[str] = ()
+) -> bytes:
     """A response with a Content-Length, that of ``body`` unless another is asked for."""
     lines = [f"HTTP/1.1 {status}", f"content-length: {len(body) if length is None else length}", *headers]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body

@@ -15,11 +15,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Score, print a summary, write or check ``docs/accuracy.md``. Exit 1 when the check finds a difference."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if docs/accuracy.md is out of date")
-    parser.add_argument("--only", metavar="NAME", default="",
-                        help=f"a part ({', '.join(PARTS)}) or a piece of a recording's name; writes nothing")
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        default="",
+        help=f"a part ({', '.join(PARTS)}) or a piece of a recording's name; writes nothing",
+    )
     parser.add_argument("--verbose", action="store_true", help="show every item that is not right")
-    parser.add_argument("--scored-only", action="store_true",
-                        help="with --verbose: the items that nothing is tuned on; look, but do not tune on them")
+    parser.add_argument(
+        "--scored-only",
+        action="store_true",
+        help="with --verbose: the items that nothing is tuned on; look, but do not tune on them",
+    )
     parser.add_argument("--jobs", type=int, default=None, help="processes (default: one a core)")
     options = parser.parse_args(argv)
     began = time.perf_counter()

@@ -69,8 +69,10 @@ class Capture:
 
 def telemetry() -> list[Telemetry]:
     """Every recording of real telemetry, in the order of its table."""
-    return [Telemetry(row["recording"], row["label"], _scored_only(row["recording"]))
-            for row in _rows(RECORDINGS / "labels.csv")]
+    return [
+        Telemetry(row["recording"], row["label"], _scored_only(row["recording"]))
+        for row in _rows(RECORDINGS / "labels.csv")
+    ]
 
 
 def _scored_only(name: str) -> bool:
@@ -82,10 +84,17 @@ def incidents() -> list[Incident]:
     rows = sorted(_rows(RECORDINGS / "incidents" / "labels.csv"), key=lambda row: row["recording"])
     return [
         Incident(
-            name=f"incidents/{row['recording']}", id=row["recording"].removesuffix(".jsonl.gz"), kind=row["class"],
-            expected=_set(row["expected_verdict"]), expected_conditions=_set(row["expected_conditions"]),
-            forbidden=_set(row["forbidden_verdicts"]), forbidden_conditions=_set(row["forbidden_conditions"]),
-            page=row["page"], grade=row["grade"], start=float(row["from_seconds"]), end=float(row["to_seconds"]),
+            name=f"incidents/{row['recording']}",
+            id=row["recording"].removesuffix(".jsonl.gz"),
+            kind=row["class"],
+            expected=_set(row["expected_verdict"]),
+            expected_conditions=_set(row["expected_conditions"]),
+            forbidden=_set(row["forbidden_verdicts"]),
+            forbidden_conditions=_set(row["forbidden_conditions"]),
+            page=row["page"],
+            grade=row["grade"],
+            start=float(row["from_seconds"]),
+            end=float(row["to_seconds"]),
             scored_only=place % 3 == 2,
         )
         for place, row in enumerate(rows)
@@ -99,6 +108,7 @@ _END: Final = float("inf")
 
 def captures() -> list[Capture]:
     """What ``vllm-cpu/labels.csv`` expects, as stretches; the burst and frozen times are read off the pages."""
+
     def whole(name: str, most: str, never: frozenset[str] = frozenset(), engine: str = "0") -> Capture:
         return Capture(f"vllm-cpu/{name}.jsonl.gz", engine, "whole capture", 0.0, _END, frozenset({most}), never)
 
@@ -117,8 +127,15 @@ def captures() -> list[Capture]:
         whole("k_api_server_count2", "kv_pressure"),
         whole("l_dp2", "kv_pressure", engine="0"),
         whole("l_dp2", "kv_pressure", engine="1"),
-        Capture(frozen, "0", "gauges frozen at 0", 0.0, 16.0, frozenset({"unknown", "idle"}),
-                frozenset({"healthy", "kv_pressure"})),
+        Capture(
+            frozen,
+            "0",
+            "gauges frozen at 0",
+            0.0,
+            16.0,
+            frozenset({"unknown", "idle"}),
+            frozenset({"healthy", "kv_pressure"}),
+        ),
         Capture(frozen, "0", "cache full", 22.0, _END, _PRESSURE),
     ]
 

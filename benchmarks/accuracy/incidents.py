@@ -56,10 +56,16 @@ def judge(incident: Incident, run: Run) -> Answer:
     true = {name for tick in ticks for name, value in tick.conditions.items() if value is True}
     wanted = incident.expected_conditions
     return Answer(
-        incident, verdict, _outcome(incident, verdict), max(carrying) >= CONFIDENT, sum(carrying) / len(carrying),
+        incident,
+        verdict,
+        _outcome(incident, verdict),
+        max(carrying) >= CONFIDENT,
+        sum(carrying) / len(carrying),
         sum(tick.verdict in incident.forbidden and tick.confidence >= CONFIDENT for tick in ticks),
         (not wanted or bool(true & wanted)) and not true & incident.forbidden_conditions,
-        tuple(sorted(true)), changes(run.said["0"]), tuple(ticks),
+        tuple(sorted(true)),
+        changes(run.said["0"]),
+        tuple(ticks),
     )
 
 
@@ -91,9 +97,13 @@ def judge_capture(capture: Capture, run: Run) -> CaptureAnswer:
     """Score one stretch of a capture."""
     ticks = [tick for tick in run.said[capture.engine] if capture.start <= tick.t <= capture.end + 0.5]
     histogram = Counter(tick.verdict for tick in ticks)
-    return CaptureAnswer(capture, most_frequent(tick.verdict for tick in ticks),
-                         sum(histogram[verdict] for verdict in capture.never), tuple(histogram.most_common()),
-                         tuple(ticks))
+    return CaptureAnswer(
+        capture,
+        most_frequent(tick.verdict for tick in ticks),
+        sum(histogram[verdict] for verdict in capture.never),
+        tuple(histogram.most_common()),
+        tuple(ticks),
+    )
 
 
 def histogram(ticks: Sequence[Tick]) -> str:

@@ -68,8 +68,10 @@ tuned part showed.
 
 def render(result: Result) -> str:
     """The page."""
-    held_out = ", ".join([name for name, _, _ in result.flaps if name in data.SCORED_ONLY_PRESSURE]
-                         + [a.incident.id for a in result.answers if a.incident.scored_only])
+    held_out = ", ".join(
+        [name for name, _, _ in result.flaps if name in data.SCORED_ONLY_PRESSURE]
+        + [a.incident.id for a in result.answers if a.incident.scored_only]
+    )
     sections = (_windows, _confusion, _baselines, _detections, _flaps, _incidents, _captures)
     body = "\n".join("\n".join(section(result)) + "\n" for section in sections)
     return _INTRO.replace("{held_out}", held_out) + "\n" + body
@@ -100,8 +102,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str
 def _windows(result: Result) -> Iterator[str]:
     yield "## KV pressure on real telemetry\n"
     sets = [("with counter", False), ("without counter", True)]
-    columns = [(f"{word}, {name}", result.rates(without_counter=without, scored_only=kept))
-               for word, without in sets for name, kept in (("tuned on", False), ("scored only", True))]
+    columns = [
+        (f"{word}, {name}", result.rates(without_counter=without, scored_only=kept))
+        for word, without in sets
+        for name, kept in (("tuned on", False), ("scored only", True))
+    ]
     yield from table(["", *(name for name, _ in columns)], _rate_rows([rates for _, rates in columns]))
     yield "\nBy part, with counter:\n"
     parts = [(part, result.rates(part=part)) for part in ("h100", "v1", "burstgpt")]
@@ -129,12 +134,16 @@ def _rate_rows(columns: Sequence[Rates]) -> list[list[str]]:
 def _confusion(result: Result) -> Iterator[str]:
     yield "## Most frequent verdicts of the windows\n"
     kinds = (POSITIVE, EPISODE, OTHER, NEUTRAL, NO_CLAIM)
-    for title, found in (("With the preemption counter:", result.windows),
-                         ("Without:", result.windows_without_counter)):
+    for title, found in (
+        ("With the preemption counter:", result.windows),
+        ("Without:", result.windows_without_counter),
+    ):
         seen = Counter((window.kind, window.verdict) for window in found)
         verdicts = sorted({verdict for _, verdict in seen})
         yield title + "\n"
-        yield from table(["was \\ said", *verdicts], [[kind, *(seen[kind, verdict] for verdict in verdicts)] for kind in kinds])
+        yield from table(
+            ["was \\ said", *verdicts], [[kind, *(seen[kind, verdict] for verdict in verdicts)] for kind in kinds]
+        )
         yield ""
 
 
@@ -143,9 +152,13 @@ def _baselines(result: Result) -> Iterator[str]:
     yield "Memory, KV and signature claim a window when they hold at more than half of its ticks.\n"
     positive = [w for w in result.windows if w.kind in (POSITIVE, EPISODE)]
     other = [w for w in result.windows if w.kind == OTHER]
-    rows = [("**kvpressure: `kv_pressure`**", *_claimed([w.claimed for w in positive], [w.claimed for w in other])),
-            ("kvpressure, most frequent verdict", *_claimed([w.verdict == "kv_pressure" for w in positive],
-                                                            [w.verdict == "kv_pressure" for w in other]))]
+    rows = [
+        ("**kvpressure: `kv_pressure`**", *_claimed([w.claimed for w in positive], [w.claimed for w in other])),
+        (
+            "kvpressure, most frequent verdict",
+            *_claimed([w.verdict == "kv_pressure" for w in positive], [w.verdict == "kv_pressure" for w in other]),
+        ),
+    ]
     rows += [(name, *_claimed(_held(positive, name), _held(other, name))) for name, _ in BASELINES]
     yield from table(["rule", "pressure windows found", "false of the others"], rows)
 
@@ -160,14 +173,27 @@ def _held(windows: Sequence[Window], name: str) -> list[bool]:
 
 def _detections(result: Result) -> Iterator[str]:
     yield "## Time to detect\n"
-    yield ("From the first sample that makes a window qualify (usage at or above 0.97 with a queue, or the first counted "
-           "preemption) to the first `kv_pressure`, at 1 s samples; negative is early.\n")
+    yield (
+        "From the first sample that makes a window qualify (usage at or above 0.97 with a queue, or the first counted "
+        "preemption) to the first `kv_pressure`, at 1 s samples; negative is early.\n"
+    )
     without = {item.recording: item for item in result.detections_without_counter}
-    rows = [(item.recording, "scored only" if item.scored_only else "", f"{item.onset:.1f}",
-             "-" if item.first_preemption is None else f"{item.first_preemption:.1f}",
-             _delay(item), _delay(without[item.recording]), item.changes) for item in result.detections]
-    yield from table(["recording", "set", "onset s", "first preemption s", "delay s", "delay s without counter",
-                      "verdict changes"], rows)
+    rows = [
+        (
+            item.recording,
+            "scored only" if item.scored_only else "",
+            f"{item.onset:.1f}",
+            "-" if item.first_preemption is None else f"{item.first_preemption:.1f}",
+            _delay(item),
+            _delay(without[item.recording]),
+            item.changes,
+        )
+        for item in result.detections
+    ]
+    yield from table(
+        ["recording", "set", "onset s", "first preemption s", "delay s", "delay s without counter", "verdict changes"],
+        rows,
+    )
 
 
 def _delay(item: Detection) -> str:
@@ -184,27 +210,42 @@ def _flaps(result: Result) -> Iterator[str]:
 
 def _incidents(result: Result) -> Iterator[str]:
     yield "## Incidents\n"
-    rows = [("grades A and B", *(_tally(result.graded(scored_only=kept)) for kept in (False, True, None))),
-            ("grade C", *(_tally([a for a in result.answers if a.incident.grade == "C" and kept in (None, a.incident.scored_only)])
-                          for kept in (False, True, None)))]
+    rows = [
+        ("grades A and B", *(_tally(result.graded(scored_only=kept)) for kept in (False, True, None))),
+        (
+            "grade C",
+            *(
+                _tally(
+                    [a for a in result.answers if a.incident.grade == "C" and kept in (None, a.incident.scored_only)]
+                )
+                for kept in (False, True, None)
+            ),
+        ),
+    ]
     yield from table(["", "tuned on", "scored only", "all"], rows)
     yield "\nBy class (grades A and B):\n"
     kinds = sorted({a.incident.kind for a in result.graded()})
-    yield from table(["class", "all"], [(kind, _tally([a for a in result.graded() if a.incident.kind == kind])) for kind in kinds])
+    yield from table(
+        ["class", "all"], [(kind, _tally([a for a in result.graded() if a.incident.kind == kind])) for kind in kinds]
+    )
     yield "\nOne by one (*page* is what a person should be called for; alerts are tested on these recordings elsewhere):\n"
-    yield from table(["incident", "class", "grade", "set", "page", "expected", "said", "confidence", "conditions true", "outcome"],
-                     [_incident_row(a) for a in result.answers])
+    yield from table(
+        ["incident", "class", "grade", "set", "page", "expected", "said", "confidence", "conditions true", "outcome"],
+        [_incident_row(a) for a in result.answers],
+    )
 
 
 def _tally(answers: Sequence[Answer]) -> str:
     if not answers:
         return "-"
     words = [f"right {ratio(sum(a.right for a in answers), len(answers))}"]
-    for word, count in (("abstained", sum(a.outcome == "abstained" for a in answers)),
-                        ("wrong", sum(a.outcome == "wrong" for a in answers)),
-                        ("wrong and confident", sum(a.wrong_and_confident for a in answers)),
-                        ("conditions wrong", sum(not a.conditions_right for a in answers)),
-                        ("confident forbidden ticks", sum(a.forbidden_ticks for a in answers))):
+    for word, count in (
+        ("abstained", sum(a.outcome == "abstained" for a in answers)),
+        ("wrong", sum(a.outcome == "wrong" for a in answers)),
+        ("wrong and confident", sum(a.wrong_and_confident for a in answers)),
+        ("conditions wrong", sum(not a.conditions_right for a in answers)),
+        ("confident forbidden ticks", sum(a.forbidden_ticks for a in answers)),
+    ):
         if count:
             words.append(f"{word} {count}")
     return ", ".join(words)
@@ -216,15 +257,33 @@ def _incident_row(answer: Answer) -> tuple[str, ...]:
     expected = " or ".join(sorted(item.expected))
     if item.expected_conditions:
         expected += "; condition " + " or ".join(sorted(item.expected_conditions))
-    return (item.id, item.kind, item.grade, "scored only" if item.scored_only else "", item.page, expected, answer.verdict,
-            f"{answer.confidence:.2f}", ", ".join(answer.conditions_true) or "-",
-            outcome + (", confident" if answer.wrong_and_confident else ""))
+    return (
+        item.id,
+        item.kind,
+        item.grade,
+        "scored only" if item.scored_only else "",
+        item.page,
+        expected,
+        answer.verdict,
+        f"{answer.confidence:.2f}",
+        ", ".join(answer.conditions_true) or "-",
+        outcome + (", confident" if answer.wrong_and_confident else ""),
+    )
 
 
 def _captures(result: Result) -> Iterator[str]:
     yield "## Captures of live servers\n"
     yield from table(
         ["capture", "engine", "stretch", "expected", "said (ticks)", "outcome"],
-        [(c.capture.name.removeprefix("vllm-cpu/").removesuffix(".jsonl.gz"), c.capture.engine, c.capture.what,
-          " or ".join(sorted(c.capture.most)), ", ".join(f"{verdict} {count}" for verdict, count in c.histogram),
-          "right" if c.right else "wrong") for c in result.captures])
+        [
+            (
+                c.capture.name.removeprefix("vllm-cpu/").removesuffix(".jsonl.gz"),
+                c.capture.engine,
+                c.capture.what,
+                " or ".join(sorted(c.capture.most)),
+                ", ".join(f"{verdict} {count}" for verdict, count in c.histogram),
+                "right" if c.right else "wrong",
+            )
+            for c in result.captures
+        ],
+    )

@@ -24,8 +24,10 @@ _COUNTER_LINES: Final = re.compile(r"^(?:# (?:TYPE|HELP) )?vllm[:_]num_preemptio
 _SERIES: Final = {
     name: re.compile(rf"^vllm:{pattern}(?:\{{(?P<labels>[^\n]*)\}})? (?P<value>\S+)$", re.M)
     for name, pattern in (
-        ("running", "num_requests_running"), ("waiting", "num_requests_waiting"),
-        ("kv", "(?:kv|gpu)_cache_usage_perc"), ("preemptions", "num_preemptions_total"),
+        ("running", "num_requests_running"),
+        ("waiting", "num_requests_waiting"),
+        ("kv", "(?:kv|gpu)_cache_usage_perc"),
+        ("preemptions", "num_preemptions_total"),
     )
 }
 _ENGINE_LABEL: Final = re.compile(r'(?:^|,)engine="([^"]*)"')
@@ -113,9 +115,15 @@ def _tick(t: float, state: EngineState | None) -> Tick:
     if state is None:
         return Tick(t, "unknown", 0.0)
     answer = state.diagnosis
-    return Tick(t, answer.verdict, answer.confidence, answer.stage,
-                {name: item.value for name, item in answer.evidence.items()}, dict(answer.conditions),
-                answer.documented_signature_met)
+    return Tick(
+        t,
+        answer.verdict,
+        answer.confidence,
+        answer.stage,
+        {name: item.value for name, item in answer.evidence.items()},
+        dict(answer.conditions),
+        answer.documented_signature_met,
+    )
 
 
 def read_truth(path: Path) -> dict[str, list[Sample]]:
@@ -128,8 +136,12 @@ def read_truth(path: Path) -> dict[str, list[Sample]]:
             ticks.append((body["t"], _series(body), _memory_ratio(body)))
     engines = sorted({engine for _, series, _ in ticks for engine in series}) or ["0"]
     start = ticks[0][0]
-    return {engine: [Sample(round(t - start, 3), **series.get(engine, {}), memory_ratio=memory)
-                     for t, series, memory in ticks] for engine in engines}
+    return {
+        engine: [
+            Sample(round(t - start, 3), **series.get(engine, {}), memory_ratio=memory) for t, series, memory in ticks
+        ]
+        for engine in engines
+    }
 
 
 def _series(body: Mapping[str, object]) -> dict[str, dict[str, float]]:
@@ -143,7 +155,9 @@ def _series(body: Mapping[str, object]) -> dict[str, dict[str, float]]:
 
 
 def _memory_ratio(body: Mapping[str, object]) -> float | None:
-    ratios = [gpu["memory_used_bytes"] / gpu["memory_total_bytes"]
-              for gpu in body.get("gpus") or ()  # type: ignore[attr-defined]  # a list by the format
-              if gpu.get("memory_used_bytes") and gpu.get("memory_total_bytes")]
+    ratios = [
+        gpu["memory_used_bytes"] / gpu["memory_total_bytes"]
+        for gpu in body.get("gpus") or ()  # type: ignore[attr-defined]  # a list by the format
+        if gpu.get("memory_used_bytes") and gpu.get("memory_total_bytes")
+    ]
     return max(ratios, default=None)

@@ -70,12 +70,20 @@ def rates(found: Sequence[Window]) -> Rates:
     positive, episode, other = by_kind[POSITIVE], by_kind[EPISODE], by_kind[OTHER]
     false = [w for w in other if w.claimed]
     return Rates(
-        len(positive), sum(w.claimed for w in positive), sum(w.verdict == "kv_pressure" for w in positive),
-        len(episode), sum(w.claimed for w in episode),
-        len(other), len(false), sum(w.verdict == "kv_pressure" for w in other), sum(w.full_with_queue for w in false),
+        len(positive),
+        sum(w.claimed for w in positive),
+        sum(w.verdict == "kv_pressure" for w in positive),
+        len(episode),
+        sum(w.claimed for w in episode),
+        len(other),
+        len(false),
+        sum(w.verdict == "kv_pressure" for w in other),
+        sum(w.full_with_queue for w in false),
         sum(w.verdict != "unknown" for w in other),
-        len(by_kind[NEUTRAL]), sum(w.claimed for w in by_kind[NEUTRAL]),
-        len(by_kind[NO_CLAIM]), sum(w.claimed for w in by_kind[NO_CLAIM]),
+        len(by_kind[NEUTRAL]),
+        sum(w.claimed for w in by_kind[NEUTRAL]),
+        len(by_kind[NO_CLAIM]),
+        sum(w.claimed for w in by_kind[NO_CLAIM]),
     )
 
 
@@ -100,8 +108,7 @@ class Result:
 
     def graded(self, *, scored_only: bool | None = None) -> list[Answer]:
         """Incidents whose cause is confirmed or plausibly stated (grades A and B)."""
-        return [a for a in self.answers if a.incident.grade != "C"
-                and scored_only in (None, a.incident.scored_only)]
+        return [a for a in self.answers if a.incident.grade != "C" and scored_only in (None, a.incident.scored_only)]
 
 
 def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = "") -> Result:
@@ -115,8 +122,10 @@ def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = 
     plain = {name: run for (name, without), run in sorted(runs.items()) if not without}
     stripped = {name: run for (name, without), run in sorted(runs.items()) if without}
     return Result(
-        _windows(telemetry, plain), _windows(telemetry, stripped),
-        _detections(telemetry, plain), _detections(telemetry, stripped),
+        _windows(telemetry, plain),
+        _windows(telemetry, stripped),
+        _detections(telemetry, plain),
+        _detections(telemetry, stripped),
         tuple((item.name, *_flaps(plain[item.name])) for item in telemetry),
         tuple(judge(item, plain[item.name]) for item in incidents),
         tuple(judge_capture(item, plain[item.name]) for item in captures),

@@ -23,30 +23,37 @@ def summary(result: Result) -> Iterator[str]:
         for title, found in (("with", result.detections), ("without", result.detections_without_counter)):
             delays = sorted(item.delay for item in found if item.delay is not None)
             if found:
-                yield (f"detection {title} counter: {len(delays)} of {len(found)} runs, delay median "
-                       f"{delays[len(delays) // 2]:.0f} s, largest {delays[-1]:.0f} s" if delays
-                       else f"detection {title} counter: 0 of {len(found)} runs")
+                yield (
+                    f"detection {title} counter: {len(delays)} of {len(found)} runs, delay median "
+                    f"{delays[len(delays) // 2]:.0f} s, largest {delays[-1]:.0f} s"
+                    if delays
+                    else f"detection {title} counter: 0 of {len(found)} runs"
+                )
         worst = max(result.flaps, key=lambda item: item[1])
         yield f"verdict changes per recording: largest {worst[1]} ({worst[0]})"
     if result.answers:
         graded = result.graded()
-        yield (f"incidents (A, B): right {ratio(sum(a.right for a in graded), len(graded))}, verdict right "
-               f"{sum(a.outcome == 'right' for a in graded)}, abstained {sum(a.outcome == 'abstained' for a in graded)}, "
-               f"wrong {sum(a.outcome == 'wrong' for a in graded)}, wrong and confident "
-               f"{sum(a.wrong_and_confident for a in result.answers)}, conditions wrong "
-               f"{sum(not a.conditions_right for a in graded)}, confident forbidden ticks "
-               f"{sum(a.forbidden_ticks for a in result.answers)}")
+        yield (
+            f"incidents (A, B): right {ratio(sum(a.right for a in graded), len(graded))}, verdict right "
+            f"{sum(a.outcome == 'right' for a in graded)}, abstained {sum(a.outcome == 'abstained' for a in graded)}, "
+            f"wrong {sum(a.outcome == 'wrong' for a in graded)}, wrong and confident "
+            f"{sum(a.wrong_and_confident for a in result.answers)}, conditions wrong "
+            f"{sum(not a.conditions_right for a in graded)}, confident forbidden ticks "
+            f"{sum(a.forbidden_ticks for a in result.answers)}"
+        )
     if result.captures:
         yield f"live captures: right {ratio(sum(c.right for c in result.captures), len(result.captures))}"
     yield from (f"problem: {problem}" for problem in result.problems[:10])
 
 
 def _rates_line(title: str, rates: Rates) -> str:
-    return (f"windows {title}: recall {ratio(rates.found, rates.positive)} (most frequent {rates.found_most}), episode "
-            f"{ratio(rates.episode_found, rates.episode)}, false {rates.false} of {rates.other} (most frequent "
-            f"{rates.false_most}, full with queue {rates.false_full}), informative "
-            f"{ratio(rates.informative, rates.other)}, near full claimed {rates.neutral_claimed} of {rates.neutral}, "
-            f"claimed unrecorded {rates.claimed_unrecorded} of {rates.not_recorded}")
+    return (
+        f"windows {title}: recall {ratio(rates.found, rates.positive)} (most frequent {rates.found_most}), episode "
+        f"{ratio(rates.episode_found, rates.episode)}, false {rates.false} of {rates.other} (most frequent "
+        f"{rates.false_most}, full with queue {rates.false_full}), informative "
+        f"{ratio(rates.informative, rates.other)}, near full claimed {rates.neutral_claimed} of {rates.neutral}, "
+        f"claimed unrecorded {rates.claimed_unrecorded} of {rates.not_recorded}"
+    )
 
 
 def wrong_items(result: Result, *, scored_only: bool = False) -> Iterator[str]:
@@ -54,8 +61,10 @@ def wrong_items(result: Result, *, scored_only: bool = False) -> Iterator[str]:
     for title, found in (("", result.windows), (" without counter", result.windows_without_counter)):
         for window in found:
             if _wrong(window) and window.scored_only == scored_only:
-                yield (f"\n{window.recording}{title} {window.start:.0f} s: was {window.kind}"
-                       f"{' (full with queue)' if window.full_with_queue else ''}, said {histogram(window.ticks)}")
+                yield (
+                    f"\n{window.recording}{title} {window.start:.0f} s: was {window.kind}"
+                    f"{' (full with queue)' if window.full_with_queue else ''}, said {histogram(window.ticks)}"
+                )
                 yield from _details(window.ticks, window.verdict)
     for title, detections in (("", result.detections), (" without counter", result.detections_without_counter)):
         for item in detections:
@@ -67,8 +76,10 @@ def wrong_items(result: Result, *, scored_only: bool = False) -> Iterator[str]:
     for capture in result.captures:
         if not capture.right and not scored_only:
             wanted = "|".join(sorted(capture.capture.most))
-            yield (f"\n{capture.capture.name} engine {capture.capture.engine}, {capture.capture.what}: wanted {wanted}, "
-                   f"said {histogram(capture.ticks)}, never-ticks {capture.never_ticks}")
+            yield (
+                f"\n{capture.capture.name} engine {capture.capture.engine}, {capture.capture.what}: wanted {wanted}, "
+                f"said {histogram(capture.ticks)}, never-ticks {capture.never_ticks}"
+            )
             yield from _details(capture.ticks, capture.verdict)
 
 
@@ -82,13 +93,17 @@ def _wrong(window: Window) -> bool:
 
 def _answer(answer: Answer) -> Iterator[str]:
     item = answer.incident
-    yield (f"\n{item.name} [{item.kind} {item.grade}] {item.start:.0f}-{item.end:.0f} s: {answer.outcome}, wanted "
-           f"{'|'.join(sorted(item.expected))}, said {histogram(answer.ticks)}, mean confidence "
-           f"{answer.confidence:.2f}, confident forbidden ticks {answer.forbidden_ticks}")
+    yield (
+        f"\n{item.name} [{item.kind} {item.grade}] {item.start:.0f}-{item.end:.0f} s: {answer.outcome}, wanted "
+        f"{'|'.join(sorted(item.expected))}, said {histogram(answer.ticks)}, mean confidence "
+        f"{answer.confidence:.2f}, confident forbidden ticks {answer.forbidden_ticks}"
+    )
     if not answer.conditions_right:
-        yield (f"  conditions: true {', '.join(answer.conditions_true) or 'none'}; wanted one of "
-               f"{'|'.join(sorted(item.expected_conditions)) or 'none'}; forbidden "
-               f"{'|'.join(sorted(item.forbidden_conditions)) or 'none'}")
+        yield (
+            f"  conditions: true {', '.join(answer.conditions_true) or 'none'}; wanted one of "
+            f"{'|'.join(sorted(item.expected_conditions)) or 'none'}; forbidden "
+            f"{'|'.join(sorted(item.forbidden_conditions)) or 'none'}"
+        )
     yield from _details(answer.ticks, answer.verdict)
 
 

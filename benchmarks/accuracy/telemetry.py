@@ -95,9 +95,16 @@ def _window(item: Telemetry, start: float, inside: Sequence[Sample], ticks: Sequ
     verdicts = [tick.verdict for tick in ticks]
     pairs = list(zip(inside, ticks, strict=True))
     return Window(
-        item.name, item.part, item.scored_only, start, _kind(item.label, rose, full and not counted),
-        most_frequent(verdicts), "kv_pressure" in verdicts, full,
-        tuple((name, sum(rule(*pair) for pair in pairs) * 2 > len(pairs)) for name, rule in BASELINES), tuple(ticks),
+        item.name,
+        item.part,
+        item.scored_only,
+        start,
+        _kind(item.label, rose, full and not counted),
+        most_frequent(verdicts),
+        "kv_pressure" in verdicts,
+        full,
+        tuple((name, sum(rule(*pair) for pair in pairs) * 2 > len(pairs)) for name, rule in BASELINES),
+        tuple(ticks),
     )
 
 
@@ -121,8 +128,14 @@ def detection(item: Telemetry, run: Run) -> Detection | None:
     if item.label != "kv_pressure" or not onsets:
         return None
     said = next((tick.t for tick in ticks if tick.verdict == "kv_pressure"), None)
-    return Detection(item.name, item.scored_only, min(onsets), preempted,
-                     None if said is None else round(said - min(onsets), 1), changes(ticks))
+    return Detection(
+        item.name,
+        item.scored_only,
+        min(onsets),
+        preempted,
+        None if said is None else round(said - min(onsets), 1),
+        changes(ticks),
+    )
 
 
 def changes(ticks: Sequence[Tick]) -> int:

@@ -14,9 +14,14 @@ from benchmarks.alerts.fortnight import fortnight
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a summary, write ``docs/alert-proof.md``. Exit 1 when a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.alerts", description=__doc__)
-    parser.add_argument("--keep-fortnight", action="store_true",
-                        help="take the fortnight of the last run; play only the recordings (1 CPU minute)")
-    parser.add_argument("--service", choices=("m-mid", "m-large"), default="m-mid", help="whose request rates (default: m-mid)")
+    parser.add_argument(
+        "--keep-fortnight",
+        action="store_true",
+        help="take the fortnight of the last run; play only the recordings (1 CPU minute)",
+    )
+    parser.add_argument(
+        "--service", choices=("m-mid", "m-large"), default="m-mid", help="whose request rates (default: m-mid)"
+    )
     options = parser.parse_args(argv)
     if not options.keep_fortnight:
         began = time.perf_counter()

@@ -62,13 +62,32 @@ def cases() -> tuple[Case, ...]:
     long_answers = replace(LOAD, output_tokens=3500, max_tokens=3500)
     return (
         Case("overload since the first scrape", True, ((LASTS_SECONDS, OVERLOAD * full), rest)),
-        Case("exporter restarted in the middle of an overload", True, ((LASTS_SECONDS, CALM * full), (LASTS_SECONDS, OVERLOAD * full), rest),
-             ends=2 * LASTS_SECONDS, begins=LASTS_SECONDS, restarts=1.5 * LASTS_SECONDS),
-        Case("overload since the first scrape, the cache not full (16 sequences)", True, ((LASTS_SECONDS, OVERLOAD * full), rest),
-             engine=replace(ENGINE, max_num_seqs=16)),
-        Case("few long answers, hardly one finishes", True, ((LASTS_SECONDS, 0.2), rest), engine=replace(ENGINE, max_num_seqs=4),
-             load=long_answers),
-        Case("a batch of a minute and a half, sent at once", False, ((SCRAPE_SECONDS, full * BATCH_SECONDS / SCRAPE_SECONDS), (LASTS_SECONDS, 0.0))),
+        Case(
+            "exporter restarted in the middle of an overload",
+            True,
+            ((LASTS_SECONDS, CALM * full), (LASTS_SECONDS, OVERLOAD * full), rest),
+            ends=2 * LASTS_SECONDS,
+            begins=LASTS_SECONDS,
+            restarts=1.5 * LASTS_SECONDS,
+        ),
+        Case(
+            "overload since the first scrape, the cache not full (16 sequences)",
+            True,
+            ((LASTS_SECONDS, OVERLOAD * full), rest),
+            engine=replace(ENGINE, max_num_seqs=16),
+        ),
+        Case(
+            "few long answers, hardly one finishes",
+            True,
+            ((LASTS_SECONDS, 0.2), rest),
+            engine=replace(ENGINE, max_num_seqs=4),
+            load=long_answers,
+        ),
+        Case(
+            "a batch of a minute and a half, sent at once",
+            False,
+            ((SCRAPE_SECONDS, full * BATCH_SECONDS / SCRAPE_SECONDS), (LASTS_SECONDS, 0.0)),
+        ),
         Case("a quiet start", False, ((LASTS_SECONDS, CALM * full), rest)),
     )
 

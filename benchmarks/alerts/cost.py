@@ -61,13 +61,34 @@ def pages(count: int) -> list[str]:
     found = []
     for tick in range(count):
         now += SCRAPE_SECONDS
-        read = tuple(page_from_text(
-            node.metrics(name), target=f"http://{name}:8000/metrics", time=now, namespace=NAMESPACE, pod=name, container=CONTAINER,
-            gpus=(pod.gpu.uuid,), args=fortnight.ARGS, duration_seconds=0.01, scanner=scanner) for name, pod in node.pods.items())
+        read = tuple(
+            page_from_text(
+                node.metrics(name),
+                target=f"http://{name}:8000/metrics",
+                time=now,
+                namespace=NAMESPACE,
+                pod=name,
+                container=CONTAINER,
+                gpus=(pod.gpu.uuid,),
+                args=fortnight.ARGS,
+                duration_seconds=0.01,
+                scanner=scanner,
+            )
+            for name, pod in node.pods.items()
+        )
         health = {name: SourceHealth(name, up=True, last_success=now) for name in ("vllm", "nvidia", "podresources")}
-        state = pipeline.observe(Snapshot(
-            time=now, gpus=node.gpus(), pages=read, containers=node.containers(), owners=node.owners(), logs=node.logs(),
-            targets=tuple(page.target for page in read), health=health))
+        state = pipeline.observe(
+            Snapshot(
+                time=now,
+                gpus=node.gpus(),
+                pages=read,
+                containers=node.containers(),
+                owners=node.owners(),
+                logs=node.logs(),
+                targets=tuple(page.target for page in read),
+                health=health,
+            )
+        )
         lines = (f"{name} {value}\n" for name, value in samples(replace(state, ticks=tick + 1)))
         found.append("".join(lines).replace("GPU-", f"GPU-{_NODE}-").replace(SCRAPED_NODE, f"node-{_NODE}"))
     return found
@@ -115,13 +136,27 @@ def fleet(served: Sequence[str]) -> Iterator[str]:
 
 def configuration(address: str, nodes: int) -> dict[str, Any]:
     """Prometheus' configuration: every node a target of its own."""
-    targets = [{"targets": [f"node-{number:04d}:9846"], "labels": {"__metrics_path__": f"/{number:04d}", "node": f"node-{number:04d}"}}
-               for number in range(nodes)]
+    targets = [
+        {
+            "targets": [f"node-{number:04d}:9846"],
+            "labels": {"__metrics_path__": f"/{number:04d}", "node": f"node-{number:04d}"},
+        }
+        for number in range(nodes)
+    ]
     return {
-        "global": {"scrape_interval": f"{SCRAPE_SECONDS:g}s", "scrape_timeout": "10s"}, "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "kvpressure", "honor_labels": True, "static_configs": targets, "relabel_configs": [
-            {"source_labels": ["__address__"], "target_label": "instance"},
-            {"target_label": "__address__", "replacement": address}]}],
+        "global": {"scrape_interval": f"{SCRAPE_SECONDS:g}s", "scrape_timeout": "10s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [
+            {
+                "job_name": "kvpressure",
+                "honor_labels": True,
+                "static_configs": targets,
+                "relabel_configs": [
+                    {"source_labels": ["__address__"], "target_label": "instance"},
+                    {"target_label": "__address__", "replacement": address},
+                ],
+            }
+        ],
     }
 
 
@@ -145,7 +180,13 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """What the process has used so far; the kernel counts nanoseconds for each thread."""
-        return sum(int(path.read_text(encoding="ascii").split()[0]) for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat")) / 1e9
+        return (
+            sum(
+                int(path.read_text(encoding="ascii").split()[0])
+                for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+            )
+            / 1e9
+        )
 
     def stop_scraping(self) -> None:
         """From now on it only answers queries."""
@@ -168,8 +209,13 @@ def prometheus(document: dict[str, Any], program: str = "prometheus") -> Iterato
         path.write_text(yaml.dump(document), encoding="utf-8")
         with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as free:
             port = free.server_address[1]
-        command = [program, f"--config.file={path}", f"--storage.tsdb.path={folder}/data",
-                   f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+        command = [
+            program,
+            f"--config.file={path}",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error",
+        ]
         process = subprocess.Popen(command)
         try:
             server = Server(f"http://127.0.0.1:{port}", process.pid, path)
@@ -209,11 +255,21 @@ class Cost:
 
 def costs(server: Server, at: float) -> list[Cost]:
     """Every rule, measured at a moment: in rounds, so that seconds of other work on the machine spoil one measurement and not all."""
-    rules = [(group, rule) for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+    rules = [
+        (group, rule)
+        for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+    ]
     rounds = [[server.seconds(rule["expr"], at) for _, rule in rules] for _ in range(REPEATS)]
-    return [Cost(group["name"], rule.get("record") or f"{rule['alert']} {rule['labels']['severity']}", min(spent),
-                 60.0 / (float(group["interval"][:-1]) * _SPAN[group["interval"][-1]]))
-            for (group, rule), spent in zip(rules, zip(*rounds, strict=True), strict=True)]
+    return [
+        Cost(
+            group["name"],
+            rule.get("record") or f"{rule['alert']} {rule['labels']['severity']}",
+            min(spent),
+            60.0 / (float(group["interval"][:-1]) * _SPAN[group["interval"][-1]]),
+        )
+        for (group, rule), spent in zip(rules, zip(*rounds, strict=True), strict=True)
+    ]
 
 
 def report(found: Sequence[Cost], series: float, nodes: int, version: str) -> Iterator[str]:
@@ -229,12 +285,21 @@ def report(found: Sequence[Cost], series: float, nodes: int, version: str) -> It
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print. Exit 1 when the budget is missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.alerts.cost", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.alerts.cost", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--nodes", type=int, default=1000, help="how many nodes of eight engines (default: 1000)")
     parser.add_argument("--fill", type=float, default=FILL_SECONDS, help="seconds of scraping before it is measured")
-    parser.add_argument("--prometheus", default="prometheus", help="the program to measure, for other releases (default: the one installed)")
+    parser.add_argument(
+        "--prometheus",
+        default="prometheus",
+        help="the program to measure, for other releases (default: the one installed)",
+    )
     options = parser.parse_args(argv)
-    with fleet(pages(PAGES)) as address, prometheus(configuration(address, options.nodes), options.prometheus) as server:
+    with (
+        fleet(pages(PAGES)) as address,
+        prometheus(configuration(address, options.nodes), options.prometheus) as server,
+    ):
         time.sleep(options.fill)
         up = server.value("sum(up)")
         if up < options.nodes:

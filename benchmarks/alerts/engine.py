@@ -73,8 +73,14 @@ class Episode:
     pending_since: float
 
 
-def evaluate(series: Series, first: int = 0, end: int | None = None, *, scrape_seconds: float = SCRAPE_SECONDS,
-             evaluation_seconds: float = EVALUATION_SECONDS) -> list[Active]:
+def evaluate(
+    series: Series,
+    first: int = 0,
+    end: int | None = None,
+    *,
+    scrape_seconds: float = SCRAPE_SECONDS,
+    evaluation_seconds: float = EVALUATION_SECONDS,
+) -> list[Active]:
     """Every active alert at every evaluation of the scrapes ``first`` to ``end``, in seconds from scrape 0."""
     end = series.scrapes if end is None else end
     length = (end - first) * scrape_seconds
@@ -82,8 +88,9 @@ def evaluate(series: Series, first: int = 0, end: int | None = None, *, scrape_s
     test = {
         "interval": f"{scrape_seconds:g}s",
         "input_series": [{"series": name, "values": values} for name, values in series.between(first, end)],
-        "promql_expr_test": [{"expr": _QUERY, "eval_time": f"{number * evaluation_seconds:g}s", "exp_samples": []}
-                             for number in moments],
+        "promql_expr_test": [
+            {"expr": _QUERY, "eval_time": f"{number * evaluation_seconds:g}s", "exp_samples": []} for number in moments
+        ],
     }
     document = {"rule_files": [str(RULES)], "evaluation_interval": f"{evaluation_seconds:g}s", "tests": [test]}
     return [Active(first * scrape_seconds + at, labels) for at, labels in _deviations(_promtool(document))]
@@ -127,8 +134,14 @@ def _stretches(items: list[Active], evaluation_seconds: float) -> Iterator[Episo
         if stretch and (item is None or item.at - stretch[-1].at > 1.5 * evaluation_seconds):
             firing = [one for one in stretch if one.firing]
             if firing:
-                yield Episode(firing[0].name, firing[0].labels["severity"], firing[0].pages, firing[0].at, firing[-1].at,
-                              stretch[0].at)
+                yield Episode(
+                    firing[0].name,
+                    firing[0].labels["severity"],
+                    firing[0].pages,
+                    firing[0].at,
+                    firing[-1].at,
+                    stretch[0].at,
+                )
             stretch = []
         if item is not None:
             stretch.append(item)

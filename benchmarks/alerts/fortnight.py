@@ -42,8 +42,9 @@ POD: Final = "chat-13b-0"
 # What vLLM takes when nothing but the model is given: 0.92 of the card, 256 sequences. 2 % more of the card than the
 # profile's 0.9 is 1 670 more tokens of cache.
 _POOL_TOKENS: Final = LLAMA_2_13B.kv_pool_tokens + int(0.02 * CARD_MEMORY_BYTES / LLAMA_2_13B.kv_bytes_per_token)
-ENGINE: Final = EngineConfig(LLAMA_2_13B, "chat-13b", max_model_len=4096, gpu_memory_utilization=0.92,
-                             kv_pool_tokens=_POOL_TOKENS)
+ENGINE: Final = EngineConfig(
+    LLAMA_2_13B, "chat-13b", max_model_len=4096, gpu_memory_utilization=0.92, kv_pool_tokens=_POOL_TOKENS
+)
 ARGS: Final = ("vllm", "serve", LLAMA_2_13B.name, "--served-model-name", ENGINE.served_name)
 LOAD: Final = Load(requests_per_second=0.0, prompt_tokens=500, output_tokens=350, max_tokens=2048)
 _OVERLOAD_PER_SECOND: Final = 6.0
@@ -66,7 +67,9 @@ class Day:
 def capacity() -> float:
     """Requests per second that the server finishes when far more arrive."""
     engine = Engine(ENGINE, 0.0)
-    for request in Traffic(replace(LOAD, requests_per_second=_OVERLOAD_PER_SECOND), 0.0, seed=1).until(_OVERLOAD_SECONDS):
+    for request in Traffic(replace(LOAD, requests_per_second=_OVERLOAD_PER_SECOND), 0.0, seed=1).until(
+        _OVERLOAD_SECONDS
+    ):
         engine.submit(request)
     engine.advance(_OVERLOAD_SECONDS)
     return sum(engine.books.finished.values()) / _OVERLOAD_SECONDS
@@ -110,15 +113,34 @@ class Server:
         self.now += SCRAPE_SECONDS
         self.ticks += 1
         node, page = self.node, self._page()
-        health = {name: SourceHealth(name, up=True, last_success=self.now) for name in ("vllm", "nvidia", "podresources")}
-        snapshot = Snapshot(time=self.now, gpus=node.gpus(), pages=(page,), containers=node.containers(), owners=node.owners(),
-                            logs=node.logs(), targets=(page.target,), health=health)
+        health = {
+            name: SourceHealth(name, up=True, last_success=self.now) for name in ("vllm", "nvidia", "podresources")
+        }
+        snapshot = Snapshot(
+            time=self.now,
+            gpus=node.gpus(),
+            pages=(page,),
+            containers=node.containers(),
+            owners=node.owners(),
+            logs=node.logs(),
+            targets=(page.target,),
+            health=health,
+        )
         series.add(replace(self.pipeline.observe(snapshot), ticks=self.ticks))
 
     def _page(self) -> EnginePage:
-        return page_from_text(self.node.metrics(POD), target=f"http://{POD}:8000/metrics", time=self.now, namespace=NAMESPACE,
-                              pod=POD, container=CONTAINER, gpus=(self._gpu.uuid,), args=ARGS, duration_seconds=0.01,
-                              scanner=self._scanner)
+        return page_from_text(
+            self.node.metrics(POD),
+            target=f"http://{POD}:8000/metrics",
+            time=self.now,
+            namespace=NAMESPACE,
+            pod=POD,
+            container=CONTAINER,
+            gpus=(self._gpu.uuid,),
+            args=ARGS,
+            duration_seconds=0.01,
+            scanner=self._scanner,
+        )
 
 
 def play(service: str, first_day: int, end_day: int, seed: int = 1) -> Iterator[Day]:
@@ -133,8 +155,14 @@ def play(service: str, first_day: int, end_day: int, seed: int = 1) -> Iterator[
             at = int((server.now - START) // WINDOW_SECONDS)
             server.scrape(series, rate[at] if at != window else None)
             window, peak, kv_max = at, max(peak, rate[at]), max(kv_max, server.engine.books.kv_usage)
-        yield Day(number, _finished(server) - before[1], server.engine.books.preemptions - before[0], peak, kv_max,
-                  tuple(_evaluated(series, begin, number)))
+        yield Day(
+            number,
+            _finished(server) - before[1],
+            server.engine.books.preemptions - before[0],
+            peak,
+            kv_max,
+            tuple(_evaluated(series, begin, number)),
+        )
         series.forget(series.scrapes - int(WARM_SECONDS / SCRAPE_SECONDS))
 
 

@@ -76,8 +76,13 @@ class Quiet:
 
 def waits() -> dict[str, float]:
     """``for`` of the paging level of every alert that pages, in seconds."""
-    return {alert.name: level.for_seconds for group in load_groups(Options(builtin())) for alert in group.alerts
-            for level in alert.levels if level.page}
+    return {
+        alert.name: level.for_seconds
+        for group in load_groups(Options(builtin()))
+        for alert in group.alerts
+        for level in alert.levels
+        if level.page
+    }
 
 
 def play(incident: data.Incident) -> Played:
@@ -106,7 +111,11 @@ def incidents() -> list[Played]:
 
 def quiet() -> list[Quiet]:
     """BurstGPT, the captures of an idle and a healthy server, and the other real runs without KV pressure."""
-    named = [(item.name, item.label) for item in data.telemetry() if item.label in (data.BAIT, "cap_or_compute_bound_no_kv_pressure")]
+    named = [
+        (item.name, item.label)
+        for item in data.telemetry()
+        if item.label in (data.BAIT, "cap_or_compute_bound_no_kv_pressure")
+    ]
     named += [(f"vllm-cpu/{name}.jsonl.gz", "idle" if name == "a_idle" else "healthy") for name in QUIET_CAPTURES]
     return [_quiet(name, label) for name, label in named]
 

@@ -16,9 +16,13 @@ from kvpressure.state import State
 LEAD_SECONDS: Final = 900.0  # so long the exporter has been running before; it sees nothing but itself
 
 
-def alerts(name: str, scrape_seconds: float = SCRAPE_SECONDS, evaluation_seconds: float = EVALUATION_SECONDS) -> list[Active]:
+def alerts(
+    name: str, scrape_seconds: float = SCRAPE_SECONDS, evaluation_seconds: float = EVALUATION_SECONDS
+) -> list[Active]:
     """Active alerts at every evaluation of one recording (path below the recordings), in seconds from its first tick."""
-    found = evaluate(scrapes(name, scrape_seconds), scrape_seconds=scrape_seconds, evaluation_seconds=evaluation_seconds)
+    found = evaluate(
+        scrapes(name, scrape_seconds), scrape_seconds=scrape_seconds, evaluation_seconds=evaluation_seconds
+    )
     return [replace(item, at=item.at - LEAD_SECONDS) for item in found if item.at >= LEAD_SECONDS]
 
 
@@ -29,8 +33,14 @@ def scrapes(name: str, scrape_seconds: float) -> Series:
     for number in range(lead):
         series.add(State(0.0, ticks=number + 1))
     with Reader(RECORDINGS / name) as reader:
-        _sample(((snapshot.time, replace(pipeline.observe(snapshot), ticks=lead + number))
-                 for number, snapshot in enumerate(reader, 1)), series, scrape_seconds)
+        _sample(
+            (
+                (snapshot.time, replace(pipeline.observe(snapshot), ticks=lead + number))
+                for number, snapshot in enumerate(reader, 1)
+            ),
+            series,
+            scrape_seconds,
+        )
     return series
 
 

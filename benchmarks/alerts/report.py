@@ -23,7 +23,7 @@ PRECISION: Final = 0.90
 
 NOTES: Final = {
     "PRB1": "its cause is a probe, and the label asks for a ticket; four restarts in a quarter of an hour are lost capacity, and a "
-            "crash loop pages whatever its cause",
+    "crash loop pages whatever its cause",
     "KV09": "not settled (grade C), and no latency is recorded; a ticket is raised",
     "KV23": "not settled (grade C): nothing moves on the page while the log still shows throughput",
 }
@@ -51,15 +51,22 @@ class Result:
     @property
     def late(self) -> list[str]:
         """Incidents with a page that came too late."""
-        return [item.incident.id for item in self.incidents if item.must_page and not any(page.in_time for page in item.pages)]
+        return [
+            item.incident.id
+            for item in self.incidents
+            if item.must_page and not any(page.in_time for page in item.pages)
+        ]
 
     def missed(self) -> list[str]:
         """Bars that are not reached, in words."""
         found, wanted = recorded.recall(self.incidents)
         right, paged = recorded.precision(self.incidents)
         bars = {
-            "the fortnight pages": self.fortnight_pages > 0, "a healthy recording pages": self.quiet_pages > 0,
-            "recall": found < RECALL * wanted, "precision": right < PRECISION * paged, "a page is late": bool(self.late),
+            "the fortnight pages": self.fortnight_pages > 0,
+            "a healthy recording pages": self.quiet_pages > 0,
+            "recall": found < RECALL * wanted,
+            "precision": right < PRECISION * paged,
+            "a page is late": bool(self.late),
             "a start without a baseline": not all(item.good for item in self.cold),
         }
         return [name for name, failed in bars.items() if failed]
@@ -87,7 +94,15 @@ def write(result: Result) -> None:
 
 def text(result: Result) -> str:
     """The page."""
-    sections = (_head(result), _method(), _fortnight(result.fortnight), _quiet(result.quiet), _incidents(result.incidents), _cold(result.cold), _live())
+    sections = (
+        _head(result),
+        _method(),
+        _fortnight(result.fortnight),
+        _quiet(result.quiet),
+        _incidents(result.incidents),
+        _cold(result.cold),
+        _live(),
+    )
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
 
 
@@ -109,16 +124,24 @@ def _method() -> Iterator[str]:
     t = builtin()
     yield "## How it is measured"
     yield ""
-    yield (f"What the exporter publishes is sampled every {SCRAPE_SECONDS:g} s, as a Prometheus scrapes it, staleness markers of vanished series "
-           "included. Prometheus's own rule")
-    yield (f"engine (`promtool test rules`) evaluates recordings, alerts, `for` and `keep_firing_for` every {EVALUATION_SECONDS:g} s. In production "
-           f"what pages is evaluated every {t['rules_steady_interval_seconds']:g} s")
-    yield (f"(VllmCrashLoop, which counts over half an hour, every {t['rules_slow_interval_seconds']:g} s), warnings every "
-           f"{t['rules_calm_interval_seconds']:g} s, tickets and information every {t['rules_slow_interval_seconds']:g} s. Alertmanager is not "
-           "part of this; see the last section.")
+    yield (
+        f"What the exporter publishes is sampled every {SCRAPE_SECONDS:g} s, as a Prometheus scrapes it, staleness markers of vanished series "
+        "included. Prometheus's own rule"
+    )
+    yield (
+        f"engine (`promtool test rules`) evaluates recordings, alerts, `for` and `keep_firing_for` every {EVALUATION_SECONDS:g} s. In production "
+        f"what pages is evaluated every {t['rules_steady_interval_seconds']:g} s"
+    )
+    yield (
+        f"(VllmCrashLoop, which counts over half an hour, every {t['rules_slow_interval_seconds']:g} s), warnings every "
+        f"{t['rules_calm_interval_seconds']:g} s, tickets and information every {t['rules_slow_interval_seconds']:g} s. Alertmanager is not "
+        "part of this; see the last section."
+    )
     yield ""
-    yield ("A page is an alert with `page=\"true\"` that fires. Blocks made from OpenMetrics (`promtool tsdb create-blocks-from`) are not used, "
-           "because they have no")
+    yield (
+        'A page is an alert with `page="true"` that fires. Blocks made from OpenMetrics (`promtool tsdb create-blocks-from`) are not used, '
+        "because they have no"
+    )
     yield "staleness markers: a series that ended would feed the alerts for five more minutes."
 
 
@@ -126,27 +149,39 @@ def _fortnight(result: Fortnight) -> Iterator[str]:
     days = result.days
     yield "## A fortnight"
     yield ""
-    yield (f"Request rates of the production service `{result.service}` (alibaba/ServeGen, 10-minute windows, {len(days)} days; "
-           "`tests/fixtures/traffic/`), scaled so that the")
-    yield (f"busiest window is {100 * PEAK_SHARE:.0f} % of the {result.capacity_per_second:g} requests/s that the simulated server finishes "
-           "when overloaded. The server is vLLM's defaults (0.92 of")
+    yield (
+        f"Request rates of the production service `{result.service}` (alibaba/ServeGen, 10-minute windows, {len(days)} days; "
+        "`tests/fixtures/traffic/`), scaled so that the"
+    )
+    yield (
+        f"busiest window is {100 * PEAK_SHARE:.0f} % of the {result.capacity_per_second:g} requests/s that the simulated server finishes "
+        "when overloaded. The server is vLLM's defaults (0.92 of"
+    )
     yield "the card, 256 sequences) for a 13B model on a 64 GB H100, prompts of median 500 and answers of median 350 tokens."
     yield ""
-    yield ("What it does not show: within a window requests arrive as a Poisson process, so bursts of seconds are those of many independent clients; "
-           "lengths are drawn, not traced;")
+    yield (
+        "What it does not show: within a window requests arrive as a Poisson process, so bursts of seconds are those of many independent clients; "
+        "lengths are drawn, not traced;"
+    )
     yield "the exporter looks every 15 s here, every second in production; the server never restarts. Two weeks run side by side, each on a server of its own."
     yield ""
-    yield (f"Measured at commit {result.commit} in {result.wall_seconds / 60:.0f} minutes on two busy cores; the rest of this page at the commit that "
-           "it belongs to.")
+    yield (
+        f"Measured at commit {result.commit} in {result.wall_seconds / 60:.0f} minutes on two busy cores; the rest of this page at the commit that "
+        "it belongs to."
+    )
     yield ""
     yield "| day | requests | busiest window, share of capacity | KV usage, largest scrape | preemptions | pages | tickets |"
     yield "|---:|---:|---:|---:|---:|---|---|"
     for day in days:
-        yield (f"| {day.number + 1} | {day.requests} | {100 * day.peak_share:.0f} % | {100 * day.kv_max:.0f} % | {day.preemptions} | "
-               f"{_counts(day.pages)} | {_counts(day.tickets)} |")
+        yield (
+            f"| {day.number + 1} | {day.requests} | {100 * day.peak_share:.0f} % | {100 * day.kv_max:.0f} % | {day.preemptions} | "
+            f"{_counts(day.pages)} | {_counts(day.tickets)} |"
+        )
     yield ""
-    yield (f"Together {sum(day.requests for day in days)} requests, {sum(sum(day.pages.values()) for day in days)} pages, "
-           f"{sum(sum(day.tickets.values()) for day in days)} tickets.")
+    yield (
+        f"Together {sum(day.requests for day in days)} requests, {sum(sum(day.pages.values()) for day in days)} pages, "
+        f"{sum(sum(day.tickets.values()) for day in days)} tickets."
+    )
 
 
 def _counts(found: dict[str, int]) -> str:
@@ -156,10 +191,14 @@ def _counts(found: dict[str, int]) -> str:
 def _quiet(items: Sequence[Quiet]) -> Iterator[str]:
     yield "## Recordings that must be silent"
     yield ""
-    yield ("BurstGPT (device memory high, utilization low, nothing wrong), captures of an idle and a healthy server, and the H100 runs without KV "
-           f"pressure: {len(items)} recordings, {sum(item.minutes for item in items):.0f} minutes")
-    yield (f"in all. Most are shorter than ten minutes, so alerts that wait five could fire in {sum(item.minutes > 6 for item in items)} of them only; "
-           "the fortnight is the proof for those.")
+    yield (
+        "BurstGPT (device memory high, utilization low, nothing wrong), captures of an idle and a healthy server, and the H100 runs without KV "
+        f"pressure: {len(items)} recordings, {sum(item.minutes for item in items):.0f} minutes"
+    )
+    yield (
+        f"in all. Most are shorter than ten minutes, so alerts that wait five could fire in {sum(item.minutes > 6 for item in items)} of them only; "
+        "the fortnight is the proof for those."
+    )
     yield ""
     yield "| recordings | how many | minutes | pages | tickets |"
     yield "|---|---:|---:|---:|---|"
@@ -169,8 +208,10 @@ def _quiet(items: Sequence[Quiet]) -> Iterator[str]:
         for item in same:
             for name in item.tickets:
                 tickets[name] = tickets.get(name, 0) + 1
-        yield (f"| {label} | {len(same)} | {sum(item.minutes for item in same):.0f} | {sum(len(item.pages) for item in same)} | "
-               f"{_counts(tickets)} |")
+        yield (
+            f"| {label} | {len(same)} | {sum(item.minutes for item in same):.0f} | {sum(len(item.pages) for item in same)} | "
+            f"{_counts(tickets)} |"
+        )
 
 
 CHANGED: Final = (
@@ -192,12 +233,18 @@ def _changed() -> Iterator[str]:
 def _incidents(played: Sequence[Played]) -> Iterator[str]:
     yield "## Incidents"
     yield ""
-    yield ("Reconstructed from published numbers, labelled by what a person should be woken for (`tests/fixtures/recordings/incidents/labels.csv`). The "
-           f"exporter is taken to have run for {LEAD_SECONDS / 60:.0f} minutes before.")
-    yield ("Labels of grade C are not settled and count for nothing. *Condition* is when the rule's expression first holds at the recording's own "
-           "resolution, *page* when the alert fires;")
-    yield ("both in seconds from the start of the recording; the two are sampled apart, so a delay may be a few seconds below 0. The incident itself "
-           "begins at 300 s unless it is steady.")
+    yield (
+        "Reconstructed from published numbers, labelled by what a person should be woken for (`tests/fixtures/recordings/incidents/labels.csv`). The "
+        f"exporter is taken to have run for {LEAD_SECONDS / 60:.0f} minutes before."
+    )
+    yield (
+        "Labels of grade C are not settled and count for nothing. *Condition* is when the rule's expression first holds at the recording's own "
+        "resolution, *page* when the alert fires;"
+    )
+    yield (
+        "both in seconds from the start of the recording; the two are sampled apart, so a delay may be a few seconds below 0. The incident itself "
+        "begins at 300 s unless it is steady."
+    )
     yield ""
     yield "| incident | label | grade | page | condition | page at | delay, allowed | tickets |"
     yield "|---|---|---|---|---:|---:|---:|---|"
@@ -217,8 +264,10 @@ def _incidents(played: Sequence[Played]) -> Iterator[str]:
 def _rows(item: Played) -> Iterator[str]:
     tickets = ", ".join(item.tickets) or "-"
     for page in item.pages:
-        yield (f"| {item.incident.id} | {item.incident.page} | {item.incident.grade} | {page.alert} | {page.onset:.0f} | {page.fired:.0f} | "
-               f"{page.fired - page.onset:.0f}, {page.allowed:.0f} s | {tickets} |")
+        yield (
+            f"| {item.incident.id} | {item.incident.page} | {item.incident.grade} | {page.alert} | {page.onset:.0f} | {page.fired:.0f} | "
+            f"{page.fired - page.onset:.0f}, {page.allowed:.0f} s | {tickets} |"
+        )
     if not item.pages:
         yield f"| {item.incident.id} | {item.incident.page} | {item.incident.grade} | - | | | | {tickets} |"
 
@@ -226,10 +275,14 @@ def _rows(item: Played) -> Iterator[str]:
 def _cold(found: Sequence[Outcome]) -> Iterator[str]:
     yield "## Without a baseline"
     yield ""
-    yield ("Latency pages by the engine's own baseline, and a baseline is learned from calm times. The simulated server of the fortnight under loads that leave "
-           "none, or lose it")
-    yield ("with the exporter; VllmRequestsWaitTooLong is the alert for that. Seconds from the first scrape; an overload is twice what the "
-           "server finishes.")
+    yield (
+        "Latency pages by the engine's own baseline, and a baseline is learned from calm times. The simulated server of the fortnight under loads that leave "
+        "none, or lose it"
+    )
+    yield (
+        "with the exporter; VllmRequestsWaitTooLong is the alert for that. Seconds from the first scrape; an overload is twice what the "
+        "server finishes."
+    )
     yield ""
     yield "| situation | overload | should page | pages, at | tickets |"
     yield "|---|---|---|---|---|"
@@ -246,9 +299,15 @@ def _cold(found: Sequence[Outcome]) -> Iterator[str]:
 def _live() -> Iterator[str]:
     yield "## Live"
     yield ""
-    yield ("`pytest tests/alerts/test_live.py`: the exporter plays captures of a real server under KV pressure and of one whose page stops moving; a real "
-           "Prometheus scrapes it with these rules,")
-    yield ("a real Alertmanager with the example configuration notifies a webhook; all waiting times are 60 times shorter. Each incident pages with "
-           "VllmKVCachePressure and")
-    yield ("VllmEngineStalled; at most three notifications ask for work in one incident; models are not mixed in one notification; the ticket of a page is "
-           "muted; after recovery all is clear.")
+    yield (
+        "`pytest tests/alerts/test_live.py`: the exporter plays captures of a real server under KV pressure and of one whose page stops moving; a real "
+        "Prometheus scrapes it with these rules,"
+    )
+    yield (
+        "a real Alertmanager with the example configuration notifies a webhook; all waiting times are 60 times shorter. Each incident pages with "
+        "VllmKVCachePressure and"
+    )
+    yield (
+        "VllmEngineStalled; at most three notifications ask for work in one incident; models are not mixed in one notification; the ticket of a page is "
+        "muted; after recovery all is clear."
+    )

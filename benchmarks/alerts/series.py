@@ -72,7 +72,6 @@ class Series:
             if parts:
                 yield name, " ".join(parts)
 
-
     def forget(self, before: int) -> None:
         """Drop what is only needed for scrapes before number ``before``."""
         for name, changes in list(self._changes.items()):

@@ -42,19 +42,27 @@ class Fortnight:
 
 def summary(service: str, days: Sequence[fortnight.Day], wall_seconds: float) -> Fortnight:
     """What is kept of a run."""
-    return Fortnight(service, _commit(), round(fortnight.capacity(), 3), round(wall_seconds), tuple(_day(day) for day in days))
+    return Fortnight(
+        service, _commit(), round(fortnight.capacity(), 3), round(wall_seconds), tuple(_day(day) for day in days)
+    )
 
 
 def _commit() -> str:
     """The commit that is checked out; empty outside a checkout."""
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=PATH.parent)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=PATH.parent
+    )
     return done.stdout.strip()
 
 
 def _day(day: fortnight.Day) -> DaySummary:
     found = episodes(day.active)
     return DaySummary(
-        day.number, day.requests, round(day.peak_per_second / fortnight.capacity(), 3), round(day.kv_max, 3), day.preemptions,
+        day.number,
+        day.requests,
+        round(day.peak_per_second / fortnight.capacity(), 3),
+        round(day.kv_max, 3),
+        day.preemptions,
         dict(Counter(one.name for one in found if one.pages)),
         dict(Counter(one.name for one in found if not one.pages and one.severity != "info")),
     )
@@ -68,5 +76,10 @@ def save(result: Fortnight) -> None:
 def load() -> Fortnight:
     """The last result. Raises ``OSError`` when there is none."""
     body = json.loads(PATH.read_text(encoding="utf-8"))
-    return Fortnight(body["service"], body["commit"], body["capacity_per_second"], body["wall_seconds"],
-                     tuple(DaySummary(**day) for day in body["days"]))
+    return Fortnight(
+        body["service"],
+        body["commit"],
+        body["capacity_per_second"],
+        body["wall_seconds"],
+        tuple(DaySummary(**day) for day in body["days"]),
+    )

@@ -47,8 +47,12 @@ class EngineArgs:
 
     def merged(self, other: EngineArgs) -> EngineArgs:
         """Both together, ``other`` (e.g. the logged arguments, which include a config file) on top."""
-        return EngineArgs({**self.values, **other.values}, self.explicit | other.explicit,
-                          self.complete or other.complete, {**self.env, **other.env})
+        return EngineArgs(
+            {**self.values, **other.values},
+            self.explicit | other.explicit,
+            self.complete or other.complete,
+            {**self.env, **other.env},
+        )
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -189,6 +193,7 @@ def value_text(value: float) -> str:
 
 # --- the logged line --------------------------------------------------------------------------------------
 
+
 def parse_logged(line: str) -> tuple[str | None, dict[str, str | None]]:
     """Arguments from a start-up line: ``non-default args: {...}`` (0.9.1+) or ``args: Namespace(...)``.
 
@@ -198,7 +203,7 @@ def parse_logged(line: str) -> tuple[str | None, dict[str, str | None]]:
     for marker, form, opening in (("non-default args: ", "non_default", "{"), ("args: Namespace", "all", "(")):
         at = line.find(marker + opening)
         if at >= 0:
-            body = line[at + len(marker) + 1: at + MAX_TEXT]
+            body = line[at + len(marker) + 1 : at + MAX_TEXT]
             return form, dict(_items(body, ":" if form == "non_default" else "="))
     return None, {}
 
@@ -273,8 +278,15 @@ def parse_version(text: str | None) -> Version | None:
     return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
 
 
-def default_limits(version: str | None, card_name: str | None, card_memory_bytes: float | None,
-                   context: str = "server", *, flavour: str | None = None, world_size: int = 1) -> Mapping[str, float]:
+def default_limits(
+    version: str | None,
+    card_name: str | None,
+    card_memory_bytes: float | None,
+    context: str = "server",
+    *,
+    flavour: str | None = None,
+    world_size: int = 1,
+) -> Mapping[str, float]:
     """Defaults of ``gpu_memory_utilization``, ``max_num_seqs`` and ``max_num_batched_tokens`` (missing = not known).
 
     ``context``: "server", "llm" (offline ``LLM``) or "batch" (``vllm run-batch``). ``flavour`` ("v0" or "v1") where
@@ -341,8 +353,9 @@ def _tier(number: Version, name: str, gib: float, server: bool) -> _Pair:
     return large
 
 
-def limits_in_force(args: EngineArgs, defaults: Mapping[str, float],
-                    max_model_len: float | None = None) -> Mapping[str, float]:
+def limits_in_force(
+    args: EngineArgs, defaults: Mapping[str, float], max_model_len: float | None = None
+) -> Mapping[str, float]:
     """Set values over defaults, with the adjustments vLLM makes to those that nobody set.
 
     ``max_model_len`` is the context limit in force where it is known otherwise (e.g. from the metrics).
@@ -352,9 +365,12 @@ def limits_in_force(args: EngineArgs, defaults: Mapping[str, float],
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if name in limits:
                 limits[name] *= 2
-    for name, value in (("gpu_memory_utilization", args.gpu_memory_utilization), ("max_num_seqs", args.max_num_seqs),
-                        ("max_num_batched_tokens", args.max_num_batched_tokens),
-                        ("max_model_len", args.max_model_len or max_model_len)):
+    for name, value in (
+        ("gpu_memory_utilization", args.gpu_memory_utilization),
+        ("max_num_seqs", args.max_num_seqs),
+        ("max_num_batched_tokens", args.max_num_batched_tokens),
+        ("max_model_len", args.max_model_len or max_model_len),
+    ):
         if value is not None:
             limits[name] = value
         elif name in args.explicit:

@@ -12,34 +12,154 @@ from kvpressure.args import MAX_TEXT, EngineArgs
 _UNKNOWN: Final = "\x00"  # stands for text that a variable or substitution would have brought
 _UNKNOWN_WORDS: Final = _UNKNOWN * 2  # for what brings any number of words, however it is quoted: an array
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
-_NOT_MODELS: Final = frozenset({"python", "python3", "ray", "env", "tini", "dumb-init", "uv", "uvicorn", "nsys",
-                                "numactl", "torchrun", "mpirun", "sleep", "exec"})
+_NOT_MODELS: Final = frozenset(
+    {
+        "python",
+        "python3",
+        "ray",
+        "env",
+        "tini",
+        "dumb-init",
+        "uv",
+        "uvicorn",
+        "nsys",
+        "numactl",
+        "torchrun",
+        "mpirun",
+        "sleep",
+        "exec",
+    }
+)
 _SHORT: Final = {
-    "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
-    "-dcp": "decode_context_parallel_size", "-q": "quantization", "-asc": "api_server_count", "-n": "nnodes",
-    "-r": "node_rank", "-dpl": "data_parallel_size_local", "-dpr": "data_parallel_start_rank",
-    "-dpm": "data_parallel_multi_port_external_lb", "-ep": "enable_expert_parallel", "-O": "optimization_level",
+    "-tp": "tensor_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-dp": "data_parallel_size",
+    "-dcp": "decode_context_parallel_size",
+    "-q": "quantization",
+    "-asc": "api_server_count",
+    "-n": "nnodes",
+    "-r": "node_rank",
+    "-dpl": "data_parallel_size_local",
+    "-dpr": "data_parallel_start_rank",
+    "-dpm": "data_parallel_multi_port_external_lb",
+    "-ep": "enable_expert_parallel",
+    "-O": "optimization_level",
 }
-_FLAG = re.compile(r"(?:enable|disable|allow|skip|use|show|log|return|trust)_\w+|enforce_eager|headless|async_scheduling|"
-                   r"data_parallel_\w+_lb|calculate_kv_scales|language_model_only|fully_sharded_loras|h2c|aggregate_engine_logging")
-_VALUED: Final = frozenset({"log_config_file", "show_hidden_metrics_for_version"})  # named like a flag, yet with a value
+_FLAG = re.compile(
+    r"(?:enable|disable|allow|skip|use|show|log|return|trust)_\w+|enforce_eager|headless|async_scheduling|"
+    r"data_parallel_\w+_lb|calculate_kv_scales|language_model_only|fully_sharded_loras|h2c|aggregate_engine_logging"
+)
+_VALUED: Final = frozenset(
+    {"log_config_file", "show_hidden_metrics_for_version"}
+)  # named like a flag, yet with a value
 _BEFORE_PROGRAM: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "(", "--"})
 _WRAPPERS: Final = frozenset({"exec", "env", "tini", "dumb-init", "nohup", "time", "command"})
 # Programs that never serve a model; what stands in no list may.
-_FOREIGN: Final = frozenset([
-    "sleep", "tail", "cat", "echo", "printf", "true", "false", ":", "test", "[", "[[", "]]", "set", "unset",
-    "export", "cd", "pwd", "ulimit", "umask", "shift", "wait", "kill", "fi", "done", "esac", "}", ")", "ls",
-    "mkdir", "touch", "chmod", "chown", "cp", "mv", "rm", "ln", "tar", "unzip", "date", "hostname", "id",
-    "whoami", "df", "free", "ps", "top", "grep", "sed", "awk", "tee", "pip", "pip3", "apt", "apt-get",
-    "apk", "git", "curl", "wget", "rsync", "aws", "gsutil", "gcloud", "rclone", "huggingface-cli", "hf",
-    "nvidia-smi", "nginx", "envoy", "haproxy", "traefik", "caddy", "redis-server", "etcd", "sshd",
-    "prometheus", "node_exporter", "dcgm-exporter", "fluent-bit", "fluentd", "filebeat", "jupyter",
-    "jupyter-lab", "jupyter-notebook", "lmcache_server", "lmcache_controller", "mooncake_master",
-    "vllm-router", "guidellm", "genai-perf", "lm_eval", "locust", "wrk", "k6",
-])
-_NO_SERVERS: Final = frozenset({"bench", "benchmark", "run-batch", "chat", "complete", "collect-env"})  # subcommands of vllm
-_CLIENT = re.compile(r"(?:\S*[._-])?(?:client|router|bench|benchmarks?|download|downloader)(?:\.py)?|(?:benchmark|download)_\S*|"
-                     r"vllm\.benchmarks\.\S+|vllm_router\.\S+|http\.server", re.IGNORECASE)  # a program or module, by its whole name
+_FOREIGN: Final = frozenset(
+    [
+        "sleep",
+        "tail",
+        "cat",
+        "echo",
+        "printf",
+        "true",
+        "false",
+        ":",
+        "test",
+        "[",
+        "[[",
+        "]]",
+        "set",
+        "unset",
+        "export",
+        "cd",
+        "pwd",
+        "ulimit",
+        "umask",
+        "shift",
+        "wait",
+        "kill",
+        "fi",
+        "done",
+        "esac",
+        "}",
+        ")",
+        "ls",
+        "mkdir",
+        "touch",
+        "chmod",
+        "chown",
+        "cp",
+        "mv",
+        "rm",
+        "ln",
+        "tar",
+        "unzip",
+        "date",
+        "hostname",
+        "id",
+        "whoami",
+        "df",
+        "free",
+        "ps",
+        "top",
+        "grep",
+        "sed",
+        "awk",
+        "tee",
+        "pip",
+        "pip3",
+        "apt",
+        "apt-get",
+        "apk",
+        "git",
+        "curl",
+        "wget",
+        "rsync",
+        "aws",
+        "gsutil",
+        "gcloud",
+        "rclone",
+        "huggingface-cli",
+        "hf",
+        "nvidia-smi",
+        "nginx",
+        "envoy",
+        "haproxy",
+        "traefik",
+        "caddy",
+        "redis-server",
+        "etcd",
+        "sshd",
+        "prometheus",
+        "node_exporter",
+        "dcgm-exporter",
+        "fluent-bit",
+        "fluentd",
+        "filebeat",
+        "jupyter",
+        "jupyter-lab",
+        "jupyter-notebook",
+        "lmcache_server",
+        "lmcache_controller",
+        "mooncake_master",
+        "vllm-router",
+        "guidellm",
+        "genai-perf",
+        "lm_eval",
+        "locust",
+        "wrk",
+        "k6",
+    ]
+)
+_NO_SERVERS: Final = frozenset(
+    {"bench", "benchmark", "run-batch", "chat", "complete", "collect-env"}
+)  # subcommands of vllm
+_CLIENT = re.compile(
+    r"(?:\S*[._-])?(?:client|router|bench|benchmarks?|download|downloader)(?:\.py)?|(?:benchmark|download)_\S*|"
+    r"vllm\.benchmarks\.\S+|vllm_router\.\S+|http\.server",
+    re.IGNORECASE,
+)  # a program or module, by its whole name
 _SHELL_OPTION = re.compile(r"[-+][A-Za-z]+|--[a-z-]*|-")
 _SET = re.compile(r"[A-Za-z_]\w*=")
 _NUMBER = re.compile(r"-\d+(?:\.\d+)?")
@@ -69,8 +189,9 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> EngineAr
     if model is not None:
         values.setdefault("model", None if _UNKNOWN in model else model)
     complete = complete and "config" not in values and not _hides_options(options, rest, model)
-    return EngineArgs(values, frozenset(values), complete,
-                      {name: value for name, value in known.items() if name.startswith("VLLM_")})
+    return EngineArgs(
+        values, frozenset(values), complete, {name: value for name, value in known.items() if name.startswith("VLLM_")}
+    )
 
 
 def _hides_options(options: Iterable[tuple[str, str | None]], rest: Sequence[str], model: str | None) -> bool:
@@ -79,8 +200,11 @@ def _hides_options(options: Iterable[tuple[str, str | None]], rest: Sequence[str
         return True
     if model is not None and not model.strip(_UNKNOWN) and (not rest or model == _UNKNOWN_WORDS):
         return True
-    return any(_UNKNOWN in name or (not name and word is not None and (_UNKNOWN in word or _REFERENCE.search(word) is not None))
-               for name, word in options)
+    return any(
+        _UNKNOWN in name
+        or (not name and word is not None and (_UNKNOWN in word or _REFERENCE.search(word) is not None))
+        for name, word in options
+    )
 
 
 def starts_server(argv: Sequence[str]) -> bool:
@@ -106,11 +230,17 @@ def _commands_of(argv: Sequence[str]) -> list[list[str]]:
 
 
 def _is_foreign(command: Sequence[str]) -> bool:
-    start = next((index for index, word in enumerate(command)
-                  if word not in _BEFORE_PROGRAM and _base(word) not in _WRAPPERS and not _SET.match(word)), None)
+    start = next(
+        (
+            index
+            for index, word in enumerate(command)
+            if word not in _BEFORE_PROGRAM and _base(word) not in _WRAPPERS and not _SET.match(word)
+        ),
+        None,
+    )
     if start is None:  # words of the shell or assignments at most, else something that was not understood
         return all(word != "--" and (word in _BEFORE_PROGRAM or _SET.match(word)) for word in command)
-    program, following = _base(command[start]), [word for word in command[start + 1:] if not word.startswith("-")]
+    program, following = _base(command[start]), [word for word in command[start + 1 :] if not word.startswith("-")]
     if program == "vllm":
         return bool(following) and following[0] in _NO_SERVERS
     if re.fullmatch(r"python[\d.]*", program):
@@ -148,7 +278,7 @@ def _script(tokens: Sequence[str]) -> tuple[str, Sequence[str]] | None:
                 at += 2 if re.fullmatch(r"[-+][A-Za-z]*[oO]", tokens[at]) else 1  # -o pipefail
                 if last:
                     break
-            return (tokens[at], tokens[at + 2:]) if at < len(tokens) else None
+            return (tokens[at], tokens[at + 2 :]) if at < len(tokens) else None
     return None
 
 
@@ -175,7 +305,7 @@ def _commands(script: str, parameters: Sequence[str], env: Mapping[str, str]) ->
     commands: list[list[str]] = []
     for command in _split(_LEFT.sub(_UNKNOWN, text)):
         start = next((index for index, word in enumerate(command) if word not in _BEFORE_PROGRAM), 0)
-        commands += _split(" ".join(command[start + 1:])) if command[start:start + 1] == ["eval"] else [command]
+        commands += _split(" ".join(command[start + 1 :])) if command[start : start + 1] == ["eval"] else [command]
     return commands
 
 
@@ -218,8 +348,11 @@ def _engine_part(tokens: Sequence[str]) -> tuple[Sequence[str], str | None, bool
     if not tokens or tokens[0].startswith("-"):
         return tokens, None, bool(tokens)
     first = tokens[0]
-    entry_point_model = _base(first) not in _NOT_MODELS | _SHELLS and not first.endswith((".sh", ".py")) and (
-        len(tokens) == 1 or tokens[1].startswith("-"))
+    entry_point_model = (
+        _base(first) not in _NOT_MODELS | _SHELLS
+        and not first.endswith((".sh", ".py"))
+        and (len(tokens) == 1 or tokens[1].startswith("-"))
+    )
     return (tokens[1:], first, True) if entry_point_model else (tokens, None, False)
 
 

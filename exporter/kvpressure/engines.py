@@ -30,7 +30,9 @@ class _Target:
     seen_t: float
     errors: dict[str, int] = field(default_factory=dict)
     start: float | None = None  # of the process whose page came last
-    starts: dict[float, float] = field(default_factory=dict)  # of all processes that answered lately -> when they last did
+    starts: dict[float, float] = field(
+        default_factory=dict
+    )  # of all processes that answered lately -> when they last did
     returned_t: float = float("-inf")  # when a process last answered again after another one had
 
 
@@ -58,8 +60,11 @@ class Engines:
     def take(self, now: float, page: EnginePage, model_from_args: Callable[[EnginePage], str]) -> None:
         """Give each engine of the page its reading; one that has none this time fails."""
         page = self._of_one_server(now, page)
-        known = [track for track in self if track.target == page.target
-                 and (track.key.namespace, track.key.pod) == (page.namespace, page.pod)]
+        known = [
+            track
+            for track in self
+            if track.target == page.target and (track.key.namespace, track.key.pod) == (page.namespace, page.pod)
+        ]
         if page.error == SAME_SERVER:
             for track in known:
                 del self._tracks[track.key]
@@ -87,12 +92,18 @@ class Engines:
         """Drop what is gone: engines whose target was removed at once, all others after a while (or when the clock stepped
         back and they were seen in what is now the future).
         """
-        for key in [key for key, track in self._tracks.items()
-                    if abs(now - track.seen_t) > FORGET_SECONDS or not self._is_read(track.target)]:
+        for key in [
+            key
+            for key, track in self._tracks.items()
+            if abs(now - track.seen_t) > FORGET_SECONDS or not self._is_read(track.target)
+        ]:
             del self._tracks[key]
         alive = {track.target for track in self}
-        for name in [name for name, target in self._targets.items() if name not in alive and not (
-                abs(now - target.seen_t) <= FORGET_SECONDS and self._is_read(name))]:
+        for name in [
+            name
+            for name, target in self._targets.items()
+            if name not in alive and not (abs(now - target.seen_t) <= FORGET_SECONDS and self._is_read(name))
+        ]:
             del self._targets[name]
 
     def _of_one_server(self, now: float, page: EnginePage) -> EnginePage:
@@ -102,7 +113,9 @@ class Engines:
         error = page.error or self._doubt(now, page, target)
         if error is not None:
             target.errors[error] = target.errors.get(error, 0) + 1
-        target.state = TargetState(page.target, error is None, page.duration_seconds, page.bad_lines, dict(target.errors), page.cut)
+        target.state = TargetState(
+            page.target, error is None, page.duration_seconds, page.bad_lines, dict(target.errors), page.cut
+        )
         return page if error == page.error else replace(page, engines=(), error=error)
 
     def _doubt(self, now: float, page: EnginePage, target: _Target) -> str | None:
@@ -135,7 +148,9 @@ class Engines:
         other = self._tracks.get(key)
         if other is not None and self._is_other(now, other, page):
             if page.target > other.target:
-                key = self._key_apart(now, key, page.target, page.container if page.container != other.container else "", page)
+                key = self._key_apart(
+                    now, key, page.target, page.container if page.container != other.container else "", page
+                )
             else:
                 del self._tracks[key]
                 apart = other.container if other.container != page.container else ""
@@ -149,8 +164,16 @@ class Engines:
         """``key`` with what tells ``target`` from the others of the pod: the container's name where that does, else the port, else all."""
         apart = (container, str(urlsplit(target).port or ""), target)
         keys = [replace(key, engine=f"{key.engine}/{each}") for each in apart if each]
-        return next((each for each in keys if each not in self._tracks or self._tracks[each].target == target
-                     or not self._is_other(now, self._tracks[each], page)), keys[-1])
+        return next(
+            (
+                each
+                for each in keys
+                if each not in self._tracks
+                or self._tracks[each].target == target
+                or not self._is_other(now, self._tracks[each], page)
+            ),
+            keys[-1],
+        )
 
     def _is_other(self, now: float, track: EngineTrack, page: EnginePage) -> bool:
         """Whether another target of the same pod is read beside this one, and that is its engine."""
@@ -175,5 +198,5 @@ class Engines:
         gone = sorted((track for track in tracks if track.key in self._tracks), key=lambda track: track.seen_t)
         for track in gone:
             track.tracker.fail(ABSENT)
-        for track in gone[:-max(1, MAX_GONE_ENGINES // len(self._targets))]:
+        for track in gone[: -max(1, MAX_GONE_ENGINES // len(self._targets))]:
             del self._tracks[track.key]

@@ -30,7 +30,9 @@ class LineFormatter(logging.Formatter):
         """The line."""
         fields = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(), "logger": record.name, "msg": record.getMessage(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
         }
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)

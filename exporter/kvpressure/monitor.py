@@ -49,12 +49,21 @@ class Monitor:
     wall-clock time; schedules and deadlines run on the monotonic clock, so a clock step moves neither.
     """
 
-    def __init__(self, sources: Mapping[str, tuple[SourceSpec, Source]], pipeline: Observer, interval: float = 1.0,
-                 *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, tuple[SourceSpec, Source]],
+        pipeline: Observer,
+        interval: float = 1.0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self.interval = interval
         self.fatal: FatalSourceError | None = None
-        self.workers = {name: Worker(spec, source, self._on_fatal, clock=clock, wall=wall)
-                        for name, (spec, source) in sources.items()}
+        self.workers = {
+            name: Worker(spec, source, self._on_fatal, clock=clock, wall=wall)
+            for name, (spec, source) in sources.items()
+        }
         self.state = State(time=wall())
         self._pipeline = pipeline
         self._clock = clock
@@ -94,8 +103,10 @@ class Monitor:
             self._thread.join(STOP_SECONDS / 4)
         for worker in self.workers.values():
             worker.join(max(0.0, end - STOP_SECONDS / 2 - time.monotonic()))
-        closers = [threading.Thread(target=_close, args=(worker.source,), name=f"close-{name}", daemon=True)
-                   for name, worker in self.workers.items()]
+        closers = [
+            threading.Thread(target=_close, args=(worker.source,), name=f"close-{name}", daemon=True)
+            for name, worker in self.workers.items()
+        ]
         for closer in closers:
             closer.start()
         for closer in closers:
@@ -109,9 +120,13 @@ class Monitor:
         snapshot = _snapshot(self._wall(), readings, health)
         self._ticks += 1
         state = self._observe(snapshot)
-        state = replace(state, ticks=self._ticks, lag_seconds=max(0.0, lag),
-                        health={**health, PIPELINE: self._health},
-                        recorder=self._recorder() if self._recorder else None)
+        state = replace(
+            state,
+            ticks=self._ticks,
+            lag_seconds=max(0.0, lag),
+            health={**health, PIPELINE: self._health},
+            recorder=self._recorder() if self._recorder else None,
+        )
         self.state = state
         self._beat = self._clock()
         for listener in self._listeners:
@@ -174,8 +189,9 @@ class Monitor:
             errors = {**self._health.errors, "internal": self._health.errors.get("internal", 0) + 1}
             self._health = replace(self._health, up=False, reason="internal", errors=errors)
             return State(time=snapshot.time)
-        self._health = replace(self._health, up=True, reason=None, last_success=snapshot.time,
-                               duration_seconds=self._clock() - started)
+        self._health = replace(
+            self._health, up=True, reason=None, last_success=snapshot.time, duration_seconds=self._clock() - started
+        )
         return state
 
     def _on_fatal(self, error: FatalSourceError) -> None:
@@ -190,9 +206,16 @@ def _snapshot(now: float, readings: Iterable[Reading], health: Mapping[str, Sour
         return tuple(item for reading in readings for item in getattr(reading, kind) or ())
 
     return Snapshot(
-        time=now, gpus=gathered("gpus"), pages=gathered("pages"), containers=join_containers(gathered("containers")),
-        owners=join_owners(gathered("owners")), logs=gathered("logs"), allocator=gathered("allocator"),
-        steps=gathered("steps"), node_conditions=gathered("node_conditions"), health=health,
+        time=now,
+        gpus=gathered("gpus"),
+        pages=gathered("pages"),
+        containers=join_containers(gathered("containers")),
+        owners=join_owners(gathered("owners")),
+        logs=gathered("logs"),
+        allocator=gathered("allocator"),
+        steps=gathered("steps"),
+        node_conditions=gathered("node_conditions"),
+        health=health,
         targets=gathered("targets") if any(reading.targets is not None for reading in readings) else None,
         process_pods={pid: pod for reading in readings for pid, pod in (reading.process_pods or {}).items()},
         expected_gpus={vendor: n for reading in readings for vendor, n in (reading.expected_gpus or {}).items()},
@@ -244,8 +267,12 @@ def build_sources(settings: Settings) -> dict[str, tuple[SourceSpec, Source]]:
             continue
         # A slower source is held longer in proportion, so that it stays part of the snapshots between two reads.
         stretch = max(1.0, chosen.interval_seconds / spec.interval_seconds)
-        tuned = replace(spec, interval_seconds=chosen.interval_seconds, deadline_seconds=chosen.deadline_seconds,
-                        hold_seconds=spec.hold_seconds * stretch)
+        tuned = replace(
+            spec,
+            interval_seconds=chosen.interval_seconds,
+            deadline_seconds=chosen.deadline_seconds,
+            hold_seconds=spec.hold_seconds * stretch,
+        )
 
         def build(spec: SourceSpec = spec) -> Source:
             return spec.factory(settings)

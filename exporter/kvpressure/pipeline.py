@@ -71,8 +71,11 @@ class Pipeline:
         for page in snapshot.pages:
             self._engines.take(now, page, self._model_from_args)
         for stats in snapshot.steps:
-            named = [engine for engine in self._engines if (engine.key.namespace, engine.key.pod, engine.named[1])
-                     == (stats.namespace, stats.pod, stats.engine)]
+            named = [
+                engine
+                for engine in self._engines
+                if (engine.key.namespace, engine.key.pod, engine.named[1]) == (stats.namespace, stats.pod, stats.engine)
+            ]
             if len(named) == 1:  # of two servers in a pod that count alike, nobody knows whose steps these are
                 named[0].tracker.steps.observe(stats)
         owners = _owners_by_pod(snapshot)
@@ -80,9 +83,15 @@ class Pipeline:
         self._forget(now)
         engines, empty_pools = self._engine_states(now, snapshot, owners)
         return State(
-            time=now, engines=engines, gpus=self._gpu_states(snapshot, empty_pools), owners=snapshot.owners,
-            containers=self._container_states(snapshot), targets=self._engines.targets,
-            node_conditions=snapshot.node_conditions, health=snapshot.health, expected_gpus=snapshot.expected_gpus,
+            time=now,
+            engines=engines,
+            gpus=self._gpu_states(snapshot, empty_pools),
+            owners=snapshot.owners,
+            containers=self._container_states(snapshot),
+            targets=self._engines.targets,
+            node_conditions=snapshot.node_conditions,
+            health=snapshot.health,
+            expected_gpus=snapshot.expected_gpus,
         )
 
     # --- taking in ------------------------------------------------------------------------------------------
@@ -120,10 +129,23 @@ class Pipeline:
 
     # --- concluding -----------------------------------------------------------------------------------------
 
-    def _engine_states(self, now: float, snapshot: Snapshot, owners: Mapping[tuple[str, str], Sequence[GpuOwner]],
-                       ) -> tuple[tuple[EngineState, ...], dict[str, list[float | None]]]:
-        first: list[tuple[EngineTrack, Surroundings, KvSignals, Shape, Mapping[str, InForce], tuple[str, ...],
-                          tuple[str, ...] | None]] = []
+    def _engine_states(
+        self,
+        now: float,
+        snapshot: Snapshot,
+        owners: Mapping[tuple[str, str], Sequence[GpuOwner]],
+    ) -> tuple[tuple[EngineState, ...], dict[str, list[float | None]]]:
+        first: list[
+            tuple[
+                EngineTrack,
+                Surroundings,
+                KvSignals,
+                Shape,
+                Mapping[str, InForce],
+                tuple[str, ...],
+                tuple[str, ...] | None,
+            ]
+        ] = []
         empty_pools: dict[str, list[float | None]] = {}
         for track in self._engines:
             gpus = track.gpus or _gpus_of(track, owners.get((track.key.namespace, track.key.pod), ()))
@@ -158,10 +180,11 @@ class Pipeline:
         if needs is None or len(known) != needs * len(ranks) or len(known) < len(gpus):
             return None
         rank = ranks.index(track.named[1])
-        return tuple(uuid for _, uuid in sorted(known)[rank * needs:(rank + 1) * needs])
+        return tuple(uuid for _, uuid in sorted(known)[rank * needs : (rank + 1) * needs])
 
-    def _surroundings(self, now: float, track: EngineTrack, gpus: Sequence[str],
-                      snapshot: Snapshot) -> tuple[Surroundings, Mapping[str, InForce]]:
+    def _surroundings(
+        self, now: float, track: EngineTrack, gpus: Sequence[str], snapshot: Snapshot
+    ) -> tuple[Surroundings, Mapping[str, InForce]]:
         key, page, reading = track.key, track.tracker.page, track.tracker.reading
         container = self._containers.get((key.namespace, key.pod, track.container))
         known_gpus = [self._gpus[uuid] for uuid in gpus if uuid in self._gpus]
@@ -170,10 +193,19 @@ class Pipeline:
         found_limits: Mapping[str, InForce] = {}
         merged = EngineArgs()
         if page is not None:
-            merged = self._parsed(page).merged(container.logged) if container and container.logged else self._parsed(page)
+            merged = (
+                self._parsed(page).merged(container.logged) if container and container.logged else self._parsed(page)
+            )
             gpu = known_gpus[0].window.last if known_gpus else None  # the card stays what it is between two readings
-            found_limits = limit_signals.in_force(self._parsed(page), container.logged if container else None, facts,
-                                                  reading.cache_config if reading else {}, self._version(track), page.flavour, gpu)
+            found_limits = limit_signals.in_force(
+                self._parsed(page),
+                container.logged if container else None,
+                facts,
+                reading.cache_config if reading else {},
+                self._version(track),
+                page.flavour,
+                gpu,
+            )
             if "pool_bytes" not in facts:
                 pool = pool_from_configuration(merged, reading.cache_config if reading else {}, len(page.engines))
                 if pool is not None:
@@ -184,16 +216,22 @@ class Pipeline:
         processes = _process_bytes_of(snapshot, pod) if allocator or others else {}
         seqs, length = found_limits.get("max_num_seqs"), found_limits.get("max_model_len")
         return Surroundings(
-            now=now, gpus=windows,
+            now=now,
+            gpus=windows,
             container=container.window if container and self._fresh(container.window.last_t, now) else None,
-            allocator=allocator, processes=tuple(processes.values()),
-            others=others, own_bytes=tuple(processes.get(gpu.last.uuid) for gpu in windows if gpu.last),
-            facts=facts, events=container.recent_events(now) if container else _NO_SIGNALS,
+            allocator=allocator,
+            processes=tuple(processes.values()),
+            others=others,
+            own_bytes=tuple(processes.get(gpu.last.uuid) for gpu in windows if gpu.last),
+            facts=facts,
+            events=container.recent_events(now) if container else _NO_SIGNALS,
             events_known=container.seen_log if container else False,
             oom=container.recent_oom(now) if container else _NO_FIGURES,
             gpu_faults=sum(gpu.recent_faults(now) for gpu in known_gpus) if known_gpus else None,
-            max_num_seqs=seqs.value if seqs else None, max_num_seqs_source=seqs.source if seqs else None,
-            max_model_len=length.value if length else None, args=merged,
+            max_num_seqs=seqs.value if seqs else None,
+            max_num_seqs_source=seqs.source if seqs else None,
+            max_model_len=length.value if length else None,
+            args=merged,
         ), found_limits
 
     def _version(self, track: EngineTrack) -> str | None:
@@ -212,26 +250,51 @@ class Pipeline:
             return None
         return memory.demand_ratio(gpu.window.last, empty_pools.get(uuid, ()))
 
-    def _engine_state(self, now: float, track: EngineTrack, around: Surroundings, cache: KvSignals, shape: Shape,
-                      found_limits: Mapping[str, InForce], gpus: tuple[str, ...]) -> EngineState:
+    def _engine_state(
+        self,
+        now: float,
+        track: EngineTrack,
+        around: Surroundings,
+        cache: KvSignals,
+        shape: Shape,
+        found_limits: Mapping[str, InForce],
+        gpus: tuple[str, ...],
+    ) -> EngineState:
         tracker, page = track.tracker, track.tracker.page
         signals = tracker.signals(around, cache, shape)
         utilization = found_limits.get("gpu_memory_utilization")
-        diagnosis = track.diagnoser.diagnose(signals, tracker.recent_waiting(), tracker.window.samples_seen,
-                                             utilization.value if utilization else None)
+        diagnosis = track.diagnoser.diagnose(
+            signals, tracker.recent_waiting(), tracker.window.samples_seen, utilization.value if utilization else None
+        )
         up = diagnosis.evidence["page_fresh"].value is True
         return EngineState(
-            key=track.key, target=track.target, container=track.container, gpus=gpus, up=up, error=tracker.error,
-            version=self._version(track), flavour=page.flavour if page else None,
-            reading=tracker.reading if up else None, counters=track.counters if up else {},
-            signals=signals if up else Signals(time=now, host=signals.host, progress=signals.progress,
-                                                      events=signals.events, events_known=signals.events_known,
-                                                      oom=signals.oom),
-            diagnosis=diagnosis, limits=self._limits(track, signals, diagnosis, found_limits),
+            key=track.key,
+            target=track.target,
+            container=track.container,
+            gpus=gpus,
+            up=up,
+            error=tracker.error,
+            version=self._version(track),
+            flavour=page.flavour if page else None,
+            reading=tracker.reading if up else None,
+            counters=track.counters if up else {},
+            signals=signals
+            if up
+            else Signals(
+                time=now,
+                host=signals.host,
+                progress=signals.progress,
+                events=signals.events,
+                events_known=signals.events_known,
+                oom=signals.oom,
+            ),
+            diagnosis=diagnosis,
+            limits=self._limits(track, signals, diagnosis, found_limits),
         )
 
-    def _limits(self, track: EngineTrack, s: Signals, diagnosis: Diagnosis,
-                found: Mapping[str, InForce]) -> dict[str, Limit]:
+    def _limits(
+        self, track: EngineTrack, s: Signals, diagnosis: Diagnosis, found: Mapping[str, InForce]
+    ) -> dict[str, Limit]:
         t = self._thresholds
         finished = s.context.context_max_5m if s.context.prompt_quantiles else None  # whole requests, not their prefill
         longest = track.longest.observe(s.time, finished, diagnosis.verdict)
@@ -241,17 +304,31 @@ class Pipeline:
             "max_num_seqs": advice.max_num_seqs(s, confident, t),
             "max_num_batched_tokens": advice.max_num_batched_tokens(values["max_num_batched_tokens"], confident, t),
             "gpu_memory_utilization": advice.gpu_memory_utilization(
-                s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), t),
+                s, values["gpu_memory_utilization"], diagnosis.conditions.get("gpu_out_of_memory"), t
+            ),
             "max_model_len": advice.max_model_len(longest, values["max_model_len"], confident, t),
         }
-        return {name: Limit(name, values[name], found[name].explicit if name in found else None,
-                            found[name].source if name in found else None, recommended[name])
-                for name in LIMITS if values[name] is not None or recommended[name] is not None}
+        return {
+            name: Limit(
+                name,
+                values[name],
+                found[name].explicit if name in found else None,
+                found[name].source if name in found else None,
+                recommended[name],
+            )
+            for name in LIMITS
+            if values[name] is not None or recommended[name] is not None
+        }
 
-    def _gpu_states(self, snapshot: Snapshot,
-                    empty_pools: Mapping[str, Sequence[float | None]]) -> tuple[GpuState, ...]:
-        return tuple(GpuState(gpu, self._demand(snapshot.time, gpu.uuid, empty_pools), _process_bytes(gpu, snapshot.process_pods))
-                     for gpu in snapshot.gpus)
+    def _gpu_states(
+        self, snapshot: Snapshot, empty_pools: Mapping[str, Sequence[float | None]]
+    ) -> tuple[GpuState, ...]:
+        return tuple(
+            GpuState(
+                gpu, self._demand(snapshot.time, gpu.uuid, empty_pools), _process_bytes(gpu, snapshot.process_pods)
+            )
+            for gpu in snapshot.gpus
+        )
 
     def _container_states(self, snapshot: Snapshot) -> tuple[ContainerState, ...]:
         """Containers read now; one that only its log tells of, or whose source fails, has its events and nothing else."""
@@ -259,8 +336,15 @@ class Pipeline:
         for key, track in self._containers.items():
             window = track.window
             if window.last is not None and window.last_t == snapshot.time:
-                states.append(ContainerState(window.last, window.throttled_ratio(), window.cpu_used_ratio(),
-                                             window.memory_used_ratio(), dict(track.counts)))
+                states.append(
+                    ContainerState(
+                        window.last,
+                        window.throttled_ratio(),
+                        window.cpu_used_ratio(),
+                        window.memory_used_ratio(),
+                        dict(track.counts),
+                    )
+                )
             elif window.last is None or not snapshot.containers:
                 states.append(ContainerState(ContainerReading(*key), log_events=dict(track.counts)))
         return tuple(states)
@@ -297,5 +381,6 @@ def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], list[GpuOwner]]:
 
 def _gpus_of(track: EngineTrack, owners: Iterable[GpuOwner]) -> tuple[str, ...]:
     """The GPUs of the engine's container; those of its pod where the container of either is not known."""
-    return tuple(dict.fromkeys(owner.uuid for owner in owners
-                               if not track.container or owner.container in ("", track.container)))
+    return tuple(
+        dict.fromkeys(owner.uuid for owner in owners if not track.container or owner.container in ("", track.container))
+    )

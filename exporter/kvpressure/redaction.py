@@ -14,23 +14,32 @@ from typing import Final
 REDACTED: Final = "[redacted]"
 
 _SECRET: Final = re.compile(  # in the name, or at its end: long_prefill_token_threshold is a limit
-    r"secret|passw|passphrase|credential|authorization|(?:api[_.-]?key|token|signature|(?:^|[_.-])(?:key|sig))$", re.IGNORECASE)
+    r"secret|passw|passphrase|credential|authorization|(?:api[_.-]?key|token|signature|(?:^|[_.-])(?:key|sig))$",
+    re.IGNORECASE,
+)
 # What a user sent: fields of vLLM's request objects. Only these exact names, or most of a log would be hidden.
 _SENT: Final = frozenset({"prompt", "prompts", "prompt_token_ids", "prompt_embeds", "messages", "content", "input_ids"})
 
 _QUOTED: Final = r"\\{1,4}[\"'][^\"'\\]*+|\"(?:[^\"\\]|\\.)*+\"?|'(?:[^'\\]|\\.)*+'?"
 _NAME: Final = re.compile(  # with the ``=``, ``:`` or (after an option) space that leads to its value
-    r"(?<![\w.-])(?P<dashes>--?)?(?P<name>\w[\w.-]{0,120})(?:\\{0,4}[\"']?\s{0,4}[=:]\s{0,4}|(?(dashes)\s{1,4}(?!-)|(?!)))")
+    r"(?<![\w.-])(?P<dashes>--?)?(?P<name>\w[\w.-]{0,120})(?:\\{0,4}[\"']?\s{0,4}[=:]\s{0,4}|(?(dashes)\s{1,4}(?!-)|(?!)))"
+)
 _VALUE: Final = re.compile(  # a list, a quoted text or a word
-    rf"\[(?:{_QUOTED}|[^\]\"'])*+\]?|{_QUOTED}|(?:(?:bearer|basic|token)\s{{1,4}})?[^\s\"',;&)}}\]]+", re.IGNORECASE)
+    rf"\[(?:{_QUOTED}|[^\]\"'])*+\]?|{_QUOTED}|(?:(?:bearer|basic|token)\s{{1,4}})?[^\s\"',;&)}}\]]+", re.IGNORECASE
+)
 _NOTHING: Final = re.compile(r"None|null|True|False|\[\]|''|\"\"|\[redacted\]", re.IGNORECASE)
-_SCHEME: Final = re.compile(r"\b(?P<name>bearer|basic)\s{1,4}(?=[\w.~+/-]{0,400}[\d=._-])[\w.~+/-]{8,}=*", re.IGNORECASE)
+_SCHEME: Final = re.compile(
+    r"\b(?P<name>bearer|basic)\s{1,4}(?=[\w.~+/-]{0,400}[\d=._-])[\w.~+/-]{8,}=*", re.IGNORECASE
+)
 _IN_URL: Final = re.compile(r"(?<=://)[^\s/@\"'<>]{1,400}@(?=[\w\[])")
 _FORMS: Final = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|nvapi-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|"
     r"github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abeprs]-[\w-]{10,}|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{30,}|"
-    r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)")
-_WORD: Final = re.compile(r"[;|&\n()<>]|(?:\\.|\"(?:[^\"\\]|\\.)*+\"?|'[^']*+'?|[^\s;|&()<>\"'\\])++|\\", re.DOTALL)  # of a script
+    r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
+)
+_WORD: Final = re.compile(
+    r"[;|&\n()<>]|(?:\\.|\"(?:[^\"\\]|\\.)*+\"?|'[^']*+'?|[^\s;|&()<>\"'\\])++|\\", re.DOTALL
+)  # of a script
 _REFERENCE: Final = re.compile(r"\$(?:\w{1,120}|[@*]|\{\w{1,120}(?:\[[@*]\])?\}|\([A-Za-z_][\w.-]{0,120}\))")
 # A name that programs use, not a word of a language nor a program that fetches secrets.
 _FIELD: Final = re.compile(r"\w[\w.-]{0,60}[_.-](?:key|token|passw\w{0,8}|passphrase|secret)", re.IGNORECASE)
@@ -38,7 +47,9 @@ _LOGIN: Final = re.compile(r"(?P<option>-u|--user=)?[^\s:/-][^\s:/]{0,200}:(?!//
 _USER: Final = frozenset({"-u", "--user"})
 _QUOTE: Final = re.compile("[\"']")
 _NESTED: Final = 2  # scripts in scripts that are looked into
-_PRIVATE_KEY: Final = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL)
+_PRIVATE_KEY: Final = re.compile(
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+)
 
 
 def is_secret(name: str) -> bool:
@@ -132,10 +143,10 @@ def _script(line: str, depth: int) -> str:
             continue
         hidden = REDACTED if words.hides(word.strip("\"'")) else None
         if hidden is None and (quote := _QUOTE.search(word)) is not None:
-            inner = word[quote.end():]
+            inner = word[quote.end() :]
             closing = quote[0] if inner.endswith(quote[0]) else ""
-            hidden = f"{word[:quote.end()]}{_script(inner.removesuffix(closing), depth - 1)}{closing}"
+            hidden = f"{word[: quote.end()]}{_script(inner.removesuffix(closing), depth - 1)}{closing}"
         if hidden is not None:
-            parts += [line[kept_from:found.start()], hidden]
+            parts += [line[kept_from : found.start()], hidden]
             kept_from = found.end()
     return "".join([*parts, line[kept_from:]])

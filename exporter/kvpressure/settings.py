@@ -63,8 +63,10 @@ __all__ = ["CollectorSettings", "Option", "Settings", "SettingsError", "add_argu
 
 
 def _default_collectors() -> Mapping[str, CollectorSettings]:
-    return {name: CollectorSettings(spec.default, spec.interval_seconds, spec.deadline_seconds)
-            for name, spec in registered_sources().items()}
+    return {
+        name: CollectorSettings(spec.default, spec.interval_seconds, spec.deadline_seconds)
+        for name, spec in registered_sources().items()
+    }
 
 
 @dataclass(frozen=True)
@@ -72,78 +74,145 @@ class Settings:
     """All settings, checked. Adding one is adding a line here."""
 
     listen_addresses: tuple[ListenAddress, ...] = option(
-        "web.listen-address", LISTEN_ADDRESS, (ListenAddress("", 9846),),
-        "Address to serve on; repeat for several. Port 0 takes a free one and logs it.", repeat=True)
+        "web.listen-address",
+        LISTEN_ADDRESS,
+        (ListenAddress("", 9846),),
+        "Address to serve on; repeat for several. Port 0 takes a free one and logs it.",
+        repeat=True,
+    )
     telemetry_path: str = option("web.telemetry-path", TELEMETRY_PATH, "/metrics", "Path of the metrics page.")
     web_config_file: Path | None = option(
-        "web.config.file", FILE, None, "exporter-toolkit web configuration: TLS, client certificates, basic auth.")
+        "web.config.file", FILE, None, "exporter-toolkit web configuration: TLS, client certificates, basic auth."
+    )
     max_requests: int = option(
-        "web.max-requests", WHOLE, 20, "Requests answered at the same time; more get 503. 0 = no limit.")
+        "web.max-requests", WHOLE, 20, "Requests answered at the same time; more get 503. 0 = no limit."
+    )
     runbook_url: str | None = option(
-        "web.runbook-url", PAGES_URL, None, "Where the runbooks are (base address); the page links to them.", shown="none")
+        "web.runbook-url",
+        PAGES_URL,
+        None,
+        "Where the runbooks are (base address); the page links to them.",
+        shown="none",
+    )
     dashboard_url: str | None = option(
-        "web.dashboard-url", PAGES_URL, None, "Grafana's base address; the page links to the boards.", shown="none")
+        "web.dashboard-url", PAGES_URL, None, "Grafana's base address; the page links to the boards.", shown="none"
+    )
     interval_seconds: float = option(
-        "interval", SECONDS, 1.0, "Time between two ticks: how often readings become a published state.")
+        "interval", SECONDS, 1.0, "Time between two ticks: how often readings become a published state."
+    )
     vllm_targets: tuple[Target, ...] = option(
-        "vllm.target", TARGET, (), "vLLM server to scrape when no Kubernetes discovery finds it; repeat for several.",
-        repeat=True)
+        "vllm.target",
+        TARGET,
+        (),
+        "vLLM server to scrape when no Kubernetes discovery finds it; repeat for several.",
+        repeat=True,
+    )
     vllm_max_targets: int = option("vllm.max-targets", COUNT, 64, "Most vLLM servers that are read.")
     vllm_timeout_seconds: float = option("vllm.timeout", SECONDS, 3.0, "Total time one scrape of an engine may take.")
     vllm_pace: str = option(
-        "vllm.pace", one_of("adaptive", "fixed"), "adaptive",
-        "How often an engine is scraped: every collector.vllm.interval under load and less often when calm, or always.")
+        "vllm.pace",
+        one_of("adaptive", "fixed"),
+        "adaptive",
+        "How often an engine is scraped: every collector.vllm.interval under load and less often when calm, or always.",
+    )
     plugin_directory: Path | None = option(
-        "plugin.directory", ANY_PATH, None, "Where the plugin inside vLLM leaves its reports.", shown="none")
+        "plugin.directory", ANY_PATH, None, "Where the plugin inside vLLM leaves its reports.", shown="none"
+    )
     nvidia_mig: bool = option("nvidia.mig", BOOL, True, "Read the MIG instances of a GPU.")
     nvidia_gpm: bool = option(
-        "nvidia.gpm", BOOL, False, "Read SM, tensor and DRAM activity (Hopper and newer; may need privileges).")
+        "nvidia.gpm", BOOL, False, "Read SM, tensor and DRAM activity (Hopper and newer; may need privileges)."
+    )
     nvidia_release_between_readings: bool = option(
-        "nvidia.release-between-readings", BOOL, False,
-        "Close the driver library between readings, so that the driver can be unloaded.")
+        "nvidia.release-between-readings",
+        BOOL,
+        False,
+        "Close the driver library between readings, so that the driver can be unloaded.",
+    )
     amd_backend: str = option(
-        "gpu.amd.backend", one_of("auto", "sysfs", "amdsmi"), "auto",
-        "Where AMD figures come from: files of the driver, AMD's library, or the files and then the library for gaps.")
+        "gpu.amd.backend",
+        one_of("auto", "sysfs", "amdsmi"),
+        "auto",
+        "Where AMD figures come from: files of the driver, AMD's library, or the files and then the library for gaps.",
+    )
     host_sys: Path = option("host.sys", DIRECTORY, Path("/sys"), "The host's sysfs.")
-    kube_selector: str | None = option("kube.selector", TEXT, None, "Label selector of the pods to look at.", shown="all")
+    kube_selector: str | None = option(
+        "kube.selector", TEXT, None, "Label selector of the pods to look at.", shown="all"
+    )
     kube_namespaces: tuple[str, ...] = option(
-        "kube.namespaces", NAMESPACE, (), "Namespace of the pods to look at; repeat for several.", shown="all",
-        repeat=True)
+        "kube.namespaces",
+        NAMESPACE,
+        (),
+        "Namespace of the pods to look at; repeat for several.",
+        shown="all",
+        repeat=True,
+    )
     kube_api_url: str | None = option(
-        "kube.api-url", API_URL, None, "API server.", shown="that of the cluster this runs in")
+        "kube.api-url", API_URL, None, "API server.", shown="that of the cluster this runs in"
+    )
     kube_token_file: Path = option(
-        "kube.token-file", ANY_PATH, Path("/var/run/secrets/kubernetes.io/serviceaccount/token"),
-        "Token for the API server; read again for every request.")
+        "kube.token-file",
+        ANY_PATH,
+        Path("/var/run/secrets/kubernetes.io/serviceaccount/token"),
+        "Token for the API server; read again for every request.",
+    )
     kube_ca_file: Path = option(
-        "kube.ca-file", ANY_PATH, Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"),
-        "Certificates to trust for the API server.")
+        "kube.ca-file",
+        ANY_PATH,
+        Path("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"),
+        "Certificates to trust for the API server.",
+    )
     kube_engine_tls: str = option(
-        "kube.engine-tls", one_of("verify", "insecure"), "verify", "Certificates of engines that serve https.")
+        "kube.engine-tls", one_of("verify", "insecure"), "verify", "Certificates of engines that serve https."
+    )
     kubelet_socket: Path = option(
-        "kubelet.socket", ANY_PATH, Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
-        "The kubelet's PodResources socket.")
+        "kubelet.socket",
+        ANY_PATH,
+        Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        "The kubelet's PodResources socket.",
+    )
     kubelet_resources: tuple[str, ...] = option(
-        "kubelet.resources", TEXT, ("nvidia.com/", "amd.com/"),
-        "Resource name, or its beginning, that stands for GPUs; repeat for several.", repeat=True)
+        "kubelet.resources",
+        TEXT,
+        ("nvidia.com/", "amd.com/"),
+        "Resource name, or its beginning, that stands for GPUs; repeat for several.",
+        repeat=True,
+    )
     host_proc: Path = option("host.proc", ANY_PATH, Path("/proc"), "The host's /proc.")
     host_cgroup: Path = option("host.cgroup", ANY_PATH, Path("/sys/fs/cgroup"), "The host's cgroup v2 tree.")
     host_pod_logs: Path = option("host.pod-logs", ANY_PATH, Path("/var/log/pods"), "The host's log files of pods.")
     log_positions: Path | None = option(
-        "log-positions", ANY_PATH, None, "File that keeps how far the pods' logs were read.", shown="not kept")
+        "log-positions", ANY_PATH, None, "File that keeps how far the pods' logs were read.", shown="not kept"
+    )
     record_directory: Path | None = option(
-        "record.directory", ANY_PATH, None, "Keep a rotating recording of what is read here (flight recorder).",
-        shown="not kept")
-    record_max_bytes: int = option("record.max-size", SIZE, 64 * 2**20, "Largest size of one recording file.", shown="64MiB")
+        "record.directory",
+        ANY_PATH,
+        None,
+        "Keep a rotating recording of what is read here (flight recorder).",
+        shown="not kept",
+    )
+    record_max_bytes: int = option(
+        "record.max-size", SIZE, 64 * 2**20, "Largest size of one recording file.", shown="64MiB"
+    )
     record_keep: int = option("record.keep", COUNT, 8, "Recording files that are kept, the newest.")
     recording_file: Path | None = option("recording.file", FILE, None, "Recording that the source plays.", shown="none")
     thresholds: Thresholds = option(
-        "thresholds", THRESHOLDS_FILE, thresholds_model.builtin, "File of lines \"name: value\" over the built-in ones.",
-        shown="built-in")
+        "thresholds",
+        THRESHOLDS_FILE,
+        thresholds_model.builtin,
+        'File of lines "name: value" over the built-in ones.',
+        shown="built-in",
+    )
     node_name: str = option(
-        "node-name", TEXT, lambda: os.uname().nodename, "Name of this node.", shown="$NODE_NAME or the host name",
-        fallback_env="NODE_NAME")
+        "node-name",
+        TEXT,
+        lambda: os.uname().nodename,
+        "Name of this node.",
+        shown="$NODE_NAME or the host name",
+        fallback_env="NODE_NAME",
+    )
     log_level: str = option(
-        "log.level", one_of("debug", "info", "warning", "error"), "info", "Least severity that is logged.")
+        "log.level", one_of("debug", "info", "warning", "error"), "info", "Least severity that is logged."
+    )
     log_format: str = option("log.format", one_of("logfmt", "json"), "logfmt", "Form of the log lines on stderr.")
     collectors: Mapping[str, CollectorSettings] = field(default_factory=_default_collectors)
     keep_exposition: bool = False  # set by commands that record; no flag
@@ -157,8 +226,9 @@ def static_options() -> dict[str, str]:
 
 def options() -> dict[str, Option]:
     """Every option by name: the fields of ``Settings``, then three for each source."""
-    table = {item.metadata["option"].name: item.metadata["option"] for item in fields(Settings)
-             if "option" in item.metadata}
+    table = {
+        item.metadata["option"].name: item.metadata["option"] for item in fields(Settings) if "option" in item.metadata
+    }
     return {**table, **collector_options()}
 
 
@@ -169,8 +239,12 @@ def add_arguments(parser: argparse.ArgumentParser, only: Collection[str] | None 
     for group, members in grouped(wanted).items():
         section = parser.add_argument_group(group.title, _pace_text(members) if group is PACE else group.text)
         if first:
-            section.add_argument("--config", metavar="FILE", default=None,
-                                 help=f"YAML file of settings (environment: {ENV_PREFIX}CONFIG)")
+            section.add_argument(
+                "--config",
+                metavar="FILE",
+                default=None,
+                help=f"YAML file of settings (environment: {ENV_PREFIX}CONFIG)",
+            )
         for entry in members:
             _add_flag(section, entry, listed=group is not PACE)
         first = False
@@ -182,21 +256,32 @@ def _add_flag(section: argparse._ArgumentGroup, entry: Option, *, listed: bool) 
     allowed = "" if entry.kind is BOOL else f"; allowed: {entry.kind.allowed}"
     text = f"{entry.help} ({default}{allowed})".replace("%", "%%") if listed else argparse.SUPPRESS
     if entry.kind is BOOL:
-        section.add_argument(f"--{entry.name}", dest=entry.name, action=argparse.BooleanOptionalAction, default=None, help=text)
+        section.add_argument(
+            f"--{entry.name}", dest=entry.name, action=argparse.BooleanOptionalAction, default=None, help=text
+        )
     else:
-        section.add_argument(f"--{entry.name}", dest=entry.name, action="append", default=None, metavar=entry.kind.metavar,
-                             help=text)
+        section.add_argument(
+            f"--{entry.name}", dest=entry.name, action="append", default=None, metavar=entry.kind.metavar, help=text
+        )
 
 
 def _pace_text(members: Sequence[Option]) -> str:
     """What help says instead of listing two flags for each source."""
     defaults = {entry.name: entry.default for entry in members}
     sources = [name.split(".")[1] for name in defaults if name.endswith(".interval")]
-    lines = [PACE.text, "  --collector.NAME.interval SECONDS   time between two readings",
-             "  --collector.NAME.deadline SECONDS   time after which a reading counts as hanging", f"  {SECONDS.allowed}; defaults:"]
-    return "\n".join(lines + [
-        f"    {name:<14}{defaults[f'collector.{name}.interval']:>3} {defaults.get(f'collector.{name}.deadline', ''):>3}"
-        for name in sources])
+    lines = [
+        PACE.text,
+        "  --collector.NAME.interval SECONDS   time between two readings",
+        "  --collector.NAME.deadline SECONDS   time after which a reading counts as hanging",
+        f"  {SECONDS.allowed}; defaults:",
+    ]
+    return "\n".join(
+        lines
+        + [
+            f"    {name:<14}{defaults[f'collector.{name}.interval']:>3} {defaults.get(f'collector.{name}.deadline', ''):>3}"
+            for name in sources
+        ]
+    )
 
 
 def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
@@ -222,12 +307,15 @@ def _build(given: Mapping[str, Given]) -> Settings:
     tick = values.get("interval_seconds", 0.0)
     collectors = {}
     for name, spec in registered_sources().items():
+
         def pick(suffix: str, default: Any, name: str = name) -> Any:
             entry = given.get(f"collector.{name}{suffix}")
             return default if entry is None else entry.value
 
         # A source whose interval nobody set keeps up with a slower tick instead of reading what nobody takes.
-        collectors[name] = CollectorSettings(pick("", spec.default),
-                                             pick(".interval", max(spec.interval_seconds, tick)),
-                                             pick(".deadline", spec.deadline_seconds))
+        collectors[name] = CollectorSettings(
+            pick("", spec.default),
+            pick(".interval", max(spec.interval_seconds, tick)),
+            pick(".deadline", spec.deadline_seconds),
+        )
     return Settings(**values, collectors=collectors)

@@ -10,8 +10,13 @@ from kvpressure.settings_read import Given
 from kvpressure.thresholds import builtin
 
 RESERVED_PATHS: Final = ("/", "/api/v1/diagnosis", "/-/healthy", "/-/ready")
-_SOURCE_OF: Final = {"vllm.": "vllm", "nvidia.": "nvidia", "gpu.amd.": "amd", "recording.": "recording",
-                     "plugin.": "allocator"}
+_SOURCE_OF: Final = {
+    "vllm.": "vllm",
+    "nvidia.": "nvidia",
+    "gpu.amd.": "amd",
+    "recording.": "recording",
+    "plugin.": "allocator",
+}
 
 
 def check_together(given: Mapping[str, Given], table: Mapping[str, Option]) -> None:
@@ -59,8 +64,9 @@ class _Checks:
         for source in registered_sources():
             name = f"collector.{source}.interval"
             if name in self._given and self._seconds(name) < tick:
-                raise self._clash(name, f"{self._seconds(name):g} s is shorter than a tick",
-                                  f"{tick:g} s (interval) or more")
+                raise self._clash(
+                    name, f"{self._seconds(name):g} s is shorter than a tick", f"{tick:g} s (interval) or more"
+                )
         self._pages_stay_fresh(tick)
 
     def _pages_stay_fresh(self, tick: float) -> None:
@@ -68,8 +74,12 @@ class _Checks:
         name, stale = "collector.vllm.interval", builtin()["stale_page_seconds"]
         between, timeout = self._seconds(name), self._seconds("vllm.timeout")
         if name in self._given and between > tick and between + timeout > stale:
-            raise self._clash(name, f"{between:g} s and a scrape of up to {timeout:g} s (vllm.timeout) are longer than a page is "
-                                    f"believed: {stale:g} s", f"{stale - timeout:g} s or less, or a tick (interval) as long")
+            raise self._clash(
+                name,
+                f"{between:g} s and a scrape of up to {timeout:g} s (vllm.timeout) are longer than a page is "
+                f"believed: {stale:g} s",
+                f"{stale - timeout:g} s or less, or a tick (interval) as long",
+            )
 
     def targets(self) -> None:
         given = self._given.get("vllm.target")
@@ -79,8 +89,12 @@ class _Checks:
         timeout, deadline = self._seconds("vllm.timeout"), self._seconds("collector.vllm.deadline")
         if timeout > deadline:
             name = "vllm.timeout" if "vllm.timeout" in self._given else "collector.vllm.deadline"
-            raise self._clash(name, f"one scrape may take {timeout:g} s (vllm.timeout) but all of them only "
-                                    f"{deadline:g} s (collector.vllm.deadline)", "timeout no longer than deadline")
+            raise self._clash(
+                name,
+                f"one scrape may take {timeout:g} s (vllm.timeout) but all of them only "
+                f"{deadline:g} s (collector.vllm.deadline)",
+                "timeout no longer than deadline",
+            )
 
     def _enabled(self, source: str) -> bool:
         name = f"collector.{source}"

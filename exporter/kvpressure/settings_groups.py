@@ -19,19 +19,41 @@ class Group:
 
     def place(self, name: str) -> int | None:
         """Where among ``names`` the setting ``name`` stands; None when it does not belong here."""
-        return next((place for place, entry in enumerate(self.names)
-                     if name == entry or (entry.endswith(".") and name.startswith(entry))), None)
+        return next(
+            (
+                place
+                for place, entry in enumerate(self.names)
+                if name == entry or (entry.endswith(".") and name.startswith(entry))
+            ),
+            None,
+        )
 
 
-PACE: Final = Group("pace of the sources", "how often each source reads, and when a reading of it counts as hanging", ())
+PACE: Final = Group(
+    "pace of the sources", "how often each source reads, and when a reading of it counts as hanging", ()
+)
 GROUPS: Final = (
-    Group("common", "what most installations set",
-          ("vllm.target", "web.listen-address", "web.config.file", "thresholds", "record.directory", "node-name", "log.level")),
+    Group(
+        "common",
+        "what most installations set",
+        (
+            "vllm.target",
+            "web.listen-address",
+            "web.config.file",
+            "thresholds",
+            "record.directory",
+            "node-name",
+            "log.level",
+        ),
+    ),
     Group("sources", "what is read; --no-collector.NAME switches one off", ("collector.",)),
     Group("engines", "how vLLM servers are read", ("vllm.", "plugin.")),
     Group("GPUs", "how GPUs are read", ("nvidia.", "gpu.amd.", "host.sys")),
-    Group("Kubernetes", "where this node's pods, their GPUs, logs and cgroups are found",
-          ("kube.", "kubelet.", "host.", "log-positions")),
+    Group(
+        "Kubernetes",
+        "where this node's pods, their GPUs, logs and cgroups are found",
+        ("kube.", "kubelet.", "host.", "log-positions"),
+    ),
     Group("web server", "what is served", ("web.",)),
     Group("recordings", "the flight recorder, and playing what it wrote", ("record.", "recording.")),
     Group("running", "ticks and log lines", ("interval", "log.")),

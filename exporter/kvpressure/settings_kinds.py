@@ -180,16 +180,17 @@ ANY_PATH: Final = Kind("a path that starts with /; it need not exist", _path, "P
 NAMESPACE: Final = Kind("the name of a namespace", _namespace, "NAMESPACE")
 API_URL: Final = Kind("http://HOST[:PORT] or https://HOST[:PORT]", _api_url, "URL")
 PAGES_URL: Final = Kind("an http:// or https:// address without spaces or quotes", _pages_url, "URL")
-TELEMETRY_PATH: Final = Kind("a path that starts with / and has only letters, digits and . _ ~ / -", _telemetry_path,
-                             "PATH")
-LISTEN_ADDRESS: Final = Kind(":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _listen_address,
-                             "ADDRESS")
+TELEMETRY_PATH: Final = Kind(
+    "a path that starts with / and has only letters, digits and . _ ~ / -", _telemetry_path, "PATH"
+)
+LISTEN_ADDRESS: Final = Kind(":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _listen_address, "ADDRESS")
 TARGET: Final = Kind("an address of a vLLM server, e.g. http://127.0.0.1:8000/metrics", _target, "TARGET")
-THRESHOLDS_FILE: Final = Kind("a file of lines \"name: value\"", _thresholds_file, "FILE")
+THRESHOLDS_FILE: Final = Kind('a file of lines "name: value"', _thresholds_file, "FILE")
 
 
 def one_of(*words: str) -> Kind:
     """One word out of a closed list."""
+
     def parse(raw: object) -> str:
         if raw not in words:
             raise ValueError

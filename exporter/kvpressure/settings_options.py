@@ -49,8 +49,16 @@ class Option:
             raise SettingsError(f"{where}: {detail}{allowed}") from error
 
 
-def option(name: str, kind: Kind, default: Any, help: str, *, shown: str | None = None, repeat: bool = False,
-           fallback_env: str = "") -> Any:
+def option(
+    name: str,
+    kind: Kind,
+    default: Any,
+    help: str,
+    *,
+    shown: str | None = None,
+    repeat: bool = False,
+    fallback_env: str = "",
+) -> Any:
     """A field of ``Settings`` with its option. ``default`` may be a function; ``shown`` is how help prints it."""
     text = _default_text(default) if shown is None else shown
     metadata = {"option": Option(name, kind, help, text, repeat, fallback_env)}
@@ -95,10 +103,18 @@ def collector_options() -> dict[str, Option]:
     for name, spec in registered_sources().items():
         for entry in (
             Option(f"collector.{name}", BOOL, f"Source: {spec.help}.", str(spec.default).lower()),
-            Option(f"collector.{name}.interval", SECONDS, f"Time between two readings of {name}.",
-                   f"{spec.interval_seconds:g}"),
-            Option(f"collector.{name}.deadline", SECONDS, f"Time after which a reading of {name} counts as hanging.",
-                   f"{spec.deadline_seconds:g}"),
+            Option(
+                f"collector.{name}.interval",
+                SECONDS,
+                f"Time between two readings of {name}.",
+                f"{spec.interval_seconds:g}",
+            ),
+            Option(
+                f"collector.{name}.deadline",
+                SECONDS,
+                f"Time after which a reading of {name} counts as hanging.",
+                f"{spec.deadline_seconds:g}",
+            ),
         ):
             table[entry.name] = entry
     return table

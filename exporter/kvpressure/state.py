@@ -18,16 +18,35 @@ from kvpressure.readings import (
 from kvpressure.signals.model import Signals
 
 VERDICTS: Final = (
-    "idle", "healthy", "kv_pressure", "concurrency_limited", "compute_bound", "host_bound", "stalled", "unknown",
+    "idle",
+    "healthy",
+    "kv_pressure",
+    "concurrency_limited",
+    "compute_bound",
+    "host_bound",
+    "stalled",
+    "unknown",
 )
 STAGES: Final = ("building", "saturated", "thrashing", "failing")
 CONDITIONS: Final = (
-    "memory_leak_idle", "kv_held_without_load", "allocator_fragmentation", "baseline_too_high",
-    "host_memory_near_limit", "host_oom_killed", "gpu_out_of_memory", "crash_loop", "gpu_fault", "metrics_frozen",
+    "memory_leak_idle",
+    "kv_held_without_load",
+    "allocator_fragmentation",
+    "baseline_too_high",
+    "host_memory_near_limit",
+    "host_oom_killed",
+    "gpu_out_of_memory",
+    "crash_loop",
+    "gpu_fault",
+    "metrics_frozen",
     "documented_signature",
 )
 SIGNATURE_CONDITIONS: Final = (
-    "gpu_memory_high", "gpu_utilization_low", "batch_collapsed", "latency_rising", "throughput_flat",
+    "gpu_memory_high",
+    "gpu_utilization_low",
+    "batch_collapsed",
+    "latency_rising",
+    "throughput_flat",
 )
 LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_model_len")
 

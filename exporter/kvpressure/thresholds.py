@@ -40,15 +40,27 @@ class Unit:
         """What is allowed, for messages."""
         kind = "a whole number" if self.whole else "a number"
         low = f"above {plain(self.least)}" if self.above else f"from {plain(self.least)}"
-        return f"{kind} {low}" if self.most == LARGEST else f"{kind} {low} {'up ' if self.above else ''}to {plain(self.most)}"
+        return (
+            f"{kind} {low}"
+            if self.most == LARGEST
+            else f"{kind} {low} {'up ' if self.above else ''}to {plain(self.most)}"
+        )
 
 
 _ABOVE_ZERO: Final = Unit(0, LARGEST, above=True)
 UNITS: Final[Mapping[str, Unit]] = {
-    "ratio": Unit(0, 1), "score": Unit(0, 1), "multiple": _ABOVE_ZERO, "bytes": _ABOVE_ZERO,
+    "ratio": Unit(0, 1),
+    "score": Unit(0, 1),
+    "multiple": _ABOVE_ZERO,
+    "bytes": _ABOVE_ZERO,
     "seconds": Unit(0.001, _YEAR),  # Prometheus knows no shorter time than a millisecond
-    "requests": _ABOVE_ZERO, "tokens": _ABOVE_ZERO, "count": Unit(1, LARGEST, whole=True), "cores": _ABOVE_ZERO,
-    "flops_per_byte": _ABOVE_ZERO, "per_minute": _ABOVE_ZERO, "per_second": Unit(0, LARGEST),
+    "requests": _ABOVE_ZERO,
+    "tokens": _ABOVE_ZERO,
+    "count": Unit(1, LARGEST, whole=True),
+    "cores": _ABOVE_ZERO,
+    "flops_per_byte": _ABOVE_ZERO,
+    "per_minute": _ABOVE_ZERO,
+    "per_second": Unit(0, LARGEST),
 }
 
 
@@ -146,8 +158,9 @@ def _number(entry: Threshold, raw: object, where: str) -> float:
     if isinstance(raw, int | float) and not isinstance(raw, bool) and abs(raw) <= LARGEST:
         value = float(raw)
     if not entry.allowed.admits(value):
-        raise ThresholdError(f"{where}: {entry.name}: {_shown(raw)} is not allowed; allowed: {entry.allowed.words()} "
-                             f"({entry.unit})")
+        raise ThresholdError(
+            f"{where}: {entry.name}: {_shown(raw)} is not allowed; allowed: {entry.allowed.words()} ({entry.unit})"
+        )
     return value
 
 
@@ -160,10 +173,12 @@ def _check_order(entries: Mapping[str, Threshold], at: Mapping[str, str]) -> Non
         if entry.value <= upper.value:
             continue
         if entry.name in at:
-            raise ThresholdError(f"{at[entry.name]}: {entry.name}: {entry.text} is above {upper.name}; allowed: up to "
-                                 f"{upper.text}")
-        raise ThresholdError(f"{at[upper.name]}: {upper.name}: {upper.text} is below {entry.name}; allowed: from "
-                             f"{entry.text} on")
+            raise ThresholdError(
+                f"{at[entry.name]}: {entry.name}: {entry.text} is above {upper.name}; allowed: up to {upper.text}"
+            )
+        raise ThresholdError(
+            f"{at[upper.name]}: {upper.name}: {upper.text} is below {entry.name}; allowed: from {entry.text} on"
+        )
 
 
 def _parse(text: str) -> dict[str, Threshold]:
@@ -198,5 +213,5 @@ def load(path: str | Path | None) -> Thresholds:
     except yaml_nodes.YamlError as error:
         raise ThresholdError(str(error)) from error
     if root.children is None:
-        raise ThresholdError(f"{root.where}: the file is no mapping; allowed: lines \"name: value\"")
+        raise ThresholdError(f'{root.where}: the file is no mapping; allowed: lines "name: value"')
     return builtin().override(root.value, str(path), {name: node.where for name, node in root.children.items()})

@@ -24,7 +24,18 @@ _NO_FIGURES: Final[Mapping[str, float]] = {}
 class ContainerTrack:
     """A container: its window, its log events, and the facts its start-up lines told."""
 
-    __slots__ = ("_events", "_log_window", "_oom", "counts", "facts", "logged", "seen_log", "seen_t", "version", "window")
+    __slots__ = (
+        "_events",
+        "_log_window",
+        "_oom",
+        "counts",
+        "facts",
+        "logged",
+        "seen_log",
+        "seen_t",
+        "version",
+        "window",
+    )
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.window = ContainerWindow()
@@ -71,15 +82,24 @@ class ContainerTrack:
 def _facts(event: str, values: Mapping[str, float]) -> dict[str, float]:
     """What a start-up line says that no metric carries; bytes are of one worker, i.e. per GPU."""
     names: Mapping[str, Mapping[str, str]] = {
-        "pool_bytes": {"bytes": "pool_bytes"}, "weights_bytes": {"bytes": "weights_bytes"},
-        "graphs_bytes": {"bytes": "graphs_bytes"}, "max_num_batched_tokens": {"tokens": "max_num_batched_tokens"},
-        "max_model_len": {"tokens": "max_model_len"}, "engine_config": {"max_model_len": "max_model_len"},
+        "pool_bytes": {"bytes": "pool_bytes"},
+        "weights_bytes": {"bytes": "weights_bytes"},
+        "graphs_bytes": {"bytes": "graphs_bytes"},
+        "max_num_batched_tokens": {"tokens": "max_num_batched_tokens"},
+        "max_model_len": {"tokens": "max_model_len"},
+        "engine_config": {"max_model_len": "max_model_len"},
         "capacity": {"tokens": "capacity_tokens", "max_model_len": "max_model_len"},
-        "breakdown": {"activation_bytes": "activations_bytes", "graphs_bytes": "graphs_bytes",
-                      "kv_bytes": "pool_bytes"},
+        "breakdown": {
+            "activation_bytes": "activations_bytes",
+            "graphs_bytes": "graphs_bytes",
+            "kv_bytes": "pool_bytes",
+        },
     }
-    return {fact: values[name] for name, fact in names.get(event, {}).items()
-            if name in values and (values[name] > 0 or fact.endswith("_bytes"))}
+    return {
+        fact: values[name]
+        for name, fact in names.get(event, {}).items()
+        if name in values and (values[name] > 0 or fact.endswith("_bytes"))
+    }
 
 
 class GpuTrack:
@@ -114,8 +134,7 @@ class GpuTrack:
 class EngineTrack:
     """An engine: tracker, diagnoser and identity."""
 
-    __slots__ = ("container", "counters", "diagnoser", "gpus", "key", "longest", "named", "seen_t", "target",
-                 "tracker")
+    __slots__ = ("container", "counters", "diagnoser", "gpus", "key", "longest", "named", "seen_t", "target", "tracker")
 
     def __init__(self, key: EngineKey, page: EnginePage, thresholds: Thresholds, named: tuple[str, str]) -> None:
         self.key = key

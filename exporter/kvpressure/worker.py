@@ -57,8 +57,15 @@ class Worker:
     took more than twice the deadline: its first values are then too old to be called a reading of now.
     """
 
-    def __init__(self, spec: SourceSpec, source: Source, on_fatal: Callable[[FatalSourceError], None], *,
-                 clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        spec: SourceSpec,
+        source: Source,
+        on_fatal: Callable[[FatalSourceError], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self.spec = spec
         self.source = source
         self._on_fatal = on_fatal
@@ -189,8 +196,7 @@ class Worker:
 
     def _fail(self, reason: str) -> None:
         self._held = None  # a failed reading is absent, not the one before
-        self._health = replace(self._health, up=False, reason=reason,
-                               errors=_counted(self._health.errors, reason, 1))
+        self._health = replace(self._health, up=False, reason=reason, errors=_counted(self._health.errors, reason, 1))
 
 
 def _counted(errors: Mapping[str, int], reason: str, count: int) -> dict[str, int]:
@@ -200,8 +206,11 @@ def _counted(errors: Mapping[str, int], reason: str, count: int) -> dict[str, in
 
 
 def _merged(older: Reading, newer: Reading) -> Reading:
-    return replace(newer, pages=_joined(older.pages, newer.pages, PENDING_PAGES),
-                   logs=_joined(older.logs, newer.logs, PENDING_LOGS))
+    return replace(
+        newer,
+        pages=_joined(older.pages, newer.pages, PENDING_PAGES),
+        logs=_joined(older.logs, newer.logs, PENDING_LOGS),
+    )
 
 
 def _joined(older: tuple[_T, ...] | None, newer: tuple[_T, ...] | None, limit: int) -> tuple[_T, ...] | None:

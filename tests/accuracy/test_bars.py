@@ -26,14 +26,21 @@ def missed(result: Result) -> list[str]:
         if bait.false or not bait.other:
             found.append(f"{title}: burstgpt false {bait.false} of {bait.other}")
     for title, detections in (("with", result.detections), ("without", result.detections_without_counter)):
-        found += [f"{item.recording} {title} counter: delay {item.delay}" for item in detections
-                  if item.delay is None or item.delay > DETECTED_WITHIN_SECONDS]
+        found += [
+            f"{item.recording} {title} counter: delay {item.delay}"
+            for item in detections
+            if item.delay is None or item.delay > DETECTED_WITHIN_SECONDS
+        ]
     for kept in (None, True, False):
         graded = result.graded(scored_only=kept)
         if sum(answer.right for answer in graded) < INCIDENTS * len(graded):
             found.append(f"incidents right: {sum(a.right for a in graded)} of {len(graded)} (scored only: {kept})")
     found += [f"{a.incident.id}: wrong and confident" for a in result.answers if a.wrong_and_confident]
-    found += [f"{c.capture.name} engine {c.capture.engine} {c.capture.what}: {c.histogram}" for c in result.captures if not c.right]
+    found += [
+        f"{c.capture.name} engine {c.capture.engine} {c.capture.what}: {c.histogram}"
+        for c in result.captures
+        if not c.right
+    ]
     return found
 
 

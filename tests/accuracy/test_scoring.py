@@ -61,14 +61,17 @@ def test_a_window_is_positive_when_the_counter_rose_in_it_even_across_its_edge()
     assert [window.kind for window in windows(PRESSURE, run(before))] == [OTHER]
 
 
-@pytest.mark.parametrize(("label", "counter", "full", "kind"), [
-    ("kv_pressure", True, True, OTHER),  # a full cache without preemption is no preemption where they are counted
-    ("kv_pressure", False, True, EPISODE),
-    ("kv_pressure", False, False, OTHER),
-    ("cap_or_compute_bound_no_kv_pressure", False, True, OTHER),
-    ("kv_near_full_no_preemption", True, True, NEUTRAL),
-    ("kv_usage_not_recorded", False, True, NO_CLAIM),
-])
+@pytest.mark.parametrize(
+    ("label", "counter", "full", "kind"),
+    [
+        ("kv_pressure", True, True, OTHER),  # a full cache without preemption is no preemption where they are counted
+        ("kv_pressure", False, True, EPISODE),
+        ("kv_pressure", False, False, OTHER),
+        ("cap_or_compute_bound_no_kv_pressure", False, True, OTHER),
+        ("kv_near_full_no_preemption", True, True, NEUTRAL),
+        ("kv_usage_not_recorded", False, True, NO_CLAIM),
+    ],
+)
 def test_what_a_window_was(label: str, counter: bool, full: bool, kind: str) -> None:
     values = {"kv": 0.98 if full else 0.6, **({"preemptions": 0.0} if counter else {})}
     (window,) = windows(Telemetry("x/y", label, False), run([busy(float(t), **values) for t in range(30)]))
@@ -113,23 +116,39 @@ def test_changes_are_counted_between_neighbours(said: list[str]) -> None:
     assert changes(ticks) == sum(said[i] != said[i + 1] for i in range(len(said) - 1))
 
 
-INCIDENT = Incident("incidents/x", "X", "CPU", frozenset({"host_bound"}), frozenset(), frozenset({"kv_pressure"}),
-                    frozenset(), "no", "A", 10.0, 20.0, False)
+INCIDENT = Incident(
+    "incidents/x",
+    "X",
+    "CPU",
+    frozenset({"host_bound"}),
+    frozenset(),
+    frozenset({"kv_pressure"}),
+    frozenset(),
+    "no",
+    "A",
+    10.0,
+    20.0,
+    False,
+)
 SAMPLES = [busy(float(t)) for t in range(0, 35, 5)]
 
 
-@pytest.mark.parametrize(("said", "confidence", "grade", "outcome", "confident"), [
-    ("host_bound", 0.9, "A", "right", False),
-    ("unknown", 0.9, "A", "abstained", False),
-    ("healthy", 0.69, "A", "wrong", False),
-    ("healthy", 0.7, "A", "wrong", True),
-    ("kv_pressure", 0.9, "B", "wrong", True),
-    ("healthy", 0.9, "C", "right", False),
-    ("unknown", 0.9, "C", "right", False),
-    ("kv_pressure", 0.9, "C", "wrong", True),
-])
+@pytest.mark.parametrize(
+    ("said", "confidence", "grade", "outcome", "confident"),
+    [
+        ("host_bound", 0.9, "A", "right", False),
+        ("unknown", 0.9, "A", "abstained", False),
+        ("healthy", 0.69, "A", "wrong", False),
+        ("healthy", 0.7, "A", "wrong", True),
+        ("kv_pressure", 0.9, "B", "wrong", True),
+        ("healthy", 0.9, "C", "right", False),
+        ("unknown", 0.9, "C", "right", False),
+        ("kv_pressure", 0.9, "C", "wrong", True),
+    ],
+)
 def test_an_incident_is_right_abstained_wrong_or_wrong_and_confident(
-        said: str, confidence: float, grade: str, outcome: str, confident: bool) -> None:
+    said: str, confidence: float, grade: str, outcome: str, confident: bool
+) -> None:
     answer = judge(replace(INCIDENT, grade=grade), run(SAMPLES, said, confidence))
     assert (answer.outcome, answer.wrong_and_confident) == (outcome, confident)
 
@@ -141,8 +160,11 @@ def test_only_the_judged_stretch_counts_and_its_most_frequent_verdict() -> None:
 
 
 def test_conditions_need_one_of_the_expected_and_none_of_the_forbidden() -> None:
-    item = replace(INCIDENT, expected_conditions=frozenset({"crash_loop", "gpu_fault"}),
-                   forbidden_conditions=frozenset({"host_oom_killed"}))
+    item = replace(
+        INCIDENT,
+        expected_conditions=frozenset({"crash_loop", "gpu_fault"}),
+        forbidden_conditions=frozenset({"host_oom_killed"}),
+    )
 
     def right(**conditions: bool | None) -> bool:
         told = run(SAMPLES, "host_bound")
@@ -175,8 +197,10 @@ def test_the_truth_is_read_from_the_raw_pages() -> None:
 
 
 def test_without_counter_no_line_of_it_is_left() -> None:
-    text = ("# HELP vllm:num_preemptions_total x\n# TYPE vllm:num_preemptions_total counter\n"
-            'vllm:num_preemptions_total{engine="0"} 4.0\nvllm:num_requests_running 1\n')
+    text = (
+        "# HELP vllm:num_preemptions_total x\n# TYPE vllm:num_preemptions_total counter\n"
+        'vllm:num_preemptions_total{engine="0"} 4.0\nvllm:num_requests_running 1\n'
+    )
     assert _COUNTER_LINES.sub("", text) == "vllm:num_requests_running 1\n"
     told = replay("v1/rtx4090-llama-3.1-8b.jsonl.gz", without_counter=True)
     assert len(told.said["0"]) == len(told.truth["0"]) == 184
@@ -203,7 +227,8 @@ def test_a_third_of_everything_that_matters_is_scored_only() -> None:
 
 
 def test_the_page_is_the_same_for_the_same_result_and_its_check_sees_a_change(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(report, "PAGE", tmp_path / "docs" / "accuracy.md")
     result = score(only="KV03", workers=1)
     assert report.publish(result, check=True) == 1
@@ -227,7 +252,8 @@ def test_a_wrong_item_is_shown_with_its_evidence() -> None:
 
 
 def test_only_runs_a_part_and_writes_nothing(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(report, "PAGE", tmp_path / "accuracy.md")
     assert main(["--only", "CAP1", "--verbose", "--jobs", "1"]) == 0
     assert "incidents (A, B): right" in capsys.readouterr().out

@@ -56,11 +56,22 @@ def named(page: str, model: str) -> str:
 def write_recording(path: Path) -> None:
     """Both servers as two pods of one node."""
     with path.open("w", encoding="utf-8") as out:
-        out.write(json.dumps({"format": "kvpressure-recording", "version": 1, "interval_seconds": 1, "node": "n"}) + "\n")
+        out.write(
+            json.dumps({"format": "kvpressure-recording", "version": 1, "interval_seconds": 1, "node": "n"}) + "\n"
+        )
         for second, both in enumerate(pages()):
-            engines = [{"target": f"http://{pod}/metrics", "namespace": "inference", "pod": pod, "container": "vllm", "gpus": [],
-                        "args": ["--max-num-seqs", "64"], "exposition": page}
-                       for pod, page in zip((PRESSED, STUCK), both, strict=True)]
+            engines = [
+                {
+                    "target": f"http://{pod}/metrics",
+                    "namespace": "inference",
+                    "pod": pod,
+                    "container": "vllm",
+                    "gpus": [],
+                    "args": ["--max-num-seqs", "64"],
+                    "exposition": page,
+                }
+                for pod, page in zip((PRESSED, STUCK), both, strict=True)
+            ]
             out.write(json.dumps({"t": 1_700_000_000 + second, "engines": engines}) + "\n")
 
 
@@ -68,13 +79,28 @@ def write_recording(path: Path) -> None:
 def exporter(recording: Path) -> Iterator[str]:
     """The real process; yields its address."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
-    command = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", "127.0.0.1:0", "--node-name", "n",
-               "--collector.recording", "--recording.file", str(recording), "--no-collector.nvidia", "--no-collector.amd",
-               "--no-collector.vllm"]
+    command = [
+        sys.executable,
+        "-m",
+        "kvpressure.cli",
+        "serve",
+        "--web.listen-address",
+        "127.0.0.1:0",
+        "--node-name",
+        "n",
+        "--collector.recording",
+        "--recording.file",
+        str(recording),
+        "--no-collector.nvidia",
+        "--no-collector.amd",
+        "--no-collector.vllm",
+    ]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert child.stderr is not None
     try:
-        address = next((found[1] for line in child.stderr if (found := re.search(r"listening address=(\S+)", line))), None)
+        address = next(
+            (found[1] for line in child.stderr if (found := re.search(r"listening address=(\S+)", line))), None
+        )
         assert address is not None, "the exporter did not start"
         threading.Thread(target=child.stderr.read, daemon=True).start()
         yield address
@@ -98,14 +124,22 @@ class Notifications:
 
     def firing(self, receiver: str, model: str) -> set[str]:
         """Names of the alerts on a model that a receiver was told of."""
-        return {alert["labels"]["alertname"] for alerts in self.to(receiver) for alert in alerts
-                if alert["status"] == "firing" and alert["labels"].get("model_name") == model}
+        return {
+            alert["labels"]["alertname"]
+            for alerts in self.to(receiver)
+            for alert in alerts
+            if alert["status"] == "firing" and alert["labels"].get("model_name") == model
+        }
 
     def about(self, model: str, *, calls_for_work: bool) -> list[str]:
         """The receivers of the notifications about a model, in order; ``calls_for_work`` = those that are no all-clear."""
-        return [receiver for _, receiver, alerts in self.got if receiver in PEOPLE
-                and any(alert["labels"].get("model_name") == model for alert in alerts)
-                and (not calls_for_work or any(alert["status"] == "firing" for alert in alerts))]
+        return [
+            receiver
+            for _, receiver, alerts in self.got
+            if receiver in PEOPLE
+            and any(alert["labels"].get("model_name") == model for alert in alerts)
+            and (not calls_for_work or any(alert["status"] == "firing" for alert in alerts))
+        ]
 
 
 @dataclass(frozen=True)
@@ -147,7 +181,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_each_incident_pages_with_its_own_alert(run: Run) -> None:
-    assert run.notifications.firing("pager", PRESSED) - {"VllmRequestsWaitTooLong"} == {"VllmKVCachePressure"}  # the cause, beside the harm
+    assert run.notifications.firing("pager", PRESSED) - {"VllmRequestsWaitTooLong"} == {
+        "VllmKVCachePressure"
+    }  # the cause, beside the harm
     assert run.notifications.firing("pager", STUCK) == {"VllmEngineStalled"}
 
 
@@ -164,10 +200,20 @@ def test_models_are_told_apart(run: Run) -> None:
 
 
 def test_a_ticket_of_the_page_it_belongs_to_is_muted(run: Run) -> None:
-    paged = min(t for t, receiver, alerts in run.notifications.got if receiver == "pager"
-                and alerts[0]["labels"].get("model_name") == PRESSED)
-    later = {alert["labels"]["alertname"] for t, receiver, alerts in run.notifications.got for alert in alerts
-             if receiver == "tickets" and t > paged and alert["status"] == "firing" and alert["labels"].get("model_name") == PRESSED}
+    paged = min(
+        t
+        for t, receiver, alerts in run.notifications.got
+        if receiver == "pager" and alerts[0]["labels"].get("model_name") == PRESSED
+    )
+    later = {
+        alert["labels"]["alertname"]
+        for t, receiver, alerts in run.notifications.got
+        for alert in alerts
+        if receiver == "tickets"
+        and t > paged
+        and alert["status"] == "firing"
+        and alert["labels"].get("model_name") == PRESSED
+    }
     assert "VllmKVCachePressure" not in later
 
 

@@ -89,8 +89,13 @@ def test_what_is_left_out_of_recall_cannot_be_seen() -> None:
     by_id = {item.id: item for item in data.incidents()}
     for name in recorded.NOT_VISIBLE:
         with Reader(data.RECORDINGS / by_id[name].name) as reader:
-            names = {counter for snapshot in reader for page in snapshot.pages for engine in page.engines
-                     for counter in (*engine.counters, *engine.histograms)}
+            names = {
+                counter
+                for snapshot in reader
+                for page in snapshot.pages
+                for engine in page.engines
+                for counter in (*engine.counters, *engine.histograms)
+            }
         assert names <= {"generation_tokens", "prompt_tokens", "preemptions"}
 
 

@@ -25,8 +25,15 @@ def rocm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def full(bus: str = BUS, **changes: object) -> SmiDevice:
     values: dict[str, object] = {
-        "total_bytes": trees.MI300X_VRAM, "used_bytes": 120 * GIB, "total_mib": TOTAL_MIB, "used_mib": 120 << 10,
-        "gfx": 55, "current_watts": 480, "cap": 650_000_000, **changes}
+        "total_bytes": trees.MI300X_VRAM,
+        "used_bytes": 120 * GIB,
+        "total_mib": TOTAL_MIB,
+        "used_mib": 120 << 10,
+        "gfx": 55,
+        "current_watts": 480,
+        "cap": 650_000_000,
+        **changes,
+    }
     return SmiDevice(bus, **values)
 
 
@@ -88,14 +95,17 @@ def test_memory_in_mebibytes_becomes_bytes(rocm: Path, tmp_path: Path) -> None:
     assert gpu["memory_used_bytes"] == 1000 << 20
 
 
-@pytest.mark.parametrize(("device", "watts"), [
-    ({"current_watts": 480, "socket_watts": 470, "average_watts": 300}, 480.0),
-    ({"current_watts": 0xFFFF, "socket_watts": 470}, 470.0),
-    ({"current_watts": "-", "average_watts": 300}, 300.0),
-    ({"current_watts": "-", "socket_watts": 470_500_000}, 470.5),
-    ({"current_watts": 0, "socket_watts": 0, "average_watts": 0}, 612.0),
-    ({"current_watts": "-"}, 612.0),
-])
+@pytest.mark.parametrize(
+    ("device", "watts"),
+    [
+        ({"current_watts": 480, "socket_watts": 470, "average_watts": 300}, 480.0),
+        ({"current_watts": 0xFFFF, "socket_watts": 470}, 470.0),
+        ({"current_watts": "-", "average_watts": 300}, 300.0),
+        ({"current_watts": "-", "socket_watts": 470_500_000}, 470.5),
+        ({"current_watts": 0, "socket_watts": 0, "average_watts": 0}, 612.0),
+        ({"current_watts": "-"}, 612.0),
+    ],
+)
 def test_power_under_its_names_and_units(rocm: Path, tmp_path: Path, device: dict[str, object], watts: float) -> None:
     assert one(rocm, tmp_path, full(**device))["power_watts"] == watts
 
@@ -201,18 +211,21 @@ def test_a_library_that_answers_nothing_fails_each_time(rocm: Path, tmp_path: Pa
     assert failed == again == {"reason": "amdsmi_failed", "detail": "no device answers"}
 
 
-@pytest.mark.parametrize(("wrapper", "library", "fits"), [
-    ("7.0.2", {"major": 26, "minor": 0, "release": 2, "build": "x"}, True),
-    ("26.0.2+39589fda", {"major": 26, "minor": 0, "release": 2}, True),
-    ("26.0.2+39589fda", {"major": 26, "minor": 0, "release": 0}, False),
-    ("25.3.0+ede62f2", {"major": 26, "minor": 0, "release": 0}, False),
-    ("24.7.1+1234567", {"year": 24, "major": 7, "minor": 1, "release": 0}, True),
-    ("6.4.4", {"major": 25, "minor": 5, "release": 1}, True),
-    ("6.3.3", {"major": 24, "minor": 7, "release": 1}, False),
-    ("unknown", {"major": 26, "minor": 0, "release": 2}, False),
-    ("7.0.2", {"major": "N/A"}, False),
-    ("7.0.2", {}, False),
-])
+@pytest.mark.parametrize(
+    ("wrapper", "library", "fits"),
+    [
+        ("7.0.2", {"major": 26, "minor": 0, "release": 2, "build": "x"}, True),
+        ("26.0.2+39589fda", {"major": 26, "minor": 0, "release": 2}, True),
+        ("26.0.2+39589fda", {"major": 26, "minor": 0, "release": 0}, False),
+        ("25.3.0+ede62f2", {"major": 26, "minor": 0, "release": 0}, False),
+        ("24.7.1+1234567", {"year": 24, "major": 7, "minor": 1, "release": 0}, True),
+        ("6.4.4", {"major": 25, "minor": 5, "release": 1}, True),
+        ("6.3.3", {"major": 24, "minor": 7, "release": 1}, False),
+        ("unknown", {"major": 26, "minor": 0, "release": 2}, False),
+        ("7.0.2", {"major": "N/A"}, False),
+        ("7.0.2", {}, False),
+    ],
+)
 def test_which_wrapper_belongs_to_which_library(wrapper: str, library: dict[str, object], fits: bool) -> None:
     class Module:
         __version__ = wrapper
@@ -229,7 +242,9 @@ def test_which_wrapper_belongs_to_which_library(wrapper: str, library: dict[str,
     assert caught.value.reason == smi.MISMATCH
 
 
-@pytest.mark.parametrize("value", ["N/A", "", None, True, float("nan"), float("inf"), -1, 0xFFFF, 0xFFFFFFFF, 2**64 - 1])
+@pytest.mark.parametrize(
+    "value", ["N/A", "", None, True, float("nan"), float("inf"), -1, 0xFFFF, 0xFFFFFFFF, 2**64 - 1]
+)
 def test_what_is_no_number(value: object) -> None:
     assert smi.number(value) is None
 

@@ -59,9 +59,19 @@ def test_mi300x_as_one_partition(tmp_path: Path) -> None:
     assert reading.errors == {}
     assert [gpu.index for gpu in reading.gpus] == list(range(8))
     assert reading.gpus[0] == GpuReading(
-        uuid="GPU-8f6c2a1d4e3b5a00", index=0, vendor="amd", name="AMD Instinct MI300X OAM", driver="6.12.12",
-        pci_bus_id="0000:05:00.0", minor=128, memory_total_bytes=trees.MI300X_VRAM, memory_used_bytes=100 * GIB,
-        utilization_ratio=0.97, power_watts=612.0, power_limit_watts=750.0)
+        uuid="GPU-8f6c2a1d4e3b5a00",
+        index=0,
+        vendor="amd",
+        name="AMD Instinct MI300X OAM",
+        driver="6.12.12",
+        pci_bus_id="0000:05:00.0",
+        minor=128,
+        memory_total_bytes=trees.MI300X_VRAM,
+        memory_used_bytes=100 * GIB,
+        utilization_ratio=0.97,
+        power_watts=612.0,
+        power_limit_watts=750.0,
+    )
 
 
 def test_mi250x_is_two_devices_and_an_unknown_power_is_absent(tmp_path: Path) -> None:
@@ -233,16 +243,22 @@ def test_more_memory_in_use_than_there_is_is_absent(tmp_path: Path) -> None:
 
 
 REFUSALS = {
-    errno.EOPNOTSUPP: {}, errno.EINVAL: {}, errno.ENOENT: {},
-    errno.EBUSY: {"busy": 1}, errno.EPERM: {"no_permission": 1}, errno.EACCES: {"no_permission": 1},
-    errno.EIO: {"io_error": 1}, errno.ENODEV: {"lost": 1},
+    errno.EOPNOTSUPP: {},
+    errno.EINVAL: {},
+    errno.ENOENT: {},
+    errno.EBUSY: {"busy": 1},
+    errno.EPERM: {"no_permission": 1},
+    errno.EACCES: {"no_permission": 1},
+    errno.EIO: {"io_error": 1},
+    errno.ENODEV: {"lost": 1},
 }
 
 
 @pytest.mark.parametrize(("code", "counted"), REFUSALS.items(), ids=[errno.errorcode[code] for code in REFUSALS])
 @pytest.mark.parametrize("refused", ["gpu_busy_percent", "mem_info_vram_used", "power1_input"])
-def test_a_file_that_exists_and_refuses_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str,
-                                                  code: int, counted: dict[str, int]) -> None:
+def test_a_file_that_exists_and_refuses_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, code: int, counted: dict[str, int]
+) -> None:
     trees.mi300x(tmp_path, 1)
     real = files.read_bytes
 
@@ -254,8 +270,11 @@ def test_a_file_that_exists_and_refuses_is_absent(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(files, "read_bytes", refusing)
     reading = source(tmp_path).read()
     (gpu,) = reading.gpus or ()
-    values = {"gpu_busy_percent": gpu.utilization_ratio, "mem_info_vram_used": gpu.memory_used_bytes,
-              "power1_input": gpu.power_watts}
+    values = {
+        "gpu_busy_percent": gpu.utilization_ratio,
+        "mem_info_vram_used": gpu.memory_used_bytes,
+        "power1_input": gpu.power_watts,
+    }
     assert values.pop(refused) is None
     assert None not in values.values()
     assert reading.errors == counted
@@ -360,12 +379,28 @@ def test_all_gpus_lost_is_not_a_node_without_gpus(tmp_path: Path) -> None:
     assert [gpu.error for gpu in amd.read().gpus or ()] == ["lost", "lost"]
 
 
-@given(st.dictionaries(
-    st.sampled_from(["vendor", "device", "unique_id", "product_name", "mem_info_vram_total", "mem_info_vram_used",
-                     "gpu_busy_percent", "hwmon/hwmon1/power1_input", "hwmon/hwmon1/power1_cap"]),
-    st.binary(max_size=40), max_size=4))
-def test_whatever_the_files_hold_readings_stay_in_bounds(tmp_path_factory: pytest.TempPathFactory,
-                                                         contents: dict[str, bytes]) -> None:
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "vendor",
+                "device",
+                "unique_id",
+                "product_name",
+                "mem_info_vram_total",
+                "mem_info_vram_used",
+                "gpu_busy_percent",
+                "hwmon/hwmon1/power1_input",
+                "hwmon/hwmon1/power1_cap",
+            ]
+        ),
+        st.binary(max_size=40),
+        max_size=4,
+    )
+)
+def test_whatever_the_files_hold_readings_stay_in_bounds(
+    tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]
+) -> None:
     root = tmp_path_factory.mktemp("sys")
     tree = trees.mi300x(root, 1)
     for name, content in contents.items():

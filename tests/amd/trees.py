@@ -73,8 +73,11 @@ class Tree:
         relative = str(directory.relative_to(self.root))
         first_render = self._drm(relative)
         contents = {
-            "vendor": "0x1002", "device": card.device_id, "mem_info_vram_total": str(card.vram),
-            "mem_info_vram_used": str(card.used), "current_compute_partition": "CPX" if card.partitions > 1 else "SPX",
+            "vendor": "0x1002",
+            "device": card.device_id,
+            "mem_info_vram_total": str(card.vram),
+            "mem_info_vram_used": str(card.used),
+            "current_compute_partition": "CPX" if card.partitions > 1 else "SPX",
             "current_memory_partition": "NPS1",
         }
         if card.unique_id is not None:
@@ -118,12 +121,27 @@ class Tree:
         location = int(bus, 16) << 8 | int(slot.split(".")[0], 16) << 3 | partition
         top = f"class/kfd/kfd/topology/nodes/{self.nodes}"
         self.write(f"{top}/gpu_id", str(gpu_id(render)))
-        self.write(f"{top}/properties", "\n".join([
-            "cpu_cores_count 0", "simd_count 152", "vendor_id 4098", f"device_id {int(card.device_id, 16)}",
-            f"location_id {location}", f"domain {int(domain, 16)}", f"drm_render_minor {render}",
-            f"unique_id {int(card.unique_id or '0', 16)}", "local_mem_size 0", "num_xcc 1"]))
-        self.write(f"{top}/mem_banks/0/properties",
-                   f"heap_type 1\nsize_in_bytes {card.vram // card.partitions}\nflags 0\nwidth 8192\nmem_clk_max 1300")
+        self.write(
+            f"{top}/properties",
+            "\n".join(
+                [
+                    "cpu_cores_count 0",
+                    "simd_count 152",
+                    "vendor_id 4098",
+                    f"device_id {int(card.device_id, 16)}",
+                    f"location_id {location}",
+                    f"domain {int(domain, 16)}",
+                    f"drm_render_minor {render}",
+                    f"unique_id {int(card.unique_id or '0', 16)}",
+                    "local_mem_size 0",
+                    "num_xcc 1",
+                ]
+            ),
+        )
+        self.write(
+            f"{top}/mem_banks/0/properties",
+            f"heap_type 1\nsize_in_bytes {card.vram // card.partitions}\nflags 0\nwidth 8192\nmem_clk_max 1300",
+        )
         if card.partition_used:
             self.write(f"{top}/mem_banks/0/used_memory", str(card.partition_used[partition]))
         self.nodes += 1
@@ -159,16 +177,41 @@ def mi300x_cpx(root: Path, gpus: int = 1, **changes: object) -> Tree:
 def mi250x(root: Path) -> Tree:
     """One MI250X: two dies, each a PCI device of its own; power is told by the first die only."""
     tree = Tree(root)
-    tree.add(Card("0000:c1:00.0", "0x7408", MI250X_GCD_VRAM, 40 * GIB, "2f1e0d9c8b7a6950", "AMD INSTINCT MI250X",
-                  "power1_average", 310_000_000, 560_000_000, 88))
-    tree.add(Card("0000:c6:00.0", "0x7408", MI250X_GCD_VRAM, 39 * GIB, "2f1e0d9c8b7a6951", "AMD INSTINCT MI250X",
-                  "power1_average", 0, 0, 86))
+    tree.add(
+        Card(
+            "0000:c1:00.0",
+            "0x7408",
+            MI250X_GCD_VRAM,
+            40 * GIB,
+            "2f1e0d9c8b7a6950",
+            "AMD INSTINCT MI250X",
+            "power1_average",
+            310_000_000,
+            560_000_000,
+            88,
+        )
+    )
+    tree.add(
+        Card(
+            "0000:c6:00.0",
+            "0x7408",
+            MI250X_GCD_VRAM,
+            39 * GIB,
+            "2f1e0d9c8b7a6951",
+            "AMD INSTINCT MI250X",
+            "power1_average",
+            0,
+            0,
+            86,
+        )
+    )
     return tree
 
 
 def radeon(root: Path) -> Tree:
     """A Radeon RX 7900 XTX with the driver of the kernel's tree: no product name, no unique id, no KFD memory."""
     tree = Tree(root, driver="")
-    tree.add(Card("0000:03:00.0", "0x744c", RADEON_VRAM, 2 * GIB, None, None, "power1_average", 54_000_000, 327_000_000,
-                  12))
+    tree.add(
+        Card("0000:03:00.0", "0x744c", RADEON_VRAM, 2 * GIB, None, None, "power1_average", 54_000_000, 327_000_000, 12)
+    )
     return tree

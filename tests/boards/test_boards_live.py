@@ -17,7 +17,9 @@ from kvpressure.bundle.boards.builder import TOP, Site, Values
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.thresholds import builtin
 
-SITE = Site(builtin(), Values(), frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts))
+SITE = Site(
+    builtin(), Values(), frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
+)
 BOARDS = render_boards(SITE)
 OPTIONAL = optional_queries(SITE)
 SIMULATED_SECONDS, SPEED = 150, 5  # half a minute; the incident is from a fifth to a half of it
@@ -25,11 +27,17 @@ Where = tuple[str, str, str]  # uid, panel title, refId
 
 QUERIES: dict[Where, str] = {
     (uid, panel["title"], target["refId"]): target["expr"]
-    for uid, board in BOARDS.items() for panel in board["panels"] for target in panel.get("targets", ())
+    for uid, board in BOARDS.items()
+    for panel in board["panels"]
+    for target in panel.get("targets", ())
 }
 WORST = [where for where in QUERIES if where[1].startswith(("Who", "Fullest KV caches", "Fullest GPUs", "Busiest"))]
-ANNOTATIONS = {(uid, item["name"]): item["expr"] for uid, board in BOARDS.items() for item in board["annotations"]["list"]}
-VARIABLES = sorted({(item["name"], item["query"]["query"]) for board in BOARDS.values() for item in board["templating"]["list"][1:]})
+ANNOTATIONS = {
+    (uid, item["name"]): item["expr"] for uid, board in BOARDS.items() for item in board["annotations"]["list"]
+}
+VARIABLES = sorted(
+    {(item["name"], item["query"]["query"]) for board in BOARDS.values() for item in board["templating"]["list"][1:]}
+)
 
 
 @dataclass
@@ -111,10 +119,15 @@ def variables_without_values(answers: Answers) -> list[str]:
 
 def silent_in_an_incident(answers: Answers) -> list[str]:
     """What may be empty, and must not be while the cache is full."""
-    spoken = (("kvpressure-incident", "Why: evidence about the worst engine", "A"), ("kvpressure-incident", "What to set", "A"),
-              ("kvpressure-incident", "What fires", "A"), ("kvpressure-workload", "Prompt tokens, distribution", "A"),
-              ("kvpressure-memory", "Full in", "A"), ("kvpressure-configuration", "max_num_seqs", "B"),
-              ("kvpressure-incident", "Firing alerts", ""))
+    spoken = (
+        ("kvpressure-incident", "Why: evidence about the worst engine", "A"),
+        ("kvpressure-incident", "What to set", "A"),
+        ("kvpressure-incident", "What fires", "A"),
+        ("kvpressure-workload", "Prompt tokens, distribution", "A"),
+        ("kvpressure-memory", "Full in", "A"),
+        ("kvpressure-configuration", "max_num_seqs", "B"),
+        ("kvpressure-incident", "Firing alerts", ""),
+    )
     return [f"silent: {where}" for where in spoken if not answers.series.get(where)]
 
 

@@ -31,8 +31,12 @@ TOOLS = ROOT / ".tools" / "matrix"
 
 def archive() -> str:
     """The Debian archive this machine uses."""
-    lines = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"], capture_output=True,
-                           text=True, check=True).stdout.split()
+    lines = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     return next(line for line in lines if line.rstrip("/").endswith("/debian"))
 
 
@@ -46,8 +50,18 @@ def fetch(suite: str) -> Path:
         (home / name).mkdir(parents=True, exist_ok=True)
     keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
     (home / "sources.list").write_text(f"deb [signed-by={keyring}] {archive()} {suite} main\n")
-    apt = ["apt-get", "-q", "-o", f"Dir::Etc::sourcelist={home}/sources.list", "-o", "Dir::Etc::sourceparts=/dev/null",
-           "-o", f"Dir::State::lists={home}/lists", "-o", f"Dir::Cache={home}/cache"]
+    apt = [
+        "apt-get",
+        "-q",
+        "-o",
+        f"Dir::Etc::sourcelist={home}/sources.list",
+        "-o",
+        "Dir::Etc::sourceparts=/dev/null",
+        "-o",
+        f"Dir::State::lists={home}/lists",
+        "-o",
+        f"Dir::Cache={home}/cache",
+    ]
     subprocess.run([*apt, "update"], check=True, stdout=subprocess.DEVNULL)
     subprocess.run([*apt, "download", *PACKAGES], check=True, cwd=home / "debs", stdout=subprocess.DEVNULL)
     for package in (home / "debs").glob("*.deb"):
@@ -57,9 +71,11 @@ def fetch(suite: str) -> Path:
 
 def judge(promtool: Path, amtool: Path, tree: Path) -> str:
     """What the two do not accept in ``tree``; empty when everything passes."""
-    commands = [[promtool, "check", "rules", "alerts/kvpressure-rules.yaml"],
-                *([promtool, "test", "rules", str(path)] for path in sorted(tree.glob("alerts/tests/*.yaml"))),
-                [amtool, "check-config", "alerts/alertmanager.yaml"]]
+    commands = [
+        [promtool, "check", "rules", "alerts/kvpressure-rules.yaml"],
+        *([promtool, "test", "rules", str(path)] for path in sorted(tree.glob("alerts/tests/*.yaml"))),
+        [amtool, "check-config", "alerts/alertmanager.yaml"],
+    ]
     refused = ""
     for command in commands:
         result = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
@@ -80,7 +96,8 @@ def main() -> int:
     parser.add_argument("--suites", nargs="*", default=list(SUITES))
     suites = parser.parse_args().suites
     judges = [(Path("promtool"), Path("amtool"), None)] + [
-        (programs / "promtool", programs / "amtool", programs) for programs in map(fetch, suites)]
+        (programs / "promtool", programs / "amtool", programs) for programs in map(fetch, suites)
+    ]
     found: list[dict[str, Any]] = []
     for promtool, amtool, programs in judges:
         for source in SOURCES:
@@ -88,7 +105,12 @@ def main() -> int:
                 with tempfile.TemporaryDirectory() as directory:
                     tree = Path(directory)
                     write(render(Options(builtin(), profile=profile, source=source)), tree)
-                    note(found, f"{version(promtool)} and {version(amtool)}", f"{source}, {profile}", judge(promtool, amtool, tree))
+                    note(
+                        found,
+                        f"{version(promtool)} and {version(amtool)}",
+                        f"{source}, {profile}",
+                        judge(promtool, amtool, tree),
+                    )
                     if programs and (source, profile) == ("kvpressure", "default"):
                         note(found, victoria.version(programs), f"{source}, {profile}", victoria.judge(programs, tree))
     if suites == list(SUITES):

@@ -61,7 +61,7 @@ def expressions(expr: str) -> Iterator[tuple[str, str, str]]:
     for match in _outside(expr, COMPARISON):
         for kind, table in (("comparison flipped", FLIPPED), ("comparison strictness", STRICT)):
             if match[1] in table:
-                changed = expr[:match.start()] + table[match[1]] + expr[match.end():]
+                changed = expr[: match.start()] + table[match[1]] + expr[match.end() :]
                 yield kind, f"{match[1]} -> {table[match[1]]} at {match.start()}", changed
     for match in _outside(expr, NUMBER):
         for factor in ("0.9", "1.1"):
@@ -69,17 +69,27 @@ def expressions(expr: str) -> Iterator[tuple[str, str, str]]:
             if INTEGER.search(expr) and "." not in match[1]:  # 2.7 and 3 are the same bound for a count
                 moved = str(int(match[1]) + (1 if factor > "1" else -1))
             if moved != match[1]:
-                yield "threshold moved 10 %", f"{match[1]} -> {moved}", expr[:match.start(1)] + moved + expr[match.end(1):]
+                yield (
+                    "threshold moved 10 %",
+                    f"{match[1]} -> {moved}",
+                    expr[: match.start(1)] + moved + expr[match.end(1) :],
+                )
     for match in _outside(expr, LABELS):
         labels = match[1].split(", ")
         for label in labels:
             rest = ", ".join(item for item in labels if item != label)
-            yield "label dropped", f"{label} from {match[0]} at {match.start()}", expr[:match.start(1)] + rest + expr[match.end(1):]
+            yield (
+                "label dropped",
+                f"{label} from {match[0]} at {match.start()}",
+                expr[: match.start(1)] + rest + expr[match.end(1) :],
+            )
 
 
 def mutants(rules: Sequence[dict[str, Any]], groups: Sequence[Group], step: dict[int, float]) -> Iterator[Mutant]:
     """Every mutant of every rule."""
-    levels = {(alert.name, level.severity): level for group in groups for alert in group.alerts for level in alert.levels}
+    levels = {
+        (alert.name, level.severity): level for group in groups for alert in group.alerts for level in alert.levels
+    }
     for index, rule in enumerate(rules):
         for kind, what, expr in expressions(rule["expr"]):
             yield Mutant(index, kind, what, {**rule, "expr": expr})
@@ -110,14 +120,18 @@ def needed(rules: Sequence[dict[str, Any]], wanted: set[str]) -> set[str]:
     """``wanted`` and the recordings that they read, directly or through others."""
     found = set(wanted)
     while True:
-        read = {name for rule in rules if (rule.get("record") or rule["alert"]) in found for name in metrics(rule["expr"])}
+        read = {
+            name for rule in rules if (rule.get("record") or rule["alert"]) in found for name in metrics(rule["expr"])
+        }
         more = {rule["record"] for rule in rules if "record" in rule} & read - found
         if not more:
             return found
         found |= more
 
 
-def survives(mutant: Mutant, document: dict[str, Any], tests: dict[str, dict[str, Any]], rules: Sequence[dict[str, Any]]) -> bool:
+def survives(
+    mutant: Mutant, document: dict[str, Any], tests: dict[str, dict[str, Any]], rules: Sequence[dict[str, Any]]
+) -> bool:
     """Whether every test of the alerts that the mutant feeds still passes."""
     wanted = readers(rules, mutant.index)
     involved = needed(rules, wanted)  # other rules change nothing but the time it takes
@@ -135,13 +149,20 @@ def survives(mutant: Mutant, document: dict[str, Any], tests: dict[str, dict[str
         Path(directory, "rules.yaml").write_text(to_yaml(changed))
         files = []
         for name, file in tests.items():
-            chosen = [test for test in file["tests"] if re.split(r"[ :]", test["name"])[0] in wanted
-                      or test["name"].removeprefix("recording ").split(" ")[0] in wanted]
+            chosen = [
+                test
+                for test in file["tests"]
+                if re.split(r"[ :]", test["name"])[0] in wanted
+                or test["name"].removeprefix("recording ").split(" ")[0] in wanted
+            ]
             if chosen:
                 path = Path(directory, name)
                 path.write_text(to_yaml({**file, "rule_files": ["rules.yaml"], "tests": chosen}))
                 files.append(str(path))
-        return bool(files) and subprocess.run(["promtool", "test", "rules", *files], capture_output=True, check=False).returncode == 0
+        return (
+            bool(files)
+            and subprocess.run(["promtool", "test", "rules", *files], capture_output=True, check=False).returncode == 0
+        )
 
 
 def run(workers: int, only: str) -> dict[str, Any]:
@@ -150,16 +171,27 @@ def run(workers: int, only: str) -> dict[str, Any]:
     groups = load_groups(options)
     document = rule_file(groups, options.values)
     rules = [rule for group in document["groups"] for rule in group["rules"]]
-    step = dict(enumerate(group.interval for group, raw in zip(groups, document["groups"], strict=True) for _ in raw["rules"]))
+    step = dict(
+        enumerate(group.interval for group, raw in zip(groups, document["groups"], strict=True) for _ in raw["rules"])
+    )
     tests = test_files(groups, options.values, "rules.yaml")
     found = [m for m in mutants(rules, groups, step) if only in (m.rule.get("alert") or m.rule["record"])]
     with ThreadPoolExecutor(workers) as pool:
         outcome = list(pool.map(lambda m: survives(m, document, tests, rules), found))
-    total, killed = Counter(m.kind for m in found), Counter(m.kind for m, alive in zip(found, outcome, strict=True) if not alive)
-    survivors = [f"{m.rule.get('alert') or m.rule['record']} {m.rule.get('labels', {}).get('severity', '')}: {m.kind}: {m.what}"
-                 for m, alive in zip(found, outcome, strict=True) if alive]
-    return {"rules": documents.digest(document), "kinds": {kind: {"mutants": total[kind], "killed": killed[kind]} for kind in sorted(total)},
-            "survivors": sorted(survivors)}
+    total, killed = (
+        Counter(m.kind for m in found),
+        Counter(m.kind for m, alive in zip(found, outcome, strict=True) if not alive),
+    )
+    survivors = [
+        f"{m.rule.get('alert') or m.rule['record']} {m.rule.get('labels', {}).get('severity', '')}: {m.kind}: {m.what}"
+        for m, alive in zip(found, outcome, strict=True)
+        if alive
+    ]
+    return {
+        "rules": documents.digest(document),
+        "kinds": {kind: {"mutants": total[kind], "killed": killed[kind]} for kind in sorted(total)},
+        "survivors": sorted(survivors),
+    }
 
 
 def main() -> int:

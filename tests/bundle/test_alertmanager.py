@@ -32,13 +32,20 @@ def test_every_rule_reaches_its_receiver(tree: Path, rules: list[dict[str, Any]]
     for rule in rules:
         if "alert" in rule:
             labels = {"alertname": rule["alert"], **rule["labels"], "namespace": "inference", "pod": "a"}
-            receiver = amtool("config", "routes", "test", f"--config.file={tree / 'alerts/alertmanager.yaml'}",
-                              *(f"{name}={value}" for name, value in labels.items()))
+            receiver = amtool(
+                "config",
+                "routes",
+                "test",
+                f"--config.file={tree / 'alerts/alertmanager.yaml'}",
+                *(f"{name}={value}" for name, value in labels.items()),
+            )
             assert receiver == expected_receiver(labels), labels
 
 
 def test_alerts_of_others_never_page(tree: Path) -> None:
-    receiver = amtool("config", "routes", "test", f"--config.file={tree / 'alerts/alertmanager.yaml'}", "alertname=Other", "page=true")
+    receiver = amtool(
+        "config", "routes", "test", f"--config.file={tree / 'alerts/alertmanager.yaml'}", "alertname=Other", "page=true"
+    )
     assert receiver == "tickets"
 
 
@@ -51,7 +58,9 @@ def inhibitions(files: dict[str, str]) -> list[dict[str, Any]]:
 
 def test_inhibition_demands_the_label_that_identifies_its_subject(inhibitions: list[dict[str, Any]]) -> None:
     for rule in inhibitions:
-        demanded = [{matcher.split("=~")[0] for matcher in rule[side] if matcher.endswith('=~".+"')} - {"kvpressure_family"}
-                    for side in ("source_matchers", "target_matchers")]
+        demanded = [
+            {matcher.split("=~")[0] for matcher in rule[side] if matcher.endswith('=~".+"')} - {"kvpressure_family"}
+            for side in ("source_matchers", "target_matchers")
+        ]
         assert demanded[0] == demanded[1]
         assert demanded[0] & set(rule["equal"]), "labels missing on both sides would count as equal"

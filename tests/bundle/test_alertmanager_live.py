@@ -20,8 +20,18 @@ from kvpressure.demo.stack import ALERTMANAGER, Child, Receiver
 ENGINE = {"namespace": "inference", "model_name": "llama", "engine": "0"}
 
 
-def engine(name: str, severity: str, pod: str, family: str = "load", page: str = "false", **more: str) -> dict[str, str]:
-    return {"alertname": name, "severity": severity, "kvpressure_family": family, "page": page, "pod": pod, **ENGINE, **more}
+def engine(
+    name: str, severity: str, pod: str, family: str = "load", page: str = "false", **more: str
+) -> dict[str, str]:
+    return {
+        "alertname": name,
+        "severity": severity,
+        "kvpressure_family": family,
+        "page": page,
+        "pod": pod,
+        **ENGINE,
+        **more,
+    }
 
 
 def other(name: str, severity: str, family: str, page: str = "false", **labels: str) -> dict[str, str]:
@@ -60,9 +70,43 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     (other("KvpressureExporterAbsent", "critical", "self"), False),
     (other("KvpressureSourceDown", "warning", "self", instance="n1"), False),
     # containers
-    (other("VllmAllocationFailure", "critical", "failure", "true", namespace="inference", pod="a", container="vllm", event="cuda_oom"), False),
-    (other("VllmAllocationFailure", "warning", "failure", namespace="inference", pod="a", container="vllm", event="cuda_oom"), True),
-    (other("VllmAllocationFailure", "warning", "failure", namespace="inference", pod="b", container="vllm", event="cuda_oom"), False),
+    (
+        other(
+            "VllmAllocationFailure",
+            "critical",
+            "failure",
+            "true",
+            namespace="inference",
+            pod="a",
+            container="vllm",
+            event="cuda_oom",
+        ),
+        False,
+    ),
+    (
+        other(
+            "VllmAllocationFailure",
+            "warning",
+            "failure",
+            namespace="inference",
+            pod="a",
+            container="vllm",
+            event="cuda_oom",
+        ),
+        True,
+    ),
+    (
+        other(
+            "VllmAllocationFailure",
+            "warning",
+            "failure",
+            namespace="inference",
+            pod="b",
+            container="vllm",
+            event="cuda_oom",
+        ),
+        False,
+    ),
     # somebody else's alerts with our labels
     ({"alertname": "VllmKVCachePressureOther", "severity": "warning", "pod": "a", **ENGINE}, False),
 ]
@@ -81,14 +125,29 @@ class Alertmanager:
                 webhook["url"] = f"{self._receiver.url}/{receiver['name']}"
         (folder / "alertmanager.yaml").write_text(yaml.safe_dump(document))
         program = next(path for name in ALERTMANAGER if (path := shutil.which(name)))
-        self._child = Child("alertmanager", folder, lambda address: [
-            program, "--config.file=alertmanager.yaml", "--storage.path=data", f"--web.listen-address={address}",
-            "--cluster.listen-address=", "--log.level=warn"], threading.Event())
+        self._child = Child(
+            "alertmanager",
+            folder,
+            lambda address: [
+                program,
+                "--config.file=alertmanager.yaml",
+                "--storage.path=data",
+                f"--web.listen-address={address}",
+                "--cluster.listen-address=",
+                "--log.level=warn",
+            ],
+            threading.Event(),
+        )
 
     def send(self, alerts: list[dict[str, str]]) -> None:
         now = datetime.now(UTC)
-        body = [{"labels": labels, "startsAt": now.isoformat(), "endsAt": (now + timedelta(hours=1)).isoformat()} for labels in alerts]
-        request = Request(f"{self._child.url}/api/v2/alerts", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        body = [
+            {"labels": labels, "startsAt": now.isoformat(), "endsAt": (now + timedelta(hours=1)).isoformat()}
+            for labels in alerts
+        ]
+        request = Request(
+            f"{self._child.url}/api/v2/alerts", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
         with urlopen(request, timeout=5):
             pass
 
@@ -117,20 +176,31 @@ def alertmanager(tmp_path_factory: pytest.TempPathFactory, files: dict[str, str]
     running = Alertmanager(tmp_path_factory.mktemp("alertmanager"), files["alerts/alertmanager.yaml"])
     try:
         running.send([labels for labels, _ in TABLE])
-        eventually(lambda: len(running.muted()) == len(TABLE) and sum(running.muted().values()) >= sum(muted for _, muted in TABLE))
+        eventually(
+            lambda: (
+                len(running.muted()) == len(TABLE) and sum(running.muted().values()) >= sum(muted for _, muted in TABLE)
+            )
+        )
         yield running
     finally:
         running.stop()
 
 
-@pytest.mark.parametrize(("labels", "muted"), TABLE, ids=[f"{labels['alertname']}-{index}" for index, (labels, _) in enumerate(TABLE)])
+@pytest.mark.parametrize(
+    ("labels", "muted"), TABLE, ids=[f"{labels['alertname']}-{index}" for index, (labels, _) in enumerate(TABLE)]
+)
 def test_inhibition(alertmanager: Alertmanager, labels: dict[str, str], muted: bool) -> None:
     assert alertmanager.muted()[key(labels)] is muted
 
 
 def test_pages_of_one_model_arrive_together_and_nothing_else_pages(alertmanager: Alertmanager) -> None:
     expected = {key(labels) for labels, muted in TABLE if labels.get("page") == "true" and not muted}
-    eventually(lambda: expected <= {key(alert["labels"]) for name, alerts in alertmanager.received if name == "pager" for alert in alerts})
+    eventually(
+        lambda: (
+            expected
+            <= {key(alert["labels"]) for name, alerts in alertmanager.received if name == "pager" for alert in alerts}
+        )
+    )
     pages = [alerts for name, alerts in alertmanager.received if name == "pager"]
     for alerts in pages:
         assert len({(alert["labels"].get("namespace"), alert["labels"].get("model_name")) for alert in alerts}) == 1

@@ -32,7 +32,11 @@ from publish.states import full_engine, full_signals
 
 ALERTS = frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
 UNITS = {"percentunit", "short", "none", "s", "reqps", "decbytes", "bytes", "watt", "cpm", "dateTimeFromNow"}
-SYNTHETIC = {"ALERTS", "process_cpu_seconds_total", "process_resident_memory_bytes"}  # Prometheus' own, every Python exporter's
+SYNTHETIC = {
+    "ALERTS",
+    "process_cpu_seconds_total",
+    "process_resident_memory_bytes",
+}  # Prometheus' own, every Python exporter's
 VLLM = {f"vllm:request_{name}_bucket" for name in ("prompt_tokens", "generation_tokens", "params_max_tokens")}
 BUCKETS = {f"{metric.full_name}_bucket" for metric in METRICS if metric.kind == "histogram"}
 SITE = Site(builtin(), Values(), ALERTS)
@@ -84,7 +88,9 @@ def test_nothing_overlaps_or_leaves_the_grid(uid: str) -> None:
         grid = panel["gridPos"]
         assert grid["x"] >= 0
         assert grid["x"] + grid["w"] <= 24, panel["title"]
-        for cell in ((x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])):
+        for cell in (
+            (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
+        ):
             assert cell not in taken, f"{panel['title']} over {taken.get(cell)}"
             taken[cell] = panel["title"]
 
@@ -139,8 +145,13 @@ def test_expressions_parse_and_rates_follow_the_resolution(uid: str) -> None:
 @every_board
 def test_counters_are_only_read_as_rates_or_states(uid: str) -> None:
     for title, expr in expressions(uid):
-        rated = {str(s.name) for node in walk(pp.parse(expand(expr))) if isinstance(node, pp.Call)
-                 and node.func.name in ("rate", "irate", "increase") for s in walk(node) if isinstance(s, pp.VectorSelector)}
+        rated = {
+            str(s.name)
+            for node in walk(pp.parse(expand(expr)))
+            if isinstance(node, pp.Call) and node.func.name in ("rate", "irate", "increase")
+            for s in walk(node)
+            if isinstance(s, pp.VectorSelector)
+        }
         for selector in selectors(expand(expr)):
             name = str(selector.name)
             if name.endswith("_total") and name != "kvpressure_container_restarts_total":  # the level is the message
@@ -205,7 +216,9 @@ def test_annotations_are_firing_alerts_and_restarts(uid: str) -> None:
 
 @every_board
 def test_what_may_be_empty_is_said_on_the_panel(uid: str) -> None:
-    seen = {(panel["title"], target["refId"]): panel["description"] for panel in panels(uid) for target in panel["targets"]}
+    seen = {
+        (panel["title"], target["refId"]): panel["description"] for panel in panels(uid) for target in panel["targets"]
+    }
     for (board, title, ref), why in OPTIONAL.items():
         if board == uid:
             assert f"May be empty: {why}." in seen[title, ref]
@@ -214,8 +227,19 @@ def test_what_may_be_empty_is_said_on_the_panel(uid: str) -> None:
 
 @every_board
 def test_colours_are_of_one_palette_made_for_every_eye(uid: str) -> None:
-    palette = {builder.GREEN, builder.YELLOW, builder.ORANGE, builder.RED, builder.BLUE, builder.WINE, builder.PURPLE, "text"}
-    found = set(re.findall(r'"(?:color|fixedColor|iconColor|fill)": "([^"]+)"', json.dumps(BOARDS[uid]))) - {"dash"}  # the fill of a line's style
+    palette = {
+        builder.GREEN,
+        builder.YELLOW,
+        builder.ORANGE,
+        builder.RED,
+        builder.BLUE,
+        builder.WINE,
+        builder.PURPLE,
+        "text",
+    }
+    found = set(re.findall(r'"(?:color|fixedColor|iconColor|fill)": "([^"]+)"', json.dumps(BOARDS[uid]))) - {
+        "dash"
+    }  # the fill of a line's style
     assert found <= palette, found - palette
 
 
@@ -237,15 +261,56 @@ def test_request_shapes_are_read_from_what_vllm_serves() -> None:
     assert [panel["type"] for panel in panels("kvpressure-workload")].count("heatmap") == 4
 
 
-@pytest.mark.parametrize(("uid", "alerts"), [
-    ("kvpressure-memory", {"VllmKVCachePressure", "VllmKVCacheExhaustionAhead", "VllmKVCacheOvercommitted", "GpuMemoryHigh",
-                           "VllmMemoryFragmentation", "VllmBaselineTooHigh", "VllmMemoryLeak", "GpuXidError"}),
-    ("kvpressure-workload", {"VllmConcurrencyNearLimit", "VllmBatchCollapse", "VllmContextLengthSpike", "VllmMixedContextLengths",
-                             "VllmQueueTimeHigh", "VllmTokenLatencyHigh", "VllmTimeToFirstTokenHigh", "VllmHostBound",
-                             "VllmRequestsRejected", "VllmDocumentedSignature"}),
-    ("kvpressure-configuration", {"VllmLimitNotExplicit", "VllmGpuMemoryUtilizationHigh", "VllmEngineDown", "VllmOOMKilled", "VllmCrashLoop",
-                                  "VllmAllocationFailure", "KvpressureSourceDown", "KvpressurePageUnreadable", "KvpressureExporterStuck",
-                                  "KvpressureMappingStale", "GpuLost", "GpuCountLow"})])
+@pytest.mark.parametrize(
+    ("uid", "alerts"),
+    [
+        (
+            "kvpressure-memory",
+            {
+                "VllmKVCachePressure",
+                "VllmKVCacheExhaustionAhead",
+                "VllmKVCacheOvercommitted",
+                "GpuMemoryHigh",
+                "VllmMemoryFragmentation",
+                "VllmBaselineTooHigh",
+                "VllmMemoryLeak",
+                "GpuXidError",
+            },
+        ),
+        (
+            "kvpressure-workload",
+            {
+                "VllmConcurrencyNearLimit",
+                "VllmBatchCollapse",
+                "VllmContextLengthSpike",
+                "VllmMixedContextLengths",
+                "VllmQueueTimeHigh",
+                "VllmTokenLatencyHigh",
+                "VllmTimeToFirstTokenHigh",
+                "VllmHostBound",
+                "VllmRequestsRejected",
+                "VllmDocumentedSignature",
+            },
+        ),
+        (
+            "kvpressure-configuration",
+            {
+                "VllmLimitNotExplicit",
+                "VllmGpuMemoryUtilizationHigh",
+                "VllmEngineDown",
+                "VllmOOMKilled",
+                "VllmCrashLoop",
+                "VllmAllocationFailure",
+                "KvpressureSourceDown",
+                "KvpressurePageUnreadable",
+                "KvpressureExporterStuck",
+                "KvpressureMappingStale",
+                "GpuLost",
+                "GpuCountLow",
+            },
+        ),
+    ],
+)
 def test_each_board_explains_the_alerts_of_its_subject(uid: str, alerts: set[str]) -> None:
     named = set(re.findall(r"Alert: (\w+)\.", " ".join(panel["description"] for panel in panels(uid))))
     assert alerts <= named, alerts - named
@@ -259,8 +324,25 @@ def test_the_first_screen_answers_who_why_what_to_do_and_what_fires() -> None:
     found = first_screen()
     assert all(panel["gridPos"]["y"] + panel["gridPos"]["h"] <= SCREEN for panel in found.values())
     text = json.dumps(list(found.values()))
-    for needed in ("Model", "Pod", "GPU", "Verdict", "Stage", "For", "Confidence", "First action", "KV cache", "Memory", "Waiting", "Running",
-                   "Signature", "Evidence", "ALERTS", "kvpressure_limit_recommended", "gpu:kvpressure_memory_needed:ratio"):
+    for needed in (
+        "Model",
+        "Pod",
+        "GPU",
+        "Verdict",
+        "Stage",
+        "For",
+        "Confidence",
+        "First action",
+        "KV cache",
+        "Memory",
+        "Waiting",
+        "Running",
+        "Signature",
+        "Evidence",
+        "ALERTS",
+        "kvpressure_limit_recommended",
+        "gpu:kvpressure_memory_needed:ratio",
+    ):
         assert needed in text, needed
     who = next(iter(found.values()))
     assert who["gridPos"] == {"x": 0, "y": 0, "w": 24, "h": 6}
@@ -269,7 +351,9 @@ def test_the_first_screen_answers_who_why_what_to_do_and_what_fires() -> None:
 
 def test_the_first_action_is_the_pages_first_action_and_leads_to_the_runbook_of_its_verdict() -> None:
     assert set(FIRST_ACTIONS) == set(VERDICTS) - set(CALM) == set(VERDICT_RUNBOOKS)
-    assert len(set(VERDICT_RUNBOOKS.values())) == len(VERDICT_RUNBOOKS), "a runbook stands for its verdict in the column"
+    assert len(set(VERDICT_RUNBOOKS.values())) == len(VERDICT_RUNBOOKS), (
+        "a runbook stands for its verdict in the column"
+    )
     assert set(VERDICT_RUNBOOKS.values()) <= ALERTS
     for verdict, text in FIRST_ACTIONS.items():
         engine = replace(full_engine(), diagnosis=Diagnosis(verdict, 1.0, None, 0.0))
@@ -279,7 +363,9 @@ def test_the_first_action_is_the_pages_first_action_and_leads_to_the_runbook_of_
     column = next(item for item in first["fieldConfig"]["overrides"] if item["matcher"]["options"] == "First action")
     properties = {item["id"]: item["value"] for item in column["properties"]}
     assert {key: option["text"] for key, option in properties["mappings"][0]["options"].items()} == {
-        UNSURE: LOOK_FIRST, **{VERDICT_RUNBOOKS[verdict]: text for verdict, text in FIRST_ACTIONS.items()}}
+        UNSURE: LOOK_FIRST,
+        **{VERDICT_RUNBOOKS[verdict]: text for verdict, text in FIRST_ACTIONS.items()},
+    }
     assert properties["links"][0]["url"].endswith("/${__value.raw}.md")
 
 
@@ -305,7 +391,9 @@ def test_every_fact_is_evidence_of_its_verdict_with_its_threshold() -> None:
 @pytest.mark.parametrize("uid", sorted(set(BOARDS) - {"kvpressure-configuration"}))
 def test_graphs_and_tables_over_engines_hold_a_bounded_number_of_them(uid: str) -> None:
     for panel in panels(uid):
-        if panel["type"] in ("timeseries", "state-timeline", "table") and panel["title"] != "Driver events":  # rare, and of any GPU
+        if (
+            panel["type"] in ("timeseries", "state-timeline", "table") and panel["title"] != "Driver events"
+        ):  # rare, and of any GPU
             for target in panel["targets"]:
                 assert "ALERTS" in target["expr"] or "topk(" in target["expr"], f"{panel['title']}: {target['expr']}"
 
@@ -350,8 +438,16 @@ def test_board_survives_grafanas_own_model() -> None:
 
 def lost(before: Any, after: Any, path: str) -> list[str]:
     if isinstance(before, dict):
-        return [item for key in before if before[key] is not None
-                for item in ([f"{path}.{key}"] if key not in after else lost(before[key], after[key], f"{path}.{key}"))]
+        return [
+            item
+            for key in before
+            if before[key] is not None
+            for item in ([f"{path}.{key}"] if key not in after else lost(before[key], after[key], f"{path}.{key}"))
+        ]
     if isinstance(before, list):
-        return [item for index, (a, b) in enumerate(zip(before, after, strict=True)) for item in lost(a, b, f"{path}[{index}]")]
+        return [
+            item
+            for index, (a, b) in enumerate(zip(before, after, strict=True))
+            for item in lost(a, b, f"{path}[{index}]")
+        ]
     return []

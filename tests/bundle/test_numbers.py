@@ -19,24 +19,63 @@ NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
 
 # A state is 0 or 1, more than none is > 0, percent are divided by 100, the free share is 1 minus the used one; quantiles, status classes and the driver's XID
 # numbers are names; format strings are formats.
-STRUCTURE = re.compile(r"""== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|, 1 / |quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df""")
+STRUCTURE = re.compile(
+    r"""== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|, 1 / |quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df"""
+)
 
 # Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.
 PROSE = {"400", "413", "503", "137", "2", "50", "8000", "9846"}
-PROSE_TEXT = re.compile(r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal ones \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
-                        r"|is above 0|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
-                        re.MULTILINE)
+PROSE_TEXT = re.compile(
+    r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal ones \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
+    r"|is above 0|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
+    re.MULTILINE,
+)
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
-ALERT_PAGE = re.compile(r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| (?:promtool|vmalert)[^\n]*|growth from 0|\| \d+ \| \d+ \|$|moved 10 %", re.DOTALL | re.MULTILINE)
+ALERT_PAGE = re.compile(
+    r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| (?:promtool|vmalert)[^\n]*|growth from 0|\| \d+ \| \d+ \|$|moved 10 %",
+    re.DOTALL | re.MULTILINE,
+)
 
 # Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second to per minute, ratios to per cent, the rank of
 # a verdict (its place in the page's order) and of a queue, none counted as 0, and what 1 and 0 mean.
-BOARD_TEXT = re.compile(r"\(1, |60 \* (?:sum|max) by|100 \* max by|\d \* kvpressure_verdict|@ end\(\)\) \+ 1\)|vector\(0\)|^1 is normal|never 0|topk\(20, |^The 20 |^1 - batch p95|more than 1 does")
+BOARD_TEXT = re.compile(
+    r"\(1, |60 \* (?:sum|max) by|100 \* max by|\d \* kvpressure_verdict|@ end\(\)\) \+ 1\)|vector\(0\)|^1 is normal|never 0|topk\(20, |^The 20 |^1 - batch p95|more than 1 does"
+)
 
 # Keys of a board that are layout and behaviour, not judgement.
-LAYOUT_KEYS = {"id", "x", "y", "w", "h", "schemaVersion", "version", "graphTooltip", "refresh", "hide", "sort", "min", "max",
-               "decimals", "lineWidth", "fillOpacity", "rowHeight", "perPage", "index", "from", "to", "step",
-               "fiscalYearStartMonth", "minWidth", "custom.width", "custom.fillOpacity", "dash", "cellGap", "exponent", "steps", "le"}
+LAYOUT_KEYS = {
+    "id",
+    "x",
+    "y",
+    "w",
+    "h",
+    "schemaVersion",
+    "version",
+    "graphTooltip",
+    "refresh",
+    "hide",
+    "sort",
+    "min",
+    "max",
+    "decimals",
+    "lineWidth",
+    "fillOpacity",
+    "rowHeight",
+    "perPage",
+    "index",
+    "from",
+    "to",
+    "step",
+    "fiscalYearStartMonth",
+    "minWidth",
+    "custom.width",
+    "custom.fillOpacity",
+    "dash",
+    "cellGap",
+    "exponent",
+    "steps",
+    "le",
+}
 
 
 def moved() -> Thresholds:
@@ -53,8 +92,11 @@ def stayed(before: str, after: str) -> list[str]:
     """Numbers that are the same in both texts, with some of what stands around them."""
     first, second = list(NUMBER.finditer(before)), list(NUMBER.finditer(after))
     assert len(first) == len(second), "the thresholds changed the structure"
-    return [before[max(0, a.start() - 30):a.end() + 10].replace("\n", " ") for a, b in zip(first, second, strict=True)
-            if a[0] == b[0] and a[0] not in PROSE]
+    return [
+        before[max(0, a.start() - 30) : a.end() + 10].replace("\n", " ")
+        for a, b in zip(first, second, strict=True)
+        if a[0] == b[0] and a[0] not in PROSE
+    ]
 
 
 @pytest.fixture(scope="module", params=[(source, profile) for source in SOURCES for profile in PROFILES], ids="-".join)
@@ -77,7 +119,9 @@ def test_pages(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
     for path, text in before.items():
         if not path.endswith(".md") or path in ("docs/metrics.md", "docs/settings.md", "docs/thresholds.md"):
             continue  # references of other parts; the threshold page has its own test
-        left = stayed(*(PROSE_TEXT.sub("", STRUCTURE.sub("", ALERT_PAGE.sub("", version))) for version in (text, after[path])))
+        left = stayed(
+            *(PROSE_TEXT.sub("", STRUCTURE.sub("", ALERT_PAGE.sub("", version))) for version in (text, after[path]))
+        )
         assert left == [], f"{path}: {left}"
         checked += 1
     assert checked > 5
@@ -101,8 +145,12 @@ def test_boards(renderings: tuple[dict[str, str], dict[str, str]]) -> None:
 def _same(before: Any, after: Any, key: str) -> list[str]:
     if isinstance(before, dict):
         names = {name: before["id"] if name == "value" and "id" in before else name for name in before}  # an override
-        return [item for name in before if name != "indexByName"  # order of columns
-                for item in _same(before[name], after[name], names[name])]
+        return [
+            item
+            for name in before
+            if name != "indexByName"  # order of columns
+            for item in _same(before[name], after[name], names[name])
+        ]
     if isinstance(before, list):
         return [item for a, b in zip(before, after, strict=True) for item in _same(a, b, key)]
     if key in LAYOUT_KEYS or isinstance(before, bool):

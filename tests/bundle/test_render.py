@@ -19,8 +19,13 @@ from kvpressure.thresholds import builtin
 
 def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
     for name, seed in (("a", "1"), ("b", "2")):
-        subprocess.run([sys.executable, "-m", "kvpressure.cli", "bundle", "--out", str(tmp_path / name)], check=True,
-                       capture_output=True, env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin:/bin"}, timeout=60)
+        subprocess.run(
+            [sys.executable, "-m", "kvpressure.cli", "bundle", "--out", str(tmp_path / name)],
+            check=True,
+            capture_output=True,
+            env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin:/bin"},
+            timeout=60,
+        )
     files = sorted(item.relative_to(tmp_path / "a") for item in (tmp_path / "a").rglob("*") if item.is_file())
     assert files
     for path in files:
@@ -39,7 +44,10 @@ def test_check_is_quiet_on_a_fresh_bundle(tree: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("directory", OWNED)
 def test_check_names_drifted_missing_and_unknown_files(
-    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], directory: str,
+    tree: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    directory: str,
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(tree, copy)
@@ -64,28 +72,47 @@ def test_writing_repairs_and_says_how_many(tree: Path, tmp_path: Path, capsys: p
     assert main(["bundle", "--check", "--out", str(copy)]) == 0
 
 
-@pytest.mark.parametrize(("name", "text", "expected"), [
-    ("--values", "runbook_url: x", "unknown key 'runbook_url'; allowed: runbook_base_url"),
-    ("--values", "runbook_base_url: ftp://x", "is not an http or https URL"),
-    ("--values", "exclude: [Nothing]", "no alert is called 'Nothing'"),
-    ("--values", "exclude: load", "expected a list"),
-    ("--values", "durations: {VllmBatchCollapse: {warning: soon}}", "is not a duration"),
-    ("--values", "durations: {VllmBatchCollapse: {loud: 5m}}", "'loud' is not one of critical, warning, info"),
-    ("--values", "labels: {team: 1}", "must be text"),
-    ("--values", "labels: {alertname: x}", "is not a label that may be set"),
-    ("--values", "alert_labels: {VllmBatchCollapse: {page: often}}", 'page must be "true" or "false"'),
-    ("--values", "exporter_job: '.*'", "is not a name of letters"),
-    ("--values", "labels: {}\nthresholds:\n  kv_ful: 1", "input.yaml:3: unknown threshold 'kv_ful'"),
-    ("--values", "labels: {}\nthresholds:\n  kv_full_ratio: 1.5", "input.yaml:3: kv_full_ratio: 1.5 is not allowed; allowed: a number from 0 to 1"),
-    ("--thresholds", "# a share\nmemory_critical_ratio: 90", "input.yaml:2: memory_critical_ratio: 90 is not allowed; allowed: a number from 0 to 1"),
-    ("--thresholds", "memory_warning_ratio: 0.95", "input.yaml:1: memory_warning_ratio: 0.95 is above memory_critical_ratio"),
-    ("--thresholds", "kv_full_ratio: .nan", "is not allowed"),
-    ("--values", "a: [", "not valid YAML"),
-    ("--values", "- a", "expected a mapping"),
-    ("--thresholds", "kv_full_ratio: high", "'high' is not allowed; allowed: a number"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("--values", "runbook_url: x", "unknown key 'runbook_url'; allowed: runbook_base_url"),
+        ("--values", "runbook_base_url: ftp://x", "is not an http or https URL"),
+        ("--values", "exclude: [Nothing]", "no alert is called 'Nothing'"),
+        ("--values", "exclude: load", "expected a list"),
+        ("--values", "durations: {VllmBatchCollapse: {warning: soon}}", "is not a duration"),
+        ("--values", "durations: {VllmBatchCollapse: {loud: 5m}}", "'loud' is not one of critical, warning, info"),
+        ("--values", "labels: {team: 1}", "must be text"),
+        ("--values", "labels: {alertname: x}", "is not a label that may be set"),
+        ("--values", "alert_labels: {VllmBatchCollapse: {page: often}}", 'page must be "true" or "false"'),
+        ("--values", "exporter_job: '.*'", "is not a name of letters"),
+        ("--values", "labels: {}\nthresholds:\n  kv_ful: 1", "input.yaml:3: unknown threshold 'kv_ful'"),
+        (
+            "--values",
+            "labels: {}\nthresholds:\n  kv_full_ratio: 1.5",
+            "input.yaml:3: kv_full_ratio: 1.5 is not allowed; allowed: a number from 0 to 1",
+        ),
+        (
+            "--thresholds",
+            "# a share\nmemory_critical_ratio: 90",
+            "input.yaml:2: memory_critical_ratio: 90 is not allowed; allowed: a number from 0 to 1",
+        ),
+        (
+            "--thresholds",
+            "memory_warning_ratio: 0.95",
+            "input.yaml:1: memory_warning_ratio: 0.95 is above memory_critical_ratio",
+        ),
+        ("--thresholds", "kv_full_ratio: .nan", "is not allowed"),
+        ("--values", "a: [", "not valid YAML"),
+        ("--values", "- a", "expected a mapping"),
+        ("--thresholds", "kv_full_ratio: high", "'high' is not allowed; allowed: a number"),
+    ],
+)
 def test_wrong_input_is_one_line_and_exit_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    text: str,
+    expected: str,
 ) -> None:
     file = tmp_path / "input.yaml"
     file.write_text(text)
@@ -96,17 +123,27 @@ def test_wrong_input_is_one_line_and_exit_2(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("rate_window_seconds", 0.001), ("log_window_seconds", 0.001), ("latency_min_finished_per_second", 0), ("signature_batch_size", 7),
-    ("signature_batch_size", 1e-9), ("batch_collapse_min_requests", 1e-3), ("wait_page_seconds", 0.001),
-])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rate_window_seconds", 0.001),
+        ("log_window_seconds", 0.001),
+        ("latency_min_finished_per_second", 0),
+        ("signature_batch_size", 7),
+        ("signature_batch_size", 1e-9),
+        ("batch_collapse_min_requests", 1e-3),
+        ("wait_page_seconds", 0.001),
+    ],
+)
 @pytest.mark.parametrize("source", SOURCES)
 def test_thresholds_at_the_end_of_what_is_allowed_make_rules(name: str, value: float, source: str) -> None:
     assert load_groups(Options(builtin().override({name: value}, "test"), source=source))
 
 
 def test_thresholds_that_make_no_rules_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def impossible(_: Options) -> dict[str, str]:
         raise SpecError("VllmBatchCollapse: test input 'x': '>= -1' is not understood")

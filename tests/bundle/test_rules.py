@@ -23,15 +23,27 @@ from kvpressure.publish.metrics import METRICS
 from kvpressure.thresholds import builtin
 
 # Those whose number the guides give; OOMKilled and log lines have no threshold to take literally.
-GUIDES_ALERTS = {"GpuMemoryHigh", "VllmMemoryFragmentation", "VllmConcurrencyNearLimit", "VllmContextLengthSpike", "VllmBatchCollapse",
-                 "VllmDocumentedSignature"}
+GUIDES_ALERTS = {
+    "GpuMemoryHigh",
+    "VllmMemoryFragmentation",
+    "VllmConcurrencyNearLimit",
+    "VllmContextLengthSpike",
+    "VllmBatchCollapse",
+    "VllmDocumentedSignature",
+}
 VARIANTS = [f"{source}-{profile}" for source in SOURCES for profile in PROFILES]
-GROUPS = {f"{source}-{profile}": load_groups(Options(builtin(), profile=profile, source=source))
-          for source in SOURCES for profile in PROFILES}
+GROUPS = {
+    f"{source}-{profile}": load_groups(Options(builtin(), profile=profile, source=source))
+    for source in SOURCES
+    for profile in PROFILES
+}
 # The tests of every group of each source's default profile, and of its other profiles those that differ from it.
-FAMILY_FILES = [(variant, group.name) for variant in VARIANTS
-                for group, default in zip(GROUPS[variant], GROUPS[f"{variant.split('-')[0]}-default"], strict=True)
-                if variant.endswith("-default") or group != default]
+FAMILY_FILES = [
+    (variant, group.name)
+    for variant in VARIANTS
+    for group, default in zip(GROUPS[variant], GROUPS[f"{variant.split('-')[0]}-default"], strict=True)
+    if variant.endswith("-default") or group != default
+]
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -91,7 +103,9 @@ def test_every_level_has_firing_and_silent_assertions(trees: Trees, variant: str
                 checks = [check for test in mine for check in test.get("promql_expr_test", [])]
                 firing = {sample["labels"] for check in checks for sample in check["exp_samples"]}
                 assert firing, f"{alert.name} {level.severity} never fires in its tests"
-                assert any(not check["exp_samples"] for check in checks), f"{alert.name} {level.severity} is never silent"
+                assert any(not check["exp_samples"] for check in checks), (
+                    f"{alert.name} {level.severity} is never silent"
+                )
                 assert sum("alert_rule_test" in test for test in mine) == 1
                 situations = {series["series"] for test in mine for series in test["input_series"]}
                 assert alert.subject == "none" or len(situations) >= 3, f"{alert.name}: too few situations"
@@ -139,7 +153,12 @@ def test_the_parser_overlooks_no_metric(variant: str) -> None:
     """Or the tests that ask it would pass whatever stands there."""
     for rule in rules_of(variant):
         bare = re.sub(r'"[^"]*"|\b(?:by|on|group_left)\s*\([^)]*\)', "", rule["expr"])
-        named = set(re.findall(r"(?:\w+:)*\w*kvpressure\w*(?::\w+)?|(?:engine:)?vllm\w*:\w+(?::\w+)?|gpu:dcgm\w*:\w+|DCGM_\w+|kube_\w+|\b(?:up|ALERTS|process_start_time_seconds)\b", bare))
+        named = set(
+            re.findall(
+                r"(?:\w+:)*\w*kvpressure\w*(?::\w+)?|(?:engine:)?vllm\w*:\w+(?::\w+)?|gpu:dcgm\w*:\w+|DCGM_\w+|kube_\w+|\b(?:up|ALERTS|process_start_time_seconds)\b",
+                bare,
+            )
+        )
         assert named, rule
         assert metrics(rule["expr"]) == named, rule.get("alert") or rule["record"]
 
@@ -147,8 +166,13 @@ def test_the_parser_overlooks_no_metric(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_queries_in_annotations_ask_for_what_exists(variant: str) -> None:
     known = {metric.full_name: {*metric.labels, *SCRAPE} for metric in METRICS}
-    asked = [match for rule in rules_of(variant) if "alert" in rule for text in rule["annotations"].values()
-             for match in re.finditer(r"\((kvpressure_\w+)\{(.*?)\}\)", text)]
+    asked = [
+        match
+        for rule in rules_of(variant)
+        if "alert" in rule
+        for text in rule["annotations"].values()
+        for match in re.finditer(r"\((kvpressure_\w+)\{(.*?)\}\)", text)
+    ]
     assert asked or variant.startswith("dcgm")
     for match in asked:
         assert set(re.findall(r"(\w+)=", match[2])) <= known[match[1]], match[0]
@@ -183,7 +207,9 @@ def test_recordings_have_the_labels_they_declare(variant: str) -> None:
     found = recorded_labels(rules_of(variant))
     for group in GROUPS[variant]:
         for recording in group.recordings:
-            optional = {"namespace", "pod"} if recording.name.startswith("gpu_pod:") else set()  # a GPU that nobody owns
+            optional = (
+                {"namespace", "pod"} if recording.name.startswith("gpu_pod:") else set()
+            )  # a GPU that nobody owns
             assert found[recording.name] - optional <= set(recording.labels), recording.name
             assert set(recording.labels) - optional <= found[recording.name], recording.name
             assert re.fullmatch(r"[a-z_]+:[a-z0-9_]+:[a-z0-9_]+", recording.name), "level:metric:operation"
@@ -221,7 +247,12 @@ def test_descriptions_say_value_and_threshold(groups: tuple[Group, ...]) -> None
         for alert in group.alerts:
             for level in alert.levels:
                 driver = level.cases[0].inputs[0]
-                named = {text for entry in builtin().entries() if entry.value == driver.value for text in (words(entry), entry.text)}
+                named = {
+                    text
+                    for entry in builtin().entries()
+                    if entry.value == driver.value
+                    for text in (words(entry), entry.text)
+                }
                 if driver.op in (">=", "<=", ">", "rate>=", "rate>") and driver.value not in (0, 1):
                     assert "$value" in level.description, alert.name
                     assert any(text in level.description for text in named), f"{alert.name}: {level.description}"
@@ -236,7 +267,9 @@ def test_links_lead_to_a_board_and_its_variables(files: dict[str, str], rules: l
         assert link is not None, rule["alert"]
         board = json.loads(files[f"dashboards/{link[1]}.json"])
         assert board["uid"] == link[1]
-        assert set(re.findall(r"var-(\w+)=", link[2] or "")) <= {variable["name"] for variable in board["templating"]["list"]}
+        assert set(re.findall(r"var-(\w+)=", link[2] or "")) <= {
+            variable["name"] for variable in board["templating"]["list"]
+        }
     assert sum("var-pod=" in rule["annotations"]["dashboard_url"] for rule in alerts) > 30
 
 
@@ -277,7 +310,15 @@ def test_runbook_of_every_alert_is_in_the_bundle(files: dict[str, str], rules: l
     for rule in rules:
         if "alert" in rule:
             page = files[f"docs/runbooks/{rule['annotations']['runbook_url'].rsplit('/', 1)[1]}"]
-            for heading in ("## Meaning", "## Impact", "## Diagnosis", "## Mitigation", "## Verification", "## Prevention", "## The rule"):
+            for heading in (
+                "## Meaning",
+                "## Impact",
+                "## Diagnosis",
+                "## Mitigation",
+                "## Verification",
+                "## Prevention",
+                "## The rule",
+            ):
                 body = page.split(heading, 1)[1].split("\n## ", 1)[0].strip()
                 assert len(body) > 15, f"{rule['alert']}: {heading} is empty"
 

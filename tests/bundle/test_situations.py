@@ -19,7 +19,9 @@ ELSEWHERE = 'instance="b",job="kvpressure",node="b"'
 GPU = 'uuid="GPU-1",gpu="0",vendor="nvidia"'
 
 
-OTHER_NODE = f"kvpressure_build_info{{{ELSEWHERE}}}"  # always there: the exporters as a whole are not what is asked about
+OTHER_NODE = (
+    f"kvpressure_build_info{{{ELSEWHERE}}}"  # always there: the exporters as a whole are not what is asked about
+)
 
 
 def firing(tmp_path: Path, series: dict[str, str], minute: int, interval: str = "1m", since: int = 1) -> list[str]:
@@ -29,17 +31,27 @@ def firing(tmp_path: Path, series: dict[str, str], minute: int, interval: str = 
     alerts = 'ALERTS{alertstate="firing",alertname!="KvpressureWatchdog"}'
     asked = f"count by (alertname, severity) ({alerts if since == 1 else f'max_over_time({alerts}[{since}m])'})"
     series = {OTHER_NODE: "1+0x600", **series}
-    case = {"interval": interval, "input_series": [{"series": name, "values": values} for name, values in series.items()],
-            "promql_expr_test": [{"expr": asked, "eval_time": f"{minute}m", "exp_samples": [{"labels": "nothing", "value": 0}]}]}
+    case = {
+        "interval": interval,
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": asked, "eval_time": f"{minute}m", "exp_samples": [{"labels": "nothing", "value": 0}]}
+        ],
+    }
     output = judge(tmp_path, case)
-    return sorted(part.split('"')[1] + " " + part.split('"')[3] for part in output.split("got:")[1].splitlines()[0].split("{")
-                  if part.startswith("alertname"))
+    return sorted(
+        part.split('"')[1] + " " + part.split('"')[3]
+        for part in output.split("got:")[1].splitlines()[0].split("{")
+        if part.startswith("alertname")
+    )
 
 
 def judge(tmp_path: Path, case: dict[str, Any]) -> str:
     file = tmp_path / "case.yaml"
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "30s", "tests": [case]}))
-    result = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=60
+    )
     assert "got:" in result.stdout + result.stderr, result.stdout + result.stderr
     return result.stdout + result.stderr
 
@@ -57,14 +69,22 @@ class TestOldEventsAfterAGap:
         assert firing(tmp_path, series, 80, "15s", since=60) == []
 
     def test_what_happens_after_it_is(self, tmp_path: Path) -> None:
-        series = {XID: "1+0x119 stale _x79 1+0x99 2+0x160", f"kvpressure_build_info{{{AT}}}": "1+0x119 stale _x79 1+0x260"}
+        series = {
+            XID: "1+0x119 stale _x79 1+0x99 2+0x160",
+            f"kvpressure_build_info{{{AT}}}": "1+0x119 stale _x79 1+0x260",
+        }
         assert firing(tmp_path, series, 77, "15s") == ["GpuXidError critical"]
 
     @pytest.mark.parametrize(("started", "expected"), [(30, ["GpuXidError critical"]), (-600, [])])
-    def test_the_first_of_an_exporter_that_has_just_started_is(self, tmp_path: Path, started: int, expected: list[str]) -> None:
+    def test_the_first_of_an_exporter_that_has_just_started_is(
+        self, tmp_path: Path, started: int, expected: list[str]
+    ) -> None:
         """A node that joins, or an exporter under a new address; not one that ran before and was only not scraped."""
-        series = {XID: "_x33 1+0x30", f"kvpressure_build_info{{{AT}}}": "_x30 1+0x40",
-                  f"process_start_time_seconds{{{AT}}}": f"_x30 {60 * started}+0x40"}
+        series = {
+            XID: "_x33 1+0x30",
+            f"kvpressure_build_info{{{AT}}}": "_x30 1+0x40",
+            f"process_start_time_seconds{{{AT}}}": f"_x30 {60 * started}+0x40",
+        }
         assert firing(tmp_path, series, 40) == expected
 
     def test_the_first_of_all_is(self, tmp_path: Path) -> None:
@@ -102,7 +122,9 @@ class TestLastPodGone:
         assert firing(tmp_path, series, 30) == ["VllmPodUnschedulable critical"]
 
     def test_it_is_a_ticket_while_another_engine_serves(self, tmp_path: Path) -> None:
-        assert firing(tmp_path, {self.UP: "1+0x70", self.PENDING: "_x11 1+0x60"}, 40) == ["VllmPodUnschedulable warning"]
+        assert firing(tmp_path, {self.UP: "1+0x70", self.PENDING: "_x11 1+0x60"}, 40) == [
+            "VllmPodUnschedulable warning"
+        ]
 
     def test_a_namespace_that_never_served_is_nobodys_business(self, tmp_path: Path) -> None:
         assert firing(tmp_path, {self.PENDING: "1+0x60"}, 50) == []
@@ -132,8 +154,11 @@ def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path:
         series[f'kvpressure_limit_recommended{{{own},limit="max_num_seqs"}}'] = f"{limit}+0x30"
     series[f'kvpressure_pressure_stage{{cluster="a",{ENGINE},stage="thrashing"}}'] = "1+0x30"
     series[f'kvpressure_verdict_confidence{{cluster="a",{ENGINE}}}'] = "0.9+0x30"
-    case = {"interval": "1m", "input_series": [{"series": name, "values": values} for name, values in series.items()],
-            "alert_rule_test": [{"eval_time": "20m", "alertname": "VllmKVCachePressure", "exp_alerts": []}]}
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [{"eval_time": "20m", "alertname": "VllmKVCachePressure", "exp_alerts": []}],
+    }
     output = judge(tmp_path, case)
     assert "Set max_num_seqs to 12." in output
     assert "256" not in output

@@ -24,7 +24,9 @@ def test_duration_is_exact(seconds: int) -> None:
     assert int(match[1]) * UNITS[match[2]] == seconds
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (90, "90s"), (300, "5m"), (3600, "1h"), (1.5, "1500ms"), (86400, "1d")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (90, "90s"), (300, "5m"), (3600, "1h"), (1.5, "1500ms"), (86400, "1d")]
+)
 def test_duration_in_the_largest_exact_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
@@ -36,16 +38,28 @@ def test_number_has_no_exponent_and_reads_back(value: float) -> None:
     assert float(text) == value
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("memory_warning_ratio", "80 %"), ("fragmentation_warning_bytes", "2 GB"), ("context_window_seconds", "5 minutes"),
-    ("context_spike_ratio", "2 times"), ("signature_batch_size", "2 requests"),
-])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("memory_warning_ratio", "80 %"),
+        ("fragmentation_warning_bytes", "2 GB"),
+        ("context_window_seconds", "5 minutes"),
+        ("context_spike_ratio", "2 times"),
+        ("signature_batch_size", "2 requests"),
+    ],
+)
 def test_words(name: str, text: str) -> None:
     assert words(builtin().entry(name)) == text
 
 
 def test_span() -> None:
-    assert [span(value) for value in (1, 60, 7200, 61, 1.5)] == ["1 second", "1 minute", "2 hours", "61 seconds", "1.5 seconds"]
+    assert [span(value) for value in (1, 60, 7200, 61, 1.5)] == [
+        "1 second",
+        "1 minute",
+        "2 hours",
+        "61 seconds",
+        "1.5 seconds",
+    ]
 
 
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
@@ -53,17 +67,29 @@ def test_yaml_reads_back(document: object) -> None:
     assert yaml.safe_load(to_yaml(document)) == document
 
 
-@pytest.mark.parametrize(("value", "form", "text"), [
-    (0.97, "humanizePercentage", "97%"), (0.12345, "humanizePercentage", "12.35%"), (2e9, "humanize", "2G"), (0, "humanize", "0"),
-    (0.05, "humanize", "50m"), (1500, "humanize", "1.5k"), (90, "humanizeDuration", "1m 30s"), (3600, "humanizeDuration", "1h 0m 0s"),
-    (12.5, "humanizeDuration", "12.5s"), (0.25, "humanizeDuration", "250ms"),
-])
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (0.97, "humanizePercentage", "97%"),
+        (0.12345, "humanizePercentage", "12.35%"),
+        (2e9, "humanize", "2G"),
+        (0, "humanize", "0"),
+        (0.05, "humanize", "50m"),
+        (1500, "humanize", "1.5k"),
+        (90, "humanizeDuration", "1m 30s"),
+        (3600, "humanizeDuration", "1h 0m 0s"),
+        (12.5, "humanizeDuration", "12.5s"),
+        (0.25, "humanizeDuration", "250ms"),
+    ],
+)
 def test_go_formats(value: float, form: str, text: str) -> None:
     assert expand(f"{{{{ $value | {form} }}}}", {}, value, {}) == text
 
 
 def test_go_labels_and_recommendation() -> None:
-    text = ('{{ $labels.pod | urlquery }}{{ with printf "max(kvpressure_limit_recommended{limit=\\"max_num_seqs\\",pod=%q})" $labels.pod '
-            '| query }} Set max_num_seqs to {{ . | first | value | printf "%.0f" }}.{{ end }}')
+    text = (
+        '{{ $labels.pod | urlquery }}{{ with printf "max(kvpressure_limit_recommended{limit=\\"max_num_seqs\\",pod=%q})" $labels.pod '
+        '| query }} Set max_num_seqs to {{ . | first | value | printf "%.0f" }}.{{ end }}'
+    )
     assert expand(text, {"pod": "a/b c"}, math.nan, {"max_num_seqs": 48.0}) == "a%2Fb+c Set max_num_seqs to 48."
     assert expand(text, {"pod": "x"}, math.nan, {}) == "x"

@@ -33,14 +33,21 @@ def site(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tup
 
 def rules(files: dict[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
     document = yaml.safe_load(files["alerts/kvpressure-rules.yaml"])
-    return {(rule["alert"], rule["labels"]["severity"]): rule for group in document["groups"] for rule in group["rules"] if "alert" in rule}
+    return {
+        (rule["alert"], rule["labels"]["severity"]): rule
+        for group in document["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
 
 
 def test_example_says_every_key(files: dict[str, str]) -> None:
     assert set(yaml.safe_load(documented_example(files))) == set(values.Values.__dataclass_fields__)
 
 
-def test_thresholds_reach_rules_boards_and_pages(files: dict[str, str], site: tuple[values.Values, dict[str, str]]) -> None:
+def test_thresholds_reach_rules_boards_and_pages(
+    files: dict[str, str], site: tuple[values.Values, dict[str, str]]
+) -> None:
     changed = site[1]
     assert 'phase="queue",quantile="0.95"} >= 10)' in changed["alerts/kvpressure-rules.yaml"]
     assert 'phase="queue",quantile="0.95"} >= 5)' in files["alerts/kvpressure-rules.yaml"]
@@ -49,12 +56,16 @@ def test_thresholds_reach_rules_boards_and_pages(files: dict[str, str], site: tu
     assert "| `queue_floor_seconds` | 10 seconds |" in changed["docs/thresholds.md"]
 
 
-def test_durations_exclusions_labels_and_urls(files: dict[str, str], site: tuple[values.Values, dict[str, str]]) -> None:
+def test_durations_exclusions_labels_and_urls(
+    files: dict[str, str], site: tuple[values.Values, dict[str, str]]
+) -> None:
     changed, before = rules(site[1]), rules(files)
     assert changed["VllmQueueTimeHigh", "critical"]["for"] == "10m"
     assert changed["VllmQueueTimeHigh", "warning"]["for"] == before["VllmQueueTimeHigh", "warning"]["for"]
     gone = {name for name, _ in before} - {name for name, _ in changed}
-    assert gone == {name for (name, _), rule in before.items() if rule["labels"]["kvpressure_family"] == "configuration"}
+    assert gone == {
+        name for (name, _), rule in before.items() if rule["labels"]["kvpressure_family"] == "configuration"
+    }
     assert "VllmMixedContextLengths" in gone
     assert not any(f"docs/runbooks/{name}.md" in site[1] for name in gone)
     assert "alerts/tests/configuration-slow.yaml" not in site[1]
@@ -68,10 +79,17 @@ def test_durations_exclusions_labels_and_urls(files: dict[str, str], site: tuple
 
 
 @pytest.mark.parametrize("family", ["pressure-steady", "self-steady"])
-def test_the_tests_of_a_changed_bundle_pass(site: tuple[values.Values, dict[str, str]], tmp_path: Path, family: str) -> None:
+def test_the_tests_of_a_changed_bundle_pass(
+    site: tuple[values.Values, dict[str, str]], tmp_path: Path, family: str
+) -> None:
     write(site[1], tmp_path)
-    result = subprocess.run(["promtool", "test", "rules", str(tmp_path / f"alerts/tests/{family}.yaml")], capture_output=True, text=True,
-                            check=False, timeout=120)
+    result = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / f"alerts/tests/{family}.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert result.returncode == 0, result.stdout
 
 

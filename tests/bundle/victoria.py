@@ -16,9 +16,12 @@ from typing import Any
 import yaml
 
 DIFFERENCES = {
-    "a counter's first sample counts as growth from 0, so events from before the first scrape of a new cluster or exporter alert once":
-        re.compile(r"born-in-new-|^recording (?:gpu:kvpressure_xid_errors|container:kvpressure_allocation_failures):increase"),
-    "a recording made from one of the same group is one interval later, and so is its alert": re.compile(r"^GpuMemoryHigh "),
+    "a counter's first sample counts as growth from 0, so events from before the first scrape of a new cluster or exporter alert once": re.compile(
+        r"born-in-new-|^recording (?:gpu:kvpressure_xid_errors|container:kvpressure_allocation_failures):increase"
+    ),
+    "a recording made from one of the same group is one interval later, and so is its alert": re.compile(
+        r"^GpuMemoryHigh "
+    ),
 }
 _ROUNDED = re.compile(r"round\((\S+), 0\.0001\)")
 _ALERT = re.compile(r'alertname="(\w+)",')
@@ -36,7 +39,9 @@ def converted(document: Mapping[str, Any], groups: Mapping[str, str]) -> dict[st
 
 
 def _converted(test: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
-    kept = [series for series in test["input_series"] if "NaN" not in series["values"] and not different(series["series"])]
+    kept = [
+        series for series in test["input_series"] if "NaN" not in series["values"] and not different(series["series"])
+    ]
     found = {**test, "input_series": kept}
     if "promql_expr_test" in found:
         found["metricsql_expr_test"] = [_expression(check, groups) for check in found.pop("promql_expr_test")]
@@ -45,8 +50,11 @@ def _converted(test: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, 
 
 def _expression(check: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Any]:
     rounded = _ROUNDED.fullmatch(check["expr"])
-    samples = [{**sample, "labels": f"{rounded[1]}{sample['labels']}" if rounded else _grouped(sample["labels"], groups)}
-               for sample in check["exp_samples"] if not different(sample["labels"])]
+    samples = [
+        {**sample, "labels": f"{rounded[1]}{sample['labels']}" if rounded else _grouped(sample["labels"], groups)}
+        for sample in check["exp_samples"]
+        if not different(sample["labels"])
+    ]
     return {**check, "exp_samples": samples}
 
 
@@ -69,7 +77,9 @@ def judge(programs: Path, tree: Path) -> str:
         document = converted(yaml.safe_load(path.read_text()), groups)
         if document["tests"]:
             target = tree / "alerts" / f"victoria-{path.name}"
-            target.write_text(yaml.safe_dump({**document, "rule_files": ["kvpressure-rules.yaml"]}, sort_keys=False, width=1 << 20))
+            target.write_text(
+                yaml.safe_dump({**document, "rule_files": ["kvpressure-rules.yaml"]}, sort_keys=False, width=1 << 20)
+            )
             refused += _run(programs / "vmalert-tool", "unittest", "--disableAlertgroupLabel", f"--files={target}")
     return refused
 

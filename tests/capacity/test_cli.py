@@ -30,8 +30,9 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: object, status: int 
 
 
 def test_help_shows_examples() -> None:
-    done = subprocess.run([sys.executable, "-m", "kvpressure.cli", "capacity", "--help"], capture_output=True, text=True,
-                          check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "kvpressure.cli", "capacity", "--help"], capture_output=True, text=True, check=True
+    )
     assert "kvpressure capacity llama-3.1-70b --tp 4" in done.stdout
     assert "--worksheet" in done.stdout
     assert all(name in done.stdout for name in CONFIGS)
@@ -69,29 +70,78 @@ def test_a_hybrid_model_says_that_it_is_not_linear(capsys: pytest.CaptureFixture
 
 
 def test_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--max-model-len", 8192, "--prompt", 1500, "--output", 500,
-                    "--concurrency", 100)
+    found = as_json(
+        capsys,
+        "llama-3.1-8b",
+        "--gpu-memory",
+        "80GiB",
+        "--max-model-len",
+        8192,
+        "--prompt",
+        1500,
+        "--output",
+        500,
+        "--concurrency",
+        100,
+    )
     assert found["fits"] is True
     assert found["problems"] == []
     assert found["capacity"]["requests"] >= 100
     assert found["recommended"]["gpu_memory_utilization"]["value"] == 0.7
     memory = found["memory"]
-    assert memory["total_bytes"] == sum(memory[name]["bytes"] for name in (
-        "weights", "activations", "graphs", "non_torch", "pool", "context", "allocator")) + memory["outside_bytes"]
-    status, out, _ = run(capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--prompt", "p50=1000,p95=4000", "--output", 500)
+    assert (
+        memory["total_bytes"]
+        == sum(
+            memory[name]["bytes"]
+            for name in ("weights", "activations", "graphs", "non_torch", "pool", "context", "allocator")
+        )
+        + memory["outside_bytes"]
+    )
+    status, out, _ = run(
+        capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--prompt", "p50=1000,p95=4000", "--output", 500
+    )
     assert status == 0
     assert "--gpu-memory-utilization" in out
     assert "\nfits\n" in out
 
 
-@pytest.mark.parametrize(("arguments", "problem"), [
-    (("llama-3.1-70b", "--gpu-memory", "80GiB"), "no memory is left"),
-    (("llama-3.1-8b", "--gpu-memory", "24GiB"), "one request of max_model_len 131072 does not fit"),
-    (("llama-3.1-8b", "--gpu-memory", "24GiB", "--max-model-len", "8192", "--context", "8192", "--concurrency", "50"),
-     "50 requests of 8192 tokens do not fit at once; 5 do"),
-    (("llama-3.1-8b", "--gpu-memory", "24GiB", "--max-model-len", "8192", "--prompt", "4000", "--output", "1000",
-      "--concurrency", "50"), "50 requests of this load do not fit at once"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("llama-3.1-70b", "--gpu-memory", "80GiB"), "no memory is left"),
+        (("llama-3.1-8b", "--gpu-memory", "24GiB"), "one request of max_model_len 131072 does not fit"),
+        (
+            (
+                "llama-3.1-8b",
+                "--gpu-memory",
+                "24GiB",
+                "--max-model-len",
+                "8192",
+                "--context",
+                "8192",
+                "--concurrency",
+                "50",
+            ),
+            "50 requests of 8192 tokens do not fit at once; 5 do",
+        ),
+        (
+            (
+                "llama-3.1-8b",
+                "--gpu-memory",
+                "24GiB",
+                "--max-model-len",
+                "8192",
+                "--prompt",
+                "4000",
+                "--output",
+                "1000",
+                "--concurrency",
+                "50",
+            ),
+            "50 requests of this load do not fit at once",
+        ),
+    ],
+)
 def test_it_does_not_fit(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], problem: str) -> None:
     status, out, _ = run(capsys, *arguments)
     assert status == 1
@@ -103,20 +153,48 @@ def test_no_plan_says_what_would_help(capsys: pytest.CaptureFixture[str]) -> Non
     status, out, _ = run(capsys, "llama-3.1-70b", "--gpu-memory", "80GiB", "--prompt", 100, "--output", 100)
     assert status == 1
     assert "more GPUs" in out
-    assert as_json(capsys, "llama-3.1-70b", "--gpu-memory", "80GiB", "--prompt", 100, "--output", 100, status=1)["recommended"] is None
+    assert (
+        as_json(capsys, "llama-3.1-70b", "--gpu-memory", "80GiB", "--prompt", 100, "--output", 100, status=1)[
+            "recommended"
+        ]
+        is None
+    )
 
 
 def test_measured_parts_are_used(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, "llama-3.1-8b", "--gpu-memory", "80GB", "--max-model-len", 8192, "--gpu-memory-utilization", 0.5,
-                    "--weights", "10GB", "--activations", "1GB", "--cuda-graphs", "2GB", "--non-torch", "3GB",
-                    "--cuda-context", "4GB", "--allocator-overhead", "5GB")
+    found = as_json(
+        capsys,
+        "llama-3.1-8b",
+        "--gpu-memory",
+        "80GB",
+        "--max-model-len",
+        8192,
+        "--gpu-memory-utilization",
+        0.5,
+        "--weights",
+        "10GB",
+        "--activations",
+        "1GB",
+        "--cuda-graphs",
+        "2GB",
+        "--non-torch",
+        "3GB",
+        "--cuda-context",
+        "4GB",
+        "--allocator-overhead",
+        "5GB",
+    )
     assert found["memory"]["pool"]["bytes"] == 24_000_000_000
     assert found["memory"]["outside_bytes"] == 31_000_000_000
     assert found["memory"]["weights"]["origin"] == "given"
     eager = as_json(capsys, "llama-3.1-8b", "--gpu-memory", 80, "--max-model-len", 8192, "--enforce-eager")
     assert eager["memory"]["graphs"]["bytes"] == 0
-    assert as_json(capsys, "llama-3.1-8b", "--gpu-memory", 80, "--max-model-len", 8192, "--kv-cache-memory", "2GiB")[
-        "memory"]["pool"]["bytes"] == 2**31
+    assert (
+        as_json(capsys, "llama-3.1-8b", "--gpu-memory", 80, "--max-model-len", 8192, "--kv-cache-memory", "2GiB")[
+            "memory"
+        ]["pool"]["bytes"]
+        == 2**31
+    )
 
 
 def test_too_little_beside_the_request_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +214,9 @@ def test_a_models_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 
 
 def test_traffic_from_a_recording_and_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    found = as_json(capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--traffic", RECORDINGS / "vllm-cpu" / "c_steady.jsonl.gz")
+    found = as_json(
+        capsys, "llama-3.1-8b", "--gpu-memory", "80GiB", "--traffic", RECORDINGS / "vllm-cpu" / "c_steady.jsonl.gz"
+    )
     assert found["needed_concurrency"] > 0
     assert found["recommended"]["max_num_seqs"]["value"] >= found["needed_concurrency"]
     trace = tmp_path / "trace.csv"
@@ -150,7 +230,9 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, "llama_70b", "--worksheet", "--gpu-memory", 80, "--tp", 4, "--context", 1024)
     assert found["memory_audit"]["available_for_kv_cache"] == 41.5
     assert found["worksheet"]["available_per_gpu"] == 41.0
-    status, out, _ = run(capsys, "llama_70b", "--worksheet", "--gpu-memory", 80, "--tp", 4, "--context", 8192, "--concurrency", 10)
+    status, out, _ = run(
+        capsys, "llama_70b", "--worksheet", "--gpu-memory", 80, "--tp", 4, "--context", 8192, "--concurrency", 10
+    )
     assert status == 1
     assert "51.20" in out
     assert "-10.20" in out
@@ -160,45 +242,68 @@ def test_the_worksheet_of_the_guide(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not in the guide" in out
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("nonsense",), "'nonsense' is neither a file nor a known model; allowed:"),
-    ((), "MODEL"),
-    (("llama-3-8b", "--tp", "0"), "--tensor-parallel-size: '0'; allowed: a whole number of 1 or more"),
-    (("llama-3-8b", "--tp", "x"), "allowed: a whole number"),
-    (("llama-3-8b", "--dcp", "2"), "decode-context parallel 2; allowed: a divisor"),
-    (("llama-3-8b", "--pp", "64"), "pipeline parallel 64; allowed: up to the 32 layers"),
-    (("llama-3-8b", "--kv-cache-dtype", "int2"), "cache dtype 'int2'; allowed: auto"),
-    (("llama-3-8b", "--gpu-memory", "80 bananas"), "--gpu-memory: '80 bananas'; allowed: a size like 80GiB"),
-    (("llama-3-8b", "--gpu-memory", "0"), "allowed: a size"),
-    (("llama-3-8b", "--gpu-memory-utilization", "1.5"), "allowed: above 0 and up to 1"),
-    (("llama-3-8b", "--concurrency", "5"), "--concurrency: needs --gpu-memory"),
-    (("llama-3-8b", "--prompt", "5"), "--prompt and --output: only one was given"),
-    (("llama-3-8b", "--prompt", "5", "--output", "x", "--gpu-memory", "80"), "--output: 'x'; allowed"),
-    (("llama-3-8b", "--prompt", "5", "--output", "5"), "--prompt: needs --gpu-memory"),
-    (("llama-3-8b", "--prompt", "5", "--output", "5", "--traffic", "x"), "--traffic: not together with"),
-    (("llama-3-8b", "--traffic", "/nonexistent", "--gpu-memory", "80"), "/nonexistent: No such file"),
-    (("llama_70b", "--worksheet"), "--worksheet: needs --gpu-memory"),
-    (("llama-3-8b", "--thresholds", "/nonexistent", "--gpu-memory", "80", "--prompt", "5", "--output", "5"), "/nonexistent"),
-    (("llama-3-8b", "--bogus"), "--bogus"),
-    (("llama_7b", "--worksheet", "--gpu-memory", "80", "--prompt", "5"), "--prompt: not with --worksheet"),
-    (("llama_7b", "--worksheet", "--gpu-memory", "80", "--context", "5", "--context", "6"), "--context: not with --worksheet"),
-    (("llama_7b", "--worksheet", "--gpu-memory", "80", "--enforce-eager"), "--enforce-eager: not with --worksheet"),
-    (("llama-3-8b", "--gpu-memory", "80", "--prompt", "0", "--output", "0"), "--prompt and --output: no tokens in it"),
-    (("llama-3-8b", "--draft-layers", "1000000000"), "draft layers 1000000000; allowed: up to 2048"),
-    (("llama-3-8b", "--weights", "5"), "--weights: needs --gpu-memory"),
-    (("llama-3-8b", "--cuda-graphs", "0"), "--cuda-graphs: needs --gpu-memory"),
-    (("llama-3-8b", "--max-num-seqs", "5"), "--max-num-seqs: needs --gpu-memory"),
-    (("llama-3-8b", "--enforce-eager"), "--enforce-eager: needs --gpu-memory"),
-    (("llama-3-8b", "--gpu-memory", "80", "--max-num-seqs", "200", "--max-num-batched-tokens", "100"), "200 is above max_num_batched_tokens 100"),
-    (("llama-3-8b", "--thresholds", "/nonexistent"), "/nonexistent"),
-    (("llama_70b", "--worksheet", "--gpu-memory", "80", "--thresholds", "/nonexistent"), "/nonexistent"),
-    (("llama-3-8b", "--tp", "3"), "tensor parallel 3: llama-3-8b has 32 attention heads; allowed: a divisor of 32"),
-    (("llama-3-8b", "--tp", "64"), "tensor parallel 64: llama-3-8b has 32 attention heads"),
-    (("qwen2.5-7b", "--tp", "7"), "tensor parallel 7: qwen2.5-7b has 4 KV heads; allowed: a divisor or a multiple of 4"),
-    (("deepseek-v3", "--tp", "3"), "tensor parallel 3: deepseek-v3 has 128 attention heads"),
-    (("llama-3-8b", "--tp", "8", "--dcp", "2"), "decode-context parallel 2: llama-3-8b has 8 KV heads, of which tensor parallel 8 keeps copies: 1"),
-])
-def test_wrong_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nonsense",), "'nonsense' is neither a file nor a known model; allowed:"),
+        ((), "MODEL"),
+        (("llama-3-8b", "--tp", "0"), "--tensor-parallel-size: '0'; allowed: a whole number of 1 or more"),
+        (("llama-3-8b", "--tp", "x"), "allowed: a whole number"),
+        (("llama-3-8b", "--dcp", "2"), "decode-context parallel 2; allowed: a divisor"),
+        (("llama-3-8b", "--pp", "64"), "pipeline parallel 64; allowed: up to the 32 layers"),
+        (("llama-3-8b", "--kv-cache-dtype", "int2"), "cache dtype 'int2'; allowed: auto"),
+        (("llama-3-8b", "--gpu-memory", "80 bananas"), "--gpu-memory: '80 bananas'; allowed: a size like 80GiB"),
+        (("llama-3-8b", "--gpu-memory", "0"), "allowed: a size"),
+        (("llama-3-8b", "--gpu-memory-utilization", "1.5"), "allowed: above 0 and up to 1"),
+        (("llama-3-8b", "--concurrency", "5"), "--concurrency: needs --gpu-memory"),
+        (("llama-3-8b", "--prompt", "5"), "--prompt and --output: only one was given"),
+        (("llama-3-8b", "--prompt", "5", "--output", "x", "--gpu-memory", "80"), "--output: 'x'; allowed"),
+        (("llama-3-8b", "--prompt", "5", "--output", "5"), "--prompt: needs --gpu-memory"),
+        (("llama-3-8b", "--prompt", "5", "--output", "5", "--traffic", "x"), "--traffic: not together with"),
+        (("llama-3-8b", "--traffic", "/nonexistent", "--gpu-memory", "80"), "/nonexistent: No such file"),
+        (("llama_70b", "--worksheet"), "--worksheet: needs --gpu-memory"),
+        (
+            ("llama-3-8b", "--thresholds", "/nonexistent", "--gpu-memory", "80", "--prompt", "5", "--output", "5"),
+            "/nonexistent",
+        ),
+        (("llama-3-8b", "--bogus"), "--bogus"),
+        (("llama_7b", "--worksheet", "--gpu-memory", "80", "--prompt", "5"), "--prompt: not with --worksheet"),
+        (
+            ("llama_7b", "--worksheet", "--gpu-memory", "80", "--context", "5", "--context", "6"),
+            "--context: not with --worksheet",
+        ),
+        (("llama_7b", "--worksheet", "--gpu-memory", "80", "--enforce-eager"), "--enforce-eager: not with --worksheet"),
+        (
+            ("llama-3-8b", "--gpu-memory", "80", "--prompt", "0", "--output", "0"),
+            "--prompt and --output: no tokens in it",
+        ),
+        (("llama-3-8b", "--draft-layers", "1000000000"), "draft layers 1000000000; allowed: up to 2048"),
+        (("llama-3-8b", "--weights", "5"), "--weights: needs --gpu-memory"),
+        (("llama-3-8b", "--cuda-graphs", "0"), "--cuda-graphs: needs --gpu-memory"),
+        (("llama-3-8b", "--max-num-seqs", "5"), "--max-num-seqs: needs --gpu-memory"),
+        (("llama-3-8b", "--enforce-eager"), "--enforce-eager: needs --gpu-memory"),
+        (
+            ("llama-3-8b", "--gpu-memory", "80", "--max-num-seqs", "200", "--max-num-batched-tokens", "100"),
+            "200 is above max_num_batched_tokens 100",
+        ),
+        (("llama-3-8b", "--thresholds", "/nonexistent"), "/nonexistent"),
+        (("llama_70b", "--worksheet", "--gpu-memory", "80", "--thresholds", "/nonexistent"), "/nonexistent"),
+        (("llama-3-8b", "--tp", "3"), "tensor parallel 3: llama-3-8b has 32 attention heads; allowed: a divisor of 32"),
+        (("llama-3-8b", "--tp", "64"), "tensor parallel 64: llama-3-8b has 32 attention heads"),
+        (
+            ("qwen2.5-7b", "--tp", "7"),
+            "tensor parallel 7: qwen2.5-7b has 4 KV heads; allowed: a divisor or a multiple of 4",
+        ),
+        (("deepseek-v3", "--tp", "3"), "tensor parallel 3: deepseek-v3 has 128 attention heads"),
+        (
+            ("llama-3-8b", "--tp", "8", "--dcp", "2"),
+            "decode-context parallel 2: llama-3-8b has 8 KV heads, of which tensor parallel 8 keeps copies: 1",
+        ),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
     status, out, err = run(capsys, *arguments)
     assert status == 2
     assert out == ""

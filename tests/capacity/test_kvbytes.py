@@ -68,13 +68,25 @@ def test_the_measured_models_of_the_h100_runs() -> None:
 def test_tensor_parallel_divides_until_each_rank_has_one_head() -> None:
     shape = named("llama-2-70b")
     assert [kv_bytes_per_token(shape, Parallel(tp)) for tp in (1, 2, 4, 8, 16)] == [
-        327_680, 163_840, 81_920, 40_960, 40_960]
+        327_680,
+        163_840,
+        81_920,
+        40_960,
+        40_960,
+    ]
     assert kv_bytes_per_token(named("llama-2-13b"), Parallel(20)) == 2 * 2 * 128 * 2 * 40  # two heads a rank
 
 
-@pytest.mark.parametrize(("name", "allowed"), [
-    ("llama-3-8b", (1, 2, 4, 8, 16, 32)), ("llama-2-13b", (1, 2, 4, 5, 8, 10, 20, 40)), ("qwen2.5-7b", (1, 2, 4, 28)),
-    ("gpt-oss-20b", (1, 2, 4, 8, 16, 32, 64)), ("deepseek-v3", (1, 2, 4, 8, 16, 32, 64, 128))])
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("llama-3-8b", (1, 2, 4, 8, 16, 32)),
+        ("llama-2-13b", (1, 2, 4, 5, 8, 10, 20, 40)),
+        ("qwen2.5-7b", (1, 2, 4, 28)),
+        ("gpt-oss-20b", (1, 2, 4, 8, 16, 32, 64)),
+        ("deepseek-v3", (1, 2, 4, 8, 16, 32, 64, 128)),
+    ],
+)
 def test_tensor_parallel_sizes_that_vllm_starts_with(name: str, allowed: tuple[int, ...]) -> None:
     """Query heads must divide evenly, KV heads divide or be copied evenly; the vector of MLA lies on every rank."""
     shape = named(name)
@@ -86,10 +98,19 @@ def test_tensor_parallel_sizes_that_vllm_starts_with(name: str, allowed: tuple[i
                 layout(shape, Parallel(size))
 
 
-@pytest.mark.parametrize(("name", "tensor", "context", "said"), [
-    ("llama-3-8b", 8, 2, "keeps copies: 1"), ("llama-3-8b", 16, 2, None), ("llama-3-8b", 16, 4, "keeps copies: 2"),
-    ("llama-3-8b", 32, 4, None), ("deepseek-v3", 8, 8, None)])
-def test_decode_context_parallel_needs_copies_of_the_kv_heads(name: str, tensor: int, context: int, said: str | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "tensor", "context", "said"),
+    [
+        ("llama-3-8b", 8, 2, "keeps copies: 1"),
+        ("llama-3-8b", 16, 2, None),
+        ("llama-3-8b", 16, 4, "keeps copies: 2"),
+        ("llama-3-8b", 32, 4, None),
+        ("deepseek-v3", 8, 8, None),
+    ],
+)
+def test_decode_context_parallel_needs_copies_of_the_kv_heads(
+    name: str, tensor: int, context: int, said: str | None
+) -> None:
     if said is None:
         assert layout(named(name), Parallel(tensor, decode_context=context)).decode_context == context
         return
@@ -100,7 +121,10 @@ def test_decode_context_parallel_needs_copies_of_the_kv_heads(name: str, tensor:
 def test_decode_context_parallel_divides_the_queries_of_a_kv_head() -> None:
     config = {"num_hidden_layers": 1, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 64}
     with pytest.raises(CapacityError, match="6 attention heads for each KV head"):
-        layout(from_config({**config, "num_attention_heads": 48, "num_key_value_heads": 8}, "odd"), Parallel(48, decode_context=4))
+        layout(
+            from_config({**config, "num_attention_heads": 48, "num_key_value_heads": 8}, "odd"),
+            Parallel(48, decode_context=4),
+        )
     assert layout(from_config(config, "even"), Parallel(24, decode_context=3)).decode_context == 3
 
 
@@ -130,8 +154,16 @@ def test_decode_context_parallel_divides_the_tokens() -> None:
 
 
 HEAD_128 = [
-    ("auto", 512), ("bfloat16", 512), ("float16", 512), ("float32", 1024), ("fp8", 256), ("fp8_e4m3", 256), ("fp8_e5m2", 256),
-    ("int8_per_token_head", 256 + 8), ("fp8_per_token_head", 256 + 8), ("int4_per_token_head", 128 + 8),
+    ("auto", 512),
+    ("bfloat16", 512),
+    ("float16", 512),
+    ("float32", 1024),
+    ("fp8", 256),
+    ("fp8_e4m3", 256),
+    ("fp8_e5m2", 256),
+    ("int8_per_token_head", 256 + 8),
+    ("fp8_per_token_head", 256 + 8),
+    ("int4_per_token_head", 128 + 8),
     ("nvfp4", 2 * (64 + 8)),
 ]
 
@@ -146,10 +178,15 @@ def test_keys_and_values_of_different_size() -> None:
     assert layer_bytes(Layer("full", 1, 192, 128), 1, "auto") == 2 * (192 + 128)
 
 
-@pytest.mark.parametrize(("name", "dtype", "text"), [
-    ("llama-3-8b", "fp8_ds_mla", "only for MLA"), ("deepseek-v3", "nvfp4", "not for MLA"),
-    ("deepseek-v3", "int8_per_token_head", "not for MLA"), ("llama-3-8b", "int3", "allowed: auto"),
-])
+@pytest.mark.parametrize(
+    ("name", "dtype", "text"),
+    [
+        ("llama-3-8b", "fp8_ds_mla", "only for MLA"),
+        ("deepseek-v3", "nvfp4", "not for MLA"),
+        ("deepseek-v3", "int8_per_token_head", "not for MLA"),
+        ("llama-3-8b", "int3", "allowed: auto"),
+    ],
+)
 def test_a_dtype_that_does_not_fit_is_refused(name: str, dtype: str, text: str) -> None:
     with pytest.raises(CapacityError, match=text):
         layout(named(name), cache_dtype=dtype)
@@ -178,10 +215,13 @@ def test_gemma_3_has_seven_groups_of_ten() -> None:
     assert mib(layout(named("gemma-3-27b"), hybrid_manager=False), 8_192) == 3_968
 
 
-@pytest.mark.parametrize(("name", "block", "sizes", "as_full"), [
-    ("gpt-oss-120b", 576 * KIB, (41.1, 293.1, 1_157, 4_613), 576),
-    ("gpt-oss-20b", 384 * KIB, (27.4, 195.4, 771, 3_075), 384),
-])
+@pytest.mark.parametrize(
+    ("name", "block", "sizes", "as_full"),
+    [
+        ("gpt-oss-120b", 576 * KIB, (41.1, 293.1, 1_157, 4_613), 576),
+        ("gpt-oss-20b", 384 * KIB, (27.4, 195.4, 771, 3_075), 384),
+    ],
+)
 def test_gpt_oss(name: str, block: int, sizes: tuple[float, ...], as_full: float) -> None:
     found = layout(named(name))
     assert len(found.groups) == 2
@@ -198,7 +238,11 @@ def test_beyond_the_window_only_full_layers_grow() -> None:
 
 
 def test_groups_of_nearly_equal_counts_are_not_split() -> None:
-    config = {**CONFIGS["gpt-oss-20b"], "num_hidden_layers": 5, "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 2}
+    config = {
+        **CONFIGS["gpt-oss-20b"],
+        "num_hidden_layers": 5,
+        "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 2,
+    }
     assert len(layout(from_config(config, "x")).groups) == 3  # 3 is 1.5 times 2: groups of 2, one padded
     config["layer_types"] = ["sliding_attention"] * 4 + ["full_attention"] * 3
     config["num_hidden_layers"] = 7
@@ -218,7 +262,12 @@ def test_sliding_layers_only() -> None:
 
 
 def test_chunked_attention_ends_at_its_chunk() -> None:
-    config = {**CONFIGS["llama-3-8b"], "num_hidden_layers": 4, "attention_chunk_size": 8_192, "no_rope_layers": [1, 1, 1, 0]}
+    config = {
+        **CONFIGS["llama-3-8b"],
+        "num_hidden_layers": 4,
+        "attention_chunk_size": 8_192,
+        "no_rope_layers": [1, 1, 1, 0],
+    }
     found = layout(from_config(config, "llama-4"))
     assert [group.kind for group in found.groups] == ["chunked"] * 3 + ["full"]
     assert found.blocks(1_000_000) == 3 * (8_192 // 16 + 1) + 62_500
@@ -262,8 +311,11 @@ def test_stages_together_hold_every_layer(pp: int, name: str) -> None:
 
 # --- vLLM's own log lines -----------------------------------------------------------------------------------------
 
-CAPTURES = [("server-engine-core-killed.log", TINY, 32), ("server-full-0.27.0.log", SMALL, 32),
-            ("server-startfail-too-few-blocks.log", TINY, 16)]
+CAPTURES = [
+    ("server-engine-core-killed.log", TINY, 32),
+    ("server-full-0.27.0.log", SMALL, 32),
+    ("server-startfail-too-few-blocks.log", TINY, 16),
+]
 
 
 def logged(file: str, pattern: str) -> tuple[int, ...] | None:
@@ -298,11 +350,15 @@ def test_the_longest_request_as_the_failing_start_estimated() -> None:
     assert estimate == (found.longest(override[0], 2_048),) == (1_008,)
 
 
-@pytest.mark.parametrize(("page", "config", "engines"), [
-    ("c_steady.prom.gz", SMALL, 1), ("m_v0270_pressure.prom.gz", SMALL, 1), ("l_dp2.prom.gz", TINY, 2)])
+@pytest.mark.parametrize(
+    ("page", "config", "engines"),
+    [("c_steady.prom.gz", SMALL, 1), ("m_v0270_pressure.prom.gz", SMALL, 1), ("l_dp2.prom.gz", TINY, 2)],
+)
 def test_capacity_as_the_metrics_page_says(page: str, config: dict[str, int], engines: int) -> None:
     text = gzip.decompress((FIXTURES / "vllm" / page).read_bytes()).decode()
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', next(line for line in text.splitlines() if "cache_config_info{" in line)))
+    labels = dict(
+        re.findall(r'(\w+)="([^"]*)"', next(line for line in text.splitlines() if "cache_config_info{" in line))
+    )
     found = layout(from_config(config, "captured"), block_size=int(labels["block_size"]))
     blocks = int(labels["num_gpu_blocks"]) // engines
     size, times = int(labels["kv_cache_size_tokens"]), float(labels["kv_cache_max_concurrency"])
@@ -380,10 +436,13 @@ def test_smaller_pages_hold_more_tokens() -> None:
     assert found.blocks(8_192) == 512 + 32 + 1
 
 
-@pytest.mark.parametrize("layers", [
-    (Layer("full", 8, 128, 128), Layer("sliding", 8, 96, 96, 1024)),
-    (Layer("full", 8, 128, 128), Layer("full", 8, 64, 64), Layer("sliding", 8, 128, 128, 1024)),
-])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (Layer("full", 8, 128, 128), Layer("sliding", 8, 96, 96, 1024)),
+        (Layer("full", 8, 128, 128), Layer("full", 8, 64, 64), Layer("sliding", 8, 128, 128, 1024)),
+    ],
+)
 def test_pages_that_do_not_divide_one_another_are_refused(layers: tuple[Layer, ...]) -> None:
     with pytest.raises(CapacityError, match="kv_cache_size_tokens"):
         layout(mixed(*layers))
@@ -395,8 +454,10 @@ def test_full_layers_of_different_size_share_one_block() -> None:
     assert found.bytes_per_token == 8 * 256 * 2 + 4 * 128 * 2
 
 
-@pytest.mark.parametrize(("layers", "stages", "sizes"), [
-    (61, 4, [15, 15, 16, 15]), (7, 4, [2, 2, 2, 1]), (8, 4, [2, 2, 2, 2]), (5, 5, [1] * 5), (3, 2, [2, 1])])
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [(61, 4, [15, 15, 16, 15]), (7, 4, [2, 2, 2, 1]), (8, 4, [2, 2, 2, 2]), (5, 5, [1] * 5), (3, 2, [2, 1])],
+)
 def test_the_last_stage_gets_no_remainder(layers: int, stages: int, sizes: list[int]) -> None:
     found = _stages(layers, stages)
     assert [len(stage) for stage in found] == sizes

@@ -39,14 +39,31 @@ def test_long_answers_are_met_more_often() -> None:
     assert deviation > 0
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "p50", "p50=", "p50=1,p50=2", "p95=1,p50=2", "p50=9,p95=1", "p101=1",
-                                  "p50=1;p95=2", "9999999999"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "-1",
+        "1.5",
+        "p50",
+        "p50=",
+        "p50=1,p50=2",
+        "p95=1,p50=2",
+        "p50=9,p95=1",
+        "p101=1",
+        "p50=1;p95=2",
+        "9999999999",
+    ],
+)
 def test_bad_lengths_are_refused(text: str) -> None:
     with pytest.raises(CapacityError, match=r"--prompt: .*allowed"):
         stated(text, "1")
 
 
-@given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 10**6)), min_size=1, max_size=6, unique_by=lambda p: p[0]))
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.integers(0, 10**6)), min_size=1, max_size=6, unique_by=lambda p: p[0])
+)
 def test_quantile_samples_rise_and_stay_in_range(points: list[tuple[int, int]]) -> None:
     shares = sorted(share for share, _ in points)
     lengths = sorted(length for _, length in points)
@@ -65,30 +82,37 @@ def write(path: Path, text: str, *, zipped: bool = False) -> Path:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("text", [
-    "t_s,input_tokens,output_tokens\n0,374,44\n4.3,396,109\n",
-    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n2023-11-16 18:15:50,396,109\n",
-    "arrived_at, num_prefill_tokens, num_decode_tokens\r\n0,374,44\r\n1,396,109\r\n",
-    '{"timestamp": 0, "input_length": 374, "output_length": 44}\n\n{"input_length": 396, "output_length": 109}\n',
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "t_s,input_tokens,output_tokens\n0,374,44\n4.3,396,109\n",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,374,44\n2023-11-16 18:15:50,396,109\n",
+        "arrived_at, num_prefill_tokens, num_decode_tokens\r\n0,374,44\r\n1,396,109\r\n",
+        '{"timestamp": 0, "input_length": 374, "output_length": 44}\n\n{"input_length": 396, "output_length": 109}\n',
+    ],
+)
 def test_traces_of_several_makers(tmp_path: Path, text: str, zipped: bool) -> None:
     found = from_file(write(tmp_path / "trace", text, zipped=zipped))
     assert [(r.prompt, r.output) for r in found.requests] == [(374, 44), (396, 109)]
     assert found.in_flight is None
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("", "no requests"), ("input_tokens,output_tokens\n", "no requests"),
-    ("a,b\n1,2\n", ":2: no column of prompt or output lengths"),
-    ("input_tokens,output_tokens\n1,2\n1,x\n", ":3: output_tokens is 'x'"),
-    ("input_tokens,output_tokens\n-1,2\n", ":2: input_tokens is '-1'"),
-    ("input_tokens,output_tokens\nnan,2\n", ":2: input_tokens is 'nan'"),
-    ("input_tokens,output_tokens\n1e12,2\n", ":2: input_tokens is '1e12'"),
-    ("input_tokens,output_tokens\n7\n", ":2: no column"),
-    ('{"input_tokens": 1, "output_tokens": 2}\n{\n', ":2: no JSON object"),
-    ('{"format":"kvpressure-recording","version":1}\n', "no request finished"),
-    ('{"format":"kvpressure-recording","version":9}\n', "version"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no requests"),
+        ("input_tokens,output_tokens\n", "no requests"),
+        ("a,b\n1,2\n", ":2: no column of prompt or output lengths"),
+        ("input_tokens,output_tokens\n1,2\n1,x\n", ":3: output_tokens is 'x'"),
+        ("input_tokens,output_tokens\n-1,2\n", ":2: input_tokens is '-1'"),
+        ("input_tokens,output_tokens\nnan,2\n", ":2: input_tokens is 'nan'"),
+        ("input_tokens,output_tokens\n1e12,2\n", ":2: input_tokens is '1e12'"),
+        ("input_tokens,output_tokens\n7\n", ":2: no column"),
+        ('{"input_tokens": 1, "output_tokens": 2}\n{\n', ":2: no JSON object"),
+        ('{"format":"kvpressure-recording","version":1}\n', "no request finished"),
+        ('{"format":"kvpressure-recording","version":9}\n', "version"),
+    ],
+)
 def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(CapacityError, match=message) as caught:
         from_file(write(tmp_path / "trace.csv", text))
@@ -149,12 +173,18 @@ def page(seconds: float, buckets: dict[str, int], total: int, pod: str = "p") ->
 
 
 def engine(buckets: dict[str, int], total: int, pod: str) -> dict[str, str]:
-    lines = ["# TYPE vllm:num_requests_running gauge",
-             'vllm:num_requests_running{engine="0",model_name="m"} 4', 'vllm:num_requests_waiting{engine="0",model_name="m"} 3']
+    lines = [
+        "# TYPE vllm:num_requests_running gauge",
+        'vllm:num_requests_running{engine="0",model_name="m"} 4',
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 3',
+    ]
     for name in ("prompt", "generation"):
         lines.append(f"# TYPE vllm:request_{name}_tokens histogram")
-        lines += [f'vllm:request_{name}_tokens_bucket{{engine="0",model_name="m",le="{le}"}} {n}'
-                  for le, n in buckets.items() if len(buckets) > 1]
+        lines += [
+            f'vllm:request_{name}_tokens_bucket{{engine="0",model_name="m",le="{le}"}} {n}'
+            for le, n in buckets.items()
+            if len(buckets) > 1
+        ]
         lines.append(f'vllm:request_{name}_tokens_sum{{engine="0",model_name="m"}} {total}')
         lines.append(f'vllm:request_{name}_tokens_count{{engine="0",model_name="m"}} {buckets["+Inf"]}')
     return {"target": pod, "pod": pod, "namespace": "n", "exposition": "\n".join(lines) + "\n"}
@@ -166,30 +196,45 @@ def recording(path: Path, *ticks: str) -> Load:
 
 
 def test_lengths_are_those_that_finished_during_the_recording(tmp_path: Path) -> None:
-    found = recording(tmp_path / "r", page(0, {"100.0": 500, "200.0": 500, "+Inf": 500}, 50_000),
-                      page(5, {"100.0": 500, "200.0": 600, "+Inf": 600}, 65_000))
+    found = recording(
+        tmp_path / "r",
+        page(0, {"100.0": 500, "200.0": 500, "+Inf": 500}, 50_000),
+        page(5, {"100.0": 500, "200.0": 600, "+Inf": 600}, 65_000),
+    )
     assert found.in_flight == 7
     assert 100 <= found.quantile("prompt", 0.5) <= 200
     assert found.longest == 400
 
 
 def test_a_restarted_engine_does_not_count_backwards(tmp_path: Path) -> None:
-    found = recording(tmp_path / "r", page(0, {"100.0": 500, "200.0": 900, "+Inf": 900}, 90_000),
-                      page(5, {"100.0": 0, "200.0": 0, "+Inf": 0}, 0),
-                      page(10, {"100.0": 10, "200.0": 10, "+Inf": 10}, 500))
+    found = recording(
+        tmp_path / "r",
+        page(0, {"100.0": 500, "200.0": 900, "+Inf": 900}, 90_000),
+        page(5, {"100.0": 0, "200.0": 0, "+Inf": 0}, 0),
+        page(10, {"100.0": 10, "200.0": 10, "+Inf": 10}, 500),
+    )
     assert found.longest == 200
 
 
 def test_histograms_without_buckets_give_the_mean(tmp_path: Path) -> None:
-    found = recording(tmp_path / "r", page(0, {"+Inf": 900}, 90_000), page(5, {"+Inf": 0}, 0),
-                      page(10, {"+Inf": 10}, 500), page(15, {"+Inf": 20}, 1_500))
+    found = recording(
+        tmp_path / "r",
+        page(0, {"+Inf": 900}, 90_000),
+        page(5, {"+Inf": 0}, 0),
+        page(10, {"+Inf": 10}, 500),
+        page(15, {"+Inf": 20}, 1_500),
+    )
     assert found.requests == (Request(75, 75, 75.0 * 20),)
 
 
 def test_busy_engines_count_more(tmp_path: Path) -> None:
     def both(seconds: float, busy: int, quiet: int) -> str:
-        return json.dumps({"t": seconds, "engines": [engine({"+Inf": busy}, busy * 10, "busy"),
-                                                     engine({"+Inf": quiet}, quiet * 1000, "quiet")]})
+        return json.dumps(
+            {
+                "t": seconds,
+                "engines": [engine({"+Inf": busy}, busy * 10, "busy"), engine({"+Inf": quiet}, quiet * 1000, "quiet")],
+            }
+        )
 
     found = recording(tmp_path / "r", both(0, 0, 0), both(5, 1_000_000, 1))
     mean, _ = found.mean_and_deviation({request.total: float(request.total) for request in found.requests})
@@ -204,7 +249,9 @@ def test_a_recording_in_which_nothing_finished_is_refused(tmp_path: Path) -> Non
 
 def test_times_that_are_none_do_not_count(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
-    path.write_text("input_tokens,output_tokens,t_s\n" + "".join(f"10,5,{t}\n" for t in (0, "inf", "nan", "-inf", 30, 61)))
+    path.write_text(
+        "input_tokens,output_tokens,t_s\n" + "".join(f"10,5,{t}\n" for t in (0, "inf", "nan", "-inf", 30, 61))
+    )
     found = from_file(path)
     assert len(found.requests) == 6
     assert found.burst_ratio == pytest.approx(1 * 61 / (3 * 10))

@@ -38,8 +38,12 @@ THRESHOLDS = builtin()
 # --- audit --------------------------------------------------------------------------------------------------------
 
 #: V0 profiled with max_model_len tokens (4096, 2048) and kept CUDA graphs outside its request.
-MEASURED = [("llama-2-7b-009", "llama-2-7b", 4096), ("llama-2-7b-017", "llama-2-7b", 4096),
-            ("llama-2-7b-085", "llama-2-7b", 4096), ("opt-1.3b-019", "opt-1.3b", 2048)]
+MEASURED = [
+    ("llama-2-7b-009", "llama-2-7b", 4096),
+    ("llama-2-7b-017", "llama-2-7b", 4096),
+    ("llama-2-7b-085", "llama-2-7b", 4096),
+    ("opt-1.3b-019", "opt-1.3b", 2048),
+]
 
 
 @pytest.mark.parametrize(("recording", "model", "length"), MEASURED, ids=[row[0] for row in MEASURED])
@@ -51,8 +55,12 @@ def test_the_estimated_pool_is_what_a_real_server_had(recording: str, model: str
     blocks = re.search(r'num_gpu_blocks="(\d+)"', text)
     assert blocks is not None
     shape = named(model)
-    limits = Limits(float(args[args.index("--gpu-memory-utilization") + 1]), int(args[args.index("--max-num-seqs") + 1]),
-                    length, length)
+    limits = Limits(
+        float(args[args.index("--gpu-memory-utilization") + 1]),
+        int(args[args.index("--max-num-seqs") + 1]),
+        length,
+        length,
+    )
     found = audit(shape, Parallel(), total, limits, Given(weights.estimated(shape)), graphs=False)
     assert layout(shape).pool_blocks(found.pool.bytes) == pytest.approx(int(blocks[1]), rel=0.01)
     measured = total * limits.gpu_memory_utilization - found.weights.bytes - int(blocks[1]) * layout(shape).block_bytes
@@ -71,9 +79,10 @@ def test_parts_add_up_to_the_card() -> None:
 def test_what_is_given_is_taken_and_named_so() -> None:
     given = Given(10 * GIB, "measured", GIB, 2 * GIB, 3 * GIB, 4 * GIB, 5 * GIB)
     found = audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.5, 1, 512, 4096), given)
-    assert [(p.bytes // GIB, p.origin) for p in (found.weights, found.activations, found.graphs, found.non_torch, found.context,
-                                                 found.allocator)] == [
-        (10, "measured"), (1, "given"), (2, "given"), (3, "given"), (4, "given"), (5, "given")]
+    assert [
+        (p.bytes // GIB, p.origin)
+        for p in (found.weights, found.activations, found.graphs, found.non_torch, found.context, found.allocator)
+    ] == [(10, "measured"), (1, "given"), (2, "given"), (3, "given"), (4, "given"), (5, "given")]
     assert found.pool.bytes == (40 - 10 - 1 - 2 - 3) * GIB
     assert found.pool.origin == "estimate"
     fixed = audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.5, 1, 512, 4096), Given(10 * GIB, pool=7 * GIB))
@@ -97,8 +106,10 @@ def test_ranks_share_the_activations_and_need_buffers_of_their_own() -> None:
 
 def test_activations_end_at_what_the_limits_admit() -> None:
     wide, narrow = Limits(0.9, 1, 8192, 1024), Limits(0.9, 1, 1024, 1024)
-    assert (audit(LLAMA_7B, Parallel(), 80 * GIB, wide, Given(GIB)).activations
-            == audit(LLAMA_7B, Parallel(), 80 * GIB, narrow, Given(GIB)).activations)
+    assert (
+        audit(LLAMA_7B, Parallel(), 80 * GIB, wide, Given(GIB)).activations
+        == audit(LLAMA_7B, Parallel(), 80 * GIB, narrow, Given(GIB)).activations
+    )
 
 
 def test_unknown_weights_are_asked_for() -> None:
@@ -130,7 +141,13 @@ def test_capacity_of_a_pool() -> None:
 
 def test_nothing_fits_into_nothing() -> None:
     found = fit(layout(LLAMA_7B), audited(-5), stated("10", "10"))
-    assert (found.pool_blocks, found.usable_blocks, found.capacity_tokens, found.longest, found.requests) == (0, 0, 0, 0, 0)
+    assert (found.pool_blocks, found.usable_blocks, found.capacity_tokens, found.longest, found.requests) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def test_a_start_reserves_the_tokens_in_flight_of_hybrid_models() -> None:
@@ -138,7 +155,9 @@ def test_a_start_reserves_the_tokens_in_flight_of_hybrid_models() -> None:
     found = layout(shape)
     need = found.blocks(32_768, 2 * 8192)
     for blocks, longest in ((need + 1, 32_768), (need, 32_767)):
-        at = audit(shape, Parallel(), 80 * GIB, Limits(0.9, 64, 8192, 32_768), Given(GIB, pool=blocks * found.block_bytes))
+        at = audit(
+            shape, Parallel(), 80 * GIB, Limits(0.9, 64, 8192, 32_768), Given(GIB, pool=blocks * found.block_bytes)
+        )
         assert fit(found, at, None).longest == pytest.approx(longest, abs=16)
         assert (fit(found, at, None).longest == 32_768) == (longest == 32_768)
 
@@ -161,7 +180,8 @@ def test_requests_end_at_max_model_len() -> None:
 
 
 LOADS = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 1_000)), min_size=1, max_size=20).map(
-    lambda rows: Load(tuple(Request(p, o, float(o)) for p, o in rows)))
+    lambda rows: Load(tuple(Request(p, o, float(o)) for p, o in rows))
+)
 
 
 @given(LOADS, st.integers(200, 50_000))
@@ -189,11 +209,14 @@ def test_more_memory_never_holds_fewer(load: Load, blocks: int) -> None:
 # --- recommendations ----------------------------------------------------------------------------------------------
 
 
-def plan_for(load: Load, needed: float | None = None, gib: int = 80, model: str = "llama-3.1-8b", tp: int = 1) -> Plan | None:
+def plan_for(
+    load: Load, needed: float | None = None, gib: int = 80, model: str = "llama-3.1-8b", tp: int = 1
+) -> Plan | None:
     shape = named(model)
     parallel = Parallel(tp)
-    return recommend(shape, parallel, layout(shape, parallel), gib * GIB, Given(weights.estimated(shape)), load, needed,
-                     THRESHOLDS)
+    return recommend(
+        shape, parallel, layout(shape, parallel), gib * GIB, Given(weights.estimated(shape)), load, needed, THRESHOLDS
+    )
 
 
 def made(plan: Plan | None) -> Plan:
@@ -211,8 +234,9 @@ def test_the_documented_utilization_where_it_suffices() -> None:
     assert found.audit.limits.gpu_memory_utilization == 0.7
 
 
-@pytest.mark.parametrize("load", [
-    stated("p50=500,p95=8000,p99=16000", "200"), Load((Request(100, 100, 100.0),), burst_ratio=3.0)])
+@pytest.mark.parametrize(
+    "load", [stated("p50=500,p95=8000,p99=16000", "200"), Load((Request(100, 100, 100.0),), burst_ratio=3.0)]
+)
 def test_long_context_or_bursts_get_the_documented_lower_one(load: Load) -> None:
     assert made(plan_for(load)).gpu_memory_utilization.value == 0.6
 
@@ -220,7 +244,9 @@ def test_long_context_or_bursts_get_the_documented_lower_one(load: Load) -> None
 def test_overridden_thresholds_are_followed() -> None:
     shape = named("llama-3.1-8b")
     t = THRESHOLDS.override({"gpu_memory_utilization_recommended": 0.8}, "test")
-    found = recommend(shape, Parallel(), layout(shape), 80 * GIB, Given(weights.estimated(shape)), stated("1500", "500"), None, t)
+    found = recommend(
+        shape, Parallel(), layout(shape), 80 * GIB, Given(weights.estimated(shape)), stated("1500", "500"), None, t
+    )
     assert made(found).gpu_memory_utilization.value == 0.8
 
 
@@ -261,7 +287,9 @@ def test_the_models_own_context_is_not_exceeded() -> None:
     assert made(plan_for(stated("3900", "100"), model="llama-2-7b")).max_model_len.value == 4096
 
 
-@given(st.integers(1, 8_000), st.integers(1, 2_000), st.sampled_from([24, 48, 80, 192]), st.none() | st.integers(1, 300))
+@given(
+    st.integers(1, 8_000), st.integers(1, 2_000), st.sampled_from([24, 48, 80, 192]), st.none() | st.integers(1, 300)
+)
 @settings(max_examples=40, deadline=None)
 def test_every_plan_holds_what_it_promises(prompt: int, output: int, gib: int, needed: int | None) -> None:
     load = stated(str(prompt), str(output))

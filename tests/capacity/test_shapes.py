@@ -19,9 +19,21 @@ LLAMA = dict(CONFIGS["llama-3-8b"])
 
 #: Parameters as the publishers state them, in thousand millions.
 PARAMETERS = {
-    "llama-2-7b": 6.738, "llama-2-13b": 13.016, "llama-2-70b": 68.977, "llama-3-8b": 8.030, "llama-3.1-70b": 70.554,
-    "mistral-7b": 7.248, "mixtral-8x7b": 46.703, "qwen2.5-7b": 7.616, "qwen2.5-72b": 72.706, "qwen3-32b": 32.762,
-    "gemma-3-27b": 27.009, "gpt-oss-20b": 20.91, "gpt-oss-120b": 116.83, "deepseek-v3": 671.03, "opt-1.3b": 1.316,
+    "llama-2-7b": 6.738,
+    "llama-2-13b": 13.016,
+    "llama-2-70b": 68.977,
+    "llama-3-8b": 8.030,
+    "llama-3.1-70b": 70.554,
+    "mistral-7b": 7.248,
+    "mixtral-8x7b": 46.703,
+    "qwen2.5-7b": 7.616,
+    "qwen2.5-72b": 72.706,
+    "qwen3-32b": 32.762,
+    "gemma-3-27b": 27.009,
+    "gpt-oss-20b": 20.91,
+    "gpt-oss-120b": 116.83,
+    "deepseek-v3": 671.03,
+    "opt-1.3b": 1.316,
     "opt-2.7b": 2.652,
 }
 
@@ -32,20 +44,39 @@ def test_parameters_as_published(name: str, billions: float) -> None:
 
 
 def test_parameters_of_a_small_mixture_to_the_last() -> None:
-    config = {"hidden_size": 10, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
-              "vocab_size": 100, "intermediate_size": 20, "moe_intermediate_size": 5, "n_routed_experts": 4,
-              "n_shared_experts": 1, "first_k_dense_replace": 1, "shared_expert_intermediate_size": 7}
+    config = {
+        "hidden_size": 10,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 4,
+        "vocab_size": 100,
+        "intermediate_size": 20,
+        "moe_intermediate_size": 5,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "shared_expert_intermediate_size": 7,
+    }
     attention = 10 * 4 * (2 + 1 + 1 + 2)
     sparse = 4 * 3 * 10 * 5 + 3 * 10 * 5 + 3 * 10 * 7 + 4 * 10
     assert weights.parameters(config) == (3 * attention + 3 * 10 * 20 + 2 * sparse, 2 * 100 * 10)
 
 
-@pytest.mark.parametrize(("quantization", "gigabytes"), [
-    (None, 16.06), ({"quant_method": "fp8"}, 9.1), ({"quant_method": "awq", "bits": 4}, 5.7),
-    ({"quant_method": "gptq", "bits": 8}, 9.2), ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 5.7),
-    ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 5.7),
-    ({"quant_method": "unheard-of"}, 16.06), ("nonsense", 16.06), ({"quant_method": "awq", "bits": "x"}, 16.06),
-])
+@pytest.mark.parametrize(
+    ("quantization", "gigabytes"),
+    [
+        (None, 16.06),
+        ({"quant_method": "fp8"}, 9.1),
+        ({"quant_method": "awq", "bits": 4}, 5.7),
+        ({"quant_method": "gptq", "bits": 8}, 9.2),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 5.7),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 5.7),
+        ({"quant_method": "unheard-of"}, 16.06),
+        ("nonsense", 16.06),
+        ({"quant_method": "awq", "bits": "x"}, 16.06),
+    ],
+)
 def test_quantized_weights(quantization: object, gigabytes: float) -> None:
     shape = from_config({**LLAMA, "quantization_config": quantization}, "x")
     assert (weights.estimated(shape) or 0) / 1e9 == pytest.approx(gigabytes, rel=0.02)
@@ -70,7 +101,9 @@ def test_weights_are_measured_from_files(tmp_path: Path) -> None:
 
 
 def test_weights_of_an_unknown_architecture_are_not_guessed() -> None:
-    assert weights.estimated(from_config({"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 64}, "x")) is None
+    assert (
+        weights.estimated(from_config({"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 64}, "x")) is None
+    )
 
 
 # --- forms of configurations --------------------------------------------------------------------------------------
@@ -83,10 +116,23 @@ def per_token(**config: Any) -> float:
 def test_names_of_other_families() -> None:
     gpt2 = per_token(n_layer=12, n_head=12, n_embd=768)
     assert gpt2 == 12 * 12 * 128 * 2
-    assert per_token(num_hidden_layers=60, num_attention_heads=128, hidden_size=8192, num_kv_heads=8,
-                     new_decoder_architecture=True, multi_query=True) == 60 * 8 * 128 * 2
-    assert per_token(num_hidden_layers=32, num_attention_heads=71, hidden_size=4544, multi_query=True) == 32 * 1 * 128 * 2
-    assert per_token(num_layers=28, num_attention_heads=32, hidden_size=4096, multi_query_group_num=2) == 28 * 2 * 256 * 2
+    assert (
+        per_token(
+            num_hidden_layers=60,
+            num_attention_heads=128,
+            hidden_size=8192,
+            num_kv_heads=8,
+            new_decoder_architecture=True,
+            multi_query=True,
+        )
+        == 60 * 8 * 128 * 2
+    )
+    assert (
+        per_token(num_hidden_layers=32, num_attention_heads=71, hidden_size=4544, multi_query=True) == 32 * 1 * 128 * 2
+    )
+    assert (
+        per_token(num_layers=28, num_attention_heads=32, hidden_size=4096, multi_query_group_num=2) == 28 * 2 * 256 * 2
+    )
     assert per_token(n_layers=40, n_heads=48, d_model=6144, attn_config={"kv_n_heads": 8}) == 40 * 8 * 256 * 2
 
 
@@ -149,7 +195,10 @@ REFUSED = [
     ({**LLAMA, "torch_dtype": "int8"}, "dtype is 'int8'"),
     ({**LLAMA, "is_encoder_decoder": True}, "encoder-decoder"),
     ({**LLAMA, "mamba_d_state": 128}, "mamba_d_state: layers with a recurrent"),
-    ({**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 16}, "linear_attention: layers with a recurrent"),
+    (
+        {**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 16},
+        "linear_attention: layers with a recurrent",
+    ),
     ({**LLAMA, "layer_types": ["full_attention"]}, "layer_types has 1 entries; needed: 32"),
     ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "no window size"),
     ({**LLAMA, "attention_chunk_size": 8, "no_rope_layers": [1]}, "no_rope_layers"),
@@ -166,8 +215,10 @@ def test_what_cannot_be_computed_is_refused_with_its_place(config: dict[str, Any
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    ("{", "not valid JSON"), ("[]", "no JSON object"), ("[" * 100_000, "not valid JSON"), (None, "No such file")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "not valid JSON"), ("[]", "no JSON object"), ("[" * 100_000, "not valid JSON"), (None, "No such file")],
+)
 def test_an_unreadable_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "config.json"
     if content is not None:
@@ -187,16 +238,52 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         named("llama-9")
 
 
-VALUES = st.none() | st.booleans() | st.integers(-10, 10**10) | st.floats() | st.text(max_size=5) | st.lists(
-    st.integers(0, 3), max_size=3) | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
+VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-10, 10**10)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.lists(st.integers(0, 3), max_size=3)
+    | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
+)
 
 
-@given(st.dictionaries(st.sampled_from([
-    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim", "v_head_dim", "kv_lora_rank",
-    "qk_rope_head_dim", "index_topk", "index_head_dim", "sliding_window", "sliding_window_pattern", "layer_types", "torch_dtype",
-    "attention_chunk_size", "no_rope_layers", "text_config", "attn_config", "num_kv_shared_layers", "quantization_config",
-    "max_window_layers", "use_sliding_window", "max_position_embeddings", "num_experts", "vocab_size", "intermediate_size",
-]), VALUES))
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "num_hidden_layers",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "hidden_size",
+                "head_dim",
+                "v_head_dim",
+                "kv_lora_rank",
+                "qk_rope_head_dim",
+                "index_topk",
+                "index_head_dim",
+                "sliding_window",
+                "sliding_window_pattern",
+                "layer_types",
+                "torch_dtype",
+                "attention_chunk_size",
+                "no_rope_layers",
+                "text_config",
+                "attn_config",
+                "num_kv_shared_layers",
+                "quantization_config",
+                "max_window_layers",
+                "use_sliding_window",
+                "max_position_embeddings",
+                "num_experts",
+                "vocab_size",
+                "intermediate_size",
+            ]
+        ),
+        VALUES,
+    )
+)
 def test_whatever_a_configuration_holds_it_is_computed_or_refused(changes: dict[str, Any]) -> None:
     try:
         shape = from_config({**LLAMA, **changes}, "x")
@@ -207,9 +294,14 @@ def test_whatever_a_configuration_holds_it_is_computed_or_refused(changes: dict[
     assert (weights.estimated(shape) or 1) > 0
 
 
-@pytest.mark.parametrize(("name", "value", "said"), [
-    ("num_attention_heads", float("nan"), "num_attention_heads is nan"), ("num_hidden_layers", float("inf"), "num_hidden_layers is inf"),
-    ("layer_types", [["full_attention"]] * 2, "unknown state")])
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("num_attention_heads", float("nan"), "num_attention_heads is nan"),
+        ("num_hidden_layers", float("inf"), "num_hidden_layers is inf"),
+        ("layer_types", [["full_attention"]] * 2, "unknown state"),
+    ],
+)
 def test_json_that_is_no_number_or_name_is_refused(name: str, value: object, said: str) -> None:
     """json.loads reads NaN and Infinity."""
     with pytest.raises(CapacityError, match=said):

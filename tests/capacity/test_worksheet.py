@@ -25,11 +25,14 @@ WORKED = [
 
 
 @pytest.mark.parametrize(("arguments", "result"), WORKED)
-def test_the_guides_worksheet(arguments: tuple[str, int, int, float, int], result: tuple[float, float, bool, float, int]) -> None:
+def test_the_guides_worksheet(
+    arguments: tuple[str, int, int, float, int], result: tuple[float, float, bool, float, int]
+) -> None:
     found = worksheet(*arguments)
     assert isinstance(found, Worksheet)
     assert (found.kv_cache_needed_per_gpu, found.available_per_gpu, found.headroom_gb) == pytest.approx(
-        (result[0], result[1], result[3]))
+        (result[0], result[1], result[3])
+    )
     assert (found.will_fit, found.max_concurrent) == (result[2], result[4])
 
 
@@ -37,11 +40,21 @@ def test_exactly_full_does_not_fit() -> None:
     assert not worksheet("llama_7b", 1000, 12, 24, 1).will_fit  # needed 6.0 GB, available 6.0 GB
 
 
-@pytest.mark.parametrize(("name", "guides"), [
-    ("llama_70b", "llama_70b"), ("llama-2-70b", "llama_70b"), ("meta-llama/Llama-2-70b-chat-hf", "llama_70b"),
-    ("Llama-3.1-70B-Instruct", "llama_70b"), ("llama-13b", "llama_13b"), ("llama-2-7b", "llama_7b"),
-    ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral_8x7b"),
-    ("llama-3.1-8b", "llama-3.1-8b"), ("llama-2-70bx", "llama-2-70bx"), ("codellama-34b", "codellama-34b"), ("mixtral-8x22b", "mixtral-8x22b"),
-])
+@pytest.mark.parametrize(
+    ("name", "guides"),
+    [
+        ("llama_70b", "llama_70b"),
+        ("llama-2-70b", "llama_70b"),
+        ("meta-llama/Llama-2-70b-chat-hf", "llama_70b"),
+        ("Llama-3.1-70B-Instruct", "llama_70b"),
+        ("llama-13b", "llama_13b"),
+        ("llama-2-7b", "llama_7b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral_8x7b"),
+        ("llama-3.1-8b", "llama-3.1-8b"),
+        ("llama-2-70bx", "llama-2-70bx"),
+        ("codellama-34b", "codellama-34b"),
+        ("mixtral-8x22b", "mixtral-8x22b"),
+    ],
+)
 def test_other_names_of_the_guides_models_get_their_numbers(name: str, guides: str) -> None:
     assert guide_name(name) == guides

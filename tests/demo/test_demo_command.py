@@ -28,8 +28,11 @@ def running(environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Po
     processes: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        processes.append(subprocess.Popen([*COMMAND, *arguments], env=environment, text=True, stdout=subprocess.PIPE,
-                                          stderr=subprocess.STDOUT))
+        processes.append(
+            subprocess.Popen(
+                [*COMMAND, *arguments], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
         return processes[-1]
 
     yield start
@@ -76,13 +79,22 @@ def refused(*arguments: str) -> str:
 
 
 def test_the_incident_is_seen_from_first_token_to_cleared_alert(
-        running: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    running: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     process = running("--for", "180", "--speed", "10")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
-    order = ["== healthy:", "chat-13b-0: idle -> healthy", "== incident:", "-> kv_pressure (saturated)",
-             "ALERT VllmKVCachePressure", "== mitigation:", "-> healthy", "CLEARED VllmKVCachePressure",
-             "everything that was promised was seen"]
+    order = [
+        "== healthy:",
+        "chat-13b-0: idle -> healthy",
+        "== incident:",
+        "-> kv_pressure (saturated)",
+        "ALERT VllmKVCachePressure",
+        "== mitigation:",
+        "-> healthy",
+        "CLEARED VllmKVCachePressure",
+        "everything that was promised was seen",
+    ]
     at = 0
     for text in order:
         assert text in output[at:], f"{text!r} is missing or too early:\n{output}"
@@ -95,8 +107,9 @@ def test_the_incident_is_seen_from_first_token_to_cleared_alert(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_everything_cleanly(number: signal.Signals, running: Callable[..., subprocess.Popen[str]],
-                                          tmp_path: Path) -> None:
+def test_a_signal_ends_everything_cleanly(
+    number: signal.Signals, running: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     process = running("--for", "600")
     urls = [line.split()[1] for line in lines_until(process, "shorter than in production") if "http://" in line]
     assert len(urls) == 6
@@ -116,8 +129,9 @@ def test_a_signal_ends_everything_cleanly(number: signal.Signals, running: Calla
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_left_running_even_when_the_demo_is_killed(running: Callable[..., subprocess.Popen[str]],
-                                                               tmp_path: Path) -> None:
+def test_nothing_is_left_running_even_when_the_demo_is_killed(
+    running: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     process = running("--for", "600")
     lines_until(process, "shorter than in production")
     assert len(using(tmp_path)) == 2
@@ -148,19 +162,32 @@ def test_prometheus_that_does_not_start_is_one_line(environment: dict[str, str],
     for name in ("prometheus", "prometheus-alertmanager"):
         (programs / name).write_text("#!/bin/sh\necho no such luck >&2\nexit 7\n", encoding="utf-8")
         (programs / name).chmod(0o755)
-    done = subprocess.run(COMMAND, env={**environment, "PATH": f"{programs}:{os.environ['PATH']}"}, capture_output=True,
-                          text=True, timeout=30, check=False)
+    done = subprocess.run(
+        COMMAND,
+        env={**environment, "PATH": f"{programs}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     assert done.returncode == 3
-    assert done.stderr == ("kvpressure demo: alertmanager ended with status 7: no such luck; --no-prometheus runs without "
-                           "them\n")
+    assert done.stderr == (
+        "kvpressure demo: alertmanager ended with status 7: no such luck; --no-prometheus runs without them\n"
+    )
     assert [item.name for item in tmp_path.iterdir()] == ["bin"]
 
 
-@pytest.mark.parametrize(("arguments", "complaint"), [
-    (("--for", "10"), "--for: 10; allowed: 60 to 86400"), (("--for", "nan"), "--for: nan"),
-    (("--speed", "0"), "--speed: 0; allowed: 0.01 to 20"), (("--speed", "fast"), "--speed"),
-    (("--port", "70000"), "--port: 70000; allowed: 0 to 65535"), (("--scenario", "fire"), "invalid choice: 'fire'"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--for", "10"), "--for: 10; allowed: 60 to 86400"),
+        (("--for", "nan"), "--for: nan"),
+        (("--speed", "0"), "--speed: 0; allowed: 0.01 to 20"),
+        (("--speed", "fast"), "--speed"),
+        (("--port", "70000"), "--port: 70000; allowed: 0 to 65535"),
+        (("--scenario", "fire"), "invalid choice: 'fire'"),
+    ],
+)
 def test_bad_arguments_are_one_line(arguments: tuple[str, ...], complaint: str) -> None:
     assert complaint in refused(*arguments)
 

@@ -53,7 +53,8 @@ def test_traffic_has_its_rate_and_lengths_and_is_the_same_every_time() -> None:
     assert prompts[-1] <= 1000
     again = Traffic(load, START, seed=3).until(START + 2000)
     assert [(r.arrival, r.prompt_tokens, r.output_tokens) for r in arrived] == [
-        (r.arrival, r.prompt_tokens, r.output_tokens) for r in again]
+        (r.arrival, r.prompt_tokens, r.output_tokens) for r in again
+    ]
 
 
 def test_a_load_of_nothing_sends_nothing_until_it_changes() -> None:

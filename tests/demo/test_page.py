@@ -38,9 +38,14 @@ def simulated() -> str:
 def shape(text: str, prefix: str) -> Shape:
     """Family -> type and the samples' names, label names and bucket bounds."""
     return {
-        family.name: (family.type, frozenset(
-            (sample.name, frozenset(sample.labels), sample.labels.get("le", "")) for sample in family.samples))
-        for family in text_string_to_metric_families(text) if family.name.startswith(prefix)
+        family.name: (
+            family.type,
+            frozenset(
+                (sample.name, frozenset(sample.labels), sample.labels.get("le", "")) for sample in family.samples
+            ),
+        )
+        for family in text_string_to_metric_families(text)
+        if family.name.startswith(prefix)
     }
 
 
@@ -50,8 +55,11 @@ def test_vllm_families_types_labels_and_bounds_equal_the_captured_ones() -> None
 
 def test_help_type_and_order_of_the_vllm_lines_equal_the_captured_ones() -> None:
     def lines(text: str) -> list[str]:
-        return [re.sub(r'="[^"]*"', "", line).rsplit(" ", 1)[0] if line[0] != "#" else line
-                for line in text.splitlines() if "vllm:" in line]
+        return [
+            re.sub(r'="[^"]*"', "", line).rsplit(" ", 1)[0] if line[0] != "#" else line
+            for line in text.splitlines()
+            if "vllm:" in line
+        ]
 
     assert lines(simulated()) == lines(captured())
 
@@ -65,16 +73,21 @@ def test_process_and_http_series_that_a_reader_uses_are_there() -> None:
 
 def test_states_labels_and_reasons_equal_the_captured_ones() -> None:
     def values(text: str, label: str) -> set[str]:
-        return {sample.labels[label] for family in text_string_to_metric_families(text)
-                for sample in family.samples if label in sample.labels and sample.name.startswith("vllm:")}
+        return {
+            sample.labels[label]
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if label in sample.labels and sample.name.startswith("vllm:")
+        }
 
     for label in ("reason", "finished_reason", "source", "sleep_state", "engine"):
         assert values(simulated(), label) == values(captured(), label), label
 
 
 def test_cache_config_says_what_the_engine_holds() -> None:
-    info = next(family for family in text_string_to_metric_families(simulated())
-                if family.name == "vllm:cache_config_info").samples[0]
+    info = next(
+        family for family in text_string_to_metric_families(simulated()) if family.name == "vllm:cache_config_info"
+    ).samples[0]
     assert info.labels["num_gpu_blocks"] == "2651"
     assert info.labels["kv_cache_size_tokens"] == "42416"
     assert float(info.labels["kv_cache_max_concurrency"]) == pytest.approx(42416 / 2048)
@@ -82,8 +95,11 @@ def test_cache_config_says_what_the_engine_holds() -> None:
 
 
 def test_values_are_those_of_the_engine() -> None:
-    samples = {(s.name, s.labels.get("le")): s.value for family in text_string_to_metric_families(simulated())
-               for s in family.samples}
+    samples = {
+        (s.name, s.labels.get("le")): s.value
+        for family in text_string_to_metric_families(simulated())
+        for s in family.samples
+    }
     assert samples["vllm:prompt_tokens_total", None] == 100
     assert samples["vllm:generation_tokens_total", None] == 50
     assert samples["vllm:inter_token_latency_seconds_count", None] == 49

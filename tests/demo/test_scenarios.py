@@ -54,7 +54,9 @@ def pressure() -> tuple[tuple[int, State], ...]:
     return played("kv_pressure")
 
 
-def test_under_pressure_usage_and_running_swing_and_mitigation_ends_that(pressure: tuple[tuple[int, State], ...]) -> None:
+def test_under_pressure_usage_and_running_swing_and_mitigation_ends_that(
+    pressure: tuple[tuple[int, State], ...],
+) -> None:
     begins = phases(SCENARIOS["kv_pressure"])
     loads = [(tick, engine(state, CHAT).signals) for tick, state in pressure]
     full = [s for tick, s in loads if begins["incident"] + 15 < tick < begins["mitigation"]]
@@ -82,7 +84,8 @@ def test_pressure_multiplies_the_p99_token_latency(pressure: tuple[tuple[int, St
 
 
 def test_memory_is_high_all_the_time_and_utilization_stays_high_under_pressure(
-        pressure: tuple[tuple[int, State], ...]) -> None:
+    pressure: tuple[tuple[int, State], ...],
+) -> None:
     begins = phases(SCENARIOS["kv_pressure"])
     tensor: list[float] = []
     dram: list[float] = []

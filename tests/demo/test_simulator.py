@@ -19,18 +19,30 @@ from kvpressure.demo.simulator import Engine
 
 START = 1000.0
 
-SMALL = EngineConfig(LLAMA_2_13B, "small", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=64,
-                     kv_pool_tokens=640)
+SMALL = EngineConfig(
+    LLAMA_2_13B, "small", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=64, kv_pool_tokens=640
+)
 
 Shape = tuple[float, int, int]  # seconds after the one before, prompt, output
 
 shapes = st.lists(st.tuples(st.floats(0, 2), st.integers(1, 255), st.integers(1, 200)), min_size=1, max_size=40)
 configs = st.builds(
     lambda seqs, budget, pool, watermark, sync, queue: replace(
-        SMALL, max_num_seqs=seqs, max_num_batched_tokens=max(seqs, budget), kv_pool_tokens=pool, watermark=watermark,
-        async_scheduling=sync, max_num_queued_reqs=queue),
-    st.integers(1, 16), st.integers(8, 512), st.integers(272, 2000), st.sampled_from([0.0, 0.05, 0.2]), st.booleans(),
-    st.sampled_from([None, 0, 5]))
+        SMALL,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=max(seqs, budget),
+        kv_pool_tokens=pool,
+        watermark=watermark,
+        async_scheduling=sync,
+        max_num_queued_reqs=queue,
+    ),
+    st.integers(1, 16),
+    st.integers(8, 512),
+    st.integers(272, 2000),
+    st.sampled_from([0.0, 0.05, 0.2]),
+    st.booleans(),
+    st.sampled_from([None, 0, 5]),
+)
 
 
 def requests(load: Sequence[Shape]) -> list[Request]:
@@ -62,9 +74,18 @@ def drain(engine: Engine) -> float:
 def counters(books: Books) -> list[float]:
     """Everything that may only grow, buckets apart."""
     histograms = [value for value in vars(books).values() if isinstance(value, Histogram)]
-    return [books.preemptions, books.prompt_tokens, books.generation_tokens, books.prefix_queries,
-            books.rejected_requests, *books.finished.values(), *books.http.values(), books.cpu_seconds,
-            *(h.sum for h in histograms), *(h.total for h in histograms)]
+    return [
+        books.preemptions,
+        books.prompt_tokens,
+        books.generation_tokens,
+        books.prefix_queries,
+        books.rejected_requests,
+        *books.finished.values(),
+        *books.http.values(),
+        books.cpu_seconds,
+        *(h.sum for h in histograms),
+        *(h.total for h in histograms),
+    ]
 
 
 def buckets(books: Books) -> list[int]:
@@ -74,8 +95,10 @@ def buckets(books: Books) -> list[int]:
 def held_blocks(engine: Engine) -> int:
     """Blocks of all running requests, counted one by one from their lengths."""
     size = engine.config.block_size
-    tokens = [request.computed if request in engine._prefilling else request.base + engine._batch.steps
-              for request in engine._running.values()]
+    tokens = [
+        request.computed if request in engine._prefilling else request.base + engine._batch.steps
+        for request in engine._running.values()
+    ]
     return sum(-(-count // size) for count in tokens)
 
 
@@ -208,9 +231,14 @@ def test_work_grows_with_the_requests_and_not_with_the_time() -> None:
 # --- measured behaviour -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("model", "running", "kv_tokens", "milliseconds"), [
-    (LLAMA_2_13B, 100, 42_416, 46.6), (LLAMA_2_13B, 1, 500, 19.8), (LLAMA_2_7B, 100, 90_500, 44.9),
-])
+@pytest.mark.parametrize(
+    ("model", "running", "kv_tokens", "milliseconds"),
+    [
+        (LLAMA_2_13B, 100, 42_416, 46.6),
+        (LLAMA_2_13B, 1, 500, 19.8),
+        (LLAMA_2_7B, 100, 90_500, 44.9),
+    ],
+)
 def test_step_law(model: object, running: int, kv_tokens: int, milliseconds: float) -> None:
     assert model.decode_ms(running, kv_tokens) == pytest.approx(milliseconds, abs=0.1)  # type: ignore[attr-defined]
 
@@ -333,7 +361,8 @@ def test_gauges_freeze_between_steps_and_in_a_stall() -> None:
     engine.advance(START + 60)
     still = page.render()
     assert [line for line in still.splitlines() if line.startswith("vllm:")] == [
-        line for line in frozen.splitlines() if line.startswith("vllm:")]
+        line for line in frozen.splitlines() if line.startswith("vllm:")
+    ]
     assert engine.in_flight == 2
     engine.resume(START + 60)
     engine.advance(START + 90)

@@ -20,8 +20,15 @@ def test_no_alert_about_the_exporter_fires_before_its_first_scrape(tmp_path: Pat
     sent: list[dict[str, Any]] = []
     process = Process(*QUIET, *LISTEN)
     try:
-        stack = Stack(programs, tmp_path, f"127.0.0.1:{process.port}", 0.001, 0.5, lambda _, alerts: sent.extend(alerts),
-                      threading.Event())
+        stack = Stack(
+            programs,
+            tmp_path,
+            f"127.0.0.1:{process.port}",
+            0.001,
+            0.5,
+            lambda _, alerts: sent.extend(alerts),
+            threading.Event(),
+        )
         try:
             time.sleep(2)
             with urlopen(f"{stack.prometheus.url}/api/v1/rules?type=alert", timeout=5) as answer:
@@ -30,5 +37,11 @@ def test_no_alert_about_the_exporter_fires_before_its_first_scrape(tmp_path: Pat
             stack.stop()
     finally:
         process.stop()
-    assert any(rule["name"] == "KvpressureExporterAbsent" and rule["health"] == "ok" for group in groups for rule in group["rules"])
-    assert [alert["labels"]["alertname"] for alert in sent if alert["labels"]["alertname"].startswith("KvpressureExporter")] == []
+    assert any(
+        rule["name"] == "KvpressureExporterAbsent" and rule["health"] == "ok"
+        for group in groups
+        for rule in group["rules"]
+    )
+    assert [
+        alert["labels"]["alertname"] for alert in sent if alert["labels"]["alertname"].startswith("KvpressureExporter")
+    ] == []

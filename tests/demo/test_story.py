@@ -33,8 +33,17 @@ class Listener:
 
     def alert(self, status: str, fingerprint: str = "a", receiver: str = "pager", **labels: str) -> None:
         labels = {"alertname": "VllmKVCachePressure", "severity": "critical", "pod": CHAT, **labels}
-        self.story.notify(receiver, [{"status": status, "fingerprint": fingerprint, "labels": labels,
-                                      "annotations": {"summary": "it is full"}}])
+        self.story.notify(
+            receiver,
+            [
+                {
+                    "status": status,
+                    "fingerprint": fingerprint,
+                    "labels": labels,
+                    "annotations": {"summary": "it is full"},
+                }
+            ],
+        )
 
 
 @pytest.fixture
@@ -54,7 +63,7 @@ def test_verdicts_are_told_once_with_their_evidence_and_what_to_set(heard: Liste
     heard.watch(60)
     at = next(n for n, line in enumerate(heard.lines) if f"{CHAT}: healthy -> kv_pressure (saturated)" in line)
     assert heard.lines[at].startswith("[  4")
-    told = heard.lines[at + 1:at + 7]
+    told = heard.lines[at + 1 : at + 7]
     assert any("+ KV cache used" in line for line in told)
     assert any("= set max_num_seqs to" in line and "(now 128)" in line for line in told)
     assert sum("-> kv_pressure (saturated)" in line for line in heard.lines) == 1
@@ -62,9 +71,14 @@ def test_verdicts_are_told_once_with_their_evidence_and_what_to_set(heard: Liste
     assert heard.story.status().startswith(CHAT)
 
 
-@pytest.mark.parametrize(("until", "complaint"), [
-    (2, "was not kv_pressure then"), (30, "was not kv_pressure then"), (90, "was not healthy or idle at last"),
-])
+@pytest.mark.parametrize(
+    ("until", "complaint"),
+    [
+        (2, "was not kv_pressure then"),
+        (30, "was not kv_pressure then"),
+        (90, "was not healthy or idle at last"),
+    ],
+)
 def test_a_sequence_that_stops_early_is_named(heard: Listener, until: int, complaint: str) -> None:
     heard.watch(until)
     assert complaint in heard.story.missing(None)[0]
@@ -106,7 +120,10 @@ def test_the_summary_says_how_each_alert_ended(heard: Listener) -> None:
     heard.alert("resolved", "cleared")
     lines = heard.story.summary({"active"})
     assert [line.rsplit(": ", 1)[1] for line in lines if "VllmKVCachePressure" in line] == [
-        "cleared at 63 s", "still firing", "ended while a higher alert muted it"]
+        "cleared at 63 s",
+        "still firing",
+        "ended while a higher alert muted it",
+    ]
     assert any(line.endswith(f"{CHAT}  kv_pressure (saturated)") for line in lines)
 
 
@@ -120,10 +137,19 @@ def test_the_alerts_of_the_scenarios_are_in_the_bundle() -> None:
 # --- shortened waiting times ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "by", "expected"), [
-    ("5m", 1 / 20, "15s"), ("1h", 1 / 20, "3m"), ("30s", 1 / 120, "250ms"), ("90s", 0.05, "4500ms"), ("0s", 0.05, "0s"),
-    ("15m", 1.0, "15m"), ("500ms", 1.0, "500ms"), ("1d", 0.5, "12h"),
-])
+@pytest.mark.parametrize(
+    ("text", "by", "expected"),
+    [
+        ("5m", 1 / 20, "15s"),
+        ("1h", 1 / 20, "3m"),
+        ("30s", 1 / 120, "250ms"),
+        ("90s", 0.05, "4500ms"),
+        ("0s", 0.05, "0s"),
+        ("15m", 1.0, "15m"),
+        ("500ms", 1.0, "500ms"),
+        ("1d", 0.5, "12h"),
+    ],
+)
 def test_durations_are_shortened(text: str, by: float, expected: str) -> None:
     assert alerting.shortened(text, by) == expected
 
@@ -141,12 +167,20 @@ def test_a_run_of_an_hour_in_real_time_shortens_nothing() -> None:
 
 def test_only_waiting_times_of_the_rules_differ_from_the_bundle() -> None:
     def without_times(document: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{key: value for key, value in rule.items() if key not in ("for", "keep_firing_for")}
-                for group in document["groups"] for rule in group["rules"]]
+        return [
+            {key: value for key, value in rule.items() if key not in ("for", "keep_firing_for")}
+            for group in document["groups"]
+            for rule in group["rules"]
+        ]
 
     def times(document: dict[str, Any]) -> list[float]:
-        return [seconds(rule[key]) for group in document["groups"] for rule in group["rules"]
-                for key in ("for", "keep_firing_for") if key in rule]
+        return [
+            seconds(rule[key])
+            for group in document["groups"]
+            for rule in group["rules"]
+            for key in ("for", "keep_firing_for")
+            if key in rule
+        ]
 
     def seconds(text: str) -> float:
         unit = text.lstrip("0123456789")
@@ -160,12 +194,17 @@ def test_only_waiting_times_of_the_rules_differ_from_the_bundle() -> None:
 
 
 def test_prometheus_and_alertmanager_accept_the_configuration(tmp_path: Path) -> None:
-    documents = {"rules.yaml": alerting.rules(1 / 160, 0.25), "alertmanager.yaml": alerting.alertmanager(
-        1 / 160, "http://127.0.0.1:9"), "prometheus.yaml": alerting.prometheus("rules.yaml", "127.0.0.1:1", ["127.0.0.1:3"], "127.0.0.1:2",
-                                                                              0.25)}
+    documents = {
+        "rules.yaml": alerting.rules(1 / 160, 0.25),
+        "alertmanager.yaml": alerting.alertmanager(1 / 160, "http://127.0.0.1:9"),
+        "prometheus.yaml": alerting.prometheus("rules.yaml", "127.0.0.1:1", ["127.0.0.1:3"], "127.0.0.1:2", 0.25),
+    }
     for name, document in documents.items():
         (tmp_path / name).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-    for command in (["promtool", "check", "config", "prometheus.yaml"], ["amtool", "check-config", "alertmanager.yaml"]):
+    for command in (
+        ["promtool", "check", "config", "prometheus.yaml"],
+        ["amtool", "check-config", "alertmanager.yaml"],
+    ):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     receivers = {receiver["name"]: receiver for receiver in documents["alertmanager.yaml"]["receivers"]}

@@ -32,9 +32,20 @@ def play(scenario: Scenario, seconds: int = 180) -> Iterator[tuple[int, State]]:
     for tick in range(seconds):
         clock.now = START + tick
         r = source.read()
-        yield tick, pipeline.observe(Snapshot(
-            time=clock.now, gpus=r.gpus or (), pages=r.pages or (), containers=r.containers or (), owners=r.owners or (),
-            logs=r.logs or (), targets=r.targets))
+        yield (
+            tick,
+            pipeline.observe(
+                Snapshot(
+                    time=clock.now,
+                    gpus=r.gpus or (),
+                    pages=r.pages or (),
+                    containers=r.containers or (),
+                    owners=r.owners or (),
+                    logs=r.logs or (),
+                    targets=r.targets,
+                )
+            ),
+        )
 
 
 def engine(state: State, pod: str) -> EngineState:

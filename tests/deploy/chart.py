@@ -64,7 +64,7 @@ def of_kind(documents: list[Json], kind: str) -> list[Json]:
 
 def only(documents: list[Json], kind: str) -> Json:
     """The one of a kind."""
-    found, = of_kind(documents, kind)
+    (found,) = of_kind(documents, kind)
     return found
 
 
@@ -97,8 +97,10 @@ def problems(documents: list[Json], versions: tuple[str, ...] = KUBERNETES) -> l
     found = []
     for document in documents:
         if document["kind"] in OPERATOR_KINDS:
-            found += [f"{name_of(document)}: {'.'.join(map(str, error.path))}: {error.message}"
-                      for error in _operator_schema(document["kind"]).iter_errors(document)]
+            found += [
+                f"{name_of(document)}: {'.'.join(map(str, error.path))}: {error.message}"
+                for error in _operator_schema(document["kind"]).iter_errors(document)
+            ]
         else:
             text = json.dumps(document, sort_keys=True)
             found += [problem for version in versions for problem in _problems(text, version)]

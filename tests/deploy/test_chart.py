@@ -20,14 +20,20 @@ CHART: Final = DEPLOY / "helm" / "kvpressure"
 CASES: Final = sorted((CHART / "ci").glob("*.yaml"))
 
 NODES: Final[Json] = {
-    "amd": {"enabled": True}, "monitor": {"kind": "ServiceMonitor"}, "networkPolicy": {"enabled": True},
+    "amd": {"enabled": True},
+    "monitor": {"kind": "ServiceMonitor"},
+    "networkPolicy": {"enabled": True},
     "recording": {"enabled": True},
 }
 BUNDLE: Final[Json] = {
-    "prometheusRule": {"enabled": True}, "rulesConfigMap": {"enabled": True}, "dashboards": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+    "rulesConfigMap": {"enabled": True},
+    "dashboards": {"enabled": True},
 }
 EVERYTHING: Final[Json] = {**NODES, **BUNDLE}
-OF_THE_BUNDLE: Final = re.compile(r"(rules|thresholds|dashboards|prometheusRule|rulesConfigMap|commonLabels|\w+Override)\b")
+OF_THE_BUNDLE: Final = re.compile(
+    r"(rules|thresholds|dashboards|prometheusRule|rulesConfigMap|commonLabels|\w+Override)\b"
+)
 """Values that change rules or boards, which are large; the others are switched without them."""
 SWITCHED: Final[Json] = {
     "nameOverride": "pressure",
@@ -100,7 +106,10 @@ SWITCHED: Final[Json] = {
     "monitor.cluster": "eu-1",
     "monitor.scheme": "https",
     "monitor.tlsConfig": {"insecureSkipVerify": True},
-    "monitor.basicAuth": {"username": {"name": "login", "key": "user"}, "password": {"name": "login", "key": "password"}},
+    "monitor.basicAuth": {
+        "username": {"name": "login", "key": "user"},
+        "password": {"name": "login", "key": "password"},
+    },
     "prometheusRule.enabled": False,
     "prometheusRule.labels": {"release": "prometheus"},
     "rulesConfigMap.enabled": False,
@@ -117,7 +126,9 @@ SWITCHED: Final[Json] = {
     "dashboards.labels": {"a": "b"},
     "dashboards.annotations": {"grafana_folder": "vLLM"},
     "networkPolicy.enabled": False,
-    "networkPolicy.ingressFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+    "networkPolicy.ingressFrom": [
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    ],
     "networkPolicy.restrictEgress": False,
     "networkPolicy.apiServerPorts": [8443],
     "networkPolicy.dnsPorts": ([53, 5353], {"targets": ["http://chat.inference.svc:8000"]}),
@@ -129,7 +140,9 @@ SWITCHED: Final[Json] = {
 def merged(base: Json, more: Json) -> Json:
     found = copy.deepcopy(base)
     for key, value in more.items():
-        found[key] = merged(found[key], value) if isinstance(value, dict) and isinstance(found.get(key), dict) else value
+        found[key] = (
+            merged(found[key], value) if isinstance(value, dict) and isinstance(found.get(key), dict) else value
+        )
     return found
 
 
@@ -185,7 +198,11 @@ def test_the_example_values_render_on_every_kubernetes(path: Path) -> None:
 
 def test_the_schemas_notice_mistakes() -> None:
     documents = render(EVERYTHING)
-    daemonset, monitor, rule = (only(render(), "DaemonSet"), only(documents, "ServiceMonitor"), only(documents, "PrometheusRule"))
+    daemonset, monitor, rule = (
+        only(render(), "DaemonSet"),
+        only(documents, "ServiceMonitor"),
+        only(documents, "PrometheusRule"),
+    )
     daemonset["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
     monitor["spec"]["endpoints"][0]["honourLabels"] = True
     rule["spec"]["groups"][0]["rules"][0]["for"] = "5 minutes"
@@ -194,45 +211,57 @@ def test_the_schemas_notice_mistakes() -> None:
     assert "readOnlyRootFileSystem" in found[0]
 
 
-@pytest.mark.parametrize(("values", "said"), [
-    ({"nope": 1}, "nope"),
-    ({"sources": {"podz": True}}, "podz"),
-    ({"thresholds": {"kv_fool_ratio": 0.9}}, "kv_fool_ratio"),
-    ({"thresholds": {"kv_full_ratio": "high"}}, "/thresholds/kv_full_ratio"),
-    ({"thresholds": {"kv_full_ratio": -1}}, "/thresholds/kv_full_ratio"),
-    ({"config": {"web.max-requestz": 1}}, "web.max-requestz"),
-    ({"rules": {"exclude": ["VllmNothing"]}}, "/rules/exclude/0"),
-    ({"rules": {"durations": {"VllmBatchCollapse": {"warning": "soon"}}}}, "warning"),
-    ({"rules": {"durations": {"VllmBatchCollapse": {"urgent": "5m"}}}}, "urgent"),
-    ({"rules": {"labels": {"alertname": "x"}}}, "alertname"),
-    ({"rules": {"alertLabels": {"VllmBatchCollapse": {"page": "yes"}}}}, "page"),
-    ({"rules": {"runbookBaseUrl": 'https://x/"'}}, "runbookBaseUrl"),
-    ({"namespaces": ["Chat"]}, "/namespaces/0"),
-    ({"maxUnavailable": "some"}, "maxUnavailable"),
-    ({"maxUnavailable": "0%"}, "maxUnavailable"),
-    ({"maxUnavailable": "101%"}, "maxUnavailable"),
-    ({"maxUnavailable": 0}, "maxUnavailable"),
-    ({"config": {"web.listen-address": [":9999"]}}, "allowed: the value port,"),
-    ({"config": {"record.directory": "/data"}}, "allowed: the value recording.enabled,"),
-    ({"config": {"kube.namespaces": ["chat"]}}, "allowed: the value namespaces,"),
-    ({"config": {"collector.pods": False}}, "allowed: the value sources.pods,"),
-    ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "commonLabels: the chart sets app.kubernetes.io/name itself"),
-    ({"commonLabels": {"helm.sh/chart": "x"}}, "commonLabels: the chart sets helm.sh/chart itself"),
-    ({"podLabels": {"app.kubernetes.io/component": "x"}}, "podLabels: the chart sets app.kubernetes.io/component itself"),
-    ({"monitor": {"scrapeTimeout": "30s"}}, "monitor.scrapeTimeout 30s is above monitor.interval 15s"),
-    ({"monitor": {"interval": "1m", "scrapeTimeout": "61s"}}, "monitor.scrapeTimeout 61s is above monitor.interval 1m"),
-    ({"nvidia": {"driverRoot": "/opt/driver"}}, "allowed: nvidia.runtimeClassName empty"),
-    ({"nvidia": {"privileged": True}}, "allowed: nvidia.runtimeClassName empty"),
-    ({"amd": {"privileged": True}}, "privileged"),
-    ({"image": {"digest": "latest"}}, "digest"),
-    ({"monitor": {"kind": "VMPodScrape"}}, "/monitor/kind"),
-    ({"port": 0}, "/port"),
-    ({"nvidia": {"enabled": False}}, "allowed: at least one true"),
-    ({"runAsUser": 65532}, "sources.podresources false"),
-    ({"runAsUser": 65532, "sources": {"podresources": False}}, "sources.logs false"),
-    ({"sources": {"pods": False}}, "sources.pods true"),
-    ({"service": {"enabled": False}, "monitor": {"kind": "ServiceMonitor"}}, "service.enabled true"),
-])
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"nope": 1}, "nope"),
+        ({"sources": {"podz": True}}, "podz"),
+        ({"thresholds": {"kv_fool_ratio": 0.9}}, "kv_fool_ratio"),
+        ({"thresholds": {"kv_full_ratio": "high"}}, "/thresholds/kv_full_ratio"),
+        ({"thresholds": {"kv_full_ratio": -1}}, "/thresholds/kv_full_ratio"),
+        ({"config": {"web.max-requestz": 1}}, "web.max-requestz"),
+        ({"rules": {"exclude": ["VllmNothing"]}}, "/rules/exclude/0"),
+        ({"rules": {"durations": {"VllmBatchCollapse": {"warning": "soon"}}}}, "warning"),
+        ({"rules": {"durations": {"VllmBatchCollapse": {"urgent": "5m"}}}}, "urgent"),
+        ({"rules": {"labels": {"alertname": "x"}}}, "alertname"),
+        ({"rules": {"alertLabels": {"VllmBatchCollapse": {"page": "yes"}}}}, "page"),
+        ({"rules": {"runbookBaseUrl": 'https://x/"'}}, "runbookBaseUrl"),
+        ({"namespaces": ["Chat"]}, "/namespaces/0"),
+        ({"maxUnavailable": "some"}, "maxUnavailable"),
+        ({"maxUnavailable": "0%"}, "maxUnavailable"),
+        ({"maxUnavailable": "101%"}, "maxUnavailable"),
+        ({"maxUnavailable": 0}, "maxUnavailable"),
+        ({"config": {"web.listen-address": [":9999"]}}, "allowed: the value port,"),
+        ({"config": {"record.directory": "/data"}}, "allowed: the value recording.enabled,"),
+        ({"config": {"kube.namespaces": ["chat"]}}, "allowed: the value namespaces,"),
+        ({"config": {"collector.pods": False}}, "allowed: the value sources.pods,"),
+        (
+            {"commonLabels": {"app.kubernetes.io/name": "x"}},
+            "commonLabels: the chart sets app.kubernetes.io/name itself",
+        ),
+        ({"commonLabels": {"helm.sh/chart": "x"}}, "commonLabels: the chart sets helm.sh/chart itself"),
+        (
+            {"podLabels": {"app.kubernetes.io/component": "x"}},
+            "podLabels: the chart sets app.kubernetes.io/component itself",
+        ),
+        ({"monitor": {"scrapeTimeout": "30s"}}, "monitor.scrapeTimeout 30s is above monitor.interval 15s"),
+        (
+            {"monitor": {"interval": "1m", "scrapeTimeout": "61s"}},
+            "monitor.scrapeTimeout 61s is above monitor.interval 1m",
+        ),
+        ({"nvidia": {"driverRoot": "/opt/driver"}}, "allowed: nvidia.runtimeClassName empty"),
+        ({"nvidia": {"privileged": True}}, "allowed: nvidia.runtimeClassName empty"),
+        ({"amd": {"privileged": True}}, "privileged"),
+        ({"image": {"digest": "latest"}}, "digest"),
+        ({"monitor": {"kind": "VMPodScrape"}}, "/monitor/kind"),
+        ({"port": 0}, "/port"),
+        ({"nvidia": {"enabled": False}}, "allowed: at least one true"),
+        ({"runAsUser": 65532}, "sources.podresources false"),
+        ({"runAsUser": 65532, "sources": {"podresources": False}}, "sources.logs false"),
+        ({"sources": {"pods": False}}, "sources.pods true"),
+        ({"service": {"enabled": False}, "monitor": {"kind": "ServiceMonitor"}}, "service.enabled true"),
+    ],
+)
 def test_wrong_values_are_refused_by_name(values: Json, said: str) -> None:
     with pytest.raises(helm_python.HelmError) as caught:
         render(values)
@@ -241,25 +270,49 @@ def test_wrong_values_are_refused_by_name(values: Json, said: str) -> None:
 
 def test_every_setting_that_the_chart_writes_is_refused_in_config() -> None:
     """Another one there would win over port, mounts and rights. The page's links may differ from those of the rules."""
-    everything = merged(NODES, {"namespaces": ["chat"], "podSelector": "app=vllm", "targets": ["http://10.0.0.5:8000"], "webConfigSecret": "web",
-                                "thresholds": {"kv_full_ratio": 0.9}, "plugin": {"volume": "hostPath"}})
-    written = {name for item in of_kind(render(everything), "ConfigMap") for name in yaml.safe_load(item["data"]["config.yaml"])}
+    everything = merged(
+        NODES,
+        {
+            "namespaces": ["chat"],
+            "podSelector": "app=vllm",
+            "targets": ["http://10.0.0.5:8000"],
+            "webConfigSecret": "web",
+            "thresholds": {"kv_full_ratio": 0.9},
+            "plugin": {"volume": "hostPath"},
+        },
+    )
+    written = {
+        name
+        for item in of_kind(render(everything), "ConfigMap")
+        for name in yaml.safe_load(item["data"]["config.yaml"])
+    }
     assert len(written) > 20
     for name in written - {"web.runbook-url", "web.dashboard-url"}:
         with pytest.raises(helm_python.HelmError, match=re.escape(f"config.{name} would leave")):
-            render({"config": {name: ["x"] if name in ("web.listen-address", "vllm.target", "kube.namespaces") else "x"}})
+            render(
+                {"config": {name: ["x"] if name in ("web.listen-address", "vllm.target", "kube.namespaces") else "x"}}
+            )
 
 
-@pytest.mark.parametrize("values", [{"monitor": {"interval": "1m", "scrapeTimeout": "60s"}}, {"maxUnavailable": "100%"}, {"maxUnavailable": "1%"},
-                                    {"commonLabels": {"app.kubernetes.io/part-of": "inference"}}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"monitor": {"interval": "1m", "scrapeTimeout": "60s"}},
+        {"maxUnavailable": "100%"},
+        {"maxUnavailable": "1%"},
+        {"commonLabels": {"app.kubernetes.io/part-of": "inference"}},
+    ],
+)
 def test_values_at_the_edge_are_taken(values: Json) -> None:
     assert problems(render(merged({"monitor": {"kind": "PodMonitor"}}, values))) == []
 
 
 def test_several_releases_do_not_collide() -> None:
     """Objects without a namespace carry that of their release in their name."""
-    first, second = ({name_of(item) for item in render(EVERYTHING, namespace=namespace)
-                      if "namespace" not in item["metadata"]} for namespace in ("one", "two"))
+    first, second = (
+        {name_of(item) for item in render(EVERYTHING, namespace=namespace) if "namespace" not in item["metadata"]}
+        for namespace in ("one", "two")
+    )
     assert first
     assert not first & second
 

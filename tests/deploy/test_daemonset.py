@@ -13,11 +13,17 @@ from deploy.chart import DEPLOY, Json, of_kind, only, render
 from kvpressure import settings
 from kvpressure.settings import Settings
 
-HOST_SOURCES: Final = {"podresources": {"/host/pod-resources"}, "procfs": {"/host/proc"}, "cgroup": {"/host/cgroup"},
-                       "logs": {"/var/log/pods"}}
+HOST_SOURCES: Final = {
+    "podresources": {"/host/pod-resources"},
+    "procfs": {"/host/proc"},
+    "cgroup": {"/host/cgroup"},
+    "logs": {"/var/log/pods"},
+}
 BOTH: Final[Json] = {"amd": {"enabled": True}}
-CASES: Final = {path.stem: yaml.safe_load(path.read_text())
-                for path in sorted((DEPLOY / "helm" / "kvpressure" / "ci").glob("*.yaml"))} | {"default": {}, "both": BOTH}
+CASES: Final = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((DEPLOY / "helm" / "kvpressure" / "ci").glob("*.yaml"))
+} | {"default": {}, "both": BOTH}
 
 
 def pods(values: Json | None = None) -> list[Json]:
@@ -26,20 +32,25 @@ def pods(values: Json | None = None) -> list[Json]:
 
 def container_of(pod: Json) -> Json:
     container: Json
-    container, = pod["containers"]
+    (container,) = pod["containers"]
     return container
 
 
 def host_paths(pod: Json) -> dict[str, str]:
     """Mount path -> path on the node."""
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    return {mount["mountPath"]: volumes[mount["name"]]["hostPath"]["path"] for mount in container_of(pod)["volumeMounts"]
-            if "hostPath" in volumes[mount["name"]]}
+    return {
+        mount["mountPath"]: volumes[mount["name"]]["hostPath"]["path"]
+        for mount in container_of(pod)["volumeMounts"]
+        if "hostPath" in volumes[mount["name"]]
+    }
 
 
 def load(documents: list[Json], vendor: str, directory: Path) -> Settings:
     """The settings that the exporter of ``vendor`` gets, read as it reads them; files of the pod lie in ``directory``."""
-    data = next(item["data"] for item in of_kind(documents, "ConfigMap") if item["metadata"]["name"] == f"kvpressure-{vendor}")
+    data = next(
+        item["data"] for item in of_kind(documents, "ConfigMap") if item["metadata"]["name"] == f"kvpressure-{vendor}"
+    )
     for name, text in data.items():
         (directory / name).write_text(text.replace("/etc/kvpressure/", f"{directory}/"))
     parser = argparse.ArgumentParser()
@@ -57,14 +68,24 @@ def test_the_pid_namespace_of_the_node_is_asked_for_by_name_only(wanted: bool) -
 def test_the_security_profile(values: Json) -> None:
     uid = values.get("runAsUser", 0)
     for pod in pods(values):
-        assert (pod["hostNetwork"], pod["hostPID"], pod["hostIPC"], pod["enableServiceLinks"]) == (False, False, False, False)
+        assert (pod["hostNetwork"], pod["hostPID"], pod["hostIPC"], pod["enableServiceLinks"]) == (
+            False,
+            False,
+            False,
+            False,
+        )
         assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
         assert "initContainers" not in pod
         container = container_of(pod)
         limits = {"privileged": False, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         asked = {"privileged": True} if values.get("nvidia", {}).get("privileged") else limits
         assert container["securityContext"] == {
-            "runAsUser": uid, "runAsGroup": uid, "runAsNonRoot": uid != 0, "readOnlyRootFilesystem": True, **asked}
+            "runAsUser": uid,
+            "runAsGroup": uid,
+            "runAsNonRoot": uid != 0,
+            "readOnlyRootFilesystem": True,
+            **asked,
+        }
         assert container["resources"]["limits"]["memory"]
         assert not any("gpu" in resource for resource in container["resources"]["limits"])  # it would take a GPU
 
@@ -74,9 +95,15 @@ def test_only_its_own_scratch_directory_is_writable(values: Json) -> None:
     for pod in pods(values):
         writable = {mount["name"] for mount in container_of(pod)["volumeMounts"] if not mount.get("readOnly")}
         assert writable == {"state"}
-        state, = (volume for volume in pod["volumes"] if volume["name"] == "state")
+        (state,) = (volume for volume in pod["volumes"] if volume["name"] == "state")
         assert set(state["emptyDir"]) == {"sizeLimit"}
-        assert {kind for volume in pod["volumes"] for kind in volume} <= {"name", "emptyDir", "configMap", "secret", "hostPath"}
+        assert {kind for volume in pod["volumes"] for kind in volume} <= {
+            "name",
+            "emptyDir",
+            "configMap",
+            "secret",
+            "hostPath",
+        }
 
 
 def test_each_source_brings_its_mount_and_nothing_else() -> None:
@@ -91,29 +118,43 @@ def test_a_source_is_told_where_its_mount_is(tmp_path: Path) -> None:
     """What the settings name lies in a mount; what is mounted is named."""
     documents = render({"host": {"kubelet": "/opt/kubelet", "proc": "/p", "cgroup": "/c", "podLogs": "/l"}})
     chosen = load(documents, "nvidia", tmp_path)
-    named = {str(chosen.kubelet_socket.parent), str(chosen.host_proc), str(chosen.host_cgroup), str(chosen.host_pod_logs)}
-    assert host_paths(only(documents, "DaemonSet")["spec"]["template"]["spec"]) == dict(zip(
-        ("/host/pod-resources", "/host/proc", "/host/cgroup", "/var/log/pods"), ("/opt/kubelet/pod-resources", "/p", "/c", "/l"),
-        strict=True))
+    named = {
+        str(chosen.kubelet_socket.parent),
+        str(chosen.host_proc),
+        str(chosen.host_cgroup),
+        str(chosen.host_pod_logs),
+    }
+    assert host_paths(only(documents, "DaemonSet")["spec"]["template"]["spec"]) == dict(
+        zip(
+            ("/host/pod-resources", "/host/proc", "/host/cgroup", "/var/log/pods"),
+            ("/opt/kubelet/pod-resources", "/p", "/c", "/l"),
+            strict=True,
+        )
+    )
     assert named == set().union(*HOST_SOURCES.values())
 
 
 def test_targets_of_log_links_are_mounted_where_the_links_point() -> None:
-    pod, = pods({"host": {"logTargets": ["/var/lib/docker/containers", "/data/logs"]}})
-    assert host_paths(pod).items() >= {("/var/lib/docker/containers", "/var/lib/docker/containers"), ("/data/logs", "/data/logs")}
+    (pod,) = pods({"host": {"logTargets": ["/var/lib/docker/containers", "/data/logs"]}})
+    assert host_paths(pod).items() >= {
+        ("/var/lib/docker/containers", "/var/lib/docker/containers"),
+        ("/data/logs", "/data/logs"),
+    }
 
 
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 def test_the_exporter_takes_the_settings(values: Json, tmp_path: Path) -> None:
     documents = render(values)
-    sources = yaml.safe_load((DEPLOY / "helm/kvpressure/values.yaml").read_text())["sources"] | values.get("sources", {})
+    sources = yaml.safe_load((DEPLOY / "helm/kvpressure/values.yaml").read_text())["sources"] | values.get(
+        "sources", {}
+    )
     for daemonset in of_kind(documents, "DaemonSet"):
         vendor = daemonset["metadata"]["labels"]["app.kubernetes.io/component"]
         chosen = load(documents, vendor, tmp_path)
         enabled = {name for name, collector in chosen.collectors.items() if collector.enabled}
         plugin = {"allocator"} if values.get("plugin", {}).get("volume") else set()
         assert enabled == {vendor, "vllm"} | plugin | {name for name, on in sources.items() if on}
-        port, = container_of(daemonset["spec"]["template"]["spec"])["ports"]
+        (port,) = container_of(daemonset["spec"]["template"]["spec"])["ports"]
         assert [address.port for address in chosen.listen_addresses] == [port["containerPort"]]
         assert chosen.node_name == "node-1"
         assert chosen.kube_namespaces == tuple(values.get("namespaces", ()))
@@ -125,19 +166,29 @@ def test_what_is_written_goes_to_the_scratch_directory(tmp_path: Path) -> None:
     documents = render({"recording": {"enabled": True, "maxSizeMiB": 10, "keep": 3}})
     chosen = load(documents, "nvidia", tmp_path)
     pod = only(documents, "DaemonSet")["spec"]["template"]["spec"]
-    state, = (mount["mountPath"] for mount in container_of(pod)["volumeMounts"] if mount["name"] == "state")
+    (state,) = (mount["mountPath"] for mount in container_of(pod)["volumeMounts"] if mount["name"] == "state")
     assert chosen.log_positions is not None
     assert chosen.record_directory is not None
     assert {str(chosen.log_positions.parent), str(chosen.record_directory.parent)} == {state}
     assert {"name": "TMPDIR", "value": state} in container_of(pod)["env"]
     assert (chosen.record_max_bytes, chosen.record_keep) == (10 * 2**20, 3)
-    limit, = (volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "state")
+    (limit,) = (volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"] if volume["name"] == "state")
     assert limit == "56Mi"  # three files that are kept, one being written, 16 for the rest
 
 
 def test_settings_of_one_vendor_do_not_stop_the_other(tmp_path: Path) -> None:
-    documents = render(BOTH | {"config": {"nvidia.gpm": True, "collector.nvidia.interval": "2s", "collector.amd.interval": "3s",
-                                          "gpu.amd.backend": "sysfs", "log.format": "json"}})
+    documents = render(
+        BOTH
+        | {
+            "config": {
+                "nvidia.gpm": True,
+                "collector.nvidia.interval": "2s",
+                "collector.amd.interval": "3s",
+                "gpu.amd.backend": "sysfs",
+                "log.format": "json",
+            }
+        }
+    )
     nvidia, amd = load(documents, "nvidia", tmp_path), load(documents, "amd", tmp_path)
     assert (nvidia.nvidia_gpm, nvidia.collectors["nvidia"].interval_seconds, nvidia.log_format) == (True, 2.0, "json")
     assert (amd.nvidia_gpm, amd.amd_backend, amd.log_format) == (False, "sysfs", "json")
@@ -149,7 +200,9 @@ def test_each_vendor_gets_its_own_pods() -> None:
     for daemonset in (first, second):
         labels = daemonset["spec"]["template"]["metadata"]["labels"]
         assert daemonset["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert not second["spec"]["selector"]["matchLabels"].items() <= first["spec"]["template"]["metadata"]["labels"].items()
+    assert (
+        not second["spec"]["selector"]["matchLabels"].items() <= first["spec"]["template"]["metadata"]["labels"].items()
+    )
 
 
 def test_nvidia_asks_the_runtime_for_the_library_and_amd_for_nothing() -> None:
@@ -163,13 +216,18 @@ def test_nvidia_asks_the_runtime_for_the_library_and_amd_for_nothing() -> None:
 
 def test_without_nvidias_runtime_the_pod_brings_the_library_and_opens_the_devices() -> None:
     """As GKE needs it: no RuntimeClass is named, so that admission takes the pod; the driver is found where GKE has it."""
-    pod, = pods(CASES["gke-values"])
+    (pod,) = pods(CASES["gke-values"])
     container = container_of(pod)
     assert "runtimeClassName" not in pod
-    mount, = (path for path, source in host_paths(pod).items() if source == "/home/kubernetes/bin/nvidia")
+    (mount,) = (path for path, source in host_paths(pod).items() if source == "/home/kubernetes/bin/nvidia")
     assert {item["name"]: item.get("value") for item in container["env"]}["LD_LIBRARY_PATH"] == f"{mount}/lib64"
     assert container["securityContext"] == {
-        "runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False, "privileged": True, "readOnlyRootFilesystem": True}
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "runAsNonRoot": False,
+        "privileged": True,
+        "readOnlyRootFilesystem": True,
+    }
 
 
 def test_only_the_exporter_of_nvidia_is_privileged() -> None:
@@ -180,8 +238,11 @@ def test_only_the_exporter_of_nvidia_is_privileged() -> None:
 
 def test_a_mount_of_ones_own_goes_to_one_vendor() -> None:
     """For runtimes that take the list of devices from mounts instead of a variable."""
-    own: Json = {"extraVolumes": [{"name": "gpus", "hostPath": {"path": "/dev/null"}}], "extraEnv": [{"name": "A", "value": "b"}],
-                 "extraVolumeMounts": [{"name": "gpus", "mountPath": "/var/run/nvidia-container-devices/all"}]}
+    own: Json = {
+        "extraVolumes": [{"name": "gpus", "hostPath": {"path": "/dev/null"}}],
+        "extraEnv": [{"name": "A", "value": "b"}],
+        "extraVolumeMounts": [{"name": "gpus", "mountPath": "/var/run/nvidia-container-devices/all"}],
+    }
     nvidia, amd = pods(BOTH | {"nvidia": own})
     assert host_paths(nvidia)["/var/run/nvidia-container-devices/all"] == "/dev/null"
     assert {"name": "A", "value": "b"} in container_of(nvidia)["env"]
@@ -190,10 +251,16 @@ def test_a_mount_of_ones_own_goes_to_one_vendor() -> None:
 
 def test_changed_settings_start_new_pods() -> None:
     def digest(values: Json) -> str:
-        return str(only(render(values), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]["kvpressure.io/config-digest"])
+        return str(
+            only(render(values), "DaemonSet")["spec"]["template"]["metadata"]["annotations"][
+                "kvpressure.io/config-digest"
+            ]
+        )
 
     assert digest({}) == digest({"image": {"tag": "2"}})
-    assert len({digest({}), digest({"thresholds": {"kv_full_ratio": 0.9}}), digest({"config": {"interval": "2s"}})}) == 3
+    assert (
+        len({digest({}), digest({"thresholds": {"kv_full_ratio": 0.9}}), digest({"config": {"interval": "2s"}})}) == 3
+    )
 
 
 def test_probes_ask_what_the_exporter_answers() -> None:
@@ -206,8 +273,10 @@ def test_with_authentication_the_probes_ask_for_the_port_only() -> None:
     """The exporter wants a password on every path, and the kubelet has none."""
     (pod,) = pods({"webConfigSecret": "web"})
     assert container_of(pod)["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
-    secret, = (volume["secret"] for volume in pod["volumes"] if "secret" in volume)
+    (secret,) = (volume["secret"] for volume in pod["volumes"] if "secret" in volume)
     assert secret == {"secretName": "web", "defaultMode": 0o400}
-    config: Any = yaml.safe_load(next(item for item in of_kind(render({"webConfigSecret": "web"}), "ConfigMap"))["data"]["config.yaml"])
+    config: Any = yaml.safe_load(
+        next(item for item in of_kind(render({"webConfigSecret": "web"}), "ConfigMap"))["data"]["config.yaml"]
+    )
     mounts = {mount["name"]: mount["mountPath"] for mount in container_of(pod)["volumeMounts"]}
     assert config["web.config.file"] == f"{mounts['web-config']}/web-config.yaml"

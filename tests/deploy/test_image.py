@@ -17,7 +17,9 @@ BUILD, FINAL = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
 
 
 def test_hadolint_has_nothing_to_say() -> None:
-    checked = subprocess.run([Path(sys.executable).with_name("hadolint"), ROOT / "Dockerfile"], capture_output=True, text=True)
+    checked = subprocess.run(
+        [Path(sys.executable).with_name("hadolint"), ROOT / "Dockerfile"], capture_output=True, text=True
+    )
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
@@ -48,18 +50,31 @@ def test_labels_user_and_command() -> None:
 
 def test_the_context_has_what_is_copied_and_no_more() -> None:
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    copied = {part.split("/")[0] for line in re.findall(r"^COPY (?!--from)(.*)$", BUILD, re.MULTILINE) for part in line.split()[:-1]}
+    copied = {
+        part.split("/")[0]
+        for line in re.findall(r"^COPY (?!--from)(.*)$", BUILD, re.MULTILINE)
+        for part in line.split()[:-1]
+    }
     assert kept == copied
 
 
-@pytest.mark.parametrize(("path", "what"), [
-    ("usr/bin/gcc", "compiler"), ("usr/bin/x86_64-linux-gnu-gcc-12", "compiler"), ("usr/local/bin/pip3.11", "installer"),
-    ("usr/local/lib/python3.11/site-packages/pip/__init__.py", "installer"),
-    ("opt/kvpressure/lib/python3.11/site-packages/setuptools-80.0.dist-info/METADATA", "installer"),
-    ("root/.bash_history", "shell history"), ("root/.python_history", "shell history"), ("root/.cache/pip/x", "cache"),
-    ("opt/kvpressure/lib/python3.11/site-packages/kvpressure/__pycache__/a.pyc", "cache"), ("src/pyproject.toml", "sources of the build"),
-    ("usr/lib/os-release", None), ("opt/kvpressure/bin/kvpressure", None),
-])
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("usr/bin/gcc", "compiler"),
+        ("usr/bin/x86_64-linux-gnu-gcc-12", "compiler"),
+        ("usr/local/bin/pip3.11", "installer"),
+        ("usr/local/lib/python3.11/site-packages/pip/__init__.py", "installer"),
+        ("opt/kvpressure/lib/python3.11/site-packages/setuptools-80.0.dist-info/METADATA", "installer"),
+        ("root/.bash_history", "shell history"),
+        ("root/.python_history", "shell history"),
+        ("root/.cache/pip/x", "cache"),
+        ("opt/kvpressure/lib/python3.11/site-packages/kvpressure/__pycache__/a.pyc", "cache"),
+        ("src/pyproject.toml", "sources of the build"),
+        ("usr/lib/os-release", None),
+        ("opt/kvpressure/bin/kvpressure", None),
+    ],
+)
 def test_the_check_recognises_what_is_not_wanted(path: str, what: str | None, tmp_path: Path) -> None:
     check = load_script(ROOT / "tools" / "image" / "check.py")
     (tmp_path / path).parent.mkdir(parents=True)

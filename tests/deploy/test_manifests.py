@@ -37,8 +37,10 @@ def test_drift_is_noticed_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "helm/kvpressure/values.schema.json").unlink()
     (tmp_path / "helm/kvpressure/files/old.json").write_text("")
     assert sorted(generate.check()) == [
-        "helm/kvpressure/files/old.json: not generated", "helm/kvpressure/values.schema.json: missing",
-        "manifests/nvidia/daemonset.yaml: differs from what would be generated"]
+        "helm/kvpressure/files/old.json: not generated",
+        "helm/kvpressure/values.schema.json: missing",
+        "manifests/nvidia/daemonset.yaml: differs from what would be generated",
+    ]
     assert generate.generate() == ["helm/kvpressure/values.schema.json", "manifests/nvidia/daemonset.yaml"]
 
 
@@ -54,10 +56,18 @@ def test_kustomize_builds_what_every_kubernetes_takes(variant: str) -> None:
 def test_a_variant_is_complete(variant: str) -> None:
     documents = kustomize(MANIFESTS / variant)
     assert sorted(item["kind"] for item in documents) == [
-        "ClusterRole", "ClusterRoleBinding", "ConfigMap", "DaemonSet", "Namespace", "Service", "ServiceAccount"]
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "ConfigMap",
+        "DaemonSet",
+        "Namespace",
+        "Service",
+        "ServiceAccount",
+    ]
     pod = only(documents, "DaemonSet")["spec"]["template"]["spec"]
     named = {f"ServiceAccount/{pod['serviceAccountName']}"} | {
-        f"ConfigMap/{volume['configMap']['name']}" for volume in pod["volumes"] if "configMap" in volume}
+        f"ConfigMap/{volume['configMap']['name']}" for volume in pod["volumes"] if "configMap" in volume
+    }
     assert named <= {name_of(item) for item in documents}
     assert only(documents, "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
@@ -66,7 +76,8 @@ def test_an_overlay_sets_the_image(tmp_path: Path) -> None:
     """As docs/deploy.md shows it."""
     shutil.copytree(MANIFESTS / "nvidia", tmp_path / "nvidia")
     (tmp_path / "kustomization.yaml").write_text(
-        "resources: [nvidia]\nimages:\n  - {name: kvpressure, newName: registry.internal/kvpressure, newTag: 1.2.3}\n")
+        "resources: [nvidia]\nimages:\n  - {name: kvpressure, newName: registry.internal/kvpressure, newTag: 1.2.3}\n"
+    )
     daemonset = only(kustomize(tmp_path), "DaemonSet")
     assert daemonset["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.internal/kvpressure:1.2.3"
 

@@ -21,25 +21,40 @@ from kvpressure.settings import Settings
 from kvpressure.sources.allocator import AllocatorSource
 from kvpressure.sources.podspec import Pod
 
-VOLUMES = {"hostPath": ("/run/kvpressure", "DirectoryOrCreate", None),
-           "emptyDir": ("/var/lib/kubelet/pods", "Directory", "HostToContainer")}
+VOLUMES = {
+    "hostPath": ("/run/kvpressure", "DirectoryOrCreate", None),
+    "emptyDir": ("/var/lib/kubelet/pods", "Directory", "HostToContainer"),
+}
 PLACES = {"hostPath": "inference_vllm-0", "emptyDir": "uid-1/volumes/kubernetes.io~empty-dir/kvpressure"}
 DOCUMENT = DEPLOY.parent / "docs/plugin.md"
 
 
 def mount_of(pod: Json) -> tuple[Json, Json]:
     """The plugin's mount and its volume."""
-    mount, = (item for item in container_of(pod)["volumeMounts"] if item["name"] == "plugin")
-    volume, = (item for item in pod["volumes"] if item["name"] == "plugin")
+    (mount,) = (item for item in container_of(pod)["volumeMounts"] if item["name"] == "plugin")
+    (volume,) = (item for item in pod["volumes"] if item["name"] == "plugin")
     return mount, volume
 
 
 def report(directory: Path) -> None:
     directory.mkdir(parents=True)
     now = time.time()
-    (directory / "worker-7.json").write_text(json.dumps(
-        {"kvpressure": 1, "kind": "worker", "pid": 7, "started": now - 9, "written": now, "namespace": "else", "pod": "where",
-         "rank": 0, "allocated_bytes": 10, "reserved_bytes": 30}))
+    (directory / "worker-7.json").write_text(
+        json.dumps(
+            {
+                "kvpressure": 1,
+                "kind": "worker",
+                "pid": 7,
+                "started": now - 9,
+                "written": now,
+                "namespace": "else",
+                "pod": "where",
+                "rank": 0,
+                "allocated_bytes": 10,
+                "reserved_bytes": 30,
+            }
+        )
+    )
 
 
 def seen(chosen: Settings, directory: Path) -> list[tuple[str, str, int | None]]:
@@ -55,7 +70,11 @@ class TestBothWays:
         path, kind, propagation = VOLUMES[volume]
         documents = render({"plugin": {"volume": volume}})
         mount, mounted = mount_of(only(documents, "DaemonSet")["spec"]["template"]["spec"])
-        assert (mount["readOnly"], mount.get("mountPropagation"), mounted["hostPath"]) == (True, propagation, {"path": path, "type": kind})
+        assert (mount["readOnly"], mount.get("mountPropagation"), mounted["hostPath"]) == (
+            True,
+            propagation,
+            {"path": path, "type": kind},
+        )
         assert problems(documents) == []
 
     def test_the_exporter_finds_the_reports_where_the_mount_is(self, volume: str, tmp_path: Path) -> None:
@@ -76,13 +95,17 @@ class TestBothWays:
             (tmp_path / "kustomization.yaml").write_text(f"resources: [{vendor}]\ncomponents: [{component}]\n")
             documents = kustomize(tmp_path)
             pod = only(documents, "DaemonSet")["spec"]["template"]["spec"]
-            assert mount_of(pod) == mount_of(only(render({"plugin": {"volume": volume}}), "DaemonSet")["spec"]["template"]["spec"])
+            assert mount_of(pod) == mount_of(
+                only(render({"plugin": {"volume": volume}}), "DaemonSet")["spec"]["template"]["spec"]
+            )
             assert problems(documents) == []
             (tmp_path / "config.yaml").write_text(only(documents, "ConfigMap")["data"]["config.yaml"])
             env = {item["name"]: item["value"] for item in container_of(pod)["env"] if "value" in item}
             parser = argparse.ArgumentParser()
             settings.add_arguments(parser)
-            chosen = settings.from_args(parser.parse_args(["--config", str(tmp_path / "config.yaml")]), env | {"NODE_NAME": "n"})
+            chosen = settings.from_args(
+                parser.parse_args(["--config", str(tmp_path / "config.yaml")]), env | {"NODE_NAME": "n"}
+            )
             assert chosen.collectors["allocator"].enabled
             assert str(chosen.plugin_directory) == mount_of(pod)[0]["mountPath"]
 
@@ -100,10 +123,20 @@ def test_another_directory_of_the_node() -> None:
     assert of_kind(documents, "DaemonSet")
 
 
-@pytest.mark.parametrize(("values", "line"), [
-    ({"runAsUser": 1000, "sources": {"podresources": False, "logs": False}}, "runAsUser 1000 cannot read the pods' volumes"),
-    ({"sources": {"pods": False, "procfs": False, "cgroup": False, "logs": False}}, "needs to know this node's pods"),
-], ids=["not root", "pods not known"])
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (
+            {"runAsUser": 1000, "sources": {"podresources": False, "logs": False}},
+            "runAsUser 1000 cannot read the pods' volumes",
+        ),
+        (
+            {"sources": {"pods": False, "procfs": False, "cgroup": False, "logs": False}},
+            "needs to know this node's pods",
+        ),
+    ],
+    ids=["not root", "pods not known"],
+)
 def test_volumes_of_pods_need_root_and_their_names(values: Json, line: str) -> None:
     with pytest.raises(Exception, match=line):
         render(values | {"plugin": {"volume": "emptyDir"}})
@@ -114,7 +147,9 @@ def test_the_pods_of_the_document_write_where_the_exporter_looks() -> None:
     """Every server of docs/plugin.md reports into a mount of its own, and its volume is what the chart's value names."""
     text = DOCUMENT.read_text()
     blocks: list[Any] = [yaml.safe_load(block.split("```")[0]) for block in text.split("```yaml\n")[1:]]
-    servers = [block for block in blocks if any(item["name"] == "KVPRESSURE_PLUGIN_DIR" for item in block.get("env", ()))]
+    servers = [
+        block for block in blocks if any(item["name"] == "KVPRESSURE_PLUGIN_DIR" for item in block.get("env", ()))
+    ]
     for server, volume in zip(servers, ("hostPath", "emptyDir"), strict=True):
         (mount,), (mounted,) = server["volumeMounts"], server["volumes"]
         where = next(item["value"] for item in server["env"] if item["name"] == "KVPRESSURE_PLUGIN_DIR")

@@ -21,10 +21,14 @@ from kvpressure.sources.pods import PodsSource
 Right = tuple[str, str, str]
 """Namespace ("" = the whole cluster), resource, verb."""
 
-CASES: Final = {path.stem: yaml.safe_load(path.read_text())
-                for path in sorted((DEPLOY / "helm" / "kvpressure" / "ci").glob("*.yaml"))} | {
-    "default": {}, "node only": {"sources": {"pods": False, "procfs": False, "cgroup": False, "logs": False}},
-    "two namespaces": {"namespaces": ["chat", "batch"]}}
+CASES: Final = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((DEPLOY / "helm" / "kvpressure" / "ci").glob("*.yaml"))
+} | {
+    "default": {},
+    "node only": {"sources": {"pods": False, "procfs": False, "cgroup": False, "logs": False}},
+    "two namespaces": {"namespaces": ["chat", "batch"]},
+}
 
 _PATH: Final = re.compile(r"/api/v1(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[a-z]+)(?:/(?P<name>[^/]+))?")
 
@@ -32,12 +36,17 @@ _PATH: Final = re.compile(r"/api/v1(?:/namespaces/(?P<namespace>[^/]+))?/(?P<res
 def granted(documents: list[Json]) -> set[Right]:
     """What the bindings of the service account give."""
     account = only(documents, "ServiceAccount")["metadata"]
-    roles = {(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]): item["rules"]
-             for item in documents if item["kind"] in ("Role", "ClusterRole")}
+    roles = {
+        (item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]): item["rules"]
+        for item in documents
+        if item["kind"] in ("Role", "ClusterRole")
+    }
     found: set[Right] = set()
     bindings = [item for item in documents if item["kind"] in ("RoleBinding", "ClusterRoleBinding")]
     for binding in bindings:
-        assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}]
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+        ]
         namespace = binding["metadata"].get("namespace")
         for rule in roles[binding["roleRef"]["kind"], namespace, binding["roleRef"]["name"]]:
             assert rule["apiGroups"] == [""]

@@ -22,7 +22,11 @@ from kvpressure.bundle.boards.builder import Site
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 from kvpressure.publish.links import Links
 
-SHOWN: Final[Json] = {"prometheusRule": {"enabled": True}, "rulesConfigMap": {"enabled": True}, "dashboards": {"enabled": True}}
+SHOWN: Final[Json] = {
+    "prometheusRule": {"enabled": True},
+    "rulesConfigMap": {"enabled": True},
+    "dashboards": {"enabled": True},
+}
 PATCHES: Final[Json] = {
     "exclude": ["hardware", "VllmBatchCollapse"],
     "durations": {"VllmKVCachePressure": {"warning": "11m"}, "GpuMemoryHigh": {"critical": "0s"}},
@@ -53,7 +57,9 @@ def bundle_rules(options: Options) -> Json:
 
 def bundle_boards(options: Options) -> Json:
     alerts = frozenset(alert.name for group in load_groups(options) for alert in group.alerts)
-    return {f"{uid}.json": board for uid, board in render_boards(Site(options.thresholds, options.values, alerts)).items()}
+    return {
+        f"{uid}.json": board for uid, board in render_boards(Site(options.thresholds, options.values, alerts)).items()
+    }
 
 
 def rules_of(documents: list[Json]) -> Any:
@@ -61,8 +67,12 @@ def rules_of(documents: list[Json]) -> Any:
 
 
 def boards_of(documents: list[Json]) -> Json:
-    return {name: json.loads(text) for item in of_kind(documents, "ConfigMap") for name, text in item["data"].items()
-            if name.endswith(".json")}
+    return {
+        name: json.loads(text)
+        for item in of_kind(documents, "ConfigMap")
+        for name, text in item["data"].items()
+        if name.endswith(".json")
+    }
 
 
 def drawn(seed: int) -> dict[str, float]:
@@ -71,12 +81,18 @@ def drawn(seed: int) -> dict[str, float]:
     What has to be the lower of two is.
     """
     rng = random.Random(seed)
-    of_unit = {"ratio": lambda: rng.choice([round(rng.random(), 4), 0.5, 1]), "score": lambda: round(rng.random(), 2),
-               "multiple": lambda: rng.choice([round(rng.random() + 0.0001, 4), 1, 1.5, 4]),
-               "seconds": lambda: rng.choice([1, 45, 60, 90, 300, 3600, 5400, 7200.0, 86400, 172800, 31536000]),
-               "bytes": lambda: rng.choice([1, 2.5e9, 123456789, 8e10]), "per_second": lambda: rng.choice([0.05, 1, 12.5])}
-    found = {entry.name: min(of_unit.get(entry.unit, lambda: rng.choice([1, 2, 17, 5000, 2500000]))(), entry.allowed.most)
-             for entry in thresholds.builtin().entries()}
+    of_unit = {
+        "ratio": lambda: rng.choice([round(rng.random(), 4), 0.5, 1]),
+        "score": lambda: round(rng.random(), 2),
+        "multiple": lambda: rng.choice([round(rng.random() + 0.0001, 4), 1, 1.5, 4]),
+        "seconds": lambda: rng.choice([1, 45, 60, 90, 300, 3600, 5400, 7200.0, 86400, 172800, 31536000]),
+        "bytes": lambda: rng.choice([1, 2.5e9, 123456789, 8e10]),
+        "per_second": lambda: rng.choice([0.05, 1, 12.5]),
+    }
+    found = {
+        entry.name: min(of_unit.get(entry.unit, lambda: rng.choice([1, 2, 17, 5000, 2500000]))(), entry.allowed.most)
+        for entry in thresholds.builtin().entries()
+    }
     for _ in found:  # until chains of several are in order
         for entry in thresholds.builtin().entries():
             if entry.not_above is not None:
@@ -95,7 +111,10 @@ def test_without_values_they_are_the_bundle(profile: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_thresholds_are_written_as_the_bundle_writes_them(seed: int, profile: str) -> None:
     wanted = drawn(seed)
-    documents, options = render(SHOWN | {"thresholds": wanted, "rules": {"profile": profile}}), site({"thresholds": wanted}, profile)
+    documents, options = (
+        render(SHOWN | {"thresholds": wanted, "rules": {"profile": profile}}),
+        site({"thresholds": wanted}, profile),
+    )
     assert rules_of(documents) == bundle_rules(options) != bundle_rules(site({}, profile))
     assert boards_of(documents) == bundle_boards(options) != bundle_boards(site({}, profile))
 
@@ -103,7 +122,9 @@ def test_thresholds_are_written_as_the_bundle_writes_them(seed: int, profile: st
 @pytest.mark.parametrize("keys", [*([key] for key in PATCHES), list(PATCHES)], ids=lambda keys: "+".join(keys))
 def test_patches_do_what_the_values_file_does(keys: list[str]) -> None:
     values = {key: PATCHES[key] for key in keys}
-    documents = render({"prometheusRule": {"enabled": True}, "rules": {camel(key): value for key, value in values.items()}})
+    documents = render(
+        {"prometheusRule": {"enabled": True}, "rules": {camel(key): value for key, value in values.items()}}
+    )
     assert rules_of(documents) == bundle_rules(site(values)) != bundle_rules(site({}))
 
 
@@ -117,8 +138,11 @@ def test_the_values_of_the_chart_are_the_keys_of_the_values_file() -> None:
 
 def test_the_config_map_has_the_same_rules_and_promtool_takes_them(tmp_path: Path) -> None:
     documents = render(SHOWN | {"thresholds": drawn(7), "rules": {camel(key): value for key, value in PATCHES.items()}})
-    text = next(item["data"]["kvpressure-rules.yaml"] for item in of_kind(documents, "ConfigMap")
-                if "kvpressure-rules.yaml" in item["data"])
+    text = next(
+        item["data"]["kvpressure-rules.yaml"]
+        for item in of_kind(documents, "ConfigMap")
+        if "kvpressure-rules.yaml" in item["data"]
+    )
     assert yaml.safe_load(text) == rules_of(documents)
     (tmp_path / "rules.yaml").write_text(text)
     checked = subprocess.run(["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True, text=True)
@@ -131,23 +155,35 @@ def test_no_token_is_left_and_no_number_hides_from_the_values() -> None:
     assert "@@" not in json.dumps(documents)
     files = dict(generator().bundle_files())
     marked = {name for text in files.values() for name in re.findall(r"@@[tdwn]:(\w+)@@", text)}
-    assert {"memory_warning_ratio", "alert_for_seconds", "fragmentation_warning_bytes"} <= marked <= set(thresholds.builtin())
+    assert (
+        {"memory_warning_ratio", "alert_for_seconds", "fragmentation_warning_bytes"}
+        <= marked
+        <= set(thresholds.builtin())
+    )
 
 
 @pytest.mark.parametrize("values", [{}, {"rules": {"exporterJob": "gpu/exporters"}}], ids=["default", "own job"])
 def test_boards_find_the_exporters_where_the_rules_do(values: Json) -> None:
     documents = render(SHOWN | values)
     pattern = re.compile(r'job(=~?)\\*"([^"\\]+)')
-    of_rules, of_boards = (set(pattern.findall(json.dumps(found))) for found in (rules_of(documents), boards_of(documents)))
+    of_rules, of_boards = (
+        set(pattern.findall(json.dumps(found))) for found in (rules_of(documents), boards_of(documents))
+    )
     assert of_boards == of_rules
-    (operator, wanted), = of_rules
+    ((operator, wanted),) = of_rules
     job = values.get("rules", {}).get("exporterJob", "kvpressure")
     assert operator == "=~"
     assert all(re.fullmatch(wanted, name) for name in (job, f"monitoring/{job}", f"{job}-exporters"))
 
 
-@pytest.mark.parametrize(("runbooks", "grafana"), [
-    (None, None), ("https://runbooks.internal/kv/", "https://boards.internal"), ("http://[fd00::1]:3000/a?b=c", "http://g.internal:3000/grafana/")])
+@pytest.mark.parametrize(
+    ("runbooks", "grafana"),
+    [
+        (None, None),
+        ("https://runbooks.internal/kv/", "https://boards.internal"),
+        ("http://[fd00::1]:3000/a?b=c", "http://g.internal:3000/grafana/"),
+    ],
+)
 def test_the_page_links_where_alerts_and_boards_do(runbooks: str | None, grafana: str | None, tmp_path: Path) -> None:
     rules = {} if runbooks is None else {"runbookBaseUrl": runbooks, "dashboardBaseUrl": grafana}
     documents = render({"rules": rules, "prometheusRule": {"enabled": True}})

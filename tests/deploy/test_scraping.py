@@ -27,15 +27,30 @@ kvpressure_gpu_up{uuid="GPU-1"} 1
 # TYPE kvpressure_engine_up gauge
 kvpressure_engine_up{namespace="inference",pod="chat-0"} 1
 """
-OF_THE_POD = {"__meta_kubernetes_pod_node_name": "node-1", "__meta_kubernetes_pod_container_port_name": "metrics",
-              "__meta_kubernetes_pod_label_app_kubernetes_io_name": "kvpressure", "__meta_kubernetes_namespace": "kvpressure",
-              "__meta_kubernetes_pod_controller_name": "kvpressure-nvidia", "__meta_kubernetes_pod_phase": "Running"}
+OF_THE_POD = {
+    "__meta_kubernetes_pod_node_name": "node-1",
+    "__meta_kubernetes_pod_container_port_name": "metrics",
+    "__meta_kubernetes_pod_label_app_kubernetes_io_name": "kvpressure",
+    "__meta_kubernetes_namespace": "kvpressure",
+    "__meta_kubernetes_pod_controller_name": "kvpressure-nvidia",
+    "__meta_kubernetes_pod_phase": "Running",
+}
 """What service discovery knows about the exporter's pod."""
-BY_OPERATOR = {"namespace": "kvpressure", "pod": "kvpressure-nvidia-x", "container": "kvpressure", "service": "kvpressure",
-               "endpoint": "metrics"}
+BY_OPERATOR = {
+    "namespace": "kvpressure",
+    "pod": "kvpressure-nvidia-x",
+    "container": "kvpressure",
+    "service": "kvpressure",
+    "endpoint": "metrics",
+}
 """Labels that the operator puts on a target before the monitor's own relabelings."""
-DISCOVERY = [{"role": "pod", "namespaces": {"names": ["kvpressure"]},
-              "selectors": [{"role": "pod", "label": "app.kubernetes.io/name=kvpressure"}]}]
+DISCOVERY = [
+    {
+        "role": "pod",
+        "namespaces": {"names": ["kvpressure"]},
+        "selectors": [{"role": "pod", "label": "app.kubernetes.io/name=kvpressure"}],
+    }
+]
 """Where the example looks for the exporters; a selector has to name the role that it is for."""
 INSTANCE = "node-1/kvpressure/kvpressure-nvidia"
 
@@ -68,9 +83,17 @@ def all_scraped(scrape: Json, folder: Path, exporters: int) -> list[dict[str, st
     """The labels of every series, after a real Prometheus scraped as many targets as it finds."""
     config = {"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"}, "scrape_configs": [scrape]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    prometheus = Child("prometheus", folder, lambda address: [
-        "prometheus", "--config.file=prometheus.yml", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"],
-        threading.Event())
+    prometheus = Child(
+        "prometheus",
+        folder,
+        lambda address: [
+            "prometheus",
+            "--config.file=prometheus.yml",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address={address}",
+        ],
+        threading.Event(),
+    )
     try:
         end = time.monotonic() + 20
         while time.monotonic() < end:
@@ -89,14 +112,16 @@ def all_scraped(scrape: Json, folder: Path, exporters: int) -> list[dict[str, st
 
 def snake(endpoint: Json) -> list[Json]:
     """Relabelings of a monitor as the operator writes them into Prometheus' configuration."""
-    return [{re.sub(r"([A-Z])", lambda match: f"_{match[1].lower()}", key): value for key, value in rule.items()}
-            for rule in endpoint["relabelings"]]
+    return [
+        {re.sub(r"([A-Z])", lambda match: f"_{match[1].lower()}", key): value for key, value in rule.items()}
+        for rule in endpoint["relabelings"]
+    ]
 
 
 def example() -> Json:
     """The job of the example for a cluster, without the discovery that Debian's Prometheus cannot do."""
     scrape: Json
-    scrape, = yaml.safe_load((DEPLOY / "prometheus" / "kubernetes.yml").read_text())["scrape_configs"]
+    (scrape,) = yaml.safe_load((DEPLOY / "prometheus" / "kubernetes.yml").read_text())["scrape_configs"]
     del scrape["kubernetes_sd_configs"]
     return scrape
 
@@ -105,73 +130,114 @@ def by_operator(documents: list[Json], kind: str) -> tuple[Json, dict[str, str]]
     """The job that the operator makes of a monitor, and the labels it puts on a target."""
     monitor = only(documents, kind)
     spec = monitor["spec"]
-    endpoint, = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
+    (endpoint,) = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
     assert endpoint["honorLabels"] is True  # also where somebody adds such labels to the target again
     template = only(documents, "DaemonSet")["spec"]["template"]["metadata"]
     job = {"job": template["labels"][spec["jobLabel"]]} if "jobLabel" in spec else {}
-    scrape = {"job_name": f"{kind.lower()}/kvpressure/{monitor['metadata']['name']}/0", "honor_labels": True,
-              "relabel_configs": snake(endpoint)}
+    scrape = {
+        "job_name": f"{kind.lower()}/kvpressure/{monitor['metadata']['name']}/0",
+        "honor_labels": True,
+        "relabel_configs": snake(endpoint),
+    }
     return scrape, {**BY_OPERATOR, **job}
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
 def test_the_monitor_keeps_the_engines_labels_and_drops_the_exporters(kind: str, exporter: str, tmp_path: Path) -> None:
     scrape, labels = by_operator(render({"monitor": {"kind": kind, "cluster": "eu-1"}}), kind)
-    found = scraped({**scrape, "static_configs": [{"targets": [exporter], "labels": {**OF_THE_POD, **labels}}]}, tmp_path)
+    found = scraped(
+        {**scrape, "static_configs": [{"targets": [exporter], "labels": {**OF_THE_POD, **labels}}]}, tmp_path
+    )
     own = {"job": "kvpressure", "instance": INSTANCE, "node": "node-1", "cluster": "eu-1"}
-    assert found == {"up": own, "kvpressure_gpu_up": {**own, "uuid": "GPU-1"},
-                     "kvpressure_engine_up": {**own, "namespace": "inference", "pod": "chat-0"}}
+    assert found == {
+        "up": own,
+        "kvpressure_gpu_up": {**own, "uuid": "GPU-1"},
+        "kvpressure_engine_up": {**own, "namespace": "inference", "pod": "chat-0"},
+    }
 
 
 def test_the_example_for_a_cluster_does_the_same(exporter: str, tmp_path: Path) -> None:
     scrape = example()
     assert scrape["honor_labels"] is True
-    scrape["static_configs"] = [{"targets": [exporter], "labels": OF_THE_POD},
-                                {"targets": ["127.0.0.1:1"], "labels": {**OF_THE_POD, "__meta_kubernetes_pod_container_port_name": "x"}}]
+    scrape["static_configs"] = [
+        {"targets": [exporter], "labels": OF_THE_POD},
+        {"targets": ["127.0.0.1:1"], "labels": {**OF_THE_POD, "__meta_kubernetes_pod_container_port_name": "x"}},
+    ]
     found = scraped(scrape, tmp_path)
     own = {"job": "kvpressure", "instance": INSTANCE, "node": "node-1"}
-    assert found == {"up": own, "kvpressure_gpu_up": {**own, "uuid": "GPU-1"},
-                     "kvpressure_engine_up": {**own, "namespace": "inference", "pod": "chat-0"}}
+    assert found == {
+        "up": own,
+        "kvpressure_gpu_up": {**own, "uuid": "GPU-1"},
+        "kvpressure_engine_up": {**own, "namespace": "inference", "pod": "chat-0"},
+    }
 
 
 def test_the_example_leaves_out_pods_that_have_ended(exporter: str, tmp_path: Path) -> None:
     """As the operator does: an evicted pod has the labels of its successor, and ``up`` of both would be one series."""
-    ended = [{"targets": [f"127.0.0.1:{port}"], "labels": {**OF_THE_POD, "__meta_kubernetes_pod_phase": phase}}
-             for port, phase in ((1, "Failed"), (2, "Succeeded"))]
+    ended = [
+        {"targets": [f"127.0.0.1:{port}"], "labels": {**OF_THE_POD, "__meta_kubernetes_pod_phase": phase}}
+        for port, phase in ((1, "Failed"), (2, "Succeeded"))
+    ]
     scrape = {**example(), "static_configs": [{"targets": [exporter], "labels": OF_THE_POD}, *ended]}
     assert len(all_scraped(scrape, tmp_path, exporters=1)) == 3
 
 
 def daemonset_names(values: Json, **release: str) -> list[tuple[str, str]]:
-    return [(item["metadata"]["namespace"], item["metadata"]["name"]) for item in of_kind(render(values, **release), "DaemonSet")]
+    return [
+        (item["metadata"]["namespace"], item["metadata"]["name"])
+        for item in of_kind(render(values, **release), "DaemonSet")
+    ]
 
 
-NEIGHBOURS = {"both vendors": daemonset_names({"amd": {"enabled": True}}),
-              "two releases": daemonset_names({}) + daemonset_names({}, name="canary"),
-              "two namespaces": daemonset_names({}) + daemonset_names({}, namespace="canary")}
+NEIGHBOURS = {
+    "both vendors": daemonset_names({"amd": {"enabled": True}}),
+    "two releases": daemonset_names({}) + daemonset_names({}, name="canary"),
+    "two namespaces": daemonset_names({}) + daemonset_names({}, namespace="canary"),
+}
 
 
 @pytest.mark.parametrize("scraper", ["PodMonitor", "ServiceMonitor", "example"])
 @pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS.keys())
-def test_two_exporters_on_a_node_stay_apart(neighbours: list[tuple[str, str]], scraper: str, exporter: str, tmp_path: Path) -> None:
+def test_two_exporters_on_a_node_stay_apart(
+    neighbours: list[tuple[str, str]], scraper: str, exporter: str, tmp_path: Path
+) -> None:
     """Else ``up`` of both is one series, and a counter jumps between those of two processes."""
-    scrape, labels = by_operator(render({"monitor": {"kind": scraper}}), scraper) if scraper != "example" else (example(), {})
+    scrape, labels = (
+        by_operator(render({"monitor": {"kind": scraper}}), scraper) if scraper != "example" else (example(), {})
+    )
     scrape["static_configs"] = [
-        {"targets": [exporter.replace("127.0.0.1", host)],
-         "labels": {**OF_THE_POD, **labels, "__meta_kubernetes_namespace": namespace, "__meta_kubernetes_pod_controller_name": name}}
-        for host, (namespace, name) in zip(("127.0.0.1", "localhost"), neighbours, strict=True)]
+        {
+            "targets": [exporter.replace("127.0.0.1", host)],
+            "labels": {
+                **OF_THE_POD,
+                **labels,
+                "__meta_kubernetes_namespace": namespace,
+                "__meta_kubernetes_pod_controller_name": name,
+            },
+        }
+        for host, (namespace, name) in zip(("127.0.0.1", "localhost"), neighbours, strict=True)
+    ]
     found = all_scraped(scrape, tmp_path, exporters=2)
     assert {labels["instance"] for labels in found} == {f"node-1/{namespace}/{name}" for namespace, name in neighbours}
     assert {labels["node"] for labels in found} == {"node-1"}
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
-@pytest.mark.parametrize("values", [{"nameOverride": "gpu-kv"}, {"fullnameOverride": "gpu-kv"}, {"rules": {"exporterJob": "gpu/exporters"}}],
-                         ids=lambda values: next(iter(values)))
-def test_the_rules_find_the_monitors_job_whatever_the_release_is_called(values: Json, kind: str, exporter: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [{"nameOverride": "gpu-kv"}, {"fullnameOverride": "gpu-kv"}, {"rules": {"exporterJob": "gpu/exporters"}}],
+    ids=lambda values: next(iter(values)),
+)
+def test_the_rules_find_the_monitors_job_whatever_the_release_is_called(
+    values: Json, kind: str, exporter: str, tmp_path: Path
+) -> None:
     documents = render({"monitor": {"kind": kind}, "prometheusRule": {"enabled": True}, **values})
-    down = next(rule["expr"] for group in only(documents, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]
-                if rule.get("alert") == "KvpressureExporterDown")
+    down = next(
+        rule["expr"]
+        for group in only(documents, "PrometheusRule")["spec"]["groups"]
+        for rule in group["rules"]
+        if rule.get("alert") == "KvpressureExporterDown"
+    )
     scrape, labels = by_operator(documents, kind)
     scrape["static_configs"] = [{"targets": [exporter], "labels": {**OF_THE_POD, **labels}}]
     wanted = re.search(r'job=~"([^"]+)"', down)
@@ -184,10 +250,12 @@ def test_promtool_takes_the_examples(path: Path, tmp_path: Path) -> None:
     """Debian's Prometheus is built without discovery in Kubernetes, so that block is compared instead."""
     document = yaml.safe_load(path.read_text())
     document["rule_files"] = [str(ROOT / "alerts" / Path(name).name) for name in document["rule_files"]]
-    scrape, = document["scrape_configs"]
+    (scrape,) = document["scrape_configs"]
     assert scrape.pop("kubernetes_sd_configs", DISCOVERY) == DISCOVERY
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(document))
-    checked = subprocess.run(["promtool", "check", "config", "prometheus.yml"], cwd=tmp_path, capture_output=True, text=True)
+    checked = subprocess.run(
+        ["promtool", "check", "config", "prometheus.yml"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -200,10 +268,12 @@ def test_the_monitor_selects_the_pods_and_their_port(kind: str) -> None:
     target = pod if kind == "PodMonitor" else service
     assert spec["selector"]["matchLabels"].items() <= target["metadata"]["labels"].items()
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    endpoint, = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
-    port, = container_of(pod["spec"])["ports"]
+    (endpoint,) = spec["endpoints" if kind == "ServiceMonitor" else "podMetricsEndpoints"]
+    (port,) = container_of(pod["spec"])["ports"]
     assert (endpoint["port"], endpoint["path"]) == (port["name"], "/gpu")
-    assert [(item["name"], item["port"], item["targetPort"]) for item in service["spec"]["ports"]] == [("metrics", 9900, "metrics")]
+    assert [(item["name"], item["port"], item["targetPort"]) for item in service["spec"]["ports"]] == [
+        ("metrics", 9900, "metrics")
+    ]
 
 
 def test_the_network_policy_lets_in_the_scrape_and_out_the_questions() -> None:
@@ -217,20 +287,26 @@ def test_the_network_policy_lets_in_the_scrape_and_out_the_questions() -> None:
     api, engines = spec["egress"]
     assert [port["port"] for port in api["ports"]] == [443, 6443]
     assert engines["to"][0]["namespaceSelector"]["matchExpressions"] == [
-        {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["chat"]}]
+        {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["chat"]}
+    ]
 
 
-@pytest.mark.parametrize(("values", "asks"), [
-    ({"targets": ["http://chat.inference.svc:8000"]}, True),
-    ({"targets": ["http://10.0.0.5:8000", "chat:8000"]}, True),
-    ({"targets": ["http://10.0.0.5.example:8000"]}, True),
-    ({"config": {"kube.api-url": "https://api.internal:6443"}}, True),
-    ({"targets": ["http://10.0.0.5:8000", "https://[fd00::1]/", "10.0.0.6:8000"]}, False),
-    ({}, False),
-])
+@pytest.mark.parametrize(
+    ("values", "asks"),
+    [
+        ({"targets": ["http://chat.inference.svc:8000"]}, True),
+        ({"targets": ["http://10.0.0.5:8000", "chat:8000"]}, True),
+        ({"targets": ["http://10.0.0.5.example:8000"]}, True),
+        ({"config": {"kube.api-url": "https://api.internal:6443"}}, True),
+        ({"targets": ["http://10.0.0.5:8000", "https://[fd00::1]/", "10.0.0.6:8000"]}, False),
+        ({}, False),
+    ],
+)
 def test_the_network_policy_lets_out_what_the_names_of_targets_need(values: Json, asks: bool) -> None:
     policy = {"enabled": True, "dnsPorts": [53, 5353]}
-    egress = only(render({"networkPolicy": policy, "namespaces": ["inference"], **values}), "NetworkPolicy")["spec"]["egress"]
+    egress = only(render({"networkPolicy": policy, "namespaces": ["inference"], **values}), "NetworkPolicy")["spec"][
+        "egress"
+    ]
     dns = {"ports": [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]}
     assert (dns in egress) is asks
     assert len(egress) == 2 + asks
@@ -240,5 +316,7 @@ def test_without_the_api_the_network_policy_does_not_allow_it() -> None:
     off = dict.fromkeys(("pods", "node", "procfs", "cgroup", "logs"), False)
     spec = only(render({"networkPolicy": {"enabled": True}, "sources": off}), "NetworkPolicy")["spec"]
     assert [set(rule) for rule in spec["egress"]] == [{"to"}]
-    assert of_kind(render({"networkPolicy": {"enabled": True, "restrictEgress": False}}), "NetworkPolicy")[0]["spec"]["policyTypes"] == ["Ingress"]
+    assert of_kind(render({"networkPolicy": {"enabled": True, "restrictEgress": False}}), "NetworkPolicy")[0]["spec"][
+        "policyTypes"
+    ] == ["Ingress"]
     assert pods({"sources": off})[0]["automountServiceAccountToken"] is False

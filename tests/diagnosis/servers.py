@@ -30,7 +30,24 @@ LIMIT = ("--max-num-seqs", "256")
 CAPACITY = 100_000
 LONGEST = 32_768  # max_model_len
 SECONDS = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, inf)
-TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0, inf)
+TOKENS = (
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    20.0,
+    50.0,
+    100.0,
+    200.0,
+    500.0,
+    1000.0,
+    2000.0,
+    5000.0,
+    10_000.0,
+    20_000.0,
+    50_000.0,
+    inf,
+)
 GIB = 2**30
 
 Value = float | None | Callable[[int], float | None]
@@ -79,7 +96,9 @@ class _Histogram:
 
     def add(self, value: float, times: float) -> None:
         self.sum += value * times
-        self.counts = [count + (times if value <= bound else 0) for bound, count in zip(self.bounds, self.counts, strict=True)]
+        self.counts = [
+            count + (times if value <= bound else 0) for bound, count in zip(self.bounds, self.counts, strict=True)
+        ]
 
     def reading(self) -> Histogram:
         return Histogram(self.bounds, tuple(self.counts), self.sum, self.counts[-1])
@@ -90,7 +109,9 @@ class _Engine:
 
     def __init__(self, number: str) -> None:
         self.number = number
-        self.counters = dict.fromkeys((r.PROMPT_TOKENS, r.GENERATION_TOKENS, r.PREEMPTIONS, r.FINISHED_PREFIX + "stop"), 0.0)
+        self.counters = dict.fromkeys(
+            (r.PROMPT_TOKENS, r.GENERATION_TOKENS, r.PREEMPTIONS, r.FINISHED_PREFIX + "stop"), 0.0
+        )
         self.histograms = {name: _Histogram(SECONDS) for name in (r.QUEUE, r.E2E, r.INFERENCE, r.TTFT)}
         self.histograms |= {name: _Histogram(TOKENS) for name in (r.REQUEST_PROMPT, r.REQUEST_OUTPUT)}
         self.histograms |= {r.INTER_TOKEN: _Histogram((0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, inf))}
@@ -116,27 +137,63 @@ class _Engine:
         self._finish(done, of("queue", 0.01), of("inference", 6.0), of("length", 500.0), of("output", 200.0))
         if of("generated"):
             self.histograms[r.INTER_TOKEN].add(of("token", 0.03), of("generated") * seconds)
-        gauges = {name: value for name, value in (
-            (r.RUNNING, now.get("running")), (r.WAITING, now.get("waiting")), (r.KV_USAGE, now.get("kv")),
-            (r.SWAPPED, now.get("swapped")), (r.ASLEEP, now.get("asleep"))) if value is not None}
+        gauges = {
+            name: value
+            for name, value in (
+                (r.RUNNING, now.get("running")),
+                (r.WAITING, now.get("waiting")),
+                (r.KV_USAGE, now.get("kv")),
+                (r.SWAPPED, now.get("swapped")),
+                (r.ASLEEP, now.get("asleep")),
+            )
+            if value is not None
+        }
         if now.get("deferred") is not None and now.get("waiting") is not None:
             gauges |= {r.WAITING_DEFERRED: of("deferred"), r.WAITING_CAPACITY: of("waiting") - of("deferred")}
         capacity = of("capacity", CAPACITY)  # 0 = the page does not tell
-        told = {"kv_cache_size_tokens": str(capacity), "kv_cache_max_concurrency": str(capacity / LONGEST)} if capacity else {}
+        told = (
+            {"kv_cache_size_tokens": str(capacity), "kv_cache_max_concurrency": str(capacity / LONGEST)}
+            if capacity
+            else {}
+        )
         config = {"block_size": "16", "gpu_memory_utilization": "0.92"} | told
-        return EngineReading("m", self.number, gauges, dict(counters),
-                             {name: item.reading() for name, item in self.histograms.items()}, config)
+        return EngineReading(
+            "m",
+            self.number,
+            gauges,
+            dict(counters),
+            {name: item.reading() for name, item in self.histograms.items()},
+            config,
+        )
 
     def _finish(self, done: int, queue: float, inference: float, prompt: float, output: float) -> None:
-        for name, value in ((r.QUEUE, queue), (r.INFERENCE, inference), (r.E2E, queue + inference), (r.TTFT, queue + 0.2),
-                            (r.REQUEST_PROMPT, prompt), (r.REQUEST_OUTPUT, output)):
+        for name, value in (
+            (r.QUEUE, queue),
+            (r.INFERENCE, inference),
+            (r.E2E, queue + inference),
+            (r.TTFT, queue + 0.2),
+            (r.REQUEST_PROMPT, prompt),
+            (r.REQUEST_OUTPUT, output),
+        ):
             self.histograms[name].add(value, done)
 
 
-def play(seconds: int, *, args: Sequence[str] = LIMIT, cards: Sequence[Value] = (0.95,), card: dict[str, Value] | None = None,
-         step: float = 1.0, name: str = "NVIDIA H100 80GB HBM3", others: Sequence[dict[str, Value]] = (),
-         host: dict[str, Value] | None = None, page: dict[str, Value] | None = None, neighbour: bool = False,
-         used: Value = 74.0, own: Value = None, **values: Value) -> Played:
+def play(
+    seconds: int,
+    *,
+    args: Sequence[str] = LIMIT,
+    cards: Sequence[Value] = (0.95,),
+    card: dict[str, Value] | None = None,
+    step: float = 1.0,
+    name: str = "NVIDIA H100 80GB HBM3",
+    others: Sequence[dict[str, Value]] = (),
+    host: dict[str, Value] | None = None,
+    page: dict[str, Value] | None = None,
+    neighbour: bool = False,
+    used: Value = 74.0,
+    own: Value = None,
+    **values: Value,
+) -> Played:
     """Play a server for that many ticks of ``step`` seconds and tell what was said of its first engine.
 
     ``cards``: NVML utilization of each GPU of the pod; ``card``: further fields of each. ``others``: further engines on the
@@ -147,19 +204,51 @@ def play(seconds: int, *, args: Sequence[str] = LIMIT, cards: Sequence[Value] = 
     pipeline, played = Pipeline(), Played()
     for i in range(seconds):
         t = 1000.0 + i * step
-        readings = tuple(engine.step(step, _at(i, {"deferred": 0.0} | kind))
-                         for engine, kind in zip(engines, (values, *others), strict=True))
-        gpus = tuple(GpuReading(f"GPU-{n}", n, "nvidia", name, memory_total_bytes=80 * GIB, memory_used_bytes=_bytes(i, used),
-                                processes=(GpuProcess(7, _bytes(i, own)),) if own is not None else (),
-                                **({"utilization_ratio": _one(i, busy)} | _at(i, card or {})))
-                     for n, busy in enumerate(cards))
-        owners = tuple(GpuOwner(gpu.uuid, "ns", pod, "vllm", True) for gpu in gpus for pod in ("chat-0", "train-0")) if neighbour else ()
+        readings = tuple(
+            engine.step(step, _at(i, {"deferred": 0.0} | kind))
+            for engine, kind in zip(engines, (values, *others), strict=True)
+        )
+        gpus = tuple(
+            GpuReading(
+                f"GPU-{n}",
+                n,
+                "nvidia",
+                name,
+                memory_total_bytes=80 * GIB,
+                memory_used_bytes=_bytes(i, used),
+                processes=(GpuProcess(7, _bytes(i, own)),) if own is not None else (),
+                **({"utilization_ratio": _one(i, busy)} | _at(i, card or {})),
+            )
+            for n, busy in enumerate(cards)
+        )
+        owners = (
+            tuple(GpuOwner(gpu.uuid, "ns", pod, "vllm", True) for gpu in gpus for pod in ("chat-0", "train-0"))
+            if neighbour
+            else ()
+        )
         containers = (ContainerReading("ns", "chat-0", "vllm", **_at(i, host)),) if host else ()
         known = {key: value for key, value in _at(i, page or {}).items() if value is not None}
-        answered = EnginePage("http://10.0.0.5:8000/metrics", t, "ns", "chat-0", "vllm", args=tuple(args), engines=readings,
-                              gpus=tuple(gpu.uuid for gpu in gpus), page=known)
-        state = pipeline.observe(Snapshot(t, gpus=gpus, owners=owners, containers=containers, pages=(answered,),
-                                          process_pods={7: ("ns", "chat-0")}))
+        answered = EnginePage(
+            "http://10.0.0.5:8000/metrics",
+            t,
+            "ns",
+            "chat-0",
+            "vllm",
+            args=tuple(args),
+            engines=readings,
+            gpus=tuple(gpu.uuid for gpu in gpus),
+            page=known,
+        )
+        state = pipeline.observe(
+            Snapshot(
+                t,
+                gpus=gpus,
+                owners=owners,
+                containers=containers,
+                pages=(answered,),
+                process_pods={7: ("ns", "chat-0")},
+            )
+        )
         played.states.append(next(engine for engine in state.engines if engine.key.engine == "0"))
     return played
 

@@ -33,30 +33,65 @@ def test_preemptions_of_a_while_ago_without_a_queue_are_not_pressure():
     assert said.confidence < CONFIDENT, "the cache is still full"
 
 
-@pytest.mark.parametrize(("args", "cards", "prompt"), [(LIMIT, (0.95,), 3000.0), (LIMIT, (0.5,), 800.0), ((), (0.5,), 800.0),
-                                                       (("--max-num-seqs", "6"), (0.95,), 3000.0)])
+@pytest.mark.parametrize(
+    ("args", "cards", "prompt"),
+    [(LIMIT, (0.95,), 3000.0), (LIMIT, (0.5,), 800.0), ((), (0.5,), 800.0), (("--max-num-seqs", "6"), (0.95,), 3000.0)],
+)
 def test_a_queue_that_is_all_deferred_is_neither_the_limit_nor_the_gpu(args, cards, prompt):
     """All LoRA slots are taken: six run, ten wait, and the rest of the machine has nothing to do with it."""
-    said = play(60, args=args, cards=cards, running=6.0, waiting=10.0, deferred=10.0, kv=0.3, generated=300.0, prompt=prompt,
-                finished=2.0, queue=3.0)
+    said = play(
+        60,
+        args=args,
+        cards=cards,
+        running=6.0,
+        waiting=10.0,
+        deferred=10.0,
+        kv=0.3,
+        generated=300.0,
+        prompt=prompt,
+        finished=2.0,
+        queue=3.0,
+    )
     assert said.verdict == "unknown"
     assert "deferred" in said.last.missing[0]
     assert not said.confidently(5)
-    mixed = play(60, args=args, cards=(0.95,), running=6.0, waiting=10.0, deferred=4.0, kv=0.3, generated=300.0,
-                 prompt=prompt, finished=2.0, queue=3.0)
+    mixed = play(
+        60,
+        args=args,
+        cards=(0.95,),
+        running=6.0,
+        waiting=10.0,
+        deferred=4.0,
+        kv=0.3,
+        generated=300.0,
+        prompt=prompt,
+        finished=2.0,
+        queue=3.0,
+    )
     assert mixed.verdict != "unknown", "six others wait for something else"
 
 
 @pytest.mark.parametrize("told", [{"computed": 450.0}, {"hits": 0.95}], ids=["counted", "by the hit ratio"])
 def test_cached_prompts_take_no_prefill(told):
     """Chat with 95 % of its prompts in the prefix cache: 9 000 prompt tokens a second, of which 450 are computed."""
-    cached = {"running": cycle(16, 17, 18, 19), "waiting": 10.0, "kv": 0.4, "generated": 600.0, "prompt": 9000.0,
-              "finished": 3.0, "length": 3000.0, "queue": 3.0, "deferred": None}
+    cached = {
+        "running": cycle(16, 17, 18, 19),
+        "waiting": 10.0,
+        "kv": 0.4,
+        "generated": 600.0,
+        "prompt": 9000.0,
+        "finished": 3.0,
+        "length": 3000.0,
+        "queue": 3.0,
+        "deferred": None,
+    }
     said = play(60, cards=(0.7,), **cached, **told)
     assert said.last.evidence["prefill_dominates"].value is False
     assert "450 of the prompt's computed" in said.last.evidence["prefill_dominates"].text
     assert "compute_bound" not in said.said(5)
-    assert play(60, cards=(0.7,), **cached).last.evidence["prefill_dominates"].value is True, "nothing is told of the cache"
+    assert play(60, cards=(0.7,), **cached).last.evidence["prefill_dominates"].value is True, (
+        "nothing is told of the cache"
+    )
 
 
 WAITS_FOR_ROOM = {"running": 7.0, "waiting": 6.0, "generated": 250.0, "finished": 0.1, "length": 9000.0, "queue": 30.0}
@@ -73,34 +108,59 @@ def test_a_queue_behind_a_prompt_that_may_not_fit_is_nothing_to_be_sure_of(args,
     assert roomy.confidence >= CONFIDENT
 
 
-@pytest.mark.parametrize(("kv", "length", "verdict", "confident"), [
-    (0.70, 40_000.0, "kv_pressure", True), (0.60, 50_000.0, "kv_pressure", True), (0.70, 3000.0, "unknown", False)])
-def test_prompts_that_do_not_fit_are_pressure_at_any_level_when_requests_wait_for_capacity(kv, length, verdict, confident):
+@pytest.mark.parametrize(
+    ("kv", "length", "verdict", "confident"),
+    [(0.70, 40_000.0, "kv_pressure", True), (0.60, 50_000.0, "kv_pressure", True), (0.70, 3000.0, "unknown", False)],
+)
+def test_prompts_that_do_not_fit_are_pressure_at_any_level_when_requests_wait_for_capacity(
+    kv, length, verdict, confident
+):
     said = play(60, cards=(0.7,), kv=kv, prompt=500.0, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5})
     assert (said.verdict, said.confidence >= CONFIDENT) == (verdict, confident)
-    untold = play(60, cards=(0.7,), kv=kv, prompt=500.0, deferred=None, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5})
-    assert untold.verdict == "unknown", "an older server does not say what they wait for, and below 75 % it is seldom room"
+    untold = play(
+        60, cards=(0.7,), kv=kv, prompt=500.0, deferred=None, **WAITS_FOR_ROOM | {"length": length, "finished": 0.5}
+    )
+    assert untold.verdict == "unknown", (
+        "an older server does not say what they wait for, and below 75 % it is seldom room"
+    )
 
 
 def test_one_long_prompt_in_ten_may_be_the_one_that_blocks():
-    said = play(80, cards=(0.7,), kv=0.70, prompt=500.0, **WAITS_FOR_ROOM | {"finished": 1.0, "length": cycle(*[1000.0] * 9, 45_000.0)})
+    said = play(
+        80,
+        cards=(0.7,),
+        kv=0.70,
+        prompt=500.0,
+        **WAITS_FOR_ROOM | {"finished": 1.0, "length": cycle(*[1000.0] * 9, 45_000.0)},
+    )
     assert (said.verdict, said.confidence >= CONFIDENT) == ("kv_pressure", False)
     assert said.last.evidence["mean_prompt_blocked"].value is False
 
 
-RAG = {"running": cycle(50, 55, 60), "waiting": 20.0, "kv": 0.3, "generated": 300.0, "prompt": 3000.0, "finished": 10.0, "queue": 5.0}
+RAG = {
+    "running": cycle(50, 55, 60),
+    "waiting": 20.0,
+    "kv": 0.3,
+    "generated": 300.0,
+    "prompt": 3000.0,
+    "finished": 10.0,
+    "queue": 5.0,
+}
 WATTS = {"power_limit_watts": 700.0}
 
 
-@pytest.mark.parametrize(("cards", "card", "verdict", "at_most"), [
-    ((), {}, "compute_bound", 0.65),
-    ((0.3,), {}, "compute_bound", 0.5),
-    ((0.7,), WATTS | {"power_watts": 350.0}, "compute_bound", 0.5),
-    ((0.95,), {}, "compute_bound", 0.85),
-    ((0.95,), WATTS | {"power_watts": 650.0}, "compute_bound", 0.85),
-    ((0.95,), {"tensor_activity_ratio": 0.45, "dram_activity_ratio": 0.2}, "compute_bound", 0.85),
-    ((0.95,), {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}, "compute_bound", 0.5),
-])
+@pytest.mark.parametrize(
+    ("cards", "card", "verdict", "at_most"),
+    [
+        ((), {}, "compute_bound", 0.65),
+        ((0.3,), {}, "compute_bound", 0.5),
+        ((0.7,), WATTS | {"power_watts": 350.0}, "compute_bound", 0.5),
+        ((0.95,), {}, "compute_bound", 0.85),
+        ((0.95,), WATTS | {"power_watts": 650.0}, "compute_bound", 0.85),
+        ((0.95,), {"tensor_activity_ratio": 0.45, "dram_activity_ratio": 0.2}, "compute_bound", 0.85),
+        ((0.95,), {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}, "compute_bound", 0.5),
+    ],
+)
 def test_many_prompt_tokens_are_compute_bound_only_if_the_gpu_says_so_too(cards, card, verdict, at_most):
     said = play(60, cards=cards, card=card, **RAG)
     assert said.verdict == verdict
@@ -109,17 +169,45 @@ def test_many_prompt_tokens_are_compute_bound_only_if_the_gpu_says_so_too(cards,
 
 
 def test_an_embedding_model_whose_gpu_waits_is_not_compute_bound():
-    said = play(60, args=(), cards=(0.25,), running=8.0, waiting=20.0, kv=0.0, prompt=6000.0, finished=20.0, length=300.0,
-                output=0.0, queue=1.0)
+    said = play(
+        60,
+        args=(),
+        cards=(0.25,),
+        running=8.0,
+        waiting=20.0,
+        kv=0.0,
+        prompt=6000.0,
+        finished=20.0,
+        length=300.0,
+        output=0.0,
+        queue=1.0,
+    )
     assert not said.confidently(5)
 
 
-@pytest.mark.parametrize(("card", "confident"), [
-    ({}, False), (WATTS | {"power_watts": 400.0}, False), (WATTS | {"power_watts": 640.0}, True),
-    ({"tensor_activity_ratio": 0.6, "dram_activity_ratio": 0.3}, True), ({"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}, False)])
+@pytest.mark.parametrize(
+    ("card", "confident"),
+    [
+        ({}, False),
+        (WATTS | {"power_watts": 400.0}, False),
+        (WATTS | {"power_watts": 640.0}, True),
+        ({"tensor_activity_ratio": 0.6, "dram_activity_ratio": 0.3}, True),
+        ({"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}, False),
+    ],
+)
 def test_utilization_alone_makes_nobody_sure_that_the_gpu_is_what_binds(card, confident):
-    said = play(60, cards=(0.95,), card=card, running=cycle(50, 55, 60), waiting=20.0, kv=0.3, generated=2000.0, prompt=2000.0,
-                finished=8.0, queue=5.0)
+    said = play(
+        60,
+        cards=(0.95,),
+        card=card,
+        running=cycle(50, 55, 60),
+        waiting=20.0,
+        kv=0.3,
+        generated=2000.0,
+        prompt=2000.0,
+        finished=8.0,
+        queue=5.0,
+    )
     assert ("compute_bound" in said.confidently(5)) is confident
     assert said.confidently(5) <= {"compute_bound"}
 
@@ -127,12 +215,15 @@ def test_utilization_alone_makes_nobody_sure_that_the_gpu_is_what_binds(card, co
 BUSY_UNITS = {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.75, "sm_activity_ratio": 0.8}
 
 
-@pytest.mark.parametrize(("args", "values"), [
-    (LIMIT, {"running": cycle(58, 60, 62), "waiting": 1.0, "kv": 0.4, "generated": 2000.0, "prompt": 4000.0}),
-    (LIMIT, {"running": 64.0, "waiting": 2.0, "kv": 0.3, "generated": 2000.0, "prompt": 2000.0}),
-    (LIMIT, {"running": 60.0, "waiting": 1.0, "kv": 0.85, "generated": 400.0, "prompt": 4000.0}),
-    (("--max-num-seqs", "64"), {"running": 64.0, "waiting": 2.0, "kv": 0.3, "generated": 2000.0, "prompt": 2000.0}),
-])
+@pytest.mark.parametrize(
+    ("args", "values"),
+    [
+        (LIMIT, {"running": cycle(58, 60, 62), "waiting": 1.0, "kv": 0.4, "generated": 2000.0, "prompt": 4000.0}),
+        (LIMIT, {"running": 64.0, "waiting": 2.0, "kv": 0.3, "generated": 2000.0, "prompt": 2000.0}),
+        (LIMIT, {"running": 60.0, "waiting": 1.0, "kv": 0.85, "generated": 400.0, "prompt": 4000.0}),
+        (("--max-num-seqs", "64"), {"running": 64.0, "waiting": 2.0, "kv": 0.3, "generated": 2000.0, "prompt": 2000.0}),
+    ],
+)
 @pytest.mark.parametrize("card", [{}, BUSY_UNITS])
 def test_the_moment_between_two_steps_is_no_queue(args, values, card):
     """In every sample one or two of sixty wait, each for some milliseconds."""
@@ -140,20 +231,38 @@ def test_the_moment_between_two_steps_is_no_queue(args, values, card):
     assert (said.verdict, said.confidence >= CONFIDENT) == ("healthy", True)
     assert said.confidently(5) == {"healthy"}
     assert "compute_bound" not in said.confidently(), "not even before anybody told how long they wait"
-    assert play(60, args=args, card=card, finished=8.0, queue=3.0, **values).verdict != "healthy", "who waits seconds is in a queue"
+    assert play(60, args=args, card=card, finished=8.0, queue=3.0, **values).verdict != "healthy", (
+        "who waits seconds is in a queue"
+    )
     assert play(60, args=args, card=card, finished=8.0, queue=0.015, **values | {"waiting": 12.0}).verdict != "healthy"
 
 
 def container(throttled=0.0, used=0.3, pressure=None):
     """A container of four cores; totals grow by the second."""
-    return {"restarts": 0, "cpu_limit_cores": 4.0, "cpu_usage_seconds": lambda i: i * 4.0 * used, "cpu_periods": lambda i: i * 10,
-            "cpu_throttled_periods": lambda i: int(i * 10 * throttled), "cpu_pressure_some_ratio": pressure}
+    return {
+        "restarts": 0,
+        "cpu_limit_cores": 4.0,
+        "cpu_usage_seconds": lambda i: i * 4.0 * used,
+        "cpu_periods": lambda i: i * 10,
+        "cpu_throttled_periods": lambda i: int(i * 10 * throttled),
+        "cpu_pressure_some_ratio": pressure,
+    }
 
 
-FINE = {"running": 30.0, "waiting": 0.0, "kv": 0.3, "generated": 1200.0, "prompt": 1000.0, "finished": 3.0, "token": 0.025}
+FINE = {
+    "running": 30.0,
+    "waiting": 0.0,
+    "kv": 0.3,
+    "generated": 1200.0,
+    "prompt": 1000.0,
+    "finished": 3.0,
+    "token": 0.025,
+}
 
 
-@pytest.mark.parametrize("host", [container(throttled=0.3), container(used=0.98, throttled=0.4), container(pressure=0.8)])
+@pytest.mark.parametrize(
+    "host", [container(throttled=0.3), container(used=0.98, throttled=0.4), container(pressure=0.8)]
+)
 def test_a_short_cpu_that_harms_nobody_is_no_verdict(host):
     said = play(60, cards=(0.7,), host=host, **FINE)
     assert said.verdict == "healthy"
@@ -169,8 +278,18 @@ def test_a_short_cpu_with_a_queue_and_a_gpu_that_waits_is_host_bound(host):
 
 def test_a_model_that_computes_on_the_cpu_uses_it():
     """A CPU build of vLLM: 98 % of the limit and no GPU to wait."""
-    said = play(60, cards=(), host=container(used=0.98, throttled=0.4), running=6.0, waiting=8.0, kv=0.2, generated=60.0,
-                prompt=80.0, finished=0.3, queue=5.0)
+    said = play(
+        60,
+        cards=(),
+        host=container(used=0.98, throttled=0.4),
+        running=6.0,
+        waiting=8.0,
+        kv=0.2,
+        generated=60.0,
+        prompt=80.0,
+        finished=0.3,
+        queue=5.0,
+    )
     assert "host_bound" not in said.confidently(5)
 
 
@@ -178,13 +297,23 @@ def test_an_idle_pod_is_idle_however_throttled():
     assert play(30, cards=(0.0,), host=container(throttled=0.3), running=0.0, waiting=0.0, kv=0.0).verdict == "idle"
 
 
-LEFT = {"running": 20.0, "waiting": 0.0, "kv": after(60, 0.6, 0.99), "generated": after(60, 600.0, 0.0), "prompt": after(60, 300.0, 0.0),
-        "finished": after(60, 1.0, 0.0), "cards": (after(60, 0.9, 0.0),)}
+LEFT = {
+    "running": 20.0,
+    "waiting": 0.0,
+    "kv": after(60, 0.6, 0.99),
+    "generated": after(60, 600.0, 0.0),
+    "prompt": after(60, 300.0, 0.0),
+    "finished": after(60, 1.0, 0.0),
+    "cards": (after(60, 0.9, 0.0),),
+}
 SERVER = {r.PROCESS_CPU_SECONDS: lambda i: 0.3 * i}
 
 
-@pytest.mark.parametrize("page", [{}, SERVER | {r.PROCESS_OPEN_FDS: 60.0, "http:2xx": lambda i: float(min(i, 60))}],
-                         ids=["several API servers", "a gateway keeps its connections"])
+@pytest.mark.parametrize(
+    "page",
+    [{}, SERVER | {r.PROCESS_OPEN_FDS: 60.0, "http:2xx": lambda i: float(min(i, 60))}],
+    ids=["several API servers", "a gateway keeps its connections"],
+)
 def test_gauges_that_may_be_left_over_page_nobody(page):
     """Incident TEL1 without the descriptors that tell: all clients aborted, the gauges stay for ever."""
     said = play(160, page=page, **LEFT)
@@ -198,19 +327,35 @@ def test_one_client_that_aborts_leaves_a_gauge_behind():
     assert said.confidence < CONFIDENT
 
 
-@pytest.mark.parametrize("sign", [{"waiting": after(60, 0.0, 5.0)}, {"cards": (after(60, 0.9, 1.0),)}, {"cards": ()},
-                                  {"page": SERVER | {r.PROCESS_OPEN_FDS: after(70, 60.0, 75.0)}}],
-                         ids=["a queue", "a busy GPU", "no GPU seen", "clients come"])
+@pytest.mark.parametrize(
+    "sign",
+    [
+        {"waiting": after(60, 0.0, 5.0)},
+        {"cards": (after(60, 0.9, 1.0),)},
+        {"cards": ()},
+        {"page": SERVER | {r.PROCESS_OPEN_FDS: after(70, 60.0, 75.0)}},
+    ],
+    ids=["a queue", "a busy GPU", "no GPU seen", "clients come"],
+)
 def test_a_hang_is_a_stall_within_half_a_minute(sign):
     said = play(110, **LEFT | sign)
     assert "stalled" in said.confidently(60 + 30)
 
 
 def test_kernels_are_compiled_for_the_first_request():
-    said = play(120, running=after(20, 0.0, 1.0), waiting=0.0, kv=0.002, generated=after(70, 0.0, 40.0), cards=(after(70, 0.0, 0.6),))
+    said = play(
+        120,
+        running=after(20, 0.0, 1.0),
+        waiting=0.0,
+        kv=0.002,
+        generated=after(70, 0.0, 40.0),
+        cards=(after(70, 0.0, 0.6),),
+    )
     assert "stalled" not in said.said()
     assert said.verdict == "healthy"
-    assert "stalled" in play(160, running=after(20, 0.0, 1.0), waiting=0.0, kv=0.002, cards=(0.0,)).said(), "not for ever"
+    assert "stalled" in play(160, running=after(20, 0.0, 1.0), waiting=0.0, kv=0.002, cards=(0.0,)).said(), (
+        "not for ever"
+    )
 
 
 def test_an_engine_that_sleeps_is_not_stalled():
@@ -222,8 +367,15 @@ def test_an_engine_that_sleeps_is_not_stalled():
 
 
 def test_a_grammar_that_compiles_is_the_host():
-    values = {"running": after(40, 4.0, 0.0), "waiting": after(40, 0.0, 5.0), "deferred": after(40, 0.0, 5.0), "kv": after(40, 0.1, 0.0),
-              "generated": after(40, 200.0, 0.0), "prompt": after(40, 200.0, 0.0), "cards": (after(40, 0.7, 0.0),)}
+    values = {
+        "running": after(40, 4.0, 0.0),
+        "waiting": after(40, 0.0, 5.0),
+        "deferred": after(40, 0.0, 5.0),
+        "kv": after(40, 0.1, 0.0),
+        "generated": after(40, 200.0, 0.0),
+        "prompt": after(40, 200.0, 0.0),
+        "cards": (after(40, 0.7, 0.0),),
+    }
     used = container() | {"cpu_usage_seconds": lambda i: min(i, 40) * 1.0 + max(0, i - 40) * 3.95}
     said = play(140, host=used, **values)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("host_bound", True)
@@ -233,16 +385,31 @@ def test_a_grammar_that_compiles_is_the_host():
 
 def test_a_livelock_is_a_stall_and_stays_one():
     """Incident KV14: it preempts without end, the cache fills and empties, and nothing comes out."""
-    said = play(160, running=cycle(2, 3), waiting=after(40, 0.0, 40.0), kv=cycle(0.97, 1.0, 1.0), generated=after(40, 600.0, 0.0),
-                prompt=after(40, 600.0, 0.0), finished=after(40, 2.0, 0.0), preemptions=after(40, 0.0, 5.0))
+    said = play(
+        160,
+        running=cycle(2, 3),
+        waiting=after(40, 0.0, 40.0),
+        kv=cycle(0.97, 1.0, 1.0),
+        generated=after(40, 600.0, 0.0),
+        prompt=after(40, 600.0, 0.0),
+        finished=after(40, 2.0, 0.0),
+        preemptions=after(40, 0.0, 5.0),
+    )
     assert said.said(40 + 25) == {"stalled"}
     assert said.confidence >= CONFIDENT
 
 
 def test_a_stall_at_a_full_cache_is_no_prefill_however_the_level_wanders():
     """Incident KV15: two run, 98 wait, and the usage creeps from 0.994 to 0.995 and back."""
-    said = play(200, running=2.0, waiting=after(40, 0.0, 98.0), kv=lambda i: 0.5 if i < 40 else 0.99 + 0.0004 * (i % 9),
-                generated=after(40, 600.0, 0.0), prompt=after(40, 600.0, 0.0), finished=after(40, 2.0, 0.0))
+    said = play(
+        200,
+        running=2.0,
+        waiting=after(40, 0.0, 98.0),
+        kv=lambda i: 0.5 if i < 40 else 0.99 + 0.0004 * (i % 9),
+        generated=after(40, 600.0, 0.0),
+        prompt=after(40, 600.0, 0.0),
+        finished=after(40, 2.0, 0.0),
+    )
     assert said.said(40 + 25) == {"stalled"}
 
 
@@ -250,8 +417,11 @@ SIX = {"running": 6.0, "waiting": 0.0, "kv": 0.1, "generated": 300.0, "prompt": 
 NOTHING = {"running": 0.0, "waiting": 0.0, "kv": 0.0}
 
 
-@pytest.mark.parametrize(("args", "others"), [(("--max-num-seqs", "256", "--data-parallel-size", "8"), [NOTHING] * 7), (LIMIT, []), ((), [])],
-                         ids=["seven ranks without work", "an engine on one of eight", "arguments not known"])
+@pytest.mark.parametrize(
+    ("args", "others"),
+    [(("--max-num-seqs", "256", "--data-parallel-size", "8"), [NOTHING] * 7), (LIMIT, []), ((), [])],
+    ids=["seven ranks without work", "an engine on one of eight", "arguments not known"],
+)
 def test_cards_that_do_nothing_are_not_averaged_in(args, others):
     said = play(60, args=args, others=others, cards=(0.95, *[0.0] * 7), **SIX)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("healthy", True)
@@ -265,7 +435,9 @@ def test_a_starved_engine_beside_a_busy_one_is_not_known_to_be_starved():
     assert said.last.evidence["gpu_starved"].value is None
     assert play(60, args=two, others=[SIX], cards=(0.1, 0.08), **SIX).last.evidence["gpu_starved"].value is True
     sharded = ("--max-num-seqs", "256", "-tp", "2")
-    assert play(60, args=sharded, cards=(0.1, 0.95), **SIX).last.evidence["gpu_starved"].value is False, "one of them works hard"
+    assert play(60, args=sharded, cards=(0.1, 0.95), **SIX).last.evidence["gpu_starved"].value is False, (
+        "one of them works hard"
+    )
     assert play(60, args=sharded, cards=(0.1, 0.08), **SIX).verdict == "host_bound"
 
 
@@ -278,9 +450,13 @@ def test_a_busy_card_of_another_engine_saturates_nobody():
     assert both.last.evidence["gpu_saturated"].value is True
 
 
-@pytest.mark.parametrize("args", [("--max-num-seqs", "256", "--max-num-active-seqs", "16"), ("--max-num-active-seqs=16",)])
+@pytest.mark.parametrize(
+    "args", [("--max-num-seqs", "256", "--max-num-active-seqs", "16"), ("--max-num-active-seqs=16",)]
+)
 def test_the_smaller_of_both_limits_of_the_batch_binds(args):
-    said = play(60, args=args, running=16.0, waiting=15.0, kv=0.2, generated=900.0, prompt=900.0, finished=1.0, queue=20.0)
+    said = play(
+        60, args=args, running=16.0, waiting=15.0, kv=0.2, generated=900.0, prompt=900.0, finished=1.0, queue=20.0
+    )
     assert (said.verdict, said.states[-1].signals.load.max_num_seqs_source) == ("concurrency_limited", "args")
     assert said.confidence >= CONFIDENT
     assert said.states[-1].limits["max_num_seqs"].value == 16
@@ -302,15 +478,24 @@ def test_a_batch_that_stands_still_makes_nobody_sure_of_the_gpu_where_the_limit_
     said = play(120, args=args, running=16.0, **load)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("compute_bound", False)
     assert not said.confidently(30)
-    assert play(120, args=args, running=cycle(16.0, 12.0, 14.0), **load).confidently(30) == {"compute_bound"}, "nothing holds it"
+    assert play(120, args=args, running=cycle(16.0, 12.0, 14.0), **load).confidently(30) == {"compute_bound"}, (
+        "nothing holds it"
+    )
 
 
 @pytest.mark.parametrize("every", [10, 70])
 @pytest.mark.parametrize("kv", [0.85, 0.98])
 def test_clients_that_give_up_together_and_come_back_are_no_preemptions(kv, every):
     """Their requests leave running, those that they send again wait for a sample, and nothing finishes."""
-    retries = {"running": lambda i: 32.0 if i % every == 5 else 40.0, "waiting": lambda i: 8.0 if i % every == 5 else 0.0,
-               "finished": lambda i: 0.0 if i % every in (4, 5, 6) else 3.0, "kv": kv, "generated": 900.0, "prompt": 900.0, "queue": 0.3}
+    retries = {
+        "running": lambda i: 32.0 if i % every == 5 else 40.0,
+        "waiting": lambda i: 8.0 if i % every == 5 else 0.0,
+        "finished": lambda i: 0.0 if i % every in (4, 5, 6) else 3.0,
+        "kv": kv,
+        "generated": 900.0,
+        "prompt": 900.0,
+        "queue": 0.3,
+    }
     said = play(200, **retries)
     assert "kv_pressure" not in said.confidently(), "the counter of preemptions has not moved"
     if every == 10:
@@ -319,13 +504,37 @@ def test_clients_that_give_up_together_and_come_back_are_no_preemptions(kv, ever
     assert play(100, preemptions=late, **retries | {"kv": 0.98}).confidently(80) == {"kv_pressure"}, "it bears them out"
 
 
-COMPUTES = {"power_watts": 680.0, "power_limit_watts": 700.0, "tensor_activity_ratio": 0.75, "dram_activity_ratio": 0.3, "sm_activity_ratio": 0.97}
-EMBEDS = {"kv": 0.0, "generated": 0.0, "prompt": 60_000.0, "finished": 200.0, "queue": 0.6, "length": 300.0, "output": 0.0}
-READS = {"kv": 0.4, "generated": 400.0, "prompt": 20_000.0, "finished": 8.0, "queue": 6.0, "length": 500.0, "output": 50.0}
+COMPUTES = {
+    "power_watts": 680.0,
+    "power_limit_watts": 700.0,
+    "tensor_activity_ratio": 0.75,
+    "dram_activity_ratio": 0.3,
+    "sm_activity_ratio": 0.97,
+}
+EMBEDS = {
+    "kv": 0.0,
+    "generated": 0.0,
+    "prompt": 60_000.0,
+    "finished": 200.0,
+    "queue": 0.6,
+    "length": 300.0,
+    "output": 0.0,
+}
+READS = {
+    "kv": 0.4,
+    "generated": 400.0,
+    "prompt": 20_000.0,
+    "finished": 8.0,
+    "queue": 6.0,
+    "length": 500.0,
+    "output": 50.0,
+}
 DECODES = READS | {"generated": 2000.0, "prompt": 2000.0}
 
 
-@pytest.mark.parametrize("card", [COMPUTES, WATTS | {"power_watts": 680.0}, {}], ids=["profiling", "power", "utilization alone"])
+@pytest.mark.parametrize(
+    "card", [COMPUTES, WATTS | {"power_watts": 680.0}, {}], ids=["profiling", "power", "utilization alone"]
+)
 @pytest.mark.parametrize("load", [EMBEDS, READS], ids=["an embedding server", "prompts"])
 def test_a_limit_that_is_reached_on_a_saturated_gpu_is_nothing_to_be_sure_of(load, card):
     """More requests at once would not be served faster: no raise is recommended."""
@@ -336,9 +545,16 @@ def test_a_limit_that_is_reached_on_a_saturated_gpu_is_nothing_to_be_sure_of(loa
     assert not any(state.limits["max_num_seqs"].recommended for state in said.states)
 
 
-@pytest.mark.parametrize(("load", "card"), [
-    (READS, {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}), (READS, WATTS | {"power_watts": 300.0}),
-    (DECODES, {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.7}), (DECODES, WATTS | {"power_watts": 450.0}), (DECODES, {})])
+@pytest.mark.parametrize(
+    ("load", "card"),
+    [
+        (READS, {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.2}),
+        (READS, WATTS | {"power_watts": 300.0}),
+        (DECODES, {"tensor_activity_ratio": 0.1, "dram_activity_ratio": 0.7}),
+        (DECODES, WATTS | {"power_watts": 450.0}),
+        (DECODES, {}),
+    ],
+)
 def test_a_limit_that_is_reached_on_a_gpu_that_could_do_more_is_the_limit(load, card):
     said = play(60, args=("--max-num-seqs", "64"), card=card, running=64.0, waiting=50.0, **load)
     assert said.confidently(5) == {"concurrency_limited"}
@@ -356,8 +572,16 @@ def test_gauges_left_over_beside_a_busy_neighbour_page_nobody():
 
 @pytest.mark.parametrize("card", [{}, COMPUTES], ids=["utilization", "profiling"])
 def test_a_card_that_a_neighbour_saturates_says_nothing_of_this_engine(card):
-    load = {"running": cycle(4, 5, 6), "waiting": 15.0, "kv": 0.1, "generated": 40.0, "prompt": 400.0, "finished": 0.3, "queue": 6.0,
-            "length": 1000.0}
+    load = {
+        "running": cycle(4, 5, 6),
+        "waiting": 15.0,
+        "kv": 0.1,
+        "generated": 40.0,
+        "prompt": 400.0,
+        "finished": 0.3,
+        "queue": 6.0,
+        "length": 1000.0,
+    }
     said = play(90, cards=(0.98,), card=card, neighbour=True, **load)
     assert not said.confidently(5)
     assert said.last.evidence["gpu_saturated"].value is None
@@ -366,7 +590,11 @@ def test_a_card_that_a_neighbour_saturates_says_nothing_of_this_engine(card):
 
 def test_a_card_with_neighbours_that_does_little_does_little_for_each():
     said = play(60, cards=(0.1,), neighbour=True, **SIX)
-    assert [said.last.evidence[name].value for name in ("gpu_starved", "gpu_saturated", "gpu_utilization_low")] == [True, False, True]
+    assert [said.last.evidence[name].value for name in ("gpu_starved", "gpu_saturated", "gpu_utilization_low")] == [
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(("own", "leaks"), [(None, None), (38.0, False), (lambda i: 30.0 + 0.02 * i, True)])
@@ -388,27 +616,52 @@ def connected(role):
 
 
 LORA = (*LIMIT, "--enable-lora", "--max-loras", "1")
-OLD = {"deferred": None, "waiting": 20.0, "finished": 3.0, "queue": 4.0, "kv": 0.35}  # vLLM before 0.20 does not tell who is deferred
+OLD = {
+    "deferred": None,
+    "waiting": 20.0,
+    "finished": 3.0,
+    "queue": 4.0,
+    "kv": 0.35,
+}  # vLLM before 0.20 does not tell who is deferred
 FETCHES = OLD | {"running": cycle(28, 30, 33), "generated": 800.0, "prompt": 8000.0, "length": 2500.0}
 ADAPTERS = OLD | {"running": cycle(5, 6, 7), "generated": 300.0, "prompt": 3000.0, "length": 1000.0}
 
 
 @pytest.mark.parametrize("card", [{}, BUSY_UNITS, COMPUTES], ids=["utilization", "memory busy", "tensor units busy"])
-@pytest.mark.parametrize(("args", "load"), [(connected("kv_consumer"), FETCHES), (connected("kv_both"), FETCHES), (LORA, ADAPTERS),
-                                            (("--kv-transfer-config.kv_role", "kv_consumer"), FETCHES)])
+@pytest.mark.parametrize(
+    ("args", "load"),
+    [
+        (connected("kv_consumer"), FETCHES),
+        (connected("kv_both"), FETCHES),
+        (LORA, ADAPTERS),
+        (("--kv-transfer-config.kv_role", "kv_consumer"), FETCHES),
+    ],
+)
 def test_who_may_wait_for_something_else_makes_nobody_sure_of_the_gpu(args, load, card):
     """Requests that wait for KV blocks from elsewhere or for the slot of an adapter, on a server that does not tell them apart."""
     said = play(60, args=args, card=card, **load)
     assert not said.confidently(5)
     assert said.last.evidence["queue_for_capacity"].value is None
     assert "LoRA slot" in said.last.missing[0]
-    assert play(60, args=args, card=card, host=container(throttled=0.4), **load | {"cards": (0.4,)}).confidently(5) == set(), "nor the host"
+    assert (
+        play(60, args=args, card=card, host=container(throttled=0.4), **load | {"cards": (0.4,)}).confidently(5)
+        == set()
+    ), "nor the host"
     told = {"deferred": 0.0, "computed": 8000.0}
-    assert play(60, args=args, card=COMPUTES, **load | told).confidently(5) == {"compute_bound"}, "told, and for none of it"
+    assert play(60, args=args, card=COMPUTES, **load | told).confidently(5) == {"compute_bound"}, (
+        "told, and for none of it"
+    )
 
 
-@pytest.mark.parametrize(("role", "told", "prefills"), [("kv_consumer", {}, None), ("kv_consumer", {"computed": 100.0}, False),
-                                                        ("kv_both", {}, None), ("kv_producer", {}, True)])
+@pytest.mark.parametrize(
+    ("role", "told", "prefills"),
+    [
+        ("kv_consumer", {}, None),
+        ("kv_consumer", {"computed": 100.0}, False),
+        ("kv_both", {}, None),
+        ("kv_producer", {}, True),
+    ],
+)
 def test_prompts_that_another_server_computed_are_no_prefill(role, told, prefills):
     assert play(40, args=connected(role), **FETCHES | told).last.evidence["prefill_dominates"].value is prefills
 
@@ -423,33 +676,66 @@ def test_a_cache_beside_one_server_takes_no_confidence_away():
     """LMCache loads within the step and serves one server: no request waits for its blocks, and nobody pulls them."""
     beside = (*LIMIT, "--kv-transfer-config", '{"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}')
     assert "compute_bound" in play(60, args=beside, card=COMPUTES, **FETCHES).confidently(5)
-    assert play(60, args=beside, host=container(throttled=0.4), **FETCHES | {"cards": (0.4,)}).confidently(5) == {"host_bound"}
-    long = OLD | FULL | {"running": 1.0, "waiting": 8.0, "finished": 0.05, "length": 60000.0, "generated": 30.0, "prompt": 600.0}
+    assert play(60, args=beside, host=container(throttled=0.4), **FETCHES | {"cards": (0.4,)}).confidently(5) == {
+        "host_bound"
+    }
+    long = (
+        OLD
+        | FULL
+        | {"running": 1.0, "waiting": 8.0, "finished": 0.05, "length": 60000.0, "generated": 30.0, "prompt": 600.0}
+    )
     assert play(60, args=beside, **long).confidently(5) == {"kv_pressure"}
 
 
 @pytest.mark.parametrize("role", ["kv_producer", "kv_both"])
 def test_blocks_that_wait_to_be_pulled_are_nothing_to_cut_the_batch_for(role):
     """An instance that prefills: what it has computed stays in its cache until the one that decodes has it."""
-    holds = OLD | {"kv": 0.99, "waiting": 40.0, "generated": 3.0, "prompt": 8000.0, "length": 2500.0, "output": 1.0, "cards": (0.3,)}
+    holds = OLD | {
+        "kv": 0.99,
+        "waiting": 40.0,
+        "generated": 3.0,
+        "prompt": 8000.0,
+        "length": 2500.0,
+        "output": 1.0,
+        "cards": (0.3,),
+    }
     said = play(120, args=connected(role), running=cycle(0, 1, 0), **holds)
     assert not said.confidently(5)
     assert "pulled" in said.last.missing[0]
     assert not any(state.limits["max_num_seqs"].recommended for state in said.states)
-    assert play(60, args=connected("kv_producer"), running=cycle(20, 22), **holds).states[-1].limits["max_num_seqs"].recommended is None
+    assert (
+        play(60, args=connected("kv_producer"), running=cycle(20, 22), **holds)
+        .states[-1]
+        .limits["max_num_seqs"]
+        .recommended
+        is None
+    )
     assert play(60, running=cycle(20, 22), **holds).states[-1].limits["max_num_seqs"].recommended is not None
 
 
 def test_requests_whose_blocks_are_on_their_way_page_nobody_for_a_stall():
-    gone = {"running": after(40, 4.0, 0.0), "waiting": after(40, 0.0, 12.0), "deferred": None, "kv": after(40, 0.1, 0.3),
-            "generated": after(40, 200.0, 0.0), "prompt": after(40, 200.0, 0.0), "cards": (after(40, 0.7, 0.0),)}
+    gone = {
+        "running": after(40, 4.0, 0.0),
+        "waiting": after(40, 0.0, 12.0),
+        "deferred": None,
+        "kv": after(40, 0.1, 0.3),
+        "generated": after(40, 200.0, 0.0),
+        "prompt": after(40, 200.0, 0.0),
+        "cards": (after(40, 0.7, 0.0),),
+    }
     assert "stalled" not in play(100, args=connected("kv_consumer"), **gone).confidently()
     assert "stalled" in play(100, args=LORA, **gone).confidently(), "nothing runs, so every slot is free"
 
 
-ON_CPU = {"running": 1.0, "waiting": 0.0, "cards": (), "kv": lambda i: 0.05 if i % 70 < 1 else 0.2 + 0.001 * max(0, i % 70 - 45),
-          "generated": lambda i: 4.0 if i % 70 >= 45 else 0.0, "prompt": lambda i: 4000.0 if i % 70 == 45 else 0.0,
-          "finished": lambda i: 1.0 if i % 70 == 69 else 0.0}
+ON_CPU = {
+    "running": 1.0,
+    "waiting": 0.0,
+    "cards": (),
+    "kv": lambda i: 0.05 if i % 70 < 1 else 0.2 + 0.001 * max(0, i % 70 - 45),
+    "generated": lambda i: 4.0 if i % 70 >= 45 else 0.0,
+    "prompt": lambda i: 4000.0 if i % 70 == 45 else 0.0,
+    "finished": lambda i: 1.0 if i % 70 == 69 else 0.0,
+}
 
 
 def test_a_step_of_a_model_on_the_cpu_takes_longer_than_a_stall():
@@ -458,23 +744,41 @@ def test_a_step_of_a_model_on_the_cpu_takes_longer_than_a_stall():
     said = play(220, host=busy, **ON_CPU)
     assert "stalled" not in said.said(70)
     assert any("CPU" in reason for state in said.states for reason in state.diagnosis.missing)
-    assert "stalled" in play(220, host=busy | {"cpu_usage_seconds": lambda i: 3.0 * i}, **ON_CPU).said(70), "the CPU rests"
-    hangs = play(180, host=busy, **ON_CPU | {"generated": after(60, 4.0, 0.0), "prompt": 0.0, "finished": 0.0, "kv": 0.2})
+    assert "stalled" in play(220, host=busy | {"cpu_usage_seconds": lambda i: 3.0 * i}, **ON_CPU).said(70), (
+        "the CPU rests"
+    )
+    hangs = play(
+        180, host=busy, **ON_CPU | {"generated": after(60, 4.0, 0.0), "prompt": 0.0, "finished": 0.0, "kv": 0.2}
+    )
     assert (hangs.states[140].diagnosis.verdict, hangs.verdict) == ("unknown", "stalled"), "not for ever"
 
 
-WHOLE = {"running": after(40, 2.0, 1.0), "waiting": after(40, 0.0, 3.0), "kv": after(40, 0.01, 0.6), "deferred": None,
-         "generated": after(40, 30.0, 0.0), "prompt": after(40, 100.0, 0.0), "finished": after(40, 1.0, 0.0), "cards": (after(40, 0.5, 1.0),)}
+WHOLE = {
+    "running": after(40, 2.0, 1.0),
+    "waiting": after(40, 0.0, 3.0),
+    "kv": after(40, 0.01, 0.6),
+    "deferred": None,
+    "generated": after(40, 30.0, 0.0),
+    "prompt": after(40, 100.0, 0.0),
+    "finished": after(40, 1.0, 0.0),
+    "cards": (after(40, 0.5, 1.0),),
+}
 
 
-@pytest.mark.parametrize(("args", "kind"), [(LIMIT, {"swapped": 0.0}), ((*LIMIT, "--no-enable-chunked-prefill"), {})], ids=["V0", "not chunked"])
+@pytest.mark.parametrize(
+    ("args", "kind"),
+    [(LIMIT, {"swapped": 0.0}), ((*LIMIT, "--no-enable-chunked-prefill"), {})],
+    ids=["V0", "not chunked"],
+)
 def test_a_prompt_that_is_computed_as_a_whole_is_no_stall(args, kind):
     """128k tokens: all of its blocks are there at once, and the first token comes 45 s later."""
     said = play(85, args=args, **WHOLE | kind)
     assert "stalled" not in said.said()
     assert "computed as a whole" in said.last.missing[0]
     assert play(140, args=args, **WHOLE | kind).verdict == "stalled", "not for ever"
-    assert play(85, args=args, **WHOLE | kind | {"cards": (after(40, 0.5, 0.0),)}).verdict == "stalled", "nothing computes"
+    assert play(85, args=args, **WHOLE | kind | {"cards": (after(40, 0.5, 0.0),)}).verdict == "stalled", (
+        "nothing computes"
+    )
     assert play(85, args=args, **WHOLE | kind | {"running": 2.0, "kv": 0.3}).verdict == "stalled", "nothing was let in"
 
 
@@ -482,8 +786,16 @@ def test_a_prompt_that_is_computed_by_chunks_shows_that_it_moves():
     assert play(85, **WHOLE).verdict == "stalled"
 
 
-KEPT_FREE = {"running": cycle(25, 26, 27), "waiting": 15.0, "kv": cycle(0.885, 0.89, 0.895), "generated": 900.0, "prompt": 900.0,
-             "finished": 1.0, "length": 1000.0, "queue": 20.0}
+KEPT_FREE = {
+    "running": cycle(25, 26, 27),
+    "waiting": 15.0,
+    "kv": cycle(0.885, 0.89, 0.895),
+    "generated": 900.0,
+    "prompt": 900.0,
+    "finished": 1.0,
+    "length": 1000.0,
+    "queue": 20.0,
+}
 
 
 def test_a_watermark_lowers_the_level_of_a_full_cache():
@@ -497,7 +809,15 @@ def test_a_watermark_lowers_the_level_of_a_full_cache():
 
 def test_a_small_model_at_its_usual_speed_is_not_surely_host_bound():
     """It keeps a tenth of the GPU busy and nobody waits: once its own normal is known, nothing is wrong."""
-    small = {"cards": (0.10,), "running": 4.0, "waiting": 0.0, "kv": 0.02, "generated": 900.0, "prompt": 500.0, "finished": 3.0}
+    small = {
+        "cards": (0.10,),
+        "running": 4.0,
+        "waiting": 0.0,
+        "kv": 0.02,
+        "generated": 900.0,
+        "prompt": 500.0,
+        "finished": 3.0,
+    }
     assert not play(120, step=5.0, token=0.004, **small).confidently(90)
     slower = play(150, step=5.0, token=after(110, 0.004, 0.04), **small | {"generated": after(110, 900.0, 200.0)})
     assert slower.confidently(140) == {"host_bound"}
@@ -513,8 +833,15 @@ def test_gauges_left_over_on_one_rank_of_several_page_nobody():
 def test_a_full_cache_that_makes_nobody_wait_is_nothing_to_be_sure_of():
     said = play(60, running=cycle(58, 60, 62), waiting=1.0, queue=0.02, **FULL | {"finished": 8.0})
     assert (said.verdict, said.confidence >= CONFIDENT) == ("kv_pressure", False)
-    assert play(60, running=cycle(58, 60, 62), waiting=1.0, queue=3.0, **FULL | {"finished": 8.0}).confidence >= CONFIDENT
-    assert play(60, running=cycle(58, 60, 62), waiting=1.0, queue=0.02, preemptions=1.0, **FULL | {"finished": 8.0}).confidence >= CONFIDENT
+    assert (
+        play(60, running=cycle(58, 60, 62), waiting=1.0, queue=3.0, **FULL | {"finished": 8.0}).confidence >= CONFIDENT
+    )
+    assert (
+        play(
+            60, running=cycle(58, 60, 62), waiting=1.0, queue=0.02, preemptions=1.0, **FULL | {"finished": 8.0}
+        ).confidence
+        >= CONFIDENT
+    )
 
 
 @pytest.mark.parametrize("args", [LIMIT, ()])

@@ -15,22 +15,34 @@ from kvpressure.signals.model import Signals
 from kvpressure.thresholds import builtin
 
 T = builtin()
-FRAGMENTED = ("(EngineCore pid=201) ERROR 11-14 22:18:22 [core.py:1101] torch.OutOfMemoryError: CUDA out of memory. Tried to "
-              "allocate 1.16 GiB. GPU 0 has a total capacity of 79.11 GiB of which 21.75 MiB is free. Of the allocated memory "
-              "70.00 GiB is allocated by PyTorch, with 1.50 GiB allocated in private pools (e.g., CUDA Graphs), and 3.21 GiB "
-              "is reserved by PyTorch but unallocated.")
-FULL = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.56 GiB of "
-        "which 21.75 MiB is free. Including non-PyTorch memory, this process has 23.53 GiB memory in use. Of the allocated "
-        "memory 22.88 GiB is allocated by PyTorch, and 275.00 MiB is reserved by PyTorch but unallocated.")
-OLD = ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total capacity; 7.50 GiB "
-       "already allocated; 12.50 MiB free; 9.75 GiB reserved in total by PyTorch)")
+FRAGMENTED = (
+    "(EngineCore pid=201) ERROR 11-14 22:18:22 [core.py:1101] torch.OutOfMemoryError: CUDA out of memory. Tried to "
+    "allocate 1.16 GiB. GPU 0 has a total capacity of 79.11 GiB of which 21.75 MiB is free. Of the allocated memory "
+    "70.00 GiB is allocated by PyTorch, with 1.50 GiB allocated in private pools (e.g., CUDA Graphs), and 3.21 GiB "
+    "is reserved by PyTorch but unallocated."
+)
+FULL = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.56 GiB of "
+    "which 21.75 MiB is free. Including non-PyTorch memory, this process has 23.53 GiB memory in use. Of the allocated "
+    "memory 22.88 GiB is allocated by PyTorch, and 275.00 MiB is reserved by PyTorch but unallocated."
+)
+OLD = (
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total capacity; 7.50 GiB "
+    "already allocated; 12.50 MiB free; 9.75 GiB reserved in total by PyTorch)"
+)
 BARE = "RuntimeError: CUDA error: out of memory"
 
 
 def snapshot(t: float, *lines: str) -> Snapshot:
-    reading = EngineReading("m", "0", {r.RUNNING: 4.0, r.WAITING: 0.0, r.KV_USAGE: 0.3}, {r.GENERATION_TOKENS: t * 100}, {}, {})
-    return Snapshot(t, pages=(EnginePage("t", t, "ns", "p", "vllm", engines=(reading,)),),
-                    containers=(ContainerReading("ns", "p", "vllm", restarts=0),), logs=tuple(LogLine("ns", "p", "vllm", line) for line in lines))
+    reading = EngineReading(
+        "m", "0", {r.RUNNING: 4.0, r.WAITING: 0.0, r.KV_USAGE: 0.3}, {r.GENERATION_TOKENS: t * 100}, {}, {}
+    )
+    return Snapshot(
+        t,
+        pages=(EnginePage("t", t, "ns", "p", "vllm", engines=(reading,)),),
+        containers=(ContainerReading("ns", "p", "vllm", restarts=0),),
+        logs=tuple(LogLine("ns", "p", "vllm", line) for line in lines),
+    )
 
 
 def after(*lines: str):
@@ -46,17 +58,30 @@ def told(*lines: str) -> str:
     return evidence.text
 
 
-@pytest.mark.parametrize(("line", "text"), [
-    (FRAGMENTED, "out of GPU memory 1 time in the log lately; the last one: tried to allocate 1.16 GiB, 21.8 MiB free on the "
-     "device, capacity 79.11 GiB, 70.00 GiB allocated by PyTorch, 1.50 GiB of it in private pools, 3.21 GiB reserved by "
-     "PyTorch but unallocated (fragmentation probable: 2 GB or more lie in pieces)"),
-    (FULL, "out of GPU memory 1 time in the log lately; the last one: tried to allocate 50.0 MiB, 21.8 MiB free on the device, "
-     "capacity 23.56 GiB, 22.88 GiB allocated by PyTorch, 275.0 MiB reserved by PyTorch but unallocated"),
-    (OLD, "out of GPU memory 1 time in the log lately; the last one: tried to allocate 20.0 MiB, 12.5 MiB free on the device, "
-     "capacity 10.75 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by PyTorch but unallocated (fragmentation "
-     "probable: 2 GB or more lie in pieces)"),
-    (BARE, "out of GPU memory 1 time in the log lately, without figures"),
-], ids=["fragmented", "full", "torch 2.0", "no figures"])
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (
+            FRAGMENTED,
+            "out of GPU memory 1 time in the log lately; the last one: tried to allocate 1.16 GiB, 21.8 MiB free on the "
+            "device, capacity 79.11 GiB, 70.00 GiB allocated by PyTorch, 1.50 GiB of it in private pools, 3.21 GiB reserved by "
+            "PyTorch but unallocated (fragmentation probable: 2 GB or more lie in pieces)",
+        ),
+        (
+            FULL,
+            "out of GPU memory 1 time in the log lately; the last one: tried to allocate 50.0 MiB, 21.8 MiB free on the device, "
+            "capacity 23.56 GiB, 22.88 GiB allocated by PyTorch, 275.0 MiB reserved by PyTorch but unallocated",
+        ),
+        (
+            OLD,
+            "out of GPU memory 1 time in the log lately; the last one: tried to allocate 20.0 MiB, 12.5 MiB free on the device, "
+            "capacity 10.75 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by PyTorch but unallocated (fragmentation "
+            "probable: 2 GB or more lie in pieces)",
+        ),
+        (BARE, "out of GPU memory 1 time in the log lately, without figures"),
+    ],
+    ids=["fragmented", "full", "torch 2.0", "no figures"],
+)
 def test_the_text_of_the_error_is_told_with_its_units(line: str, text: str) -> None:
     assert told(line) == text
 
@@ -72,12 +97,18 @@ def test_the_allocator_stays_absent_without_the_plugin() -> None:
     engine = after(FRAGMENTED)
     assert engine.diagnosis.conditions["gpu_out_of_memory"] is True
     assert engine.diagnosis.conditions["allocator_fragmentation"] is None
-    assert (engine.signals.memory.allocator_reserved_bytes, engine.signals.memory.allocator_allocated_bytes) == (None, None)
+    assert (engine.signals.memory.allocator_reserved_bytes, engine.signals.memory.allocator_allocated_bytes) == (
+        None,
+        None,
+    )
 
 
 def test_figures_are_published_as_long_as_the_event_counts() -> None:
     pipeline = Pipeline()
-    states = [pipeline.observe(snapshot(1000.0 + t, *([FRAGMENTED] if t == 0 else []))) for t in range(int(builtin()["log_window_seconds"]) + 2)]
+    states = [
+        pipeline.observe(snapshot(1000.0 + t, *([FRAGMENTED] if t == 0 else [])))
+        for t in range(int(builtin()["log_window_seconds"]) + 2)
+    ]
     last, gone = states[-2:]
     engine = diagnosis_document(last, "node-1")["engines"][0]
     assert engine["signals"]["oom:reserved_unallocated_bytes"] == pytest.approx(3.21 * 2**30)
@@ -96,8 +127,29 @@ def test_fragmentation_is_probable_from_the_documented_two_gigabytes_on(held: fl
     assert oom.fragmented({} if held is None else {"reserved_unallocated_bytes": held}, T) is probable
 
 
-@given(st.text(max_size=200), st.lists(st.sampled_from([
-    "Tried to allocate ", "1e9 GiB", "99999999999999999999 TiB", "-1.5 MiB", "... GiB", " free", "; ", " total capacity; ",
-    " reserved in total by PyTorch", " is reserved by PyTorch but unallocated", "and ", "; 0 bytes already allocated"]), max_size=12))
+@given(
+    st.text(max_size=200),
+    st.lists(
+        st.sampled_from(
+            [
+                "Tried to allocate ",
+                "1e9 GiB",
+                "99999999999999999999 TiB",
+                "-1.5 MiB",
+                "... GiB",
+                " free",
+                "; ",
+                " total capacity; ",
+                " reserved in total by PyTorch",
+                " is reserved by PyTorch but unallocated",
+                "and ",
+                "; 0 bytes already allocated",
+            ]
+        ),
+        max_size=12,
+    ),
+)
 def test_no_text_breaks_it(noise: str, parts: list[str]) -> None:
-    assert told("CUDA out of memory. " + noise.replace("\n", " ") + "".join(parts)).startswith("out of GPU memory 1 time")
+    assert told("CUDA out of memory. " + noise.replace("\n", " ") + "".join(parts)).startswith(
+        "out of GPU memory 1 time"
+    )

@@ -25,7 +25,11 @@ def test_samples_far_apart_need_no_second_one(apart: float) -> None:
 
 @pytest.mark.parametrize("apart", [1, 5, APART])
 def test_samples_near_each_other_do(apart: float) -> None:
-    assert published([(0, "idle"), (apart, "kv_pressure"), (2 * apart, "kv_pressure")]) == ["idle", "idle", "kv_pressure"]
+    assert published([(0, "idle"), (apart, "kv_pressure"), (2 * apart, "kv_pressure")]) == [
+        "idle",
+        "idle",
+        "kv_pressure",
+    ]
 
 
 def test_what_nobody_finds_any_more_does_not_stand_because_the_others_disagree() -> None:
@@ -44,4 +48,8 @@ def test_a_clock_that_steps_back_publishes_nothing_early() -> None:
 
 
 def test_unknown_is_not_found_sooner() -> None:
-    assert published([(0, "healthy"), (APART + 1, "unknown"), (2 * APART + 2, "unknown")]) == ["healthy", "healthy", "unknown"]
+    assert published([(0, "healthy"), (APART + 1, "unknown"), (2 * APART + 2, "unknown")]) == [
+        "healthy",
+        "healthy",
+        "unknown",
+    ]

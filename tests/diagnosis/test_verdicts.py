@@ -30,18 +30,37 @@ def signals(**values) -> Signals:
         if name in {item.name for item in fields(Signals)}:
             groups[name] = value
             continue
-        owner = next(item.name for item in fields(Signals)
-                     if hasattr(getattr(base, item.name), "__dataclass_fields__")
-                     and name in getattr(base, item.name).__dataclass_fields__)
+        owner = next(
+            item.name
+            for item in fields(Signals)
+            if hasattr(getattr(base, item.name), "__dataclass_fields__")
+            and name in getattr(base, item.name).__dataclass_fields__
+        )
         groups[owner] = replace(groups.get(owner, getattr(base, owner)), **{name: value})
     return replace(base, **groups)
 
 
-FLOWING = {"fresh_seconds": 0.0, "work_present": True, "tokens_flow": True, "tokens_lately": True,
-           "seconds_without_progress": 0.0, "prompt_tokens_per_second": 100.0, "generation_tokens_per_second": 900.0}
-PRESSURE = {**FLOWING, "running": 40.0, "waiting": 30.0, "in_flight": 70.0, "kv_used_ratio": 0.98,
-            "kv_used_ratio_recent_max": 0.99, "kv_used_ratio_max": 0.99, "running_at_limit": False,
-            "max_num_seqs": 256.0, "max_num_seqs_source": "args"}
+FLOWING = {
+    "fresh_seconds": 0.0,
+    "work_present": True,
+    "tokens_flow": True,
+    "tokens_lately": True,
+    "seconds_without_progress": 0.0,
+    "prompt_tokens_per_second": 100.0,
+    "generation_tokens_per_second": 900.0,
+}
+PRESSURE = {
+    **FLOWING,
+    "running": 40.0,
+    "waiting": 30.0,
+    "in_flight": 70.0,
+    "kv_used_ratio": 0.98,
+    "kv_used_ratio_recent_max": 0.99,
+    "kv_used_ratio_max": 0.99,
+    "running_at_limit": False,
+    "max_num_seqs": 256.0,
+    "max_num_seqs_source": "args",
+}
 
 
 def judge(queue=None, samples=10, **values) -> Finding:
@@ -56,8 +75,9 @@ def test_full_cache_and_a_queue_below_the_limit_is_kv_pressure():
     assert found.confidence == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(("peak", "verdict"), [(0.97, "kv_pressure"), (0.9699, "kv_pressure"), (0.80, "kv_pressure"),
-                                               (0.799, "unknown")])
+@pytest.mark.parametrize(
+    ("peak", "verdict"), [(0.97, "kv_pressure"), (0.9699, "kv_pressure"), (0.80, "kv_pressure"), (0.799, "unknown")]
+)
 def test_below_full_the_queue_alone_is_weaker_evidence(peak, verdict):
     found = judge(**PRESSURE | {"kv_used_ratio": peak, "kv_used_ratio_recent_max": peak})
     assert found.verdict == verdict
@@ -77,8 +97,10 @@ def test_a_logged_allocation_failure_is_the_last_stage():
 
 
 def test_reached_limit_with_room_is_concurrency_limited():
-    found = judge(**PRESSURE | {"kv_used_ratio": 0.3, "kv_used_ratio_recent_max": 0.35, "running": 256.0,
-                                "running_at_limit": True})
+    found = judge(
+        **PRESSURE
+        | {"kv_used_ratio": 0.3, "kv_used_ratio_recent_max": 0.35, "running": 256.0, "running_at_limit": True}
+    )
     assert found.verdict == "concurrency_limited"
     assert found.confidence >= T["confident"]
 
@@ -124,69 +146,143 @@ def test_nothing_is_claimed_when_kv_usage_is_not_recorded():
 
 def test_prompts_that_take_all_the_time_are_compute_bound():
     """Incident PRE1: 951 wait, KV 17 %, 27 409 prompt against 4.9 generated tokens/s."""
-    found = judge(**PRESSURE | {"kv_used_ratio": 0.17, "kv_used_ratio_recent_max": 0.17,
-                                "prompt_tokens_per_second": 27_409.0, "generation_tokens_per_second": 4.9})
+    found = judge(
+        **PRESSURE
+        | {
+            "kv_used_ratio": 0.17,
+            "kv_used_ratio_recent_max": 0.17,
+            "prompt_tokens_per_second": 27_409.0,
+            "generation_tokens_per_second": 4.9,
+        }
+    )
     assert found.verdict == "compute_bound"
 
 
 def test_a_busy_gpu_with_a_queue_and_room_is_compute_bound():
-    found = judge(**PRESSURE | {"kv_used_ratio": 0.6, "kv_used_ratio_recent_max": 0.6, "gpu_utilization": 0.88,
-                                "activity_level": "utilization_weak"})
+    found = judge(
+        **PRESSURE
+        | {
+            "kv_used_ratio": 0.6,
+            "kv_used_ratio_recent_max": 0.6,
+            "gpu_utilization": 0.88,
+            "activity_level": "utilization_weak",
+        }
+    )
     assert found.verdict == "compute_bound"
 
 
-@pytest.mark.parametrize("extra", [{"cpu_throttled_ratio": 0.25}, {"cpu_used_ratio": 0.95},
-                                   {"gpu_utilization": 0.1, "activity_level": "utilization_weak"},
-                                   {"api_cpu_cores": 0.95, "outside_engine_share": 0.5}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"cpu_throttled_ratio": 0.25},
+        {"cpu_used_ratio": 0.95},
+        {"gpu_utilization": 0.1, "activity_level": "utilization_weak"},
+        {"api_cpu_cores": 0.95, "outside_engine_share": 0.5},
+    ],
+)
 def test_a_starving_gpu_is_host_bound(extra):
-    found = judge(**FLOWING, running=20.0, waiting=0.0, in_flight=20.0, kv_used_ratio=0.2, kv_used_ratio_recent_max=0.2,
-                  **extra)
+    found = judge(
+        **FLOWING, running=20.0, waiting=0.0, in_flight=20.0, kv_used_ratio=0.2, kv_used_ratio_recent_max=0.2, **extra
+    )
     assert found.verdict == "host_bound"
 
 
 def test_throttling_while_the_gpu_is_saturated_is_not_host_bound():
-    found = judge(**FLOWING, running=20.0, waiting=0.0, in_flight=20.0, cpu_throttled_ratio=0.5, gpu_utilization=0.95,
-                  activity_level="utilization_weak")
+    found = judge(
+        **FLOWING,
+        running=20.0,
+        waiting=0.0,
+        in_flight=20.0,
+        cpu_throttled_ratio=0.5,
+        gpu_utilization=0.95,
+        activity_level="utilization_weak",
+    )
     assert found.verdict == "healthy"
 
 
-@pytest.mark.parametrize(("stuck", "verdict"), [(7.9, "healthy"), (8.0, "unknown"), (19.9, "unknown"), (20.0, "stalled")])
+@pytest.mark.parametrize(
+    ("stuck", "verdict"), [(7.9, "healthy"), (8.0, "unknown"), (19.9, "unknown"), (20.0, "stalled")]
+)
 def test_no_progress_is_suspicious_first_and_a_stall_later(stuck, verdict):
-    values = {**FLOWING, "running": 4.0, "waiting": 0.0, "in_flight": 4.0, "seconds_without_progress": stuck,
-              "seconds_still": stuck}
+    values = {
+        **FLOWING,
+        "running": 4.0,
+        "waiting": 0.0,
+        "in_flight": 4.0,
+        "seconds_without_progress": stuck,
+        "seconds_still": stuck,
+    }
     assert judge(**values).verdict == verdict
 
 
 def test_waiting_with_an_empty_cache_and_nothing_running_is_a_stall():
     """Incident KV20: waiting{capacity} 6, KV 0.0, running 0, for an hour."""
-    found = judge(fresh_seconds=0.0, work_present=True, running=0.0, waiting=6.0, in_flight=6.0, kv_used_ratio=0.0,
-                  kv_used_ratio_recent_max=0.0, seconds_without_progress=60.0, seconds_still=60.0, tokens_flow=False)
+    found = judge(
+        fresh_seconds=0.0,
+        work_present=True,
+        running=0.0,
+        waiting=6.0,
+        in_flight=6.0,
+        kv_used_ratio=0.0,
+        kv_used_ratio_recent_max=0.0,
+        seconds_without_progress=60.0,
+        seconds_still=60.0,
+        tokens_flow=False,
+    )
     assert found.verdict == "stalled"
     assert found.confidence >= T["confident"]
 
 
 def test_gauges_left_over_from_clients_that_went_away_are_said_to_be_frozen():
     """Incident TEL1: 24 running at KV 99 % for hours, GPU idle, the API server answers nobody."""
-    stale = {**PRESSURE, "waiting": None, "running": 24.0, "tokens_flow": False, "seconds_without_progress": 300.0,
-             "seconds_still": 300.0, "http_moved": False, "gpu_utilization": 0.0, "activity_level": "utilization_weak"}
+    stale = {
+        **PRESSURE,
+        "waiting": None,
+        "running": 24.0,
+        "tokens_flow": False,
+        "seconds_without_progress": 300.0,
+        "seconds_still": 300.0,
+        "http_moved": False,
+        "gpu_utilization": 0.0,
+        "activity_level": "utilization_weak",
+    }
     found = judge(**stale)
     assert (found.verdict, found.frozen) == ("unknown", True)
     assert judge(**stale | {"http_moved": None}).verdict == "stalled"
     assert judge(**stale | {"gpu_utilization": 1.0}).verdict == "stalled"
-    assert judge(**stale | {"connections_dropped": False}).verdict == "stalled", "the clients are still connected: a hang"
+    assert judge(**stale | {"connections_dropped": False}).verdict == "stalled", (
+        "the clients are still connected: a hang"
+    )
     assert judge(**stale | {"http_moved": None, "connections_dropped": True}).frozen is True
 
 
 def test_a_long_prefill_is_not_a_stall():
-    slow = {**PRESSURE, "kv_used_ratio": 0.4, "kv_used_ratio_recent_max": 0.4, "seconds_without_progress": 40.0,
-            "seconds_still": 0.0, "kv_slope_per_second": 0.01, "tokens_flow": False}
+    slow = {
+        **PRESSURE,
+        "kv_used_ratio": 0.4,
+        "kv_used_ratio_recent_max": 0.4,
+        "seconds_without_progress": 40.0,
+        "seconds_still": 0.0,
+        "kv_slope_per_second": 0.01,
+        "tokens_flow": False,
+    }
     assert judge(**slow).verdict == "compute_bound"
     assert judge(**slow | {"seconds_without_progress": 90.0}).verdict == "stalled"
 
 
 def test_idle_and_healthy():
-    assert judge(fresh_seconds=0.0, work_present=False, running=0.0, waiting=0.0, in_flight=0.0, tokens_flow=False,
-                 tokens_lately=False).verdict == "idle"
+    assert (
+        judge(
+            fresh_seconds=0.0,
+            work_present=False,
+            running=0.0,
+            waiting=0.0,
+            in_flight=0.0,
+            tokens_flow=False,
+            tokens_lately=False,
+        ).verdict
+        == "idle"
+    )
     assert judge(**FLOWING, running=3.0, waiting=0.0, in_flight=3.0).verdict == "healthy"
 
 
@@ -219,14 +315,27 @@ def test_unknown_says_what_is_missing():
 OPTIONAL = st.one_of(st.none(), st.floats(0, 1))
 
 
-@given(st.fixed_dictionaries({
-    "kv_used_ratio": OPTIONAL, "kv_used_ratio_recent_max": OPTIONAL, "gpu_utilization": OPTIONAL, "cpu_used_ratio": OPTIONAL,
-    "cpu_throttled_ratio": OPTIONAL, "power_ratio": OPTIONAL, "waiting": st.one_of(st.none(), st.floats(0, 100)),
-    "running": st.one_of(st.none(), st.floats(0, 300)), "fresh_seconds": st.one_of(st.none(), st.floats(0, 60)),
-    "seconds_without_progress": st.one_of(st.none(), st.floats(0, 300)), "work_present": st.one_of(st.none(), st.booleans()),
-    "tokens_flow": st.one_of(st.none(), st.booleans()), "running_at_limit": st.one_of(st.none(), st.booleans()),
-    "preemptions_counted": st.one_of(st.none(), st.floats(0, 1000)),
-    "activity_level": st.sampled_from(["profiling", "power", "utilization_weak", "none"])}))
+@given(
+    st.fixed_dictionaries(
+        {
+            "kv_used_ratio": OPTIONAL,
+            "kv_used_ratio_recent_max": OPTIONAL,
+            "gpu_utilization": OPTIONAL,
+            "cpu_used_ratio": OPTIONAL,
+            "cpu_throttled_ratio": OPTIONAL,
+            "power_ratio": OPTIONAL,
+            "waiting": st.one_of(st.none(), st.floats(0, 100)),
+            "running": st.one_of(st.none(), st.floats(0, 300)),
+            "fresh_seconds": st.one_of(st.none(), st.floats(0, 60)),
+            "seconds_without_progress": st.one_of(st.none(), st.floats(0, 300)),
+            "work_present": st.one_of(st.none(), st.booleans()),
+            "tokens_flow": st.one_of(st.none(), st.booleans()),
+            "running_at_limit": st.one_of(st.none(), st.booleans()),
+            "preemptions_counted": st.one_of(st.none(), st.floats(0, 1000)),
+            "activity_level": st.sampled_from(["profiling", "power", "utilization_weak", "none"]),
+        }
+    )
+)
 def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_evidence_of_it(values):
     found = judge(**values)
     assert found.verdict in VERDICTS
@@ -252,42 +361,84 @@ def test_conditions_are_the_contracts_names_and_unknown_by_default():
     assert set(found.values()) == {None}
 
 
-@pytest.mark.parametrize(("values", "name", "expected"), [
-    ({"memory_used_ratio": 0.9}, "host_memory_near_limit", True),
-    ({"memory_used_ratio": 0.899}, "host_memory_near_limit", False),
-    ({"restarts": 1.0, "restarts_recent": 1.0, "last_termination_reason": "OOMKilled"}, "host_oom_killed", True),
-    ({"restarts": 1.0, "restarts_recent": 0.0, "last_termination_reason": "OOMKilled"}, "host_oom_killed", False),
-    ({"restarts": 1.0, "restarts_recent": 1.0, "last_termination_reason": "Error", "last_exit_code": 137.0},
-     "host_oom_killed", False),  # bare 137 is any SIGKILL
-    ({"events": {"cuda_oom": 1}, "events_known": True}, "gpu_out_of_memory", True),
-    ({"events": {}, "events_known": True}, "gpu_out_of_memory", False),
-    ({"events": {}, "events_known": False}, "gpu_out_of_memory", None),
-    ({"restarts": 3.0, "restarts_recent": 3.0}, "crash_loop", True),
-    ({"restarts": 9.0, "restarts_recent": 2.0}, "crash_loop", False),
-    ({"restarts": 9.0, "restarts_recent": 2.0, "restarts_all_known": False}, "crash_loop", None),
-    ({"restarts": 9.0, "restarts_recent": 3.0, "restarts_all_known": False}, "crash_loop", True),
-    ({"restarts": 9.0, "restarts_recent": None, "restarts_all_known": False}, "crash_loop", None),
-    ({"restarts": 2.0, "restarts_recent": None, "restarts_all_known": False}, "crash_loop", False),
-    ({"restarts": 1.0, "restarts_recent": None, "restarts_all_known": False, "last_termination_reason": "OOMKilled"}, "host_oom_killed", None),
-    ({"restarts": 1.0, "restarts_recent": None, "last_termination_reason": "OOMKilled", "terminated_seconds_ago": 1800.0}, "host_oom_killed",
-     True),
-    ({"restarts": 1.0, "restarts_recent": None, "last_termination_reason": "OOMKilled", "terminated_seconds_ago": 1801.0}, "host_oom_killed",
-     False),
-    ({"gpu_faults": 1}, "gpu_fault", True), ({"gpu_faults": 0}, "gpu_fault", False),
-    ({"idle_growth_bytes_per_hour": 2.0**30}, "memory_leak_idle", True),
-    ({"idle_growth_bytes_per_hour": 2.0**30 - 1}, "memory_leak_idle", False),
-])
+@pytest.mark.parametrize(
+    ("values", "name", "expected"),
+    [
+        ({"memory_used_ratio": 0.9}, "host_memory_near_limit", True),
+        ({"memory_used_ratio": 0.899}, "host_memory_near_limit", False),
+        ({"restarts": 1.0, "restarts_recent": 1.0, "last_termination_reason": "OOMKilled"}, "host_oom_killed", True),
+        ({"restarts": 1.0, "restarts_recent": 0.0, "last_termination_reason": "OOMKilled"}, "host_oom_killed", False),
+        (
+            {"restarts": 1.0, "restarts_recent": 1.0, "last_termination_reason": "Error", "last_exit_code": 137.0},
+            "host_oom_killed",
+            False,
+        ),  # bare 137 is any SIGKILL
+        ({"events": {"cuda_oom": 1}, "events_known": True}, "gpu_out_of_memory", True),
+        ({"events": {}, "events_known": True}, "gpu_out_of_memory", False),
+        ({"events": {}, "events_known": False}, "gpu_out_of_memory", None),
+        ({"restarts": 3.0, "restarts_recent": 3.0}, "crash_loop", True),
+        ({"restarts": 9.0, "restarts_recent": 2.0}, "crash_loop", False),
+        ({"restarts": 9.0, "restarts_recent": 2.0, "restarts_all_known": False}, "crash_loop", None),
+        ({"restarts": 9.0, "restarts_recent": 3.0, "restarts_all_known": False}, "crash_loop", True),
+        ({"restarts": 9.0, "restarts_recent": None, "restarts_all_known": False}, "crash_loop", None),
+        ({"restarts": 2.0, "restarts_recent": None, "restarts_all_known": False}, "crash_loop", False),
+        (
+            {
+                "restarts": 1.0,
+                "restarts_recent": None,
+                "restarts_all_known": False,
+                "last_termination_reason": "OOMKilled",
+            },
+            "host_oom_killed",
+            None,
+        ),
+        (
+            {
+                "restarts": 1.0,
+                "restarts_recent": None,
+                "last_termination_reason": "OOMKilled",
+                "terminated_seconds_ago": 1800.0,
+            },
+            "host_oom_killed",
+            True,
+        ),
+        (
+            {
+                "restarts": 1.0,
+                "restarts_recent": None,
+                "last_termination_reason": "OOMKilled",
+                "terminated_seconds_ago": 1801.0,
+            },
+            "host_oom_killed",
+            False,
+        ),
+        ({"gpu_faults": 1}, "gpu_fault", True),
+        ({"gpu_faults": 0}, "gpu_fault", False),
+        ({"idle_growth_bytes_per_hour": 2.0**30}, "memory_leak_idle", True),
+        ({"idle_growth_bytes_per_hour": 2.0**30 - 1}, "memory_leak_idle", False),
+    ],
+)
 def test_conditions_at_their_boundaries(values, name, expected):
     assert evaluate(**values)[name] is expected
 
 
-@pytest.mark.parametrize(("reserved", "allocated", "split", "expected"), [
-    (10e9, 8e9, None, True), (10e9, 8.001e9, None, False), (10e9, 7e9, 0.1e9, False), (10e9, 7e9, 1e9, True),
-    (None, 8e9, None, None),
-])
+@pytest.mark.parametrize(
+    ("reserved", "allocated", "split", "expected"),
+    [
+        (10e9, 8e9, None, True),
+        (10e9, 8.001e9, None, False),
+        (10e9, 7e9, 0.1e9, False),
+        (10e9, 7e9, 1e9, True),
+        (None, 8e9, None, None),
+    ],
+)
 def test_fragmentation_is_two_gigabytes_and_not_merely_cached(reserved, allocated, split, expected):
-    assert evaluate(allocator_reserved_bytes=reserved, allocator_allocated_bytes=allocated,
-                    allocator_inactive_split_bytes=split)["allocator_fragmentation"] is expected
+    assert (
+        evaluate(
+            allocator_reserved_bytes=reserved, allocator_allocated_bytes=allocated, allocator_inactive_split_bytes=split
+        )["allocator_fragmentation"]
+        is expected
+    )
 
 
 def test_baseline_is_too_high_only_above_the_configured_share():
@@ -311,8 +462,14 @@ def test_cache_held_without_load_needs_two_idle_stretches():
 
 # --- the documented signature -------------------------------------------------------------------------------
 
-DOCUMENTED = {"work_present": True, "device_used_ratio": 0.92, "gpu_utilization": 0.35, "batch_p95": 1.0,
-              "baseline_ratios": {"e2e": 3.0}, "throughput_flat": True}
+DOCUMENTED = {
+    "work_present": True,
+    "device_used_ratio": 0.92,
+    "gpu_utilization": 0.35,
+    "batch_p95": 1.0,
+    "baseline_ratios": {"e2e": 3.0},
+    "throughput_flat": True,
+}
 
 
 def test_the_signature_as_written():
@@ -322,21 +479,35 @@ def test_the_signature_as_written():
     assert signature.met(values, T) is True
 
 
-@pytest.mark.parametrize(("change", "name", "expected"), [
-    ({"device_used_ratio": 0.85}, "gpu_memory_high", False), ({"device_used_ratio": 0.851}, "gpu_memory_high", True),
-    ({"gpu_utilization": 0.6}, "gpu_utilization_low", False), ({"gpu_utilization": 0.599}, "gpu_utilization_low", True),
-    ({"work_present": False}, "gpu_utilization_low", False), ({"gpu_utilization": None}, "gpu_utilization_low", None),
-    ({"batch_p95": 2.0}, "batch_collapsed", True), ({"batch_p95": 3.0}, "batch_collapsed", False),
-    ({"baseline_ratios": {}}, "latency_rising", None), ({"work_present": False}, "throughput_flat", False),
-])
+@pytest.mark.parametrize(
+    ("change", "name", "expected"),
+    [
+        ({"device_used_ratio": 0.85}, "gpu_memory_high", False),
+        ({"device_used_ratio": 0.851}, "gpu_memory_high", True),
+        ({"gpu_utilization": 0.6}, "gpu_utilization_low", False),
+        ({"gpu_utilization": 0.599}, "gpu_utilization_low", True),
+        ({"work_present": False}, "gpu_utilization_low", False),
+        ({"gpu_utilization": None}, "gpu_utilization_low", None),
+        ({"batch_p95": 2.0}, "batch_collapsed", True),
+        ({"batch_p95": 3.0}, "batch_collapsed", False),
+        ({"baseline_ratios": {}}, "latency_rising", None),
+        ({"work_present": False}, "throughput_flat", False),
+    ],
+)
 def test_each_documented_condition_at_its_boundary(change, name, expected):
     assert signature.conditions(signals(**DOCUMENTED | change), T)[name] is expected
 
 
-@pytest.mark.parametrize(("values", "expected"), [
-    ((True, True, False, None, None), True), ((True, True, False, False, None), False), ((True, True, None, None, None), None),
-    ((True, True, True, False, False), True), ((True, True, False, False, False), False),
-])
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((True, True, False, None, None), True),
+        ((True, True, False, False, None), False),
+        ((True, True, None, None, None), None),
+        ((True, True, True, False, False), True),
+        ((True, True, False, False, False), False),
+    ],
+)
 def test_met_is_most_of_at_least_three(values, expected):
     assert signature.met(dict(zip(SIGNATURE_CONDITIONS, values, strict=True)), T) is expected
 
@@ -353,8 +524,10 @@ def test_a_note_says_why_signature_and_verdict_differ():
 
 
 def run(settled, start, names, step=1.0):
-    return [settled.observe(start + i * step, Finding(name, 0.9), T, page_missing=False).verdict
-            for i, name in enumerate(names)]
+    return [
+        settled.observe(start + i * step, Finding(name, 0.9), T, page_missing=False).verdict
+        for i, name in enumerate(names)
+    ]
 
 
 def test_one_odd_sample_does_not_change_the_verdict():
@@ -402,7 +575,9 @@ def test_the_cut_of_max_num_seqs_is_25_to_50_percent_sized_by_what_fits(fits, ex
     assert advice.max_num_seqs(s, "healthy", T) is None
 
 
-@pytest.mark.parametrize(("fits", "expected"), [(None, None), (24.9, None), (25.0, 25), (47.9, 47), (48.0, 48), (200.0, 48)])
+@pytest.mark.parametrize(
+    ("fits", "expected"), [(None, None), (24.9, None), (25.0, 25), (47.9, 47), (48.0, 48), (200.0, 48)]
+)
 def test_a_limit_that_binds_is_raised_to_what_the_cache_holds_and_to_twice_at_most(fits, expected):
     limits = {} if fits is None else {"kv_capacity": fits}
     assert advice.max_num_seqs(signals(max_num_seqs=24.0, limits=limits), "concurrency_limited", T) == expected
@@ -439,12 +614,18 @@ def followed(*steps: tuple[float, float | None, str]) -> list[float | None]:
 
 def test_the_longest_request_is_that_of_an_hour_and_an_incident_does_not_shorten_it():
     hour = T["longest_request_seconds"]
-    assert followed((0.0, 9000.0, "healthy"), (60.0, 500.0, "healthy"), (hour, 500.0, "healthy"),
-                    (hour + 61.0, 500.0, "healthy")) == [9000, 9000, 9000, 500], "calm: forgotten after an hour"
-    assert followed((0.0, 9000.0, "healthy"), (60.0, 500.0, "kv_pressure"), (hour + 61.0, None, "kv_pressure"),
-                    (hour + 62.0, 9500.0, "kv_pressure"), (hour + 70.0, 400.0, "stalled"),
-                    (2 * hour + 200.0, None, "unknown"), (2 * hour + 201.0, 300.0, "idle")) == [
-                        9000, 9000, 9000, 9500, 9500, 9500, 300], "not calm: held, and raised only"
+    assert followed(
+        (0.0, 9000.0, "healthy"), (60.0, 500.0, "healthy"), (hour, 500.0, "healthy"), (hour + 61.0, 500.0, "healthy")
+    ) == [9000, 9000, 9000, 500], "calm: forgotten after an hour"
+    assert followed(
+        (0.0, 9000.0, "healthy"),
+        (60.0, 500.0, "kv_pressure"),
+        (hour + 61.0, None, "kv_pressure"),
+        (hour + 62.0, 9500.0, "kv_pressure"),
+        (hour + 70.0, 400.0, "stalled"),
+        (2 * hour + 200.0, None, "unknown"),
+        (2 * hour + 201.0, 300.0, "idle"),
+    ) == [9000, 9000, 9000, 9500, 9500, 9500, 300], "not calm: held, and raised only"
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.none() | st.floats(1, 1e6), st.sampled_from(VERDICTS)), max_size=200))

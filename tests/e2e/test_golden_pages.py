@@ -27,11 +27,13 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 STEP_SECONDS = 0.25
 PAGES = 32
 
-EXACT = re.compile(r"kvpressure_(engine_up|engine_info|requests_running|requests_waiting|kv_cache_used_ratio(_max)?|"
-                   r"kv_cache_capacity_tokens|kv_cache_used_tokens|preemptions_total|prompt_tokens_total|"
-                   r"generation_tokens_total|requests_finished_total|requests_rejected_total|requests_in_flight|limit|"
-                   r"limit_explicit|max_concurrent_requests\{.*source=\"args\"|verdict\{|score_evidence_level|"
-                   r"documented_signature\{.*(batch_collapsed|gpu)|condition|source_up)")
+EXACT = re.compile(
+    r"kvpressure_(engine_up|engine_info|requests_running|requests_waiting|kv_cache_used_ratio(_max)?|"
+    r"kv_cache_capacity_tokens|kv_cache_used_tokens|preemptions_total|prompt_tokens_total|"
+    r"generation_tokens_total|requests_finished_total|requests_rejected_total|requests_in_flight|limit|"
+    r"limit_explicit|max_concurrent_requests\{.*source=\"args\"|verdict\{|score_evidence_level|"
+    r"documented_signature\{.*(batch_collapsed|gpu)|condition|source_up)"
+)
 
 SCENARIOS = {
     "idle": ("vllm-cpu/a_idle", 0),
@@ -48,9 +50,24 @@ SCENARIOS = {
 def exporter(*targets: str) -> Iterator[str]:
     """The real process on a free port, reading at a faster pace than in production; yields its address."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
-    command = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", "127.0.0.1:0", "--node-name", "n",
-               "--no-collector.nvidia", "--no-collector.amd", "--interval", str(STEP_SECONDS / 2),
-               "--collector.vllm.interval", str(STEP_SECONDS), "--vllm.pace", "fixed"]
+    command = [
+        sys.executable,
+        "-m",
+        "kvpressure.cli",
+        "serve",
+        "--web.listen-address",
+        "127.0.0.1:0",
+        "--node-name",
+        "n",
+        "--no-collector.nvidia",
+        "--no-collector.amd",
+        "--interval",
+        str(STEP_SECONDS / 2),
+        "--collector.vllm.interval",
+        str(STEP_SECONDS),
+        "--vllm.pace",
+        "fixed",
+    ]
     for target in targets:
         command += ["--vllm.target", target]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -110,7 +127,7 @@ def played(pages: Sequence[str]) -> list[str]:
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_golden_page(name):
     recording, first = SCENARIOS[name]
-    pages = recorded_pages(recording)[first:first + PAGES]
+    pages = recorded_pages(recording)[first : first + PAGES]
     if name == "openmetrics":
         pages = [to_openmetrics(page) for page in pages]
     found = played(pages)
@@ -128,8 +145,10 @@ def test_both_dialects_give_the_same_page():
 def test_two_engines_on_one_page_are_judged_apart():
     lines = (GOLDEN / "two_engines_one_page.metrics").read_text().splitlines()
     for engine in ("0", "1"):
-        assert any(f'engine="{engine}"' in line and line.startswith("kvpressure_verdict{") and line.endswith(" 1.0")
-                   for line in lines)
+        assert any(
+            f'engine="{engine}"' in line and line.startswith("kvpressure_verdict{") and line.endswith(" 1.0")
+            for line in lines
+        )
 
 
 def test_every_capture_is_served_by_one_exporter():
@@ -147,9 +166,14 @@ def test_every_capture_is_served_by_one_exporter():
         ups = re.findall(rf'kvpressure_engine_up{{[^}}]*pod="{i}"[^}}]*}} (\S+)', page)
         assert ups, capture
         assert set(ups) == {"1.0"}, capture
-        running = sorted(float(v) for v in re.findall(rf'kvpressure_requests_running{{[^}}]*pod="{i}"[^}}]*}} (\S+)', page))
-        served = sorted(float(line.rsplit(" ", 1)[1]) for line in text_of(capture).splitlines()
-                        if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_running ")))
+        running = sorted(
+            float(v) for v in re.findall(rf'kvpressure_requests_running{{[^}}]*pod="{i}"[^}}]*}} (\S+)', page)
+        )
+        served = sorted(
+            float(line.rsplit(" ", 1)[1])
+            for line in text_of(capture).splitlines()
+            if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_running "))
+        )
         assert running == served, capture
 
 

@@ -14,8 +14,13 @@ from amd.smi_stub import SmiDevice
 from gpu.serving import without_gpu_libraries
 from nvml_stub import GIB, Gpu, Mig, World, environment, kept, write
 
-V2_V3 = ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3",
-         "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlGpmQueryDeviceSupport")
+V2_V3 = (
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlGpmQueryDeviceSupport",
+)
 """Symbols that a driver of the 450 and 470 branches does not have."""
 
 GPU_LOST = {"all": 15}
@@ -75,14 +80,45 @@ def h100(**changes: object) -> Gpu:
 
 def mig_h100() -> Gpu:
     """An H100 cut into one half and two small instances, one slot empty; nobody asks it for utilization."""
-    return h100(mig=1, utilization=None, gpm=1, processes=(), memory_free=36 * GIB, migs=[
-        Mig("MIG-11111111-0000-4000-8000-000000000001", name="NVIDIA H100 80GB HBM3 MIG 3g.40gb", gi=1,
-            memory_total=40 * GIB, memory_free=4 * GIB, memory_reserved=GIB // 4, processes=((11, 35 * GIB),), sm=80, tensor=12, dram=70),
-        Mig("MIG-22222222-0000-4000-8000-000000000002", gi=7, memory_free=6 * GIB, memory_reserved=GIB // 16, processes=((12, 3 * GIB),), sm=30,
-            tensor=5, dram=20),
-        None,
-        Mig("MIG-33333333-0000-4000-8000-000000000003", gi=9, memory_free=6 * GIB, memory_reserved=GIB // 16, processes=()),
-    ])
+    return h100(
+        mig=1,
+        utilization=None,
+        gpm=1,
+        processes=(),
+        memory_free=36 * GIB,
+        migs=[
+            Mig(
+                "MIG-11111111-0000-4000-8000-000000000001",
+                name="NVIDIA H100 80GB HBM3 MIG 3g.40gb",
+                gi=1,
+                memory_total=40 * GIB,
+                memory_free=4 * GIB,
+                memory_reserved=GIB // 4,
+                processes=((11, 35 * GIB),),
+                sm=80,
+                tensor=12,
+                dram=70,
+            ),
+            Mig(
+                "MIG-22222222-0000-4000-8000-000000000002",
+                gi=7,
+                memory_free=6 * GIB,
+                memory_reserved=GIB // 16,
+                processes=((12, 3 * GIB),),
+                sm=30,
+                tensor=5,
+                dram=20,
+            ),
+            None,
+            Mig(
+                "MIG-33333333-0000-4000-8000-000000000003",
+                gi=9,
+                memory_free=6 * GIB,
+                memory_reserved=GIB // 16,
+                processes=(),
+            ),
+        ],
+    )
 
 
 def eight(lost: int | None = None) -> World:
@@ -93,8 +129,9 @@ def eight(lost: int | None = None) -> World:
 
 def smi_mi300x() -> SmiDevice:
     """The first device of ``trees.mi300x`` as AMD's library sees it."""
-    return SmiDevice("0000:05:00.0", total_bytes=trees.MI300X_VRAM, used_bytes=120 * GIB, gfx=55, current_watts=480,
-                     cap=650_000_000)
+    return SmiDevice(
+        "0000:05:00.0", total_bytes=trees.MI300X_VRAM, used_bytes=120 * GIB, gfx=55, current_watts=480, cap=650_000_000
+    )
 
 
 def one_mi300x(root: Path) -> object:
@@ -104,19 +141,51 @@ def one_mi300x(root: Path) -> object:
 
 NODES = {
     "h100": Node(world=World(gpus=[h100()])),
-    "h100_gpm": Node("kvpressure_gpu_tensor_activity_ratio", arguments=("--nvidia.gpm",),
-                     world=World(gpus=[h100(gpm=1, sm=88, tensor=9.5, dram=76)])),
+    "h100_gpm": Node(
+        "kvpressure_gpu_tensor_activity_ratio",
+        arguments=("--nvidia.gpm",),
+        world=World(gpus=[h100(gpm=1, sm=88, tensor=9.5, dram=76)]),
+    ),
     "h100_mig": Node(world=World(gpus=[mig_h100(), h100()])),
-    "h100_mig_gpm": Node('kvpressure_gpu_dram_activity_ratio{gpu="0",uuid="MIG-2', arguments=("--nvidia.gpm",),
-                         world=World(gpus=[mig_h100()])),
-    "gb10_unified_memory": Node(world=World(gpus=[
-        Gpu(name="NVIDIA GB10", memory_total=None, power_limit_mw=None, power_mw=38_000)])),
-    "gh200": Node(world=World(driver_version="580.65.06", gpus=[  # pages may stay used after a process: the card is a NUMA node
-        h100(name="NVIDIA GH200 480GB", memory_total=96 * GIB, memory_free=40 * GIB, processes=(), power_mw=210_000,
-             power_limit_mw=900_000)])),
-    "old_driver": Node(missing=V2_V3, world=World(driver_version="450.248.02", gpus=[
-        Gpu(name="Tesla V100-SXM2-32GB", memory_total=32 * GIB, memory_free=2 * GIB, power_mw=180_000,
-            power_limit_mw=300_000, clocks_reasons=4)])),
+    "h100_mig_gpm": Node(
+        'kvpressure_gpu_dram_activity_ratio{gpu="0",uuid="MIG-2',
+        arguments=("--nvidia.gpm",),
+        world=World(gpus=[mig_h100()]),
+    ),
+    "gb10_unified_memory": Node(
+        world=World(gpus=[Gpu(name="NVIDIA GB10", memory_total=None, power_limit_mw=None, power_mw=38_000)])
+    ),
+    "gh200": Node(
+        world=World(
+            driver_version="580.65.06",
+            gpus=[  # pages may stay used after a process: the card is a NUMA node
+                h100(
+                    name="NVIDIA GH200 480GB",
+                    memory_total=96 * GIB,
+                    memory_free=40 * GIB,
+                    processes=(),
+                    power_mw=210_000,
+                    power_limit_mw=900_000,
+                )
+            ],
+        )
+    ),
+    "old_driver": Node(
+        missing=V2_V3,
+        world=World(
+            driver_version="450.248.02",
+            gpus=[
+                Gpu(
+                    name="Tesla V100-SXM2-32GB",
+                    memory_total=32 * GIB,
+                    memory_free=2 * GIB,
+                    power_mw=180_000,
+                    power_limit_mw=300_000,
+                    clocks_reasons=4,
+                )
+            ],
+        ),
+    ),
     "one_of_eight_lost": Node('kvpressure_gpu_up{gpu="7"', world=eight(), then=eight(lost=3), then_ready='xid="79"'),
     "mi250x": Node(tree=trees.mi250x),
     "mi300x_spx": Node(tree=trees.mi300x),
@@ -130,7 +199,9 @@ def real(path: Path) -> Node:
     """A node that ``make test-gpu`` asked under load."""
     world = kept(path)
     active = any(gpu is not None and gpu.dram is not None for gpu in world.gpus)
-    return Node("kvpressure_gpu_dram_activity_ratio" if active else "kvpressure_gpu_up", world, arguments=("--nvidia.gpm",))
+    return Node(
+        "kvpressure_gpu_dram_activity_ratio" if active else "kvpressure_gpu_up", world, arguments=("--nvidia.gpm",)
+    )
 
 
 NODES |= {path.stem: real(path) for path in sorted((Path(__file__).parents[1] / "fixtures/gpu").glob("*.json"))}

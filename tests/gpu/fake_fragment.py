@@ -15,8 +15,12 @@ from kvpressure.vllm_plugin.allocator import KEYS
 
 GIB = 2**30
 FIGURES = {
-    "start": (GIB, GIB, 0, 0, 0), "fill": (9 * GIB, 9 * GIB, 0, 0, 0), "fragment": (3 * GIB, 9 * GIB, 6 * GIB, 0, 0),
-    "fail": (3 * GIB, 9 * GIB, 6 * GIB, 1, 1), "release": (GIB, GIB, 0, 1, 1)}
+    "start": (GIB, GIB, 0, 0, 0),
+    "fill": (9 * GIB, 9 * GIB, 0, 0, 0),
+    "fragment": (3 * GIB, 9 * GIB, 6 * GIB, 0, 0),
+    "fail": (3 * GIB, 9 * GIB, 6 * GIB, 1, 1),
+    "release": (GIB, GIB, 0, 1, 1),
+}
 now = dict.fromkeys((key for _, key in KEYS), 0)
 
 
@@ -29,8 +33,11 @@ def figures(step: str) -> dict[str, int]:
     return {**told, "device_used_bytes": told["reserved_bytes"]}
 
 
-sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(  # type: ignore[assignment]
-    is_initialized=lambda: True, device_count=lambda: 1, memory_stats=lambda _: dict(now)))
+sys.modules["torch"] = SimpleNamespace(
+    cuda=SimpleNamespace(  # type: ignore[assignment]
+        is_initialized=lambda: True, device_count=lambda: 1, memory_stats=lambda _: dict(now)
+    )
+)
 print(json.dumps({"limit": 10 * GIB, **figures("start")}), flush=True)
 register()
 for line in sys.stdin:

@@ -32,7 +32,9 @@ SEEN: Final[Mapping[str, Mapping[str, Mapping[str, float]]]] = {
         "host": {r.ESTIMATED_FLOPS: 3e12, r.ESTIMATED_READ_BYTES: 1.5e11, r.ESTIMATED_WRITE_BYTES: 1e9},
     },
     "utilization_weak": {
-        "decode": {"utilization_ratio": 0.92}, "prefill": {"utilization_ratio": 0.99}, "host": {"utilization_ratio": 0.08},
+        "decode": {"utilization_ratio": 0.92},
+        "prefill": {"utilization_ratio": 0.99},
+        "host": {"utilization_ratio": 0.08},
     },
 }
 LEVELS: Final = tuple(SEEN)
@@ -41,17 +43,38 @@ LEVELS: Final = tuple(SEEN)
 def snapshot(t: float, load: str, *levels: str, vendor: str = "nvidia") -> Snapshot:
     """A tick in which the given levels of evidence are to be had. The GPU has its memory full, as always."""
     fields: dict[str, Any] = {}
-    counters = {r.PROMPT_TOKENS: t * (40_000 if load == "prefill" else 300),
-                r.GENERATION_TOKENS: t * (40 if load == "prefill" else 900)}
+    counters = {
+        r.PROMPT_TOKENS: t * (40_000 if load == "prefill" else 300),
+        r.GENERATION_TOKENS: t * (40 if load == "prefill" else 900),
+    }
     for level in levels:
         seen = SEEN[level][load]
         if level == "estimated_flops":
             counters |= {name: rate * t for name, rate in seen.items()}
         else:
             fields |= seen
-    gpu = GpuReading("GPU-1", 0, vendor, "NVIDIA H100 80GB HBM3" if vendor == "nvidia" else "AMD Instinct MI300X OAM",
-                     memory_total_bytes=80 * 2**30, memory_used_bytes=74 * 2**30, **fields)
-    gauges = {r.RUNNING: 40.0, r.WAITING: 0.0 if load == "host" else 12.0, r.KV_USAGE: 0.99 if load == "decode" else 0.4}
-    page = EnginePage("http://10.0.0.5:8000/metrics", t, "inference", "chat-0", "vllm", gpus=("GPU-1",),
-                      args=("--max-num-seqs", "256"), engines=(EngineReading("m", "0", gauges, counters),))
+    gpu = GpuReading(
+        "GPU-1",
+        0,
+        vendor,
+        "NVIDIA H100 80GB HBM3" if vendor == "nvidia" else "AMD Instinct MI300X OAM",
+        memory_total_bytes=80 * 2**30,
+        memory_used_bytes=74 * 2**30,
+        **fields,
+    )
+    gauges = {
+        r.RUNNING: 40.0,
+        r.WAITING: 0.0 if load == "host" else 12.0,
+        r.KV_USAGE: 0.99 if load == "decode" else 0.4,
+    }
+    page = EnginePage(
+        "http://10.0.0.5:8000/metrics",
+        t,
+        "inference",
+        "chat-0",
+        "vllm",
+        gpus=("GPU-1",),
+        args=("--max-num-seqs", "256"),
+        engines=(EngineReading("m", "0", gauges, counters),),
+    )
     return Snapshot(t, gpus=(gpu,), pages=(page,))

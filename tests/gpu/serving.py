@@ -19,9 +19,26 @@ TIMED = re.compile(r"kvpressure_(gpu_xid_last_timestamp_seconds|source_errors_to
 @contextmanager
 def exporter(sysfs: Path, environ: Mapping[str, str], *arguments: str) -> Iterator[str]:
     """The exporter over the given sysfs and whatever libraries ``environ`` leads to; yields its address."""
-    command = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", "127.0.0.1:0", "--node-name", "n",
-               "--host.sys", str(sysfs), "--interval", TICK, "--collector.nvidia.interval", TICK,
-               "--collector.amd.interval", TICK, "--no-collector.vllm", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "kvpressure.cli",
+        "serve",
+        "--web.listen-address",
+        "127.0.0.1:0",
+        "--node-name",
+        "n",
+        "--host.sys",
+        str(sysfs),
+        "--interval",
+        TICK,
+        "--collector.nvidia.interval",
+        TICK,
+        "--collector.amd.interval",
+        TICK,
+        "--no-collector.vllm",
+        *arguments,
+    ]
     clean = {name: value for name, value in environ.items() if not name.startswith("KVPRESSURE_")}
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean)
     assert child.stderr is not None

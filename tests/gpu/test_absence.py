@@ -26,8 +26,18 @@ from nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
 from nvml_stub.driver import Child
 
 EXAMPLES = 60
-NEVER_ZERO = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "memory_used_ratio", "utilization_ratio",
-              "sm_activity_ratio", "tensor_activity_ratio", "dram_activity_ratio", "power_watts", "power_limit_watts")
+NEVER_ZERO = (
+    "memory_total_bytes",
+    "memory_used_bytes",
+    "memory_reserved_bytes",
+    "memory_used_ratio",
+    "utilization_ratio",
+    "sm_activity_ratio",
+    "tensor_activity_ratio",
+    "dram_activity_ratio",
+    "power_watts",
+    "power_limit_watts",
+)
 
 Page = Mapping[tuple[str, str], float]
 
@@ -35,8 +45,12 @@ Page = Mapping[tuple[str, str], float]
 def page(gpus: tuple[GpuReading, ...]) -> Page:
     """What is published of these readings, by name and UUID."""
     state = Pipeline().observe(Snapshot(1000.0, gpus=gpus))
-    return {(s.name, s.labels["uuid"]): s.value for family in families(state).collect() for s in family.samples
-            if s.name.startswith("kvpressure_gpu_") and not s.name.endswith(("_info", "_throttled", "_total"))}
+    return {
+        (s.name, s.labels["uuid"]): s.value
+        for family in families(state).collect()
+        for s in family.samples
+        if s.name.startswith("kvpressure_gpu_") and not s.name.endswith(("_info", "_throttled", "_total"))
+    }
 
 
 def check(found: Page, truth: Mapping[str, Mapping[str, float]]) -> None:
@@ -53,16 +67,44 @@ def check(found: Page, truth: Mapping[str, Mapping[str, float]]) -> None:
 
 # --- NVIDIA ---------------------------------------------------------------------------------------------------------
 
-WHOLE = {"memory_total_bytes": 80 * GIB, "memory_used_bytes": 50 * GIB, "memory_reserved_bytes": GIB // 2,
-         "memory_used_ratio": 0.625, "utilization_ratio": 0.7, "sm_activity_ratio": 0.5, "tensor_activity_ratio": 0.25,
-         "dram_activity_ratio": 0.75, "power_watts": 350.0, "power_limit_watts": 700.0}
-INSTANCE = {"memory_total_bytes": 10 * GIB, "memory_used_bytes": 6 * GIB, "memory_reserved_bytes": GIB // 4,
-            "memory_used_ratio": 0.6, "sm_activity_ratio": 0.5, "tensor_activity_ratio": 0.25, "dram_activity_ratio": 0.75}
+WHOLE = {
+    "memory_total_bytes": 80 * GIB,
+    "memory_used_bytes": 50 * GIB,
+    "memory_reserved_bytes": GIB // 2,
+    "memory_used_ratio": 0.625,
+    "utilization_ratio": 0.7,
+    "sm_activity_ratio": 0.5,
+    "tensor_activity_ratio": 0.25,
+    "dram_activity_ratio": 0.75,
+    "power_watts": 350.0,
+    "power_limit_watts": 700.0,
+}
+INSTANCE = {
+    "memory_total_bytes": 10 * GIB,
+    "memory_used_bytes": 6 * GIB,
+    "memory_reserved_bytes": GIB // 4,
+    "memory_used_ratio": 0.6,
+    "sm_activity_ratio": 0.5,
+    "tensor_activity_ratio": 0.25,
+    "dram_activity_ratio": 0.75,
+}
 TRUTH = {gpu_uuid(0): WHOLE, gpu_uuid(1): WHOLE, "MIG-a": INSTANCE, "MIG-b": INSTANCE}
 
-CALLS = ("MemoryInfo", "MemoryInfo_v2", "UtilizationRates", "Samples", "PowerUsage", "EnforcedPowerLimit",
-         "CurrentClocksEventReasons", "ComputeRunningProcesses_v3", "MigMode", "MaxMigDeviceCount", "UUID", "Name",
-         "GpuInstanceId")
+CALLS = (
+    "MemoryInfo",
+    "MemoryInfo_v2",
+    "UtilizationRates",
+    "Samples",
+    "PowerUsage",
+    "EnforcedPowerLimit",
+    "CurrentClocksEventReasons",
+    "ComputeRunningProcesses_v3",
+    "MigMode",
+    "MaxMigDeviceCount",
+    "UUID",
+    "Name",
+    "GpuInstanceId",
+)
 GPM_CALLS = ("nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet")
 SILENT = ("memory_total", "utilization", "power_mw", "power_limit_mw", "samples", "processes")
 CODES = [code for code in (*range(2, 31), 999) if code not in (9, 18)]  # the library itself stays up
@@ -78,13 +120,29 @@ def failing(draw: random.Random) -> dict[str, int]:
 def nvidia_gpu(draw: random.Random) -> Gpu:
     """A GPU, perhaps in MIG mode, of which some things fail, and some are not there."""
     silent: dict[str, Any] = dict.fromkeys(draw.sample(SILENT, draw.randint(0, 3)))
-    values: dict[str, Any] = {"samples": "1000:70", "gpm": 1, "sm": 50, "tensor": 25, "dram": 75, "processes": ((1, GIB),),
-                              **silent}
+    values: dict[str, Any] = {
+        "samples": "1000:70",
+        "gpm": 1,
+        "sm": 50,
+        "tensor": 25,
+        "dram": 75,
+        "processes": ((1, GIB),),
+        **silent,
+    }
     if draw.random() < 0.4:
         values |= {"mig": 1, "utilization": None, "samples": None}
-        values["migs"] = [Mig(uuid, memory_reserved=GIB // 4, sm=50, tensor=25, dram=75, gi=number,
-                              codes={} if draw.random() < 0.5 else failing(draw))
-                          for number, uuid in enumerate(("MIG-a", "MIG-b"), 1)]
+        values["migs"] = [
+            Mig(
+                uuid,
+                memory_reserved=GIB // 4,
+                sm=50,
+                tensor=25,
+                dram=75,
+                gi=number,
+                codes={} if draw.random() < 0.5 else failing(draw),
+            )
+            for number, uuid in enumerate(("MIG-a", "MIG-b"), 1)
+        ]
     return Gpu(codes=failing(draw), **values)
 
 
@@ -97,8 +155,10 @@ def reading(told: Mapping[str, Any]) -> GpuReading:
 def test_nvidia_pages_hold_the_truth_or_nothing(nvml: Build, tmp_path: Path) -> None:
     draw = random.Random(5)
     # One GPU changes, the other one is whole; instances are on the first only, since their UUIDs are.
-    worlds = [World(gpus=[nvidia_gpu(draw), Gpu(samples="1000:70", gpm=1, sm=50, tensor=25, dram=75)])
-              for _ in range(EXAMPLES)]
+    worlds = [
+        World(gpus=[nvidia_gpu(draw), Gpu(samples="1000:70", gpm=1, sm=50, tensor=25, dram=75)])
+        for _ in range(EXAMPLES)
+    ]
     with Child(nvml(()), tmp_path / "world", World()) as child:
         answers = child.sweep(worlds, 3, nvidia_gpm=True)
     told = [answer for answer in answers if "gpus" in answer]
@@ -114,8 +174,17 @@ def test_nvidia_pages_hold_the_truth_or_nothing(nvml: Build, tmp_path: Path) -> 
 
 # --- AMD ------------------------------------------------------------------------------------------------------------
 
-FILES = ("mem_info_vram_total", "mem_info_vram_used", "gpu_busy_percent", "hwmon/*/power1_input",
-         "hwmon/*/power1_cap", "unique_id", "product_name", "vendor", "current_compute_partition")
+FILES = (
+    "mem_info_vram_total",
+    "mem_info_vram_used",
+    "gpu_busy_percent",
+    "hwmon/*/power1_input",
+    "hwmon/*/power1_cap",
+    "unique_id",
+    "product_name",
+    "vendor",
+    "current_compute_partition",
+)
 JUNK = ("", "0", "N/A", "-1", "999999999999999999999", "\x00\xff", "12 34", "nan", "0x10")
 
 
@@ -123,7 +192,9 @@ def amd_truth(parts: int) -> dict[str, float]:
     """Figures of a whole MI300X of ``trees``, or of one of its partitions."""
     total, used = trees.MI300X_VRAM // parts, (100 if parts == 1 else 12) * GIB
     found = {"memory_total_bytes": float(total), "memory_used_bytes": float(used), "memory_used_ratio": used / total}
-    return found if parts > 1 else {**found, "utilization_ratio": 0.97, "power_watts": 612.0, "power_limit_watts": 750.0}
+    return (
+        found if parts > 1 else {**found, "utilization_ratio": 0.97, "power_watts": 612.0, "power_limit_watts": 750.0}
+    )
 
 
 def broken_trees(where: Path) -> Iterator[tuple[Path, bool]]:
@@ -167,10 +238,16 @@ def test_amd_pages_hold_the_truth_or_nothing(tmp_path: Path) -> None:
 
 def split_card(vendor: str, *parts: Mapping[str, int | None]) -> tuple[GpuReading, ...]:
     """A card of 80 GiB, 60 of them used, and its parts."""
-    card = GpuReading("GPU-1", 0, vendor, memory_total_bytes=80, memory_used_bytes=60, memory_reserved_bytes=2,
-                      power_watts=350.0)
-    return (card, *(GpuReading(f"part-{n}", 0, vendor, parent_uuid="GPU-1", **fields)  # type: ignore[arg-type]
-                    for n, fields in enumerate(parts)))
+    card = GpuReading(
+        "GPU-1", 0, vendor, memory_total_bytes=80, memory_used_bytes=60, memory_reserved_bytes=2, power_watts=350.0
+    )
+    return (
+        card,
+        *(
+            GpuReading(f"part-{n}", 0, vendor, parent_uuid="GPU-1", **fields)  # type: ignore[arg-type]
+            for n, fields in enumerate(parts)
+        ),
+    )
 
 
 def of_card(found: Page) -> set[str]:
@@ -187,8 +264,10 @@ def test_what_the_parts_do_not_tell_stays_with_the_card() -> None:
     part = {"memory_total_bytes": 40, "memory_used_bytes": None}
     found = page(split_card("amd", part, part))
     assert of_card(found) == {"up", "power_watts", "memory_used_bytes", "memory_reserved_bytes"}
-    sums = {short: sum(value for (name, _), value in found.items() if name == f"kvpressure_gpu_memory_{short}_bytes")
-            for short in ("total", "used", "reserved")}
+    sums = {
+        short: sum(value for (name, _), value in found.items() if name == f"kvpressure_gpu_memory_{short}_bytes")
+        for short in ("total", "used", "reserved")
+    }
     assert sums == {"total": 80, "used": 60, "reserved": 2}
 
 

@@ -87,9 +87,15 @@ def test_a_starved_gpu_is_never_called_saturated(levels: tuple[str, ...]) -> Non
     assert not engine("host", *levels).diagnosis.evidence["gpu_saturated"].value
 
 
-@pytest.mark.parametrize(("level", "text"), [
-    ("profiling", "tensor activity 60 %"), ("power", "power 95 % of the limit"),
-    ("estimated_flops", "estimated work 56 % of the card's peak"), ("utilization_weak", "NVML utilization 99 %")])
+@pytest.mark.parametrize(
+    ("level", "text"),
+    [
+        ("profiling", "tensor activity 60 %"),
+        ("power", "power 95 % of the limit"),
+        ("estimated_flops", "estimated work 56 % of the card's peak"),
+        ("utilization_weak", "NVML utilization 99 %"),
+    ],
+)
 def test_a_gpu_that_prompts_saturate_is_known_at_each_level(level: str, text: str) -> None:
     evidence = engine("prefill", level).diagnosis.evidence["gpu_saturated"]
     assert evidence.value is True
@@ -115,11 +121,27 @@ def test_an_estimate_says_nothing_of_a_card_whose_peak_is_not_known(name: str | 
     assert peak(GpuReading("u", 0, "nvidia", name, parent_uuid=parent)) is None
 
 
-@pytest.mark.parametrize(("name", "terabytes"), [
-    ("NVIDIA H100 80GB HBM3", 3.35), ("NVIDIA H100 PCIe", 2.0), ("NVIDIA H100 NVL", 3.9), ("NVIDIA H200", 4.9),
-    ("NVIDIA GH200 480GB", 4.9), ("NVIDIA A100-SXM4-80GB", 2.04), ("NVIDIA A10", 0.6), ("NVIDIA A10G", None),
-    ("NVIDIA L4", 0.3), ("NVIDIA L40S", 0.864), ("NVIDIA B200", 8.0), ("NVIDIA GB200", 8.0),
-    ("AMD Instinct MI300X OAM", 5.3), ("AMD INSTINCT MI250X", 1.6), ("AMD Instinct MI300A", None), ("NVIDIA GB10", None)])
+@pytest.mark.parametrize(
+    ("name", "terabytes"),
+    [
+        ("NVIDIA H100 80GB HBM3", 3.35),
+        ("NVIDIA H100 PCIe", 2.0),
+        ("NVIDIA H100 NVL", 3.9),
+        ("NVIDIA H200", 4.9),
+        ("NVIDIA GH200 480GB", 4.9),
+        ("NVIDIA A100-SXM4-80GB", 2.04),
+        ("NVIDIA A10", 0.6),
+        ("NVIDIA A10G", None),
+        ("NVIDIA L4", 0.3),
+        ("NVIDIA L40S", 0.864),
+        ("NVIDIA B200", 8.0),
+        ("NVIDIA GB200", 8.0),
+        ("AMD Instinct MI300X OAM", 5.3),
+        ("AMD INSTINCT MI250X", 1.6),
+        ("AMD Instinct MI300A", None),
+        ("NVIDIA GB10", None),
+    ],
+)
 def test_peaks_by_the_names_of_drivers(name: str, terabytes: float | None) -> None:
     found = peak(GpuReading("u", 0, "x", name))
     assert (None if found is None else found.bytes / 1e12) == (None if terabytes is None else pytest.approx(terabytes))

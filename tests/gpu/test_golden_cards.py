@@ -60,8 +60,14 @@ def test_page_of_a_shared_card(sharing: str, tmp_path: Path, nvml: Build) -> Non
         node.write_world()
         node.start()
         until(lambda: len(node.samples("gpu_process_memory_bytes")) == 2 and len(node.samples("gpu_pod_info")) == 2, 20)
-        compare(f"h100_{sharing}", [line for line in masked(node.scrape()) if OWN.match(line)
-                                    and not line.startswith("kvpressure_gpu_memory_demand_ratio")])
+        compare(
+            f"h100_{sharing}",
+            [
+                line
+                for line in masked(node.scrape())
+                if OWN.match(line) and not line.startswith("kvpressure_gpu_memory_demand_ratio")
+            ],
+        )
 
 
 # --- what must hold on every golden page ----------------------------------------------------------------------------
@@ -90,11 +96,14 @@ def test_what_a_card_tells_is_never_zero_for_not_known(name: str) -> None:
     assert [s for s in figures if s[2] != "*" and float(s[2]) == 0] == []
 
 
-@pytest.mark.parametrize(("page", "total", "used"), [
-    ("h100_mig", (40 + 10 + 10 + 80) * GIB, (36 + 4 + 4 + 50) * GIB),
-    ("mi300x_cpx", 8 * (206_141_652_992 // 8), 8 * 12 * GIB),
-    ("one_of_eight_lost", 7 * 80 * GIB, 7 * 50 * GIB),
-])
+@pytest.mark.parametrize(
+    ("page", "total", "used"),
+    [
+        ("h100_mig", (40 + 10 + 10 + 80) * GIB, (36 + 4 + 4 + 50) * GIB),
+        ("mi300x_cpx", 8 * (206_141_652_992 // 8), 8 * 12 * GIB),
+        ("one_of_eight_lost", 7 * 80 * GIB, 7 * 50 * GIB),
+    ],
+)
 def test_memory_adds_up_on_the_page(page: str, total: int, used: int) -> None:
     """``sum(kvpressure_gpu_memory_*_bytes)`` counts every byte once, whatever is split."""
     samples = pages()[f"gpu_{page}.metrics"]
@@ -105,7 +114,9 @@ def test_memory_adds_up_on_the_page(page: str, total: int, used: int) -> None:
 
 def test_every_metric_of_a_gpu_is_seen_in_the_matrix() -> None:
     shown = {sample[0] for samples in pages().values() for sample in samples}
-    elsewhere = {"kvpressure_gpu_memory_demand_ratio",  # needs an engine whose pool is known
-                 "kvpressure_gpu_ecc_errors_total"}  # tests/sources/nvidia/test_nvidia_events.py
+    elsewhere = {
+        "kvpressure_gpu_memory_demand_ratio",  # needs an engine whose pool is known
+        "kvpressure_gpu_ecc_errors_total",
+    }  # tests/sources/nvidia/test_nvidia_events.py
     expected = {m.full_name for m in METRICS if m.name.startswith(("gpu_", "gpus_"))}
     assert expected - shown == elsewhere

@@ -31,8 +31,17 @@ from nvml_stub import GIB, Gpu, Mig, World, environment, write
 from nvml_stub import kept as stub_world
 
 ROOT = Path(__file__).parents[2]
-H200 = h100(name="NVIDIA H200", memory_total=150_754_820_096, memory_free=40 * GIB, gpm=1, sm=88, tensor=9.5, dram=76,
-            samples="1000:70", processes=((4711, 48 * GIB),))
+H200 = h100(
+    name="NVIDIA H200",
+    memory_total=150_754_820_096,
+    memory_free=40 * GIB,
+    gpm=1,
+    sm=88,
+    tensor=9.5,
+    dram=76,
+    samples="1000:70",
+    processes=((4711, 48 * GIB),),
+)
 USED = (150_754_820_096 - 40 * GIB - GIB // 2) // 2**20
 TOLD = {"row": ["70", str(USED), "512", "350.00", "700.00"], "apps": [[4711, 49152]], "sm": 70, "gpm": [88, 10, 76]}
 
@@ -53,19 +62,49 @@ class Place:
         if library is not None:
             library = Path(shutil.copy(library, where))
         self.environment = environment(library, where / "world") | {
-            "FAKE_SMI": json.dumps(told), "PATH": f"{where}/bin:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}/exporter"}
+            "FAKE_SMI": json.dumps(told),
+            "PATH": f"{where}/bin:{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT}/exporter",
+        }
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """``python -m tools.gpu`` with small numbers."""
         return subprocess.run(
-            [sys.executable, "-m", "tools.gpu", "--results", str(self.results), "--reads", "6", "--phase-seconds", "2.5",
-             "--settle-seconds", "0.1", "--leak-minutes", "0.15", *arguments],
-            cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=600, check=False)
+            [
+                sys.executable,
+                "-m",
+                "tools.gpu",
+                "--results",
+                str(self.results),
+                "--reads",
+                "6",
+                "--phase-seconds",
+                "2.5",
+                "--settle-seconds",
+                "0.1",
+                "--leak-minutes",
+                "0.15",
+                *arguments,
+            ],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
 
     def module(self, name: str, *arguments: str) -> Any:
         """The JSON that a module of the tool prints."""
-        done = subprocess.run([sys.executable, "-m", f"tools.gpu.{name}", *arguments], cwd=ROOT, env=self.environment,
-                              capture_output=True, text=True, timeout=180, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", f"tools.gpu.{name}", *arguments],
+            cwd=ROOT,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=True,
+        )
         return json.loads(done.stdout)
 
     def result(self, part: str) -> Result:
@@ -109,7 +148,9 @@ class TestAll:
         for part in ("loads", "allocator"):
             result = place.result(part)
             assert (result.checks, [item["reason"] for item in result.missing]) == (
-                [], ["ModuleNotFoundError: No module named 'torch'"])
+                [],
+                ["ModuleNotFoundError: No module named 'torch'"],
+            )
 
     def every_call_of_the_source_is_in_the_table(self, place: Place) -> None:
         """What stands in the sources, less what only other cards, or older drivers, are asked."""
@@ -127,7 +168,10 @@ class TestAll:
     def identities_are_what_they_are_called(self, place: Place) -> None:
         calls = place.result("calls")
         if os.getuid() != 0:  # then it says that it could not
-            assert {item["what"] for item in calls.missing} >= {f"calls {privileges.USER}", f"calls {privileges.NO_CAPABILITIES}"}
+            assert {item["what"] for item in calls.missing} >= {
+                f"calls {privileges.USER}",
+                f"calls {privileges.NO_CAPABILITIES}",
+            }
             return
         process = {name: found["process"] for name, found in calls.data["identities"].items()}
         assert process[privileges.USER]["Uid"] == "65532 65532 65532 65532"
@@ -172,17 +216,23 @@ class TestWhatFails:
         done = Place(None, World()).run()
         assert done.returncode == 2
         assert done.stderr.splitlines() == [
-            "tools.gpu: NVML does not open: library_missing; needs an NVIDIA GPU with its driver, and a folder to write to"]
+            "tools.gpu: NVML does not open: library_missing; needs an NVIDIA GPU with its driver, and a folder to write to"
+        ]
 
     def test_a_python_without_the_packages_is_one_line(self) -> None:
-        done = subprocess.run([sys.executable, "-S", "-m", "tools.gpu"], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-S", "-m", "tools.gpu"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 2
-        assert re.fullmatch("tools.gpu: .* lacks nvidia-ml-py, .*; run it with a Python that has them, .*\n", done.stderr)
+        assert re.fullmatch(
+            "tools.gpu: .* lacks nvidia-ml-py, .*; run it with a Python that has them, .*\n", done.stderr
+        )
 
     def test_a_sandbox_that_refuses_calls(self, nvml: Build) -> None:
         """Power blocked, no GPM permission, utilization not there: codes in the table, and a check that fails."""
-        gpu = replace(H200, utilization=None, samples=None,
-                      codes={"nvmlDeviceGetPowerUsage": 17, "nvmlGpmSampleGet": 4})
+        gpu = replace(
+            H200, utilization=None, samples=None, codes={"nvmlDeviceGetPowerUsage": 17, "nvmlGpmSampleGet": 4}
+        )
         place = Place(nvml(()), World(gpus=[gpu]))
         done = place.run("--part", "calls")
         assert done.returncode == 1
@@ -202,10 +252,14 @@ class TestWhatFails:
         assert not found_for(result, "idle: utilization against nvidia-smi query")[0]["ok"]
         lacking = {item["what"]: item["reason"] for item in result.missing}
         assert "Invalid argument" in lacking["GPM metrics of nvidia-smi dmon"]
-        assert lacking["idle: memory used without reserved against nvidia-smi query"] == "nvidia-smi does not tell 'memory.used'"
+        assert (
+            lacking["idle: memory used without reserved against nvidia-smi query"]
+            == "nvidia-smi does not tell 'memory.used'"
+        )
 
     def test_a_part_that_hangs_is_ended_and_leaves_its_reason(
-            self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+        self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         place = Place(nvml(()), World(hangs={"nvmlInitWithFlags": 600}))
         for name, value in place.environment.items():
             monkeypatch.setenv(name, value)
@@ -250,7 +304,9 @@ class TestCard:
         assert not re.search("GPU-|4711|0000:", json.dumps(kept)), "nothing that tells whose card it was"
         assert kept["memory"][0]["second"]["reserved"] == GIB // 2
 
-    @pytest.mark.parametrize("card", [H200, mig_h100(), h100(memory_total=None, power_limit_mw=None)], ids=["h200", "mig", "unified"])
+    @pytest.mark.parametrize(
+        "card", [H200, mig_h100(), h100(memory_total=None, power_limit_mw=None)], ids=["h200", "mig", "unified"]
+    )
     def test_the_page_of_what_was_kept_is_the_cards(self, card: Gpu, tmp_path: Path, nvml: Build) -> None:
         place = Place(nvml(()), World(gpus=[card]))
         kept = publish.fixture(Result("calls", data=place.module("card")), tmp_path)
@@ -275,9 +331,21 @@ class TestLoads:
         names = {"tensor": "prefill", "dram": "decode", "host": "host"}
         if swap:
             names |= {"tensor": "decode", "dram": "prefill"}
-        return {kind: [(1000.0 + t, GpuReading("GPU-1", 0, "nvidia", **{
-            field: value for level in level_names for field, value in SEEN[level][load_name].items()}))  # type: ignore[arg-type]
-            for t in range(20)] for kind, load_name in names.items()}
+        return {
+            kind: [
+                (
+                    1000.0 + t,
+                    GpuReading(
+                        "GPU-1",
+                        0,
+                        "nvidia",
+                        **{field: value for level in level_names for field, value in SEEN[level][load_name].items()},
+                    ),
+                )  # type: ignore[arg-type]
+                for t in range(20)
+            ]
+            for kind, load_name in names.items()
+        }
 
     def test_told_apart(self) -> None:
         result = Result("loads")
@@ -285,7 +353,12 @@ class TestLoads:
         assert result.good
         assert len(result.checks) == 5
         assert result.missing == []
-        assert data["levels"]["profiling"]["host"] == {"level": "profiling", "factor": 0.0, "starved": True, "saturated": False}
+        assert data["levels"]["profiling"]["host"] == {
+            "level": "profiling",
+            "factor": 0.0,
+            "starved": True,
+            "saturated": False,
+        }
         assert data["figures"]["tensor"]["power_watts"] == 665.0
 
     def test_what_was_measured_once_stays_told_apart(self, tmp_path: Path) -> None:
@@ -312,7 +385,9 @@ class TestLoads:
         assert result.good
         assert len(result.checks) == 2
         assert [item["what"] for item in result.missing] == [
-            "profiling: the loads told apart", "profiling: which load leaves the GPU starved"]
+            "profiling: the loads told apart",
+            "profiling: which load leaves the GPU starved",
+        ]
 
 
 class TestAllocator:
@@ -329,36 +404,49 @@ class TestAllocator:
         return result
 
     def test_plugin_exporter_condition_and_alert_follow_torch(
-            self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+        self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The world stands still, so NVML's view of a release is the one thing that cannot hold here."""
         result = self.judged(tmp_path, nvml, monkeypatch)
         assert [check["what"] for check in result.checks if not check["ok"]] == ["from outside the release is seen"]
         assert [(step["step"], step["condition"]) for step in result.data["steps"]] == [
-            ("start", 0.0), ("fill", 0.0), ("fragment", 1.0), ("fail", 1.0), ("release", 0.0)]
+            ("start", 0.0),
+            ("fill", 0.0),
+            ("fragment", 1.0),
+            ("fail", 1.0),
+            ("release", 0.0),
+        ]
         result.write(tmp_path)
         assert "silent when full, fires when fragmented and clears after the release" in report.render(tmp_path)
 
     def test_figures_that_are_not_torchs_are_noticed(
-            self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+        self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         result = self.judged(tmp_path, nvml, monkeypatch, "lie")
         assert not any(check["ok"] for check in found_for(result, "five figures"))
 
-    @pytest.mark.parametrize(("figures", "text"), [
-        ((0.0, 6e9, 0.0), "silent when full, fires when fragmented and clears"),
-        ((0.0, 1e9, 0.0), "does not do as it should"),
-        ((0.0, 6e9, 6e9), "does not do as it should"),
-        ((0.0, None, 0.0), "was not asked: a figure is absent"),
-        ((0.0, 6e9), "was not asked: a figure is absent"),
-    ])
+    @pytest.mark.parametrize(
+        ("figures", "text"),
+        [
+            ((0.0, 6e9, 0.0), "silent when full, fires when fragmented and clears"),
+            ((0.0, 1e9, 0.0), "does not do as it should"),
+            ((0.0, 6e9, 6e9), "does not do as it should"),
+            ((0.0, None, 0.0), "was not asked: a figure is absent"),
+            ((0.0, 6e9), "was not asked: a figure is absent"),
+        ],
+    )
     def test_the_shipped_alert_is_asked(self, figures: tuple[float | None, ...], text: str) -> None:
-        shown = {step: {"fragmentation_bytes": value, "condition": float((value or 0) > 2e9)}
-                 for step, value in zip(("fill", "fail", "release"), figures, strict=False)}
+        shown = {
+            step: {"fragmentation_bytes": value, "condition": float((value or 0) > 2e9)}
+            for step, value in zip(("fill", "fail", "release"), figures, strict=False)
+        }
         assert text in fragmentation_alert.sentence(shown)
 
 
 class TestPage:
     def test_publishing_keeps_results_and_writes_page_and_fixture(
-            self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+        self, tmp_path: Path, nvml: Build, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name, path in (("KEPT", "kept"), ("PAGE", "page.md"), ("FIXTURES", "fixtures")):
             monkeypatch.setattr(publish, name, tmp_path / path)
         given = tmp_path / "given"
@@ -389,8 +477,9 @@ def test_all_parts_fit_the_time_they_are_planned_for() -> None:
 
 def test_only_root_can_become_less() -> None:
     code = "import sys; from tools.gpu import privileges as p; p.become(sys.argv[1]); print(p.facts()['CapEff'])"
-    done = subprocess.run([sys.executable, "-c", code, privileges.NO_CAPABILITIES], cwd=ROOT, capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, privileges.NO_CAPABILITIES], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if os.getuid() == 0:
         assert int(done.stdout, 16) == 0
     else:

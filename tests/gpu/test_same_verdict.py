@@ -22,10 +22,17 @@ from kvpressure.recording.reader import Reader
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
 LOADS = {
-    "h100/llama-2-7b-046": "kv_pressure", "h100/llama-2-7b-173": "kv_pressure", "h100/llama-2-7b-121": "kv_pressure",
-    "h100/llama-2-7b-009": "concurrency_limited", "h100/llama-2-7b-016": "concurrency_limited",
-    "h100/opt-1.3b-018": "concurrency_limited", "h100/opt-1.3b_chunked-212": "healthy", "burstgpt/scale-300": "healthy",
-    "burstgpt/scale-1500": "healthy", "incidents/CPU3": "healthy", "incidents/CPU7": "host_bound",
+    "h100/llama-2-7b-046": "kv_pressure",
+    "h100/llama-2-7b-173": "kv_pressure",
+    "h100/llama-2-7b-121": "kv_pressure",
+    "h100/llama-2-7b-009": "concurrency_limited",
+    "h100/llama-2-7b-016": "concurrency_limited",
+    "h100/opt-1.3b-018": "concurrency_limited",
+    "h100/opt-1.3b_chunked-212": "healthy",
+    "burstgpt/scale-300": "healthy",
+    "burstgpt/scale-1500": "healthy",
+    "incidents/CPU3": "healthy",
+    "incidents/CPU7": "host_bound",
     "incidents/MM01": "host_bound",
 }
 """Recordings and the verdict that most of their ticks get."""
@@ -38,8 +45,9 @@ Show = Callable[[GpuReading], GpuReading]
 
 def _power(gpu: GpuReading, limit: float) -> GpuReading:
     busy = gpu.utilization_ratio
-    return replace(gpu, power_limit_watts=limit,
-                   power_watts=None if busy is None else limit * (IDLE_POWER + BUSY_POWER * busy))
+    return replace(
+        gpu, power_limit_watts=limit, power_watts=None if busy is None else limit * (IDLE_POWER + BUSY_POWER * busy)
+    )
 
 
 def gpm(gpu: GpuReading) -> GpuReading:
@@ -52,9 +60,16 @@ def gpm(gpu: GpuReading) -> GpuReading:
 
 def amd(gpu: GpuReading) -> GpuReading:
     """AMD by sysfs: a card with as much memory, so that defaults by card are the same."""
-    return replace(_power(gpu, 300.0), uuid="GPU-8f6c2a1d4e3b5a70", vendor="amd", name="AMD Instinct MI210",
-                   memory_reserved_bytes=None, sm_activity_ratio=None, tensor_activity_ratio=None,
-                   dram_activity_ratio=None)
+    return replace(
+        _power(gpu, 300.0),
+        uuid="GPU-8f6c2a1d4e3b5a70",
+        vendor="amd",
+        name="AMD Instinct MI210",
+        memory_reserved_bytes=None,
+        sm_activity_ratio=None,
+        tensor_activity_ratio=None,
+        dram_activity_ratio=None,
+    )
 
 
 def amd_power_only(gpu: GpuReading) -> GpuReading:
@@ -69,8 +84,10 @@ LEVELS = {"as recorded": "utilization_weak", "gpm": "profiling", "amd": "power",
 def shown(snapshot: Snapshot, show: Show) -> Snapshot:
     """The snapshot with its GPUs as this node shows them, under the same owner."""
     gpus = {gpu.uuid: show(gpu) for gpu in snapshot.gpus}
-    pages = tuple(replace(page, gpus=tuple(gpus[uuid].uuid if uuid in gpus else uuid for uuid in page.gpus))
-                  for page in snapshot.pages)
+    pages = tuple(
+        replace(page, gpus=tuple(gpus[uuid].uuid if uuid in gpus else uuid for uuid in page.gpus))
+        for page in snapshot.pages
+    )
     return replace(snapshot, gpus=tuple(gpus.values()), pages=pages)
 
 
@@ -92,8 +109,17 @@ def replay(name: str, node: str) -> tuple[Tick, ...]:
     pipeline = Pipeline()
     with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
         engines = [engine for snapshot in reader for engine in pipeline.observe(shown(snapshot, NODES[node])).engines]
-    return tuple(Tick(e.diagnosis.verdict, e.diagnosis.confidence, e.diagnosis.stage, e.diagnosis.conditions,
-                      e.diagnosis.documented_signature, e.signals.compute.activity_level) for e in engines)
+    return tuple(
+        Tick(
+            e.diagnosis.verdict,
+            e.diagnosis.confidence,
+            e.diagnosis.stage,
+            e.diagnosis.conditions,
+            e.diagnosis.documented_signature,
+            e.signals.compute.activity_level,
+        )
+        for e in engines
+    )
 
 
 def differing(name: str, one: str, other: str) -> list[tuple[Tick, Tick]]:
@@ -128,7 +154,10 @@ def test_gpm_gives_the_same_verdict(name: str) -> None:
         assert found == []
         return
     assert len(found) <= 6
-    assert {(a.verdict, b.verdict) for a, b in found} == {("unknown", "compute_bound"), ("concurrency_limited", "compute_bound")}
+    assert {(a.verdict, b.verdict) for a, b in found} == {
+        ("unknown", "compute_bound"),
+        ("concurrency_limited", "compute_bound"),
+    }
 
 
 @pytest.mark.parametrize("name", LOADS)

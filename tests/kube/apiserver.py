@@ -150,7 +150,8 @@ class FakeApi:
             return
         started = time.monotonic()
         while generation == self._generation and (
-                self.watch_seconds is None or time.monotonic() - started < self.watch_seconds):
+            self.watch_seconds is None or time.monotonic() - started < self.watch_seconds
+        ):
             with self.lock:
                 new = [event for event in self.events if event[0] > seen]
                 if not new:
@@ -162,8 +163,9 @@ class FakeApi:
                 elif before is not None and _matches(before, path, query):  # it left the selector
                     handler.chunk({"type": "DELETED", "object": found})
             if new and self.bookmarks:
-                handler.chunk({"type": "BOOKMARK", "object": {
-                    "kind": "Pod", "metadata": {"resourceVersion": str(seen)}}})
+                handler.chunk(
+                    {"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": str(seen)}}}
+                )
         handler.chunk(None)
 
 
@@ -197,5 +199,7 @@ def _matches(found: Json, path: str, query: dict[str, str]) -> bool:
         if name != "spec.nodeName" or spec.get("nodeName") != value:
             return False
     labels = metadata.get("labels", {})
-    return all(labels.get(term.partition("=")[0]) == term.partition("=")[2]
-               for term in filter(None, query.get("labelSelector", "").split(",")))
+    return all(
+        labels.get(term.partition("=")[0]) == term.partition("=")[2]
+        for term in filter(None, query.get("labelSelector", "").split(","))
+    )

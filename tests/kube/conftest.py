@@ -24,10 +24,20 @@ def api() -> Iterator[FakeApi]:
 @pytest.fixture
 def settings(tmp_path: Path) -> Callable[..., Settings]:
     """Settings whose files lie in this test's directory unless given."""
+
     def build(**fields: Any) -> Settings:
-        return Settings(**{"node_name": NODE, "kube_token_file": tmp_path / "token", "kube_ca_file": tmp_path / "ca.crt",
-                           "kubelet_socket": tmp_path / "kubelet.sock", "host_proc": tmp_path / "proc",
-                           "host_cgroup": tmp_path / "cgroup", "host_pod_logs": tmp_path / "pods", **fields})
+        return Settings(
+            **{
+                "node_name": NODE,
+                "kube_token_file": tmp_path / "token",
+                "kube_ca_file": tmp_path / "ca.crt",
+                "kubelet_socket": tmp_path / "kubelet.sock",
+                "host_proc": tmp_path / "proc",
+                "host_cgroup": tmp_path / "cgroup",
+                "host_pod_logs": tmp_path / "pods",
+                **fields,
+            }
+        )
 
     return build
 
@@ -41,7 +51,28 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def self_signed(where: Path) -> tuple[Path, Path]:
     """Certificate and key, written to ``where``."""
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=kube", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=where, check=True, capture_output=True)
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=kube",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            "key.pem",
+            "-out",
+            "cert.pem",
+        ],
+        cwd=where,
+        check=True,
+        capture_output=True,
+    )
     return where / "cert.pem", where / "key.pem"

@@ -15,16 +15,36 @@ from kvpressure.sources._podresources import api_pb2
 Devices = Mapping[str, Sequence[str]]
 
 
-def claim(name: str, namespace: str = "inference", container: str = "vllm", devices: Devices | None = None,
-          dra: Sequence[tuple[str, str]] = ()) -> Any:
+def claim(
+    name: str,
+    namespace: str = "inference",
+    container: str = "vllm",
+    devices: Devices | None = None,
+    dra: Sequence[tuple[str, str]] = (),
+) -> Any:
     """A pod with devices by resource name, and DRA devices as (driver, device name)."""
-    return api_pb2.PodResources(name=name, namespace=namespace, containers=[api_pb2.ContainerResources(
-        name=container,
-        devices=[api_pb2.ContainerDevices(resource_name=resource, device_ids=list(ids))
-                 for resource, ids in (devices or {}).items()],
-        dynamic_resources=[api_pb2.DynamicResource(claim_name="claim", claim_resources=[
-            api_pb2.ClaimResource(driver_name=driver, pool_name="node-1", device_name=device) for driver, device in dra])],
-    )])
+    return api_pb2.PodResources(
+        name=name,
+        namespace=namespace,
+        containers=[
+            api_pb2.ContainerResources(
+                name=container,
+                devices=[
+                    api_pb2.ContainerDevices(resource_name=resource, device_ids=list(ids))
+                    for resource, ids in (devices or {}).items()
+                ],
+                dynamic_resources=[
+                    api_pb2.DynamicResource(
+                        claim_name="claim",
+                        claim_resources=[
+                            api_pb2.ClaimResource(driver_name=driver, pool_name="node-1", device_name=device)
+                            for driver, device in dra
+                        ],
+                    )
+                ],
+            )
+        ],
+    )
 
 
 class FakeKubelet:
@@ -51,10 +71,13 @@ class FakeKubelet:
         self.socket.unlink(missing_ok=True)
         self._server = grpc.server(ThreadPoolExecutor(4))
         handler = grpc.unary_unary_rpc_method_handler(
-            self._list, request_deserializer=api_pb2.ListPodResourcesRequest.FromString,
-            response_serializer=lambda answer: answer if isinstance(answer, bytes) else answer.SerializeToString())
-        self._server.add_generic_rpc_handlers((
-            grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": handler}),))
+            self._list,
+            request_deserializer=api_pb2.ListPodResourcesRequest.FromString,
+            response_serializer=lambda answer: answer if isinstance(answer, bytes) else answer.SerializeToString(),
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": handler}),)
+        )
         self._server.add_insecure_port(f"unix://{self.socket}")
         self._server.start()
 

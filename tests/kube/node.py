@@ -123,8 +123,13 @@ class Node:
         """The API object of a pod whose page is served here."""
         server = self.server(name)
         container = objects.container(ports=[{"containerPort": server.port}])
-        return objects.pod(name, ip=server.address, containers=[container],
-                           annotations={"prometheus.io/path": f"/{name}/metrics"}, **fields)
+        return objects.pod(
+            name,
+            ip=server.address,
+            containers=[container],
+            annotations={"prometheus.io/path": f"/{name}/metrics"},
+            **fields,
+        )
 
     def add(self, name: str, devices: list[str] | None = None, pids: tuple[int, ...] = (), **fields: Any) -> None:
         """Create a pod with everything that a node has for it."""
@@ -133,8 +138,12 @@ class Node:
         assert pod is not None
         directory = self.container_cgroup(pod)
         directory.mkdir(parents=True)
-        for file, text in {"cpu.max": "800000 100000\n", "memory.current": f"{17 * GIB}\n", "memory.max": f"{64 * GIB}\n",
-                           "memory.stat": f"inactive_file {GIB}\n"}.items():
+        for file, text in {
+            "cpu.max": "800000 100000\n",
+            "memory.current": f"{17 * GIB}\n",
+            "memory.max": f"{64 * GIB}\n",
+            "memory.stat": f"inactive_file {GIB}\n",
+        }.items():
             (directory / file).write_text(text)
         self.use_cpu(pod, usage=0, periods=0, throttled=0)
         for pid in pids:
@@ -171,8 +180,13 @@ class Node:
     def container_cgroup(self, pod: Pod) -> Path:
         """Where the kernel accounts for a pod's container."""
         uid = pod.uid.replace("-", "_")
-        return (self.cgroup / "kubepods.slice" / "kubepods-burstable.slice" / f"kubepods-burstable-pod{uid}.slice"
-                / f"cri-containerd-{pod.engines[0].container_id}.scope")
+        return (
+            self.cgroup
+            / "kubepods.slice"
+            / "kubepods-burstable.slice"
+            / f"kubepods-burstable-pod{uid}.slice"
+            / f"cri-containerd-{pod.engines[0].container_id}.scope"
+        )
 
     def use_cpu(self, pod: Pod, usage: int, periods: int, throttled: int) -> None:
         """Set the CPU counters of a pod's container, as the kernel does: never half written."""
@@ -185,14 +199,39 @@ class Node:
     def start(self) -> None:
         """Start the exporter and wait until it listens."""
         flags = [flag for name in SOURCES for flag in (f"--collector.{name}", f"--collector.{name}.interval={TICK}")]
-        command = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", "127.0.0.1:0", *flags,
-                   "--no-collector.amd", "--interval", TICK, "--node-name", objects.NODE, "--kube.api-url", self.api.url,
-                   "--kube.token-file", str(self.where / "token"), "--kubelet.socket", str(self.kubelet.socket),
-                   "--host.proc", str(self.proc), "--host.cgroup", str(self.cgroup), "--host.pod-logs",
-                   str(self.logs_root), "--log-positions", str(self.where / "positions.json"), *self._arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "kvpressure.cli",
+            "serve",
+            "--web.listen-address",
+            "127.0.0.1:0",
+            *flags,
+            "--no-collector.amd",
+            "--interval",
+            TICK,
+            "--node-name",
+            objects.NODE,
+            "--kube.api-url",
+            self.api.url,
+            "--kube.token-file",
+            str(self.where / "token"),
+            "--kubelet.socket",
+            str(self.kubelet.socket),
+            "--host.proc",
+            str(self.proc),
+            "--host.cgroup",
+            str(self.cgroup),
+            "--host.pod-logs",
+            str(self.logs_root),
+            "--log-positions",
+            str(self.where / "positions.json"),
+            *self._arguments,
+        ]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
-        self._exporter = subprocess.Popen(command, env=environment(self._library, self.world_path, clean),
-                                          stderr=subprocess.PIPE, text=True)
+        self._exporter = subprocess.Popen(
+            command, env=environment(self._library, self.world_path, clean), stderr=subprocess.PIPE, text=True
+        )
         threading.Thread(target=self._listen, daemon=True).start()
         until(lambda: self._port, 30)
 

@@ -22,30 +22,57 @@ def container_id(namespace: str, pod: str, container: str, restarts: int = 0) ->
 
 def container(name: str = "vllm", **fields: Any) -> Json:
     """A container of a pod's spec that runs vLLM, unless ``fields`` say otherwise."""
-    return {"name": name, "image": "vllm/vllm-openai:v0.32.0",
-            "command": ["vllm", "serve", "org/model", "--max-num-seqs", "64"],
-            "ports": [{"containerPort": 8000, "name": "http"}],
-            "resources": {"limits": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}}, **fields}
+    return {
+        "name": name,
+        "image": "vllm/vllm-openai:v0.32.0",
+        "command": ["vllm", "serve", "org/model", "--max-num-seqs", "64"],
+        "ports": [{"containerPort": 8000, "name": "http"}],
+        "resources": {"limits": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}},
+        **fields,
+    }
 
 
-def pod(name: str = "vllm-0", namespace: str = "inference", ip: str | None = "10.0.0.5", node: str = NODE,
-        containers: list[Json] | None = None, labels: Json | None = None, annotations: Json | None = None,
-        phase: str = "Running", restarts: int = 0, ready: bool = True, last: Json | None = None,
-        host_network: bool = False, status: Json | None = None) -> Json:
+def pod(
+    name: str = "vllm-0",
+    namespace: str = "inference",
+    ip: str | None = "10.0.0.5",
+    node: str = NODE,
+    containers: list[Json] | None = None,
+    labels: Json | None = None,
+    annotations: Json | None = None,
+    phase: str = "Running",
+    restarts: int = 0,
+    ready: bool = True,
+    last: Json | None = None,
+    host_network: bool = False,
+    status: Json | None = None,
+) -> Json:
     """A pod with its status."""
     containers = [container()] if containers is None else containers
-    statuses = [{
-        "name": c["name"], "ready": ready, "restartCount": restarts, "state": {"running": {}},
-        "lastState": {"terminated": last} if last else {},
-        "containerID": f"containerd://{container_id(namespace, name, c['name'], restarts)}",
-    } for c in containers]
+    statuses = [
+        {
+            "name": c["name"],
+            "ready": ready,
+            "restartCount": restarts,
+            "state": {"running": {}},
+            "lastState": {"terminated": last} if last else {},
+            "containerID": f"containerd://{container_id(namespace, name, c['name'], restarts)}",
+        }
+        for c in containers
+    ]
     spec: Json = {"nodeName": node, "containers": containers}
     if host_network:
         spec["hostNetwork"] = True
     return {
-        "kind": "Pod", "apiVersion": "v1",
-        "metadata": {"name": name, "namespace": namespace, "uid": uid_of(namespace, name), "labels": labels or {},
-                     "annotations": annotations or {}},
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": uid_of(namespace, name),
+            "labels": labels or {},
+            "annotations": annotations or {},
+        },
         "spec": spec,
         "status": {"phase": phase, "podIP": ip, "containerStatuses": statuses, **(status or {})},
     }
@@ -53,5 +80,8 @@ def pod(name: str = "vllm-0", namespace: str = "inference", ip: str | None = "10
 
 def node(**conditions: str) -> Json:
     """The node object, with conditions by type."""
-    return {"kind": "Node", "metadata": {"name": NODE},
-            "status": {"conditions": [{"type": name, "status": value} for name, value in conditions.items()]}}
+    return {
+        "kind": "Node",
+        "metadata": {"name": NODE},
+        "status": {"conditions": [{"type": name, "status": value} for name, value in conditions.items()]},
+    }

@@ -26,45 +26,126 @@ L40S = ("NVIDIA L40S", 44.4 * GIB)
 B200 = ("NVIDIA B200", 178.4 * GIB)
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("8192", 8192), ("8k", 8000), ("8K", 8192), ("25.6k", 25600), ("1m", 10**6), ("1M", 2**20), ("2g", 2 * 10**9),
-    ("2G", 2 * 2**30), ("1t", 10**12), ("1T", 2**40), (" 16 ", 16), ("0", 0),
-    ("1.5K", None), ("1.5", None), ("-1", None), ("auto", None), ("", None), ("8kb", None), ("k", None), (None, None),
-    ("9" * 40, None), ("1e3", None),
-])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("8192", 8192),
+        ("8k", 8000),
+        ("8K", 8192),
+        ("25.6k", 25600),
+        ("1m", 10**6),
+        ("1M", 2**20),
+        ("2g", 2 * 10**9),
+        ("2G", 2 * 2**30),
+        ("1t", 10**12),
+        ("1T", 2**40),
+        (" 16 ", 16),
+        ("0", 0),
+        ("1.5K", None),
+        ("1.5", None),
+        ("-1", None),
+        ("auto", None),
+        ("", None),
+        ("8kb", None),
+        ("k", None),
+        (None, None),
+        ("9" * 40, None),
+        ("1e3", None),
+    ],
+)
 def test_integers_as_vllm_reads_them(text: str | None, value: int | None) -> None:
     assert human_int(text) == value
 
 
-SAME = EngineArgs({"model": "org/m", "max_num_seqs": "64", "gpu_memory_utilization": "0.9"},
-                  frozenset({"model", "max_num_seqs", "gpu_memory_utilization"}), True)
+SAME = EngineArgs(
+    {"model": "org/m", "max_num_seqs": "64", "gpu_memory_utilization": "0.9"},
+    frozenset({"model", "max_num_seqs", "gpu_memory_utilization"}),
+    True,
+)
 
 
-@pytest.mark.parametrize("argv", [
-    ["vllm", "serve", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-    ["vllm", "serve", "org/m", "--max-num-seqs=64", "--gpu-memory-utilization=0.9"],
-    ["vllm", "serve", "org/m", "--max_num_seqs", "64", "--gpu_memory_utilization=0.9"],
-    ["vllm", "serve", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9", "--model", "org/m"],
-    ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "org/m", "--max-num-seqs", "64",
-     "--gpu-memory-utilization", "0.9"],
-    ["--model", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-    ["org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-    ["serve", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-    ["/bin/sh", "-c", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
-    ["bash", "-lc", "set -e; export A=1\npip install x && exec vllm serve org/m \\\n  --max-num-seqs 64 \\\n "
-                    "--gpu-memory-utilization 0.9 2>&1 | tee log"],
-    ["sh", "-c", "# start\nSEQS=64\nexec python3 -m vllm.entrypoints.openai.api_server --model 'org/m' "
-                 "--max-num-seqs $SEQS --gpu-memory-utilization \"${UTIL:-0.9}\""],
-    ["/usr/bin/tini", "--", "sh", "-c", "exec vllm serve \"$@\"", "--", "org/m", "--max-num-seqs", "64",
-     "--gpu-memory-utilization", "0.9"],
-    ["bash", "-c", "--", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
-    ["bash", "-c", "-x", "-o", "pipefail", "--", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
-    ["bash", "-lc", "--", "exec vllm serve \"$@\"", "x", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-    ["sh", "-c", "A=1\nif true; then eval \"vllm serve \\\n  org/m --served-model-name \"name\" --max-num-seqs 64 \\\n"
-                 "  --gpu-memory-utilization 0.9\"; fi"],
-    ["numactl", "-N0", "/opt/venv/bin/vllm", "serve", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-    ["vllm", "serve", "org/m", "--max-num-seqs", "8", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
-], ids=str)
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["vllm", "serve", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
+        ["vllm", "serve", "org/m", "--max-num-seqs=64", "--gpu-memory-utilization=0.9"],
+        ["vllm", "serve", "org/m", "--max_num_seqs", "64", "--gpu_memory_utilization=0.9"],
+        ["vllm", "serve", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9", "--model", "org/m"],
+        [
+            "python3",
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            "org/m",
+            "--max-num-seqs",
+            "64",
+            "--gpu-memory-utilization",
+            "0.9",
+        ],
+        ["--model", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
+        ["org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
+        ["serve", "org/m", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
+        ["/bin/sh", "-c", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
+        [
+            "bash",
+            "-lc",
+            "set -e; export A=1\npip install x && exec vllm serve org/m \\\n  --max-num-seqs 64 \\\n "
+            "--gpu-memory-utilization 0.9 2>&1 | tee log",
+        ],
+        [
+            "sh",
+            "-c",
+            "# start\nSEQS=64\nexec python3 -m vllm.entrypoints.openai.api_server --model 'org/m' "
+            '--max-num-seqs $SEQS --gpu-memory-utilization "${UTIL:-0.9}"',
+        ],
+        [
+            "/usr/bin/tini",
+            "--",
+            "sh",
+            "-c",
+            'exec vllm serve "$@"',
+            "--",
+            "org/m",
+            "--max-num-seqs",
+            "64",
+            "--gpu-memory-utilization",
+            "0.9",
+        ],
+        ["bash", "-c", "--", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
+        ["bash", "-c", "-x", "-o", "pipefail", "--", "vllm serve org/m --max-num-seqs 64 --gpu-memory-utilization 0.9"],
+        [
+            "bash",
+            "-lc",
+            "--",
+            'exec vllm serve "$@"',
+            "x",
+            "org/m",
+            "--max-num-seqs",
+            "64",
+            "--gpu-memory-utilization",
+            "0.9",
+        ],
+        [
+            "sh",
+            "-c",
+            'A=1\nif true; then eval "vllm serve \\\n  org/m --served-model-name "name" --max-num-seqs 64 \\\n'
+            '  --gpu-memory-utilization 0.9"; fi',
+        ],
+        [
+            "numactl",
+            "-N0",
+            "/opt/venv/bin/vllm",
+            "serve",
+            "org/m",
+            "--max-num-seqs",
+            "64",
+            "--gpu-memory-utilization",
+            "0.9",
+        ],
+        ["vllm", "serve", "org/m", "--max-num-seqs", "8", "--max-num-seqs", "64", "--gpu-memory-utilization", "0.9"],
+    ],
+    ids=str,
+)
 def test_every_way_to_write_the_same_command(argv: list[str]) -> None:
     found = parse(argv)
     assert {name: found.values.get(name) for name in SAME.values} == SAME.values
@@ -76,8 +157,10 @@ def test_every_way_to_write_the_same_command(argv: list[str]) -> None:
 
 
 def test_kubernetes_variables_come_from_the_environment() -> None:
-    found = parse(["vllm", "serve", "$(MODEL)", "--max-num-seqs=$(SEQS)", "--port", "$$(PORT)", "--seed", "$(GONE)"],
-                  {"MODEL": "org/m", "SEQS": "32", "VLLM_USE_V1": "0", "HF_TOKEN": "secret"})
+    found = parse(
+        ["vllm", "serve", "$(MODEL)", "--max-num-seqs=$(SEQS)", "--port", "$$(PORT)", "--seed", "$(GONE)"],
+        {"MODEL": "org/m", "SEQS": "32", "VLLM_USE_V1": "0", "HF_TOKEN": "secret"},
+    )
     assert found.model == "org/m"
     assert found.max_num_seqs == 32
     assert found.values["port"] == "$(PORT)"
@@ -94,12 +177,25 @@ def test_what_a_hidden_variable_brings_is_not_guessed() -> None:
     assert hidden.is_explicit("max_num_seqs") is None
 
 
-@pytest.mark.parametrize("script", [
-    'ARGS=(--max-num-seqs 5); vllm serve org/m "${ARGS[@]}"', "vllm serve org/m ${ARGS[*]}", "vllm serve org/m $A$B",
-    'vllm serve "${ARGS[@]}" --port 1', "vllm serve $ARGS", "vllm serve org/m ${X:+--max-num-seqs 5}", "vllm serve org/m ${X%%y}",
-    "vllm serve org/m --port 1 pre$X", "vllm serve org/m --$NAME 5", "vllm serve org/m $1 $2", "vllm serve org/m $(cat $(ls x))",
-    "vllm serve org/m $(", "vllm serve org/m ${X", 'eval "vllm serve org/m --port 1 $X $@"',
-])
+@pytest.mark.parametrize(
+    "script",
+    [
+        'ARGS=(--max-num-seqs 5); vllm serve org/m "${ARGS[@]}"',
+        "vllm serve org/m ${ARGS[*]}",
+        "vllm serve org/m $A$B",
+        'vllm serve "${ARGS[@]}" --port 1',
+        "vllm serve $ARGS",
+        "vllm serve org/m ${X:+--max-num-seqs 5}",
+        "vllm serve org/m ${X%%y}",
+        "vllm serve org/m --port 1 pre$X",
+        "vllm serve org/m --$NAME 5",
+        "vllm serve org/m $1 $2",
+        "vllm serve org/m $(cat $(ls x))",
+        "vllm serve org/m $(",
+        "vllm serve org/m ${X",
+        'eval "vllm serve org/m --port 1 $X $@"',
+    ],
+)
 def test_what_may_bring_options_leaves_open_what_was_set(script: str) -> None:
     found = parse(["bash", "-c", script])
     assert found.is_explicit("max_num_seqs") is None
@@ -108,7 +204,12 @@ def test_what_may_bring_options_leaves_open_what_was_set(script: str) -> None:
 
 def test_a_reference_that_kubernetes_could_not_resolve_may_bring_an_option() -> None:
     assert parse(["vllm", "serve", "org/m", "$(EXTRA)"]).is_explicit("max_num_seqs") is None
-    assert parse(["vllm", "serve", "$(MODEL)", "--api-key", "$(KEY)", "--served-model-name", "a", "b"]).is_explicit("max_num_seqs") is False
+    assert (
+        parse(["vllm", "serve", "$(MODEL)", "--api-key", "$(KEY)", "--served-model-name", "a", "b"]).is_explicit(
+            "max_num_seqs"
+        )
+        is False
+    )
 
 
 def test_arithmetic_is_not_worked_out() -> None:
@@ -117,27 +218,76 @@ def test_arithmetic_is_not_worked_out() -> None:
     assert found.is_explicit("max_num_seqs") is True
 
 
-@pytest.mark.parametrize("argv", [
-    [], ["/entrypoint.sh"], ["/start.sh", "--max-num-seqs", "4"], ["ray", "start", "--head"],
-    ["vllm", "serve", "m", "--config", "/etc/vllm.yaml"],
-])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["/entrypoint.sh"],
+        ["/start.sh", "--max-num-seqs", "4"],
+        ["ray", "start", "--head"],
+        ["vllm", "serve", "m", "--config", "/etc/vllm.yaml"],
+    ],
+)
 def test_an_unseen_command_line_leaves_open_what_was_set(argv: list[str]) -> None:
     found = parse(argv)
     assert found.is_explicit("max_num_batched_tokens") is None
 
 
 def test_flags_take_no_value_and_no_turns_off() -> None:
-    found = parse(["vllm", "serve", "--enforce-eager", "--no-enable-prefix-caching", "--enable-chunked-prefill", "False",
-                   "--trust-remote-code", "--max-num-seqs", "4"])
-    assert found.values == {"enforce_eager": "True", "enable_prefix_caching": "False", "enable_chunked_prefill": "False",
-                            "trust_remote_code": "True", "max_num_seqs": "4"}
+    found = parse(
+        [
+            "vllm",
+            "serve",
+            "--enforce-eager",
+            "--no-enable-prefix-caching",
+            "--enable-chunked-prefill",
+            "False",
+            "--trust-remote-code",
+            "--max-num-seqs",
+            "4",
+        ]
+    )
+    assert found.values == {
+        "enforce_eager": "True",
+        "enable_prefix_caching": "False",
+        "enable_chunked_prefill": "False",
+        "trust_remote_code": "True",
+        "max_num_seqs": "4",
+    }
 
 
 def test_short_names_lists_and_json() -> None:
-    found = parse(["vllm", "serve", "m", "-tp", "4", "-dp=2", "--served-model-name", "a", "b", "--compilation-config",
-                   '{"level": 3}', "--compilation-config.mode", "3", "--kv-cache-dtype", "fp8", "--max-model-len", "8K",
-                   "--kv-cache-memory-bytes", "2G", "--block-size", "16", "--num-gpu-blocks-override", "100",
-                   "--watermark", "0.1", "--port", "8001"])
+    found = parse(
+        [
+            "vllm",
+            "serve",
+            "m",
+            "-tp",
+            "4",
+            "-dp=2",
+            "--served-model-name",
+            "a",
+            "b",
+            "--compilation-config",
+            '{"level": 3}',
+            "--compilation-config.mode",
+            "3",
+            "--kv-cache-dtype",
+            "fp8",
+            "--max-model-len",
+            "8K",
+            "--kv-cache-memory-bytes",
+            "2G",
+            "--block-size",
+            "16",
+            "--num-gpu-blocks-override",
+            "100",
+            "--watermark",
+            "0.1",
+            "--port",
+            "8001",
+        ]
+    )
     assert (found.tensor_parallel_size, found.data_parallel_size, found.served_model_name) == (4, 2, "a")
     assert found.values["compilation_config"] == '{"level": 3}'
     assert (found.kv_cache_dtype, found.max_model_len, found.kv_cache_memory_bytes) == ("fp8", 8192, 2**31)
@@ -145,12 +295,20 @@ def test_short_names_lists_and_json() -> None:
     assert found.pipeline_parallel_size is None
 
 
-@pytest.mark.parametrize(("option", "value", "attribute"), [
-    ("--max-num-seqs", "many", "max_num_seqs"), ("--max-num-seqs", "0", "max_num_seqs"),
-    ("--max-num-seqs", "-4", "max_num_seqs"), ("--gpu-memory-utilization", "1.5", "gpu_memory_utilization"),
-    ("--gpu-memory-utilization", "nan", "gpu_memory_utilization"), ("--max-model-len", "auto", "max_model_len"),
-    ("--max-model-len", "-1", "max_model_len"), ("--port", "70000", "port"), ("--watermark", "inf", "watermark"),
-])
+@pytest.mark.parametrize(
+    ("option", "value", "attribute"),
+    [
+        ("--max-num-seqs", "many", "max_num_seqs"),
+        ("--max-num-seqs", "0", "max_num_seqs"),
+        ("--max-num-seqs", "-4", "max_num_seqs"),
+        ("--gpu-memory-utilization", "1.5", "gpu_memory_utilization"),
+        ("--gpu-memory-utilization", "nan", "gpu_memory_utilization"),
+        ("--max-model-len", "auto", "max_model_len"),
+        ("--max-model-len", "-1", "max_model_len"),
+        ("--port", "70000", "port"),
+        ("--watermark", "inf", "watermark"),
+    ],
+)
 def test_bad_values_are_not_known_yet_explicit(option: str, value: str, attribute: str) -> None:
     found = parse(["vllm", "serve", "m", option, value])
     assert getattr(found, attribute) is None
@@ -158,22 +316,63 @@ def test_bad_values_are_not_known_yet_explicit(option: str, value: str, attribut
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.one_of(st.text(max_size=20), st.sampled_from([
-    "vllm", "serve", "sh", "-c", "--max-num-seqs", "--max-num-seqs=4", "$(A)", "${A", "'", '"', "`x", "$(", "vllm serve '",
-    "-m", "vllm.entrypoints.openai.api_server", "--", "-tp", "\x00"])), max_size=8))
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=20),
+            st.sampled_from(
+                [
+                    "vllm",
+                    "serve",
+                    "sh",
+                    "-c",
+                    "--max-num-seqs",
+                    "--max-num-seqs=4",
+                    "$(A)",
+                    "${A",
+                    "'",
+                    '"',
+                    "`x",
+                    "$(",
+                    "vllm serve '",
+                    "-m",
+                    "vllm.entrypoints.openai.api_server",
+                    "--",
+                    "-tp",
+                    "\x00",
+                ]
+            ),
+        ),
+        max_size=8,
+    )
+)
 def test_never_raises(argv: list[str]) -> None:
     found = parse(argv, {"A": "$A ${A}"})
     assert found.explicit == frozenset(found.values)
 
 
-@pytest.mark.parametrize("argv", [
-    ["vllm", "serve", "$(A)" * 10_000], ["sh", "-c", "vllm serve " + "$A" * 30_000], ["sh", "-c", "vllm serve ${B}"],
-    ["sh", "-c", "vllm serve " + "$@" * 30_000, "--", "x" * 100_000], ["sh", "-c", "`" * 60_000],
-    ["sh", "-c", "$(" * 30_000], ["sh", "-c", "$((" * 20_000], ["sh", "-c", "$((" + "(a)" * 20_000],
-    ["sh", "-c", "${" * 30_000], ["sh", "-c", "${A[" * 16_000], ["sh", "-c", "${A[@]" * 10_000],
-    ["sh", "-c", "vllm serve 'x " + "a" * 60_000], ["sh", "-c", "A=$A;" * 12_000],
-    ["sh", "-c", "\\\n" * 30_000], ["sh", "-c", "eval eval 'eval';" * 4_000], ["sh", "-c", "eval 'vllm " + "a " * 30_000 + "'"], ["--a" + "-a" * 30_000] * 20,
-])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["vllm", "serve", "$(A)" * 10_000],
+        ["sh", "-c", "vllm serve " + "$A" * 30_000],
+        ["sh", "-c", "vllm serve ${B}"],
+        ["sh", "-c", "vllm serve " + "$@" * 30_000, "--", "x" * 100_000],
+        ["sh", "-c", "`" * 60_000],
+        ["sh", "-c", "$(" * 30_000],
+        ["sh", "-c", "$((" * 20_000],
+        ["sh", "-c", "$((" + "(a)" * 20_000],
+        ["sh", "-c", "${" * 30_000],
+        ["sh", "-c", "${A[" * 16_000],
+        ["sh", "-c", "${A[@]" * 10_000],
+        ["sh", "-c", "vllm serve 'x " + "a" * 60_000],
+        ["sh", "-c", "A=$A;" * 12_000],
+        ["sh", "-c", "\\\n" * 30_000],
+        ["sh", "-c", "eval eval 'eval';" * 4_000],
+        ["sh", "-c", "eval 'vllm " + "a " * 30_000 + "'"],
+        ["--a" + "-a" * 30_000] * 20,
+    ],
+)
 def test_hostile_command_lines_cost_little(argv: list[str]) -> None:
     tracemalloc.start()
     began = time.process_time()
@@ -184,10 +383,12 @@ def test_hostile_command_lines_cost_little(argv: list[str]) -> None:
 
 
 def test_logged_arguments() -> None:
-    line = ("(APIServer pid=2709) INFO 11-21 05:37:48 [api_utils.py:273] non-default args: {'model_tag': './small', 'port': "
-            "18007, 'max_model_len': 2048, 'served_model_name': ['tiny', 'b'], 'gpu_memory_utilization': 0.85, "
-            "'kv_transfer_config': KVTransferConfig(kv_connector='X', extra={'max_num_seqs': 1}), 'max_num_seqs': 64, "
-            "'chat_template': 'it\\'s, {odd', 'seed': None}")
+    line = (
+        "(APIServer pid=2709) INFO 11-21 05:37:48 [api_utils.py:273] non-default args: {'model_tag': './small', 'port': "
+        "18007, 'max_model_len': 2048, 'served_model_name': ['tiny', 'b'], 'gpu_memory_utilization': 0.85, "
+        "'kv_transfer_config': KVTransferConfig(kv_connector='X', extra={'max_num_seqs': 1}), 'max_num_seqs': 64, "
+        "'chat_template': 'it\\'s, {odd', 'seed': None}"
+    )
     found = from_log(line)
     assert found is not None
     assert (found.max_num_seqs, found.max_model_len, found.gpu_memory_utilization) == (64, 2048, 0.85)
@@ -213,24 +414,41 @@ def test_logged_arguments_win_over_the_command_line() -> None:
     assert both.is_explicit("max_num_batched_tokens") is False
 
 
-@pytest.mark.parametrize(("version", "card", "context", "tokens", "seqs"), [
-    ("0.33.0", H100, "server", 8192, 1024), ("0.33.0", H100, "llm", 16384, 1024),
-    ("0.33.0", A100, "server", 2048, 256), ("0.33.0", A100, "llm", 8192, 256),
-    ("0.33.0", L40S, "server", 2048, 256), ("0.33.0", B200, "server", 16384, 1024),
-    ("0.29.0", B200, "server", 16384, 1024), ("0.28.0", B200, "server", None, 1024), ("0.28.0", B200, "llm", 16384, 1024),
-    ("0.26.0", B200, "server", 8192, 1024), ("0.33.0", L40S, "batch", 2048, 128),
-    ("0.33.0", ("NVIDIA GB10", 119.7 * GIB), "server", 2048, 256),
-    ("0.32.0", ("NVIDIA GB10", 119.7 * GIB), "server", 8192, 1024),
-    ("0.33.0", ("NVIDIA GB10", None), "server", None, None),
-    ("0.8.5", A100, "server", 8192, 1024), ("0.9.0", A100, "server", None, None), ("0.9.1", A100, "server", 2048, 256),
-    ("0.8.5", L40S, "server", 2048, 256), ("0.8.2", H100, "server", None, None),
-    ("0.7.3", H100, "server", None, 256), ("0.5.5", L40S, "server", None, 256),
-    ("0.33.0", ("cpu", None), "server", 4096, 256), ("0.27.0", ("cpu", None), "server", None, None),
-    ("0.33.0", (None, 70 * GIB), "server", 8192, 1024), ("0.33.0", (None, 70 * GIB - 1), "server", 2048, 256),
-    ("0.33.0", (None, 160 * GIB), "server", 16384, 1024), ("0.33.0", (None, 160 * GIB - 1), "server", 8192, 1024),
-])
-def test_defaults_by_version_and_card(version: str, card: tuple[str | None, float | None], context: str,
-                                      tokens: int | None, seqs: int | None) -> None:
+@pytest.mark.parametrize(
+    ("version", "card", "context", "tokens", "seqs"),
+    [
+        ("0.33.0", H100, "server", 8192, 1024),
+        ("0.33.0", H100, "llm", 16384, 1024),
+        ("0.33.0", A100, "server", 2048, 256),
+        ("0.33.0", A100, "llm", 8192, 256),
+        ("0.33.0", L40S, "server", 2048, 256),
+        ("0.33.0", B200, "server", 16384, 1024),
+        ("0.29.0", B200, "server", 16384, 1024),
+        ("0.28.0", B200, "server", None, 1024),
+        ("0.28.0", B200, "llm", 16384, 1024),
+        ("0.26.0", B200, "server", 8192, 1024),
+        ("0.33.0", L40S, "batch", 2048, 128),
+        ("0.33.0", ("NVIDIA GB10", 119.7 * GIB), "server", 2048, 256),
+        ("0.32.0", ("NVIDIA GB10", 119.7 * GIB), "server", 8192, 1024),
+        ("0.33.0", ("NVIDIA GB10", None), "server", None, None),
+        ("0.8.5", A100, "server", 8192, 1024),
+        ("0.9.0", A100, "server", None, None),
+        ("0.9.1", A100, "server", 2048, 256),
+        ("0.8.5", L40S, "server", 2048, 256),
+        ("0.8.2", H100, "server", None, None),
+        ("0.7.3", H100, "server", None, 256),
+        ("0.5.5", L40S, "server", None, 256),
+        ("0.33.0", ("cpu", None), "server", 4096, 256),
+        ("0.27.0", ("cpu", None), "server", None, None),
+        ("0.33.0", (None, 70 * GIB), "server", 8192, 1024),
+        ("0.33.0", (None, 70 * GIB - 1), "server", 2048, 256),
+        ("0.33.0", (None, 160 * GIB), "server", 16384, 1024),
+        ("0.33.0", (None, 160 * GIB - 1), "server", 8192, 1024),
+    ],
+)
+def test_defaults_by_version_and_card(
+    version: str, card: tuple[str | None, float | None], context: str, tokens: int | None, seqs: int | None
+) -> None:
     limits = default_limits(version, *card, context, world_size=2)
     assert (limits.get("max_num_batched_tokens"), limits.get("max_num_seqs")) == (tokens, seqs)
 
@@ -238,14 +456,27 @@ def test_defaults_by_version_and_card(version: str, card: tuple[str | None, floa
 def test_v1_as_an_option_of_old_versions_and_v0_as_one_of_newer() -> None:
     assert default_limits("0.7.3", *H100, flavour="v1")["max_num_batched_tokens"] == 8192
     assert default_limits("0.7.3", *L40S, flavour="v1") == {
-        "gpu_memory_utilization": 0.9, "max_num_batched_tokens": 2048, "max_num_seqs": 1024}
+        "gpu_memory_utilization": 0.9,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 1024,
+    }
     assert default_limits("0.9.2", *H100, flavour="v0") == {"gpu_memory_utilization": 0.9, "max_num_seqs": 256}
 
 
-@pytest.mark.parametrize(("version", "value"), [
-    ("0.19.1", 0.9), ("0.20.0", 0.92), ("v0.33.0+cpu", 0.92), ("0.20.0rc1", 0.92), ("1.0", 0.92),
-    ("0.4.3", None), ("main", None), (None, None), ("", None),
-])
+@pytest.mark.parametrize(
+    ("version", "value"),
+    [
+        ("0.19.1", 0.9),
+        ("0.20.0", 0.92),
+        ("v0.33.0+cpu", 0.92),
+        ("0.20.0rc1", 0.92),
+        ("1.0", 0.92),
+        ("0.4.3", None),
+        ("main", None),
+        (None, None),
+        ("", None),
+    ],
+)
 def test_default_utilization(version: str | None, value: float | None) -> None:
     assert default_limits(version, *H100).get("gpu_memory_utilization") == value
 
@@ -256,16 +487,22 @@ def test_versions() -> None:
     assert parse_version("dev") is None
 
 
-@pytest.mark.parametrize(("argv", "expected"), [
-    ([], {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}),
-    (["--max-num-seqs", "16"], {"max_num_seqs": 16, "max_num_batched_tokens": 8192}),
-    (["--max-num-seqs", "2", "--max-model-len", "1K"], {"max_num_seqs": 2, "max_num_batched_tokens": 2048}),
-    (["--max-num-batched-tokens", "512"], {"max_num_seqs": 512, "max_num_batched_tokens": 512}),
-    (["--performance-mode", "throughput"], {"max_num_seqs": 2048, "max_num_batched_tokens": 16384}),
-    (["--no-enable-chunked-prefill", "--max-model-len", "32768"], {"max_num_seqs": 1024, "max_num_batched_tokens": 32768}),
-    (["--max-num-seqs", "$(HIDDEN)"], {"max_num_batched_tokens": 8192}),
-    (["--gpu-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5, "max_num_seqs": 1024}),
-])
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], {"max_num_seqs": 1024, "max_num_batched_tokens": 8192}),
+        (["--max-num-seqs", "16"], {"max_num_seqs": 16, "max_num_batched_tokens": 8192}),
+        (["--max-num-seqs", "2", "--max-model-len", "1K"], {"max_num_seqs": 2, "max_num_batched_tokens": 2048}),
+        (["--max-num-batched-tokens", "512"], {"max_num_seqs": 512, "max_num_batched_tokens": 512}),
+        (["--performance-mode", "throughput"], {"max_num_seqs": 2048, "max_num_batched_tokens": 16384}),
+        (
+            ["--no-enable-chunked-prefill", "--max-model-len", "32768"],
+            {"max_num_seqs": 1024, "max_num_batched_tokens": 32768},
+        ),
+        (["--max-num-seqs", "$(HIDDEN)"], {"max_num_batched_tokens": 8192}),
+        (["--gpu-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5, "max_num_seqs": 1024}),
+    ],
+)
 def test_limits_in_force(argv: list[str], expected: dict[str, float]) -> None:
     limits = limits_in_force(parse(["vllm", "serve", "m", *argv]), default_limits("0.33.0", *H100))
     assert {name: limits[name] for name in expected} == expected
@@ -273,6 +510,8 @@ def test_limits_in_force(argv: list[str], expected: dict[str, float]) -> None:
 
 
 def test_context_limit_known_from_elsewhere_bounds_the_budget() -> None:
-    limits = limits_in_force(parse(["vllm", "serve", "m", "--max-num-seqs", "4"]), default_limits("0.33.0", *H100), 1024)
+    limits = limits_in_force(
+        parse(["vllm", "serve", "m", "--max-num-seqs", "4"]), default_limits("0.33.0", *H100), 1024
+    )
     assert limits["max_num_batched_tokens"] == 4096
     assert limits["max_model_len"] == 1024

@@ -35,11 +35,22 @@ FILES = {
     "cpu.stat": "usage_usec 5000000\nuser_usec 1\nnr_periods 100\nnr_throttled 25\nthrottled_usec 9\n",
     "cpu.max": "800000 100000\n",
     "cpu.pressure": "some avg10=12.50 avg60=1.00 avg300=0.00 total=5\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n",
-    "memory.current": "1000000\n", "memory.max": "2000000\n", "memory.stat": "anon 5\ninactive_file 400000\nfile 9\n",
+    "memory.current": "1000000\n",
+    "memory.max": "2000000\n",
+    "memory.stat": "anon 5\ninactive_file 400000\nfile 9\n",
 }
 READING = ContainerReading(
-    "inference", "a", "vllm", cpu_usage_seconds=5.0, cpu_limit_cores=8.0, cpu_periods=100, cpu_throttled_periods=25,
-    cpu_pressure_some_ratio=0.125, memory_working_set_bytes=600000, memory_limit_bytes=2000000)
+    "inference",
+    "a",
+    "vllm",
+    cpu_usage_seconds=5.0,
+    cpu_limit_cores=8.0,
+    cpu_periods=100,
+    cpu_throttled_periods=25,
+    cpu_pressure_some_ratio=0.125,
+    memory_working_set_bytes=600000,
+    memory_limit_bytes=2000000,
+)
 
 LAYOUTS = [
     f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope",
@@ -84,19 +95,28 @@ def test_the_helper_of_cri_o_is_not_the_container(settings: Build, tmp_path: Pat
     assert source(settings, tmp_path, A).read().containers == (READING,)
 
 
-@pytest.mark.parametrize(("name", "text", "field", "value"), [
-    ("cpu.max", "max 100000\n", "cpu_limit_cores", None), ("cpu.max", "50000 100000\n", "cpu_limit_cores", 0.5),
-    ("cpu.max", "1 0\n", "cpu_limit_cores", None), ("cpu.max", "", "cpu_limit_cores", None),
-    ("memory.max", "max\n", "memory_limit_bytes", None), ("memory.max", "9" * 30, "memory_limit_bytes", None),
-    ("memory.stat", "anon 5\n", "memory_working_set_bytes", None),
-    ("memory.stat", "inactive_file 9000000\n", "memory_working_set_bytes", 0),
-    ("memory.current", "x", "memory_working_set_bytes", None),
-    ("cpu.pressure", "", "cpu_pressure_some_ratio", None), ("cpu.pressure", "some avg10=100.00", "cpu_pressure_some_ratio", 1.0),
-    ("cpu.stat", "usage_usec x\n", "cpu_usage_seconds", None), ("cpu.stat", "usage_usec 5\n", "cpu_periods", None),
-    ("cpu.stat", "\xff\x00nr_periods " + "9" * 6000 + "\n", "cpu_periods", None),
-])
-def test_single_files_that_say_something_else(settings: Build, tmp_path: Path, name: str, text: str, field: str,
-                                              value: object) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("cpu.max", "max 100000\n", "cpu_limit_cores", None),
+        ("cpu.max", "50000 100000\n", "cpu_limit_cores", 0.5),
+        ("cpu.max", "1 0\n", "cpu_limit_cores", None),
+        ("cpu.max", "", "cpu_limit_cores", None),
+        ("memory.max", "max\n", "memory_limit_bytes", None),
+        ("memory.max", "9" * 30, "memory_limit_bytes", None),
+        ("memory.stat", "anon 5\n", "memory_working_set_bytes", None),
+        ("memory.stat", "inactive_file 9000000\n", "memory_working_set_bytes", 0),
+        ("memory.current", "x", "memory_working_set_bytes", None),
+        ("cpu.pressure", "", "cpu_pressure_some_ratio", None),
+        ("cpu.pressure", "some avg10=100.00", "cpu_pressure_some_ratio", 1.0),
+        ("cpu.stat", "usage_usec x\n", "cpu_usage_seconds", None),
+        ("cpu.stat", "usage_usec 5\n", "cpu_periods", None),
+        ("cpu.stat", "\xff\x00nr_periods " + "9" * 6000 + "\n", "cpu_periods", None),
+    ],
+)
+def test_single_files_that_say_something_else(
+    settings: Build, tmp_path: Path, name: str, text: str, field: str, value: object
+) -> None:
     container(tmp_path, LAYOUTS[0], {**FILES, name: text})
     readings = source(settings, tmp_path, A).read().containers
     assert readings is not None

@@ -23,25 +23,38 @@ PART1 = GpuReading("amd-1/xcp1", 1, "amd", pci_bus_id="amdgpu_xcp_0", minor=130,
 ALL = (GPU0, MIG3, MIG4, GPU1, AMD0, AMD1, PART0, PART1)
 
 
-@pytest.mark.parametrize(("device_id", "device"), [
-    ("GPU-8a3b1c2d-0000-1111-2222-333344445555", Device("GPU-8a3b1c2d-0000-1111-2222-333344445555")),
-    ("MIG-8a3b1c2d-0000-1111-2222-333344445555", Device("MIG-8a3b1c2d-0000-1111-2222-333344445555")),
-    ("MIG-GPU-8a3b1c2d-0000-1111-2222-333344445555/1/0", Device("MIG-GPU-8a3b1c2d-0000-1111-2222-333344445555/1/0")),
-    ("GPU-0::3", Device("GPU-0", True)),
-    ("MIG-3::0", Device("MIG-3", True)),
-    ("nvidia0", Device("GPU-0")),
-    ("nvidia1", Device("GPU-1")),
-    ("nvidia0/gi3", Device("MIG-3")),
-    ("nvidia0/gi4/vgpu2", Device("MIG-4", True)),
-    ("nvidia1/vgpu0", Device("GPU-1", True)),
-    ("nvidia7", None), ("nvidia0/gi9", None), ("nvidia1/gi3", None),
-    ("0000:c3:00.0", Device("amd-0")),
-    ("0000:C3:00.0", Device("amd-0")),
-    ("0000:c4:00.0", Device("amd-1/xcp0")),
-    ("amdgpu_xcp_0", Device("amd-1/xcp0".replace("xcp0", "xcp1"))),
-    ("amdgpu_xcp_9", None), ("0000:ff:00.0", None), ("", None), ("::1", None), ("0", None), ("cpu-3", None),
-    ("GPU-" + "x" * 500, None),
-])
+@pytest.mark.parametrize(
+    ("device_id", "device"),
+    [
+        ("GPU-8a3b1c2d-0000-1111-2222-333344445555", Device("GPU-8a3b1c2d-0000-1111-2222-333344445555")),
+        ("MIG-8a3b1c2d-0000-1111-2222-333344445555", Device("MIG-8a3b1c2d-0000-1111-2222-333344445555")),
+        (
+            "MIG-GPU-8a3b1c2d-0000-1111-2222-333344445555/1/0",
+            Device("MIG-GPU-8a3b1c2d-0000-1111-2222-333344445555/1/0"),
+        ),
+        ("GPU-0::3", Device("GPU-0", True)),
+        ("MIG-3::0", Device("MIG-3", True)),
+        ("nvidia0", Device("GPU-0")),
+        ("nvidia1", Device("GPU-1")),
+        ("nvidia0/gi3", Device("MIG-3")),
+        ("nvidia0/gi4/vgpu2", Device("MIG-4", True)),
+        ("nvidia1/vgpu0", Device("GPU-1", True)),
+        ("nvidia7", None),
+        ("nvidia0/gi9", None),
+        ("nvidia1/gi3", None),
+        ("0000:c3:00.0", Device("amd-0")),
+        ("0000:C3:00.0", Device("amd-0")),
+        ("0000:c4:00.0", Device("amd-1/xcp0")),
+        ("amdgpu_xcp_0", Device("amd-1/xcp0".replace("xcp0", "xcp1"))),
+        ("amdgpu_xcp_9", None),
+        ("0000:ff:00.0", None),
+        ("", None),
+        ("::1", None),
+        ("0", None),
+        ("cpu-3", None),
+        ("GPU-" + "x" * 500, None),
+    ],
+)
 def test_ids_of_device_plugins(device_id: str, device: Device | None) -> None:
     assert from_plugin(device_id, ALL) == device
 
@@ -52,16 +65,22 @@ def test_uuids_need_no_reading_and_other_forms_do() -> None:
     assert from_plugin("0000:c3:00.0", ()) is None
 
 
-@pytest.mark.parametrize(("driver", "name", "device"), [
-    ("gpu.nvidia.com", "gpu-1", Device("GPU-1")),
-    ("gpu.nvidia.com", "gpu-0", Device("GPU-0")),
-    ("gpu.nvidia.com", "gpu-0-mig-1g.10gb-19-0", Device("GPU-0", True)),
-    ("gpu.nvidia.com", "gpu-9", None), ("gpu.nvidia.com", "gpu-9-mig-1g.10gb-19-0", None),
-    ("gpu.nvidia.com", "GPU-8a", Device("GPU-8a")),
-    ("gpu.amd.com", "gpu-0-128", Device("amd-0")), ("gpu.amd.com", "gpu-1-130", Device("amd-1/xcp1")),
-    ("gpu.amd.com", "gpu-1-200", None), ("gpu.amd.com", "gpu-1", None),
-    ("net.example.com", "gpu-1", None),
-])
+@pytest.mark.parametrize(
+    ("driver", "name", "device"),
+    [
+        ("gpu.nvidia.com", "gpu-1", Device("GPU-1")),
+        ("gpu.nvidia.com", "gpu-0", Device("GPU-0")),
+        ("gpu.nvidia.com", "gpu-0-mig-1g.10gb-19-0", Device("GPU-0", True)),
+        ("gpu.nvidia.com", "gpu-9", None),
+        ("gpu.nvidia.com", "gpu-9-mig-1g.10gb-19-0", None),
+        ("gpu.nvidia.com", "GPU-8a", Device("GPU-8a")),
+        ("gpu.amd.com", "gpu-0-128", Device("amd-0")),
+        ("gpu.amd.com", "gpu-1-130", Device("amd-1/xcp1")),
+        ("gpu.amd.com", "gpu-1-200", None),
+        ("gpu.amd.com", "gpu-1", None),
+        ("net.example.com", "gpu-1", None),
+    ],
+)
 def test_names_of_dra_drivers(driver: str, name: str, device: Device | None) -> None:
     assert from_dra(driver, name, ALL) == device
 
@@ -73,7 +92,11 @@ def test_the_only_mig_instance_of_a_gpu_is_meant_by_a_dra_name() -> None:
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_any_text_is_an_id_or_not(device_id: str, driver: str) -> None:
     known = {gpu.uuid for gpu in ALL}
-    for device in (from_plugin(device_id, ALL), from_dra("gpu.nvidia.com", device_id, ALL), from_dra(driver, device_id, ALL)):
+    for device in (
+        from_plugin(device_id, ALL),
+        from_dra("gpu.nvidia.com", device_id, ALL),
+        from_dra(driver, device_id, ALL),
+    ):
         assert device is None or device.uuid in known or device.uuid.startswith(("GPU-", "MIG-"))
 
 
@@ -100,26 +123,63 @@ def test_a_shared_gpu_keeps_every_pod_that_has_not_ended() -> None:
 
 
 def test_owners() -> None:
-    owners = owners_of([held("a"), held("a", "GPU-1"), held("b", "GPU-2", True), held("c", "GPU-2", True),
-                        held("d", "GPU-3", container="x"), held("d", "GPU-3", container="y"), held("e", "GPU-4", True),
-                        held("e", "GPU-4", True)])
+    owners = owners_of(
+        [
+            held("a"),
+            held("a", "GPU-1"),
+            held("b", "GPU-2", True),
+            held("c", "GPU-2", True),
+            held("d", "GPU-3", container="x"),
+            held("d", "GPU-3", container="y"),
+            held("e", "GPU-4", True),
+            held("e", "GPU-4", True),
+        ]
+    )
     assert [(o.uuid, o.pod, o.container, o.shared) for o in owners] == [
-        ("GPU-0", "a", "vllm", False), ("GPU-1", "a", "vllm", False), ("GPU-2", "b", "vllm", True),
-        ("GPU-2", "c", "vllm", True), ("GPU-3", "d", "x", False), ("GPU-3", "d", "y", False), ("GPU-4", "e", "vllm", True)]
+        ("GPU-0", "a", "vllm", False),
+        ("GPU-1", "a", "vllm", False),
+        ("GPU-2", "b", "vllm", True),
+        ("GPU-2", "c", "vllm", True),
+        ("GPU-3", "d", "x", False),
+        ("GPU-3", "d", "y", False),
+        ("GPU-4", "e", "vllm", True),
+    ]
 
 
 def test_owners_of_several_sources_are_joined() -> None:
-    joined = join_owners([GpuOwner("GPU-0", "ns", "a", "vllm"), GpuOwner("GPU-0", "ns", "a", "vllm"),
-                          GpuOwner("GPU-0", "ns", "a", ""), GpuOwner("GPU-1", "ns", "b", "vllm"),
-                          GpuOwner("GPU-1", "ns", "c", ""), GpuOwner("GPU-2", "ns", "d", "x", True)])
+    joined = join_owners(
+        [
+            GpuOwner("GPU-0", "ns", "a", "vllm"),
+            GpuOwner("GPU-0", "ns", "a", "vllm"),
+            GpuOwner("GPU-0", "ns", "a", ""),
+            GpuOwner("GPU-1", "ns", "b", "vllm"),
+            GpuOwner("GPU-1", "ns", "c", ""),
+            GpuOwner("GPU-2", "ns", "d", "x", True),
+        ]
+    )
     assert [(o.uuid, o.pod, o.container, o.shared) for o in joined] == [
-        ("GPU-0", "a", "vllm", False), ("GPU-1", "b", "vllm", True), ("GPU-1", "c", "", True), ("GPU-2", "d", "x", True)]
+        ("GPU-0", "a", "vllm", False),
+        ("GPU-1", "b", "vllm", True),
+        ("GPU-1", "c", "", True),
+        ("GPU-2", "d", "x", True),
+    ]
 
 
 def test_readings_of_several_sources_are_joined() -> None:
-    status = ContainerReading("ns", "a", "vllm", restarts=1, last_termination=Termination("Error", 1), cpu_limit_cores=4.0)
+    status = ContainerReading(
+        "ns", "a", "vllm", restarts=1, last_termination=Termination("Error", 1), cpu_limit_cores=4.0
+    )
     kernel = ContainerReading("ns", "a", "vllm", cpu_usage_seconds=5.0, cpu_limit_cores=8.0)
     other = ContainerReading("ns", "b", "vllm")
     assert join_containers([status, other, kernel]) == (
-        ContainerReading("ns", "a", "vllm", restarts=1, last_termination=Termination("Error", 1), cpu_limit_cores=4.0,
-                         cpu_usage_seconds=5.0), other)
+        ContainerReading(
+            "ns",
+            "a",
+            "vllm",
+            restarts=1,
+            last_termination=Termination("Error", 1),
+            cpu_limit_cores=4.0,
+            cpu_usage_seconds=5.0,
+        ),
+        other,
+    )

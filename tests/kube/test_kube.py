@@ -145,10 +145,17 @@ def test_an_expiring_token_is_read_again(api: FakeApi, tmp_path: Path) -> None:
         assert seen.lists == 1
 
 
-@pytest.mark.parametrize(("status", "reason"), [
-    (401, "api_unauthorized"), (403, "api_forbidden"), (404, "api_not_found"), (429, "api_throttled"), (500, "api_error"),
-    (302, "api_error"),
-])
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (401, "api_unauthorized"),
+        (403, "api_forbidden"),
+        (404, "api_not_found"),
+        (429, "api_throttled"),
+        (500, "api_error"),
+        (302, "api_error"),
+    ],
+)
 def test_refusals_have_reasons(api: FakeApi, status: int, reason: str) -> None:
     api.status[PODS] = status
     with pytest.raises(SourceError) as caught:
@@ -172,14 +179,17 @@ def test_unreachable_and_outside() -> None:
     assert reason_of(None, environ={}) == "not_in_cluster"
 
 
-@pytest.mark.parametrize(("answer", "reason"), [
-    (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "api_bad_answer"),
-    (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "api_bad_answer"),
-    (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}", "api_bad_answer"),
-    (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000, "api_bad_answer"),
-    (b"nonsense\r\n\r\n", "api_bad_answer"),
-    (b"", "api_unreachable"),
-])
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "api_bad_answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "api_bad_answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}", "api_bad_answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"[" * 100_000, "api_bad_answer"),
+        (b"nonsense\r\n\r\n", "api_bad_answer"),
+        (b"", "api_unreachable"),
+    ],
+)
 def test_bad_answers(answer: bytes, reason: str) -> None:
     with speaking(lambda connection: connection.sendall(answer)) as url:
         assert reason_of(url) == reason
@@ -189,6 +199,7 @@ def test_bad_answers(answer: bytes, reason: str) -> None:
 def speaking(say: Callable[[socket.socket], object]) -> Iterator[str]:
     """A server that reads the request, says something and hangs up."""
     listener = socket.create_server(("127.0.0.1", 0))
+
     def serve() -> None:
         try:
             while True:
@@ -254,7 +265,9 @@ def test_tls_is_verified_with_the_clusters_ca(certificate: tuple[Path, Path], tm
         (tmp_path / "other").write_bytes(b"no certificate")
         assert reason_of(api.url, ca_file=tmp_path / "other") == "api_tls"
         host, port = api.url.removeprefix("https://").split(":")
-        inside = KubeApi(ca_file=certificate[0], environ={"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port})
+        inside = KubeApi(
+            ca_file=certificate[0], environ={"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+        )
         assert inside.get(PODS)["kind"] == "PodList"
 
 
@@ -272,7 +285,8 @@ def test_the_token_goes_to_no_other_machine_in_the_clear(tmp_path: Path) -> None
     connection = client._connect(1)
     assert "Authorization" not in client._headers(connection)
     assert "Authorization" in KubeApi("https://api.example", tmp_path / "token", environ={})._headers(
-        kube.http.client.HTTPSConnection("api.example"))
+        kube.http.client.HTTPSConnection("api.example")
+    )
 
 
 def test_close_ends_a_watch_at_once(api: FakeApi) -> None:

@@ -43,8 +43,11 @@ class Follower:
         root.mkdir(exist_ok=True)
         self.pods: tuple[Pod, ...] | None = pods
         self.now: float | None = None
-        self.source = LogsSource(settings(host_pod_logs=root, **fields), lambda: self.pods,
-                                 lambda: time.time() if self.now is None else self.now)
+        self.source = LogsSource(
+            settings(host_pod_logs=root, **fields),
+            lambda: self.pods,
+            lambda: time.time() if self.now is None else self.now,
+        )
         self.errors: dict[str, int] = {}
 
     def read(self, times: int = 1) -> list[str]:
@@ -83,8 +86,9 @@ def test_only_recognised_lines_come_out(follower: Follower, root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in REAL.glob("*.log")))
-def test_real_logs_lose_nothing_however_they_are_chopped(settings: Build, root: Path, name: str,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_logs_lose_nothing_however_they_are_chopped(
+    settings: Build, root: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (REAL / name).read_text(encoding="utf-8", errors="replace")
     expected = [event for line in text.splitlines() if (event := match(line)) is not None]
     for chunk in (97, 65536):
@@ -117,8 +121,16 @@ def test_a_half_written_line_waits_for_its_end(follower: Follower, root: Path) -
 
 def test_formats_of_runtimes_and_loggers(follower: Follower, root: Path) -> None:
     log = PodLog(root, A)
-    log.append(json.dumps({"log": f"INFO 11-21 05:37:59 [model.py:1883] {FACT}\n", "stream": "stderr",
-                           "time": "2026-01-01T00:00:00.000000001Z"}).encode() + b"\n")
+    log.append(
+        json.dumps(
+            {
+                "log": f"INFO 11-21 05:37:59 [model.py:1883] {FACT}\n",
+                "stream": "stderr",
+                "time": "2026-01-01T00:00:00.000000001Z",
+            }
+        ).encode()
+        + b"\n"
+    )
     log.append(f"{FACT}\n".encode())
     log.write(json.dumps({"level": "INFO", "message": FACT}), f"\x1b[32mINFO\x1b[0m {FACT}")
     log.append(b"2026-01-01T00:00:00.1Z stderr F \xff\xfe " + FACT.encode() + b"\n")
@@ -364,9 +376,18 @@ def test_positions_of_another_file_are_not_used(settings: Build, root: Path, tmp
     assert Follower(settings, root, A, log_positions=positions).read() == [FACT]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "files": {}}', '{"version": 1, "files": {"x": {}}}',
-                                  '{"version": 1, "files": {"x": {"file": "../0.log", "inode": 1, "offset": 1, '
-                                  '"head_bytes": 1, "head": 1}}}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 2, "files": {}}',
+        '{"version": 1, "files": {"x": {}}}',
+        '{"version": 1, "files": {"x": {"file": "../0.log", "inode": 1, "offset": 1, "head_bytes": 1, "head": 1}}}',
+        "[" * 100_000,
+    ],
+)
 def test_a_broken_positions_file_is_told_and_forgotten(settings: Build, root: Path, tmp_path: Path, text: str) -> None:
     positions = tmp_path / "positions.json"
     positions.write_text(text)
@@ -405,4 +426,6 @@ def test_cost_of_everyday_lines(follower: Follower, root: Path) -> None:
     size = log.path.stat().st_size
     began = time.process_time()
     follower.read(size // logs.CONTAINER_BYTES + 1)
-    assert (time.process_time() - began) / (size / 1e6) < 0.1  # about 0.004 s per MB; the margin is for a loaded machine
+    assert (time.process_time() - began) / (
+        size / 1e6
+    ) < 0.1  # about 0.004 s per MB; the margin is for a loaded machine

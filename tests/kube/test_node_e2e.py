@@ -29,8 +29,13 @@ def running(where: Path, library: Path) -> Iterator[Node]:
     with Node(where, library) as made:
         made.gpus = [Gpu(processes=[(4242, 20 * GIB)]), Gpu(processes=[(5001, 3 * GIB), (5002, 5 * GIB), (7, GIB)])]
         made.write_world()
-        made.add("vllm-0", [uuid(0)], (4242,), restarts=2,
-                 last={"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-01-02T03:04:05Z"})
+        made.add(
+            "vllm-0",
+            [uuid(0)],
+            (4242,),
+            restarts=2,
+            last={"reason": "OOMKilled", "exitCode": 137, "finishedAt": "2026-01-02T03:04:05Z"},
+        )
         made.add("vllm-1", [f"{uuid(1)}::0"], (5001,))
         made.add("vllm-2", [f"{uuid(1)}::1"], (5002,))
         (made.proc / "7").mkdir()
@@ -60,11 +65,18 @@ def test_gpus_pods_and_engines_are_joined(steady: Node) -> None:
     assert set(node.samples("engine_up").values()) == {1.0}
     owners = until(lambda: len(found := node.samples("gpu_pod_info")) == 3 and found)
     assert {(dict(k)["uuid"], dict(k)["pod"], dict(k)["container"], dict(k)["shared"]) for k in owners} == {
-        (uuid(0), "vllm-0", "vllm", "false"), (uuid(1), "vllm-1", "vllm", "true"), (uuid(1), "vllm-2", "vllm", "true")}
+        (uuid(0), "vllm-0", "vllm", "false"),
+        (uuid(1), "vllm-1", "vllm", "true"),
+        (uuid(1), "vllm-2", "vllm", "true"),
+    }
     assert node.labels("engine_gpu_info", "uuid", pod="vllm-0") == {uuid(0)}
     memory = until(lambda: len(found := node.samples("gpu_process_memory_bytes")) == 4 and found)
     assert {(dict(k)["uuid"], dict(k)["pod"]): v for k, v in memory.items()} == {
-        (uuid(0), "vllm-0"): 20 * GIB, (uuid(1), "vllm-1"): 3 * GIB, (uuid(1), "vllm-2"): 5 * GIB, (uuid(1), ""): GIB}
+        (uuid(0), "vllm-0"): 20 * GIB,
+        (uuid(1), "vllm-1"): 3 * GIB,
+        (uuid(1), "vllm-2"): 5 * GIB,
+        (uuid(1), ""): GIB,
+    }
     assert node.value("container_restarts_total", pod="vllm-0") == 2
     assert node.value("container_ready", pod="vllm-0") == 1
     assert node.value("container_last_termination_info", pod="vllm-0", reason="OOMKilled", exit_code="137") == 1
@@ -102,8 +114,12 @@ def test_a_restart_is_followed(node: Node) -> None:
     log.write("EngineCore failed to start.")
     node.api.apply(node.document("vllm-0", restarts=3, ready=False, last={"reason": "Error", "exitCode": 1}))
     until(lambda: node.value("container_restarts_total", pod="vllm-0") == 3)
-    until(lambda: node.value("log_events_total", pod="vllm-0", event="cuda_oom") == 1
-          and node.value("log_events_total", pod="vllm-0", event="start_failed") == 1)
+    until(
+        lambda: (
+            node.value("log_events_total", pod="vllm-0", event="cuda_oom") == 1
+            and node.value("log_events_total", pod="vllm-0", event="start_failed") == 1
+        )
+    )
     assert node.value("container_last_termination_info", pod="vllm-0", reason="Error", exit_code="1") == 1
     assert node.value("container_ready", pod="vllm-0") == 0
 
@@ -141,6 +157,7 @@ def test_two_hundred_pods_come_and_go(node: Node) -> None:
 
 # --- each failure alone -----------------------------------------------------------------------------------------------
 
+
 def _api(status: int) -> tuple[Callable[[Node], object], Callable[[Node], object]]:
     def breaks(node: Node) -> None:
         node.api.status["/api/v1/pods"] = status
@@ -155,25 +172,49 @@ def _expire(node: Node) -> None:
 
 
 def _moved(name: str) -> tuple[Callable[[Node], object], Callable[[Node], object]]:
-    return (lambda node: (node.where / name).rename(node.where / f"{name}.away"),
-            lambda node: (node.where / f"{name}.away").rename(node.where / name))
+    return (
+        lambda node: (node.where / name).rename(node.where / f"{name}.away"),
+        lambda node: (node.where / f"{name}.away").rename(node.where / name),
+    )
 
 
 FAILURES = {
     "api server down": (*_api(503), "pods", "api_error", {"container_restarts_total"}),
     "api server forbids": (*_api(403), "pods", "api_forbidden", {"container_restarts_total"}),
-    "token expired": (_expire, lambda node: (node.where / "token").write_text("token-2"), "pods", "api_unauthorized",
-                      {"container_restarts_total"}),
-    "node forbidden": (lambda node: node.api.status.update({f"/api/v1/nodes/{objects.NODE}": 403}),
-                       lambda node: node.api.status.clear(), "node", "api_forbidden", {"node_condition"}),
-    "kubelet gone": (lambda node: node.kubelet.stop(), lambda node: node.kubelet.start(), "podresources", "no_socket",
-                     set()),
+    "token expired": (
+        _expire,
+        lambda node: (node.where / "token").write_text("token-2"),
+        "pods",
+        "api_unauthorized",
+        {"container_restarts_total"},
+    ),
+    "node forbidden": (
+        lambda node: node.api.status.update({f"/api/v1/nodes/{objects.NODE}": 403}),
+        lambda node: node.api.status.clear(),
+        "node",
+        "api_forbidden",
+        {"node_condition"},
+    ),
+    "kubelet gone": (
+        lambda node: node.kubelet.stop(),
+        lambda node: node.kubelet.start(),
+        "podresources",
+        "no_socket",
+        set(),
+    ),
     "proc gone": (*_moved("proc"), "procfs", "no_proc", {"gpu_process_memory_bytes"}),
     "cgroups gone": (*_moved("cgroup"), "cgroup", "no_cgroup_tree", {"container_memory_used_ratio"}),
     "logs gone": (*_moved("pods"), "logs", "no_log_directory", set()),
 }
-FAMILIES = {"engine_up", "gpu_up", "gpu_pod_info", "gpu_process_memory_bytes", "container_restarts_total",
-            "container_memory_used_ratio", "node_condition"}
+FAMILIES = {
+    "engine_up",
+    "gpu_up",
+    "gpu_pod_info",
+    "gpu_process_memory_bytes",
+    "container_restarts_total",
+    "container_memory_used_ratio",
+    "node_condition",
+}
 
 
 @pytest.mark.parametrize("name", FAILURES)

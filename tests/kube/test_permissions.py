@@ -44,18 +44,26 @@ def as_nobody(root: Path) -> list[str]:
     """What the three sources say about the files under ``root``."""
     import json
 
-    done = subprocess.run([sys.executable, "-c", AS_NOBODY, str(root), json.dumps(pod("a"))], capture_output=True, text=True,
-                          timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, str(root), json.dumps(pod("a"))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-@pytest.mark.parametrize(("closed", "expected"), [
-    ("top", ["cgroup failed permission_denied", "logs failed permission_denied", "procfs permission_denied"]),
-    ("files", ["cgroup permission_denied", "logs permission_denied", "procfs permission_denied"]),
-    ("nothing", ["cgroup", "logs", "procfs"]),
-])
+@pytest.mark.parametrize(
+    ("closed", "expected"),
+    [
+        ("top", ["cgroup failed permission_denied", "logs failed permission_denied", "procfs permission_denied"]),
+        ("files", ["cgroup permission_denied", "logs permission_denied", "procfs permission_denied"]),
+        ("nothing", ["cgroup", "logs", "procfs"]),
+    ],
+)
 def test_refusals(closed: str, expected: list[str]) -> None:
     found = read_pod(pod("a"), Policy())
     assert found is not None

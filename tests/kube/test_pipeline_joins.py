@@ -9,9 +9,17 @@ from kvpressure.readings import EnginePage, EngineReading, GpuProcess, GpuReadin
 
 
 def page(pod: str, seqs: str) -> EnginePage:
-    return EnginePage(f"http://{pod}:8000/metrics", 1000.0, "inference", pod, "vllm", (),
-                      ("vllm", "serve", "m", "--max-num-seqs", "$(SEQS)"), {"SEQS": seqs},
-                      engines=(EngineReading("m", "0", {"running": 1.0}),))
+    return EnginePage(
+        f"http://{pod}:8000/metrics",
+        1000.0,
+        "inference",
+        pod,
+        "vllm",
+        (),
+        ("vllm", "serve", "m", "--max-num-seqs", "$(SEQS)"),
+        {"SEQS": seqs},
+        engines=(EngineReading("m", "0", {"running": 1.0}),),
+    )
 
 
 def test_the_same_command_line_in_two_environments_gives_two_limits() -> None:
@@ -21,7 +29,9 @@ def test_the_same_command_line_in_two_environments_gives_two_limits() -> None:
 
 def test_the_version_is_the_logs_else_the_images() -> None:
     pipeline = Pipeline()
-    line = LogLine("inference", "a", "vllm", "Initializing a V1 LLM engine (v0.32.0) with config: model='m', max_seq_len=2048,")
+    line = LogLine(
+        "inference", "a", "vllm", "Initializing a V1 LLM engine (v0.32.0) with config: model='m', max_seq_len=2048,"
+    )
     pages = (replace(page("a", "8"), version="0.31.0"), replace(page("b", "8"), version="0.31.0"), page("c", "8"))
     state = pipeline.observe(Snapshot(1000.0, pages=pages, logs=(line,)))
     assert {engine.key.pod: engine.version for engine in state.engines} == {"a": "0.32.0", "b": "0.31.0", "c": None}
@@ -36,8 +46,12 @@ def test_the_default_of_a_limit_follows_from_version_and_card() -> None:
 
 
 def test_memory_of_processes_is_summed_by_pod() -> None:
-    gpu = GpuReading("GPU-0", 0, "nvidia", processes=(
-        GpuProcess(1, 10), GpuProcess(2, 20), GpuProcess(3, 40), GpuProcess(4, 80), GpuProcess(5, None)))
+    gpu = GpuReading(
+        "GPU-0",
+        0,
+        "nvidia",
+        processes=(GpuProcess(1, 10), GpuProcess(2, 20), GpuProcess(3, 40), GpuProcess(4, 80), GpuProcess(5, None)),
+    )
     pods = {1: ("ns", "a"), 2: ("ns", "a"), 3: ("", ""), 5: ("ns", "a")}
     state = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), process_pods=pods))
     assert state.gpus[0].process_bytes == {("ns", "a"): 30, ("", ""): 40}

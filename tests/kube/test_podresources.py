@@ -53,9 +53,12 @@ def test_owners(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
     ]
     reading = source.read()
     assert reading.owners == (
-        GpuOwner("GPU-0", "inference", "c", "vllm", True), GpuOwner("GPU-0", "inference", "d", "vllm", True),
-        GpuOwner("GPU-1", "inference", "a", "vllm"), GpuOwner("GPU-2", "inference", "a", "vllm"),
-        GpuOwner("MIG-1", "inference", "b", "other", True))
+        GpuOwner("GPU-0", "inference", "c", "vllm", True),
+        GpuOwner("GPU-0", "inference", "d", "vllm", True),
+        GpuOwner("GPU-1", "inference", "a", "vllm"),
+        GpuOwner("GPU-2", "inference", "a", "vllm"),
+        GpuOwner("MIG-1", "inference", "b", "other", True),
+    )
     assert reading.errors == {"unknown_device": 1}
 
 
@@ -124,25 +127,38 @@ def test_a_socket_that_may_not_be_opened() -> None:
         Path(directory).chmod(0o755)
         with FakeKubelet(Path(directory) / "kubelet.sock") as kubelet:
             kubelet.socket.chmod(0o755)
-            done = subprocess.run([sys.executable, "-c", AS_NOBODY, str(kubelet.socket)], capture_output=True, text=True,
-                                  check=False, timeout=60)
+            done = subprocess.run(
+                [sys.executable, "-c", AS_NOBODY, str(kubelet.socket)],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
     assert done.stdout.strip() == "permission_denied", done.stderr
 
 
-@pytest.mark.parametrize(("status", "expected"), [
-    (grpc.StatusCode.UNIMPLEMENTED, "unimplemented"), (grpc.StatusCode.RESOURCE_EXHAUSTED, "throttled"),
-    (grpc.StatusCode.PERMISSION_DENIED, "permission_denied"), (grpc.StatusCode.INTERNAL, "error"),
-    (grpc.StatusCode.UNAVAILABLE, "unavailable"),
-])
-def test_refusals_have_reasons_and_pass(kubelet: FakeKubelet, source: PodResourcesSource, status: grpc.StatusCode,
-                                        expected: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, "unimplemented"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "throttled"),
+        (grpc.StatusCode.PERMISSION_DENIED, "permission_denied"),
+        (grpc.StatusCode.INTERNAL, "error"),
+        (grpc.StatusCode.UNAVAILABLE, "unavailable"),
+    ],
+)
+def test_refusals_have_reasons_and_pass(
+    kubelet: FakeKubelet, source: PodResourcesSource, status: grpc.StatusCode, expected: str
+) -> None:
     kubelet.status = status
     assert reason(source) == expected
     kubelet.status = None
     assert source.read().owners == ()
 
 
-def test_a_kubelet_that_hangs(kubelet: FakeKubelet, source: PodResourcesSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kubelet_that_hangs(
+    kubelet: FakeKubelet, source: PodResourcesSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(podresources, "CALL_SECONDS", 0.2)
     kubelet.delay = 1.0
     started = time.monotonic()
@@ -150,7 +166,9 @@ def test_a_kubelet_that_hangs(kubelet: FakeKubelet, source: PodResourcesSource, 
     assert time.monotonic() - started < 0.9
 
 
-def test_garbage_and_too_much(kubelet: FakeKubelet, source: PodResourcesSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_and_too_much(
+    kubelet: FakeKubelet, source: PodResourcesSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kubelet.raw = b"\xff\xff\xff"
     assert reason(source) == "bad_answer"
     monkeypatch.setattr(podresources, "MAX_ANSWER_BYTES", 1000)

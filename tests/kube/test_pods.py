@@ -202,12 +202,20 @@ def test_node_conditions(api: FakeApi, settings: Build) -> None:
     api.apply(node(MemoryPressure="False", Ready="True", DiskPressure="Unknown"))
     source = NodeSource(settings(kube_api_url=api.url))
     assert source.read().node_conditions == (
-        NodeCondition("MemoryPressure", False), NodeCondition("Ready", True), NodeCondition("DiskPressure", None))
+        NodeCondition("MemoryPressure", False),
+        NodeCondition("Ready", True),
+        NodeCondition("DiskPressure", None),
+    )
     api.status["/api/v1/nodes/node-1"] = 403
     assert reason(source) == "api_forbidden"
     api.status.clear()
-    api.apply({"kind": "Node", "metadata": {"name": "node-1"}, "status": {"conditions": [
-        {"type": "A", "status": []}, {"type": 1}, "x", {"type": "A", "status": "True"}]}})
+    api.apply(
+        {
+            "kind": "Node",
+            "metadata": {"name": "node-1"},
+            "status": {"conditions": [{"type": "A", "status": []}, {"type": 1}, "x", {"type": "A", "status": "True"}]},
+        }
+    )
     assert source.read().node_conditions == (NodeCondition("A", True),)
     api.apply({"kind": "Node", "metadata": {"name": "node-1"}, "status": "none"})
     assert reason(source) == "api_bad_answer"

@@ -53,15 +53,18 @@ def test_a_plain_engine() -> None:
     assert (reading.cpu_limit_cores, reading.memory_limit_bytes) == (8.0, 64 * 2**30)
 
 
-@pytest.mark.parametrize(("spec", "is_engine"), [
-    (container(), True),
-    (container(command=["python3", "-m", "vllm.entrypoints.openai.api_server"], image="registry:5000/own:1"), True),
-    (container(command=["sh", "-c", "sleep 1; exec vllm serve m"], image="own"), True),
-    (container(command=None, image="registry.example/vllm-openai@sha256:ab"), True),
-    (container(command=None, image="lmcache/vllm-router:1"), False),
-    (container(command=["nginx"], image="nginx:vllm"), False),
-    (container(command=["python", "train.py"], image="pytorch"), False),
-])
+@pytest.mark.parametrize(
+    ("spec", "is_engine"),
+    [
+        (container(), True),
+        (container(command=["python3", "-m", "vllm.entrypoints.openai.api_server"], image="registry:5000/own:1"), True),
+        (container(command=["sh", "-c", "sleep 1; exec vllm serve m"], image="own"), True),
+        (container(command=None, image="registry.example/vllm-openai@sha256:ab"), True),
+        (container(command=None, image="lmcache/vllm-router:1"), False),
+        (container(command=["nginx"], image="nginx:vllm"), False),
+        (container(command=["python", "train.py"], image="pytorch"), False),
+    ],
+)
 def test_which_containers_are_engines(spec: dict[str, Any], is_engine: bool) -> None:
     assert bool(read(pod(containers=[spec])).engines) is is_engine
 
@@ -69,17 +72,30 @@ def test_which_containers_are_engines(spec: dict[str, Any], is_engine: bool) -> 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 
 
-@pytest.mark.parametrize("fields", [
-    {"command": ["lmcache_server", "0.0.0.0", "8100"]}, {"command": ["vllm", "bench", "serve", "--port", "8000"]},
-    {"command": ["/usr/bin/env", "A=1", "vllm", "run-batch", "-i", "x"]}, {"command": ["sleep", "infinity"]},
-    {"command": ["bash", "-c", "set -e; A=1; sleep infinity"]}, {"command": ["python3", "benchmark_serving.py", "--port", "8000"]},
-    {"command": ["tail", "-f", "/dev/null"]}, {"command": None, "args": ["sleep", "infinity"]},
-    {"command": None, "args": ["vllm", "bench", "serve"]}, {"command": ["python3", "-m", "http.server", "8000"]},
-    {"command": ["bash", "-c", "--", "while true; do sleep 3600; done"]}, {"command": ["/usr/sbin/nginx", "-g", "daemon off;"]},
-    {"command": ["python3", "-m", "vllm.benchmarks.serve"]}, {"command": ["python3", "/app/openai_client.py"]},
-    {"command": ["bash", "-c", "pip install x && tail -f /dev/null"]}, {"command": ["bash", "-c", "eval 'sleep infinity'"]},
-    {"command": ["vllm-router", "--port", "8000"]}, {"command": ["python3", "-m", "vllm_router.app"]}, {"command": ["envoy"]},
-])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"command": ["lmcache_server", "0.0.0.0", "8100"]},
+        {"command": ["vllm", "bench", "serve", "--port", "8000"]},
+        {"command": ["/usr/bin/env", "A=1", "vllm", "run-batch", "-i", "x"]},
+        {"command": ["sleep", "infinity"]},
+        {"command": ["bash", "-c", "set -e; A=1; sleep infinity"]},
+        {"command": ["python3", "benchmark_serving.py", "--port", "8000"]},
+        {"command": ["tail", "-f", "/dev/null"]},
+        {"command": None, "args": ["sleep", "infinity"]},
+        {"command": None, "args": ["vllm", "bench", "serve"]},
+        {"command": ["python3", "-m", "http.server", "8000"]},
+        {"command": ["bash", "-c", "--", "while true; do sleep 3600; done"]},
+        {"command": ["/usr/sbin/nginx", "-g", "daemon off;"]},
+        {"command": ["python3", "-m", "vllm.benchmarks.serve"]},
+        {"command": ["python3", "/app/openai_client.py"]},
+        {"command": ["bash", "-c", "pip install x && tail -f /dev/null"]},
+        {"command": ["bash", "-c", "eval 'sleep infinity'"]},
+        {"command": ["vllm-router", "--port", "8000"]},
+        {"command": ["python3", "-m", "vllm_router.app"]},
+        {"command": ["envoy"]},
+    ],
+)
 def test_a_foreign_command_in_an_image_of_vllm_is_no_engine_and_counted(fields: dict[str, Any]) -> None:
     found = read(pod(containers=[container(**fields)]))
     assert (found.engines, found.others) == ((), ("vllm",))
@@ -99,46 +115,91 @@ def test_what_is_counted_for_its_program() -> None:
     assert ([e.container for e in selected.engines], selected.others) == (["side"], ())
 
 
-@pytest.mark.parametrize("fields", [
-    {"command": ["/start.sh"]}, {"command": ["/bin/launch-server"]}, {"command": ["bash", "/srv/run.sh"]},
-    {"command": ["sh", "-c", "$CMD"]}, {"command": ["sh", "-c", ". /env; sleep 1"]}, {"command": ["python3", "/srv/server.py"]},
-    {"command": ["ray", "start", "--head"]}, {"command": None, "args": ["org/model"]}, {"command": None, "args": ["--model", "m"]},
-    {"command": ["vllm", "$(MODE)"]}, {"command": None, "args": []}, {"command": ["vllm", "launch", "render"]},
-    *({"command": words.split()} for words in (
-        "/app/llm-server", "./vllm_server", "/opt/corp/inference --model m", "poetry run python x.py", "vault-env python3 x.py",
-        "opentelemetry-instrument python -m x", "accelerate launch x.py", "/init", "s6-svscan", "catatonit -- /app/x",
-        "python3 /app/client_server.py", "python3 -m my.router_engine", "python3 /app/bench_server/main.py", "bash -c --",
-        "tini --", "exec")),
-    {"command": ["bash", "-c", "set -e; pip install x; exec /app/llm"]}, {"command": ["bash", "-c", "exec; sleep 1"]},
-    {"command": ["bash", "-c", "sleep 1; eval \"$RUN\""]}, {"command": ["bash", "-c", "curl x | sh"]},
-])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"command": ["/start.sh"]},
+        {"command": ["/bin/launch-server"]},
+        {"command": ["bash", "/srv/run.sh"]},
+        {"command": ["sh", "-c", "$CMD"]},
+        {"command": ["sh", "-c", ". /env; sleep 1"]},
+        {"command": ["python3", "/srv/server.py"]},
+        {"command": ["ray", "start", "--head"]},
+        {"command": None, "args": ["org/model"]},
+        {"command": None, "args": ["--model", "m"]},
+        {"command": ["vllm", "$(MODE)"]},
+        {"command": None, "args": []},
+        {"command": ["vllm", "launch", "render"]},
+        *(
+            {"command": words.split()}
+            for words in (
+                "/app/llm-server",
+                "./vllm_server",
+                "/opt/corp/inference --model m",
+                "poetry run python x.py",
+                "vault-env python3 x.py",
+                "opentelemetry-instrument python -m x",
+                "accelerate launch x.py",
+                "/init",
+                "s6-svscan",
+                "catatonit -- /app/x",
+                "python3 /app/client_server.py",
+                "python3 -m my.router_engine",
+                "python3 /app/bench_server/main.py",
+                "bash -c --",
+                "tini --",
+                "exec",
+            )
+        ),
+        {"command": ["bash", "-c", "set -e; pip install x; exec /app/llm"]},
+        {"command": ["bash", "-c", "exec; sleep 1"]},
+        {"command": ["bash", "-c", 'sleep 1; eval "$RUN"']},
+        {"command": ["bash", "-c", "curl x | sh"]},
+    ],
+)
 def test_a_launcher_that_cannot_be_looked_into_is_one(fields: dict[str, Any]) -> None:
     assert len(read(pod(containers=[container(**fields)])).engines) == 1
 
 
-@pytest.mark.parametrize(("command", "args"), [
-    (["/bin/bash", "-c", "--"], ["vllm serve m --max-num-seqs 8"]), (["/bin/bash", "-lc", "--"], ["vllm serve m --max-num-seqs 8"]),
-    (["/bin/bash", "-c", "--"], ["ulimit -n 65536; ray start --head; vllm serve m --max-num-seqs 8"]),
-    (["/bin/sh", "-c", "--", "/app/start.sh"], []), (["/bin/bash", "-c", "-eo", "pipefail", "/app/start.sh"], []),
-])
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [
+        (["/bin/bash", "-c", "--"], ["vllm serve m --max-num-seqs 8"]),
+        (["/bin/bash", "-lc", "--"], ["vllm serve m --max-num-seqs 8"]),
+        (["/bin/bash", "-c", "--"], ["ulimit -n 65536; ray start --head; vllm serve m --max-num-seqs 8"]),
+        (["/bin/sh", "-c", "--", "/app/start.sh"], []),
+        (["/bin/bash", "-c", "-eo", "pipefail", "/app/start.sh"], []),
+    ],
+)
 def test_a_script_after_the_end_of_the_shells_options(command: list[str], args: list[str]) -> None:
     found = engine(pod(containers=[container(command=command, args=args)]))
     assert found.target is not None
     assert parse(found.target.args).max_num_seqs == (8 if args else None)
 
 
-@pytest.mark.parametrize("engine_fields", [
-    {}, {"command": None, "args": ["--model", "x"]}, {"command": None, "args": ["org/m", "--max-model-len", "9"]},
-    {"command": ["/start.sh"], "resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
-    {"command": ["/start.sh"], "resources": {"claims": [{"name": "gpu"}]}},
-])
-@pytest.mark.parametrize("sidecar", [
-    {"image": "ghcr.io/acme/vllm-lora-syncer:1", "command": ["/sync.sh"]}, {"image": "ghcr.io/acme/vllm-lora-syncer:1"},
-    {"image": "ghcr.io/acme/vllm-lora-syncer:1", "args": ["--interval", "5"]}, {"image": IMAGE, "command": ["bash", "/probe.sh"]},
-])
+@pytest.mark.parametrize(
+    "engine_fields",
+    [
+        {},
+        {"command": None, "args": ["--model", "x"]},
+        {"command": None, "args": ["org/m", "--max-model-len", "9"]},
+        {"command": ["/start.sh"], "resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}},
+        {"command": ["/start.sh"], "resources": {"claims": [{"name": "gpu"}]}},
+    ],
+)
+@pytest.mark.parametrize(
+    "sidecar",
+    [
+        {"image": "ghcr.io/acme/vllm-lora-syncer:1", "command": ["/sync.sh"]},
+        {"image": "ghcr.io/acme/vllm-lora-syncer:1"},
+        {"image": "ghcr.io/acme/vllm-lora-syncer:1", "args": ["--interval", "5"]},
+        {"image": IMAGE, "command": ["bash", "/probe.sh"]},
+    ],
+)
 @pytest.mark.parametrize("last", [True, False])
-def test_a_sidecar_named_after_vllm_takes_nothing_from_the_engine(engine_fields: dict[str, Any], sidecar: dict[str, Any],
-                                                                  last: bool) -> None:
+def test_a_sidecar_named_after_vllm_takes_nothing_from_the_engine(
+    engine_fields: dict[str, Any], sidecar: dict[str, Any], last: bool
+) -> None:
     both = [container(**engine_fields), {"name": "side", **sidecar}]
     found = engine(pod(containers=both if last else both[::-1], annotations={"prometheus.io/port": "8000"}))
     assert found.container == "vllm"
@@ -147,37 +208,53 @@ def test_a_sidecar_named_after_vllm_takes_nothing_from_the_engine(engine_fields:
 
 @pytest.mark.parametrize("declared", [(8001,), (8001, 8000), ()])
 def test_the_port_annotation_is_of_one_engine(declared: tuple[int, ...]) -> None:
-    both = [container("b", command=["vllm", "serve", "n", "--port", "8001"], ports=ports(*declared)),
-            container("a", command=["vllm", "serve", "m"])]
+    both = [
+        container("b", command=["vllm", "serve", "n", "--port", "8001"], ports=ports(*declared)),
+        container("a", command=["vllm", "serve", "m"]),
+    ]
     found = read(pod(containers=both, annotations={"prometheus.io/port": "8000"}))
-    assert [(e.container, e.target.port, e.refusal) for e in found.engines if e.target] == [("b", 8001, None), ("a", 8000, None)]
+    assert [(e.container, e.target.port, e.refusal) for e in found.engines if e.target] == [
+        ("b", 8001, None),
+        ("a", 8000, None),
+    ]
 
 
 def test_of_two_engines_behind_one_page_the_first_has_it_and_the_other_says_why() -> None:
     document = pod(containers=[container("a"), container("b", command=["vllm", "serve", "other"])])
     assert [(e.container, e.target is not None, e.refusal) for e in read(document).engines] == [
-        ("a", True, None), ("b", False, "same_address")]
+        ("a", True, None),
+        ("b", False, "same_address"),
+    ]
     assert all(e.target is not None for e in read(document, Policy(template=True)).engines)
 
 
 MULTI = ["vllm", "serve", "m", "--data-parallel-multi-port-external-lb", "--port", "8200"]
 
 
-@pytest.mark.parametrize(("more", "host", "declared", "expected", "refusal"), [
-    (["--data-parallel-size", "8", "--data-parallel-size-local", "4"], False, (8000,), range(8200, 8204), None),
-    (["--data-parallel-size", "8"], False, (), range(8200, 8208), None),
-    (["--data-parallel-size", "16", "-dpl=8", "-dpr", "8"], False, (), range(8200, 8208), None),
-    (["--data-parallel-size", "16", "--nnodes", "2"], False, (), range(8200, 8201), "ranks_not_known"),
-    (["--data-parallel-size-local", "$(LOCAL)"], False, (), range(8200, 8201), "ranks_not_known"),
-    (["-dpl", "1000000"], False, (), range(8200, 8264), None),
-    (["-dpl", "4", "--port", "65534"], False, (), range(65534, 65536), None),
-    (["-dpl", "3"], True, (8200, 8201), range(8200, 8202), "port_not_declared"),
-    (["-dpl", "2"], True, (8200, 8201), range(8200, 8202), None),
-])
-def test_each_rank_of_a_multi_port_server_has_a_page(more: list[str], host: bool, declared: tuple[int, ...], expected: range,
-                                                     refusal: str | None) -> None:
-    found = engine(pod(containers=[container(command=[*MULTI, *more], ports=ports(*declared))], host_network=host,
-                       annotations={"prometheus.io/port": "8201"}))
+@pytest.mark.parametrize(
+    ("more", "host", "declared", "expected", "refusal"),
+    [
+        (["--data-parallel-size", "8", "--data-parallel-size-local", "4"], False, (8000,), range(8200, 8204), None),
+        (["--data-parallel-size", "8"], False, (), range(8200, 8208), None),
+        (["--data-parallel-size", "16", "-dpl=8", "-dpr", "8"], False, (), range(8200, 8208), None),
+        (["--data-parallel-size", "16", "--nnodes", "2"], False, (), range(8200, 8201), "ranks_not_known"),
+        (["--data-parallel-size-local", "$(LOCAL)"], False, (), range(8200, 8201), "ranks_not_known"),
+        (["-dpl", "1000000"], False, (), range(8200, 8264), None),
+        (["-dpl", "4", "--port", "65534"], False, (), range(65534, 65536), None),
+        (["-dpl", "3"], True, (8200, 8201), range(8200, 8202), "port_not_declared"),
+        (["-dpl", "2"], True, (8200, 8201), range(8200, 8202), None),
+    ],
+)
+def test_each_rank_of_a_multi_port_server_has_a_page(
+    more: list[str], host: bool, declared: tuple[int, ...], expected: range, refusal: str | None
+) -> None:
+    found = engine(
+        pod(
+            containers=[container(command=[*MULTI, *more], ports=ports(*declared))],
+            host_network=host,
+            annotations={"prometheus.io/port": "8201"},
+        )
+    )
     assert [t.port for t in found.targets] == list(expected)
     assert found.refusal == refusal
     one = engine(pod(containers=[container(command=["vllm", "serve", "m", "-dp", "8"])]))
@@ -186,9 +263,13 @@ def test_each_rank_of_a_multi_port_server_has_a_page(more: list[str], host: bool
 
 def test_an_engine_as_a_native_sidecar() -> None:
     document = pod(containers=[{"name": "app", "image": "own"}])
-    document["spec"]["initContainers"] = [container("download", restartPolicy="Never"), container(restartPolicy="Always")]
+    document["spec"]["initContainers"] = [
+        container("download", restartPolicy="Never"),
+        container(restartPolicy="Always"),
+    ]
     document["status"]["initContainerStatuses"] = [
-        {"name": "vllm", "restartCount": 2, "ready": True, "containerID": "containerd://" + "ab" * 32}]
+        {"name": "vllm", "restartCount": 2, "ready": True, "containerID": "containerd://" + "ab" * 32}
+    ]
     found = engine(document)
     assert (found.container, found.container_id, found.reading.restarts) == ("vllm", "ab" * 32, 2)
     assert found.target is not None
@@ -205,48 +286,59 @@ def test_a_selected_pod_has_one_engine_even_if_nothing_says_vllm() -> None:
 
 def test_annotations_choose_and_forbid() -> None:
     side = {"name": "side", "image": "own"}
-    assert engine(pod(containers=[container(), side], annotations={"kvpressure.io/container": "side"})).container == "side"
+    assert (
+        engine(pod(containers=[container(), side], annotations={"kvpressure.io/container": "side"})).container == "side"
+    )
     assert read(pod(annotations={"kvpressure.io/scrape": "false"})).engines == ()
 
 
 def ports(*numbers: int, names: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    return [{"containerPort": number, **({"name": names[i]} if i < len(names) else {})} for i, number in enumerate(numbers)]
+    return [
+        {"containerPort": number, **({"name": names[i]} if i < len(names) else {})} for i, number in enumerate(numbers)
+    ]
 
 
-@pytest.mark.parametrize(("spec", "annotations", "host", "port", "refusal"), [
-    ({"ports": ports(9000, 9001)}, {"prometheus.io/port": "9001"}, False, 9001, None),
-    ({"ports": ports(9000, 9001)}, {"prometheus.io/port": "10250"}, False, 9000, None),
-    ({"ports": ports(9000)}, {"prometheus.io/port": "10.0.0.1:9000"}, False, 9000, None),
-    ({"ports": ports(9000)}, {"prometheus.io/port": "009000"}, False, 9000, None),
-    ({"ports": ports(9000, 9001)}, {"kvpressure.io/port": "9001", "prometheus.io/port": "9000"}, False, 9001, None),
-    ({"ports": ports(9000, 8000)}, {}, False, 8000, None),
-    ({"ports": ports(9000, 9001, names=("grpc", "metrics"))}, {}, False, 9001, None),
-    ({"ports": [{"containerPort": 9000, "protocol": "UDP"}]}, {}, False, 8000, None),
-    ({"ports": []}, {}, False, 8000, None),
-    ({"ports": [], "command": ["vllm", "serve", "m", "--port", "8123"]}, {}, False, 8123, None),
-    ({"ports": ports(8123, 9000), "command": ["vllm", "serve", "m", "--port", "9000"]}, {}, False, 9000, None),
-    ({"ports": ports(0, 70000, 9000)}, {}, False, 9000, None),
-    ({"ports": []}, {}, True, None, "port_not_declared"),
-    ({"ports": [], "command": ["vllm", "serve", "m", "--port", "10250"]}, {}, True, None, "port_not_declared"),
-    ({"ports": ports(8000)}, {"prometheus.io/port": "10250"}, True, 8000, None),
-    ({"ports": ports(10250)}, {}, True, None, "port_of_the_node"),
-    ({"ports": ports(10250, 8000)}, {"prometheus.io/port": "10250"}, True, None, "port_of_the_node"),
-])
-def test_which_port(spec: dict[str, Any], annotations: dict[str, str], host: bool, port: int | None,
-                    refusal: str | None) -> None:
+@pytest.mark.parametrize(
+    ("spec", "annotations", "host", "port", "refusal"),
+    [
+        ({"ports": ports(9000, 9001)}, {"prometheus.io/port": "9001"}, False, 9001, None),
+        ({"ports": ports(9000, 9001)}, {"prometheus.io/port": "10250"}, False, 9000, None),
+        ({"ports": ports(9000)}, {"prometheus.io/port": "10.0.0.1:9000"}, False, 9000, None),
+        ({"ports": ports(9000)}, {"prometheus.io/port": "009000"}, False, 9000, None),
+        ({"ports": ports(9000, 9001)}, {"kvpressure.io/port": "9001", "prometheus.io/port": "9000"}, False, 9001, None),
+        ({"ports": ports(9000, 8000)}, {}, False, 8000, None),
+        ({"ports": ports(9000, 9001, names=("grpc", "metrics"))}, {}, False, 9001, None),
+        ({"ports": [{"containerPort": 9000, "protocol": "UDP"}]}, {}, False, 8000, None),
+        ({"ports": []}, {}, False, 8000, None),
+        ({"ports": [], "command": ["vllm", "serve", "m", "--port", "8123"]}, {}, False, 8123, None),
+        ({"ports": ports(8123, 9000), "command": ["vllm", "serve", "m", "--port", "9000"]}, {}, False, 9000, None),
+        ({"ports": ports(0, 70000, 9000)}, {}, False, 9000, None),
+        ({"ports": []}, {}, True, None, "port_not_declared"),
+        ({"ports": [], "command": ["vllm", "serve", "m", "--port", "10250"]}, {}, True, None, "port_not_declared"),
+        ({"ports": ports(8000)}, {"prometheus.io/port": "10250"}, True, 8000, None),
+        ({"ports": ports(10250)}, {}, True, None, "port_of_the_node"),
+        ({"ports": ports(10250, 8000)}, {"prometheus.io/port": "10250"}, True, None, "port_of_the_node"),
+    ],
+)
+def test_which_port(
+    spec: dict[str, Any], annotations: dict[str, str], host: bool, port: int | None, refusal: str | None
+) -> None:
     found = engine(pod(containers=[container(**spec)], annotations=annotations, host_network=host))
     assert (found.target.port if found.target else None, found.refusal) == (port, refusal)
 
 
-@pytest.mark.parametrize(("annotations", "path", "refusal"), [
-    ({"prometheus.io/path": "/x/metrics"}, "/x/metrics", None),
-    ({"prometheus.io/path": "//evil.example/metrics"}, "//evil.example/metrics", None),
-    ({"prometheus.io/path": "http://evil.example/"}, None, "bad_path"),
-    ({"prometheus.io/path": "/a/../b"}, None, "bad_path"),
-    ({"prometheus.io/path": "/m\r\nHost: x"}, None, "bad_path"),
-    ({"prometheus.io/path": "/" + "a" * 600}, None, "bad_path"),
-    ({"prometheus.io/path": "/m?x=1"}, None, "bad_path"),
-])
+@pytest.mark.parametrize(
+    ("annotations", "path", "refusal"),
+    [
+        ({"prometheus.io/path": "/x/metrics"}, "/x/metrics", None),
+        ({"prometheus.io/path": "//evil.example/metrics"}, "//evil.example/metrics", None),
+        ({"prometheus.io/path": "http://evil.example/"}, None, "bad_path"),
+        ({"prometheus.io/path": "/a/../b"}, None, "bad_path"),
+        ({"prometheus.io/path": "/m\r\nHost: x"}, None, "bad_path"),
+        ({"prometheus.io/path": "/" + "a" * 600}, None, "bad_path"),
+        ({"prometheus.io/path": "/m?x=1"}, None, "bad_path"),
+    ],
+)
 def test_the_path_never_leaves_the_pod(annotations: dict[str, str], path: str | None, refusal: str | None) -> None:
     found = engine(pod(annotations=annotations))
     assert (found.target.path if found.target else None, found.refusal) == (path, refusal)
@@ -254,22 +346,38 @@ def test_the_path_never_leaves_the_pod(annotations: dict[str, str], path: str | 
         assert found.target.host == "10.0.0.5"
 
 
-@pytest.mark.parametrize(("ip", "host"), [
-    ("10.0.0.5", "10.0.0.5"), ("fd00::5", "fd00::5"), (None, None), ("", None), ("evil.example", None),
-    ("10.0.0.5:80", None), ("10.0.0.5/x", None),
-])
+@pytest.mark.parametrize(
+    ("ip", "host"),
+    [
+        ("10.0.0.5", "10.0.0.5"),
+        ("fd00::5", "fd00::5"),
+        (None, None),
+        ("", None),
+        ("evil.example", None),
+        ("10.0.0.5:80", None),
+        ("10.0.0.5/x", None),
+    ],
+)
 def test_the_host_is_the_pods_address(ip: str | None, host: str | None) -> None:
     found = engine(pod(ip=ip))
     assert (found.target.host if found.target else None) == host
     assert found.refusal == (None if host else "no_pod_ip")
 
 
-@pytest.mark.parametrize(("image", "version"), [
-    ("vllm/vllm-openai:v0.32.0", "0.32.0"), ("vllm/vllm-openai:v0.9.1@sha256:ab", "0.9.1"),
-    ("registry:5000/own/vllm-openai:0.6.3.post1", "0.6.3.post1"), ("vllm/vllm-openai:v0.11.0-x86_64", "0.11.0"),
-    ("vllm/vllm-openai:latest", None), ("vllm/vllm-openai", None), ("own:v1.2.3", None), ("rocm/vllm:rocm6.4_v1.2.3", None),
-    ("vllm:1.2.3.4", None),
-])
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.32.0", "0.32.0"),
+        ("vllm/vllm-openai:v0.9.1@sha256:ab", "0.9.1"),
+        ("registry:5000/own/vllm-openai:0.6.3.post1", "0.6.3.post1"),
+        ("vllm/vllm-openai:v0.11.0-x86_64", "0.11.0"),
+        ("vllm/vllm-openai:latest", None),
+        ("vllm/vllm-openai", None),
+        ("own:v1.2.3", None),
+        ("rocm/vllm:rocm6.4_v1.2.3", None),
+        ("vllm:1.2.3.4", None),
+    ],
+)
 def test_the_version_by_the_image(image: str, version: str | None) -> None:
     assert target(pod(containers=[container(image=image)])).version == version
 
@@ -283,14 +391,19 @@ def test_https() -> None:
     assert not target(tls, Policy(verify_tls=False)).verify
 
 
-@pytest.mark.parametrize(("spec", "labels"), [
-    (container(command=["vllm", "serve", "m", "--headless", "--data-parallel-start-rank", "1"]), {}),
-    (container(command=["vllm", "serve", "m", "--nnodes", "2", "--node-rank", "1"]), {}),
-    (container(command=["ray", "start", "--address=x"]), {}),
-    (container(command=["bash", "-c", "/multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"]),
-     {"leaderworkerset.sigs.k8s.io/worker-index": "1"}),
-    (container(command=None), {"ray.io/node-type": "worker"}),
-])
+@pytest.mark.parametrize(
+    ("spec", "labels"),
+    [
+        (container(command=["vllm", "serve", "m", "--headless", "--data-parallel-start-rank", "1"]), {}),
+        (container(command=["vllm", "serve", "m", "--nnodes", "2", "--node-rank", "1"]), {}),
+        (container(command=["ray", "start", "--address=x"]), {}),
+        (
+            container(command=["bash", "-c", "/multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"]),
+            {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
+        ),
+        (container(command=None), {"ray.io/node-type": "worker"}),
+    ],
+)
 def test_workers_have_a_reading_but_no_endpoint(spec: dict[str, Any], labels: dict[str, str]) -> None:
     found = engine(pod(containers=[spec], labels=labels))
     assert found.target is None
@@ -298,12 +411,17 @@ def test_workers_have_a_reading_but_no_endpoint(spec: dict[str, Any], labels: di
     assert found.reading.restarts == 0
 
 
-@pytest.mark.parametrize(("spec", "labels"), [
-    (container(command=["bash", "-c", "/multi-node-serving.sh leader; vllm serve m"]),
-     {"leaderworkerset.sigs.k8s.io/worker-index": "0"}),
-    (container(command=["vllm", "serve", "m"]), {"leaderworkerset.sigs.k8s.io/worker-index": "1"}),
-    (container(command=["ray", "start", "--head"]), {"ray.io/node-type": "head"}),
-])
+@pytest.mark.parametrize(
+    ("spec", "labels"),
+    [
+        (
+            container(command=["bash", "-c", "/multi-node-serving.sh leader; vllm serve m"]),
+            {"leaderworkerset.sigs.k8s.io/worker-index": "0"},
+        ),
+        (container(command=["vllm", "serve", "m"]), {"leaderworkerset.sigs.k8s.io/worker-index": "1"}),
+        (container(command=["ray", "start", "--head"]), {"ray.io/node-type": "head"}),
+    ],
+)
 def test_leaders_and_own_servers_have_one(spec: dict[str, Any], labels: dict[str, str]) -> None:
     assert engine(pod(containers=[spec], labels=labels)).target is not None
 
@@ -337,31 +455,86 @@ def test_static_pods_have_two_uids() -> None:
 
 
 def test_secrets_stay_out_of_targets() -> None:
-    env = [{"name": "HF_TOKEN", "value": "s1"}, {"name": "VLLM_API_KEY", "value": "s2"}, {"name": "SEQS", "value": "8"},
-           {"name": "VLLM_USE_V1", "value": "1"}, {"name": "UNUSED", "value": "x"}, {"name": "MAX_TOKENS", "value": "9"},
-           {"name": "REF", "valueFrom": {"secretKeyRef": {}}}]
-    command = ["vllm", "serve", "m", "--api-key", "s3", "--hf-token=s4", "--max-num-batched-tokens", "$(MAX_TOKENS)",
-               "--max-num-seqs", "$(SEQS)", "--tokenizer", "org/t", "--hf-token", "$(HF_TOKEN)"]
+    env = [
+        {"name": "HF_TOKEN", "value": "s1"},
+        {"name": "VLLM_API_KEY", "value": "s2"},
+        {"name": "SEQS", "value": "8"},
+        {"name": "VLLM_USE_V1", "value": "1"},
+        {"name": "UNUSED", "value": "x"},
+        {"name": "MAX_TOKENS", "value": "9"},
+        {"name": "REF", "valueFrom": {"secretKeyRef": {}}},
+    ]
+    command = [
+        "vllm",
+        "serve",
+        "m",
+        "--api-key",
+        "s3",
+        "--hf-token=s4",
+        "--max-num-batched-tokens",
+        "$(MAX_TOKENS)",
+        "--max-num-seqs",
+        "$(SEQS)",
+        "--tokenizer",
+        "org/t",
+        "--hf-token",
+        "$(HF_TOKEN)",
+    ]
     found = target(pod(containers=[container(command=command, env=env)]))
     assert found.env == {"SEQS": "8", "VLLM_USE_V1": "1", "MAX_TOKENS": "9"}
-    assert found.args == ("vllm", "serve", "m", "--api-key", "[redacted]", "--hf-token=[redacted]", "--max-num-batched-tokens",
-                          "$(MAX_TOKENS)", "--max-num-seqs", "$(SEQS)", "--tokenizer", "org/t", "--hf-token", "[redacted]")
+    assert found.args == (
+        "vllm",
+        "serve",
+        "m",
+        "--api-key",
+        "[redacted]",
+        "--hf-token=[redacted]",
+        "--max-num-batched-tokens",
+        "$(MAX_TOKENS)",
+        "--max-num-seqs",
+        "$(SEQS)",
+        "--tokenizer",
+        "org/t",
+        "--hf-token",
+        "[redacted]",
+    )
     script = target(pod(containers=[container(command=["sh", "-c", "vllm serve m --api-key s5 --max-num-seqs 4"])]))
     assert script.args == ("sh", "-c", "vllm serve m --api-key [redacted] --max-num-seqs 4")
 
 
-@pytest.mark.parametrize(("text", "value"), [
-    ("500m", 0.5), ("4", 4.0), (4, 4.0), ("1.5", 1.5), ("64Gi", 64 * 2.0**30), ("128974848", 128974848.0), ("129e6", 129e6),
-    ("1k", 1000.0), ("100n", 1e-7), ("1E", 1e18), ("1e3", 1000.0), ("-1", None), ("", None), ("many", None), (True, None),
-    (None, None), ({}, None), ("1" * 60, None), ("1KB", None),
-])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("500m", 0.5),
+        ("4", 4.0),
+        (4, 4.0),
+        ("1.5", 1.5),
+        ("64Gi", 64 * 2.0**30),
+        ("128974848", 128974848.0),
+        ("129e6", 129e6),
+        ("1k", 1000.0),
+        ("100n", 1e-7),
+        ("1E", 1e18),
+        ("1e3", 1000.0),
+        ("-1", None),
+        ("", None),
+        ("many", None),
+        (True, None),
+        (None, None),
+        ({}, None),
+        ("1" * 60, None),
+        ("1KB", None),
+    ],
+)
 def test_quantities(text: object, value: float | None) -> None:
     assert quantity(text) == (None if value is None else pytest.approx(value))
 
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-                    max_leaves=8)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
 
 
 @settings(max_examples=300, deadline=None)

@@ -25,33 +25,41 @@ BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UN
 Build = Callable[..., Settings]
 
 
-@pytest.mark.parametrize("text", [
-    f"0::{BURSTABLE}/cri-containerd-{ID}.scope\n",
-    f"0::{BURSTABLE}/crio-{ID}.scope\n",
-    f"0::{BURSTABLE}/docker-{ID}.scope\n",
-    f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
-    f"0::/kubepods/besteffort/pod{UID}/{ID}\n",
-    f"0::/kubepods/pod{UID}/crio-{ID}\n",
-    f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-"
-    f"pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
-    f"0::/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{ID}\n",
-    f"0::{BURSTABLE}/cri-containerd-{ID}.scope/init\n",
-    f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
-    f"12:memory:/kubepods/burstable/pod{UID}/{ID}\n11:cpu,cpuacct:/kubepods/burstable/pod{UID}/{ID}\n0::/\n",
-    f"13:rdma:/\n12:cpu:{BURSTABLE}/cri-containerd-{ID}.scope\n",
-])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"0::{BURSTABLE}/cri-containerd-{ID}.scope\n",
+        f"0::{BURSTABLE}/crio-{ID}.scope\n",
+        f"0::{BURSTABLE}/docker-{ID}.scope\n",
+        f"0::/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
+        f"0::/kubepods/besteffort/pod{UID}/{ID}\n",
+        f"0::/kubepods/pod{UID}/crio-{ID}\n",
+        f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-"
+        f"pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
+        f"0::/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{ID}\n",
+        f"0::{BURSTABLE}/cri-containerd-{ID}.scope/init\n",
+        f"0::/../../../kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope\n",
+        f"12:memory:/kubepods/burstable/pod{UID}/{ID}\n11:cpu,cpuacct:/kubepods/burstable/pod{UID}/{ID}\n0::/\n",
+        f"13:rdma:/\n12:cpu:{BURSTABLE}/cri-containerd-{ID}.scope\n",
+    ],
+)
 def test_paths_of_containers(text: str) -> None:
     assert pod_of_cgroup(text) == (UID, ID)
 
 
-@pytest.mark.parametrize(("text", "found"), [
-    (f"0::{BURSTABLE}\n", (UID, "")),
-    (f"0::/kubepods/burstable/pod{'ab' * 16}/{ID}\n", ("ab" * 16, ID)),
-    ("0::/system.slice/kubelet.service\n", None),
-    ("0::/user.slice/user-0.slice/session-1.scope\n", None),
-    ("0::/machine.slice/libpod-" + ID + ".scope\n", None),
-    ("", None), ("0::/\n", None), ("podabc\n", None),
-])
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"0::{BURSTABLE}\n", (UID, "")),
+        (f"0::/kubepods/burstable/pod{'ab' * 16}/{ID}\n", ("ab" * 16, ID)),
+        ("0::/system.slice/kubelet.service\n", None),
+        ("0::/user.slice/user-0.slice/session-1.scope\n", None),
+        ("0::/machine.slice/libpod-" + ID + ".scope\n", None),
+        ("", None),
+        ("0::/\n", None),
+        ("podabc\n", None),
+    ],
+)
 def test_other_paths(text: str, found: tuple[str, str] | None) -> None:
     assert pod_of_cgroup(text) == found
 
@@ -91,7 +99,9 @@ def test_two_pods_share_a_gpu(settings: Build, tmp_path: Path) -> None:
     process(tmp_path, 11, f"0::/kubepods/pod{other}/{'cd34' * 16}\n")
     pods = (*PODS, Pod("ns", "b", other, "Running", frozenset({other}), {"cd34" * 16: "x"}))
     assert source(settings, tmp_path, 10, 11, pods=pods).read().owners == (
-        GpuOwner("GPU-0", "ns", "a", "vllm", True), GpuOwner("GPU-0", "ns", "b", "x", True))
+        GpuOwner("GPU-0", "ns", "a", "vllm", True),
+        GpuOwner("GPU-0", "ns", "b", "x", True),
+    )
 
 
 def test_static_pods_are_found_by_their_hash(settings: Build, tmp_path: Path) -> None:
@@ -135,9 +145,16 @@ def test_the_proc_of_a_container_is_refused(settings: Build, tmp_path: Path) -> 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a mount namespace")
 def test_a_real_proc_in_a_real_pid_namespace_is_refused_and_the_hosts_is_not() -> None:
     """The check on real kernels' files: unshare gives a pid namespace with a /proc of its own."""
-    script = ("from pathlib import Path; from kvpressure.sources.procfs import _is_hosts; "
-              "print(_is_hosts(Path('/proc')), _is_hosts(Path('/mnt')))")
-    inner = f"mount --bind /proc /mnt && mount -t proc proc /proc && exec {sys.executable} -c \"{script}\""
-    done = subprocess.run(["unshare", "--mount", "--pid", "--fork", "sh", "-c", inner], capture_output=True, text=True,
-                          check=False, timeout=60)
+    script = (
+        "from pathlib import Path; from kvpressure.sources.procfs import _is_hosts; "
+        "print(_is_hosts(Path('/proc')), _is_hosts(Path('/mnt')))"
+    )
+    inner = f'mount --bind /proc /mnt && mount -t proc proc /proc && exec {sys.executable} -c "{script}"'
+    done = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "sh", "-c", inner],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert done.stdout.split() == ["False", "True"], done.stderr

@@ -113,7 +113,9 @@ def kept(path: Path) -> World:
     """The world of a file that ``make test-gpu`` made of a real node (``tools/gpu/card.py``)."""
     told = json.loads(path.read_text())
     gpus: list[Gpu | None] = [
-        Gpu(**{**gpu, "migs": [None if mig is None else Mig(**mig) for mig in gpu.get("migs", ())]}) for gpu in told["gpus"]]
+        Gpu(**{**gpu, "migs": [None if mig is None else Mig(**mig) for mig in gpu.get("migs", ())]})
+        for gpu in told["gpus"]
+    ]
     return World(gpus=gpus, driver_version=told["driver_version"])
 
 
@@ -165,9 +167,24 @@ def build(directory: Path, missing: Iterable[str] = ()) -> Path:
     hidden = "".join(f" {name};" for name in missing)
     version_script.write_text("{ global: *;" + (f" local:{hidden}" if hidden else "") + " };\n")
     subprocess.run(
-        ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC",
-         f"-Wl,--version-script={version_script}", "-o", str(library), str(SOURCE), "-lpthread"],
-        check=True, capture_output=True, text=True,
+        [
+            "cc",
+            "-std=gnu11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            f"-Wl,--version-script={version_script}",
+            "-o",
+            str(library),
+            str(SOURCE),
+            "-lpthread",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return library
 

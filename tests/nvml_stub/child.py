@@ -40,9 +40,14 @@ def answer(source: NvidiaSource) -> dict[str, Any]:
     try:
         reading: Reading = source.read()
     except SourceError as error:
-        return {"reason": error.reason, "fatal": isinstance(error, FatalSourceError), "detail": error.detail,
-                "nothing_here": isinstance(error, NothingHere),
-                "seconds": time.monotonic() - started, "threads": threading.active_count()}
+        return {
+            "reason": error.reason,
+            "fatal": isinstance(error, FatalSourceError),
+            "detail": error.detail,
+            "nothing_here": isinstance(error, NothingHere),
+            "seconds": time.monotonic() - started,
+            "threads": threading.active_count(),
+        }
     return {
         "gpus": [dataclasses.asdict(gpu) for gpu in reading.gpus or ()],
         "errors": dict(reading.errors),

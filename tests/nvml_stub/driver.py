@@ -23,16 +23,24 @@ class Child:
         if world is not None:
             self.set(world)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "nvml_stub.child"], cwd=TESTS, env=environment(library, world_path),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "nvml_stub.child"],
+            cwd=TESTS,
+            env=environment(library, world_path),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.begin(**settings)
 
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None,
-                 ) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -69,7 +77,8 @@ class Child:
         """Readings of a fresh source for each world, ``reads`` apiece, one second apart."""
         texts = [world.render() for world in worlds]
         result: list[dict[str, Any]] = self._tell(
-            {"op": "sweep", "worlds": texts, "reads": reads, "path": str(self.world_path), "settings": settings})
+            {"op": "sweep", "worlds": texts, "reads": reads, "path": str(self.world_path), "settings": settings}
+        )
         return result
 
     def close_source(self) -> None:

@@ -21,7 +21,7 @@ from kvpressure.vllm_plugin.allocator import sample
 from kvpressure.vllm_plugin.report import ReportFile, guarded
 from kvpressure.vllm_plugin.steps import KV_SECONDS, LARGEST_BATCH, StepCounts
 
-FAKE_TORCH = '''
+FAKE_TORCH = """
 import sys, types
 torch = types.ModuleType("torch")
 torch.cuda = types.SimpleNamespace(
@@ -29,50 +29,72 @@ torch.cuda = types.SimpleNamespace(
     memory_stats=lambda device: {"allocated_bytes.all.current": 10, "reserved_bytes.all.current": 30,
                                  "inactive_split_bytes.all.current": 5, "num_alloc_retries": 1, "num_ooms": 0})
 sys.modules["torch"] = torch
-'''
+"""
 
 
 def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter, so that imports, threads and forks are its own."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("KVPRESSURE", "PROMETHEUS", "POD_"))}
-    return subprocess.run([sys.executable, "-c", code], env=clean | env, capture_output=True, text=True, timeout=30,
-                          check=False)
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("KVPRESSURE", "PROMETHEUS", "POD_"))
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code], env=clean | env, capture_output=True, text=True, timeout=30, check=False
+    )
 
 
 def cuda(devices: list[dict[str, int]], initialized: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: initialized, device_count=lambda: len(devices),
-                                                memory_stats=lambda index: devices[index]))
+    return SimpleNamespace(
+        cuda=SimpleNamespace(
+            is_initialized=lambda: initialized,
+            device_count=lambda: len(devices),
+            memory_stats=lambda index: devices[index],
+        )
+    )
 
 
 def stats(allocated: int, reserved: int) -> dict[str, int]:
-    return {"allocated_bytes.all.current": allocated, "reserved_bytes.all.current": reserved,
-            "inactive_split_bytes.all.current": 3, "num_alloc_retries": 2, "num_ooms": 1}
+    return {
+        "allocated_bytes.all.current": allocated,
+        "reserved_bytes.all.current": reserved,
+        "inactive_split_bytes.all.current": 3,
+        "num_alloc_retries": 2,
+        "num_ooms": 1,
+    }
 
 
 class TestImport:
     def test_nothing_but_the_standard_library(self) -> None:
-        done = run("import sys; before = set(sys.modules)\n"
-                   "import kvpressure.vllm_plugin, kvpressure.vllm_plugin.allocator, kvpressure.vllm_plugin.steps\n"
-                   "new = {n.split('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
-                   "print(sorted(new))")
+        done = run(
+            "import sys; before = set(sys.modules)\n"
+            "import kvpressure.vllm_plugin, kvpressure.vllm_plugin.allocator, kvpressure.vllm_plugin.steps\n"
+            "new = {n.split('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names)\n"
+            "print(sorted(new))"
+        )
         assert done.stdout.strip() == "['kvpressure']", done.stderr
 
     def test_vllm_finds_it_by_these_entry_points(self) -> None:
         project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
         assert project["entry-points"] == {
             "vllm.general_plugins": {"kvpressure": "kvpressure.vllm_plugin:register"},
-            "vllm.stat_logger_plugins": {"kvpressure": "kvpressure.vllm_plugin.stat_logger:StepLogger"}}
+            "vllm.stat_logger_plugins": {"kvpressure": "kvpressure.vllm_plugin.stat_logger:StepLogger"},
+        }
 
 
 class TestRegister:
     def test_off_unless_asked_for(self, tmp_path: Path) -> None:
         for value in ({}, {"KVPRESSURE_PLUGIN": "0"}, {"KVPRESSURE_PLUGIN": "true"}):
-            done = run(FAKE_TORCH + "import threading, kvpressure.vllm_plugin as p; p.register()\n"
-                                    "print(threading.active_count())", KVPRESSURE_PLUGIN_DIR=str(tmp_path), **value)
+            done = run(
+                FAKE_TORCH + "import threading, kvpressure.vllm_plugin as p; p.register()\n"
+                "print(threading.active_count())",
+                KVPRESSURE_PLUGIN_DIR=str(tmp_path),
+                **value,
+            )
             assert (done.stdout.strip(), done.stderr) == ("1", "")
 
     def test_one_thread_however_often_it_is_called_and_one_in_a_forked_engine(self, tmp_path: Path) -> None:
-        done = run(FAKE_TORCH + """
+        done = run(
+            FAKE_TORCH
+            + """
 import os, threading, time
 import kvpressure.vllm_plugin as plugin
 for _ in range(3):
@@ -87,21 +109,31 @@ while wanted not in names() and time.monotonic() < end:
 if child == 0:
     os._exit(0 if wanted in names() and threading.active_count() == 2 else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), wanted in names())
-""", KVPRESSURE_PLUGIN="1", KVPRESSURE_PLUGIN_DIR=str(tmp_path))
+""",
+            KVPRESSURE_PLUGIN="1",
+            KVPRESSURE_PLUGIN_DIR=str(tmp_path),
+        )
         assert done.stdout.split() == ["2", "0", "True"], done.stderr
 
     def test_without_a_directory_nothing_happens(self, tmp_path: Path) -> None:
         for where in ({"KVPRESSURE_PLUGIN_DIR": str(tmp_path / "missing")}, {}):
-            done = run(FAKE_TORCH + "import time, kvpressure.vllm_plugin as p; p.register(); time.sleep(0.2)\n"
-                                    "import sys; print('prometheus_client' in sys.modules)", KVPRESSURE_PLUGIN="1", **where)
+            done = run(
+                FAKE_TORCH + "import time, kvpressure.vllm_plugin as p; p.register(); time.sleep(0.2)\n"
+                "import sys; print('prometheus_client' in sys.modules)",
+                KVPRESSURE_PLUGIN="1",
+                **where,
+            )
             assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
             assert not (tmp_path / "missing").exists()
 
     def test_torch_that_breaks_breaks_nothing_and_is_told_once(self, tmp_path: Path) -> None:
-        done = run("import sys, types\nsys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(\n"
-                   "    is_initialized=lambda: 1 / 0))\nimport kvpressure.vllm_plugin.report as r\nr.EVERY_SECONDS = 0.01\n"
-                   "import kvpressure.vllm_plugin as p, time; p.register(); time.sleep(0.3); print('alive')",
-                   KVPRESSURE_PLUGIN="1", KVPRESSURE_PLUGIN_DIR=str(tmp_path))
+        done = run(
+            "import sys, types\nsys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(\n"
+            "    is_initialized=lambda: 1 / 0))\nimport kvpressure.vllm_plugin.report as r\nr.EVERY_SECONDS = 0.01\n"
+            "import kvpressure.vllm_plugin as p, time; p.register(); time.sleep(0.3); print('alive')",
+            KVPRESSURE_PLUGIN="1",
+            KVPRESSURE_PLUGIN_DIR=str(tmp_path),
+        )
         assert done.stdout.strip() == "alive"
         assert done.stderr.count("ZeroDivisionError") == 1
 
@@ -109,17 +141,25 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), wanted in names())
 class TestAllocator:
     def test_figures_of_the_device_that_this_process_uses(self) -> None:
         torch = cuda([stats(0, 0), stats(10, 30), stats(1, 2)])
-        assert sample(torch) == {"rank": 1, "allocated_bytes": 10, "reserved_bytes": 30, "inactive_split_bytes": 3,
-                                 "alloc_retries": 2, "ooms": 1}
+        assert sample(torch) == {
+            "rank": 1,
+            "allocated_bytes": 10,
+            "reserved_bytes": 30,
+            "inactive_split_bytes": 3,
+            "alloc_retries": 2,
+            "ooms": 1,
+        }
 
     def test_rank_in_the_process_group(self) -> None:
         torch = cuda([stats(10, 30)])
         torch.distributed = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 3)
         assert (sample(torch) or {})["rank"] == 3
 
-    @pytest.mark.parametrize("torch", [
-        SimpleNamespace(), cuda([stats(1, 2)], initialized=False), cuda([]), cuda([stats(0, 0)]), cuda([{}])],
-        ids=["half imported", "not initialised", "no device", "unused", "no figures"])
+    @pytest.mark.parametrize(
+        "torch",
+        [SimpleNamespace(), cuda([stats(1, 2)], initialized=False), cuda([]), cuda([stats(0, 0)]), cuda([{}])],
+        ids=["half imported", "not initialised", "no device", "unused", "no figures"],
+    )
     def test_absent_rather_than_zero(self, torch) -> None:
         assert sample(torch) is None
 
@@ -159,7 +199,11 @@ class TestReportFile:
             os.utime(tmp_path / name, (0, 0))
         os.utime(tmp_path / "worker-3.json")
         ReportFile("worker", str(tmp_path)).write({})
-        assert {path.name for path in tmp_path.iterdir()} == {"worker-3.json", "notes.txt", f"worker-{os.getpid()}.json"}
+        assert {path.name for path in tmp_path.iterdir()} == {
+            "worker-3.json",
+            "notes.txt",
+            f"worker-{os.getpid()}.json",
+        }
 
     def test_a_link_in_its_place_is_not_followed(self, tmp_path: Path) -> None:
         other = tmp_path / "other"
@@ -177,8 +221,12 @@ class TestReportFile:
 
 def step(decoding: int, first: int = 0, preempted: int = 0) -> SimpleNamespace:
     """The ``IterationStats`` of vLLM, as far as it is read."""
-    return SimpleNamespace(inter_token_latencies_iter=[0.01] * decoding, time_to_first_tokens_iter=[0.1] * first,
-                           num_generation_tokens=decoding + first, num_preempted_reqs=preempted)
+    return SimpleNamespace(
+        inter_token_latencies_iter=[0.01] * decoding,
+        time_to_first_tokens_iter=[0.1] * first,
+        num_generation_tokens=decoding + first,
+        num_preempted_reqs=preempted,
+    )
 
 
 def scheduled(running: int, usage: float = 0.5) -> SimpleNamespace:
@@ -229,7 +277,9 @@ class TestSteps:
 
     def test_a_step_costs_less_than_a_thousandth_of_itself(self) -> None:
         counts, scheduler, iteration = StepCounts(), scheduled(256), step(256)
-        best = min(_thread_seconds(lambda: [counts.record(scheduler, iteration) for _ in range(1000)]) for _ in range(5))
+        best = min(
+            _thread_seconds(lambda: [counts.record(scheduler, iteration) for _ in range(1000)]) for _ in range(5)
+        )
         assert best / 1000 < 0.001 * 0.010  # of a step of 10 ms
 
 

@@ -40,7 +40,9 @@ def python(code: str, directory: Path | None) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("KVPRESSURE", "PROMETHEUS"))}
     if directory is not None:
         env["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=30).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=30
+    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +57,19 @@ class TestPage:
     def test_what_workers_and_an_api_server_show_is_read(self, one_server: bytes) -> None:
         inside = read_inside(one_server, "ns", "p", time.time())
         assert inside is not None
-        assert sorted((a.pod, a.rank, a.allocated_bytes, a.reserved_bytes, a.inactive_split_bytes, a.ooms, a.alloc_retries)
-                      for a in inside.allocator) == [("p", rank, 10, 30, 5, 0, None) for rank in (0, 1)]
+        assert sorted(
+            (a.pod, a.rank, a.allocated_bytes, a.reserved_bytes, a.inactive_split_bytes, a.ooms, a.alloc_retries)
+            for a in inside.allocator
+        ) == [("p", rank, 10, 30, 5, 0, None) for rank in (0, 1)]
         [stats] = inside.steps
         assert (stats.exact, stats.sizes, stats.steps, stats.decoded, stats.preemptions, stats.kv_max) == (
-            True, {4: 20, 8: 60}, 80, 560, 2, 0.8)
+            True,
+            {4: 20, 8: 60},
+            80,
+            560,
+            2,
+            0.8,
+        )
 
     def test_two_api_servers_add_up(self, tmp_path: Path) -> None:
         for _ in range(2):
@@ -87,7 +97,9 @@ class TestPage:
         page = response(pages.text_of("c_steady").encode() + b"\n" + one_server)
         with answering(page) as server:
             target = parse_target(f"ns/p={server.address}")
-            source = VllmSource(Settings(vllm_targets=(target,), collectors={"vllm": CollectorSettings(True, 5.0, 5.0)}))
+            source = VllmSource(
+                Settings(vllm_targets=(target,), collectors={"vllm": CollectorSettings(True, 5.0, 5.0)})
+            )
             try:
                 first, second = source.read(), source.read()
             finally:

@@ -36,10 +36,19 @@ class Settings:
     shared: Shared = field(default_factory=Shared)
 
 
-def body(kind: str = "worker", pod: str = "p", age: float = 0.0, started: float | None = None, **values: Any) -> dict[str, Any]:
+def body(
+    kind: str = "worker", pod: str = "p", age: float = 0.0, started: float | None = None, **values: Any
+) -> dict[str, Any]:
     now = time.time()
-    return {"kvpressure": 1, "kind": kind, "pid": 7, "started": now - 100 if started is None else started,
-            "written": now - age, "namespace": "ns", "pod": pod} | values
+    return {
+        "kvpressure": 1,
+        "kind": kind,
+        "pid": 7,
+        "started": now - 100 if started is None else started,
+        "written": now - age,
+        "namespace": "ns",
+        "pod": pod,
+    } | values
 
 
 def worker(**values: Any) -> dict[str, Any]:
@@ -47,8 +56,16 @@ def worker(**values: Any) -> dict[str, Any]:
 
 
 def engine(batch: dict[str, int], running: dict[str, int] | None = None, **values: Any) -> dict[str, Any]:
-    return {"steps": sum((running or batch).values()), "decoded": sum(int(s) * n for s, n in batch.items()), "tokens": 1,
-            "preemptions": 0, "kv_max": 0.5, "batch": batch, "running": running or batch, **values}
+    return {
+        "steps": sum((running or batch).values()),
+        "decoded": sum(int(s) * n for s, n in batch.items()),
+        "tokens": 1,
+        "preemptions": 0,
+        "kv_max": 0.5,
+        "batch": batch,
+        "running": running or batch,
+        **values,
+    }
 
 
 def frontend(engines: dict[str, Any], **values: Any) -> dict[str, Any]:
@@ -70,8 +87,9 @@ class TestWhere:
     def test_files_of_one_directory_say_themselves_whose_they_are(self, tmp_path: Path) -> None:
         put(tmp_path, worker(pod="a"))
         put(tmp_path, worker(pod="b"), "worker-8.json")
-        assert [(x.namespace, x.pod, x.allocated_bytes, x.reserved_bytes, x.ooms) for x in read(tmp_path).allocator] == [
-            ("ns", "a", 10, 30, None), ("ns", "b", 10, 30, None)]
+        assert [
+            (x.namespace, x.pod, x.allocated_bytes, x.reserved_bytes, x.ooms) for x in read(tmp_path).allocator
+        ] == [("ns", "a", 10, 30, None), ("ns", "b", 10, 30, None)]
 
     def test_the_name_of_a_directory_overrules_what_a_pod_says(self, tmp_path: Path) -> None:
         put(tmp_path / "team-a_vllm-0", worker(namespace="team-b", pod="victim"))
@@ -97,11 +115,19 @@ class TestWhere:
         monkeypatch.setenv("POD_NAME", "p")
         ReportFile("worker", str(tmp_path)).write({"rank": 2, "allocated_bytes": 1, "reserved_bytes": 5, "ooms": 3})
         [reading] = read(tmp_path).allocator
-        assert (reading.pod, reading.rank, reading.allocated_bytes, reading.reserved_bytes, reading.ooms) == ("p", 2, 1, 5, 3)
+        assert (reading.pod, reading.rank, reading.allocated_bytes, reading.reserved_bytes, reading.ooms) == (
+            "p",
+            2,
+            1,
+            5,
+            3,
+        )
 
 
 class TestEarlierRuns:
-    @pytest.mark.parametrize(("age", "there"), [(FRESH_SECONDS - 1, 1), (FRESH_SECONDS + 1, 0), (-FRESH_SECONDS - 5, 0)])
+    @pytest.mark.parametrize(
+        ("age", "there"), [(FRESH_SECONDS - 1, 1), (FRESH_SECONDS + 1, 0), (-FRESH_SECONDS - 5, 0)]
+    )
     def test_only_what_was_written_lately(self, tmp_path: Path, age: float, there: int) -> None:
         put(tmp_path, worker(age=age))
         assert len(read(tmp_path).allocator) == there
@@ -126,13 +152,24 @@ class TestSteps:
     def test_one_api_server_is_exact(self, tmp_path: Path) -> None:
         put(tmp_path, frontend({"0": engine({"4": 10, "8": 30}, {"5": 40}, kv_max=0.9)}), "frontend-1.json")
         [stats] = read(tmp_path).steps
-        assert (stats.exact, stats.sizes, stats.steps, stats.decoded, stats.kv_max) == (True, {4: 10, 8: 30}, 40, 280, 0.9)
+        assert (stats.exact, stats.sizes, stats.steps, stats.decoded, stats.kv_max) == (
+            True,
+            {4: 10, 8: 30},
+            40,
+            280,
+            0.9,
+        )
 
     def test_several_add_up_to_the_engine(self, tmp_path: Path) -> None:
         put(tmp_path, frontend({"0": engine({"3": 50}, {"8": 20}), "1": engine({"1": 1})}), "frontend-1.json")
         put(tmp_path, frontend({"0": engine({"5": 50}, {"8": 25, "7": 5}, kv_max=0.7)}), "frontend-2.json")
         stats = {s.engine: s for s in read(tmp_path).steps}
-        assert (stats["0"].exact, stats["0"].sizes, stats["0"].steps, stats["0"].decoded) == (False, {8: 45, 7: 5}, 50, 400)
+        assert (stats["0"].exact, stats["0"].sizes, stats["0"].steps, stats["0"].decoded) == (
+            False,
+            {8: 45, 7: 5},
+            50,
+            400,
+        )
         assert stats["0"].kv_max == 0.7
         assert stats["1"].exact
 
@@ -142,21 +179,41 @@ class TestHostile:
     def test_a_bad_file_costs_itself(self, tmp_path: Path, number: int) -> None:
         # Written now: a report made when the tests were collected would be left out for its age, not for its content.
         bad: list[Any] = [
-            "", "{", "[]", "null", "[" * 100_000, {"kvpressure": 2}, body(written="now"), body(started=float("nan")),
-            worker(rank=-1), worker(reserved_bytes=1e400), worker(allocated_bytes="9"), worker(rank=True), body(kind="x"),
-            frontend([]), frontend({"0": []}),  # type: ignore[arg-type]
-            frontend({"0": engine({"1": 1}) | {"batch": {"x": 1}}}), frontend({"0": engine({"1": 1}, kv_max=2.0)}),
-            frontend({str(i): engine({"1": 1}) for i in range(100)})]
+            "",
+            "{",
+            "[]",
+            "null",
+            "[" * 100_000,
+            {"kvpressure": 2},
+            body(written="now"),
+            body(started=float("nan")),
+            worker(rank=-1),
+            worker(reserved_bytes=1e400),
+            worker(allocated_bytes="9"),
+            worker(rank=True),
+            body(kind="x"),
+            frontend([]),
+            frontend({"0": []}),  # type: ignore[arg-type]
+            frontend({"0": engine({"1": 1}) | {"batch": {"x": 1}}}),
+            frontend({"0": engine({"1": 1}, kv_max=2.0)}),
+            frontend({str(i): engine({"1": 1}) for i in range(100)}),
+        ]
         put(tmp_path / "ns_bad", bad[number])
         put(tmp_path / "ns_good", worker())
         reading = read(tmp_path)
         assert [x.pod for x in reading.allocator] == ["good"]
         assert (reading.steps, reading.errors) == ((), {"malformed": 1})
 
-    @given(st.binary(max_size=200) | st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text(max_size=5),
-        lambda inner: st.dictionaries(st.sampled_from(["kvpressure", "kind", "written", "engines"]) | st.text(max_size=3),
-                                      inner, max_size=4), max_leaves=8).map(lambda value: json.dumps(value).encode()))
+    @given(
+        st.binary(max_size=200)
+        | st.recursive(
+            st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+            lambda inner: st.dictionaries(
+                st.sampled_from(["kvpressure", "kind", "written", "engines"]) | st.text(max_size=3), inner, max_size=4
+            ),
+            max_leaves=8,
+        ).map(lambda value: json.dumps(value).encode())
+    )
     def test_parsing_reads_or_refuses(self, data: bytes) -> None:
         with suppress(Malformed):
             parse(data)
@@ -187,9 +244,21 @@ class TestHostile:
         assert reading.errors == {"too_large": 1}
 
 
-def told(t: float, sizes: dict[int, int], started: float = 0.0, exact: bool = True, kv_max: float | None = None) -> StepStats:
-    return StepStats("ns", "p", "0", started, t, sum(sizes.values()), sum(s * n for s, n in sizes.items()), exact,
-                     kv_max=kv_max, sizes=dict(sizes))
+def told(
+    t: float, sizes: dict[int, int], started: float = 0.0, exact: bool = True, kv_max: float | None = None
+) -> StepStats:
+    return StepStats(
+        "ns",
+        "p",
+        "0",
+        started,
+        t,
+        sum(sizes.values()),
+        sum(s * n for s, n in sizes.items()),
+        exact,
+        kv_max=kv_max,
+        sizes=dict(sizes),
+    )
 
 
 class TestWindow:
@@ -207,11 +276,17 @@ class TestWindow:
             assert window.quantiles(now, 0.5) is None
             return
         assert window.quantiles(now, 0.5, 0.95, 1.0) == [
-            steps[max(0, -(-len(steps) // 2) - 1)], steps[-(-95 * len(steps) // 100) - 1], steps[-1]]
+            steps[max(0, -(-len(steps) // 2) - 1)],
+            steps[-(-95 * len(steps) // 100) - 1],
+            steps[-1],
+        ]
         assert window.mean(now, 30.0) == (pytest.approx(sum(lately) / len(lately)) if lately else None)
 
-    @pytest.mark.parametrize("after", [told(3.0, {4: 20}, started=2.5), told(3.0, {4: 5}), told(3.0, {4: 20}, exact=False)],
-                             ids=["new process", "counts went back", "another API server"])
+    @pytest.mark.parametrize(
+        "after",
+        [told(3.0, {4: 20}, started=2.5), told(3.0, {4: 5}), told(3.0, {4: 20}, exact=False)],
+        ids=["new process", "counts went back", "another API server"],
+    )
     def test_a_restart_begins_anew(self, after: StepStats) -> None:
         window = StepWindow(builtin())
         for stats in (told(1.0, {4: 5}), told(2.0, {4: 10}), after):
@@ -222,7 +297,10 @@ class TestWindow:
         window = StepWindow(builtin())
         window.observe(told(1.0, {4: 5}))
         window.observe(told(2.0, {4: 10}, kv_max=0.9))
-        assert (window.quantiles(2.0 + builtin()["plugin_silent_seconds"], 0.5), window.kv_max(9.0, 10.0)) == ([4.0], 0.9)
+        assert (window.quantiles(2.0 + builtin()["plugin_silent_seconds"], 0.5), window.kv_max(9.0, 10.0)) == (
+            [4.0],
+            0.9,
+        )
         assert window.quantiles(2.1 + builtin()["plugin_silent_seconds"], 0.5) is None
 
     def test_the_same_report_again_changes_nothing(self) -> None:
@@ -238,8 +316,13 @@ def states(snapshots: list[Snapshot]):
 
 
 def snapshot(t: float, running: float = 8.0, **kinds: Any) -> Snapshot:
-    reading = EngineReading("m", "0", gauges={r.RUNNING: running, r.WAITING: 0.0, r.KV_USAGE: 0.3},
-                            counters={r.GENERATION_TOKENS: 100.0 * t}, histograms={})
+    reading = EngineReading(
+        "m",
+        "0",
+        gauges={r.RUNNING: running, r.WAITING: 0.0, r.KV_USAGE: 0.3},
+        counters={r.GENERATION_TOKENS: 100.0 * t},
+        histograms={},
+    )
     return Snapshot(t, pages=(EnginePage("t", t, "ns", "p", engines=(reading,)),), **kinds)
 
 
@@ -264,17 +347,29 @@ class TestThroughThePipeline:
     def test_steps_of_another_engine_or_pod_are_not_taken(self) -> None:
         def other(t: float) -> tuple[StepStats, ...]:
             known = told(t, {99: int(t)})
-            return (StepStats("ns", "q", "0", 0, t, 1, 1, True, sizes=known.sizes),
-                    StepStats("ns", "p", "1", 0, t, 1, 1, True, sizes=known.sizes))
+            return (
+                StepStats("ns", "q", "0", 0, t, 1, 1, True, sizes=known.sizes),
+                StepStats("ns", "p", "1", 0, t, 1, 1, True, sizes=known.sizes),
+            )
 
         *_, last = states([snapshot(float(t), steps=other(t)) for t in range(1, 41)])
         assert last.engines[0].signals.batch.batch_p95 == 8.0
 
-    @pytest.mark.parametrize(("reserved", "split", "fragmented"), [
-        (2 * GB, 2 * GB, True), (2 * GB - 1, 2 * GB - 1, False), (8 * GB, 2 * GB, True), (8 * GB, 2 * GB - 1, False),
-        (8 * GB, 0, False), (8 * GB, None, True)],
-        ids=["2 GB", "below 2 GB", "a quarter is split", "less is split", "cached activations", "split not known"])
-    def test_fragmentation_from_a_report(self, tmp_path: Path, reserved: int, split: int | None, fragmented: bool) -> None:
+    @pytest.mark.parametrize(
+        ("reserved", "split", "fragmented"),
+        [
+            (2 * GB, 2 * GB, True),
+            (2 * GB - 1, 2 * GB - 1, False),
+            (8 * GB, 2 * GB, True),
+            (8 * GB, 2 * GB - 1, False),
+            (8 * GB, 0, False),
+            (8 * GB, None, True),
+        ],
+        ids=["2 GB", "below 2 GB", "a quarter is split", "less is split", "cached activations", "split not known"],
+    )
+    def test_fragmentation_from_a_report(
+        self, tmp_path: Path, reserved: int, split: int | None, fragmented: bool
+    ) -> None:
         put(tmp_path, worker(allocated_bytes=10 * GB, reserved_bytes=10 * GB + reserved, inactive_split_bytes=split))
         [state] = states([snapshot(time.time(), allocator=read(tmp_path).allocator)])
         memory = state.engines[0].signals.memory

@@ -38,7 +38,9 @@ class StatLoggerBase(ABC):
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
 
     @abstractmethod
-    def record(self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0) -> None: ...
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None: ...
 
     @abstractmethod
     def log_engine_initialized(self) -> None: ...
@@ -101,17 +103,30 @@ class TestRecorded:
         told = engines(tmp_path)["0"]
         outputs = [call["iteration_stats"] for call in calls if call["iteration_stats"]]
         batches = Counter(len(one["inter_token_latencies_iter"]) for one in outputs)
-        assert {int(size): count for size, count in told["batch"].items()} == {size: n for size, n in batches.items() if size}
+        assert {int(size): count for size, count in told["batch"].items()} == {
+            size: n for size, n in batches.items() if size
+        }
         assert told["tokens"] == sum(one["num_generation_tokens"] for one in outputs)
         assert told["preemptions"] == sum(one["num_preempted_reqs"] for one in outputs)
-        assert told["kv_max"] == max(call["scheduler_stats"]["kv_cache_usage"] for call in calls if call["scheduler_stats"])
+        assert told["kv_max"] == max(
+            call["scheduler_stats"]["kv_cache_usage"] for call in calls if call["scheduler_stats"]
+        )
         assert [(stats.exact, stats.decoded) for stats in read_by_the_exporter(tmp_path)] == [(True, told["decoded"])]
 
     def test_the_session_has_what_makes_it_worth_counting(self) -> None:
         """A full cache, batches of many sizes, steps without output."""
         calls = recorded()
         assert max(call["scheduler_stats"]["kv_cache_usage"] for call in calls) == 1.0
-        assert len({len(call["iteration_stats"]["inter_token_latencies_iter"]) for call in calls if call["iteration_stats"]}) > 10
+        assert (
+            len(
+                {
+                    len(call["iteration_stats"]["inter_token_latencies_iter"])
+                    for call in calls
+                    if call["iteration_stats"]
+                }
+            )
+            > 10
+        )
         assert any(call["iteration_stats"] is None for call in calls)
 
 
@@ -163,15 +178,35 @@ class TestBuilding:
 
 def step(batch: int) -> tuple[SimpleNamespace, SimpleNamespace]:
     """A step that makes sense."""
-    return (SimpleNamespace(num_running_reqs=batch, kv_cache_usage=0.5),
-            SimpleNamespace(inter_token_latencies_iter=[0.01] * batch, num_generation_tokens=batch, num_preempted_reqs=0))
+    return (
+        SimpleNamespace(num_running_reqs=batch, kv_cache_usage=0.5),
+        SimpleNamespace(inter_token_latencies_iter=[0.01] * batch, num_generation_tokens=batch, num_preempted_reqs=0),
+    )
 
 
-ODD = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.lists(st.integers(), max_size=3),
-                st.just(10**400), st.just(float("nan")), st.builds(object))
-SCHEDULER = st.one_of(ODD, st.builds(lambda **parts: SimpleNamespace(**parts), num_running_reqs=ODD, kv_cache_usage=ODD))
-ITERATION = st.one_of(ODD, st.builds(lambda **parts: SimpleNamespace(**parts), inter_token_latencies_iter=ODD,
-                                     num_generation_tokens=ODD, num_preempted_reqs=ODD))
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers(), max_size=3),
+    st.just(10**400),
+    st.just(float("nan")),
+    st.builds(object),
+)
+SCHEDULER = st.one_of(
+    ODD, st.builds(lambda **parts: SimpleNamespace(**parts), num_running_reqs=ODD, kv_cache_usage=ODD)
+)
+ITERATION = st.one_of(
+    ODD,
+    st.builds(
+        lambda **parts: SimpleNamespace(**parts),
+        inter_token_latencies_iter=ODD,
+        num_generation_tokens=ODD,
+        num_preempted_reqs=ODD,
+    ),
+)
 
 
 class TestOdd:
@@ -194,14 +229,20 @@ class TestOdd:
     def test_a_step_that_makes_no_sense_is_left_out_as_a_whole(self) -> None:
         counts = StepCounts()
         for scheduler, iteration in (
-                (SimpleNamespace(num_running_reqs=3, kv_cache_usage=None), step(3)[1]), (SimpleNamespace(), step(3)[1]),
-                (step(3)[0], SimpleNamespace(inter_token_latencies_iter=[1], num_generation_tokens=-1, num_preempted_reqs=0))):
+            (SimpleNamespace(num_running_reqs=3, kv_cache_usage=None), step(3)[1]),
+            (SimpleNamespace(), step(3)[1]),
+            (
+                step(3)[0],
+                SimpleNamespace(inter_token_latencies_iter=[1], num_generation_tokens=-1, num_preempted_reqs=0),
+            ),
+        ):
             with pytest.raises((AttributeError, TypeError, ValueError)):
                 counts.record(scheduler, iteration)
         assert counts.report() == StepCounts().report()
 
     def test_its_own_exceptions_are_not_hidden_from_the_interpreter(self, frontend) -> None:
         """Ctrl-C in vLLM stays Ctrl-C."""
+
         class Interrupts:
             @property
             def num_running_reqs(self) -> int:

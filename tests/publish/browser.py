@@ -9,8 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--enable-logging=stderr")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,14 @@ def program() -> str:
 
 def visit(url: str, profile: Path, *flags: str, seconds: float = 1.0) -> Visit:
     """Open ``url`` and let ``seconds`` of the page's own time pass."""
-    command = [program(), *FLAGS, f"--user-data-dir={profile}", f"--virtual-time-budget={1000 * seconds:.0f}", *flags, "--dump-dom", url]
+    command = [
+        program(),
+        *FLAGS,
+        f"--user-data-dir={profile}",
+        f"--virtual-time-budget={1000 * seconds:.0f}",
+        *flags,
+        "--dump-dom",
+        url,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return Visit(done.stdout, tuple(re.findall(r"CONSOLE[^\"]*\"(.*?)\", source", done.stderr)))

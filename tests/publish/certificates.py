@@ -13,8 +13,23 @@ class Certificates:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.authority = directory / "ca.crt"
-        self._openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-                      "-subj", "/CN=test authority", "-keyout", "ca.key", "-out", "ca.crt")
+        self._openssl(
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=test authority",
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.crt",
+        )
         self.issue("server", "DNS:localhost,IP:127.0.0.1")
         self.issue("client", "DNS:prometheus.example,email:ops@example.com")
         self.issue("stranger", "DNS:stranger.example")
@@ -22,10 +37,37 @@ class Certificates:
     def issue(self, name: str, sans: str) -> None:
         """``name.crt`` and ``name.key``, signed by the authority; a new pair each time."""
         (self.directory / f"{name}.ext").write_text(f"subjectAltName={sans}\n")
-        self._openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}",
-                      "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        self._openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-                      "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}.crt")
+        self._openssl(
+            "req",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-subj",
+            f"/CN={name}",
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.csr",
+        )
+        self._openssl(
+            "x509",
+            "-req",
+            "-in",
+            f"{name}.csr",
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            "2",
+            "-extfile",
+            f"{name}.ext",
+            "-out",
+            f"{name}.crt",
+        )
 
     def _openssl(self, *arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=self.directory, check=True, capture_output=True, timeout=30)

@@ -43,8 +43,15 @@ def receive(client: socket.socket, *, head: bool = False) -> Answer:
     return Answer(int(first.split()[1]), headers, body)
 
 
-def ask(port: int, path: str = "/metrics", *, method: str = "GET", headers: str = "", tls: ssl.SSLContext | None = None,
-        timeout: float = 5.0) -> Answer:
+def ask(
+    port: int,
+    path: str = "/metrics",
+    *,
+    method: str = "GET",
+    headers: str = "",
+    tls: ssl.SSLContext | None = None,
+    timeout: float = 5.0,
+) -> Answer:
     """One request on a connection of its own."""
     with connect(port, tls, timeout) as client:
         client.sendall(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n".encode())

@@ -27,8 +27,12 @@ class Published:
         self.not_ready: str | None = None
 
     def site(self) -> Site:
-        return Site(lambda: self.state, why_unhealthy=lambda: self.unhealthy, why_not_ready=lambda: self.not_ready,
-                    node_name="node-1")
+        return Site(
+            lambda: self.state,
+            why_unhealthy=lambda: self.unhealthy,
+            why_not_ready=lambda: self.not_ready,
+            node_name="node-1",
+        )
 
 
 @pytest.fixture
@@ -42,8 +46,12 @@ def start(published: Published) -> Iterator[Start]:
     servers: list[Server] = []
 
     def begin(handler: object = None, web: Path | None = None, max_requests: int = 20) -> int:
-        server = Server([ListenAddress("127.0.0.1", 0)], handler or published.site(),  # type: ignore[arg-type]
-                        WebConfigFile(web), max_requests)
+        server = Server(
+            [ListenAddress("127.0.0.1", 0)],
+            handler or published.site(),  # type: ignore[arg-type]
+            WebConfigFile(web),
+            max_requests,
+        )
         servers.append(server)
         return server.start()[0].port
 

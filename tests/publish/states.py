@@ -36,15 +36,24 @@ from kvpressure.state import (
 
 NOW = 1_700_000_000.0
 QUANTILES = {"0.5": 0.25, "0.95": 0.75, "0.99": 1.5}
-MAPPINGS: Mapping[str, Mapping[Any, Any]] = MappingProxyType({
-    "running_histogram": {1.0: 3, 8.0: 7, 64.0: 9, float("inf"): 12},
-    "limits": {"args": 256.0, "kv": 40.0},
-    "baseline_ratios": {"ttft": 1.25, "inter_token": 2.5},
-    "components": {"weights": 35e9, "kv_pool": 30e9},
-})
+MAPPINGS: Mapping[str, Mapping[Any, Any]] = MappingProxyType(
+    {
+        "running_histogram": {1.0: 3, 8.0: 7, 64.0: 9, float("inf"): 12},
+        "limits": {"args": 256.0, "kv": 40.0},
+        "baseline_ratios": {"ttft": 1.25, "inter_token": 2.5},
+        "components": {"weights": 35e9, "kv_pool": 30e9},
+    }
+)
 COUNTERS = {
-    "preemptions": 4.0, "prompt_tokens": 1234567.0, "generation_tokens": 987654.0, "finished:stop": 40.0,
-    "finished:length": 3.0, "rejected:queue_full": 2.0, "http:2xx": 900.0, "http:4xx": 7.0, "http:5xx": 1.0,
+    "preemptions": 4.0,
+    "prompt_tokens": 1234567.0,
+    "generation_tokens": 987654.0,
+    "finished:stop": 40.0,
+    "finished:length": 3.0,
+    "rejected:queue_full": 2.0,
+    "http:2xx": 900.0,
+    "http:4xx": 7.0,
+    "http:5xx": 1.0,
     "prefix_hits": 5.0,
 }
 
@@ -58,8 +67,9 @@ def full_signals() -> Signals:
         if not hasattr(kind, "__dataclass_fields__"):
             continue
         hints = get_type_hints(kind)
-        groups[group.name] = kind(**{item.name: _value(item.name, hints[item.name], next(numbers))
-                                     for item in fields(kind)})
+        groups[group.name] = kind(
+            **{item.name: _value(item.name, hints[item.name], next(numbers)) for item in fields(kind)}
+        )
     return Signals(time=NOW, events={"out_of_memory": 2}, **groups)
 
 
@@ -80,18 +90,35 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
     """An engine under KV pressure about which everything is known."""
     names = ("kv_full", "requests_waiting", "gpu_idle")
     diagnosis = Diagnosis(
-        verdict="kv_pressure", confidence=0.9, stage="saturated", since=NOW - 90,
-        evidence={name: Evidence(name, value, f"{name} sentence")
-                  for name, value in zip(names, (True, False, True), strict=True)},
-        supporting=("KV usage reached 99 %.",), opposing=("Few preemptions.",), missing=("the start-up log",),
+        verdict="kv_pressure",
+        confidence=0.9,
+        stage="saturated",
+        since=NOW - 90,
+        evidence={
+            name: Evidence(name, value, f"{name} sentence")
+            for name, value in zip(names, (True, False, True), strict=True)
+        },
+        supporting=("KV usage reached 99 %.",),
+        opposing=("Few preemptions.",),
+        missing=("the start-up log",),
         conditions={name: index % 2 == 0 for index, name in enumerate(CONDITIONS)},
         documented_signature={name: index % 2 == 1 for index, name in enumerate(SIGNATURE_CONDITIONS)},
-        documented_signature_met=False, signature_note="The cache is preallocated.",
+        documented_signature_met=False,
+        signature_note="The cache is preallocated.",
     )
     return EngineState(
-        key=EngineKey("prod", pod, model, engine), target=f"http://10.0.0.5:8000/{pod}", container="vllm",
-        gpus=("GPU-1",), up=True, error=None, version="0.11.0", flavour="v1", reading=None, counters=COUNTERS,
-        signals=full_signals(), diagnosis=diagnosis,
+        key=EngineKey("prod", pod, model, engine),
+        target=f"http://10.0.0.5:8000/{pod}",
+        container="vllm",
+        gpus=("GPU-1",),
+        up=True,
+        error=None,
+        version="0.11.0",
+        flavour="v1",
+        reading=None,
+        counters=COUNTERS,
+        signals=full_signals(),
+        diagnosis=diagnosis,
         limits={name: Limit(name, 256.0, True, "args", 128.0) for name in LIMITS},
     )
 
@@ -99,44 +126,81 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
 def full_gpu(index: int = 0, uuid: str = "GPU-1") -> GpuState:
     """A GPU that answers every call."""
     reading = GpuReading(
-        uuid, index, "nvidia", name="NVIDIA H100", driver="570.1", memory_total_bytes=80 * 2**30,
-        memory_used_bytes=72 * 2**30, memory_reserved_bytes=2**29, utilization_ratio=0.97, sm_activity_ratio=0.6,
-        tensor_activity_ratio=0.3, dram_activity_ratio=0.8, power_watts=512.5, power_limit_watts=700.0,
-        throttle_reasons=("sw_power_cap",), xid_errors={79: 1},
-        xid_last_times={79: NOW - 60}, ecc_errors={"double_bit": 1}, processes=(GpuProcess(7, 2**30),),
+        uuid,
+        index,
+        "nvidia",
+        name="NVIDIA H100",
+        driver="570.1",
+        memory_total_bytes=80 * 2**30,
+        memory_used_bytes=72 * 2**30,
+        memory_reserved_bytes=2**29,
+        utilization_ratio=0.97,
+        sm_activity_ratio=0.6,
+        tensor_activity_ratio=0.3,
+        dram_activity_ratio=0.8,
+        power_watts=512.5,
+        power_limit_watts=700.0,
+        throttle_reasons=("sw_power_cap",),
+        xid_errors={79: 1},
+        xid_last_times={79: NOW - 60},
+        ecc_errors={"double_bit": 1},
+        processes=(GpuProcess(7, 2**30),),
     )
     return GpuState(reading, demand_ratio=0.55, process_bytes={("prod", "chat-0"): 70 * 2**30, ("", ""): 2**30})
 
 
 def full_state() -> State:
     """Everything known."""
-    container = ContainerReading("prod", "chat-0", "vllm", restarts=3, ready=True,
-                                 last_termination=Termination("OOMKilled", 137, NOW - 600))
+    container = ContainerReading(
+        "prod", "chat-0", "vllm", restarts=3, ready=True, last_termination=Termination("OOMKilled", 137, NOW - 600)
+    )
     return State(
-        time=NOW, engines=(full_engine(),), gpus=(full_gpu(),),
+        time=NOW,
+        engines=(full_engine(),),
+        gpus=(full_gpu(),),
         owners=(GpuOwner("GPU-1", "prod", "chat-0", "vllm"), GpuOwner("GPU-1", "prod", "other-0", "vllm", True)),
         containers=(ContainerState(container, 0.25, 0.5, 0.75, {"out_of_memory": 2}),),
         targets=(TargetState("http://10.0.0.5:8000/metrics", True, 0.004, 0, {"timeout": 2}, {"engines": 3}),),
         node_conditions=(NodeCondition("MemoryPressure", False),),
-        health={"vllm": SourceHealth("vllm", True, None, NOW, 0.01, {"timeout": 2}),
-                "nvidia": SourceHealth("nvidia", False, "library_missing", None, 0.001, {"library_missing": 9})},
-        expected_gpus={"nvidia": 1}, ticks=42, lag_seconds=0.001,
+        health={
+            "vllm": SourceHealth("vllm", True, None, NOW, 0.01, {"timeout": 2}),
+            "nvidia": SourceHealth("nvidia", False, "library_missing", None, 0.001, {"library_missing": 9}),
+        },
+        expected_gpus={"nvidia": 1},
+        ticks=42,
+        lag_seconds=0.001,
         recorder=RecorderHealth(False, "disk_full", NOW, {"disk_full": 3}, 30),
     )
 
 
 def unknown_engine(up: bool = True) -> EngineState:
     """An engine that is listed and about which nothing is known."""
-    diagnosis = Diagnosis("unknown", 0.0, None, NOW, conditions=dict.fromkeys(CONDITIONS),
-                          documented_signature=dict.fromkeys(SIGNATURE_CONDITIONS),
-                          evidence={"kv_full": Evidence("kv_full", None, "")})
-    return replace(full_engine(), up=up, error=None if up else "refused", version=None, flavour=None, counters={},
-                   signals=Signals(time=NOW), diagnosis=diagnosis, limits={name: Limit(name) for name in LIMITS})
+    diagnosis = Diagnosis(
+        "unknown",
+        0.0,
+        None,
+        NOW,
+        conditions=dict.fromkeys(CONDITIONS),
+        documented_signature=dict.fromkeys(SIGNATURE_CONDITIONS),
+        evidence={"kv_full": Evidence("kv_full", None, "")},
+    )
+    return replace(
+        full_engine(),
+        up=up,
+        error=None if up else "refused",
+        version=None,
+        flavour=None,
+        counters={},
+        signals=Signals(time=NOW),
+        diagnosis=diagnosis,
+        limits={name: Limit(name) for name in LIMITS},
+    )
 
 
 def node(engines: int, gpus: int) -> State:
     """A node with many of both, for sizes and times."""
     return replace(
-        full_state(), gpus=tuple(full_gpu(i, f"GPU-{i}") for i in range(gpus)),
+        full_state(),
+        gpus=tuple(full_gpu(i, f"GPU-{i}") for i in range(gpus)),
         engines=tuple(full_engine(f"chat-{i}") for i in range(engines)),
     )

@@ -29,22 +29,30 @@ ENGINE_LABELS = ("prod", "chat-0", "org/model", "0")
 
 
 def samples(state: State) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in families(state).collect() for sample in family.samples}
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families(state).collect()
+        for sample in family.samples
+    }
 
 
 def named(state: State, name: str) -> dict[tuple[str, ...], float]:
     """Label values beyond the engine's own -> value."""
     metric = BY_NAME[name]
     own = 4 if metric.labels[:4] == ("namespace", "pod", "model_name", "engine") else 0
-    return {tuple(dict(labels)[label] for label in metric.labels[own:]): value
-            for (full, labels), value in samples(state).items() if full == PREFIX + name}
+    return {
+        tuple(dict(labels)[label] for label in metric.labels[own:]): value
+        for (full, labels), value in samples(state).items()
+        if full == PREFIX + name
+    }
 
 
 def test_a_full_state_emits_every_metric_of_the_table() -> None:
     emitted = {family.name for family in families(full_state()).collect()}
-    wanted = {metric.full_name.removesuffix({"counter": "_total", "info": "_info"}.get(metric.kind, "\0")): metric.name
-              for metric in METRICS}
+    wanted = {
+        metric.full_name.removesuffix({"counter": "_total", "info": "_info"}.get(metric.kind, "\0")): metric.name
+        for metric in METRICS
+    }
     assert [name for full, name in wanted.items() if full not in emitted] == []
 
 
@@ -59,20 +67,42 @@ def test_an_engine_about_which_nothing_is_known_has_identity_and_state_sets_only
     state = State(time=NOW, engines=(unknown_engine(),))
     emitted = {full.removeprefix(PREFIX) for full, _ in samples(state)}
     assert emitted == {
-        "engine_up", "engine_info", "engine_gpu_info", "verdict", "verdict_confidence",
-        "verdict_since_timestamp_seconds", "pressure_stage", "score_evidence_level", "ticks_total", "tick_lag_seconds",
+        "engine_up",
+        "engine_info",
+        "engine_gpu_info",
+        "verdict",
+        "verdict_confidence",
+        "verdict_since_timestamp_seconds",
+        "pressure_stage",
+        "score_evidence_level",
+        "ticks_total",
+        "tick_lag_seconds",
         "build_info",
     }
 
 
 def test_an_engine_that_is_down_keeps_what_it_is_and_what_is_concluded_but_no_values() -> None:
     down = replace(full_engine(), up=False, error="refused")
-    emitted = {full.removeprefix(PREFIX) for full, labels in samples(State(time=NOW, engines=(down,)))
-               if dict(labels).get("pod") == "chat-0"}
+    emitted = {
+        full.removeprefix(PREFIX)
+        for full, labels in samples(State(time=NOW, engines=(down,)))
+        if dict(labels).get("pod") == "chat-0"
+    }
     assert emitted == {
-        "engine_up", "engine_info", "engine_gpu_info", "verdict", "verdict_confidence",
-        "verdict_since_timestamp_seconds", "pressure_stage", "evidence", "condition", "documented_signature",
-        "documented_signature_met", "limit", "limit_explicit", "limit_recommended",
+        "engine_up",
+        "engine_info",
+        "engine_gpu_info",
+        "verdict",
+        "verdict_confidence",
+        "verdict_since_timestamp_seconds",
+        "pressure_stage",
+        "evidence",
+        "condition",
+        "documented_signature",
+        "documented_signature_met",
+        "limit",
+        "limit_explicit",
+        "limit_recommended",
     }
     assert named(State(time=NOW, engines=(down,)), "engine_up") == {(): 0.0}
 
@@ -105,9 +135,15 @@ def test_a_missing_signal_removes_samples_and_changes_none(path: tuple[str, ...]
     assert {key: value for key, value in less.items() if key not in histogram_sum}.items() <= everything.items()
 
 
-@pytest.mark.parametrize("name", [
-    item.name for item in fields(GpuReading) if not isinstance(getattr(full_gpu().reading, item.name), dict)
-    and item.name not in ("uuid", "index", "vendor", "processes")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        item.name
+        for item in fields(GpuReading)
+        if not isinstance(getattr(full_gpu().reading, item.name), dict)
+        and item.name not in ("uuid", "index", "vendor", "processes")
+    ],
+)
 def test_a_missing_gpu_value_removes_samples_and_changes_none(name: str) -> None:
     everything = samples(State(time=NOW, gpus=(full_gpu(),)))
     gpu = full_gpu()
@@ -138,8 +174,11 @@ def test_mig_instances_count_as_the_one_card_they_are_part_of() -> None:
 
 def test_state_sets_have_one_series_for_each_name_and_one_is_set() -> None:
     state = full_state()
-    for name, allowed, present in (("verdict", VERDICTS, "kv_pressure"), ("pressure_stage", STAGES, "saturated"),
-                                   ("score_evidence_level", LEVELS, "power")):
+    for name, allowed, present in (
+        ("verdict", VERDICTS, "kv_pressure"),
+        ("pressure_stage", STAGES, "saturated"),
+        ("score_evidence_level", LEVELS, "power"),
+    ):
         assert named(state, name) == {(one,): float(one == present) for one in allowed}
 
 
@@ -162,7 +201,8 @@ def test_fragmentation_is_reserved_minus_allocated_in_every_scope() -> None:
     reserved, allocated = named(state, "memory_reserved_bytes"), named(state, "memory_allocated_bytes")
     assert set(reserved) == {("allocator",), ("kv_pool",), ("kv_block",)}
     assert named(state, "fragmentation_bytes") == {
-        scope: max(0.0, reserved[scope] - allocated[scope]) for scope in reserved}
+        scope: max(0.0, reserved[scope] - allocated[scope]) for scope in reserved
+    }
 
 
 def test_progress_is_absent_without_work() -> None:
@@ -186,10 +226,10 @@ def test_numbers_that_are_none_are_dropped(value: float) -> None:
 def test_the_histogram_is_cumulative_and_closed() -> None:
     out = Families()
     out.histogram("running_requests", ENGINE_LABELS, {8.0: 5, 1.0: 2}, 17.0)
-    family, = out.collect()
-    assert [(s.name.removeprefix("kvpressure_running_requests"), s.labels.get("le"), s.value) for s in family.samples
-            ] == [("_bucket", "1.0", 2), ("_bucket", "8.0", 5), ("_bucket", "+Inf", 5), ("_count", None, 5),
-                  ("_sum", None, 17)]
+    (family,) = out.collect()
+    assert [
+        (s.name.removeprefix("kvpressure_running_requests"), s.labels.get("le"), s.value) for s in family.samples
+    ] == [("_bucket", "1.0", 2), ("_bucket", "8.0", 5), ("_bucket", "+Inf", 5), ("_count", None, 5), ("_sum", None, 17)]
 
 
 def test_a_second_sample_with_the_same_labels_is_dropped_because_it_would_void_the_page() -> None:
@@ -250,21 +290,39 @@ def test_promtool_finds_nothing_to_complain_about() -> None:
     assert (result.returncode, result.stdout + result.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize(("accept", "openmetrics"), [
-    ("", False), ("*/*", False), ("text/html", False), ("text/plain", False),
-    ("application/openmetrics-text", True), ("application/openmetrics-text; version=1.0.0; charset=utf-8", True),
-    ("application/openmetrics-text;version=0.0.1", True),
-    ("application/openmetrics-text;version=2.0.0", False), ("application/openmetrics-text;version=1\x001", False),
-    ("application/openmetrics-text;q=0", False), ("application/openmetrics-text;q=x", False),
-    ("application/openmetrics-text;q=0.3,text/plain;q=0.9", False),
-    # Prometheus 2.x and 3.x
-    ("application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
-     "text/plain;version=0.0.4;q=0.3,*/*;q=0.2", True),
-    ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1"
-     ";q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2", True),
-    ("application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.7,"
-     "text/plain;version=0.0.4;q=0.3", False),
-])
+@pytest.mark.parametrize(
+    ("accept", "openmetrics"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/html", False),
+        ("text/plain", False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", True),
+        ("application/openmetrics-text;version=0.0.1", True),
+        ("application/openmetrics-text;version=2.0.0", False),
+        ("application/openmetrics-text;version=1\x001", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=x", False),
+        ("application/openmetrics-text;q=0.3,text/plain;q=0.9", False),
+        # Prometheus 2.x and 3.x
+        (
+            "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
+            "text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+            True,
+        ),
+        (
+            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1"
+            ";q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+            True,
+        ),
+        (
+            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.7,"
+            "text/plain;version=0.0.4;q=0.3",
+            False,
+        ),
+    ],
+)
 def test_negotiation(accept: str, openmetrics: bool) -> None:
     assert wants_openmetrics(accept) is openmetrics
 

@@ -72,11 +72,25 @@ def page(state: State, links: Links | None = None) -> Document:
 
 def test_it_says_the_verdict_and_what_speaks_for_and_against_it() -> None:
     text = page(full_state()).text
-    for part in ("kvpressure on node-1", "org/model", "prod/chat-0", "KV pressure (saturated)", "confidence 90 %",
-                 "(1 min 30 s)", "KV usage reached 99 %.", "Few preemptions.", "the start-up log",
-                 "Documented signature: not met", "GPU utilization low: yes",
-                 "Why signature and verdict differ: The cache is preallocated.", "72.0 GiB of 80.0 GiB", "97 %",
-                 "prod/other-0", "down: library missing", "library missing 9"):
+    for part in (
+        "kvpressure on node-1",
+        "org/model",
+        "prod/chat-0",
+        "KV pressure (saturated)",
+        "confidence 90 %",
+        "(1 min 30 s)",
+        "KV usage reached 99 %.",
+        "Few preemptions.",
+        "the start-up log",
+        "Documented signature: not met",
+        "GPU utilization low: yes",
+        "Why signature and verdict differ: The cache is preallocated.",
+        "72.0 GiB of 80.0 GiB",
+        "97 %",
+        "prod/other-0",
+        "down: library missing",
+        "library missing 9",
+    ):
         assert part in text, part
 
 
@@ -107,9 +121,15 @@ def test_an_empty_node_has_a_page() -> None:
 def test_names_and_sentences_from_outside_are_escaped(text: str) -> None:
     engine = full_engine()
     diagnosis = replace(engine.diagnosis, supporting=(text,), missing=(text,), signature_note=text, verdict=text)
-    state = State(time=NOW, engines=(replace(engine, key=EngineKey(text, text, text, text), error=text, up=False,
-                                             target=text, diagnosis=diagnosis),),
-                  gpus=(GpuState(GpuReading(text, 0, text, name=text, error=text)),))
+    state = State(
+        time=NOW,
+        engines=(
+            replace(
+                engine, key=EngineKey(text, text, text, text), error=text, up=False, target=text, diagnosis=diagnosis
+            ),
+        ),
+        gpus=(GpuState(GpuReading(text, 0, text, name=text, error=text)),),
+    )
     document = page(state)
     assert document.tags.count("script") == 1
     assert document.words.count(text) >= 3
@@ -121,18 +141,24 @@ def test_every_verdict_renders_without_optional_parts() -> None:
         assert words(verdict) in page(State(time=NOW, engines=(engine,))).text
 
 
-@pytest.mark.parametrize(("verdict", "confidence", "first"), [
-    ("kv_pressure", 0.9, "First: Cap input and output tokens at the edge"),
-    ("concurrency_limited", 0.9, "First: Raise max_num_seqs --max-num-seqs 128"),
-    ("stalled", 0.9, "First: Keep the evidence kubectl logs -n prod chat-0"),
-    ("compute_bound", 0.5, "First: look at the triage below; the verdict is not confident."),
-    ("unknown", 0.3, "First: Get what is missing"),
-    ("healthy", 0.9, "")])
-def test_the_first_action_stands_beside_the_verdict_if_that_is_sure(verdict: str, confidence: float, first: str) -> None:
+@pytest.mark.parametrize(
+    ("verdict", "confidence", "first"),
+    [
+        ("kv_pressure", 0.9, "First: Cap input and output tokens at the edge"),
+        ("concurrency_limited", 0.9, "First: Raise max_num_seqs --max-num-seqs 128"),
+        ("stalled", 0.9, "First: Keep the evidence kubectl logs -n prod chat-0"),
+        ("compute_bound", 0.5, "First: look at the triage below; the verdict is not confident."),
+        ("unknown", 0.3, "First: Get what is missing"),
+        ("healthy", 0.9, ""),
+    ],
+)
+def test_the_first_action_stands_beside_the_verdict_if_that_is_sure(
+    verdict: str, confidence: float, first: str
+) -> None:
     engine = full_engine()
     engine = replace(engine, diagnosis=replace(engine.diagnosis, verdict=verdict, confidence=confidence))
     text = page(State(time=NOW, engines=(engine,))).text
-    before_the_evidence = text[:text.index("For it")]
+    before_the_evidence = text[: text.index("For it")]
     assert first in before_the_evidence
     assert ("First:" in text) is bool(first)
 
@@ -140,15 +166,22 @@ def test_the_first_action_stands_beside_the_verdict_if_that_is_sure(verdict: str
 def test_the_top_names_and_links_the_engines_in_trouble() -> None:
     calm = replace(full_engine("calm-0"), diagnosis=Diagnosis("healthy", 0.9, None, NOW))
     text = html(State(time=NOW, engines=(calm, full_engine("worse-0"), full_engine("worse-1"))))
-    top = text[:text.index("</header>")]
+    top = text[: text.index("</header>")]
     assert re.findall(r'<a href="#(engine-\w+)">prod/(worse-\d)</a>: KV pressure', top) == [
-        (anchor, f"worse-{index}") for index, anchor in enumerate(re.findall(r'<article class="bad" id="(engine-\w+)"', text))]
+        (anchor, f"worse-{index}")
+        for index, anchor in enumerate(re.findall(r'<article class="bad" id="(engine-\w+)"', text))
+    ]
     assert "calm-0" not in top
 
 
 def test_the_flags_to_set_stand_on_the_page_in_the_order_of_the_guide() -> None:
     document = page(full_state())
-    flags = ["--max-model-len 128", "--max-num-seqs 128", "--max-num-batched-tokens 128", "--gpu-memory-utilization 128"]
+    flags = [
+        "--max-model-len 128",
+        "--max-num-seqs 128",
+        "--max-num-batched-tokens 128",
+        "--gpu-memory-utilization 128",
+    ]
     at = [document.text.index(flag) for flag in flags]
     assert at == sorted(at)
 
@@ -156,7 +189,9 @@ def test_the_flags_to_set_stand_on_the_page_in_the_order_of_the_guide() -> None:
 def test_with_addresses_boards_and_runbooks_are_links() -> None:
     links = page(full_state(), Links("https://runbooks.example/r", "https://grafana.example")).links
     assert "https://runbooks.example/r/VllmKVCachePressure.md" in links
-    assert "https://grafana.example/d/kvpressure-incident?var-namespace=prod&var-model=org%2Fmodel&var-pod=chat-0" in links
+    assert (
+        "https://grafana.example/d/kvpressure-incident?var-namespace=prod&var-model=org%2Fmodel&var-pod=chat-0" in links
+    )
     assert "https://grafana.example/d/kvpressure-memory" in links
 
 
@@ -175,7 +210,7 @@ def test_headings_go_down_one_level_at_a_time_and_every_id_is_unique() -> None:
     assert all(after - before <= 1 for before, after in pairwise(levels))
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
-    assert text.count("<svg") == text.count("role=\"img\" aria-label=")
+    assert text.count("<svg") == text.count('role="img" aria-label=')
 
 
 def test_style_and_script_are_the_ones_that_the_policy_allows() -> None:
@@ -192,7 +227,7 @@ def test_style_and_script_are_the_ones_that_the_policy_allows() -> None:
 
 
 def luminance(color: str) -> float:
-    parts = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -202,7 +237,11 @@ def test_colours_have_contrast_in_both_themes() -> None:
     assert len(themes) == 2
     for theme in themes:
         color = dict(re.findall(r"--(\w+): (#\w{6})", theme))
-        pairs = [(text, back) for text in ("text", "quiet", "link", "bad", "warn", "fine", "unknown") for back in ("card", "page")]
+        pairs = [
+            (text, back)
+            for text in ("text", "quiet", "link", "bad", "warn", "fine", "unknown")
+            for back in ("card", "page")
+        ]
         pairs += [("text", "code"), ("quiet", "code")]
         pairs += [("on", tone) for tone in ("bad", "warn", "fine", "calm", "unknown")]
         for text, back in pairs:
@@ -210,15 +249,26 @@ def test_colours_have_contrast_in_both_themes() -> None:
             assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, back)
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (None, "–"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (80 * 2**30, "80.0 GiB"), (2**60, "1048576.0 TiB"),
-    (-2048, "-2.0 KiB")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (80 * 2**30, "80.0 GiB"),
+        (2**60, "1048576.0 TiB"),
+        (-2048, "-2.0 KiB"),
+    ],
+)
 def test_bytes(value: float | None, text: str) -> None:
     assert bytes_text(value) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [
-    (-5, "0 s"), (0, "0 s"), (59.9, "59 s"), (60, "1 min"), (90, "1 min 30 s"), (3600, "1 h"), (90061, "1 d 1 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "0 s"), (0, "0 s"), (59.9, "59 s"), (60, "1 min"), (90, "1 min 30 s"), (3600, "1 h"), (90061, "1 d 1 h")],
+)
 def test_durations(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
@@ -228,5 +278,12 @@ def test_ratios_and_times() -> None:
     assert (clock_text(None), clock_text(NOW)) == ("–", "2023-11-14 22:13:20 UTC")
     assert [seconds_text(value) for value in (None, 0.0421, 2.25)] == ["–", "42 ms", "2.2 s"]
     assert [number_text(value) for value in (None, 0, 0.25, 3.0, 12.34, 123.4, 42416)] == [
-        "–", "0", "0.25", "3", "12.3", "123", "42 416"]
+        "–",
+        "0",
+        "0.25",
+        "3",
+        "12.3",
+        "123",
+        "42 416",
+    ]
     assert (words(None), words("kv_pressure"), words("gpu_lost")) == ("–", "KV pressure", "GPU lost")

@@ -76,7 +76,13 @@ class Altered:
 def test_without_scripts_everything_is_there(start: Start, published: Published, tmp_path: Path) -> None:
     found = visit(f"http://127.0.0.1:{start(Altered(published, NO_SCRIPT))}/", tmp_path)
     assert all("script" in line for line in found.console), "only the script that was forbidden is missed"
-    for part in ("KV pressure (saturated)", "Lower max_num_seqs", "--max-num-seqs 128", "The eight triage steps", "Reload to refresh."):
+    for part in (
+        "KV pressure (saturated)",
+        "Lower max_num_seqs",
+        "--max-num-seqs 128",
+        "The eight triage steps",
+        "Reload to refresh.",
+    ):
         assert part in found.dom
     assert re.search(r'id="pause"[^>]* hidden', found.dom), "no button that does nothing"
 
@@ -99,8 +105,10 @@ class Framed:
 
     def __init__(self, published: Published, width: int) -> None:
         self._site = published.site()
-        self._frame = (f"<iframe src='/' style='border:0;width:{width}px;height:900px' onload=\"const all = this.contentDocument.documentElement;"
-                       "document.body.id = `width-${all.scrollWidth}-of-${all.clientWidth}`\"></iframe>").encode()
+        self._frame = (
+            f"<iframe src='/' style='border:0;width:{width}px;height:900px' onload=\"const all = this.contentDocument.documentElement;"
+            'document.body.id = `width-${all.scrollWidth}-of-${all.clientWidth}`"></iframe>'
+        ).encode()
 
     def answer(self, request: Request) -> Response:
         if request.path == "/frame":

@@ -44,11 +44,16 @@ def test_the_schema_is_one_and_leaves_nothing_open_or_unexplained() -> None:
             assert field.get("description"), name
 
 
-@pytest.mark.parametrize("state", [full_state(), State(time=NOW), State(time=NOW, engines=(unknown_engine(up=False), unknown_engine()))],
-                         ids=["full", "empty", "unknown"])
+@pytest.mark.parametrize(
+    "state",
+    [full_state(), State(time=NOW), State(time=NOW, engines=(unknown_engine(up=False), unknown_engine()))],
+    ids=["full", "empty", "unknown"],
+)
 def test_documents_follow_it(state: State) -> None:
     for links in (Links(), Links("https://r.example", "https://g.example")):
-        document = json.loads(json.dumps(diagnosis_document(state, "node-1", Surroundings(links=links)), allow_nan=False))
+        document = json.loads(
+            json.dumps(diagnosis_document(state, "node-1", Surroundings(links=links)), allow_nan=False)
+        )
         assert [error.message for error in CHECK.iter_errors(document)] == []
 
 
@@ -64,9 +69,15 @@ def test_the_simulated_node_follows_it_with_plan_and_history() -> None:
     for _ in range(30):
         now[0] = float(next(clock))
         reading = source.read()
-        snapshot = Snapshot(time=now[0], gpus=tuple(reading.gpus or ()), pages=tuple(reading.pages or ()),
-                            containers=tuple(reading.containers or ()), owners=tuple(reading.owners or ()),
-                            logs=tuple(reading.logs or ()), targets=tuple(reading.targets or ()))
+        snapshot = Snapshot(
+            time=now[0],
+            gpus=tuple(reading.gpus or ()),
+            pages=tuple(reading.pages or ()),
+            containers=tuple(reading.containers or ()),
+            owners=tuple(reading.owners or ()),
+            logs=tuple(reading.logs or ()),
+            targets=tuple(reading.targets or ()),
+        )
         state = pipeline.observe(snapshot)
         history.observe(snapshot, state)
     document = json.loads(json.dumps(diagnosis_document(state, "demo", Surroundings(history=history)), allow_nan=False))
@@ -74,14 +85,23 @@ def test_the_simulated_node_follows_it_with_plan_and_history() -> None:
     chat = next(engine for engine in document["engines"] if engine["pod"] == "chat-13b-0")
     assert chat["verdict"] == "kv_pressure"
     assert [step["number"] for step in chat["triage"]] == list(range(1, 9))
-    assert any(flag.startswith("--max-num-seqs ") for action in chat["mitigation"]["actions"] for flag in action["flags"])
+    assert any(
+        flag.startswith("--max-num-seqs ") for action in chat["mitigation"]["actions"] for flag in action["flags"]
+    )
     assert chat["history"]["series"]["kv_used_ratio_max"][-1] > 0.9
     assert document["headline"].startswith("3 engines: 1 KV pressure")
 
 
-@pytest.mark.parametrize("break_it", [
-    lambda d: d.pop("node"), lambda d: d.update(extra=1), lambda d: d["engines"][0].update(verdict="fine"),
-    lambda d: d["engines"][0]["triage"][0].update(finding="ok"), lambda d: d["gpus"][0].update(power_watts="500")])
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda d: d.pop("node"),
+        lambda d: d.update(extra=1),
+        lambda d: d["engines"][0].update(verdict="fine"),
+        lambda d: d["engines"][0]["triage"][0].update(finding="ok"),
+        lambda d: d["gpus"][0].update(power_watts="500"),
+    ],
+)
 def test_the_schema_notices_what_is_wrong(break_it: Any) -> None:
     document = json.loads(json.dumps(diagnosis_document(full_state(), "node-1")))
     break_it(document)

@@ -140,12 +140,21 @@ class TestTriage:
         assert self.step(2, calm).finding == "unknown"
         unwatched = self.step(2, engine_with(host=HostSignals(restarts_all_known=False)), self.container(restarts=17))
         assert (unwatched.finding, "not known" in unwatched.answers[0]) == ("unknown", True)
-        least = self.step(2, engine_with(host=HostSignals(restarts_recent=1.0, restarts_all_known=False)), self.container(restarts=17))
+        least = self.step(
+            2, engine_with(host=HostSignals(restarts_recent=1.0, restarts_all_known=False)), self.container(restarts=17)
+        )
         assert (least.finding, "at least 1 of them" in least.answers[0]) == ("look", True)
 
-    @pytest.mark.parametrize(("high", "low", "demand", "finding"), [
-        (True, True, 0.5, "look"), (True, False, 0.5, "fine"), (True, False, T["memory_warning_ratio"], "look"),
-        (None, True, None, "unknown"), (None, False, None, "fine")])
+    @pytest.mark.parametrize(
+        ("high", "low", "demand", "finding"),
+        [
+            (True, True, 0.5, "look"),
+            (True, False, 0.5, "fine"),
+            (True, False, T["memory_warning_ratio"], "look"),
+            (None, True, None, "unknown"),
+            (None, False, None, "fine"),
+        ],
+    )
     def test_3_signature(self, high: bool | None, low: bool | None, demand: float | None, finding: str) -> None:
         engine = engine_with(memory=MemorySignals(device_used_ratio=0.93, device_demand_ratio=demand))
         signature = {"gpu_memory_high": high, "gpu_utilization_low": low}
@@ -159,8 +168,10 @@ class TestTriage:
         assert self.step(4, engine_with(events_known=True, events={"capacity": 1, "stats": 9})).finding == "fine"
         failed = self.step(4, engine_with(events_known=True, events={"cuda_oom": 2, "engine_dead": 1}))
         assert failed.finding == "bad"
-        assert failed.answers == ("Allocation failures in the last 10 minutes: CUDA OOM 2.",
-                                  "Other lines worth knowing: engine dead 1.")
+        assert failed.answers == (
+            "Allocation failures in the last 10 minutes: CUDA OOM 2.",
+            "Other lines worth knowing: engine dead 1.",
+        )
 
     def test_5_requests(self) -> None:
         spike = T["context_spike_ratio"]
@@ -170,9 +181,16 @@ class TestTriage:
         over = engine_with(kv=KvSignals(kv_overcommit_ratio=T["kv_overcommit_warning_ratio"]))
         assert self.step(5, over).finding == "look"
 
-    @pytest.mark.parametrize(("kind", "status", "finding"), [
-        ("MemoryPressure", True, "look"), ("MemoryPressure", False, "fine"), ("Ready", True, "fine"),
-        ("Ready", False, "look"), ("Ready", None, "unknown")])
+    @pytest.mark.parametrize(
+        ("kind", "status", "finding"),
+        [
+            ("MemoryPressure", True, "look"),
+            ("MemoryPressure", False, "fine"),
+            ("Ready", True, "fine"),
+            ("Ready", False, "look"),
+            ("Ready", None, "unknown"),
+        ],
+    )
     def test_6_node(self, kind: str, status: bool | None, finding: str) -> None:
         state = State(time=NOW, node_conditions=(NodeCondition(kind, status),))
         assert self.step(6, full_engine(), state).finding == finding
@@ -181,15 +199,19 @@ class TestTriage:
         target = TargetState(full_engine().target, True, 0.004, 3)
         step = self.step(7, full_engine(), State(time=NOW, targets=(target,)))
         assert (step.finding, step.answers) == (
-            "fine", ("http://10.0.0.5:8000/chat-0: read in 4 ms.", "3 lines could not be understood."))
+            "fine",
+            ("http://10.0.0.5:8000/chat-0: read in 4 ms.", "3 lines could not be understood."),
+        )
         crowded = TargetState(full_engine().target, True, 0.004, 0, cut={"engines": 60, "series": 4})
         step = self.step(7, full_engine(), State(time=NOW, targets=(crowded,)))
         assert step.answers[1] == "A limit left out 60 engines, 4 series of this page."
         down = self.step(7, unknown_engine(up=False))
         assert (down.finding, down.answers) == ("bad", ("http://10.0.0.5:8000/chat-0: cannot be read (refused).",))
 
-    @pytest.mark.parametrize(("ratio", "finding"), [
-        (None, "unknown"), (1.0, "fine"), (T["latency_rising_ratio"], "look"), (T["latency_multiplied_ratio"], "bad")])
+    @pytest.mark.parametrize(
+        ("ratio", "finding"),
+        [(None, "unknown"), (1.0, "fine"), (T["latency_rising_ratio"], "look"), (T["latency_multiplied_ratio"], "bad")],
+    )
     def test_8_metrics(self, ratio: float | None, finding: str) -> None:
         latency = LatencySignals(inter_token={"0.95": 0.05}, baseline_ratios={} if ratio is None else {"ttft": ratio})
         step = self.step(8, engine_with(latency=latency, batch=BatchSignals(batch_p95=40.0)))
@@ -221,16 +243,28 @@ class TestPlan:
 
     def test_kv_pressure_follows_the_guide_in_its_order_with_the_values_to_set(self) -> None:
         engine = replace(
-            engine_with(kv=KvSignals(kv_capacity_tokens=42_416.0), load=LoadSignals(in_flight=133.0),
-                        context=ContextSignals(prompt_quantiles={"0.95": 500.0}, output_quantiles={"0.95": 300.0})),
-            limits={"max_num_seqs": Limit("max_num_seqs", 128.0, True, "args", 39.0),
-                    "max_num_batched_tokens": Limit("max_num_batched_tokens", 8192.0, True, "log", 4096.0),
-                    "gpu_memory_utilization": Limit("gpu_memory_utilization", 0.92, False, "default", None)})
+            engine_with(
+                kv=KvSignals(kv_capacity_tokens=42_416.0),
+                load=LoadSignals(in_flight=133.0),
+                context=ContextSignals(prompt_quantiles={"0.95": 500.0}, output_quantiles={"0.95": 300.0}),
+            ),
+            limits={
+                "max_num_seqs": Limit("max_num_seqs", 128.0, True, "args", 39.0),
+                "max_num_batched_tokens": Limit("max_num_batched_tokens", 8192.0, True, "log", 4096.0),
+                "gpu_memory_utilization": Limit("gpu_memory_utilization", 0.92, False, "default", None),
+            },
+        )
         made = plan(engine, T)
         assert [action.title for action in made.actions] == [
-            "Cap input and output tokens at the edge", "Lower max_num_seqs", "Lower max-num-batched-tokens",
-            "Lower gpu-memory-utilization to 0.7, then 0.6: not now", "More KV memory instead of less (beyond the guides) (if it stays)",
-            "Apply and watch the rollout", "Controlled restart, only after the limits are down: not now", "Verify"]
+            "Cap input and output tokens at the edge",
+            "Lower max_num_seqs",
+            "Lower max-num-batched-tokens",
+            "Lower gpu-memory-utilization to 0.7, then 0.6: not now",
+            "More KV memory instead of less (beyond the guides) (if it stays)",
+            "Apply and watch the rollout",
+            "Controlled restart, only after the limits are down: not now",
+            "Verify",
+        ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
         assert "39 requests want at most 32448 of the cache's 42416 tokens" in made.actions[0].text
         assert made.actions[1].text.startswith("Now 128 (args); to 39")
@@ -243,12 +277,16 @@ class TestPlan:
         engine = replace(engine_with(), limits=limits)
         engine = replace(engine, diagnosis=replace(engine.diagnosis, conditions={"crash_loop": True}))
         titles = [action.title for action in plan(engine, T).actions]
-        assert titles.index("Controlled restart, only after the limits are down") > titles.index("Apply and watch the rollout")
+        assert titles.index("Controlled restart, only after the limits are down") > titles.index(
+            "Apply and watch the rollout"
+        )
         assert self.flags(plan(engine, T)) == ["--gpu-memory-utilization 0.7"]
 
     def test_a_sequence_limit_is_raised_to_what_is_recommended_and_says_what_fits(self) -> None:
         for raised, expected in ((48.0, ["--max-num-seqs 48"]), (None, [])):
-            engine = engine_with("concurrency_limited", load=LoadSignals(limits={"kv_capacity": 77.9}, max_num_seqs=24.0))
+            engine = engine_with(
+                "concurrency_limited", load=LoadSignals(limits={"kv_capacity": 77.9}, max_num_seqs=24.0)
+            )
             engine = replace(engine, limits={"max_num_seqs": Limit("max_num_seqs", 24.0, True, "args", raised)})
             made = plan(engine, T)
             assert self.flags(made) == expected
@@ -268,7 +306,9 @@ class TestPlan:
             assert bool(plan(engine, T).actions) == (verdict not in ("healthy", "idle"))
 
     def test_a_verdict_without_confidence_says_so_first(self) -> None:
-        assert plan(engine_with(confidence=0.69), T).summary.startswith("The verdict is not confident (69 %, confident from 70 %)")
+        assert plan(engine_with(confidence=0.69), T).summary.startswith(
+            "The verdict is not confident (69 %, confident from 70 %)"
+        )
         assert not plan(engine_with(confidence=0.7), T).summary.startswith("The verdict is not")
 
 
@@ -282,18 +322,27 @@ class TestLinks:
 
     def test_a_name_from_outside_cannot_leave_its_parameter(self) -> None:
         key = replace(full_engine().key, pod="a&var-x=1#</a>")
-        assert Links(dashboards="https://g.example").board("kvpressure-incident", key).url.endswith(
-            "&var-pod=a%26var-x%3D1%23%3C%2Fa%3E")
+        assert (
+            Links(dashboards="https://g.example")
+            .board("kvpressure-incident", key)
+            .url.endswith("&var-pod=a%26var-x%3D1%23%3C%2Fa%3E")
+        )
 
 
 def test_the_headline_names_trouble_first() -> None:
     healthy = replace(full_engine("calm-0"), diagnosis=Diagnosis("healthy", 0.9, None, NOW))
-    assert headline(State(time=NOW, engines=(healthy, healthy, full_engine()))) == "3 engines: 1 KV pressure, 2 healthy."
+    assert (
+        headline(State(time=NOW, engines=(healthy, healthy, full_engine()))) == "3 engines: 1 KV pressure, 2 healthy."
+    )
     assert headline(State(time=NOW)) == "No engine is known on this node."
 
 
 def test_conditions_that_hold_keep_an_engine_from_being_calm() -> None:
-    for conditions, calm in (({"crash_loop": True}, False), ({"documented_signature": True}, True), ({"crash_loop": None}, True)):
+    for conditions, calm in (
+        ({"crash_loop": True}, False),
+        ({"documented_signature": True}, True),
+        ({"crash_loop": None}, True),
+    ):
         engine = replace(full_engine(), diagnosis=Diagnosis("healthy", 0.9, None, NOW, conditions=conditions))
         view = engine_views(replace(full_state(), engines=(engine,)), Surroundings())[0]
         assert view.calm is calm

@@ -25,15 +25,32 @@ from publish.states import NOW, full_engine, unknown_engine
 
 T = builtin()
 SIGNALS = Signals(
-    time=NOW, gpu_faults=2, events={"cuda_oom": 3}, events_known=True,
-    memory=MemorySignals(device_used_ratio=0.99, allocator_reserved_bytes=9.5e9, allocator_allocated_bytes=7e9, allocator_inactive_split_bytes=1.5e9,
-                         idle_growth_bytes_per_hour=3 * 2**30),
-    kv=KvSignals(kv_used_ratio=0.4), load=LoadSignals(in_flight=0.0), progress=ProgressSignals(seconds_still=75.0),
-    host=HostSignals(memory_used_ratio=0.95, restarts_recent=4.0, last_termination_reason="OOMKilled", last_exit_code=137.0))
+    time=NOW,
+    gpu_faults=2,
+    events={"cuda_oom": 3},
+    events_known=True,
+    memory=MemorySignals(
+        device_used_ratio=0.99,
+        allocator_reserved_bytes=9.5e9,
+        allocator_allocated_bytes=7e9,
+        allocator_inactive_split_bytes=1.5e9,
+        idle_growth_bytes_per_hour=3 * 2**30,
+    ),
+    kv=KvSignals(kv_used_ratio=0.4),
+    load=LoadSignals(in_flight=0.0),
+    progress=ProgressSignals(seconds_still=75.0),
+    host=HostSignals(
+        memory_used_ratio=0.95, restarts_recent=4.0, last_termination_reason="OOMKilled", last_exit_code=137.0
+    ),
+)
 SAID = {
     "memory_leak_idle": ("3.0 GiB an hour", "from 1.0 GiB", "memory_leak_bytes_per_hour"),
     "kv_held_without_load": ("used 40 % with 0 requests", "from 10 % in 2 idle stretches of 60.0 s", "kv_held_ratio"),
-    "allocator_fragmentation": ("2.5 GB reserved and not allocated", "from 2.0 GB, of which 25 % split; split now 1.5 GB", "fragmentation_warning_bytes"),
+    "allocator_fragmentation": (
+        "2.5 GB reserved and not allocated",
+        "from 2.0 GB, of which 25 % split; split now 1.5 GB",
+        "fragmentation_warning_bytes",
+    ),
     "baseline_too_high": ("used 99 %, gpu_memory_utilization is 90 %", "above 98 %", "baseline_full_ratio"),
     "host_memory_near_limit": ("used 95 % of its limit", "from 90 %", "host_memory_limit_ratio"),
     "host_oom_killed": ("OOMKilled, exit code 137", "4 restarts in half an hour", None),
@@ -48,8 +65,12 @@ def holding() -> EngineState:
     """An engine about which every condition is true."""
     engine = full_engine()
     told = {**engine.diagnosis.evidence, "gpu_out_of_memory": oom.evidence(SIGNALS, T)}
-    return replace(engine, signals=SIGNALS, diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(CONDITIONS, True), evidence=told),
-                   limits={"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.9)})
+    return replace(
+        engine,
+        signals=SIGNALS,
+        diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(CONDITIONS, True), evidence=told),
+        limits={"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.9)},
+    )
 
 
 def test_every_condition_has_words() -> None:
@@ -63,8 +84,17 @@ def test_it_names_value_and_threshold(name: str) -> None:
     assert value in text
     assert threshold in text
     if entry is not None:
-        moved = T.override({entry: {"memory_leak_bytes_per_hour": 7e9, "fragmentation_warning_bytes": 7e9, "crash_loop_restarts": 9,
-                                    "no_progress_seconds": 11}.get(entry, 0.33)}, "test")
+        moved = T.override(
+            {
+                entry: {
+                    "memory_leak_bytes_per_hour": 7e9,
+                    "fragmentation_warning_bytes": 7e9,
+                    "crash_loop_restarts": 9,
+                    "no_progress_seconds": 11,
+                }.get(entry, 0.33)
+            },
+            "test",
+        )
         assert next(one.text for one in standings(holding(), moved) if one.name == name) != text
 
 

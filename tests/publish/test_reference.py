@@ -51,7 +51,7 @@ def test_help_and_reference_say_the_same_in_the_same_order(monkeypatch: pytest.M
         assert [name for name in re.findall(r"^  --(\S+?)[ ,]", section, re.M) if name != "config"] == names
         for name in names:
             option = options()[name]
-            line, = re.findall(rf"^  --{re.escape(name)}[ ,].*(?:\n {{10}}.*)?", section, re.M)
+            (line,) = re.findall(rf"^  --{re.escape(name)}[ ,].*(?:\n {{10}}.*)?", section, re.M)
             assert option.help in line
             assert (option.default or "no default") in line
             assert option.kind.metavar == "BOOL" or option.kind.allowed in line

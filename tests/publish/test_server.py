@@ -49,9 +49,16 @@ def slow_client(port: int) -> socket.socket:
 
 
 class TestSite:
-    @pytest.mark.parametrize(("path", "kind"), [
-        ("/metrics", CLASSIC_TYPE), ("/", "text/html; charset=utf-8"), ("/api/v1/diagnosis", "application/json"),
-        ("/-/healthy", "text/plain; charset=utf-8"), ("/-/ready", "text/plain; charset=utf-8")])
+    @pytest.mark.parametrize(
+        ("path", "kind"),
+        [
+            ("/metrics", CLASSIC_TYPE),
+            ("/", "text/html; charset=utf-8"),
+            ("/api/v1/diagnosis", "application/json"),
+            ("/-/healthy", "text/plain; charset=utf-8"),
+            ("/-/ready", "text/plain; charset=utf-8"),
+        ],
+    )
     def test_every_path_answers_get_and_head_alike(self, start: Start, path: str, kind: str) -> None:
         port = start()
         got, headed = ask(port, path), ask(port, path, method="HEAD")
@@ -68,8 +75,17 @@ class TestSite:
         assert answer.body.endswith(b"# EOF\n")
         assert b"# EOF" not in ask(port).body
 
-    @pytest.mark.parametrize(("header", "packed"), [
-        ("gzip", True), ("deflate, gzip;q=0.5", True), ("*", True), ("gzip;q=0", False), ("identity", False), ("", False)])
+    @pytest.mark.parametrize(
+        ("header", "packed"),
+        [
+            ("gzip", True),
+            ("deflate, gzip;q=0.5", True),
+            ("*", True),
+            ("gzip;q=0", False),
+            ("identity", False),
+            ("", False),
+        ],
+    )
     @pytest.mark.parametrize("path", ["/metrics", "/", "/api/v1/diagnosis"])
     def test_gzip_when_accepted(self, start: Start, path: str, header: str, packed: bool) -> None:
         port = start()
@@ -79,9 +95,18 @@ class TestSite:
         plain = ask(port, path).body
         assert (gzip.decompress(answer.body) if packed else answer.body) == plain
 
-    @pytest.mark.parametrize(("path", "method", "status"), [
-        ("/nothing", "GET", 404), ("/metrics/", "GET", 404), ("/../metrics", "GET", 404), ("/nothing", "POST", 404),
-        ("/metrics", "POST", 405), ("/", "DELETE", 405), ("/-/ready", "OPTIONS", 405)])
+    @pytest.mark.parametrize(
+        ("path", "method", "status"),
+        [
+            ("/nothing", "GET", 404),
+            ("/metrics/", "GET", 404),
+            ("/../metrics", "GET", 404),
+            ("/nothing", "POST", 404),
+            ("/metrics", "POST", 405),
+            ("/", "DELETE", 405),
+            ("/-/ready", "OPTIONS", 405),
+        ],
+    )
     def test_other_paths_and_methods_are_refused(self, start: Start, path: str, method: str, status: int) -> None:
         answer = ask(start(), path, method=method)
         assert answer.status == status
@@ -93,8 +118,9 @@ class TestSite:
         assert ask(port, "/-/healthy").status == 503
         assert ask(port, "/-/ready").body == b"waiting for vllm\n"
 
-    def test_a_state_is_rendered_once_and_a_new_state_anew(self, start: Start, published: Published,
-                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_state_is_rendered_once_and_a_new_state_anew(
+        self, start: Start, published: Published, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from kvpressure.publish import site
 
         rendered = []
@@ -159,10 +185,15 @@ class TestConnections:
             assert receive(client).status == 405
             assert closed_within(client, 2)
 
-    @pytest.mark.parametrize(("data", "status"), [
-        (b"nonsense\r\n\r\n", 400), (b"PRI * HTTP/2.0\r\n\r\n", 505),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20000 + b"\r\n\r\n", 431),
-        (b"GET /" + b"y" * 20000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431)])
+    @pytest.mark.parametrize(
+        ("data", "status"),
+        [
+            (b"nonsense\r\n\r\n", 400),
+            (b"PRI * HTTP/2.0\r\n\r\n", 505),
+            (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 20000 + b"\r\n\r\n", 431),
+            (b"GET /" + b"y" * 20000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+        ],
+    )
     def test_bad_requests_are_answered_and_closed(self, start: Start, data: bytes, status: int) -> None:
         with connect(start()) as client:
             client.sendall(data)
@@ -200,7 +231,9 @@ class TestHostileCrowds:
         return time.monotonic() - began
 
     @pytest.mark.parametrize("crowd", [200, CONNECTIONS + 150])
-    @pytest.mark.parametrize("opening", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"], ids=["silent", "half a request"])
+    @pytest.mark.parametrize(
+        "opening", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"], ids=["silent", "half a request"]
+    )
     def test_silent_clients_delay_no_scrape(self, start: Start, crowd: int, opening: bytes) -> None:
         port = start()
         threads = threading.active_count()
@@ -230,7 +263,7 @@ class TestHostileCrowds:
         before = descriptors()
         for number in range(100):
             client = connect(port)
-            client.sendall(REQUEST[:number % len(REQUEST)])
+            client.sendall(REQUEST[: number % len(REQUEST)])
             if number % 2:  # half of them go with a reset
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
@@ -338,10 +371,19 @@ def test_the_json_says_everything_and_is_valid(start: Start, published: Publishe
     assert document["node"] == "node-1"
 
 
-@pytest.mark.parametrize(("allowed", "places"), [
-    (resource.RLIM_INFINITY, CONNECTIONS), (2**20, CONNECTIONS), (2 * CONNECTIONS - 2, CONNECTIONS - 1), (64, 32), (1, 1)])
-def test_connections_take_half_of_the_descriptors_at_most(monkeypatch: pytest.MonkeyPatch, allowed: int,
-                                                         places: int) -> None:
+@pytest.mark.parametrize(
+    ("allowed", "places"),
+    [
+        (resource.RLIM_INFINITY, CONNECTIONS),
+        (2**20, CONNECTIONS),
+        (2 * CONNECTIONS - 2, CONNECTIONS - 1),
+        (64, 32),
+        (1, 1),
+    ],
+)
+def test_connections_take_half_of_the_descriptors_at_most(
+    monkeypatch: pytest.MonkeyPatch, allowed: int, places: int
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (allowed, allowed))
     assert server_module._places() == places
 

@@ -50,7 +50,9 @@ class TestTls:
         def indented(name: str) -> str:
             return "".join(f"    {line}\n" for line in (certificates.directory / name).read_text().splitlines())
 
-        web = write(tmp_path, f"tls_server_config:\n  cert: |\n{indented('server.crt')}  key: |\n{indented('server.key')}")
+        web = write(
+            tmp_path, f"tls_server_config:\n  cert: |\n{indented('server.crt')}  key: |\n{indented('server.key')}"
+        )
         assert ask(start(web=web), tls=certificates.client_context()).status == 200
 
     def test_file_names_are_relative_to_the_configuration(self, start: Start, certificates: Certificates) -> None:
@@ -68,7 +70,8 @@ class TestTls:
     def test_cipher_suites_by_their_go_names(self, start: Start, tmp_path: Path, certificates: Certificates) -> None:
         web = TLS.format(certificates.directory) + (
             "  max_version: TLS12\n  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384]\n"
-            "  prefer_server_cipher_suites: false\n  curve_preferences: [CurveP384]\n")
+            "  prefer_server_cipher_suites: false\n  curve_preferences: [CurveP384]\n"
+        )
         port = start(web=write(tmp_path, web))
         with connect(port, certificates.client_context()) as client:
             assert isinstance(client, ssl.SSLSocket)
@@ -89,8 +92,9 @@ class TestTls:
             ask(port, tls=certificates.client_context("stranger"))
 
     @pytest.mark.parametrize("crowd", [200, CONNECTIONS + 50])
-    def test_silent_tls_clients_delay_no_scrape(self, start: Start, tmp_path: Path, certificates: Certificates,
-                                               crowd: int) -> None:
+    def test_silent_tls_clients_delay_no_scrape(
+        self, start: Start, tmp_path: Path, certificates: Certificates, crowd: int
+    ) -> None:
         port = start(web=write(tmp_path, TLS.format(certificates.directory)))
         context = certificates.client_context()
         clients = [connect(port) for _ in range(crowd)]
@@ -104,8 +108,9 @@ class TestTls:
             for client in clients:
                 client.close()
 
-    def test_a_handshake_that_does_not_come_is_closed(self, start: Start, tmp_path: Path, certificates: Certificates,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_handshake_that_does_not_come_is_closed(
+        self, start: Start, tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.2)
         port = start(web=write(tmp_path, TLS.format(certificates.directory)))
         with connect(port) as client:
@@ -119,7 +124,8 @@ class TestReload:
             return str(client.getpeercert()["serialNumber"])  # type: ignore[index]
 
     def test_a_new_certificate_counts_at_once_and_a_broken_one_changes_nothing(
-            self, start: Start, tmp_path: Path) -> None:
+        self, start: Start, tmp_path: Path
+    ) -> None:
         own = Certificates(tmp_path)
         port = start(web=write(tmp_path, "tls_server_config: {cert_file: server.crt, key_file: server.key}\n"))
         context = own.client_context()
@@ -131,8 +137,9 @@ class TestReload:
         assert second != first
         assert self.serial(port, context) == second
 
-    def test_a_file_that_comes_later_is_noticed(self, start: Start, tmp_path: Path, certificates: Certificates,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_that_comes_later_is_noticed(
+        self, start: Start, tmp_path: Path, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(webconfig, "RETRY_SECONDS", 0.05)
         port = start(web=write(tmp_path, ""))
         write(tmp_path, "tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
@@ -142,8 +149,9 @@ class TestReload:
         time.sleep(0.1)
         assert ask(port, tls=certificates.client_context()).status == 200
 
-    def test_users_and_headers_change_without_a_restart(self, start: Start, tmp_path: Path,
-                                                       caplog: pytest.LogCaptureFixture) -> None:
+    def test_users_and_headers_change_without_a_restart(
+        self, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
         web = write(tmp_path, "")
         port = start(web=web)
         assert ask(port).status == 200
@@ -170,10 +178,19 @@ class TestBasicAuth:
             assert ask(port, headers=basic("prometheus", "wrong")).status == 401
             assert ask(port, headers=basic("nobody", "secret")).status == 401
 
-    @pytest.mark.parametrize("header", [
-        "", "Basic", "Basic !!!", "Basic " + base64.b64encode(b"nocolon").decode(), "Bearer abc",
-        "Basic " + base64.b64encode(b"\xff:x").decode(), "Basic " + base64.b64encode(b"prometheus:" + b"x" * 100).decode(),
-        "Basic " + base64.b64encode(b"prometheus:a\x00b").decode()])
+    @pytest.mark.parametrize(
+        "header",
+        [
+            "",
+            "Basic",
+            "Basic !!!",
+            "Basic " + base64.b64encode(b"nocolon").decode(),
+            "Bearer abc",
+            "Basic " + base64.b64encode(b"\xff:x").decode(),
+            "Basic " + base64.b64encode(b"prometheus:" + b"x" * 100).decode(),
+            "Basic " + base64.b64encode(b"prometheus:a\x00b").decode(),
+        ],
+    )
     def test_malformed_logins_are_refused(self, start: Start, tmp_path: Path, header: str) -> None:
         port = start(web=write(tmp_path, f"basic_auth_users: {{prometheus: '{HASH}'}}\n"))
         assert ask(port, headers=f"Authorization: {header}\r\n").status == 401
@@ -243,39 +260,63 @@ def test_no_file_means_plain_http() -> None:
     assert WebConfigFile(None).current() == WebConfig()
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("tls: {}", ":1: unknown key 'tls' in the file; allowed: tls_server_config"),
-    ("\n\nhttp_server_config:\n  http3: true", ":4: unknown key 'http3' in http_server_config; allowed: http2, headers"),
-    ("[1]", ":1: the file is no mapping"),
-    ("a: b: c", ":1: not valid YAML"),
-    ("basic_auth_users: [a]", ":1: basic_auth_users is no mapping; allowed: name: value"),
-    ("basic_auth_users: {a: b}", "the password of 'a' is no bcrypt hash; allowed: a hash like $2y$10$"),
-    ("basic_auth_users: {a: 1, a: 2}", ":1: 'a' given twice; allowed: once"),
-    ("http_server_config: {http2: maybe}", ":1: http2: 'maybe'; allowed: true or false"),
-    ("http_server_config: {headers: {Server: x}}", ":1: unknown key 'Server' in headers; allowed: Content-Security"),
-    ("http_server_config: {headers: {X-Frame-Options: allow}}", "header X-Frame-Options: 'allow'; allowed: deny or same"),
-    ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "header X-XSS-Protection"),
-    ("rate_limit: {interval: soon, burst: 1}", "rate_limit.interval: 'soon'; allowed: seconds"),
-    ("rate_limit: {interval: 1s}", "rate_limit.burst: None; allowed: a whole number of at least 1"),
-    ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: 0; allowed"),
-    ("tls_server_config: {cert_file: x.crt}", ":1: tls_server_config: cert_file: 'x.crt' is no file"),
-    ("tls_server_config:\n  min_version: TLS13", ":1: tls_server_config: cert_file: missing; allowed: a PEM file"),
-    ("tls_server_config: {cert_file: 5}", "cert_file: 5; allowed: text"),
-    ("tls_server_config: {cert_file: '{0}/server.crt', key_file: '{0}/client.key'}", "certificate and key cannot be used"),
-    ("tls_server_config: {cert_file: '{0}/ca.key', key_file: '{0}/ca.key'}", "certificate and key cannot be used"),
-    (TLS + "  cert: abc", ":4: tls_server_config: cert: given together with cert_file; allowed: one of them"),
-    (TLS + "  client_auth_type: RequestClientCert", ":4: tls_server_config: client_auth_type: 'RequestClientCert'; allowed"),
-    (TLS + "  client_auth_type: RequireAndVerifyClientCert", "RequireAndVerifyClientCert needs client_ca_file"),
-    (TLS + "  client_ca_file: '{0}/ca.crt'", "client_ca_file: given without client_auth_type"),
-    (TLS + "  client_ca_file: '{0}/ca.key'\n  client_auth_type: RequireAndVerifyClientCert", "client_ca_file: cannot be used"),
-    (TLS + "  client_allowed_sans: [a]", "client_allowed_sans: needs client_auth_type RequireAndVerifyClientCert"),
-    (MUTUAL + "  client_allowed_sans: a", "client_allowed_sans: 'a'; allowed: a list of texts"),
-    (TLS + "  min_version: TLS10", "min_version: 'TLS10'; allowed: TLS12, TLS13"),
-    (TLS + "  min_version: TLS13\n  max_version: TLS12", "min_version: TLS13 is above max_version TLS12"),
-    (TLS + "  cipher_suites: [RC4]", "cipher_suites: 'RC4'; allowed: TLS_AES"),
-    (TLS + "  curve_preferences: [X25519, CurveP256]", "curve_preferences: X25519, CurveP256; allowed: one of"),
-    (TLS + "  prefer_server_cipher_suites: perhaps", "prefer_server_cipher_suites: 'perhaps'; allowed: true or false"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tls: {}", ":1: unknown key 'tls' in the file; allowed: tls_server_config"),
+        (
+            "\n\nhttp_server_config:\n  http3: true",
+            ":4: unknown key 'http3' in http_server_config; allowed: http2, headers",
+        ),
+        ("[1]", ":1: the file is no mapping"),
+        ("a: b: c", ":1: not valid YAML"),
+        ("basic_auth_users: [a]", ":1: basic_auth_users is no mapping; allowed: name: value"),
+        ("basic_auth_users: {a: b}", "the password of 'a' is no bcrypt hash; allowed: a hash like $2y$10$"),
+        ("basic_auth_users: {a: 1, a: 2}", ":1: 'a' given twice; allowed: once"),
+        ("http_server_config: {http2: maybe}", ":1: http2: 'maybe'; allowed: true or false"),
+        (
+            "http_server_config: {headers: {Server: x}}",
+            ":1: unknown key 'Server' in headers; allowed: Content-Security",
+        ),
+        (
+            "http_server_config: {headers: {X-Frame-Options: allow}}",
+            "header X-Frame-Options: 'allow'; allowed: deny or same",
+        ),
+        ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb"}}', "header X-XSS-Protection"),
+        ("rate_limit: {interval: soon, burst: 1}", "rate_limit.interval: 'soon'; allowed: seconds"),
+        ("rate_limit: {interval: 1s}", "rate_limit.burst: None; allowed: a whole number of at least 1"),
+        ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: 0; allowed"),
+        ("tls_server_config: {cert_file: x.crt}", ":1: tls_server_config: cert_file: 'x.crt' is no file"),
+        ("tls_server_config:\n  min_version: TLS13", ":1: tls_server_config: cert_file: missing; allowed: a PEM file"),
+        ("tls_server_config: {cert_file: 5}", "cert_file: 5; allowed: text"),
+        (
+            "tls_server_config: {cert_file: '{0}/server.crt', key_file: '{0}/client.key'}",
+            "certificate and key cannot be used",
+        ),
+        ("tls_server_config: {cert_file: '{0}/ca.key', key_file: '{0}/ca.key'}", "certificate and key cannot be used"),
+        (TLS + "  cert: abc", ":4: tls_server_config: cert: given together with cert_file; allowed: one of them"),
+        (
+            TLS + "  client_auth_type: RequestClientCert",
+            ":4: tls_server_config: client_auth_type: 'RequestClientCert'; allowed",
+        ),
+        (TLS + "  client_auth_type: RequireAndVerifyClientCert", "RequireAndVerifyClientCert needs client_ca_file"),
+        (TLS + "  client_ca_file: '{0}/ca.crt'", "client_ca_file: given without client_auth_type"),
+        (
+            TLS + "  client_ca_file: '{0}/ca.key'\n  client_auth_type: RequireAndVerifyClientCert",
+            "client_ca_file: cannot be used",
+        ),
+        (TLS + "  client_allowed_sans: [a]", "client_allowed_sans: needs client_auth_type RequireAndVerifyClientCert"),
+        (MUTUAL + "  client_allowed_sans: a", "client_allowed_sans: 'a'; allowed: a list of texts"),
+        (TLS + "  min_version: TLS10", "min_version: 'TLS10'; allowed: TLS12, TLS13"),
+        (TLS + "  min_version: TLS13\n  max_version: TLS12", "min_version: TLS13 is above max_version TLS12"),
+        (TLS + "  cipher_suites: [RC4]", "cipher_suites: 'RC4'; allowed: TLS_AES"),
+        (TLS + "  curve_preferences: [X25519, CurveP256]", "curve_preferences: X25519, CurveP256; allowed: one of"),
+        (
+            TLS + "  prefer_server_cipher_suites: perhaps",
+            "prefer_server_cipher_suites: 'perhaps'; allowed: true or false",
+        ),
+    ],
+)
 def test_a_wrong_file_is_one_clear_line(tmp_path: Path, certificates: Certificates, text: str, message: str) -> None:
     path = write(tmp_path, text.replace("{0}", str(certificates.directory)))
     with pytest.raises(WebConfigError) as caught:

@@ -34,20 +34,41 @@ def test_replay_json_has_a_line_per_engine_and_tick(capsys: pytest.CaptureFixtur
     assert "kv_pressure" in {line["verdict"] for line in lines}
 
 
-@pytest.mark.parametrize("command", [
-    ["replay"], ["replay", "--format", "json"], ["replay", "--openmetrics", "OUT"], ["mitigate"], ["audit"]])
+@pytest.mark.parametrize(
+    "command", [["replay"], ["replay", "--format", "json"], ["replay", "--openmetrics", "OUT"], ["mitigate"], ["audit"]]
+)
 def test_half_a_surrogate_pair_in_a_recording_is_printed_as_a_question_mark(command: list[str], tmp_path: Path) -> None:
     odd = "a\ud800b"
-    page = "".join(f'vllm:{name}{{engine="0",model_name="{odd}"}} 3\n' for name in ("num_requests_running", "kv_cache_usage_perc"))
-    entry = {"target": odd, "namespace": odd, "pod": odd, "container": odd, "args": ["--model", odd], "env": {odd: odd},
-             "exposition": page}
-    lines = [{"t": 1e9 + 5 * i, "engines": [entry], "gpus": [{"uuid": odd, "name": odd}],
-              "logs": [{"namespace": odd, "pod": odd, "container": odd, "line": odd}]} for i in range(4)]
+    page = "".join(
+        f'vllm:{name}{{engine="0",model_name="{odd}"}} 3\n' for name in ("num_requests_running", "kv_cache_usage_perc")
+    )
+    entry = {
+        "target": odd,
+        "namespace": odd,
+        "pod": odd,
+        "container": odd,
+        "args": ["--model", odd],
+        "env": {odd: odd},
+        "exposition": page,
+    }
+    lines = [
+        {
+            "t": 1e9 + 5 * i,
+            "engines": [entry],
+            "gpus": [{"uuid": odd, "name": odd}],
+            "logs": [{"namespace": odd, "pod": odd, "container": odd, "line": odd}],
+        }
+        for i in range(4)
+    ]
     recording = tmp_path / "odd.jsonl"
     recording.write_text(Header().to_json() + "\n" + "".join(json.dumps(line) + "\n" for line in lines))
     arguments = [str(tmp_path / word) if word == "OUT" else word for word in command]
-    ran = subprocess.run([sys.executable, "-m", "kvpressure.cli", arguments[0], str(recording), *arguments[1:]],
-                         capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvpressure.cli", arguments[0], str(recording), *arguments[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "Traceback" not in ran.stderr
     shown = ran.stdout + ((tmp_path / "OUT").read_text() if "OUT" in command else "")
     assert "\\ud800" not in shown
@@ -108,16 +129,19 @@ def test_damage_is_reported_and_the_rest_replayed(tmp_path: Path, capsys: pytest
     assert captured.err.splitlines()[-1] == f"{path}: 20 more lines skipped"
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (["/nowhere"], "/nowhere: No such file or directory"),
-    ([str(KV03), "--from", "-1"], "'-1' is no number of seconds; allowed: 0 or more"),
-    ([str(KV03), "--to", "nan"], "'nan' is no number of seconds"),
-    ([str(KV03), "--from", "9", "--to", "8"], "--to: 8 is before --from; allowed: 9 or more"),
-    ([str(KV03), "--openmetrics", "/nowhere/out"], "/nowhere/out: No such file or directory"),
-    ([str(KV03), "--thresholds", "/nowhere"], "/nowhere: No such file or directory"),
-    ([str(KV03), "--format", "xml"], "invalid choice: 'xml'"),
-    ([str(RECORDINGS / "labels.csv")], "labels.csv:1: not a recording"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["/nowhere"], "/nowhere: No such file or directory"),
+        ([str(KV03), "--from", "-1"], "'-1' is no number of seconds; allowed: 0 or more"),
+        ([str(KV03), "--to", "nan"], "'nan' is no number of seconds"),
+        ([str(KV03), "--from", "9", "--to", "8"], "--to: 8 is before --from; allowed: 9 or more"),
+        ([str(KV03), "--openmetrics", "/nowhere/out"], "/nowhere/out: No such file or directory"),
+        ([str(KV03), "--thresholds", "/nowhere"], "/nowhere: No such file or directory"),
+        ([str(KV03), "--format", "xml"], "invalid choice: 'xml'"),
+        ([str(RECORDINGS / "labels.csv")], "labels.csv:1: not a recording"),
+    ],
+)
 def test_replay_refuses_in_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", *arguments]) == 2
     error = capsys.readouterr().err
@@ -134,10 +158,20 @@ def test_a_recording_without_ticks_is_no_error(tmp_path: Path, capsys: pytest.Ca
     assert (out, err) == ("", f"{path}: no tick that can be read in it\n")
 
 
-@pytest.mark.parametrize(("out", "said"), [("", "--openmetrics: :"), ("/", "a directory or a device"), ("{}", "a directory or a device"),
-                                           ("{}/fifo", "a directory or a device"), ("{}/" + "a" * 300, "File name too long"),
-                                           ("{}/r.jsonl", "the recording itself")])
-def test_openmetrics_replaces_nothing_but_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("", "--openmetrics: :"),
+        ("/", "a directory or a device"),
+        ("{}", "a directory or a device"),
+        ("{}/fifo", "a directory or a device"),
+        ("{}/" + "a" * 300, "File name too long"),
+        ("{}/r.jsonl", "the recording itself"),
+    ],
+)
+def test_openmetrics_replaces_nothing_but_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, said: str
+) -> None:
     """The finished file takes the name: as root that would put a file in the place of /dev/stdout."""
     recording = tmp_path / "r.jsonl"
     recording.write_text(Header().to_json() + "\n")
@@ -153,6 +187,7 @@ def test_openmetrics_replaces_nothing_but_a_file(tmp_path: Path, capsys: pytest.
 @pytest.fixture
 def engine() -> Iterator[str]:
     """A server that answers with a real page; its metrics URL."""
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = real_pages()[0].encode()
@@ -172,9 +207,25 @@ def engine() -> Iterator[str]:
 
 def record(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "kvpressure.cli", "record", "--no-collector.nvidia", "--no-collector.amd", "--interval", "0.1",
-         "--collector.vllm.interval", "0.1", "--vllm.pace", "fixed", *arguments],
-        stderr=subprocess.PIPE, text=True, env={k: v for k, v in os.environ.items() if not k.startswith("KVPRESSURE_")})
+        [
+            sys.executable,
+            "-m",
+            "kvpressure.cli",
+            "record",
+            "--no-collector.nvidia",
+            "--no-collector.amd",
+            "--interval",
+            "0.1",
+            "--collector.vllm.interval",
+            "0.1",
+            "--vllm.pace",
+            "fixed",
+            *arguments,
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("KVPRESSURE_")},
+    )
 
 
 def test_record_then_replay(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,15 +272,18 @@ def test_record_stops_when_its_file_is_full_and_says_so(engine: str, tmp_path: P
     assert out.stat().st_size <= 65536
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    ([], "required: --out"),
-    (["--out", "/nowhere/r.jsonl"], "--out: /nowhere/r.jsonl: No such file or directory"),
-    (["--out", str(KV03)], "File exists"),
-    (["--out", "x.jsonl", "--for", "soon"], "--for: 'soon' is not allowed; allowed: seconds"),
-    (["--out", "x.jsonl", "--max-size", "1"], "--max-size: '1' is not allowed; allowed: bytes from 64KiB"),
-    (["--out", "x.jsonl", "--keep", "0"], "--keep: '0' is not allowed; allowed: a whole number from 1"),
-    (["--out", "x.jsonl", "--vllm.target", "nonsense://"], "--vllm.target"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "required: --out"),
+        (["--out", "/nowhere/r.jsonl"], "--out: /nowhere/r.jsonl: No such file or directory"),
+        (["--out", str(KV03)], "File exists"),
+        (["--out", "x.jsonl", "--for", "soon"], "--for: 'soon' is not allowed; allowed: seconds"),
+        (["--out", "x.jsonl", "--max-size", "1"], "--max-size: '1' is not allowed; allowed: bytes from 64KiB"),
+        (["--out", "x.jsonl", "--keep", "0"], "--keep: '0' is not allowed; allowed: a whole number from 1"),
+        (["--out", "x.jsonl", "--vllm.target", "nonsense://"], "--vllm.target"),
+    ],
+)
 def test_record_refuses_in_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["record", *arguments]) == 2
     error = capsys.readouterr().err

@@ -71,48 +71,92 @@ def test_an_engine_without_page_and_without_error_was_listed_but_not_read() -> N
     assert page.engines == ()
 
 
-@pytest.mark.parametrize(("body", "says"), [
-    ({}, "'t' is missing"),
-    ({"t": None}, "'t' is missing"),
-    ({"t": "now"}, "t: expected a number, found 'now'"),
-    ({"t": True}, "t: expected a number, found True"),
-    ({"t": 10**400}, "t: expected a finite number"),
-    ({"t": 1e300}, "t: expected Unix seconds, found 1e+300"),
-    ({"t": 253402300800}, "t: expected Unix seconds"),
-    ({"t": -1}, "t: expected Unix seconds, found -1"),
-    ({"t": 1, "engines": [{"target": "a", "t": -5.0}]}, "engines[0].t: expected Unix seconds, found -5.0"),
-    ({"t": 1, "gpus": {}}, "gpus: expected a list, found {}"),
-    ({"t": 1, "gpus": [3]}, "expected an object, found 3"),
-    ({"t": 1, "gpus": [{"index": 1}]}, "gpus[0]: 'uuid' is missing"),
-    ({"t": 1, "gpus": [{"uuid": "a", "utilization_ratio": "high"}]},
-     "gpus[0].utilization_ratio: expected a number, found 'high'"),
-    ({"t": 1, "gpus": [{"uuid": "a", "memory_used_bytes": 1.5}]}, "gpus[0].memory_used_bytes: expected a whole number"),
-    ({"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"x": 1}}]}, "gpus[0].xid_errors: expected whole numbers as keys"),
-    ({"t": 1, "gpus": [{"uuid": "a", "processes": [{"pid": 1}, {}]}]}, "gpus[0].processes[1]: 'pid' is missing"),
-    ({"t": 1, "engines": [{}]}, "engines[0]: 'target' is missing"),
-    ({"t": 1, "engines": [{"target": "x", "exposition": 5}]}, "engines[0].exposition: expected text, found 5"),
-    ({"t": 1, "engines": [{"target": "x", "args": "--model"}]}, "engines[0].args: expected a list, found '--model'"),
-    ({"t": 1, "containers": [{"namespace": "n", "pod": "p", "container": "c", "last_termination": {"finished_at": "?"}}]},
-     "containers[0].last_termination.finished_at: expected seconds or an RFC 3339 time, found '?'"),
-    ({"t": 1, "logs": [{"namespace": "n", "pod": "p", "container": "c"}]}, "logs[0]: 'line' is missing"),
-    ({"t": 1, "node_conditions": [{}]}, "node_conditions[0]: 'type' is missing"),
-    ([1], "expected a JSON object, found [1]"),
-    ({"t": 1, "gpus": [{"uuid": "a", "memory_used_bytes": -1}]}, "gpus[0].memory_used_bytes: expected a whole number from 0, found -1"),
-    ({"t": 1, "gpus": [{"uuid": "a", "power_watts": -0.5}]}, "gpus[0].power_watts: expected a number from 0, found -0.5"),
-    ({"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"79": -1}}]}, "gpus[0].xid_errors: expected a whole number from 0, found -1"),
-    ({"t": 1, "gpus": [{"uuid": "a", "processes": [{"pid": 1, "used_bytes": -2}]}]},
-     "gpus[0].processes[0].used_bytes: expected a whole number from 0, found -2"),
-    ({"t": 1, "containers": [{"namespace": "n", "pod": "p", "container": "c", "restarts": -1}]},
-     "containers[0].restarts: expected a whole number from 0, found -1"),
-    ({"t": 1, "containers": [{"namespace": "n", "pod": "p", "container": "c", "cpu_usage_seconds": -1.5}]},
-     "containers[0].cpu_usage_seconds: expected a number from 0, found -1.5"),
-    ({"t": 1, "allocator": [{"namespace": "n", "pod": "p", "rank": 0, "reserved_bytes": -7}]},
-     "allocator[0].reserved_bytes: expected a whole number from 0, found -7"),
-    ({"t": 1, "engines": [{"target": "x", "duration_seconds": -1}]}, "engines[0].duration_seconds: expected a number from 0, found -1"),
-    ({"t": 1, "process_pods": {"9" * 5000: ["n", "p"]}}, "expected a namespace and a pod by pid, found {'999"),
-    ({"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"9" * 5000: 1}}]}, "expected whole numbers as keys, found {'999"),
-    ({"t": 1, "expected_gpus": {"nvidia": -1}}, "expected a whole number from 0, found -1"),
-])
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "'t' is missing"),
+        ({"t": None}, "'t' is missing"),
+        ({"t": "now"}, "t: expected a number, found 'now'"),
+        ({"t": True}, "t: expected a number, found True"),
+        ({"t": 10**400}, "t: expected a finite number"),
+        ({"t": 1e300}, "t: expected Unix seconds, found 1e+300"),
+        ({"t": 253402300800}, "t: expected Unix seconds"),
+        ({"t": -1}, "t: expected Unix seconds, found -1"),
+        ({"t": 1, "engines": [{"target": "a", "t": -5.0}]}, "engines[0].t: expected Unix seconds, found -5.0"),
+        ({"t": 1, "gpus": {}}, "gpus: expected a list, found {}"),
+        ({"t": 1, "gpus": [3]}, "expected an object, found 3"),
+        ({"t": 1, "gpus": [{"index": 1}]}, "gpus[0]: 'uuid' is missing"),
+        (
+            {"t": 1, "gpus": [{"uuid": "a", "utilization_ratio": "high"}]},
+            "gpus[0].utilization_ratio: expected a number, found 'high'",
+        ),
+        (
+            {"t": 1, "gpus": [{"uuid": "a", "memory_used_bytes": 1.5}]},
+            "gpus[0].memory_used_bytes: expected a whole number",
+        ),
+        (
+            {"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"x": 1}}]},
+            "gpus[0].xid_errors: expected whole numbers as keys",
+        ),
+        ({"t": 1, "gpus": [{"uuid": "a", "processes": [{"pid": 1}, {}]}]}, "gpus[0].processes[1]: 'pid' is missing"),
+        ({"t": 1, "engines": [{}]}, "engines[0]: 'target' is missing"),
+        ({"t": 1, "engines": [{"target": "x", "exposition": 5}]}, "engines[0].exposition: expected text, found 5"),
+        (
+            {"t": 1, "engines": [{"target": "x", "args": "--model"}]},
+            "engines[0].args: expected a list, found '--model'",
+        ),
+        (
+            {
+                "t": 1,
+                "containers": [
+                    {"namespace": "n", "pod": "p", "container": "c", "last_termination": {"finished_at": "?"}}
+                ],
+            },
+            "containers[0].last_termination.finished_at: expected seconds or an RFC 3339 time, found '?'",
+        ),
+        ({"t": 1, "logs": [{"namespace": "n", "pod": "p", "container": "c"}]}, "logs[0]: 'line' is missing"),
+        ({"t": 1, "node_conditions": [{}]}, "node_conditions[0]: 'type' is missing"),
+        ([1], "expected a JSON object, found [1]"),
+        (
+            {"t": 1, "gpus": [{"uuid": "a", "memory_used_bytes": -1}]},
+            "gpus[0].memory_used_bytes: expected a whole number from 0, found -1",
+        ),
+        (
+            {"t": 1, "gpus": [{"uuid": "a", "power_watts": -0.5}]},
+            "gpus[0].power_watts: expected a number from 0, found -0.5",
+        ),
+        (
+            {"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"79": -1}}]},
+            "gpus[0].xid_errors: expected a whole number from 0, found -1",
+        ),
+        (
+            {"t": 1, "gpus": [{"uuid": "a", "processes": [{"pid": 1, "used_bytes": -2}]}]},
+            "gpus[0].processes[0].used_bytes: expected a whole number from 0, found -2",
+        ),
+        (
+            {"t": 1, "containers": [{"namespace": "n", "pod": "p", "container": "c", "restarts": -1}]},
+            "containers[0].restarts: expected a whole number from 0, found -1",
+        ),
+        (
+            {"t": 1, "containers": [{"namespace": "n", "pod": "p", "container": "c", "cpu_usage_seconds": -1.5}]},
+            "containers[0].cpu_usage_seconds: expected a number from 0, found -1.5",
+        ),
+        (
+            {"t": 1, "allocator": [{"namespace": "n", "pod": "p", "rank": 0, "reserved_bytes": -7}]},
+            "allocator[0].reserved_bytes: expected a whole number from 0, found -7",
+        ),
+        (
+            {"t": 1, "engines": [{"target": "x", "duration_seconds": -1}]},
+            "engines[0].duration_seconds: expected a number from 0, found -1",
+        ),
+        ({"t": 1, "process_pods": {"9" * 5000: ["n", "p"]}}, "expected a namespace and a pod by pid, found {'999"),
+        (
+            {"t": 1, "gpus": [{"uuid": "a", "xid_errors": {"9" * 5000: 1}}]},
+            "expected whole numbers as keys, found {'999",
+        ),
+        ({"t": 1, "expected_gpus": {"nvidia": -1}}, "expected a whole number from 0, found -1"),
+    ],
+)
 def test_a_malformed_tick_says_where_and_what_was_expected(body: object, says: str) -> None:
     with pytest.raises(MalformedTick) as caught:
         read(body)
@@ -120,8 +164,10 @@ def test_a_malformed_tick_says_where_and_what_was_expected(body: object, says: s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("line", [b"", b"{", b"\xff\xfe", b"NaN", b"[" * 100_000, b'{"t": ' + b"9" * 10_000 + b"}",
-                                  b'{"t": NaN}', b'{"t": 1e999}'])
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{", b"\xff\xfe", b"NaN", b"[" * 100_000, b'{"t": ' + b"9" * 10_000 + b"}", b'{"t": NaN}', b'{"t": 1e999}'],
+)
 def test_a_line_that_is_no_tick_is_malformed_whatever_it_is(line: bytes) -> None:
     with pytest.raises(MalformedTick):
         tick_from_json(line, build)
@@ -129,10 +175,39 @@ def test_a_line_that_is_no_tick_is_malformed_whatever_it_is(line: bytes) -> None
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
-        ["t", "gpus", "engines", "containers", "logs", "allocator", "owners", "health", "targets", "uuid", "target",
-         "exposition", "namespace", "pod", "container", "line", "rank", "last_termination", "processes", "errors"],
-    ), inner, max_size=4), max_leaves=20)
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "t",
+                    "gpus",
+                    "engines",
+                    "containers",
+                    "logs",
+                    "allocator",
+                    "owners",
+                    "health",
+                    "targets",
+                    "uuid",
+                    "target",
+                    "exposition",
+                    "namespace",
+                    "pod",
+                    "container",
+                    "line",
+                    "rank",
+                    "last_termination",
+                    "processes",
+                    "errors",
+                ],
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -152,16 +227,25 @@ def test_the_header_is_read_back() -> None:
     assert header_from_json(header.to_json().encode(), "x") == header
 
 
-@pytest.mark.parametrize(("line", "says"), [
-    (b"", "f.jsonl: empty"),
-    (b"\n", "f.jsonl: empty"),
-    (b"# HELP x\n", "f.jsonl:1: not a recording"),
-    (b'{"t": 1}', "f.jsonl:1: not a recording"),
-    (b'{"format": "kvpressure-recording"}', "f.jsonl:1: version None is not supported; this release reads version 1"),
-    (b'{"format": "kvpressure-recording", "version": 2}', "version 2 is not supported"),
-    (b'{"format": "kvpressure-recording", "version": true}', "version True is not supported"),
-    (b'{"format": "kvpressure-recording", "version": 1, "interval_seconds": "5"}', "header.interval_seconds: expected a number"),
-])
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b"", "f.jsonl: empty"),
+        (b"\n", "f.jsonl: empty"),
+        (b"# HELP x\n", "f.jsonl:1: not a recording"),
+        (b'{"t": 1}', "f.jsonl:1: not a recording"),
+        (
+            b'{"format": "kvpressure-recording"}',
+            "f.jsonl:1: version None is not supported; this release reads version 1",
+        ),
+        (b'{"format": "kvpressure-recording", "version": 2}', "version 2 is not supported"),
+        (b'{"format": "kvpressure-recording", "version": true}', "version True is not supported"),
+        (
+            b'{"format": "kvpressure-recording", "version": 1, "interval_seconds": "5"}',
+            "header.interval_seconds: expected a number",
+        ),
+    ],
+)
 def test_what_is_no_header_is_refused_in_one_line(line: bytes, says: str) -> None:
     with pytest.raises(RecordingError) as caught:
         header_from_json(line, "f.jsonl")
@@ -171,7 +255,9 @@ def test_what_is_no_header_is_refused_in_one_line(line: bytes, says: str) -> Non
 
 def test_secrets_of_command_line_variables_and_log_are_not_recorded() -> None:
     args = ["--api-key", "s3cret", "--hf-token=s3cret", "--model", "m"]
-    page = page_from_text(None, target="x", time=1.0, args=args, env={"HF_TOKEN": "s3cret", "VLLM_USE_V1": "1"}, error="refused")
+    page = page_from_text(
+        None, target="x", time=1.0, args=args, env={"HF_TOKEN": "s3cret", "VLLM_USE_V1": "1"}, error="refused"
+    )
     logged = LogLine("n", "p", "c", "non-default args: {'api_key': ['s3cret'], 'max_num_seqs': 64}")
     line = tick_to_json(Snapshot(1.0, pages=(page,), logs=(logged,)))
     assert "s3cret" not in line
@@ -180,10 +266,19 @@ def test_secrets_of_command_line_variables_and_log_are_not_recorded() -> None:
     assert match(again.logs[0].line) == match("non-default args: {'api_key': ['redacted'], 'max_num_seqs': 64}")
 
 
-@given(st.text(string.ascii_letters, min_size=10, max_size=40), st.sampled_from([
-    "INFO 11-21 logger.py: Received request cmpl-1: prompt: '{}', params: x", "{} out of memory", "User said {}",
-    "CUDA out of memory while serving prompt='{}'", "{}", "ERROR: request failed: {{'messages': [{{'content': '{}'}}]}}",
-]))
+@given(
+    st.text(string.ascii_letters, min_size=10, max_size=40),
+    st.sampled_from(
+        [
+            "INFO 11-21 logger.py: Received request cmpl-1: prompt: '{}', params: x",
+            "{} out of memory",
+            "User said {}",
+            "CUDA out of memory while serving prompt='{}'",
+            "{}",
+            "ERROR: request failed: {{'messages': [{{'content': '{}'}}]}}",
+        ]
+    ),
+)
 def test_what_users_sent_is_never_recorded(sent: str, form: str) -> None:
     logged = LogLine("n", "p", "c", form.format(sent))
     line = tick_to_json(Snapshot(1.0, logs=(logged,)))

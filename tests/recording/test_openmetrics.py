@@ -53,8 +53,13 @@ def test_the_file_is_valid_openmetrics(recording: Path, tmp_path: Path) -> None:
 def test_histograms_and_summaries_come_point_by_point_in_order_of_time(recording: Path, tmp_path: Path) -> None:
     backfill(recording, tmp_path / "out")
     grouped, _ = _grouped((tmp_path / "out").read_text())
-    points = [(re.sub(r'(_bucket|_count|_sum)(?={)|(le|quantile)="[^"]*",?', "", line.split(" ")[0]), float(line.split(" ")[2]))
-              for line in grouped]
+    points = [
+        (
+            re.sub(r'(_bucket|_count|_sum)(?={)|(le|quantile)="[^"]*",?', "", line.split(" ")[0]),
+            float(line.split(" ")[2]),
+        )
+        for line in grouped
+    ]
     assert points
     assert [point for point, _ in itertools.groupby(points)] == list(dict.fromkeys(points))
     metrics = [metric for metric, _ in itertools.groupby(points, key=lambda point: point[0])]
@@ -70,15 +75,19 @@ def _grouped(text: str) -> tuple[list[str], str]:
     names = re.findall(r"^# TYPE (\S+) (?:histogram|summary)$", text, re.M)
     mine = re.compile(rf"(?:# (?:HELP|TYPE) )?(?:{'|'.join(names)})(?:_bucket|_count|_sum)?[ {{]")
     lines = text.splitlines(keepends=True)
-    return ([line for line in lines if mine.match(line) and line[0] != "#"],
-            "".join(line for line in lines if not mine.match(line)))
+    return (
+        [line for line in lines if mine.match(line) and line[0] != "#"],
+        "".join(line for line in lines if not mine.match(line)),
+    )
 
 
 def test_values_and_times_are_those_of_the_replay(tmp_path: Path) -> None:
     backfill(L_DP2, tmp_path / "out")
     with Reader(L_DP2) as reader:
-        pages = [(snapshot.time, {e.engine: e.gauges["running"] for e in snapshot.pages[0].engines if "running" in e.gauges})
-                 for snapshot in reader]
+        pages = [
+            (snapshot.time, {e.engine: e.gauges["running"] for e in snapshot.pages[0].engines if "running" in e.gauges})
+            for snapshot in reader
+        ]
     pattern = re.compile(r'^kvpressure_requests_running\{engine="1",.*\} (\S+) (\S+)$', re.M)
     found = [(float(t), float(value)) for value, t in pattern.findall((tmp_path / "out").read_text())]
     assert found == [(round(t, 3), running["1"]) for t, running in pages if "1" in running]
@@ -131,16 +140,26 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Prometheus on the blocks that promtool made of a replay; its base URL."""
     directory = tmp_path_factory.mktemp("prometheus")
     backfill(L_DP2, directory / "out")
-    made = subprocess.run(["promtool", "tsdb", "create-blocks-from", "openmetrics", directory / "out", directory / "data"],
-                          capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        ["promtool", "tsdb", "create-blocks-from", "openmetrics", directory / "out", directory / "data"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert made.returncode == 0, made.stderr
     (directory / "prometheus.yml").write_text("{}\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     with subprocess.Popen(
-        ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data",
-         "--storage.tsdb.retention.time=100y", f"--web.listen-address={address}", "--log.level=error"],
+        [
+            "prometheus",
+            f"--config.file={directory}/prometheus.yml",
+            f"--storage.tsdb.path={directory}/data",
+            "--storage.tsdb.retention.time=100y",
+            f"--web.listen-address={address}",
+            "--log.level=error",
+        ],
     ) as process:
         try:
             _wait_until_ready(address)
@@ -170,13 +189,16 @@ def test_a_real_prometheus_answers_on_the_backfilled_blocks(prometheus: str) -> 
     with Reader(L_DP2) as reader:
         snapshots = list(reader)
     end = snapshots[-1].time
-    running = {row["metric"]["engine"]: float(row["value"][1])
-               for row in _query(prometheus, "kvpressure_requests_running", end)}
+    running = {
+        row["metric"]["engine"]: float(row["value"][1])
+        for row in _query(prometheus, "kvpressure_requests_running", end)
+    }
     assert running == {e.engine: e.gauges["running"] for e in snapshots[-1].pages[0].engines}
     highest = _query(prometheus, "max by (engine) (max_over_time(kvpressure_kv_cache_used_ratio[5m]))", end)
     assert {row["metric"]["engine"]: float(row["value"][1]) for row in highest} == {
         engine: max(e.gauges.get("kv_usage", 0.0) for s in snapshots for e in s.pages[0].engines if e.engine == engine)
-        for engine in ("0", "1")}
+        for engine in ("0", "1")
+    }
     tokens = _query(prometheus, "sum(increase(kvpressure_generation_tokens_total[5m]))", end)
     assert float(tokens[0]["value"][1]) > 0
     verdicts = _query(prometheus, "sum by (engine) (kvpressure_verdict)", end)

@@ -32,7 +32,9 @@ def lines(*rows: str) -> bytes:
     return "".join(f"{row}\n" for row in rows).encode()
 
 
-@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*/*.jsonl.gz")), ids=lambda path: path.parent.name + "/" + path.name)
+@pytest.mark.parametrize(
+    "path", sorted(RECORDINGS.glob("*/*.jsonl.gz")), ids=lambda path: path.parent.name + "/" + path.name
+)
 def test_every_recording_we_have_is_read_whole(path: Path) -> None:
     with gzip.open(path) as raw:
         expected = sum(1 for _ in raw) - 1
@@ -117,15 +119,20 @@ def test_a_line_longer_than_allowed_is_skipped(tmp_path: Path, monkeypatch: pyte
     assert problems == [Problem(3, "longer than 1000 bytes")]
 
 
-@pytest.mark.parametrize(("make", "says"), [
-    (lambda _path: None, "No such file"),
-    (lambda path: path.mkdir(), "Is a directory"),
-    (lambda path: path.write_bytes(b""), "empty"),
-    (lambda path: path.write_bytes(b"\x1f\x8b\x08"), "damaged"),
-    (lambda path: path.write_bytes(b"\x1f\x8bnot gzip at all"), "damaged"),
-    (lambda path: path.write_text("t,value\n1,2\n"), "not a recording"),
-])
-def test_a_file_that_cannot_be_used_is_one_clear_line(tmp_path: Path, make: Callable[[Path], object], says: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda _path: None, "No such file"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: path.write_bytes(b""), "empty"),
+        (lambda path: path.write_bytes(b"\x1f\x8b\x08"), "damaged"),
+        (lambda path: path.write_bytes(b"\x1f\x8bnot gzip at all"), "damaged"),
+        (lambda path: path.write_text("t,value\n1,2\n"), "not a recording"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_clear_line(
+    tmp_path: Path, make: Callable[[Path], object], says: str
+) -> None:
     path = tmp_path / "r.jsonl"
     make(path)
     with pytest.raises(RecordingError) as caught:
@@ -159,7 +166,9 @@ def test_targets_that_come_and_go_do_not_fill_the_memory(tmp_path: Path) -> None
     path = tmp_path / "r.jsonl"
     with path.open("w") as out:
         out.write(HEADER + "\n")
-        out.writelines(json.dumps({"t": i, "engines": [{"target": str(i), "exposition": "x 1\n"}]}) + "\n" for i in range(3000))
+        out.writelines(
+            json.dumps({"t": i, "engines": [{"target": str(i), "exposition": "x 1\n"}]}) + "\n" for i in range(3000)
+        )
     with Reader(path) as recording:
         assert sum(1 for _ in recording) == 3000
         assert len(recording._scanners) <= reader_module._MAX_SCANNERS
@@ -167,7 +176,9 @@ def test_targets_that_come_and_go_do_not_fill_the_memory(tmp_path: Path) -> None
 
 def test_pages_can_keep_and_rewrite_their_text() -> None:
     path = RECORDINGS / "h100" / "llama-2-7b-046.jsonl.gz"
-    with Reader(path, keep_exposition=True, rewrite=lambda text: text.replace("gpu_cache_usage_perc", "gone")) as recording:
+    with Reader(
+        path, keep_exposition=True, rewrite=lambda text: text.replace("gpu_cache_usage_perc", "gone")
+    ) as recording:
         page = next(iter(recording)).pages[0]
     assert page.exposition is not None
     assert "gone" in page.exposition

@@ -117,10 +117,15 @@ def test_a_single_file_says_when_it_is_full_and_is_complete(tmp_path: Path) -> N
 
 
 @settings(max_examples=25, deadline=None)
-@given(sizes=st.lists(st.integers(0, 9000), min_size=1, max_size=40), keep=st.integers(1, 4),
-       max_bytes=st.integers(600, 6000), flush=st.sampled_from([0.0, 3.0]))
+@given(
+    sizes=st.lists(st.integers(0, 9000), min_size=1, max_size=40),
+    keep=st.integers(1, 4),
+    max_bytes=st.integers(600, 6000),
+    flush=st.sampled_from([0.0, 3.0]),
+)
 def test_a_directory_never_exceeds_its_bound_and_keeps_the_newest(
-        tmp_path_factory: pytest.TempPathFactory, sizes: list[int], keep: int, max_bytes: int, flush: float) -> None:
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], keep: int, max_bytes: int, flush: float
+) -> None:
     directory = tmp_path_factory.mktemp("r")
     now = [0.0]
     recorder = Recorder(directory, HEADER, max_bytes=max_bytes, keep=keep, flush_seconds=flush, clock=lambda: now[0])
@@ -150,9 +155,13 @@ def test_a_tick_that_alone_is_too_large_is_dropped_and_counted(tmp_path: Path) -
 
 
 def test_other_files_in_the_directory_are_left_alone(tmp_path: Path) -> None:
-    others = ["notes.txt", "kvpressure-node-2-000001-20240101T000000Z.jsonl.gz",
-              "kvpressure-node-1-a-000001-20240101T000000Z.jsonl.gz", "kvpressure-node-1-1-20240101T000000Z.jsonl.gz",
-              "kvpressure-node-2-000001-20240101T000000Z.jsonl.gz.part"]
+    others = [
+        "notes.txt",
+        "kvpressure-node-2-000001-20240101T000000Z.jsonl.gz",
+        "kvpressure-node-1-a-000001-20240101T000000Z.jsonl.gz",
+        "kvpressure-node-1-1-20240101T000000Z.jsonl.gz",
+        "kvpressure-node-2-000001-20240101T000000Z.jsonl.gz.part",
+    ]
     for name in others:
         (tmp_path / name).write_text("x")
     with Recorder(tmp_path, HEADER, max_bytes=1000, keep=1, flush_seconds=0.0) as recorder:
@@ -210,7 +219,9 @@ def test_kill_minus_nine_costs_moments_and_the_next_recorder_adopts_the_file(tmp
     assert [s.gpus[0].uuid for s in snapshots] == [str(n) for n in range(len(snapshots))]
     with Recorder(tmp_path, HEADER) as recorder:
         recorder.write(tick(1.0))
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([part.name.removesuffix(".part"), recorder.path.name])
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(
+        [part.name.removesuffix(".part"), recorder.path.name]
+    )
 
 
 def test_a_file_that_is_being_written_is_not_adopted(tmp_path: Path) -> None:
@@ -302,11 +313,21 @@ def test_a_failed_write_is_reported_and_the_next_one_tried(failure: Exception) -
     assert health.errors == {"disk_full" if isinstance(failure, OSError) else "internal": 1}
 
 
-@pytest.mark.parametrize(("error", "reason"), [
-    (OSError(errno.ENOSPC, ""), "disk_full"), (OSError(errno.EDQUOT, ""), "disk_full"), (OSError(errno.EACCES, ""), "no_permission"),
-    (OSError(errno.EPERM, ""), "no_permission"), (OSError(errno.EROFS, ""), "read_only"), (OSError(errno.ENOENT, ""), "removed"),
-    (OSError(errno.EIO, ""), "io_error"), (OSError("no number"), "io_error"), (RecordingFull("x"), "full"), (KeyError("x"), "internal"),
-])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, ""), "disk_full"),
+        (OSError(errno.EDQUOT, ""), "disk_full"),
+        (OSError(errno.EACCES, ""), "no_permission"),
+        (OSError(errno.EPERM, ""), "no_permission"),
+        (OSError(errno.EROFS, ""), "read_only"),
+        (OSError(errno.ENOENT, ""), "removed"),
+        (OSError(errno.EIO, ""), "io_error"),
+        (OSError("no number"), "io_error"),
+        (RecordingFull("x"), "full"),
+        (KeyError("x"), "internal"),
+    ],
+)
 def test_failures_have_a_reason_from_a_closed_set(error: Exception, reason: str) -> None:
     assert reason_of(error) == reason
     assert reason in REASONS
@@ -314,11 +335,16 @@ def test_failures_have_a_reason_from_a_closed_set(error: Exception, reason: str)
 
 def published(monitor: Monitor) -> dict[str, float]:
     text = encode(families(monitor.tick()).collect(), openmetrics=False).decode()
-    return {line.split()[0].removeprefix("kvpressure_"): float(line.split()[1]) for line in text.splitlines()
-            if line.startswith("kvpressure_recorder_")}
+    return {
+        line.split()[0].removeprefix("kvpressure_"): float(line.split()[1])
+        for line in text.splitlines()
+        if line.startswith("kvpressure_recorder_")
+    }
 
 
-def test_a_failing_flight_recorder_is_on_the_metrics_page_and_so_is_its_recovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_flight_recorder_is_on_the_metrics_page_and_so_is_its_recovery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     background = BackgroundRecorder(Recorder(tmp_path, HEADER, flush_seconds=0.0), wall=lambda: 1234.0)
     monitor = Monitor({}, Pipeline())
     assert published(monitor) == {}, "no flight recorder is kept"
@@ -363,7 +389,9 @@ def test_a_single_file_that_was_removed_says_so(tmp_path: Path) -> None:
     assert (recorder.ticks, recorder.dropped) == (0, 1)
 
 
-def test_ticks_are_counted_as_dropped_when_the_next_file_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_are_counted_as_dropped_when_the_next_file_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder = Recorder(tmp_path, HEADER, max_bytes=1200, flush_seconds=0.0)
     recorder.write(tick(1.0, 1500))
     real = os.open

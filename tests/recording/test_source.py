@@ -19,8 +19,13 @@ from recording.strategies import RECORDINGS, real_pages
 def tick(t: float) -> Snapshot:
     page = page_from_text(real_pages()[0], target="x", time=t, keep_text=True)
     ended = Termination("OOMKilled", 137, t - 60)
-    return Snapshot(t, gpus=(GpuReading(f"at {t}", 0, "nvidia"),), pages=(page,), logs=(LogLine("n", "p", "c", f"Available KV cache memory: {t} GiB"),),
-                    containers=(ContainerReading("n", "p", "c", last_termination=ended),))
+    return Snapshot(
+        t,
+        gpus=(GpuReading(f"at {t}", 0, "nvidia"),),
+        pages=(page,),
+        logs=(LogLine("n", "p", "c", f"Available KV cache memory: {t} GiB"),),
+        containers=(ContainerReading("n", "p", "c", last_termination=ended),),
+    )
 
 
 @pytest.fixture

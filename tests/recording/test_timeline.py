@@ -26,12 +26,29 @@ from kvpressure.state import (
 from recording.strategies import RECORDINGS
 
 KEY = EngineKey("ns", "pod", "model", "0")
-CONTRACT = {"t", "namespace", "pod", "model_name", "engine", "verdict", "confidence", "stage", "evidence", "conditions",
-            "signals", "documented_signature"}
+CONTRACT = {
+    "t",
+    "namespace",
+    "pod",
+    "model_name",
+    "engine",
+    "verdict",
+    "confidence",
+    "stage",
+    "evidence",
+    "conditions",
+    "signals",
+    "documented_signature",
+}
 
 
-def engine(verdict: str, stage: str | None = None, conditions: dict | None = None, signals: Signals | None = None,
-           **sentences: tuple[str, ...]) -> EngineState:
+def engine(
+    verdict: str,
+    stage: str | None = None,
+    conditions: dict | None = None,
+    signals: Signals | None = None,
+    **sentences: tuple[str, ...],
+) -> EngineState:
     answer = Diagnosis(verdict, 0.8, stage, 0.0, conditions=conditions or {}, **sentences)
     return EngineState(KEY, "x", "c", (), True, None, None, None, None, {}, signals or Signals(0.0), answer)
 
@@ -59,7 +76,9 @@ def test_the_json_line_is_the_contract_on_a_real_recording() -> None:
 def test_an_engine_that_never_answered_has_its_line() -> None:
     pipeline = Pipeline()
     for t in (1.0, 6.0):
-        page = page_from_text(None, target="http://10.0.0.1:8000/metrics", time=t, namespace="n", pod="p", error="refused")
+        page = page_from_text(
+            None, target="http://10.0.0.1:8000/metrics", time=t, namespace="n", pod="p", error="refused"
+        )
         state = pipeline.observe(Snapshot(t, pages=(page,)))
         (line,) = [json.loads(json_line(t, item)) for item in state.engines]
         assert set(line) == CONTRACT
@@ -83,23 +102,32 @@ def test_evidence_is_true_false_or_not_known() -> None:
 def test_only_changes_are_shown_with_their_reasons() -> None:
     timeline = Timeline()
     first = list(timeline.lines(0.0, (engine("healthy", supporting=("tokens flow",)),)))
-    assert first == ["1970-01-01 00:00:00Z  +0 s  ns/pod model engine 0  healthy, confidence 0.80", "    for: tokens flow"]
+    assert first == [
+        "1970-01-01 00:00:00Z  +0 s  ns/pod model engine 0  healthy, confidence 0.80",
+        "    for: tokens flow",
+    ]
     assert list(timeline.lines(5.0, (engine("healthy"),))) == []
     pressed = engine("kv_pressure", "saturated", supporting=("cache full",), opposing=("no preemption",))
     assert list(timeline.lines(10.0, (pressed,))) == [
         "1970-01-01 00:00:10Z  +10 s  ns/pod model engine 0  healthy -> kv_pressure (saturated), confidence 0.80",
-        "    for: cache full", "    against: no preemption"]
+        "    for: cache full",
+        "    against: no preemption",
+    ]
     worse = engine("kv_pressure", "thrashing", supporting=("preempting",))
-    assert next(timeline.lines(15.0, (worse,))).endswith("kv_pressure (saturated) -> kv_pressure (thrashing), confidence 0.80")
+    assert next(timeline.lines(15.0, (worse,))).endswith(
+        "kv_pressure (saturated) -> kv_pressure (thrashing), confidence 0.80"
+    )
 
 
 def test_conditions_appear_and_disappear() -> None:
     timeline = Timeline()
     list(timeline.lines(0.0, (engine("idle", conditions={"crash_loop": False}),)))
     assert list(timeline.lines(1.0, (engine("idle", conditions={"crash_loop": True}),)))[1:] == [
-        "    condition crash_loop: now true"]
+        "    condition crash_loop: now true"
+    ]
     assert list(timeline.lines(2.0, (engine("idle", conditions={"crash_loop": None}),)))[1:] == [
-        "    condition crash_loop: no longer true"]
+        "    condition crash_loop: no longer true"
+    ]
 
 
 def test_unknown_says_what_is_missing() -> None:

@@ -21,12 +21,25 @@ def window(rows: Iterable[tuple[float, Mapping[str, float]]], **histograms: Iter
     return built
 
 
-GAUGES = frozenset({r.RUNNING, r.WAITING, r.SWAPPED, r.WAITING_CAPACITY, r.WAITING_DEFERRED, r.KV_USAGE,
-                    r.GENERATION_RATE, r.PROMPT_RATE, r.ASLEEP})
+GAUGES = frozenset(
+    {
+        r.RUNNING,
+        r.WAITING,
+        r.SWAPPED,
+        r.WAITING_CAPACITY,
+        r.WAITING_DEFERRED,
+        r.KV_USAGE,
+        r.GENERATION_RATE,
+        r.PROMPT_RATE,
+        r.ASLEEP,
+    }
+)
 FINISHED = r.FINISHED_PREFIX + "stop"
 
 
-def every(step: float, values: Iterable[Mapping[str, float]], start: float = 1000.0) -> list[tuple[float, Mapping[str, float]]]:
+def every(
+    step: float, values: Iterable[Mapping[str, float]], start: float = 1000.0
+) -> list[tuple[float, Mapping[str, float]]]:
     """Rows at a fixed step."""
     return [(start + index * step, row) for index, row in enumerate(values)]
 

@@ -10,12 +10,20 @@ from kvpressure.signals.pool import from_configuration, known_model
 GIB = 2**30
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"), ("llama-2-13b", "llama-2-13b"),
-    ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"), ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b"),
-    ("openai/gpt-oss-120b", "gpt-oss-120b"), ("/models/llama-3.1-8b", "llama-3.1-8b"),
-    ("someone/Llama-2-7b-32k", None), ("TinyLlama-1.1B", None), ("", None),
-])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("llama-2-13b", "llama-2-13b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b"),
+        ("openai/gpt-oss-120b", "gpt-oss-120b"),
+        ("/models/llama-3.1-8b", "llama-3.1-8b"),
+        ("someone/Llama-2-7b-32k", None),
+        ("TinyLlama-1.1B", None),
+        ("", None),
+    ],
+)
 def test_only_models_with_a_known_shape_are_recognised(name, expected):
     assert known_model(name) == expected
 
@@ -43,8 +51,16 @@ def test_an_explicit_pool_is_the_pool_unless_blocks_are_overridden():
     assert from_configuration(args, {"num_gpu_blocks_override": "256"}, 1) is None
 
 
-@pytest.mark.parametrize("config", [{}, {"num_gpu_blocks": "None", "block_size": "16"}, {"num_gpu_blocks": "0", "block_size": "16"},
-                                    CONFIG | {"cache_dtype": "no-such-type"}, CONFIG | {"num_gpu_blocks": "1e999"}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"num_gpu_blocks": "None", "block_size": "16"},
+        {"num_gpu_blocks": "0", "block_size": "16"},
+        CONFIG | {"cache_dtype": "no-such-type"},
+        CONFIG | {"num_gpu_blocks": "1e999"},
+    ],
+)
 def test_what_cannot_be_known_is_absent(config):
     assert from_configuration(parse(["--model", "llama-2-7b"]), config, 1) is None
 

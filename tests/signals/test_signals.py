@@ -48,14 +48,17 @@ def test_the_maximum_forgets_after_a_minute():
     assert kv_of(rows).kv_used_ratio_max == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(("config", "engines", "expected"), [
-    ({"kv_cache_size_tokens": "8192", "num_gpu_blocks": "1"}, 1, 8192),
-    ({"num_gpu_blocks": "5646", "block_size": "16"}, 1, 5645 * 16),
-    ({"num_gpu_blocks": "512", "block_size": "32"}, 2, 255 * 32),  # summed over two data-parallel engines
-    ({"num_gpu_blocks": "None", "block_size": "16"}, 1, None),
-    ({"block_size": "16"}, 1, None),
-    ({}, 1, None),
-])
+@pytest.mark.parametrize(
+    ("config", "engines", "expected"),
+    [
+        ({"kv_cache_size_tokens": "8192", "num_gpu_blocks": "1"}, 1, 8192),
+        ({"num_gpu_blocks": "5646", "block_size": "16"}, 1, 5645 * 16),
+        ({"num_gpu_blocks": "512", "block_size": "32"}, 2, 255 * 32),  # summed over two data-parallel engines
+        ({"num_gpu_blocks": "None", "block_size": "16"}, 1, None),
+        ({"block_size": "16"}, 1, None),
+        ({}, 1, None),
+    ],
+)
 def test_capacity_from_configuration(config, engines, expected):
     assert kv.capacity_tokens(config, engines) == expected
 
@@ -89,10 +92,19 @@ def test_the_slope_is_that_of_the_last_fifteen_seconds():
     assert kv_of(rows).kv_slope_per_second == pytest.approx(0.02)
 
 
-@pytest.mark.parametrize(("usage", "rise", "expected"), [
-    (0.49, 0.02, None), (0.5, 0.02, 25.0), (0.9, 0.0, None), (0.9, -0.1, None), (0.9, None, None), (1.0, 0.01, 0.0),
-    (0.9, 0.00011, 0.1 / 0.00011), (0.6, 0.00011, None),
-])
+@pytest.mark.parametrize(
+    ("usage", "rise", "expected"),
+    [
+        (0.49, 0.02, None),
+        (0.5, 0.02, 25.0),
+        (0.9, 0.0, None),
+        (0.9, -0.1, None),
+        (0.9, None, None),
+        (1.0, 0.01, 0.0),
+        (0.9, 0.00011, 0.1 / 0.00011),
+        (0.6, 0.00011, None),
+    ],
+)
 def test_no_forecast_below_half_nor_when_not_rising_nor_beyond_an_hour(usage, rise, expected):
     found = kv.seconds_to_full(usage, rise, T)
     assert found == (None if expected is None else pytest.approx(expected))
@@ -100,34 +112,50 @@ def test_no_forecast_below_half_nor_when_not_rising_nor_beyond_an_hour(usage, ri
 
 def test_silent_preemptions_are_seen_at_once():
     """Scenario d of the live captures: running 19 -> 8 while waiting 29 -> 40, nothing finished, counter still 0."""
-    rows = every(1, [{r.RUNNING: 19, r.WAITING: 29, FINISHED: 5, r.PREEMPTIONS: 0},
-                     {r.RUNNING: 8, r.WAITING: 40, FINISHED: 5, r.PREEMPTIONS: 0}])
+    rows = every(
+        1,
+        [
+            {r.RUNNING: 19, r.WAITING: 29, FINISHED: 5, r.PREEMPTIONS: 0},
+            {r.RUNNING: 8, r.WAITING: 40, FINISHED: 5, r.PREEMPTIONS: 0},
+        ],
+    )
     found = kv_of(rows)
     assert found.preemptions_counted == 0
     assert found.preemptions_silent == 11
     assert found.preemption_rate == pytest.approx(11.0)
 
 
-@pytest.mark.parametrize(("seconds", "counted", "believed"), [(20, 0, 10), (24, 0, 10), (40, 0, 0), (40, 4, 4), (40, 30, 10), (40, None, 10)])
+@pytest.mark.parametrize(
+    ("seconds", "counted", "believed"), [(20, 0, 10), (24, 0, 10), (40, 0, 0), (40, 4, 4), (40, 30, 10), (40, None, 10)]
+)
 def test_the_counter_bears_out_what_looked_like_preemptions(seconds, counted, believed):
     """Ten went back to waiting at second 1; the counter may be 20 s late, and not more."""
-    rows = [{r.RUNNING: 20, r.WAITING: 0, FINISHED: 5}, *({r.RUNNING: 10, r.WAITING: 10, FINISHED: 5} for _ in range(seconds))]
+    rows = [
+        {r.RUNNING: 20, r.WAITING: 0, FINISHED: 5},
+        *({r.RUNNING: 10, r.WAITING: 10, FINISHED: 5} for _ in range(seconds)),
+    ]
     if counted is not None:
         rows = [row | {r.PREEMPTIONS: counted if i > 22 else 0} for i, row in enumerate(rows)]
     assert kv_of(every(1, rows)).preemptions_silent == believed
 
 
 def test_signs_that_were_not_borne_out_make_newer_ones_worth_nothing():
-    calm, back = {r.RUNNING: 20, r.WAITING: 0, FINISHED: 5, r.PREEMPTIONS: 0}, {r.RUNNING: 10, r.WAITING: 10, FINISHED: 5, r.PREEMPTIONS: 0}
+    calm, back = (
+        {r.RUNNING: 20, r.WAITING: 0, FINISHED: 5, r.PREEMPTIONS: 0},
+        {r.RUNNING: 10, r.WAITING: 10, FINISHED: 5, r.PREEMPTIONS: 0},
+    )
     found = kv_of(every(1, [*[calm, back, calm] * 12]))
     assert (found.preemptions_silent, found.preemptions_recent) == (0, 0)
 
 
-@pytest.mark.parametrize("after", [
-    {r.RUNNING: 8, r.WAITING: 40, FINISHED: 16},  # they finished, others arrived
-    {r.RUNNING: 8, r.WAITING: 29, FINISHED: 5},  # clients went away
-    {r.RUNNING: 19, r.WAITING: 40, FINISHED: 5},  # arrivals only
-])
+@pytest.mark.parametrize(
+    "after",
+    [
+        {r.RUNNING: 8, r.WAITING: 40, FINISHED: 16},  # they finished, others arrived
+        {r.RUNNING: 8, r.WAITING: 29, FINISHED: 5},  # clients went away
+        {r.RUNNING: 19, r.WAITING: 40, FINISHED: 5},  # arrivals only
+    ],
+)
 def test_other_reasons_for_falling_running_are_no_preemptions(after):
     rows = every(1, [{r.RUNNING: 19, r.WAITING: 29, FINISHED: 5}, after])
     assert kv_of(rows).preemptions_silent == 0
@@ -168,7 +196,9 @@ def batch_of(w, limit=None):
 
 def test_mean_batch_by_littles_law():
     bounds = (0.1, INF)
-    w = window(every(10, [{}, {}]), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (800, 800), 74.0)]})
+    w = window(
+        every(10, [{}, {}]), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (800, 800), 74.0)]}
+    )
     found = batch_of(w)
     assert found.batch_mean == pytest.approx(7.4)  # 74 request-seconds of decoding in 10 s
     assert found.step_seconds == pytest.approx(74 / 800)
@@ -184,14 +214,17 @@ def test_two_samples_are_too_few_for_quantiles():
     assert batch_of(window(every(1, [{r.RUNNING: 5}] * 2))).batch_p95 is None
 
 
-@pytest.mark.parametrize(("running", "waiting", "limit", "expected"), [
-    (1, 0, 256, 0.0),  # one user alone is not a collapse
-    (2, 98, 256, 0.98),  # a hundred want in, two run
-    (2, 98, 8, 0.75),  # against the limit of 8
-    (8, 98, 8, 0.0),  # at the limit: no collapse
-    (0, 0, 256, None),  # no demand
-    (0, 6, 256, 1.0),  # everybody waits
-])
+@pytest.mark.parametrize(
+    ("running", "waiting", "limit", "expected"),
+    [
+        (1, 0, 256, 0.0),  # one user alone is not a collapse
+        (2, 98, 256, 0.98),  # a hundred want in, two run
+        (2, 98, 8, 0.75),  # against the limit of 8
+        (8, 98, 8, 0.0),  # at the limit: no collapse
+        (0, 0, 256, None),  # no demand
+        (0, 6, 256, 1.0),  # everybody waits
+    ],
+)
 def test_collapse_is_against_demand(running, waiting, limit, expected):
     w = window(every(1, [{r.RUNNING: running, r.WAITING: waiting}] * 4))
     found = batch_of(w, limit).batch_collapse_ratio
@@ -232,8 +265,16 @@ def test_no_limit_no_ratio():
     assert found.running_at_limit is None
 
 
-@pytest.mark.parametrize(("running", "expected"), [([64] * 10, True), ([63] * 10, True), ([60] * 10, False),
-                                                  ([64] * 5 + [20] * 5, True), ([64] * 4 + [20] * 6, False)])
+@pytest.mark.parametrize(
+    ("running", "expected"),
+    [
+        ([64] * 10, True),
+        ([63] * 10, True),
+        ([60] * 10, False),
+        ([64] * 5 + [20] * 5, True),
+        ([64] * 4 + [20] * 6, False),
+    ],
+)
 def test_at_limit_in_most_of_the_recent_samples(running, expected):
     rows = every(1, [{r.RUNNING: v, r.WAITING: 5} for v in running])
     assert load_of(rows, 64, "args").running_at_limit is expected
@@ -310,7 +351,11 @@ def test_the_longest_context_forgets_after_five_minutes():
 
 
 def test_spike_is_longest_over_mean():
-    prompts = [histogram(BOUNDS, (0, 0, 0, 0), 0), histogram(BOUNDS, (4, 4, 4, 4), 200), histogram(BOUNDS, (4, 4, 5, 5), 1450)]
+    prompts = [
+        histogram(BOUNDS, (0, 0, 0, 0), 0),
+        histogram(BOUNDS, (4, 4, 4, 4), 200),
+        histogram(BOUNDS, (4, 4, 5, 5), 1450),
+    ]
     w = window(every(1, [{}, {}, {}]), **{r.REQUEST_PROMPT: prompts})
     longest = LongestContext(300)
     for sample in w.history:
@@ -321,10 +366,16 @@ def test_spike_is_longest_over_mean():
     assert found.context_spike_ratio == pytest.approx(1250 / 290)
 
 
-@pytest.mark.parametrize(("increments", "expected"), [
-    ((40, 0, 0, 40, 0), True), ((40, 30, 20, 10, 0), False), ((0, 0, 80, 0, 0), False), ((76, 0, 0, 4, 0), False),
-    ((10, 0, 0, 5, 0), None),
-])
+@pytest.mark.parametrize(
+    ("increments", "expected"),
+    [
+        ((40, 0, 0, 40, 0), True),
+        ((40, 30, 20, 10, 0), False),
+        ((0, 0, 80, 0, 0), False),
+        ((76, 0, 0, 4, 0), False),
+        ((10, 0, 0, 5, 0), None),
+    ],
+)
 def test_two_humps(increments, expected):
     rising = tuple(map(float, accumulate(increments)))
     increase = HistogramIncrease((100.0, 500.0, 1000.0, 5000.0, INF), rising, 1.0, rising[-1])
@@ -365,8 +416,10 @@ def test_latency_against_its_baseline():
     for i in range(6):
         base.learn(30 * i, True, {"inter_token": 0.04})
     bounds = (0.05, 0.1, 0.2, INF)
-    w = window(every(30, [{}, {}], start=500),
-               **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]})
+    w = window(
+        every(30, [{}, {}], start=500),
+        **{r.INTER_TOKEN: [histogram(bounds, (0, 0, 0, 0), 0), histogram(bounds, (0, 0, 100, 100), 15)]},
+    )
     found = latency.compute(w, base, calm=False, t=T)
     assert found.inter_token["0.95"] == pytest.approx(0.195)
     assert found.baseline_ratios["inter_token"] == pytest.approx(0.195 / 0.04)
@@ -374,7 +427,9 @@ def test_latency_against_its_baseline():
 
 def test_outside_engine_time_is_what_the_engine_did_not_take():
     one = {r.E2E: (0.0, 50.0), r.QUEUE: (0.0, 10.0), r.INFERENCE: (0.0, 30.0)}
-    columns = {name: [histogram((1.0, INF), (0, 0), a), histogram((1.0, INF), (0, 5), b)] for name, (a, b) in one.items()}
+    columns = {
+        name: [histogram((1.0, INF), (0, 0), a), histogram((1.0, INF), (0, 5), b)] for name, (a, b) in one.items()
+    }
     seconds, share = latency.outside_engine(window(every(30, [{}, {}]), **columns))
     assert seconds == pytest.approx(2.0)
     assert share == pytest.approx(0.2)
@@ -431,7 +486,9 @@ def test_nothing_moves_while_requests_run():
 
 
 def test_a_filling_cache_moves_without_useful_progress():
-    w, p = followed(every(5, [{r.RUNNING: 1, r.WAITING: 9, r.KV_USAGE: 0.1 * i, r.GENERATION_TOKENS: 10} for i in range(6)]))
+    w, p = followed(
+        every(5, [{r.RUNNING: 1, r.WAITING: 9, r.KV_USAGE: 0.1 * i, r.GENERATION_TOKENS: 10} for i in range(6)])
+    )
     found = progress.compute(w, p, 0.0, 0, T)
     assert found.seconds_without_progress == 25
     assert found.seconds_still == 0
@@ -497,9 +554,21 @@ def test_fragmentation_figures_come_from_the_worst_rank():
 def test_container_ratios_over_a_minute():
     track = ContainerWindow()
     for i in range(4):
-        track.observe(20.0 * i, ContainerReading(
-            "n", "p", "c", restarts=i // 2, cpu_usage_seconds=30.0 * i, cpu_limit_cores=2.0, cpu_periods=200 * i,
-            cpu_throttled_periods=50 * i, memory_working_set_bytes=95, memory_limit_bytes=100))
+        track.observe(
+            20.0 * i,
+            ContainerReading(
+                "n",
+                "p",
+                "c",
+                restarts=i // 2,
+                cpu_usage_seconds=30.0 * i,
+                cpu_limit_cores=2.0,
+                cpu_periods=200 * i,
+                cpu_throttled_periods=50 * i,
+                memory_working_set_bytes=95,
+                memory_limit_bytes=100,
+            ),
+        )
     assert track.cpu_used_ratio() == pytest.approx(0.75)
     assert track.throttled_ratio() == pytest.approx(0.25)
     assert track.memory_used_ratio() == pytest.approx(0.95)
@@ -512,13 +581,25 @@ def test_container_ratios_over_a_minute():
 def score_of(kv_max=0.95, waiting=5.0, **gpu_fields):
     track = GpuWindow()
     track.observe(1.0, gpu(72 * GIB, **gpu_fields))
-    return score.compute(window([(1.0, {})]), [track], KvSignals(kv_used_ratio_max=kv_max),
-                         LoadSignals(in_flight=waiting + 3, waiting=waiting, concurrency_ratio=0.5), None, T)
+    return score.compute(
+        window([(1.0, {})]),
+        [track],
+        KvSignals(kv_used_ratio_max=kv_max),
+        LoadSignals(in_flight=waiting + 3, waiting=waiting, concurrency_ratio=0.5),
+        None,
+        T,
+    )
 
 
 def test_profiling_is_the_best_evidence_and_decode_at_a_full_cache_scores_high():
-    found = score_of(tensor_activity_ratio=0.08, dram_activity_ratio=0.8, sm_activity_ratio=0.9, utilization_ratio=0.95,
-                     power_watts=400, power_limit_watts=700)
+    found = score_of(
+        tensor_activity_ratio=0.08,
+        dram_activity_ratio=0.8,
+        sm_activity_ratio=0.9,
+        utilization_ratio=0.95,
+        power_watts=400,
+        power_limit_watts=700,
+    )
     assert found.activity_level == "profiling"
     assert found.score_compute_factor == pytest.approx(0.9)
     assert found.memory_high_compute_low_score == pytest.approx(0.9)
@@ -565,10 +646,20 @@ def test_idle_scores_zero_and_load_without_a_queue_scores_its_share():
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 900), st.floats(0, 50))
 def test_the_score_and_its_factors_stay_in_bounds(kv_max, tensor, dram, watts, waiting):
-    found = score_of(kv_max=kv_max, waiting=waiting, tensor_activity_ratio=tensor, dram_activity_ratio=dram,
-                     power_watts=watts, power_limit_watts=700)
-    for value in (found.score_memory_factor, found.score_compute_factor, found.score_demand_factor,
-                  found.memory_high_compute_low_score):
+    found = score_of(
+        kv_max=kv_max,
+        waiting=waiting,
+        tensor_activity_ratio=tensor,
+        dram_activity_ratio=dram,
+        power_watts=watts,
+        power_limit_watts=700,
+    )
+    for value in (
+        found.score_memory_factor,
+        found.score_compute_factor,
+        found.score_demand_factor,
+        found.memory_high_compute_low_score,
+    ):
         assert value is not None
         assert 0 <= value <= 1
 
@@ -582,6 +673,7 @@ def test_flat_signals_have_unique_names():
 @pytest.mark.parametrize(("fds", "expected"), [(82, False), (70, False), (58, True), (34, True), (None, None)])
 def test_clients_that_went_away_close_their_connections(fds, expected):
     """Live captures: 34 descriptors when idle, 82 with 48 clients."""
+
     def row(open_fds, tokens):
         page = {} if open_fds is None else {r.PROCESS_OPEN_FDS: open_fds}
         return {r.RUNNING: 48, r.WAITING: 0, r.GENERATION_TOKENS: tokens, **page}
@@ -590,10 +682,19 @@ def test_clients_that_went_away_close_their_connections(fds, expected):
     assert progress.compute(w, p, 0.0, 0, T).connections_dropped is expected
 
 
-@pytest.mark.parametrize(("gauges", "expected"), [
-    ({r.RUNNING: 0, r.WAITING: 0}, False), ({r.RUNNING: 1, r.WAITING: 0}, True), ({r.RUNNING: 1}, True), ({r.WAITING: 1}, True),
-    ({r.RUNNING: 0}, None), ({r.WAITING: 0}, None), ({}, None), ({r.RUNNING: 0, r.SWAPPED: 0}, None),
-])
+@pytest.mark.parametrize(
+    ("gauges", "expected"),
+    [
+        ({r.RUNNING: 0, r.WAITING: 0}, False),
+        ({r.RUNNING: 1, r.WAITING: 0}, True),
+        ({r.RUNNING: 1}, True),
+        ({r.WAITING: 1}, True),
+        ({r.RUNNING: 0}, None),
+        ({r.WAITING: 0}, None),
+        ({}, None),
+        ({r.RUNNING: 0, r.SWAPPED: 0}, None),
+    ],
+)
 def test_no_work_is_known_only_if_both_gauges_are(gauges, expected):
     assert progress.work_present(window([(0.0, gauges)]).last) is expected
 
@@ -601,7 +702,13 @@ def test_no_work_is_known_only_if_both_gauges_are(gauges, expected):
 def test_load_that_is_not_known_is_absent():
     rows = every(1, [{r.RUNNING: 30, r.KV_USAGE: 0.5, r.GENERATION_TOKENS: 100 * i} for i in range(90)])
     load = concurrency.compute(window(rows), 64, "args", None, None, T["kv_near_full_ratio"], T)
-    assert (load.running, load.waiting, load.in_flight, load.concurrency_ratio, load.arrival_rate) == (30, None, None, None, None)
+    assert (load.running, load.waiting, load.in_flight, load.concurrency_ratio, load.arrival_rate) == (
+        30,
+        None,
+        None,
+        None,
+        None,
+    )
     assert batch.compute(window(rows), RunningHistogram(), 64, T).batch_collapse_ratio is None
 
 
@@ -611,10 +718,20 @@ def test_context_is_what_processes_hold_outside_torch():
     assert found == {"weights": 14 * GIB, "kv_pool": 50 * GIB, "context": 0.5 * GIB, "other": 5.5 * GIB}
 
 
-@pytest.mark.parametrize(("processes", "reserved", "expected"), [
-    ([70], [66], 4), ([70, 72], [66, 66], 5), ([70], [70], 0),
-    ([], [66], None), ([70], [], None), ([70], [66, 66], None), ([70, 72], [66], None), ([70], [None], None), ([70], [71], None),
-])
+@pytest.mark.parametrize(
+    ("processes", "reserved", "expected"),
+    [
+        ([70], [66], 4),
+        ([70, 72], [66, 66], 5),
+        ([70], [70], 0),
+        ([], [66], None),
+        ([70], [], None),
+        ([70], [66, 66], None),
+        ([70, 72], [66], None),
+        ([70], [None], None),
+        ([70], [71], None),
+    ],
+)
 def test_context_is_known_only_where_each_gpu_has_its_worker_and_both_sides_tell(processes, reserved, expected):
     ranks = [AllocatorReading("n", "p", i, reserved_bytes=size) for i, size in enumerate(reserved)]
     assert memory.outside_torch(processes, ranks) == expected

@@ -119,8 +119,10 @@ def test_bounds_that_change_leave_sum_and_count():
 
 def test_a_histogram_that_restarts_keeps_what_it_saw_before():
     bounds = (1.0, INF)
-    w = window(every(1, [{}, {}, {}]), **{r.TTFT: [histogram(bounds, (5, 8), 20), histogram(bounds, (6, 10), 24),
-                                                  histogram(bounds, (1, 2), 3)]})
+    w = window(
+        every(1, [{}, {}, {}]),
+        **{r.TTFT: [histogram(bounds, (5, 8), 20), histogram(bounds, (6, 10), 24), histogram(bounds, (1, 2), 3)]},
+    )
     found = w.observed(r.TTFT, 60)
     assert found is not None
     assert found[0].count == 4  # 2 before the restart, 2 after
@@ -166,10 +168,18 @@ def test_history_is_bounded_and_ordered_for_any_spacing(gaps):
     assert items[-1] - items[0] <= 930 + 400
 
 
-@pytest.mark.parametrize(("values", "q", "expected"), [
-    ([1], 0.95, 1), ([1, 2], 0.5, 1), ([1, 2, 3, 4], 0.5, 2), (list(range(1, 101)), 0.95, 95),
-    (list(range(1, 101)), 0.99, 99), ([5, 5, 9], 1.0, 9), ([5, 6, 9], 0.0, 5),
-])
+@pytest.mark.parametrize(
+    ("values", "q", "expected"),
+    [
+        ([1], 0.95, 1),
+        ([1, 2], 0.5, 1),
+        ([1, 2, 3, 4], 0.5, 2),
+        (list(range(1, 101)), 0.95, 95),
+        (list(range(1, 101)), 0.99, 99),
+        ([5, 5, 9], 1.0, 9),
+        ([5, 6, 9], 0.0, 5),
+    ],
+)
 def test_nearest_rank_quantile(values, q, expected):
     assert quantile(values, q) == expected
 

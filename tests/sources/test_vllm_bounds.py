@@ -38,8 +38,12 @@ def test_what_has_left_uses_nothing():
     assert share.allowed("a") == 10
 
 
-@given(total=st.integers(1, 1000), each=st.integers(1, 20), wanted=st.lists(st.integers(0, 2000), min_size=1, max_size=40),
-       rounds=st.integers(1, 3))
+@given(
+    total=st.integers(1, 1000),
+    each=st.integers(1, 20),
+    wanted=st.lists(st.integers(0, 2000), min_size=1, max_size=40),
+    rounds=st.integers(1, 3),
+)
 def test_however_much_is_wanted_the_sum_stays_bounded_and_everybody_gets_a_part(total, each, wanted, rounds):
     share = Share(total, each)
     for user in range(len(wanted)):

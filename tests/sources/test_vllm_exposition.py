@@ -71,7 +71,8 @@ def test_the_same_page_in_another_dialect_gives_the_same_engines(capture, dialec
         "quoted": lambda: pages.to_quoted(text),
         "crlf": lambda: text.replace("\n", "\r\n"),
         "timestamps": lambda: "\n".join(
-            line if line.startswith("#") or not line else f"{line} 1700000000000" for line in text.split("\n")),
+            line if line.startswith("#") or not line else f"{line} 1700000000000" for line in text.split("\n")
+        ),
     }[dialect]()
     assert translated != text
     scanner = Scanner()
@@ -139,11 +140,19 @@ def test_v0_names_without_engine_label():
     result = scan(V0_PAGE)
     (engine,) = result.engines
     assert (engine.model_name, engine.engine, result.flavour) == ("m", "0", "v0")
-    assert engine.gauges == {"running": 126, "swapped": 2, "waiting": 909, "kv_usage": 0.4454,
-                             "generation_rate": 812.5, "prompt_rate": 99.5}
+    assert engine.gauges == {
+        "running": 126,
+        "swapped": 2,
+        "waiting": 909,
+        "kv_usage": 0.4454,
+        "generation_rate": 812.5,
+        "prompt_rate": 99.5,
+    }
     assert engine.counters == {"preemptions": 7}
-    assert engine.histograms == {"inter_token": Histogram((0.01, math.inf), (1, 4), 0.5, 4),
-                                 "queue": Histogram((), (), 12, 3)}
+    assert engine.histograms == {
+        "inter_token": Histogram((0.01, math.inf), (1, 4), 0.5, 4),
+        "queue": Histogram((), (), 12, 3),
+    }
     assert engine.cache_config["num_gpu_blocks"] == "5664"
 
 
@@ -183,8 +192,9 @@ def test_bare_names_of_nim():
 
 def test_sleep_state():
     def asleep(**states):
-        return engine_of(RUNNING + "".join(series("engine_sleep_state", value, sleep_state=state)
-                                           for state, value in states.items())).gauges.get("asleep")
+        return engine_of(
+            RUNNING + "".join(series("engine_sleep_state", value, sleep_state=state) for state, value in states.items())
+        ).gauges.get("asleep")
 
     assert asleep() is None
     assert asleep(awake="1", weights_offloaded="0", discard_all="0") == 0
@@ -193,7 +203,9 @@ def test_sleep_state():
 
 
 def test_a_pid_label_is_dropped_and_the_largest_value_counts():
-    text = "".join(series("kv_cache_usage_perc", value, pid=pid) for pid, value in (("7", "0.1"), ("9", "0.8"), ("8", "0")))
+    text = "".join(
+        series("kv_cache_usage_perc", value, pid=pid) for pid, value in (("7", "0.1"), ("9", "0.8"), ("8", "0"))
+    )
     result = scan(RUNNING + text)
     assert result.engines[0].gauges["kv_usage"] == 0.8
     assert result.multi_process is True
@@ -211,47 +223,63 @@ def test_replicas_on_a_page_of_ray_are_engines_of_their_own():
 
 
 def test_rejections_belong_to_every_engine_of_their_model():
-    text = (series("num_requests_running") + series("num_requests_running", engine="1")
-            + series("num_requests_running", model_name="other")
-            + series("admission_rejections_total", "4", engine=None, reason="max_num_queued_reqs"))
+    text = (
+        series("num_requests_running")
+        + series("num_requests_running", engine="1")
+        + series("num_requests_running", model_name="other")
+        + series("admission_rejections_total", "4", engine=None, reason="max_num_queued_reqs")
+    )
     counters = {(e.model_name, e.engine): dict(e.counters) for e in scan(text).engines}
     rejected = {"rejected:max_num_queued_reqs": 4}
     assert counters == {("m", "0"): rejected, ("m", "1"): rejected, ("other", "0"): {}}
 
 
-@pytest.mark.parametrize(("text", "flavour"), [
-    (series("num_requests_running", engine=None), None),
-    (RUNNING, "v1"),
-    (series("kv_cache_usage_perc", "0.5", engine=None), "v1"),
-    (series("gpu_prefix_cache_queries_total", engine=None), "v1"),
-    (series("num_preemptions_total", engine=None), "v0"),
-    (series("num_preemptions_total", engine=None).replace("vllm:", "ray_vllm_"), None),
-    (RUNNING + "# EOF\n", "rust"),
-    (RUNNING + series("cache_config_info", block_size="16") + "# EOF\n", "v1"),
-    (RUNNING.replace("vllm:", "vllm_") + "# EOF\n", "v1"),
-])
+@pytest.mark.parametrize(
+    ("text", "flavour"),
+    [
+        (series("num_requests_running", engine=None), None),
+        (RUNNING, "v1"),
+        (series("kv_cache_usage_perc", "0.5", engine=None), "v1"),
+        (series("gpu_prefix_cache_queries_total", engine=None), "v1"),
+        (series("num_preemptions_total", engine=None), "v0"),
+        (series("num_preemptions_total", engine=None).replace("vllm:", "ray_vllm_"), None),
+        (RUNNING + "# EOF\n", "rust"),
+        (RUNNING + series("cache_config_info", block_size="16") + "# EOF\n", "v1"),
+        (RUNNING.replace("vllm:", "vllm_") + "# EOF\n", "v1"),
+    ],
+)
 def test_flavour_is_named_only_on_evidence(text, flavour):
     assert scan(text).flavour == flavour
 
 
-@pytest.mark.parametrize(("text", "multi_process"), [
-    (RUNNING, None),  # rebuilt or thinned out by a recorder
-    ("# HELP vllm:num_requests_running Requests.\n" + RUNNING, True),
-    ("# HELP vllm:num_requests_running Requests.\n" + RUNNING + "process_cpu_seconds_total 4.5\n", False),
-    (RUNNING + "process_start_time_seconds 1.7e9\n", False),
-    ("# HELP vllm:num_requests_running Requests.\n" + RUNNING + "# EOF\n", None),  # Rust: never has process_*
-    ("# HELP vllm:num_requests_running Requests.\n" + series("num_requests_swapped", engine=None), None),  # V0 neither
-])
+@pytest.mark.parametrize(
+    ("text", "multi_process"),
+    [
+        (RUNNING, None),  # rebuilt or thinned out by a recorder
+        ("# HELP vllm:num_requests_running Requests.\n" + RUNNING, True),
+        ("# HELP vllm:num_requests_running Requests.\n" + RUNNING + "process_cpu_seconds_total 4.5\n", False),
+        (RUNNING + "process_start_time_seconds 1.7e9\n", False),
+        ("# HELP vllm:num_requests_running Requests.\n" + RUNNING + "# EOF\n", None),  # Rust: never has process_*
+        (
+            "# HELP vllm:num_requests_running Requests.\n" + series("num_requests_swapped", engine=None),
+            None,
+        ),  # V0 neither
+    ],
+)
 def test_several_api_servers_are_claimed_only_on_evidence(text, multi_process):
     assert scan(text).multi_process is multi_process
 
 
 def test_a_rust_page_with_types_that_do_not_fit_its_samples():
-    text = ("# TYPE vllm:prompt_tokens counter\n# HELP vllm:prompt_tokens Prompt tokens.\n"
-            + series("prompt_tokens_total", "5") + RUNNING
-            + "# TYPE vllm:time_to_first_token_seconds gauge\n"
-            + series("time_to_first_token_seconds_bucket", '3 # {trace_id="abc"} 0.2 1700000000.1', le="+Inf")
-            + series("time_to_first_token_seconds_sum", "2.5") + "# EOF\n")
+    text = (
+        "# TYPE vllm:prompt_tokens counter\n# HELP vllm:prompt_tokens Prompt tokens.\n"
+        + series("prompt_tokens_total", "5")
+        + RUNNING
+        + "# TYPE vllm:time_to_first_token_seconds gauge\n"
+        + series("time_to_first_token_seconds_bucket", '3 # {trace_id="abc"} 0.2 1700000000.1', le="+Inf")
+        + series("time_to_first_token_seconds_sum", "2.5")
+        + "# EOF\n"
+    )
     engine = engine_of(text)
     assert engine.counters == {"prompt_tokens": 5}
     assert engine.histograms == {"ttft": Histogram((math.inf,), (3,), 2.5, 3)}
@@ -272,55 +300,76 @@ def test_a_value_that_cannot_be_costs_its_line_and_is_counted(value):
             assert result.engines[0].gauges == {"running": 3, "waiting": 2}
 
 
-@pytest.mark.parametrize(("value", "kept"), [("0", True), ("1.0", True), ("1.0001", True), ("1.0002", False),
-                                             ("-0.1", False), ("97.5", False)])
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [("0", True), ("1.0", True), ("1.0001", True), ("1.0002", False), ("-0.1", False), ("97.5", False)],
+)
 def test_usage_is_a_ratio(value, kept):
     result = scan(RUNNING + series("kv_cache_usage_perc", value))
     assert ("kv_usage" in result.engines[0].gauges) is kept
     assert result.bad_lines == (not kept)
 
 
-@pytest.mark.parametrize("line", [
-    'vllm:num_requests_waiting{engine="0",model_name="m" 1',
-    'vllm:num_requests_waiting{engine="0",model_name=m} 1',
-    'vllm:num_requests_waiting{engine="0",engine="1",model_name="m"} 1',
-    'vllm:num_requests_waiting{engine="0"} 1 nonsense',
-    'vllm:num_requests_waiting{engine="0"}',
-    "vllm:num_requests_waiting",
-    'vllm:num_requests_waiting{model_name="' + "x" * 1025 + '"} 1',
-    'vllm:num_requests_waiting{model_name="m"} ' + "0" * 20_000 + "4",
-    'vllm:num_requests_waiting{model_name="' + "x" * 1_000_000 + '"} 1',
-    "vllm:num_requests_waiting{" + ",".join(f'l{n}="x"' for n in range(200)) + "} 1",
-    'vllm:time_to_first_token_seconds_bucket{engine="0",model_name="m"} 1',
-    'vllm:time_to_first_token_seconds_bucket{engine="0",le="x",model_name="m"} 1',
-    'vllm:time_to_first_token_seconds_bucket{engine="0",le="NaN",model_name="m"} 1',
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:num_requests_waiting{engine="0",model_name="m" 1',
+        'vllm:num_requests_waiting{engine="0",model_name=m} 1',
+        'vllm:num_requests_waiting{engine="0",engine="1",model_name="m"} 1',
+        'vllm:num_requests_waiting{engine="0"} 1 nonsense',
+        'vllm:num_requests_waiting{engine="0"}',
+        "vllm:num_requests_waiting",
+        'vllm:num_requests_waiting{model_name="' + "x" * 1025 + '"} 1',
+        'vllm:num_requests_waiting{model_name="m"} ' + "0" * 20_000 + "4",
+        'vllm:num_requests_waiting{model_name="' + "x" * 1_000_000 + '"} 1',
+        "vllm:num_requests_waiting{" + ",".join(f'l{n}="x"' for n in range(200)) + "} 1",
+        'vllm:time_to_first_token_seconds_bucket{engine="0",model_name="m"} 1',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="x",model_name="m"} 1',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="NaN",model_name="m"} 1',
+    ],
+)
 def test_a_wanted_line_that_cannot_be_read_is_counted_and_costs_nothing_else(line):
     result = scan(f"{line}\n{RUNNING}{line}")
     assert result.engines == scan(RUNNING).engines
     assert result.bad_lines == 2
 
 
-@pytest.mark.parametrize("line", [
-    'vllm:unwanted{engine="0" 1', "vllm:unwanted nonsense", "#", "# HELP", "%$&", "{", '{"', "\\", "\x00", "vllm:",
-    'vllm:config_info{text="' + "x" * 1_000_000 + '"} 1', '{"vllm:unwanted",a="b"} 1',
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:unwanted{engine="0" 1',
+        "vllm:unwanted nonsense",
+        "#",
+        "# HELP",
+        "%$&",
+        "{",
+        '{"',
+        "\\",
+        "\x00",
+        "vllm:",
+        'vllm:config_info{text="' + "x" * 1_000_000 + '"} 1',
+        '{"vllm:unwanted",a="b"} 1',
+    ],
+)
 def test_unwanted_lines_do_not_count_as_bad(line):
     result = scan(f"{line}\n{RUNNING}{line}")
     assert result.engines == scan(RUNNING).engines
     assert result.bad_lines == 0
 
 
-@pytest.mark.parametrize("line", [
-    'vllm:num_requests_waiting{engine="0",model_name="m"} 4',
-    'vllm:num_requests_waiting{model_name="m",engine="0",} 4',
-    '  vllm:num_requests_waiting { engine = "0" , model_name = "m" }\t4 ',
-    'vllm:num_requests_waiting{engine="0",model_name="m"}\t4\t1700000000',
-    'vllm:num_requests_waiting{engine="0",model_name="m"} 4 1700000000.123 # {a="b"} 1',
-    'vllm:num_requests_waiting{"engine"="0","model_name"="m"} 4',
-    '{ "vllm:num_requests_waiting" , engine="0", model_name="m" } 4',
-    'vllm:num_requests_waiting{lora="a b} c",engine="0",model_name="m"} 4.0e0',
-])
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 4',
+        'vllm:num_requests_waiting{model_name="m",engine="0",} 4',
+        '  vllm:num_requests_waiting { engine = "0" , model_name = "m" }\t4 ',
+        'vllm:num_requests_waiting{engine="0",model_name="m"}\t4\t1700000000',
+        'vllm:num_requests_waiting{engine="0",model_name="m"} 4 1700000000.123 # {a="b"} 1',
+        'vllm:num_requests_waiting{"engine"="0","model_name"="m"} 4',
+        '{ "vllm:num_requests_waiting" , engine="0", model_name="m" } 4',
+        'vllm:num_requests_waiting{lora="a b} c",engine="0",model_name="m"} 4.0e0',
+    ],
+)
 def test_ways_to_write_one_line(line):
     for text in (f"{RUNNING}{line}\n", f"{RUNNING}{line}"):
         assert engine_of(text).gauges == {"running": 3, "waiting": 4}
@@ -352,8 +401,15 @@ def test_of_duplicates_the_last_counts():
 def test_http_requests_are_summed_over_handlers_by_class_of_status():
     text = RUNNING + "".join(
         f'http_requests_total{{handler="{handler}",method="POST",status="{status}"}} {n}\n'
-        for handler, status, n in (("/a", "2xx", 3), ("/b", "2xx", 4), ("/a", "4xx", 1), ("/a", "503", 2),
-                                   ("/b", "500", 5), ("/a", "weird", 9)))
+        for handler, status, n in (
+            ("/a", "2xx", 3),
+            ("/b", "2xx", 4),
+            ("/a", "4xx", 1),
+            ("/a", "503", 2),
+            ("/b", "500", 5),
+            ("/a", "weird", 9),
+        )
+    )
     assert scan(text).page == {"http:2xx": 7, "http:4xx": 1, "http:5xx": 7}
 
 
@@ -372,11 +428,14 @@ def test_buckets_may_come_in_any_order():
     assert histogram == Histogram((0.1, 0.5, math.inf), (1, 2, 7), 1.5, 7)
 
 
-@pytest.mark.parametrize("buckets", [
-    [("0.1", "1"), ("0.5", "2")],  # no +Inf
-    [("0.1", "3"), ("0.5", "2"), ("+Inf", "7")],  # falls
-    [("0.1", "1"), ("+Inf", "NaN")],
-])
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        [("0.1", "1"), ("0.5", "2")],  # no +Inf
+        [("0.1", "3"), ("0.5", "2"), ("+Inf", "7")],  # falls
+        [("0.1", "1"), ("+Inf", "NaN")],
+    ],
+)
 def test_unsound_buckets_are_dropped_while_sum_and_count_stay(buckets):
     result = scan(ttft(*buckets))
     assert result.engines[0].histograms["ttft"] == Histogram((), (), 1.5, 7)
@@ -399,16 +458,26 @@ def test_sum_count_and_buckets_are_independent():
 # --- not a vLLM page -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("body", "error"), [
-    ("", "empty"), (" \n\t\r\n", "empty"),
-    ("<!DOCTYPE html><html>vllm:num_requests_running 1</html>", "html"), ("\n\n  <?xml?>", "html"),
-    ('{"detail":"Not Found"}', "json"), ("[]", "json"), (' \n{\n  "a": 1}', "json"),
-    ('{"other_metric"} 5', "no_vllm_metrics"),
-    ("process_cpu_seconds_total 5\npython_info 1\n", "no_vllm_metrics"),
-    (series("cache_config_info", block_size="16"), "no_vllm_metrics"),
-    ("garbage", "no_vllm_metrics"), ("\n" * 200_000, "too_large"),
-    (b"\xff\xfe", "invalid_utf8"), (RUNNING.encode() + b"\xc3", "invalid_utf8"), (b"", "empty"),
-])
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("", "empty"),
+        (" \n\t\r\n", "empty"),
+        ("<!DOCTYPE html><html>vllm:num_requests_running 1</html>", "html"),
+        ("\n\n  <?xml?>", "html"),
+        ('{"detail":"Not Found"}', "json"),
+        ("[]", "json"),
+        (' \n{\n  "a": 1}', "json"),
+        ('{"other_metric"} 5', "no_vllm_metrics"),
+        ("process_cpu_seconds_total 5\npython_info 1\n", "no_vllm_metrics"),
+        (series("cache_config_info", block_size="16"), "no_vllm_metrics"),
+        ("garbage", "no_vllm_metrics"),
+        ("\n" * 200_000, "too_large"),
+        (b"\xff\xfe", "invalid_utf8"),
+        (RUNNING.encode() + b"\xc3", "invalid_utf8"),
+        (b"", "empty"),
+    ],
+)
 def test_why_there_are_no_engines(body, error):
     result = scan(body)
     assert (result.error, result.engines) == (error, ())
@@ -492,11 +561,17 @@ def new_series(generation):
     return "".join(series("kv_cache_usage_perc", "0.5", pid=f"{generation}-{n}") for n in range(20_000))
 
 
-@pytest.mark.parametrize("page", [
-    longest_lines, lambda generation: longest_lines(generation, "\N{SNOWMAN}"), new_series,
-    lambda generation: RUNNING + "".join(f"x{generation}{n} 1\n" for n in range(90_000)),
-    lambda generation: RUNNING + "".join(f"# {generation}{n} {'c' * 400} z\n" for n in range(18_000)),
-], ids=["long lines", "wide characters", "series", "short lines", "comments"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        longest_lines,
+        lambda generation: longest_lines(generation, "\N{SNOWMAN}"),
+        new_series,
+        lambda generation: RUNNING + "".join(f"x{generation}{n} 1\n" for n in range(90_000)),
+        lambda generation: RUNNING + "".join(f"# {generation}{n} {'c' * 400} z\n" for n in range(18_000)),
+    ],
+    ids=["long lines", "wide characters", "series", "short lines", "comments"],
+)
 def test_memory_is_bounded_by_whatever_comes_and_the_bound_is_true(page):
     with tracing() as held:
         scanner = Scanner()
@@ -522,9 +597,14 @@ def test_all_scanners_together_remember_no_more_than_the_bound():
 def test_a_page_of_as_many_engines_as_allowed_is_remembered_whole():
     """Else every scan of it would be a slow one."""
     name = "org/" + "x" * 100
-    lines = pages.text_of("d_kv_pressure").replace('model_name="tiny"', f'model_name="{name}"').splitlines(keepends=True)
-    text = "".join(line.replace('engine="0"', f'engine="{n}"') for line in lines
-                   for n in range(MAX_ENGINES if 'engine="0"' in line else 1))
+    lines = (
+        pages.text_of("d_kv_pressure").replace('model_name="tiny"', f'model_name="{name}"').splitlines(keepends=True)
+    )
+    text = "".join(
+        line.replace('engine="0"', f'engine="{n}"')
+        for line in lines
+        for n in range(MAX_ENGINES if 'engine="0"' in line else 1)
+    )
     scanner = Scanner()
     assert len(scanner.scan(text).engines) == MAX_ENGINES
     assert len(scanner._slots) > 20_000
@@ -561,8 +641,12 @@ def test_engines_that_come_and_go_leave_little_behind():
     scanner = Scanner()
     tracemalloc.start()
     for generation in range(100):
-        result = scanner.scan("".join(series("num_requests_running", engine=str(n), model_name=f"{generation}-{n}")
-                                      for n in range(MAX_ENGINES)))
+        result = scanner.scan(
+            "".join(
+                series("num_requests_running", engine=str(n), model_name=f"{generation}-{n}")
+                for n in range(MAX_ENGINES)
+            )
+        )
         assert (len(result.engines), result.bad_lines) == (MAX_ENGINES, 0)
     left = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
@@ -577,7 +661,9 @@ def test_pages_with_timestamps_leave_nothing_behind():
     scanner.scan(text)
     tracemalloc.start()
     for n in range(20):
-        scanner.scan("\n".join(f"{line}{n} 1700000000{n}" if line.endswith(".0") else line for line in text.split("\n")))
+        scanner.scan(
+            "\n".join(f"{line}{n} 1700000000{n}" if line.endswith(".0") else line for line in text.split("\n"))
+        )
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert held < 256 * 1024
@@ -592,15 +678,37 @@ def test_as_many_lines_as_allowed():
 
 
 def test_page_from_text_carries_what_it_is_told():
-    page = page_from_text(RUNNING.encode(), target="t", time=5.0, namespace="n", pod="p", container="c", gpus=["g"],
-                          args=["--x", "1"], env={"A": "b"}, duration_seconds=0.5, keep_text=True)
+    page = page_from_text(
+        RUNNING.encode(),
+        target="t",
+        time=5.0,
+        namespace="n",
+        pod="p",
+        container="c",
+        gpus=["g"],
+        args=["--x", "1"],
+        env={"A": "b"},
+        duration_seconds=0.5,
+        keep_text=True,
+    )
     assert (page.target, page.time, page.namespace, page.pod, page.container) == ("t", 5.0, "n", "p", "c")
     assert (page.gpus, page.args, page.env, page.duration_seconds) == (("g",), ("--x", "1"), {"A": "b"}, 0.5)
     assert page.exposition == RUNNING
     assert page.engines[0].gauges == {"running": 3}
-    assert page == page_from_text(page.exposition, target="t", time=5.0, namespace="n", pod="p", container="c",
-                                  gpus=["g"], args=["--x", "1"], env={"A": "b"}, duration_seconds=0.5, keep_text=True,
-                                  scanner=Scanner())
+    assert page == page_from_text(
+        page.exposition,
+        target="t",
+        time=5.0,
+        namespace="n",
+        pod="p",
+        container="c",
+        gpus=["g"],
+        args=["--x", "1"],
+        env={"A": "b"},
+        duration_seconds=0.5,
+        keep_text=True,
+        scanner=Scanner(),
+    )
 
 
 def test_page_from_text_without_text():
@@ -614,17 +722,21 @@ def test_page_from_text_without_text():
 def test_the_alias_table_is_unambiguous():
     wanted = [name for family in ENGINE_FAMILIES for name in family.names]
     assert len(wanted) == len(set(wanted))
-    assert all(SAMPLES[prefix + "num_requests_running"] == SAMPLES["vllm:num_requests_running"]
-               for prefix in ("vllm_", "ray_vllm:", "ray_vllm_", ""))
+    assert all(
+        SAMPLES[prefix + "num_requests_running"] == SAMPLES["vllm:num_requests_running"]
+        for prefix in ("vllm_", "ray_vllm:", "ray_vllm_", "")
+    )
     assert "vllm:generation_tokens_created" not in SAMPLES
     assert "iteration_tokens_total" not in SAMPLES
 
 
 def test_a_routers_page_is_no_engine() -> None:
     """A router tells of its servers under vLLM's own names, with ``server`` and without ``model_name``."""
-    page = "".join(f'vllm:{name}{{server="http://10.0.0.{server}:8000"}} {value}\n'
-                   for server, values in enumerate(((100, 0), (3, 40)))
-                   for name, value in zip(("num_requests_running", "num_requests_waiting"), values, strict=True))
+    page = "".join(
+        f'vllm:{name}{{server="http://10.0.0.{server}:8000"}} {value}\n'
+        for server, values in enumerate(((100, 0), (3, 40)))
+        for name, value in zip(("num_requests_running", "num_requests_waiting"), values, strict=True)
+    )
     found = scan(page)
     assert found.engines == ()
     assert found.error == "no_vllm_metrics"

@@ -63,20 +63,30 @@ def test_the_request_says_no_more_than_needed(monkeypatch):
         fetcher.fetch()
         fetcher.fetch()
         fetcher.close()
-    assert server.requests == [(
-        f"GET /some/path?x=y HTTP/1.1\r\nHost: {server.address}\r\nUser-Agent: kvpressure\r\n"
-        "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n\r\n").encode()] * 2
+    assert (
+        server.requests
+        == [
+            (
+                f"GET /some/path?x=y HTTP/1.1\r\nHost: {server.address}\r\nUser-Agent: kvpressure\r\n"
+                "Accept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n\r\n"
+            ).encode()
+        ]
+        * 2
+    )
 
 
-@pytest.mark.parametrize("answer", [
-    b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n2;x=y\r\nef\r\n0\r\ntrailer: x\r\n\r\n",
-    b"HTTP/1.1 100 Continue\r\n\r\n" + response(b"abcdef"),
-    response(b"abcdef", headers=["connection: close"]),
-    b"HTTP/1.0 200 OK\r\n\r\nabcdef",
-    b"HTTP/1.1 200 OK\r\n\r\nabcdef",
-    response(zipped(b"abcdef"), headers=["content-encoding: gzip"]),
-    response(zipped(b"abcdef"), headers=["Content-Encoding:  X-GZIP "]),
-])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n2;x=y\r\nef\r\n0\r\ntrailer: x\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" + response(b"abcdef"),
+        response(b"abcdef", headers=["connection: close"]),
+        b"HTTP/1.0 200 OK\r\n\r\nabcdef",
+        b"HTTP/1.1 200 OK\r\n\r\nabcdef",
+        response(zipped(b"abcdef"), headers=["content-encoding: gzip"]),
+        response(zipped(b"abcdef"), headers=["Content-Encoding:  X-GZIP "]),
+    ],
+)
 def test_ways_to_send_a_page(answer):
     with saying(answer) as server:
         fetcher = fetcher_for(server)
@@ -170,36 +180,62 @@ def test_after_any_failure_the_next_fetch_works():
 # --- answers that are no page ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("status", "reason"), [
-    ("301 Moved", "redirect"), ("302 Found", "redirect"), ("307 Temporary", "redirect"), ("304 Not Modified", "redirect"),
-    ("400 Bad", "http_4xx"), ("401 Who", "http_4xx"), ("404 Not Found", "http_4xx"), ("429 Slow", "http_4xx"),
-    ("500 Oops", "http_5xx"), ("503 Busy", "http_5xx"), ("201 Created", "protocol"), ("999 What", "protocol"),
-])
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("301 Moved", "redirect"),
+        ("302 Found", "redirect"),
+        ("307 Temporary", "redirect"),
+        ("304 Not Modified", "redirect"),
+        ("400 Bad", "http_4xx"),
+        ("401 Who", "http_4xx"),
+        ("404 Not Found", "http_4xx"),
+        ("429 Slow", "http_4xx"),
+        ("500 Oops", "http_5xx"),
+        ("503 Busy", "http_5xx"),
+        ("201 Created", "protocol"),
+        ("999 What", "protocol"),
+    ],
+)
 def test_statuses(status, reason):
     assert reason_from(answering(response(PAGE, status))) == reason
 
 
 def test_redirects_are_not_followed():
-    with answering(response(PAGE)) as elsewhere, answering(
-            response(b"", "302 Found", headers=[f"location: {elsewhere.url}"])) as server:
+    with (
+        answering(response(PAGE)) as elsewhere,
+        answering(response(b"", "302 Found", headers=[f"location: {elsewhere.url}"])) as server,
+    ):
         assert reason_of(fetcher_for(server)) == "redirect"
     assert elsewhere.connections == 0
 
 
-@pytest.mark.parametrize("said", [
-    b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 abc OK\r\n\r\n", b"HTTP/9.9 200 OK\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n",
-    b"HTTP/1.1 200 OK\r\n" + b"".join(b"a%d: b\r\n" % n for n in range(200)) + b"\r\n",
-    b"HTTP/1.1 200 OK\r\na: " + b"b" * 65_600 + b"\r\n\r\n",
-])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/9.9 200 OK\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"".join(b"a%d: b\r\n" % n for n in range(200)) + b"\r\n",
+        b"HTTP/1.1 200 OK\r\na: " + b"b" * 65_600 + b"\r\n\r\n",
+    ],
+)
 def test_what_is_not_http(said):
     assert reason_from(saying(said)) in ("protocol", "too_large")
 
 
-@pytest.mark.parametrize(("body", "encoding", "reason"), [
-    (zlib.compress(b"abc"), "deflate", "bad_encoding"), (b"abc", "br", "bad_encoding"),
-    (b"abc", "gzip", "bad_encoding"), (zipped(PAGE)[:-20], "gzip", "bad_encoding"), (b"", "gzip", "bad_encoding"),
-    (zipped(b"0" * (MAX_TEXT_BYTES + 1)), "gzip", "too_large"),
-])
+@pytest.mark.parametrize(
+    ("body", "encoding", "reason"),
+    [
+        (zlib.compress(b"abc"), "deflate", "bad_encoding"),
+        (b"abc", "br", "bad_encoding"),
+        (b"abc", "gzip", "bad_encoding"),
+        (zipped(PAGE)[:-20], "gzip", "bad_encoding"),
+        (b"", "gzip", "bad_encoding"),
+        (zipped(b"0" * (MAX_TEXT_BYTES + 1)), "gzip", "too_large"),
+    ],
+)
 def test_encodings_that_cannot_be_or_must_not_be_unpacked(body, encoding, reason):
     assert reason_from(answering(response(body, headers=[f"content-encoding: {encoding}"]))) == reason
 
@@ -228,15 +264,19 @@ def endless(part: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> RawServer:
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-@pytest.mark.parametrize("server", [
-    lambda: endless(b"x" * 65536),
-    lambda: endless(b"10000\r\n" + b"x" * 65536 + b"\r\n", CHUNKED),
-    lambda: endless(b"x" * 65536, CHUNKED + b"ffffffffffffffff\r\n"),
-    lambda: endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, b""),
-    lambda: endless(b"a" * 65536, CHUNKED + b"0\r\n"),
-    lambda: saying(response(b"", length=MAX_BODY_BYTES + 1), then="hang"),
-    lambda: saying(response(b"x" * (MAX_BODY_BYTES + 1))),
-], ids=["body", "chunks", "one chunk", "1xx", "trailer", "announced", "sent"])
+@pytest.mark.parametrize(
+    "server",
+    [
+        lambda: endless(b"x" * 65536),
+        lambda: endless(b"10000\r\n" + b"x" * 65536 + b"\r\n", CHUNKED),
+        lambda: endless(b"x" * 65536, CHUNKED + b"ffffffffffffffff\r\n"),
+        lambda: endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000, b""),
+        lambda: endless(b"a" * 65536, CHUNKED + b"0\r\n"),
+        lambda: saying(response(b"", length=MAX_BODY_BYTES + 1), then="hang"),
+        lambda: saying(response(b"x" * (MAX_BODY_BYTES + 1))),
+    ],
+    ids=["body", "chunks", "one chunk", "1xx", "trailer", "announced", "sent"],
+)
 def test_too_much(server):
     assert reason_from(server()) in ("too_large", "protocol")
 
@@ -249,17 +289,20 @@ def test_as_much_as_allowed():
         fetcher.close()
 
 
-@pytest.mark.parametrize("server", [
-    lambda: saying(),
-    lambda: saying(then="reset"),
-    lambda: saying(b"HTTP/1.1 200 OK\r\ncontent-le", then="reset"),
-    lambda: saying(response(PAGE[:1000], length=5000)),
-    lambda: saying(response(b"", length=5000)),
-    lambda: saying(response(PAGE[:1000], length=5000), then="reset", pause=0.05),
-    lambda: saying(CHUNKED + b"ff\r\nabc"),
-    lambda: saying(CHUNKED + b"3\r\nabc\r\n"),
-    lambda: saying(CHUNKED + b"zz\r\nabc\r\n"),
-])
+@pytest.mark.parametrize(
+    "server",
+    [
+        lambda: saying(),
+        lambda: saying(then="reset"),
+        lambda: saying(b"HTTP/1.1 200 OK\r\ncontent-le", then="reset"),
+        lambda: saying(response(PAGE[:1000], length=5000)),
+        lambda: saying(response(b"", length=5000)),
+        lambda: saying(response(PAGE[:1000], length=5000), then="reset", pause=0.05),
+        lambda: saying(CHUNKED + b"ff\r\nabc"),
+        lambda: saying(CHUNKED + b"3\r\nabc\r\n"),
+        lambda: saying(CHUNKED + b"zz\r\nabc\r\n"),
+    ],
+)
 def test_connections_that_break(server):
     assert reason_from(server()) == "reset"
 
@@ -277,18 +320,31 @@ def dripping(head: bytes, drip: bytes) -> RawServer:
     return RawServer(script)
 
 
-@pytest.mark.parametrize("server", [
-    lambda: RawServer(lambda server, _connection: server.hang()),
-    lambda: saying(then="hang"),
-    lambda: saying(b"HTTP/1.1 200 OK\r\n", then="hang"),
-    lambda: saying(response(PAGE[:1000], length=len(PAGE)), then="hang"),
-    lambda: dripping(b"", b"H"),
-    lambda: dripping(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
-    lambda: dripping(response(b"", length=100_000), b"x"),
-    lambda: dripping(CHUNKED, b"1\r\nx\r\n"),
-    lambda: dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
-], ids=["deaf", "silent", "headers stop", "body stops", "drips status", "drips headers", "drips body", "drips chunks",
-        "drips without length"])
+@pytest.mark.parametrize(
+    "server",
+    [
+        lambda: RawServer(lambda server, _connection: server.hang()),
+        lambda: saying(then="hang"),
+        lambda: saying(b"HTTP/1.1 200 OK\r\n", then="hang"),
+        lambda: saying(response(PAGE[:1000], length=len(PAGE)), then="hang"),
+        lambda: dripping(b"", b"H"),
+        lambda: dripping(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n"),
+        lambda: dripping(response(b"", length=100_000), b"x"),
+        lambda: dripping(CHUNKED, b"1\r\nx\r\n"),
+        lambda: dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x"),
+    ],
+    ids=[
+        "deaf",
+        "silent",
+        "headers stop",
+        "body stops",
+        "drips status",
+        "drips headers",
+        "drips body",
+        "drips chunks",
+        "drips without length",
+    ],
+)
 def test_the_deadline_is_for_everything_together(server):
     with server() as running:
         fetcher = fetcher_for(running, timeout=0.4)
@@ -357,8 +413,9 @@ def test_the_next_address_of_a_name_is_tried(monkeypatch):
         closed = listener.getsockname()
         listener.close()
         kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-        monkeypatch.setattr(socket, "getaddrinfo",
-                            lambda *_args, **_more: [(*kind, closed), (*kind, ("127.0.0.1", server.port))])
+        monkeypatch.setattr(
+            socket, "getaddrinfo", lambda *_args, **_more: [(*kind, closed), (*kind, ("127.0.0.1", server.port))]
+        )
         fetcher = PageFetcher(parse_target("vllm.example"), 5)
         assert fetcher.fetch() == PAGE
         fetcher.close()
@@ -369,8 +426,14 @@ def test_no_socket_is_left_behind():
         return len(list(Path("/proc/self/fd").iterdir()))
 
     before = open_files()
-    servers = [saying(b"garbage"), saying(response(b"", length=9)), answering(response(PAGE, "302 x")), saying(then="reset"),
-               answering(response(b"x", headers=["connection: close"])), answering(response(PAGE))]
+    servers = [
+        saying(b"garbage"),
+        saying(response(b"", length=9)),
+        answering(response(PAGE, "302 x")),
+        saying(then="reset"),
+        answering(response(b"x", headers=["connection: close"])),
+        answering(response(PAGE)),
+    ]
     for server in servers:
         with server:
             fetcher = fetcher_for(server)

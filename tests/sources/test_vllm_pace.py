@@ -53,9 +53,11 @@ class TestPace:
         assert times[:60] == [float(t) for t in range(60)]
         assert {b - a for a, b in pairwise(times[60:])} == {CALM_INTERVAL}
 
-    @pytest.mark.parametrize("sign", [
-        {"kv": 0.51}, {"waiting": 1}, {"running": 2, "tokens": 5}, {"running": 2, "kv": 0.51, "tokens": 300}],
-        ids=["cache", "queue", "no tokens", "both"])
+    @pytest.mark.parametrize(
+        "sign",
+        [{"kv": 0.51}, {"waiting": 1}, {"running": 2, "tokens": 5}, {"running": 2, "kv": 0.51, "tokens": 300}],
+        ids=["cache", "queue", "no tokens", "both"],
+    )
     def test_a_sign_of_load_speeds_up_at_once_for_a_minute(self, sign) -> None:
         pace = calm_pace()
         loud = fetches(pace, 106, lambda _: page(**sign), 100.0)[-1]
@@ -70,17 +72,28 @@ class TestPace:
     def test_requests_that_arrive_all_the_time_leave_a_healthy_engine_calm(self) -> None:
         """Eight clients, thirty milliseconds a step: every twentieth page sees one of them come in."""
         arrives = Random(3)
-        times = fetches(calm_pace(), 1300, lambda t: page(running=8, waiting=float(arrives.random() < 0.05), tokens=1000 + t), 100.0)
+        times = fetches(
+            calm_pace(), 1300, lambda t: page(running=8, waiting=float(arrives.random() < 0.05), tokens=1000 + t), 100.0
+        )
         assert 240 < len(times) < 400
 
     @pytest.mark.parametrize("apart", [1, 2, 3])
     def test_a_queue_that_comes_and_goes_keeps_it_fast(self, apart: int) -> None:
-        times = fetches(calm_pace(), 160, lambda t: page(running=2, waiting=float((t - 104) % apart == 0), tokens=1000 + t), 104.0)
+        times = fetches(
+            calm_pace(), 160, lambda t: page(running=2, waiting=float((t - 104) % apart == 0), tokens=1000 + t), 104.0
+        )
         assert {b - a for a, b in pairwise(times)} == {1.0}
 
-    @pytest.mark.parametrize("pages", [
-        lambda _: page(kv=0.5), lambda t: page(running=2, tokens=1000 + t), lambda _: page(error="refused"),
-        lambda _: page()], ids=["half full", "works", "error", "idle"])
+    @pytest.mark.parametrize(
+        "pages",
+        [
+            lambda _: page(kv=0.5),
+            lambda t: page(running=2, tokens=1000 + t),
+            lambda _: page(error="refused"),
+            lambda _: page(),
+        ],
+        ids=["half full", "works", "error", "idle"],
+    )
     def test_other_pages_do_not(self, pages) -> None:
         assert len(fetches(calm_pace(), 120, pages, 100.0)) == 4
 

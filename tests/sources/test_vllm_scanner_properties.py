@@ -20,16 +20,25 @@ DIALECTS = (CAPTURE, pages.to_openmetrics(CAPTURE), pages.to_quoted(CAPTURE), pa
 
 # Text from the characters that the format is made of, so that quotes, braces and escapes meet.
 _spiced = st.text(st.sampled_from('vllm:_{}",=\\ \t\n#0123456789.eE+-NaInf"\r\x00é'), max_size=200)
-_value = st.one_of(st.floats().map(str), st.sampled_from(["NaN", "+Inf", "", "1_0", "0x1", "1 1700000000", '1 # {a="b"} 1']),
-                   st.text(max_size=5))
+_value = st.one_of(
+    st.floats().map(str),
+    st.sampled_from(["NaN", "+Inf", "", "1_0", "0x1", "1 1700000000", '1 # {a="b"} 1']),
+    st.text(max_size=5),
+)
 _label = st.sampled_from(["engine", "model_name", "le", "reason", "finished_reason", "pid", "ReplicaId", "status", "x"])
-_text_of_label = st.one_of(st.sampled_from(["0", "1", "m", "0.5", "+Inf", "capacity", "2xx", "}", '\\"', "\\", '"']),
-                           st.text(max_size=8))
+_text_of_label = st.one_of(
+    st.sampled_from(["0", "1", "m", "0.5", "+Inf", "capacity", "2xx", "}", '\\"', "\\", '"']), st.text(max_size=8)
+)
 _labels = st.lists(st.tuples(_label, _text_of_label), max_size=4).map(
-    lambda items: "{" + ",".join(f'{name}="{text}"' for name, text in items) + "}")
-_almost_series = st.builds(lambda name, labels, gap, value: f"{name}{labels}{gap}{value}",
-                           st.sampled_from(sorted(SAMPLES)), st.one_of(st.just(""), _labels),
-                           st.sampled_from([" ", "  ", "\t", ""]), _value)
+    lambda items: "{" + ",".join(f'{name}="{text}"' for name, text in items) + "}"
+)
+_almost_series = st.builds(
+    lambda name, labels, gap, value: f"{name}{labels}{gap}{value}",
+    st.sampled_from(sorted(SAMPLES)),
+    st.one_of(st.just(""), _labels),
+    st.sampled_from([" ", "  ", "\t", ""]),
+    _value,
+)
 _line = st.one_of(_spiced, _almost_series, st.sampled_from(CAPTURE_LINES))
 _page = st.lists(_line, max_size=25).map("\n".join)
 
@@ -60,7 +69,9 @@ def test_values_make_sense_whatever_the_page_says(text):
 
 
 _garbage = st.one_of(
-    _spiced, st.text(max_size=60), st.sampled_from(["# TYPE vllm:num_requests_running histogram", "# EOF", "\x00", "{"]),
+    _spiced,
+    st.text(max_size=60),
+    st.sampled_from(["# TYPE vllm:num_requests_running histogram", "# EOF", "\x00", "{"]),
 ).map(lambda text: text.replace("\n", " ").replace("vllm", "v").replace("num_requests", "n"))
 
 
@@ -77,12 +88,17 @@ def test_wanted_lines_survive_among_garbage(capture, garbage):
 
 
 @some
-@given(st.lists(st.integers(0, 600), min_size=1, max_size=20, unique=True), st.sampled_from(["", "x", "NaN", "-1", "1 y"]))
+@given(
+    st.lists(st.integers(0, 600), min_size=1, max_size=20, unique=True), st.sampled_from(["", "x", "NaN", "-1", "1 y"])
+)
 def test_every_spoiled_wanted_line_is_counted(places, value):
     from prometheus_client.parser import text_string_to_metric_families
 
-    wanted = [line for line in CAPTURE_LINES if line.partition("{")[0].partition(" ")[0] in SAMPLES
-              and "bucket" not in line and "cache_config" not in line]
+    wanted = [
+        line
+        for line in CAPTURE_LINES
+        if line.partition("{")[0].partition(" ")[0] in SAMPLES and "bucket" not in line and "cache_config" not in line
+    ]
     spoiled = {wanted[place % len(wanted)] for place in places}
     text = "\n".join(f"{line.rpartition(' ')[0]} {value}" if line in spoiled else line for line in CAPTURE_LINES)
     result = Scanner().scan(text)
@@ -121,7 +137,7 @@ def test_time_is_bounded_on_the_worst_pages():
         "vllm:num_requests_running{" * (size // 26),
         'vllm:num_requests_running{a="' + "\\" * size,
         ('vllm:num_requests_running{a="' + "\\" * 15_000 + "\n") * (size // 15_000),
-        ('vllm:num_requests_running{' + 'a="b",' * 2_000 + "\n") * (size // 12_000),
+        ("vllm:num_requests_running{" + 'a="b",' * 2_000 + "\n") * (size // 12_000),
         (" \t" * 8_000 + "\n") * (size // 16_000),
         ("vllm:num_requests_running" + " " * 15_000 + "x\n") * (size // 15_000),
         '{"' * (size // 2),

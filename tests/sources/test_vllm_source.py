@@ -64,16 +64,26 @@ def read_until(source, enough, seconds=10.0):
 
 def test_a_page_is_what_its_text_gives(source_for):
     with answering(PAGE) as server:
-        source = source_for(f"prod/chat-0={server.url};container=vllm;gpus=GPU-1;args=--max-num-seqs 64",
-                            keep_exposition=True)
+        source = source_for(
+            f"prod/chat-0={server.url};container=vllm;gpus=GPU-1;args=--max-num-seqs 64", keep_exposition=True
+        )
         before = time.time()
         reading = source.read()
         (page,) = reading.pages
     assert before <= page.time <= time.time()
     assert 0 < page.duration_seconds < 4
-    assert page == page_from_text(TEXT, target=server.url, time=page.time, namespace="prod", pod="chat-0",
-                                  container="vllm", gpus=("GPU-1",), args=("--max-num-seqs", "64"),
-                                  duration_seconds=page.duration_seconds, keep_text=True)
+    assert page == page_from_text(
+        TEXT,
+        target=server.url,
+        time=page.time,
+        namespace="prod",
+        pod="chat-0",
+        container="vllm",
+        gpus=("GPU-1",),
+        args=("--max-num-seqs", "64"),
+        duration_seconds=page.duration_seconds,
+        keep_text=True,
+    )
     assert reading.targets == (server.url,)
     assert reading.errors == {}
 
@@ -95,14 +105,27 @@ def test_each_read_brings_each_target_once_over_one_connection(source_for):
 
 
 def test_failures_are_pages_with_a_reason_and_do_not_touch_the_others(source_for):
-    with (answering(PAGE) as good, answering(response(b"", "404 x")) as missing, answering(response(b"<html>")) as html,
-          answering(response(b'{"a": 1}')) as json, answering(response(b"\xff")) as bytes_,
-          answering(response(b"process_cpu_seconds_total 4\n")) as bare, answering(response(b"")) as empty):
+    with (
+        answering(PAGE) as good,
+        answering(response(b"", "404 x")) as missing,
+        answering(response(b"<html>")) as html,
+        answering(response(b'{"a": 1}')) as json,
+        answering(response(b"\xff")) as bytes_,
+        answering(response(b"process_cpu_seconds_total 4\n")) as bare,
+        answering(response(b"")) as empty,
+    ):
         source = source_for(good, missing, html, json, bytes_, bare, empty)
         reading = source.read()
         errors = {page.target: page.error for page in reading.pages}
-    assert errors == {good.url: None, missing.url: "http_4xx", html.url: "html", json.url: "json",
-                      bytes_.url: "invalid_utf8", bare.url: "no_vllm_metrics", empty.url: "empty"}
+    assert errors == {
+        good.url: None,
+        missing.url: "http_4xx",
+        html.url: "html",
+        json.url: "json",
+        bytes_.url: "invalid_utf8",
+        bare.url: "no_vllm_metrics",
+        empty.url: "empty",
+    }
     assert reading.errors == {reason: 1 for reason in errors.values() if reason}
     assert [page.target for page in reading.pages if page.engines] == [good.url]
 
@@ -143,8 +166,9 @@ def test_a_target_that_was_late_and_is_quick_again_is_waited_for_again(source_fo
 def test_the_wait_follows_interval_and_timeout(source_for):
     with saying(then="hang") as server:
         for interval, timeout, expected in ((0.5, 5, 0.4), (30, 0.3, 0.3)):
-            source = source_for(server, vllm_timeout_seconds=timeout,
-                                collectors={"vllm": CollectorSettings(True, interval, 5)})
+            source = source_for(
+                server, vllm_timeout_seconds=timeout, collectors={"vllm": CollectorSettings(True, interval, 5)}
+            )
             started = time.monotonic()
             source.read()
             assert expected - 0.05 < time.monotonic() - started < expected + 2

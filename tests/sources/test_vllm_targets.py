@@ -10,19 +10,22 @@ from kvpressure.sources.vllm import Target, TargetError, parse_target
 from kvpressure.sources.vllm.targets import KEYS
 
 
-@pytest.mark.parametrize(("text", "name"), [
-    ("10.0.0.5", "http://10.0.0.5:8000/metrics"),
-    ("vllm-0.vllm.prod.svc", "http://vllm-0.vllm.prod.svc:8000/metrics"),
-    ("LocalHost:9000", "http://localhost:9000/metrics"),
-    ("localhost:9000/", "http://localhost:9000/metrics"),
-    ("localhost/custom", "http://localhost:8000/custom"),
-    ("http://router", "http://router:80/metrics"),
-    ("https://router", "https://router:443/metrics"),
-    ("https://router:8443/v1/metrics", "https://router:8443/v1/metrics"),
-    ("http://h:1/metrics?name[]=a&b=c", "http://h:1/metrics?name[]=a&b=c"),
-    ("http://[::1]:8000", "http://[::1]:8000/metrics"),
-    ("[fd00::5]", "http://[fd00::5]:8000/metrics"),
-])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("10.0.0.5", "http://10.0.0.5:8000/metrics"),
+        ("vllm-0.vllm.prod.svc", "http://vllm-0.vllm.prod.svc:8000/metrics"),
+        ("LocalHost:9000", "http://localhost:9000/metrics"),
+        ("localhost:9000/", "http://localhost:9000/metrics"),
+        ("localhost/custom", "http://localhost:8000/custom"),
+        ("http://router", "http://router:80/metrics"),
+        ("https://router", "https://router:443/metrics"),
+        ("https://router:8443/v1/metrics", "https://router:8443/v1/metrics"),
+        ("http://h:1/metrics?name[]=a&b=c", "http://h:1/metrics?name[]=a&b=c"),
+        ("http://[::1]:8000", "http://[::1]:8000/metrics"),
+        ("[fd00::5]", "http://[fd00::5]:8000/metrics"),
+    ],
+)
 def test_addresses(text, name):
     target = parse_target(text)
     assert target.name == name
@@ -32,10 +35,17 @@ def test_addresses(text, name):
 
 
 def test_everything_at_once():
-    target = parse_target("prod/chat-0=http://10.0.0.5:8000; container=vllm ;gpus=GPU-1, GPU-2;"
-                          "args=--model 'a; b' --max-num-seqs 64;x=y")
-    assert target == Target("10.0.0.5", namespace="prod", pod="chat-0", container="vllm", gpus=("GPU-1", "GPU-2"),
-                            args=("--model", "a; b", "--max-num-seqs", "64;x=y"))
+    target = parse_target(
+        "prod/chat-0=http://10.0.0.5:8000; container=vllm ;gpus=GPU-1, GPU-2;args=--model 'a; b' --max-num-seqs 64;x=y"
+    )
+    assert target == Target(
+        "10.0.0.5",
+        namespace="prod",
+        pod="chat-0",
+        container="vllm",
+        gpus=("GPU-1", "GPU-2"),
+        args=("--model", "a; b", "--max-num-seqs", "64;x=y"),
+    )
     assert parse_target("10.0.0.5;namespace=prod;pod=chat-0") == parse_target("prod/chat-0=10.0.0.5")
 
 
@@ -47,18 +57,38 @@ def test_tls_policy_is_explicit(tmp_path):
     assert parse_target(f"https://h;ca={ca}").ca == str(ca)
 
 
-@pytest.mark.parametrize(("text", "what", "allowed"), [
-    ("", "host", "HOST"), ("http://", "host", "HOST"), (";pod=x", "host", "HOST"), ("ftp://h", "scheme", "http"),
-    ("h:0", "port", "HOST"), ("h:65536", "address", "HOST"), ("h:x", "address", "HOST"), ("http://[::1", "address", "HOST"),
-    ("a b", "blanks", "HOST"), ("h/../etc", "path", ".."), ("h\t/a", "control", "HOST"),
-    ("h/\N{NO-BREAK SPACE}a", "blanks", "HOST"), ("h/é", "path", "ASCII"),
-    ("h/" + "x" * 600, "path", "512"), ("h#frag", "path", "#"), ("h\r\nX: y", "control", "HOST"),
-    ("h;nonsense", "nonsense", "namespace, pod"), ("h;port=5", "port=5", "namespace, pod"),
-    ("h;pod=a;pod=b", "pod twice", "once"), ("a/b=h;pod=c", "pod twice", "once"), ("h;pod=a/b", "pod 'a/b'", "name"),
-    ("h;namespace=" + "x" * 300, "namespace", "name"), ("h;gpus=a,,b", "gpus", "commas"),
-    ("https://h;tls=maybe", "tls=maybe", "tls=insecure"), ("h;tls=verify", "https", "https"),
-    ("https://h;ca=/nowhere/ca.pem", "/nowhere/ca.pem", "file"), ("h;args='open", "args", "quotes"),
-])
+@pytest.mark.parametrize(
+    ("text", "what", "allowed"),
+    [
+        ("", "host", "HOST"),
+        ("http://", "host", "HOST"),
+        (";pod=x", "host", "HOST"),
+        ("ftp://h", "scheme", "http"),
+        ("h:0", "port", "HOST"),
+        ("h:65536", "address", "HOST"),
+        ("h:x", "address", "HOST"),
+        ("http://[::1", "address", "HOST"),
+        ("a b", "blanks", "HOST"),
+        ("h/../etc", "path", ".."),
+        ("h\t/a", "control", "HOST"),
+        ("h/\N{NO-BREAK SPACE}a", "blanks", "HOST"),
+        ("h/é", "path", "ASCII"),
+        ("h/" + "x" * 600, "path", "512"),
+        ("h#frag", "path", "#"),
+        ("h\r\nX: y", "control", "HOST"),
+        ("h;nonsense", "nonsense", "namespace, pod"),
+        ("h;port=5", "port=5", "namespace, pod"),
+        ("h;pod=a;pod=b", "pod twice", "once"),
+        ("a/b=h;pod=c", "pod twice", "once"),
+        ("h;pod=a/b", "pod 'a/b'", "name"),
+        ("h;namespace=" + "x" * 300, "namespace", "name"),
+        ("h;gpus=a,,b", "gpus", "commas"),
+        ("https://h;tls=maybe", "tls=maybe", "tls=insecure"),
+        ("h;tls=verify", "https", "https"),
+        ("https://h;ca=/nowhere/ca.pem", "/nowhere/ca.pem", "file"),
+        ("h;args='open", "args", "quotes"),
+    ],
+)
 def test_what_cannot_be_is_refused_in_one_line(text, what, allowed):
     with pytest.raises(TargetError) as caught:
         parse_target(text)
@@ -67,10 +97,20 @@ def test_what_cannot_be_is_refused_in_one_line(text, what, allowed):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("fields", [
-    {"host": "h\r\nX: y"}, {"host": ""}, {"host": "h/x"}, {"host": "h", "path": "/a b"}, {"host": "h", "path": "/\r\n"},
-    {"host": "h", "path": "metrics"}, {"host": "h", "port": 0}, {"host": "h", "port": 70_000}, {"host": "h", "scheme": "file"},
-])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"host": "h\r\nX: y"},
+        {"host": ""},
+        {"host": "h/x"},
+        {"host": "h", "path": "/a b"},
+        {"host": "h", "path": "/\r\n"},
+        {"host": "h", "path": "metrics"},
+        {"host": "h", "port": 0},
+        {"host": "h", "port": 70_000},
+        {"host": "h", "scheme": "file"},
+    ],
+)
 def test_no_target_can_be_made_that_would_break_a_request(fields):
     with pytest.raises(TargetError):
         Target(**fields)
@@ -85,8 +125,34 @@ def test_credentials_are_refused_and_not_repeated():
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
-@given(st.one_of(st.text(), st.lists(st.sampled_from(
-    ["http://", "https://", "h", ":", "/", "=", ";", "[", "]", "::1", "@", "?", "#", "a/b=", " ", "'", *KEYS])).map("".join)))
+@given(
+    st.one_of(
+        st.text(),
+        st.lists(
+            st.sampled_from(
+                [
+                    "http://",
+                    "https://",
+                    "h",
+                    ":",
+                    "/",
+                    "=",
+                    ";",
+                    "[",
+                    "]",
+                    "::1",
+                    "@",
+                    "?",
+                    "#",
+                    "a/b=",
+                    " ",
+                    "'",
+                    *KEYS,
+                ]
+            )
+        ).map("".join),
+    )
+)
 def test_any_text_is_a_target_or_one_clear_error(text):
     try:
         target = parse_target(text)

@@ -103,7 +103,9 @@ class FakeKubectl:
         plan = []
         for words, answer in self.answers:
             texts = answer if isinstance(answer, list) else [answer]
-            plan.append([words.split(), [[str(text), 1] if isinstance(text, Exception) else [text, 0] for text in texts]])
+            plan.append(
+                [words.split(), [[str(text), 1] if isinstance(text, Exception) else [text, 0] for text in texts]]
+            )
         (self.folder / "plan.json").write_text(json.dumps(plan))
         script = self.folder / "kubectl"
         script.write_text(f"#!{sys.executable} -S\n{_SCRIPT.format(folder=str(self.folder))}")

@@ -58,10 +58,12 @@ class FakeVllm:
             used = sum(self._used.values()) + self._leaked + self.held
             running, waiting = len(self._used) + self.others, self._waiting
         labels = f'engine="0",model_name="{self.model}"'
-        return (f"vllm:num_requests_running{{{labels}}} {running}\nvllm:num_requests_waiting{{{labels}}} {waiting}\n"
-                f"vllm:kv_cache_usage_perc{{{labels}}} {used / (self.blocks - 1)}\n"
-                f'vllm:cache_config_info{{block_size="{self.block_size}",engine="0",gpu_memory_utilization="0.9",'
-                f'num_gpu_blocks="{self.blocks}"}} 1.0\n')
+        return (
+            f"vllm:num_requests_running{{{labels}}} {running}\nvllm:num_requests_waiting{{{labels}}} {waiting}\n"
+            f"vllm:kv_cache_usage_perc{{{labels}}} {used / (self.blocks - 1)}\n"
+            f'vllm:cache_config_info{{block_size="{self.block_size}",engine="0",gpu_memory_utilization="0.9",'
+            f'num_gpu_blocks="{self.blocks}"}} 1.0\n'
+        )
 
     def complete(self, body: dict[str, Any], write: Any) -> None:
         """Stream one answer."""

@@ -17,29 +17,72 @@ from hypothesis import strategies as st
 from kvpressure.cli import UsageError, main
 from kvpressure.toolbox import manifests
 
-GOOD = ["--max-model-len", "8192", "--max-num-seqs", "40", "--max-num-batched-tokens", "2048", "--gpu-memory-utilization", "0.6",
-        "--override-generation-config", '{"max_new_tokens": 512}']
+GOOD = [
+    "--max-model-len",
+    "8192",
+    "--max-num-seqs",
+    "40",
+    "--max-num-batched-tokens",
+    "2048",
+    "--gpu-memory-utilization",
+    "0.6",
+    "--override-generation-config",
+    '{"max_new_tokens": 512}',
+]
 
 
 def deployment(args: list[str] | None = None, kind: str = "Deployment", **container: Any) -> dict[str, Any]:
     """A vLLM deployment."""
     return {
-        "apiVersion": "apps/v1", "kind": kind, "metadata": {"name": "chat", "namespace": "inference"},
-        "spec": {"template": {"metadata": {"labels": {"app": "vllm"}}, "spec": {
-            "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
-            "containers": [{"name": "vllm", "image": "vllm/vllm-openai:v0.11.2", "command": ["vllm", "serve", "meta-llama/Llama-3.1-8B"],
-                            "args": args or []} | container]}}}}
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": {"name": "chat", "namespace": "inference"},
+        "spec": {
+            "template": {
+                "metadata": {"labels": {"app": "vllm"}},
+                "spec": {
+                    "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+                    "containers": [
+                        {
+                            "name": "vllm",
+                            "image": "vllm/vllm-openai:v0.11.2",
+                            "command": ["vllm", "serve", "meta-llama/Llama-3.1-8B"],
+                            "args": args or [],
+                        }
+                        | container
+                    ],
+                },
+            }
+        },
+    }
 
 
 MONITOR = {"kind": "PodMonitor", "metadata": {"name": "vllm"}, "spec": {}}
-RULES = {"kind": "PrometheusRule", "metadata": {"name": "kv"}, "spec": {"groups": [{"rules": [{"expr": "kvpressure_verdict"}]}]}}
-EXPORTER = {"kind": "DaemonSet", "metadata": {"name": "kvpressure"},
-            "spec": {"template": {"spec": {"containers": [{"name": "kvpressure", "image": "kvpressure:1"}]}}}}
-INGRESS = {"kind": "Ingress", "metadata": {"name": "web", "annotations": {
-    "nginx.ingress.kubernetes.io/proxy-body-size": "64k", "nginx.ingress.kubernetes.io/proxy-read-timeout": "120"}}}
+RULES = {
+    "kind": "PrometheusRule",
+    "metadata": {"name": "kv"},
+    "spec": {"groups": [{"rules": [{"expr": "kvpressure_verdict"}]}]},
+}
+EXPORTER = {
+    "kind": "DaemonSet",
+    "metadata": {"name": "kvpressure"},
+    "spec": {"template": {"spec": {"containers": [{"name": "kvpressure", "image": "kvpressure:1"}]}}},
+}
+INGRESS = {
+    "kind": "Ingress",
+    "metadata": {
+        "name": "web",
+        "annotations": {
+            "nginx.ingress.kubernetes.io/proxy-body-size": "64k",
+            "nginx.ingress.kubernetes.io/proxy-read-timeout": "120",
+        },
+    },
+}
 
 
-def audit(capsys: pytest.CaptureFixture[str], tmp_path: Path, *documents: Any, more: tuple[str, ...] = ()) -> tuple[int, dict[str, Any]]:
+def audit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, *documents: Any, more: tuple[str, ...] = ()
+) -> tuple[int, dict[str, Any]]:
     """Exit status and the first server's items by name."""
     file = tmp_path / "deployed.yaml"
     file.write_text(yaml.safe_dump_all(documents))
@@ -61,39 +104,70 @@ def test_defaults_fail_with_the_values_found_and_to_set(capsys: pytest.CaptureFi
 
 
 def test_a_well_kept_deployment_passes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    status, items = audit(capsys, tmp_path, deployment(GOOD), MONITOR, RULES, EXPORTER, INGRESS, more=("--context", "3000", "--demanding"))
+    status, items = audit(
+        capsys, tmp_path, deployment(GOOD), MONITOR, RULES, EXPORTER, INGRESS, more=("--context", "3000", "--demanding")
+    )
     assert status == 0
     seen = {name for name, item in items.items() if item["result"] == "pass"}
-    assert {"input_limit", "output_limit", "bounded_streams", "max_num_seqs_explicit", "concurrency_from_memory",
-            "max_num_batched_tokens_explicit", "batch_monitored", "gpu_memory_utilization", "gpu_memory_utilization_demanding",
-            "observe_gpu_memory", "observe_batch", "prompt_lengths", "memory_targets_documented"} <= seen
+    assert {
+        "input_limit",
+        "output_limit",
+        "bounded_streams",
+        "max_num_seqs_explicit",
+        "concurrency_from_memory",
+        "max_num_batched_tokens_explicit",
+        "batch_monitored",
+        "gpu_memory_utilization",
+        "gpu_memory_utilization_demanding",
+        "observe_gpu_memory",
+        "observe_batch",
+        "prompt_lengths",
+        "memory_targets_documented",
+    } <= seen
     assert items["reviewed"]["result"] == "cannot see"
 
 
 def test_the_values_it_says_to_set_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Following the advice must lead to an audit without failures."""
     _, items = audit(capsys, tmp_path, deployment(), more=("--context", "3000"))
-    flags = [item["set"].split(" (")[0].split(";")[0] for name, item in items.items() if item["result"] == "fail"
-             and item["set"].startswith("--")]
+    flags = [
+        item["set"].split(" (")[0].split(";")[0]
+        for name, item in items.items()
+        if item["result"] == "fail" and item["set"].startswith("--")
+    ]
     args = [word for flag in flags for word in flag.split()]
     status, items = audit(capsys, tmp_path, deployment(args), more=("--context", "3000"))
     assert status == 0, {name: item for name, item in items.items() if item["result"] == "fail"}
 
 
-@pytest.mark.parametrize(("utilization", "demanding", "first", "second"), [
-    ("0.7", False, "pass", "cannot see"), ("0.71", False, "fail", "cannot see"), ("0.7", True, "pass", "fail"),
-    ("0.6", True, "pass", "pass"), ("0.6", False, "pass", "pass"), ("0.61", True, "pass", "fail"),
-])
-def test_documented_boundaries_of_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path, utilization: str, demanding: bool,
-                                         first: str, second: str) -> None:
-    _, items = audit(capsys, tmp_path, deployment(["--gpu-memory-utilization", utilization]), more=("--demanding",) * demanding)
+@pytest.mark.parametrize(
+    ("utilization", "demanding", "first", "second"),
+    [
+        ("0.7", False, "pass", "cannot see"),
+        ("0.71", False, "fail", "cannot see"),
+        ("0.7", True, "pass", "fail"),
+        ("0.6", True, "pass", "pass"),
+        ("0.6", False, "pass", "pass"),
+        ("0.61", True, "pass", "fail"),
+    ],
+)
+def test_documented_boundaries_of_memory(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, utilization: str, demanding: bool, first: str, second: str
+) -> None:
+    _, items = audit(
+        capsys, tmp_path, deployment(["--gpu-memory-utilization", utilization]), more=("--demanding",) * demanding
+    )
     assert items["gpu_memory_utilization"]["result"] == first
     assert items["gpu_memory_utilization_demanding"]["result"] == second
 
 
 def test_version_and_card_decide_the_defaults(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for more, seqs, share in ((("--vllm-version", "0.20.0", "--gpu", "A100:80"), "256", "0.92"),
-                              (("--vllm-version", "0.7.3"), "256", "0.9"), (("--gpu", "L40S:48"), "256", "0.9"), ((), "1024", "0.9")):
+    for more, seqs, share in (
+        (("--vllm-version", "0.20.0", "--gpu", "A100:80"), "256", "0.92"),
+        (("--vllm-version", "0.7.3"), "256", "0.9"),
+        (("--gpu", "L40S:48"), "256", "0.9"),
+        ((), "1024", "0.9"),
+    ):
         _, items = audit(capsys, tmp_path, deployment(), more=more)
         assert items["max_num_seqs_explicit"]["found"].startswith(seqs + " (")
         assert items["gpu_memory_utilization"]["found"].startswith(share + " (")
@@ -129,16 +203,37 @@ def test_two_deployments_of_one_model_may_be_apart(capsys: pytest.CaptureFixture
     assert items["separate_long_context"]["result"] == "pass"
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda d: {"kind": "List", "items": [d]},
-    lambda d: {"kind": "DeploymentList", "items": [d, {"kind": "Service", "metadata": {"name": "x"}}]},
-    lambda d: d | {"kind": "StatefulSet"},
-    lambda d: {"kind": "Pod", "metadata": {"name": "p"}, "spec": d["spec"]["template"]["spec"]},
-    lambda d: {"kind": "LeaderWorkerSet", "metadata": {"name": "l"}, "spec": {"leaderWorkerTemplate": {"leaderTemplate": d["spec"]["template"]}}},
-    lambda d: {"kind": "InferenceService", "metadata": {"name": "i"}, "spec": {"predictor": d["spec"]["template"]["spec"]}},
-    lambda d: {"kind": "InferenceService", "metadata": {"name": "i"}, "spec": {"predictor": {"model": {
-        "modelFormat": {"name": "vLLM"}, "args": d["spec"]["template"]["spec"]["containers"][0]["args"]}}}},
-])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda d: {"kind": "List", "items": [d]},
+        lambda d: {"kind": "DeploymentList", "items": [d, {"kind": "Service", "metadata": {"name": "x"}}]},
+        lambda d: d | {"kind": "StatefulSet"},
+        lambda d: {"kind": "Pod", "metadata": {"name": "p"}, "spec": d["spec"]["template"]["spec"]},
+        lambda d: {
+            "kind": "LeaderWorkerSet",
+            "metadata": {"name": "l"},
+            "spec": {"leaderWorkerTemplate": {"leaderTemplate": d["spec"]["template"]}},
+        },
+        lambda d: {
+            "kind": "InferenceService",
+            "metadata": {"name": "i"},
+            "spec": {"predictor": d["spec"]["template"]["spec"]},
+        },
+        lambda d: {
+            "kind": "InferenceService",
+            "metadata": {"name": "i"},
+            "spec": {
+                "predictor": {
+                    "model": {
+                        "modelFormat": {"name": "vLLM"},
+                        "args": d["spec"]["template"]["spec"]["containers"][0]["args"],
+                    }
+                }
+            },
+        },
+    ],
+)
 def test_every_shape_of_document(capsys: pytest.CaptureFixture[str], tmp_path: Path, wrap: Any) -> None:
     status, items = audit(capsys, tmp_path, wrap(deployment(GOOD)))
     assert status == 0
@@ -152,7 +247,19 @@ def test_standard_input_and_command_line(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(sys, "stdin", Stdin())
     assert main(["audit", "-"]) == 0
     assert "deployment/inference/chat:vllm" in capsys.readouterr().out
-    assert main(["audit", "--args=vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64", "--vllm-version", "0.11.2", "--gpu", "H100:80"]) == 1
+    assert (
+        main(
+            [
+                "audit",
+                "--args=vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64",
+                "--vllm-version",
+                "0.11.2",
+                "--gpu",
+                "H100:80",
+            ]
+        )
+        == 1
+    )
     text = capsys.readouterr().out
     assert "pass max_num_seqs is explicitly set: 64, set" in text
     assert "FAIL gpu-memory-utilization is at most 0.7: 0.9" in text
@@ -160,7 +267,7 @@ def test_standard_input_and_command_line(capsys: pytest.CaptureFixture[str], mon
 
 def test_junit_is_what_ci_reads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "d.yaml"
-    odd = deployment(["--served-model-name", "a<b>&\"\x0b"])
+    odd = deployment(["--served-model-name", 'a<b>&"\x0b'])
     file.write_text(json.dumps(odd))
     assert main(["audit", str(file), "--format", "junit"]) == 1
     root = ET.fromstring(capsys.readouterr().out)
@@ -180,18 +287,23 @@ def test_secrets_stay_out_of_the_answer(capsys: pytest.CaptureFixture[str], tmp_
         assert "sesame" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    (b"", "no container that runs vLLM"),
-    (b"just text", "not a mapping"),
-    (b"- a\n- b\n", "not a mapping"),
-    (b"kind: Deployment\nspec: [\n", ":3: not valid YAML"),
-    (b"kind: Deployment\n---\nkind: Service\nspec:\n  a: b: c\n", ":5: not valid YAML"),
-    (b"\xff\xfe\x00", "not UTF-8"),
-    (b"a: !!python/object/apply:os.system [id]\n", ":1: not valid YAML"),
-    (b"kind: Deployment\nmetadata: 3\nspec: {template: {spec: {containers: 7}}}\n", "no container that runs vLLM"),
-    (b"[" * 100_000, "not valid YAML"),
-])
-def test_documents_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, said: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no container that runs vLLM"),
+        (b"just text", "not a mapping"),
+        (b"- a\n- b\n", "not a mapping"),
+        (b"kind: Deployment\nspec: [\n", ":3: not valid YAML"),
+        (b"kind: Deployment\n---\nkind: Service\nspec:\n  a: b: c\n", ":5: not valid YAML"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"a: !!python/object/apply:os.system [id]\n", ":1: not valid YAML"),
+        (b"kind: Deployment\nmetadata: 3\nspec: {template: {spec: {containers: 7}}}\n", "no container that runs vLLM"),
+        (b"[" * 100_000, "not valid YAML"),
+    ],
+)
+def test_documents_that_cannot_be_used(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, said: str
+) -> None:
     file = tmp_path / "bad.yaml"
     file.write_bytes(content)
     assert main(["audit", str(file)]) == 2
@@ -201,17 +313,20 @@ def test_documents_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tmp_p
     assert said in captured.err
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ([], "nothing to audit"),
-    (["/nowhere.yaml"], "/nowhere.yaml: No such file"),
-    (["/tmp"], "/tmp: Is a directory"),
-    (["-", "--args=x"], "two things"),
-    (["--args=x", "--vllm-version", "latest"], "a version like"),
-    (["--args=x", "--gpu", "H100"], "NAME:GiB"),
-    (["--args=x", "--model-config", "no-such-model"], "neither a file nor a known model"),
-    (["--args=x", "--context", "0"], "1 or more"),
-    (["--args=x", "--format", "xml"], "invalid choice"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to audit"),
+        (["/nowhere.yaml"], "/nowhere.yaml: No such file"),
+        (["/tmp"], "/tmp: Is a directory"),
+        (["-", "--args=x"], "two things"),
+        (["--args=x", "--vllm-version", "latest"], "a version like"),
+        (["--args=x", "--gpu", "H100"], "NAME:GiB"),
+        (["--args=x", "--model-config", "no-such-model"], "neither a file nor a known model"),
+        (["--args=x", "--context", "0"], "1 or more"),
+        (["--args=x", "--format", "xml"], "invalid choice"),
+    ],
+)
 def test_bad_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert main(["audit", *arguments]) == 2
     captured = capsys.readouterr()
@@ -220,21 +335,54 @@ def test_bad_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], sai
 
 
 _LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats()
-_KEYS = st.sampled_from(["kind", "metadata", "spec", "template", "containers", "name", "image", "args", "command", "items", "env",
-                         "nodeSelector", "predictor", "model", "annotations", "rules", "nvidia.com/gpu.product"])
-_TREES = st.recursive(_LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5), max_leaves=25)
+_KEYS = st.sampled_from(
+    [
+        "kind",
+        "metadata",
+        "spec",
+        "template",
+        "containers",
+        "name",
+        "image",
+        "args",
+        "command",
+        "items",
+        "env",
+        "nodeSelector",
+        "predictor",
+        "model",
+        "annotations",
+        "rules",
+        "nvidia.com/gpu.product",
+    ]
+)
+_TREES = st.recursive(
+    _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=5), max_leaves=25
+)
 
 
-@pytest.mark.parametrize(("item", "found", "allowed"), [
-    ("64", "64", 'it in quotes, "64"'), ("0.9", "0.9", 'it in quotes, "0.9"'), ("true", "true", 'it in quotes, "true"'),
-    ("2026-01-02", "2026-01-02", 'it in quotes, "2026-01-02"'), ("null", "null", "text"), ("[1, 2]", "list", "text"), ("{1: 2}", "dict", "text"),
-])
-def test_a_word_that_is_no_string_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, item: str, found: str, allowed: str) -> None:
+@pytest.mark.parametrize(
+    ("item", "found", "allowed"),
+    [
+        ("64", "64", 'it in quotes, "64"'),
+        ("0.9", "0.9", 'it in quotes, "0.9"'),
+        ("true", "true", 'it in quotes, "true"'),
+        ("2026-01-02", "2026-01-02", 'it in quotes, "2026-01-02"'),
+        ("null", "null", "text"),
+        ("[1, 2]", "list", "text"),
+        ("{1: 2}", "dict", "text"),
+    ],
+)
+def test_a_word_that_is_no_string_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, item: str, found: str, allowed: str
+) -> None:
     file = tmp_path / "deployed.yaml"
     file.write_text(yaml.safe_dump_all([MONITOR, deployment(["--max-num-seqs", "HERE"])]).replace("HERE", item))
     assert main(["audit", str(file)]) == 2
-    assert capsys.readouterr().err == (f"kvpressure audit: {file}: Deployment chat: spec/template/spec/containers/0/args/1 is {found}, not a "
-                                       f"string; Kubernetes takes strings only; allowed: {allowed}\n")
+    assert capsys.readouterr().err == (
+        f"kvpressure audit: {file}: Deployment chat: spec/template/spec/containers/0/args/1 is {found}, not a "
+        f"string; Kubernetes takes strings only; allowed: {allowed}\n"
+    )
 
 
 def test_a_word_of_another_container_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -262,16 +410,46 @@ def test_any_document_is_read_or_refused(tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(("size", "result"), [("3", "fail"), ("4", "pass")])
-def test_a_parallel_size_with_which_vllm_does_not_start(capsys: pytest.CaptureFixture[str], size: str, result: str) -> None:
-    main(["audit", f"--args=vllm serve llama-3-8b --tensor-parallel-size {size} --max-num-seqs 8", "--vllm-version", "0.30.0", "--gpu", "L40S:48",
-          "--context", "2000", "--format", "json"])
-    found = next(item for item in json.loads(capsys.readouterr().out)["servers"][0]["items"] if item["name"] == "concurrency_from_memory")
+def test_a_parallel_size_with_which_vllm_does_not_start(
+    capsys: pytest.CaptureFixture[str], size: str, result: str
+) -> None:
+    main(
+        [
+            "audit",
+            f"--args=vllm serve llama-3-8b --tensor-parallel-size {size} --max-num-seqs 8",
+            "--vllm-version",
+            "0.30.0",
+            "--gpu",
+            "L40S:48",
+            "--context",
+            "2000",
+            "--format",
+            "json",
+        ]
+    )
+    found = next(
+        item
+        for item in json.loads(capsys.readouterr().out)["servers"][0]["items"]
+        if item["name"] == "concurrency_from_memory"
+    )
     assert found["result"] == result
     assert ("tensor parallel 3: llama-3-8b has 32 attention heads" in found["found"]) is (result == "fail")
 
 
 def item_of(capsys: pytest.CaptureFixture[str], name: str, arguments: str, *more: str) -> dict[str, Any]:
-    main(["audit", f"--args=vllm serve llama-3-8b {arguments}", "--vllm-version", "0.30.0", "--format", "json", "--gpu", "L40S:48", *more])
+    main(
+        [
+            "audit",
+            f"--args=vllm serve llama-3-8b {arguments}",
+            "--vllm-version",
+            "0.30.0",
+            "--format",
+            "json",
+            "--gpu",
+            "L40S:48",
+            *more,
+        ]
+    )
     items = json.loads(capsys.readouterr().out)["servers"][0]["items"]
     found: dict[str, Any] = next(item for item in items if item["name"] == name)
     return found

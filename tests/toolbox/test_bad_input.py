@@ -17,15 +17,23 @@ from toolbox.conftest import FakeClock
 from toolbox.test_diagnose import dead_address
 
 ANSWERS: dict[str, tuple[int, bytes, dict[str, str]]] = {
-    "unauthorized": (401, b"no", {}), "server-error": (500, b"no", {}), "html": (200, b"<html>hello</html>", {"Content-Type": "text/html"}),
-    "json": (200, b'{"status":"ok"}', {}), "empty": (200, b"", {}), "binary": (200, bytes(range(256)), {}),
+    "unauthorized": (401, b"no", {}),
+    "server-error": (500, b"no", {}),
+    "html": (200, b"<html>hello</html>", {"Content-Type": "text/html"}),
+    "json": (200, b'{"status":"ok"}', {}),
+    "empty": (200, b"", {}),
+    "binary": (200, bytes(range(256)), {}),
     "another-service": (200, b"node_cpu_seconds_total 4\n", {"Content-Type": "text/plain"}),
 }
 PLACES = (*ANSWERS, "redirect-loop", "refused", "no-http", "tls-of-plain-http")
 ASKING = {
-    "diagnose": ["diagnose", "{}", "--seconds", "5"], "exporter": ["diagnose", "--exporter", "{}"], "prometheus": ["diagnose", "--prometheus", "{}"],
-    "mitigate": ["mitigate", "{}", "--seconds", "5"], "verify": ["mitigate", "--verify", "{}", "--verify-seconds", "5"],
-    "probe": ["probe", "{}", "--yes"], "audit": ["audit", "{}"],
+    "diagnose": ["diagnose", "{}", "--seconds", "5"],
+    "exporter": ["diagnose", "--exporter", "{}"],
+    "prometheus": ["diagnose", "--prometheus", "{}"],
+    "mitigate": ["mitigate", "{}", "--seconds", "5"],
+    "verify": ["mitigate", "--verify", "{}", "--verify-seconds", "5"],
+    "probe": ["probe", "{}", "--yes"],
+    "audit": ["audit", "{}"],
 }
 
 
@@ -97,8 +105,9 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
 
 @pytest.mark.parametrize("command", ASKING)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_server_that_cannot_be_used(capsys: pytest.CaptureFixture[str], clock: FakeClock, places: dict[str, str], command: str,
-                                      place: str) -> None:
+def test_a_server_that_cannot_be_used(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, places: dict[str, str], command: str, place: str
+) -> None:
     said = refused(capsys, [word.format(places[place]) for word in ASKING[command]])
     assert "allowed:" in said
     assert places[place].partition("://")[2] in said
@@ -106,24 +115,40 @@ def test_a_server_that_cannot_be_used(capsys: pytest.CaptureFixture[str], clock:
 
 
 READING: dict[str, list[str]] = {
-    "diagnose": ["diagnose", "{}.jsonl"], "mitigate": ["mitigate", "{}.jsonl"], "replay": ["replay", "{}.jsonl"],
-    "manifest": ["mitigate", "--verdict", "kv_pressure", "--manifest", "{}"], "audit": ["audit", "{}"],
-    "audit-model": ["audit", "--args=x", "--model-config", "{}"], "capacity": ["capacity", "{}"],
+    "diagnose": ["diagnose", "{}.jsonl"],
+    "mitigate": ["mitigate", "{}.jsonl"],
+    "replay": ["replay", "{}.jsonl"],
+    "manifest": ["mitigate", "--verdict", "kv_pressure", "--manifest", "{}"],
+    "audit": ["audit", "{}"],
+    "audit-model": ["audit", "--args=x", "--model-config", "{}"],
+    "capacity": ["capacity", "{}"],
     "traffic": ["capacity", "llama-3-8b", "--gpu-memory", "80", "--traffic", "{}"],
-    "thresholds-audit": ["audit", "--args=x", "--thresholds", "{}"], "thresholds-diagnose": ["diagnose", "http://127.0.0.1:1", "--thresholds", "{}"],
-    "thresholds-mitigate": ["mitigate", "--verdict", "idle", "--thresholds", "{}"], "thresholds-bundle": ["bundle", "--check", "--thresholds", "{}"],
+    "thresholds-audit": ["audit", "--args=x", "--thresholds", "{}"],
+    "thresholds-diagnose": ["diagnose", "http://127.0.0.1:1", "--thresholds", "{}"],
+    "thresholds-mitigate": ["mitigate", "--verdict", "idle", "--thresholds", "{}"],
+    "thresholds-bundle": ["bundle", "--check", "--thresholds", "{}"],
 }
 CONTENTS: dict[str, bytes | None] = {
-    "missing": None, "directory": None, "empty": b"", "binary": bytes(range(256)), "half-yaml": b"kind: Deployment\nspec: [open\n",
-    "half-json": b'{"format": "kvpressure-recording",', "list": b"[1, 2]\n", "text": b"only text\n", "number": b"7\n",
-    "packed": gzip.compress(b"{}")[:-4], "alias-bomb": b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b, *q]\n",
+    "missing": None,
+    "directory": None,
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "half-yaml": b"kind: Deployment\nspec: [open\n",
+    "half-json": b'{"format": "kvpressure-recording",',
+    "list": b"[1, 2]\n",
+    "text": b"only text\n",
+    "number": b"7\n",
+    "packed": gzip.compress(b"{}")[:-4],
+    "alias-bomb": b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b, *q]\n",
 }
 FINE = {("empty", name) for name in READING if name.startswith("thresholds")}  # nothing is overridden
 
 
 @pytest.mark.parametrize("command", READING)
 @pytest.mark.parametrize("content", CONTENTS)
-def test_a_file_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, content: str) -> None:
+def test_a_file_that_cannot_be_used(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, content: str
+) -> None:
     if (content, command) in FINE:
         return
     words = READING[command]
@@ -137,40 +162,70 @@ def test_a_file_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tmp_path
     assert str(path) in said
 
 
-@pytest.mark.parametrize("arguments", [
-    ["capacity", "no-such-model"], ["audit", "--args=vllm serve x", "--model-config", "no-such-model"],
-    ["probe", "http://{dead}", "--yes", "--model", "x", "--model-config", "no-such-model"],
-])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["capacity", "no-such-model"],
+        ["audit", "--args=vllm serve x", "--model-config", "no-such-model"],
+        ["probe", "http://{dead}", "--yes", "--model", "x", "--model-config", "no-such-model"],
+    ],
+)
 def test_a_model_that_nobody_knows(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert "no-such-model" in refused(capsys, [word.format(dead=dead_address()) for word in arguments])
 
 
 @pytest.mark.parametrize("name", ["", "a" * 300, "/tmp/" + "a" * 300], ids=["empty", "long", "long path"])
-@pytest.mark.parametrize("command", [["capacity"], ["audit", "--args=vllm serve x", "--model-config"], ["probe", "http://127.0.0.1:1", "--model-config"],
-                                     ["diagnose"], ["mitigate"], ["replay"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["capacity"],
+        ["audit", "--args=vllm serve x", "--model-config"],
+        ["probe", "http://127.0.0.1:1", "--model-config"],
+        ["diagnose"],
+        ["mitigate"],
+        ["replay"],
+    ],
+    ids=lambda words: words[0],
+)
 def test_a_name_that_can_be_no_file(capsys: pytest.CaptureFixture[str], command: list[str], name: str) -> None:
     """An unset variable of a script, or the wrong word: never a traceback, and never taken for 'not given'."""
     assert "allowed" in refused(capsys, [*command, name]) or command == ["replay"]
 
 
-@pytest.mark.parametrize(("more", "said"), [
-    (["--max-num-seqs", "5"], "--max-num-seqs: only with --verdict"), (["--running", "5"], "--running: only with --verdict"),
-    (["--out-of-memory"], "--out-of-memory: only with --verdict"), (["--kv-pool-gib", "5"], "--kv-pool-gib: only with --verdict"),
-    (["--verdict", "kv_pressure"], "one or the other")])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--max-num-seqs", "5"], "--max-num-seqs: only with --verdict"),
+        (["--running", "5"], "--running: only with --verdict"),
+        (["--out-of-memory"], "--out-of-memory: only with --verdict"),
+        (["--kv-pool-gib", "5"], "--kv-pool-gib: only with --verdict"),
+        (["--verdict", "kv_pressure"], "one or the other"),
+    ],
+)
 def test_a_recording_is_not_completed_by_hand(capsys: pytest.CaptureFixture[str], more: list[str], said: str) -> None:
     assert said in refused(capsys, ["mitigate", "incident.jsonl.gz", *more])
 
 
-@pytest.mark.parametrize("more", [["--pod", "a"], ["--model", "a"], ["-l", "a=b"], ["--workload", "deploy/a"], ["--verify", ""]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "more",
+    [["--pod", "a"], ["--model", "a"], ["-l", "a=b"], ["--workload", "deploy/a"], ["--verify", ""]],
+    ids=lambda words: words[0],
+)
 def test_a_stated_verdict_has_no_server(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
     refused(capsys, ["mitigate", "--verdict", "kv_pressure", "--running", "9", *more])
 
 
-@pytest.mark.parametrize("arguments", [["probe", "http://127.0.0.1:1", "--yes", "--api-key-file", "{}"],
-                                       ["diagnose", "--prometheus", "http://127.0.0.1:1", "--prometheus-token-file", "{}"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["probe", "http://127.0.0.1:1", "--yes", "--api-key-file", "{}"],
+        ["diagnose", "--prometheus", "http://127.0.0.1:1", "--prometheus-token-file", "{}"],
+    ],
+)
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"two lines\nof it", "d\u00e4".encode(), b"x" * 70_000])
-def test_a_secret_that_cannot_be_used_is_not_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str],
-                                                   content: bytes | None) -> None:
+def test_a_secret_that_cannot_be_used_is_not_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], content: bytes | None
+) -> None:
     path = tmp_path / "secret"
     if content is not None:
         path.write_bytes(content)
@@ -199,10 +254,17 @@ def test_a_mistyped_option_points_at_help(capsys: pytest.CaptureFixture[str], co
     assert "--help" in refused(capsys, [command, wrong])
 
 
-@pytest.mark.parametrize("arguments", [
-    ["diagnose", "{recording}"], ["mitigate", "{recording}"], ["mitigate", "--verdict", "idle"], ["audit", "--args=vllm serve x"],
-    ["capacity", "llama-3-8b", "--gpu-memory", "80"], ["capacity", "llama_7b", "--worksheet", "--gpu-memory", "80"],
-])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["diagnose", "{recording}"],
+        ["mitigate", "{recording}"],
+        ["mitigate", "--verdict", "idle"],
+        ["audit", "--args=vllm serve x"],
+        ["capacity", "llama-3-8b", "--gpu-memory", "80"],
+        ["capacity", "llama_7b", "--worksheet", "--gpu-memory", "80"],
+    ],
+)
 def test_json_is_json(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], arguments: list[str]) -> None:
     recording = str(Path(__file__).parents[1] / "fixtures/recordings/vllm-cpu/a_idle.jsonl.gz")
     assert main([*(word.format(recording=recording) for word in arguments), "--format", "json"]) in (0, 1)

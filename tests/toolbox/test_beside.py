@@ -45,8 +45,12 @@ def test_only_this_container_counts() -> None:
 
 def test_only_a_reason_that_holds_is_told() -> None:
     reason = "kube_pod_container_status_last_terminated_reason"
-    beside = loaded(row(reason, "0", container="vllm", reason="Error"), row(reason, "1", container="vllm", reason="OOMKilled"),
-                    row("kube_pod_container_status_last_terminated_exitcode", "137", container="vllm"), row(RESTARTS, "1", container="vllm"))
+    beside = loaded(
+        row(reason, "0", container="vllm", reason="Error"),
+        row(reason, "1", container="vllm", reason="OOMKilled"),
+        row("kube_pod_container_status_last_terminated_exitcode", "137", container="vllm"),
+        row(RESTARTS, "1", container="vllm"),
+    )
     ended = beside.containers(100.0)[0].last_termination
     assert ended is not None
     assert (ended.reason, ended.exit_code, ended.finished_at) == ("OOMKilled", 137, None)
@@ -56,7 +60,12 @@ def test_what_is_missing_is_absent_and_never_zero() -> None:
     assert loaded().containers(100.0) == ()
     assert loaded().gpus(100.0) == ()
     (container,) = loaded(row(RESTARTS, "0", container="vllm")).containers(100.0)
-    assert (container.restarts, container.ready, container.cpu_periods, container.last_termination) == (0, None, None, None)
+    assert (container.restarts, container.ready, container.cpu_periods, container.last_termination) == (
+        0,
+        None,
+        None,
+        None,
+    )
     (gpu,) = loaded(row("DCGM_FI_DEV_FB_USED", "10", UUID="GPU-a", container="vllm")).gpus(100.0)
     assert (gpu.memory_used_bytes, gpu.memory_total_bytes, gpu.utilization_ratio) == (10 * 2**20, None, None)
 
@@ -89,5 +98,8 @@ def test_a_server_that_is_no_pod_is_not_asked_for() -> None:
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:
-    beside = loaded(row(RESTARTS, "NaN", container="vllm"), {"metric": {"__name__": RESTARTS, "container": "vllm"}, "values": [[1], "x", [100.0, "?"]]})
+    beside = loaded(
+        row(RESTARTS, "NaN", container="vllm"),
+        {"metric": {"__name__": RESTARTS, "container": "vllm"}, "values": [[1], "x", [100.0, "?"]]},
+    )
     assert beside.containers(100.0) == ()

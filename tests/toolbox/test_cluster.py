@@ -28,17 +28,28 @@ def pod(name: str = "vllm-0", **status: Any) -> dict[str, Any]:
     container = {"name": "vllm", "restartCount": 0, "ready": True, "state": {"running": {}}}
     return {
         "metadata": {"namespace": "inference", "name": name, "uid": f"uid-{name}", "labels": {"app": "vllm"}},
-        "spec": {"nodeName": "node-7", "containers": [{
-            "name": "vllm", "image": "vllm/vllm-openai:v0.11.2", "ports": [{"containerPort": 8000}],
-            "args": ["--model", "tiny", "--max-num-seqs", "64"], "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+        "spec": {
+            "nodeName": "node-7",
+            "containers": [
+                {
+                    "name": "vllm",
+                    "image": "vllm/vllm-openai:v0.11.2",
+                    "ports": [{"containerPort": 8000}],
+                    "args": ["--model", "tiny", "--max-num-seqs", "64"],
+                    "resources": {"limits": {"nvidia.com/gpu": "1"}},
+                }
+            ],
+        },
         "status": {"phase": "Running", "podIP": "10.0.0.5", "containerStatuses": [container | status]},
     }
 
 
 def killed(reason: str = "OOMKilled", code: int = 137) -> dict[str, Any]:
     """Container status after a kill."""
-    return {"restartCount": 3, "lastState": {"terminated": {"reason": reason, "exitCode": code,
-                                                            "finishedAt": "2027-01-15T07:55:00Z"}}}
+    return {
+        "restartCount": 3,
+        "lastState": {"terminated": {"reason": reason, "exitCode": code, "finishedAt": "2027-01-15T07:55:00Z"}},
+    }
 
 
 def stamped(seconds_ago: float, text: str) -> str:
@@ -48,15 +59,26 @@ def stamped(seconds_ago: float, text: str) -> str:
 
 def event(reason: str, name: str, kind: str = "Pod", message: str = "why", **more: Any) -> dict[str, Any]:
     """A Kubernetes event."""
-    return {"reason": reason, "message": message, "lastTimestamp": "2027-01-15T07:59:00Z",
-            "involvedObject": {"kind": kind, "name": name}} | more
+    return {
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": "2027-01-15T07:59:00Z",
+        "involvedObject": {"kind": kind, "name": name},
+    } | more
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
 
 
-def prepare(kubectl: FakeKubectl, *, pods: list[dict[str, Any]] | None = None, metrics: Any = None, log: str = "",
-            previous: Any = None, events: Any = None) -> None:
+def prepare(
+    kubectl: FakeKubectl,
+    *,
+    pods: list[dict[str, Any]] | None = None,
+    metrics: Any = None,
+    log: str = "",
+    previous: Any = None,
+    events: Any = None,
+) -> None:
     """A namespace with one pod unless said otherwise."""
     kubectl.answers = [
         ("get pods -o json", json.dumps({"items": [pod()] if pods is None else pods})),
@@ -80,11 +102,22 @@ def step(document: dict[str, Any], number: int) -> dict[str, Any]:
     return found
 
 
-def test_all_steps_of_a_pod_under_pressure(capsys: pytest.CaptureFixture[str], clock: FakeClock,
-                                           kubectl: FakeKubectl) -> None:
-    prepare(kubectl, pods=[pod(**killed())], log=stamped(60, OOM), previous=stamped(900, OOM) * 2, events=[
-        event("Evicted", "other", "Pod"), event("FailedScheduling", "vllm-0", message="0/3 nodes are available", count=4),
-        event("Scheduled", "vllm-0"), event("EvictionThresholdMet", "node-7", "Node"), event("NodeNotReady", "node-8", "Node")])
+def test_all_steps_of_a_pod_under_pressure(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
+    prepare(
+        kubectl,
+        pods=[pod(**killed())],
+        log=stamped(60, OOM),
+        previous=stamped(900, OOM) * 2,
+        events=[
+            event("Evicted", "other", "Pod"),
+            event("FailedScheduling", "vllm-0", message="0/3 nodes are available", count=4),
+            event("Scheduled", "vllm-0"),
+            event("EvictionThresholdMet", "node-7", "Node"),
+            event("NodeNotReady", "node-8", "Node"),
+        ],
+    )
     status, document = diagnose(capsys)
     engine = document["engines"][0]
     assert status == 1
@@ -108,8 +141,9 @@ def test_all_steps_of_a_pod_under_pressure(capsys: pytest.CaptureFixture[str], c
     del clock
 
 
-def test_an_old_failure_in_the_log_is_told_and_does_not_count_as_now(capsys: pytest.CaptureFixture[str],
-                                                                    clock: FakeClock, kubectl: FakeKubectl) -> None:
+def test_an_old_failure_in_the_log_is_told_and_does_not_count_as_now(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
     prepare(kubectl, log=stamped(3600, OOM))
     _, document = diagnose(capsys)
     assert document["engines"][0]["stage"] != "failing"
@@ -117,8 +151,9 @@ def test_an_old_failure_in_the_log_is_told_and_does_not_count_as_now(capsys: pyt
     del clock
 
 
-def test_common_problem_oom_with_few_requests(capsys: pytest.CaptureFixture[str], clock: FakeClock,
-                                              kubectl: FakeKubectl) -> None:
+def test_common_problem_oom_with_few_requests(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
     prepare(kubectl, pods=[pod(**killed("Error", 1))], metrics=pages("a_idle", 0), previous=stamped(900, OOM))
     _, document = diagnose(capsys)
     problems = {problem["name"]: problem["present"] for problem in document["engines"][0]["common_problems"]}
@@ -126,7 +161,9 @@ def test_common_problem_oom_with_few_requests(capsys: pytest.CaptureFixture[str]
     del clock
 
 
-def test_only_reading_verbs_are_used(capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl) -> None:
+def test_only_reading_verbs_are_used(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
     prepare(kubectl)
     diagnose(capsys, "--context", "staging")
     assert {call[2] for call in kubectl.calls} == {"get", "logs"}
@@ -136,16 +173,19 @@ def test_only_reading_verbs_are_used(capsys: pytest.CaptureFixture[str], clock: 
     del clock
 
 
-def test_the_previous_log_is_asked_for_only_after_a_restart(capsys: pytest.CaptureFixture[str], clock: FakeClock,
-                                                            kubectl: FakeKubectl) -> None:
+def test_the_previous_log_is_asked_for_only_after_a_restart(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
     prepare(kubectl)
     diagnose(capsys)
     assert not any("--previous" in call for call in kubectl.calls)
     del clock
 
 
-def test_what_may_not_be_read_is_said(capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl) -> None:
-    prepare(kubectl, events=Exception('Error from server (Forbidden): events is forbidden'))
+def test_what_may_not_be_read_is_said(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
+    prepare(kubectl, events=Exception("Error from server (Forbidden): events is forbidden"))
     kubectl.answers[3] = ("logs", Exception("Error from server (Forbidden): pods/log is forbidden"))
     kubectl.install()
     _, document = diagnose(capsys)
@@ -156,9 +196,12 @@ def test_what_may_not_be_read_is_said(capsys: pytest.CaptureFixture[str], clock:
     del clock
 
 
-def test_a_page_that_the_proxy_does_not_reach(capsys: pytest.CaptureFixture[str], clock: FakeClock,
-                                              kubectl: FakeKubectl) -> None:
-    prepare(kubectl, metrics=Exception("Error from server (ServiceUnavailable): dial tcp 10.0.0.5:8000: connection refused"))
+def test_a_page_that_the_proxy_does_not_reach(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
+    prepare(
+        kubectl, metrics=Exception("Error from server (ServiceUnavailable): dial tcp 10.0.0.5:8000: connection refused")
+    )
     status, document = diagnose(capsys)
     assert (status, document["engines"][0]["verdict"]) == (1, "unknown")
     assert step(document, 7)["finding"] == "bad"
@@ -166,14 +209,17 @@ def test_a_page_that_the_proxy_does_not_reach(capsys: pytest.CaptureFixture[str]
     del clock
 
 
-def test_several_pods_and_one_that_is_pending(capsys: pytest.CaptureFixture[str], clock: FakeClock,
-                                              kubectl: FakeKubectl) -> None:
+def test_several_pods_and_one_that_is_pending(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
     pending = pod("vllm-1")
     pending["status"] = {"phase": "Pending"}
     prepare(kubectl, pods=[pod(), pending])
     _, document = diagnose(capsys)
     assert {engine["pod"]: engine["verdict"] for engine in document["engines"]} == {
-        "vllm-0": "kv_pressure", "vllm-1": "unknown"}
+        "vllm-0": "kv_pressure",
+        "vllm-1": "unknown",
+    }
     first = next(engine for engine in document["engines"] if engine["pod"] == "vllm-1")["triage"][0]
     assert first["finding"] == "bad"
     assert "Pending" in " ".join(first["answers"])
@@ -182,14 +228,19 @@ def test_several_pods_and_one_that_is_pending(capsys: pytest.CaptureFixture[str]
     del clock
 
 
-@pytest.mark.parametrize(("answer", "said"), [
-    ('{"items": []}', "0 pods, none runs vLLM"),
-    ("not json", "not JSON"),
-    ("[]", "none runs vLLM"),
-    ('{"items": [1, {"metadata": 3}]}', "none runs vLLM"),
-    (Exception('Error from server (Forbidden): pods is forbidden: User "me"'), "pods is forbidden"),
-])
-def test_pods_that_cannot_be_had(capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl, answer: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ('{"items": []}', "0 pods, none runs vLLM"),
+        ("not json", "not JSON"),
+        ("[]", "none runs vLLM"),
+        ('{"items": [1, {"metadata": 3}]}', "none runs vLLM"),
+        (Exception('Error from server (Forbidden): pods is forbidden: User "me"'), "pods is forbidden"),
+    ],
+)
+def test_pods_that_cannot_be_had(
+    capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl, answer: Any, said: str
+) -> None:
     kubectl.answers = [("get pods", answer)]
     kubectl.install()
     assert main(["diagnose", "-n", "inference", "-l", "app=vllm"]) == 2

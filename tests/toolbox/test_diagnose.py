@@ -53,7 +53,11 @@ def test_a_recording_of_pressure_is_bad_news_with_everything_in_the_answer(capsy
     assert engine["confidence"] >= 0.9
     assert [step["number"] for step in engine["triage"]] == list(range(1, 9))
     assert {problem["name"] for problem in engine["common_problems"]} == {
-        "memory_grows_continuously", "oom_with_few_requests", "fragmentation", "baseline_too_high"}
+        "memory_grows_continuously",
+        "oom_with_few_requests",
+        "fragmentation",
+        "baseline_too_high",
+    }
     assert any("kvpressure mitigate" in step for step in engine["next_steps"])
     assert engine["verdict_seconds"]["kv_pressure"] > 60
 
@@ -61,7 +65,15 @@ def test_a_recording_of_pressure_is_bad_news_with_everything_in_the_answer(capsy
 def test_text_says_verdict_evidence_and_what_was_not_seen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(PRESSURE)]) == 1
     text = capsys.readouterr().out
-    for part in ("VERDICT  KV PRESSURE", "for:", "not seen: GPU activity", "triage", "common problems", "next", "at the end:"):
+    for part in (
+        "VERDICT  KV PRESSURE",
+        "for:",
+        "not seen: GPU activity",
+        "triage",
+        "common problems",
+        "next",
+        "at the end:",
+    ):
         assert part in text
 
 
@@ -87,17 +99,21 @@ def heavy(spec: PodSpec) -> PodSpec:
     return replace(spec, load=replace(CHAT.load, prompt_tokens=600, output_tokens=450, max_tokens=2048))
 
 
-def test_a_live_server_under_pressure(capsys: pytest.CaptureFixture[str],
-                                      serve_pod: Callable[..., tuple[Any, str]]) -> None:
+def test_a_live_server_under_pressure(
+    capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]
+) -> None:
     _, url = serve_pod(heavy(CHAT), 90)
-    status, document = run_json(capsys, "diagnose", f"inference/chat-0={url}", "--args=--max-num-seqs 128", "--seconds", "20")
+    status, document = run_json(
+        capsys, "diagnose", f"inference/chat-0={url}", "--args=--max-num-seqs 128", "--seconds", "20"
+    )
     engine = document["engines"][0]
     assert (status, engine["verdict"], engine["pod"]) == (1, "kv_pressure", "chat-0")
     assert engine["engine"]["limits"]["max_num_seqs"]["source"] == "args"
 
 
-def test_several_live_servers_each_get_their_answer(capsys: pytest.CaptureFixture[str],
-                                                    serve_pod: Callable[..., tuple[Any, str]]) -> None:
+def test_several_live_servers_each_get_their_answer(
+    capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]
+) -> None:
     _, bad = serve_pod(heavy(CHAT), 0)
     _, good = serve_pod(PODS[2], 90)
     status, document = run_json(capsys, "diagnose", f"a/bad={bad}", f"a/good={good}", "--seconds", "15")
@@ -105,16 +121,18 @@ def test_several_live_servers_each_get_their_answer(capsys: pytest.CaptureFixtur
     assert {engine["pod"]: engine["fine"] for engine in document["engines"]} == {"bad": False, "good": True}
 
 
-def test_the_card_decides_the_default_limits(capsys: pytest.CaptureFixture[str],
-                                             serve_pod: Callable[..., tuple[Any, str]]) -> None:
+def test_the_card_decides_the_default_limits(
+    capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]
+) -> None:
     _, url = serve_pod(CHAT, 60)
     _, document = run_json(capsys, "diagnose", url, "--gpu", "H100:80", "--seconds", "5")
     limits = document["engines"][0]["engine"]["limits"]
     assert limits["max_num_seqs"] == {"value": 1024, "explicit": None, "source": "default", "recommended": None}
 
 
-def test_one_dead_server_among_several_is_unknown_not_an_error(capsys: pytest.CaptureFixture[str],
-                                                              serve_pod: Callable[..., tuple[Any, str]]) -> None:
+def test_one_dead_server_among_several_is_unknown_not_an_error(
+    capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]
+) -> None:
     _, url = serve_pod(CHAT, 60)
     status, document = run_json(capsys, "diagnose", f"a/up={url}", f"a/down=http://{dead_address()}", "--seconds", "15")
     verdicts = {engine["pod"]: engine["verdict"] for engine in document["engines"]}
@@ -136,18 +154,30 @@ def test_an_exporter_answers_for_its_node(capsys: pytest.CaptureFixture[str], se
 
 
 @pytest.mark.parametrize("answer", [{}, [], {"engines": {}}, "text", 7, None])
-def test_something_else_than_an_exporter_is_refused(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str],
-                                                    answer: object) -> None:
+def test_something_else_than_an_exporter_is_refused(
+    capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], answer: object
+) -> None:
     assert main(["diagnose", "--exporter", serve_json({"/api/v1/diagnosis": answer})]) == 2
     assert "not an exporter's" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("engine", [
-    {}, {"verdict": 7}, {"verdict": "nonsense", "signals": [], "limits": {"max_num_seqs": 3}},
-    {"verdict": "kv_pressure", "triage": [{"number": "x"}, 3], "mitigation": [], "conditions": {"crash_loop": "yes"}},
-])
-def test_an_exporter_of_another_version_breaks_nothing(capsys: pytest.CaptureFixture[str],
-                                                       serve_json: Callable[..., str], engine: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {},
+        {"verdict": 7},
+        {"verdict": "nonsense", "signals": [], "limits": {"max_num_seqs": 3}},
+        {
+            "verdict": "kv_pressure",
+            "triage": [{"number": "x"}, 3],
+            "mitigation": [],
+            "conditions": {"crash_loop": "yes"},
+        },
+    ],
+)
+def test_an_exporter_of_another_version_breaks_nothing(
+    capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], engine: dict[str, Any]
+) -> None:
     address = serve_json({"/api/v1/diagnosis": {"engines": [engine, 3, None]}})
     assert main(["diagnose", "--exporter", address]) == 1
     assert "VERDICT" in capsys.readouterr().out
@@ -163,28 +193,31 @@ def dead_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["missing.jsonl.gz"], "missing.jsonl.gz: No such file"),
-    (["/tmp"], "a directory"),
-    (["http://host name"], "blanks"),
-    (["ftp://host/metrics"], "scheme"),
-    (["http://a", "http://a"], "the same server twice"),
-    (["http://a", "--exporter", "http://b"], "one kind of input"),
-    (["http://a", "-n", "x"], "one kind of input"),
-    (["-l", "app=vllm"], "needs -n"),
-    (["http://a", "--seconds", "1"], "5 to 110"),
-    (["http://a", "--seconds", "nan"], "5 to 110"),
-    (["http://a", "--seconds", "many"], "invalid float"),
-    (["http://a", "--gpu", "H100"], "NAME:GiB"),
-    (["http://a", "--gpu", "H100:0"], "NAME:GiB"),
-    (["http://a", "--args='"], "closed quotes"),
-    (["--prometheus", "prom:9090"], "no address"),
-    (["--prometheus", "http://p", "--since", "forever"], "duration"),
-    (["--prometheus", "http://p", "--since", "8d"], "duration"),
-    (["--prometheus", "http://p", "--prometheus-token-file", "/nowhere"], "/nowhere"),
-    (["--thresholds", "/nowhere"], "/nowhere"),
-    (["--frmt"], "--help lists"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["missing.jsonl.gz"], "missing.jsonl.gz: No such file"),
+        (["/tmp"], "a directory"),
+        (["http://host name"], "blanks"),
+        (["ftp://host/metrics"], "scheme"),
+        (["http://a", "http://a"], "the same server twice"),
+        (["http://a", "--exporter", "http://b"], "one kind of input"),
+        (["http://a", "-n", "x"], "one kind of input"),
+        (["-l", "app=vllm"], "needs -n"),
+        (["http://a", "--seconds", "1"], "5 to 110"),
+        (["http://a", "--seconds", "nan"], "5 to 110"),
+        (["http://a", "--seconds", "many"], "invalid float"),
+        (["http://a", "--gpu", "H100"], "NAME:GiB"),
+        (["http://a", "--gpu", "H100:0"], "NAME:GiB"),
+        (["http://a", "--args='"], "closed quotes"),
+        (["--prometheus", "prom:9090"], "no address"),
+        (["--prometheus", "http://p", "--since", "forever"], "duration"),
+        (["--prometheus", "http://p", "--since", "8d"], "duration"),
+        (["--prometheus", "http://p", "--prometheus-token-file", "/nowhere"], "/nowhere"),
+        (["--thresholds", "/nowhere"], "/nowhere"),
+        (["--frmt"], "--help lists"),
+    ],
+)
 def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert main(["diagnose", *arguments]) == 2
     captured = capsys.readouterr()
@@ -203,14 +236,17 @@ def test_nobody_answers(capsys: pytest.CaptureFixture[str], clock: FakeClock) ->
     assert "connection refused" in capsys.readouterr().err
 
 
-def test_a_service_that_is_not_vllm(capsys: pytest.CaptureFixture[str], clock: FakeClock,
-                                    serve_json: Callable[..., str]) -> None:
+def test_a_service_that_is_not_vllm(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, serve_json: Callable[..., str]
+) -> None:
     assert main(["diagnose", serve_json({"/metrics": {"a": 1}}), "--seconds", "5"]) == 2
     assert "JSON instead of metrics" in capsys.readouterr().err
     del clock
 
 
-@pytest.mark.parametrize("content", [b"", b"not a recording\n", b"\x1f\x8b damaged", b'{"format":"kvpressure-recording","version":1}\n'])
+@pytest.mark.parametrize(
+    "content", [b"", b"not a recording\n", b"\x1f\x8b damaged", b'{"format":"kvpressure-recording","version":1}\n']
+)
 def test_files_that_are_no_recording(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "x.jsonl"
     file.write_bytes(content)
@@ -228,7 +264,9 @@ def test_a_damaged_recording_is_judged_as_far_as_it_goes(capsys: pytest.CaptureF
     assert "note:" in text
 
 
-def test_without_input_it_asks_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_input_it_asks_this_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("kvpressure.toolbox.fetch.EXPORTER_PORT", int(dead_address().rpartition(":")[2]))
     assert main(["diagnose"]) == 2
     assert "nothing to look at" in capsys.readouterr().err

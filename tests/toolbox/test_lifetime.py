@@ -23,10 +23,15 @@ def test_a_real_page_tells_its_usual_requests() -> None:
     assert found["context_mean"] == pytest.approx(found["prompt_mean"] + found["output_mean"])
 
 
-@pytest.mark.parametrize("histogram", [
-    Histogram(), Histogram(sum=5.0, count=0.0), Histogram(bounds=(1.0, float("inf")), counts=(0.0,), count=1.0),
-    Histogram(bounds=(1.0, float("inf")), counts=(0.0, 0.0), count=None),
-])
+@pytest.mark.parametrize(
+    "histogram",
+    [
+        Histogram(),
+        Histogram(sum=5.0, count=0.0),
+        Histogram(bounds=(1.0, float("inf")), counts=(0.0,), count=1.0),
+        Histogram(bounds=(1.0, float("inf")), counts=(0.0, 0.0), count=None),
+    ],
+)
 def test_a_histogram_without_content_tells_nothing(histogram: Histogram) -> None:
     found = since_start(EngineReading("m", "0", histograms={"request_prompt_tokens": histogram}))
     assert not any(name.startswith("prompt_quantiles") for name in found)
@@ -39,7 +44,14 @@ def test_caps_and_triage_use_it_only_where_the_window_is_empty() -> None:
     engine = EngineView({"since_start": usual, "triage": step}, {})
     assert (caps_for(engine).input_tokens, caps_for(engine).output_tokens, caps_for(engine).known) == (512, 128, True)
     assert "prompts 500, answers 100" in triage(engine)[0].answers[0]
-    now = EngineView({"since_start": usual, "signals": {"prompt_quantiles:0.95": 2000.0, "output_quantiles:0.95": 10.0}, "triage": step}, {})
+    now = EngineView(
+        {
+            "since_start": usual,
+            "signals": {"prompt_quantiles:0.95": 2000.0, "output_quantiles:0.95": 10.0},
+            "triage": step,
+        },
+        {},
+    )
     assert caps_for(now).input_tokens == 2048
     assert triage(now)[0].answers == ()
 

@@ -35,7 +35,11 @@ POOL, WATERMARK = "`gpu_memory_utilization` down", "`--watermark 0.1`** (beyond"
 def caps() -> list[str]:
     found, cells = told(CAPS), row("prompts above the plan")
     finished, refused = map(int, cells[-2:])
-    return [f"{found['left']} preemptions instead of {found['before']}", f"{-found['time']} % less engine time", f"{finished} of {finished + refused} requests"]
+    return [
+        f"{found['left']} preemptions instead of {found['before']}",
+        f"{-found['time']} % less engine time",
+        f"{finished} of {finished + refused} requests",
+    ]
 
 
 def limit() -> list[str]:
@@ -45,15 +49,24 @@ def limit() -> list[str]:
 def cut() -> list[str]:
     assert abs(told(QUARTER)["time"]) <= 3  # "the same engine time"
     assert abs(told(HALF)["time"]) <= 3
-    return [f"left {told(QUARTER)['left']} of {told(QUARTER)['before']} preemptions", f"50 % left {told(HALF)['left']},"]
+    return [
+        f"left {told(QUARTER)['left']} of {told(QUARTER)['before']} preemptions",
+        f"50 % left {told(HALF)['left']},",
+    ]
 
 
 def pool() -> list[str]:
-    return [f"{told(POOL)['time']} % more engine time", f"{told(POOL)['left']} preemptions instead of {told(POOL)['before']}"]
+    return [
+        f"{told(POOL)['time']} % more engine time",
+        f"{told(POOL)['left']} preemptions instead of {told(POOL)['before']}",
+    ]
 
 
 def watermark() -> list[str]:
-    return [f"{told(WATERMARK)['left']} preemptions instead of {told(WATERMARK)['before']}", f"{-told(WATERMARK)['time']} % less engine time"]
+    return [
+        f"{told(WATERMARK)['left']} preemptions instead of {told(WATERMARK)['before']}",
+        f"{-told(WATERMARK)['time']} % less engine time",
+    ]
 
 
 @pytest.mark.parametrize("figures", [caps, limit, cut, pool, watermark])

@@ -26,7 +26,18 @@ from toolbox.test_audit import deployment
 from toolbox.test_diagnose import CHAT, dead_address, document_of, heavy
 
 PRESSURE = str(FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz")
-UNMEASURED = ["--verdict", "kv_pressure", "--max-num-seqs", "100", "--capacity-tokens", "90000", "--prompt", "1000", "--output", "200"]
+UNMEASURED = [
+    "--verdict",
+    "kv_pressure",
+    "--max-num-seqs",
+    "100",
+    "--capacity-tokens",
+    "90000",
+    "--prompt",
+    "1000",
+    "--output",
+    "200",
+]
 STATED = [*UNMEASURED, "--running", "100"]
 
 
@@ -47,7 +58,15 @@ def step(document: dict[str, Any], words: str) -> dict[str, Any]:
 def test_a_recording_gives_the_plan_in_the_documented_order(capsys: pytest.CaptureFixture[str]) -> None:
     status, document = mitigate(capsys, PRESSURE)
     titles = [item["title"] for item in document["steps"]]
-    wanted = ["edge", "max_num_seqs", "max-num-batched-tokens", "gpu-memory-utilization", "rollout", "restart", "Verify"]
+    wanted = [
+        "edge",
+        "max_num_seqs",
+        "max-num-batched-tokens",
+        "gpu-memory-utilization",
+        "rollout",
+        "restart",
+        "Verify",
+    ]
     found = [next(i for i, title in enumerate(titles) if word in title) for word in wanted]
     assert status == 0
     assert found == sorted(found)
@@ -56,9 +75,12 @@ def test_a_recording_gives_the_plan_in_the_documented_order(capsys: pytest.Captu
     assert document["caps"]["known"] is True
 
 
-@pytest.mark.parametrize(("capacity", "seqs"), [(60_000, 50), (61_200, 51), (84_000, 70), (90_000, 75), (200_000, 75), (10_000, 50)])
-def test_the_cut_is_sized_by_the_overcommit_within_the_documented_band(capsys: pytest.CaptureFixture[str], capacity: int,
-                                                                      seqs: int) -> None:
+@pytest.mark.parametrize(
+    ("capacity", "seqs"), [(60_000, 50), (61_200, 51), (84_000, 70), (90_000, 75), (200_000, 75), (10_000, 50)]
+)
+def test_the_cut_is_sized_by_the_overcommit_within_the_documented_band(
+    capsys: pytest.CaptureFixture[str], capacity: int, seqs: int
+) -> None:
     _, document = mitigate(capsys, *STATED, "--capacity-tokens", str(capacity))
     assert document["set"]["max_num_seqs"] == seqs
 
@@ -84,11 +106,16 @@ def test_less_memory_only_when_allocations_fail_and_with_its_price(capsys: pytes
     assert not any("More KV memory" in item["title"] for item in document["steps"])
 
 
-@pytest.mark.parametrize(("now", "wanted", "words"), [
-    ("0.7", 0.6, "to 0.6"), ("0.65", 0.6, "to 0.6"), ("0.6", None, "Allocations fail although it is that low")])
-def test_the_share_goes_lower_where_the_first_step_is_done(capsys: pytest.CaptureFixture[str], now: str, wanted: float | None,
-                                                           words: str) -> None:
-    _, document = mitigate(capsys, *STATED, "--gpu-memory-utilization", now, "--out-of-memory", "--gpu", "H100:80", "--kv-pool-gib", "40")
+@pytest.mark.parametrize(
+    ("now", "wanted", "words"),
+    [("0.7", 0.6, "to 0.6"), ("0.65", 0.6, "to 0.6"), ("0.6", None, "Allocations fail although it is that low")],
+)
+def test_the_share_goes_lower_where_the_first_step_is_done(
+    capsys: pytest.CaptureFixture[str], now: str, wanted: float | None, words: str
+) -> None:
+    _, document = mitigate(
+        capsys, *STATED, "--gpu-memory-utilization", now, "--out-of-memory", "--gpu", "H100:80", "--kv-pool-gib", "40"
+    )
     found = step(document, "gpu-memory-utilization")
     assert document["set"].get("gpu_memory_utilization") == wanted
     assert words in found["text"]
@@ -99,7 +126,9 @@ def test_the_share_goes_lower_where_the_first_step_is_done(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(("version", "advice"), [("0.23.0", "not here"), ("0.24.0", "do"), (None, "if it stays")])
-def test_the_watermark_needs_a_version_that_knows_it(capsys: pytest.CaptureFixture[str], version: str | None, advice: str) -> None:
+def test_the_watermark_needs_a_version_that_knows_it(
+    capsys: pytest.CaptureFixture[str], version: str | None, advice: str
+) -> None:
     _, document = mitigate(capsys, *STATED, "--preempting", *(["--vllm-version", version] if version else []))
     assert step(document, "watermark")["advice"] == advice
     assert ("watermark" in document["set"]) == (advice == "do")
@@ -108,21 +137,34 @@ def test_the_watermark_needs_a_version_that_knows_it(capsys: pytest.CaptureFixtu
 
 
 def test_batched_tokens_stay_above_the_sequences(capsys: pytest.CaptureFixture[str]) -> None:
-    _, document = mitigate(capsys, *STATED, "--max-num-seqs", "1024", "--running", "1024", "--max-num-batched-tokens", "600")
+    _, document = mitigate(
+        capsys, *STATED, "--max-num-seqs", "1024", "--running", "1024", "--max-num-batched-tokens", "600"
+    )
     assert document["set"]["max_num_batched_tokens"] >= document["set"]["max_num_seqs"] == 512
 
 
-@pytest.mark.parametrize(("now", "wanted", "words"), [
-    ("8192", 4096, "to 4096, half."), ("8193", 4096, "to 4096, half."), ("800", 512, "to 512, 288 less (not below that)."),
-    ("513", 512, "to 512, 1 less"), ("60", None, "not below 512")])
-def test_the_token_budget_says_how_much_less_it_is(capsys: pytest.CaptureFixture[str], now: str, wanted: int | None, words: str) -> None:
+@pytest.mark.parametrize(
+    ("now", "wanted", "words"),
+    [
+        ("8192", 4096, "to 4096, half."),
+        ("8193", 4096, "to 4096, half."),
+        ("800", 512, "to 512, 288 less (not below that)."),
+        ("513", 512, "to 512, 1 less"),
+        ("60", None, "not below 512"),
+    ],
+)
+def test_the_token_budget_says_how_much_less_it_is(
+    capsys: pytest.CaptureFixture[str], now: str, wanted: int | None, words: str
+) -> None:
     _, document = mitigate(capsys, *STATED, "--max-num-batched-tokens", now)
     assert document["set"].get("max_num_batched_tokens") == wanted
     assert words in step(document, "batched-tokens")["text"]
 
 
 def test_the_token_budget_is_never_raised(capsys: pytest.CaptureFixture[str]) -> None:
-    _, document = mitigate(capsys, "--verdict", "kv_pressure", "--max-num-seqs", "2000", "--max-num-batched-tokens", "1000")
+    _, document = mitigate(
+        capsys, "--verdict", "kv_pressure", "--max-num-seqs", "2000", "--max-num-batched-tokens", "1000"
+    )
     assert "max_num_batched_tokens" not in document["set"]
     assert step(document, "batched-tokens")["advice"] == "not here"
 
@@ -131,8 +173,9 @@ def test_the_token_budget_is_never_raised(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(("capacity", "seqs"), [(60_000, 37), (84_000, 52), (90_000, 56), (200_000, 75), (10_000, 6)])
-def test_without_a_measured_batch_the_cut_starts_from_what_the_cache_holds(capsys: pytest.CaptureFixture[str], capacity: int,
-                                                                          seqs: int) -> None:
+def test_without_a_measured_batch_the_cut_starts_from_what_the_cache_holds(
+    capsys: pytest.CaptureFixture[str], capacity: int, seqs: int
+) -> None:
     """A limit above what the cache lets run binds nothing (docs/mitigations.md)."""
     _, document = mitigate(capsys, *UNMEASURED, "--capacity-tokens", str(capacity))
     assert document["set"]["max_num_seqs"] == seqs < max(2, capacity / 1200)
@@ -178,11 +221,22 @@ def test_a_cut_of_the_limit_alone_says_what_it_does_not_know(capsys: pytest.Capt
     assert "if fewer do, this changes nothing (--running" in said
 
 
-@pytest.mark.parametrize(("more", "why"), [
-    ([], "one request runs at once"), (["--capacity-tokens", "90000", "--prompt", "2000", "--output", "500"], "one request runs at once"),
-    (["--running", "1"], "one request runs at once"), (["--running", "1", "--max-num-seqs", "256"], "one request runs at once"),
-    (["--max-num-seqs", "256", "--capacity-tokens", "900", "--prompt", "2000", "--output", "500"], "no more than one request of this length")])
-def test_below_one_request_there_is_nothing_to_lower(capsys: pytest.CaptureFixture[str], more: list[str], why: str) -> None:
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ([], "one request runs at once"),
+        (["--capacity-tokens", "90000", "--prompt", "2000", "--output", "500"], "one request runs at once"),
+        (["--running", "1"], "one request runs at once"),
+        (["--running", "1", "--max-num-seqs", "256"], "one request runs at once"),
+        (
+            ["--max-num-seqs", "256", "--capacity-tokens", "900", "--prompt", "2000", "--output", "500"],
+            "no more than one request of this length",
+        ),
+    ],
+)
+def test_below_one_request_there_is_nothing_to_lower(
+    capsys: pytest.CaptureFixture[str], more: list[str], why: str
+) -> None:
     _, document = mitigate(capsys, "--verdict", "kv_pressure", "--max-num-seqs", "1", *more)
     found = step(document, "max_num_seqs")
     assert (found["advice"], found["values"], document["set"]) == ("not here", {}, {})
@@ -190,12 +244,36 @@ def test_below_one_request_there_is_nothing_to_lower(capsys: pytest.CaptureFixtu
 
 
 def test_caps_are_not_rounded_beyond_the_context(capsys: pytest.CaptureFixture[str]) -> None:
-    _, document = mitigate(capsys, "--verdict", "kv_pressure", "--running", "9", "--prompt", "90", "--output", "5", "--max-model-len", "100")
+    _, document = mitigate(
+        capsys,
+        "--verdict",
+        "kv_pressure",
+        "--running",
+        "9",
+        "--prompt",
+        "90",
+        "--output",
+        "5",
+        "--max-model-len",
+        "100",
+    )
     assert (document["caps"]["input_tokens"], document["caps"]["output_tokens"]) == (100, 64)
 
 
 def test_caps_that_cannot_fit_are_not_said_to(capsys: pytest.CaptureFixture[str]) -> None:
-    _, document = mitigate(capsys, "--verdict", "kv_pressure", "--running", "50", "--capacity-tokens", "3000", "--prompt", "2000", "--output", "500")
+    _, document = mitigate(
+        capsys,
+        "--verdict",
+        "kv_pressure",
+        "--running",
+        "50",
+        "--capacity-tokens",
+        "3000",
+        "--prompt",
+        "2000",
+        "--output",
+        "500",
+    )
     said = step(document, "edge")["text"]
     assert "even so 25 requests may want 64000 tokens, and the cache holds 3000" in said
 
@@ -212,12 +290,15 @@ def test_another_verdict_is_said_first(capsys: pytest.CaptureFixture[str]) -> No
     assert (status, document["applies"], document["set"]) == (1, False, {})
 
 
-def test_an_exporter_and_a_live_server(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str],
-                                       serve_pod: Callable[..., tuple[Any, str]]) -> None:
+def test_an_exporter_and_a_live_server(
+    capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], serve_pod: Callable[..., tuple[Any, str]]
+) -> None:
     address = serve_json({"/api/v1/diagnosis": document_of(Path(PRESSURE))})
     assert mitigate(capsys, "--exporter", address)[1]["applies"] is True
     _, url = serve_pod(heavy(CHAT), 90)
-    status, document = mitigate(capsys, url, "--args=--max-num-seqs 128 --max-num-batched-tokens 8192", "--seconds", "20")
+    status, document = mitigate(
+        capsys, url, "--args=--max-num-seqs 128 --max-num-batched-tokens 8192", "--seconds", "20"
+    )
     assert status == 0
     assert document["set"]["max_num_seqs"] < 128
     assert document["set"]["max_num_batched_tokens"] == 4096
@@ -228,12 +309,17 @@ def test_an_exporter_and_a_live_server(capsys: pytest.CaptureFixture[str], serve
 
 def test_the_patch_keeps_everything_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "chat.yaml"
-    file.write_text(yaml.safe_dump(deployment(["--max-num-seqs=100", "--api-key", "sesame", "--max_num_batched_tokens", "8192"])))
+    file.write_text(
+        yaml.safe_dump(deployment(["--max-num-seqs=100", "--api-key", "sesame", "--max_num_batched_tokens", "8192"]))
+    )
     assert main(["mitigate", *STATED, "--manifest", str(file), "--format", "patch"]) == 0
     text = capsys.readouterr().out
     assert "kubectl patch deploy chat -n inference --type strategic --patch-file" in text
     container = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]
-    assert container == {"name": "vllm", "args": ["--max-num-seqs=75", "--api-key", "sesame", "--max_num_batched_tokens", "4096"]}
+    assert container == {
+        "name": "vllm",
+        "args": ["--max-num-seqs=75", "--api-key", "sesame", "--max_num_batched_tokens", "4096"],
+    }
 
 
 def test_the_patch_of_a_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -258,7 +344,9 @@ def test_helm_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mitigate", *STATED, "--max-num-batched-tokens", "8192", "--format", "helm"]) == 0
     values = yaml.safe_load(capsys.readouterr().out)
     assert values["servingEngineSpec"]["modelSpec"][0]["vllmConfig"] == {
-        "maxNumSeqs": 75, "extraArgs": ["--max-num-batched-tokens", "4096"]}
+        "maxNumSeqs": 75,
+        "extraArgs": ["--max-num-batched-tokens", "4096"],
+    }
 
 
 def test_no_values_no_patch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,11 +354,42 @@ def test_no_values_no_patch(capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no value to set" in capsys.readouterr().err
 
 
-_WORDS = st.sampled_from(["vllm", "serve", "llama", "--max-num-seqs", "--max_num_seqs", "--max-num-seqs=9", "7", "--enforce-eager", "--port",
-                          "8000", "--watermark", "0.5", "--gpu-memory-utilization=0.9", "python3", "-m", "vllm.entrypoints.openai.api_server",
-                          "-tp", "2", "", "a b", "sh", "-c", "vllm serve x --max-num-seqs 3", "exec vllm serve \"$MODEL\" && sleep 1"])
-_VALUES = st.fixed_dictionaries({}, optional={"max_num_seqs": st.integers(1, 4096).map(float), "watermark": st.sampled_from([0.1, 0.05]),
-                                              "gpu_memory_utilization": st.sampled_from([0.6, 0.7])})
+_WORDS = st.sampled_from(
+    [
+        "vllm",
+        "serve",
+        "llama",
+        "--max-num-seqs",
+        "--max_num_seqs",
+        "--max-num-seqs=9",
+        "7",
+        "--enforce-eager",
+        "--port",
+        "8000",
+        "--watermark",
+        "0.5",
+        "--gpu-memory-utilization=0.9",
+        "python3",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "-tp",
+        "2",
+        "",
+        "a b",
+        "sh",
+        "-c",
+        "vllm serve x --max-num-seqs 3",
+        'exec vllm serve "$MODEL" && sleep 1',
+    ]
+)
+_VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_num_seqs": st.integers(1, 4096).map(float),
+        "watermark": st.sampled_from([0.1, 0.05]),
+        "gpu_memory_utilization": st.sampled_from([0.6, 0.7]),
+    },
+)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
@@ -301,7 +420,9 @@ def test_edge_configuration_holds_the_caps(capsys: pytest.CaptureFixture[str]) -
 # --- verification -----------------------------------------------------------------------------------------
 
 
-def test_a_server_that_was_never_ill_is_well(capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]) -> None:
+def test_a_server_that_was_never_ill_is_well(
+    capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]
+) -> None:
     _, url = serve_pod(CHAT, 120)
     assert main(["mitigate", "--verify", url, "--verify-seconds", "120"]) == 0
     text = capsys.readouterr().out
@@ -310,7 +431,9 @@ def test_a_server_that_was_never_ill_is_well(capsys: pytest.CaptureFixture[str],
     assert "ok   headroom in the KV cache" in text
 
 
-def test_silence_proves_no_recovery(capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]) -> None:
+def test_silence_proves_no_recovery(
+    capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]
+) -> None:
     _, url = serve_pod(replace(CHAT, load=replace(CHAT.load, requests_per_second=0.0)), 120)
     assert main(["mitigate", "--verify", url, "--verify-seconds", "60"]) == 1
     text = capsys.readouterr().out
@@ -318,15 +441,24 @@ def test_silence_proves_no_recovery(capsys: pytest.CaptureFixture[str], serve_po
     assert "nobody sends anything" in text
 
 
-@pytest.mark.parametrize(("verdict", "queue", "headline"), [
-    ("healthy", True, "NOT PROVEN"), ("healthy", None, "NOT PROVEN"), ("healthy", False, "NOT RECOVERED"), ("kv_pressure", True, "NOT RECOVERED")])
+@pytest.mark.parametrize(
+    ("verdict", "queue", "headline"),
+    [
+        ("healthy", True, "NOT PROVEN"),
+        ("healthy", None, "NOT PROVEN"),
+        ("healthy", False, "NOT RECOVERED"),
+        ("kv_pressure", True, "NOT RECOVERED"),
+    ],
+)
 def test_well_at_the_end_only_is_no_failure(verdict: str, queue: bool | None, headline: str) -> None:
     text = outcome_text(Outcome(False, verdict, 40, (Check("queue", queue, "0", "0"),)))
     assert text.startswith(headline)
     assert ("not for half a minute in one go" in text) is (headline == "NOT PROVEN")
 
 
-def test_a_server_that_stays_full_has_not(capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]) -> None:
+def test_a_server_that_stays_full_has_not(
+    capsys: pytest.CaptureFixture[str], serve_pod: Callable[..., tuple[Any, str]]
+) -> None:
     _, url = serve_pod(heavy(CHAT), 120)
     assert main(["mitigate", "--verify", url, "--verify-seconds", "60", "--format", "json"]) == 1
     outcome = json.loads(capsys.readouterr().out)
@@ -335,8 +467,12 @@ def test_a_server_that_stays_full_has_not(capsys: pytest.CaptureFixture[str], se
     assert {check["name"]: check["ok"] for check in outcome["checks"]}["verdict"] is False
 
 
-def test_recovery_during_the_watch(capsys: pytest.CaptureFixture[str], clock: FakeClock, monkeypatch: pytest.MonkeyPatch,
-                                   serve_pod: Callable[..., tuple[Any, str]]) -> None:
+def test_recovery_during_the_watch(
+    capsys: pytest.CaptureFixture[str],
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    serve_pod: Callable[..., tuple[Any, str]],
+) -> None:
     """The limits come down while it is watched, as in the demo's story."""
     from kvpressure.demo.node import Change
 
@@ -361,18 +497,21 @@ def test_recovery_during_the_watch(capsys: pytest.CaptureFixture[str], clock: Fa
 # --- bad input --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--verdict", "slow"], "invalid choice"),
-    (["--verdict", "kv_pressure", "http://a"], "one or the other"),
-    ([*STATED, "--max-num-seqs", "0"], "whole number of 1 or more"),
-    ([*STATED, "--gpu-memory-utilization", "1.5"], "above 0 and up to 1"),
-    ([*STATED, "--vllm-version", "new"], "a version like"),
-    ([*STATED, "--manifest", "/nowhere"], "/nowhere: No such file"),
-    (["--verify", "http://a", "http://b"], "not together"),
-    (["--verify", "ftp://a"], "--verify"),
-    (["--verify", "http://a", "--verify-seconds", "-1"], "above 0"),
-    (["missing.jsonl"], "missing.jsonl: No such file"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--verdict", "slow"], "invalid choice"),
+        (["--verdict", "kv_pressure", "http://a"], "one or the other"),
+        ([*STATED, "--max-num-seqs", "0"], "whole number of 1 or more"),
+        ([*STATED, "--gpu-memory-utilization", "1.5"], "above 0 and up to 1"),
+        ([*STATED, "--vllm-version", "new"], "a version like"),
+        ([*STATED, "--manifest", "/nowhere"], "/nowhere: No such file"),
+        (["--verify", "http://a", "http://b"], "not together"),
+        (["--verify", "ftp://a"], "--verify"),
+        (["--verify", "http://a", "--verify-seconds", "-1"], "above 0"),
+        (["missing.jsonl"], "missing.jsonl: No such file"),
+    ],
+)
 def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert main(["mitigate", *arguments]) == 2
     captured = capsys.readouterr()

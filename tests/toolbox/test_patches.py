@@ -36,14 +36,17 @@ def workload(args: list[str] | None = None, command: list[str] | None = None, **
     return document
 
 
-@pytest.mark.parametrize(("before", "after"), [
-    (["--max-num-seqs", "256", "--port", "8000"], ["--max-num-seqs", "7", "--port", "8000"]),
-    (["--max-num-seqs=256", "--port=8000"], ["--max-num-seqs=7", "--port=8000"]),
-    (["--max_num_seqs=256"], ["--max_num_seqs=7"]),
-    (["--port", "8000"], ["--port", "8000", "--max-num-seqs", "7"]),
-    (["--max-num-seqs", "256", "--enforce-eager", "--max-num-seqs=9"], ["--max-num-seqs", "7", "--enforce-eager"]),
-    (["--max-num-seqs", "$(SEQS)"], ["--max-num-seqs", "7"]),
-])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["--max-num-seqs", "256", "--port", "8000"], ["--max-num-seqs", "7", "--port", "8000"]),
+        (["--max-num-seqs=256", "--port=8000"], ["--max-num-seqs=7", "--port=8000"]),
+        (["--max_num_seqs=256"], ["--max_num_seqs=7"]),
+        (["--port", "8000"], ["--port", "8000", "--max-num-seqs", "7"]),
+        (["--max-num-seqs", "256", "--enforce-eager", "--max-num-seqs=9"], ["--max-num-seqs", "7", "--enforce-eager"]),
+        (["--max-num-seqs", "$(SEQS)"], ["--max-num-seqs", "7"]),
+    ],
+)
 def test_both_forms_of_a_flag_are_replaced_in_place(before: list[str], after: list[str]) -> None:
     kind, content = patches.as_patch(server(workload(before)), VALUES)
     assert kind == "strategic"
@@ -52,7 +55,9 @@ def test_both_forms_of_a_flag_are_replaced_in_place(before: list[str], after: li
 
 def test_arguments_in_command_stay_in_command() -> None:
     _, content = patches.as_patch(server(workload(None, ["vllm", "serve", "llama", "--max-num-seqs=256"])), VALUES)
-    assert content["spec"]["template"]["spec"]["containers"] == [{"name": "vllm", "command": ["vllm", "serve", "llama", "--max-num-seqs=7"]}]
+    assert content["spec"]["template"]["spec"]["containers"] == [
+        {"name": "vllm", "command": ["vllm", "serve", "llama", "--max-num-seqs=7"]}
+    ]
 
 
 def test_a_native_sidecar_is_changed_where_it_stands() -> None:
@@ -62,15 +67,23 @@ def test_a_native_sidecar_is_changed_where_it_stands() -> None:
     found = server(document)
     assert found.pointer == ("spec", "template", "spec", "initContainers", 0)
     _, content = patches.as_patch(found, VALUES)
-    assert content == {"spec": {"template": {"spec": {"initContainers": [{"name": "vllm", "args": ["--max-num-seqs", "7"]}]}}}}
+    assert content == {
+        "spec": {"template": {"spec": {"initContainers": [{"name": "vllm", "args": ["--max-num-seqs", "7"]}]}}}
+    }
 
 
-@pytest.mark.parametrize(("script", "after"), [
-    ('vllm serve "$MODEL" --max-num-seqs 256', 'vllm serve "$MODEL" --max-num-seqs 7'),
-    ("vllm serve llama --max-num-seqs $SEQS --port $PORT", "vllm serve llama --max-num-seqs 7 --port $PORT"),
-    ("cd $HOME && exec vllm serve llama", "cd $HOME && exec vllm serve llama --max-num-seqs 7"),
-    ("python3 -m vllm.entrypoints.openai.api_server --model llama", "python3 -m vllm.entrypoints.openai.api_server --max-num-seqs 7 --model llama"),
-])
+@pytest.mark.parametrize(
+    ("script", "after"),
+    [
+        ('vllm serve "$MODEL" --max-num-seqs 256', 'vllm serve "$MODEL" --max-num-seqs 7'),
+        ("vllm serve llama --max-num-seqs $SEQS --port $PORT", "vllm serve llama --max-num-seqs 7 --port $PORT"),
+        ("cd $HOME && exec vllm serve llama", "cd $HOME && exec vllm serve llama --max-num-seqs 7"),
+        (
+            "python3 -m vllm.entrypoints.openai.api_server --model llama",
+            "python3 -m vllm.entrypoints.openai.api_server --max-num-seqs 7 --model llama",
+        ),
+    ],
+)
 def test_shell_strings_keep_everything_else(script: str, after: str) -> None:
     _, content = patches.as_patch(server(workload([script], ["sh", "-c"])), VALUES)
     assert content["spec"]["template"]["spec"]["containers"] == [{"name": "vllm", "args": [after]}]
@@ -80,17 +93,31 @@ def configured(name: str, kind: str = "configMapKeyRef") -> dict[str, Any]:
     return {"name": name, "valueFrom": {kind: {"name": "chat-args", "key": "args"}}}
 
 
-@pytest.mark.parametrize(("document", "said"), [
-    (workload(["vllm serve llama $EXTRA"], ["sh", "-c"], env=[configured("EXTRA")]), "EXTRA from ConfigMap chat-args"),
-    (workload(["--model", "llama", "$(EXTRA)"], env=[configured("EXTRA", "secretKeyRef")]), "EXTRA from Secret chat-args"),
-    (workload(["vllm serve llama ${EXTRA:-}"], ["sh", "-c"]), "EXTRA from elsewhere"),
-    (workload(["vllm serve llama $EXTRA"], ["sh", "-c"], env=[{"name": "EXTRA", "value": "--max-num-seqs 256"}]),
-     "EXTRA in the container's env"),
-    (workload(["/start.sh"], [], env=[{"name": "VLLM_ARGS", "value": "--max-num-seqs 256"}]), "VLLM_ARGS in the container's env"),
-    (workload(None, [], env=[configured("MAX_NUM_SEQS")]), "MAX_NUM_SEQS from ConfigMap chat-args"),
-    (workload(None, [], envFrom=[{"configMapRef": {"name": "limits"}}]), "* from ConfigMap limits"),
-    (workload(["vllm serve llama $(cat /args)"], ["sh", "-c"]), "hides part of the command line"),
-])
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (
+            workload(["vllm serve llama $EXTRA"], ["sh", "-c"], env=[configured("EXTRA")]),
+            "EXTRA from ConfigMap chat-args",
+        ),
+        (
+            workload(["--model", "llama", "$(EXTRA)"], env=[configured("EXTRA", "secretKeyRef")]),
+            "EXTRA from Secret chat-args",
+        ),
+        (workload(["vllm serve llama ${EXTRA:-}"], ["sh", "-c"]), "EXTRA from elsewhere"),
+        (
+            workload(["vllm serve llama $EXTRA"], ["sh", "-c"], env=[{"name": "EXTRA", "value": "--max-num-seqs 256"}]),
+            "EXTRA in the container's env",
+        ),
+        (
+            workload(["/start.sh"], [], env=[{"name": "VLLM_ARGS", "value": "--max-num-seqs 256"}]),
+            "VLLM_ARGS in the container's env",
+        ),
+        (workload(None, [], env=[configured("MAX_NUM_SEQS")]), "MAX_NUM_SEQS from ConfigMap chat-args"),
+        (workload(None, [], envFrom=[{"configMapRef": {"name": "limits"}}]), "* from ConfigMap limits"),
+        (workload(["vllm serve llama $(cat /args)"], ["sh", "-c"]), "hides part of the command line"),
+    ],
+)
 def test_what_a_patch_cannot_reach_is_said(document: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as error:
         patches.as_patch(server(document), VALUES)
@@ -100,29 +127,47 @@ def test_what_a_patch_cannot_reach_is_said(document: dict[str, Any], said: str) 
 
 
 def test_a_literal_variable_that_is_only_a_value_hides_nothing() -> None:
-    document = workload(["vllm serve llama --port $PORT --max-num-seqs $SEQS"], ["sh", "-c"],
-                        env=[{"name": "PORT", "value": "8000"}, {"name": "SEQS", "value": "256"}])
+    document = workload(
+        ["vllm serve llama --port $PORT --max-num-seqs $SEQS"],
+        ["sh", "-c"],
+        env=[{"name": "PORT", "value": "8000"}, {"name": "SEQS", "value": "256"}],
+    )
     _, content = patches.as_patch(server(document), VALUES)
-    assert content["spec"]["template"]["spec"]["containers"][0]["args"] == ["vllm serve llama --port $PORT --max-num-seqs 7"]
+    assert content["spec"]["template"]["spec"]["containers"][0]["args"] == [
+        "vllm serve llama --port $PORT --max-num-seqs 7"
+    ]
 
 
 def test_a_custom_resource_is_patched_by_its_index() -> None:
     template = {"spec": {"containers": workload(["--max-num-seqs", "256"])["spec"]["template"]["spec"]["containers"]}}
-    document = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "metadata": {"name": "big", "namespace": "inference"},
-                "spec": {"leaderWorkerTemplate": {"workerTemplate": template}}}
+    document = {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": "big", "namespace": "inference"},
+        "spec": {"leaderWorkerTemplate": {"workerTemplate": template}},
+    }
     found = server(document)
     where = "/spec/leaderWorkerTemplate/workerTemplate/spec/containers/1"
-    assert patches.as_patch(found, VALUES) == ("json", [
-        {"op": "test", "path": f"{where}/name", "value": "vllm"},
-        {"op": "add", "path": f"{where}/args", "value": ["--max-num-seqs", "7"]}])
+    assert patches.as_patch(found, VALUES) == (
+        "json",
+        [
+            {"op": "test", "path": f"{where}/name", "value": "vllm"},
+            {"op": "add", "path": f"{where}/args", "value": ["--max-num-seqs", "7"]},
+        ],
+    )
     assert patches.command(found, "json") == "kubectl patch lws big -n inference --type json --patch-file THIS_FILE"
 
 
 def test_a_served_model_has_no_index() -> None:
-    document = {"kind": "InferenceService", "metadata": {"name": "chat"}, "spec": {"predictor": {"model": {
-        "modelFormat": {"name": "vllm"}, "args": ["--max-num-seqs=256"]}}}}
-    assert patches.as_patch(server(document), VALUES) == ("json", [
-        {"op": "add", "path": "/spec/predictor/model/args", "value": ["--max-num-seqs=7"]}])
+    document = {
+        "kind": "InferenceService",
+        "metadata": {"name": "chat"},
+        "spec": {"predictor": {"model": {"modelFormat": {"name": "vllm"}, "args": ["--max-num-seqs=256"]}}},
+    }
+    assert patches.as_patch(server(document), VALUES) == (
+        "json",
+        [{"op": "add", "path": "/spec/predictor/model/args", "value": ["--max-num-seqs=7"]}],
+    )
 
 
 def test_a_running_pod_cannot_be_patched() -> None:
@@ -153,12 +198,15 @@ def cluster(kubectl: FakeKubectl, deploy: Any) -> None:
     made = copy.deepcopy(deploy) if isinstance(deploy, dict) else workload(["--max-num-seqs", "64"])
     made["kind"] = "ReplicaSet"
     kubectl.answers = [
-        ("get pods -o json", json.dumps({"items": [running]})), ("get pod vllm-0 -o json", json.dumps({"kind": "Pod"} | running)),
+        ("get pods -o json", json.dumps({"items": [running]})),
+        ("get pod vllm-0 -o json", json.dumps({"kind": "Pod"} | running)),
         ("get replicaset.v1.apps chat-5d9", json.dumps(owned(made, "Deployment", "chat"))),
         ("get deployment.v1.apps chat", deploy if isinstance(deploy, Exception) else json.dumps(deploy)),
         ("get deploy chat", deploy if isinstance(deploy, Exception) else json.dumps(deploy)),
-        ("get events", json.dumps({"items": []})), ("logs", ""),
-        ("get --raw proxy/version", '{"version":"0.11.2"}'), (f"get --raw {PAGES}", pages("d_kv_pressure", 60)),
+        ("get events", json.dumps({"items": []})),
+        ("logs", ""),
+        ("get --raw proxy/version", '{"version":"0.11.2"}'),
+        (f"get --raw {PAGES}", pages("d_kv_pressure", 60)),
     ]
     kubectl.install()
 
@@ -167,7 +215,9 @@ def patch(*more: str) -> int:
     return main(["mitigate", "-n", "inference", *more, "--seconds", "20", "--format", "patch"])
 
 
-def test_a_patch_straight_from_the_cluster(capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl) -> None:
+def test_a_patch_straight_from_the_cluster(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
     cluster(kubectl, workload(["--max-num-seqs", "64", "--model", "tiny"]))
     assert patch("-l", "app=vllm") == 0
     text = capsys.readouterr().out
@@ -191,14 +241,18 @@ def test_the_pods_of_a_workload(capsys: pytest.CaptureFixture[str], clock: FakeC
     del clock
 
 
-def test_the_plan_names_the_workload(capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl) -> None:
+def test_the_plan_names_the_workload(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
     cluster(kubectl, workload(["--max-num-seqs", "64"]))
     assert main(["mitigate", "-n", "inference", "-l", "app=vllm", "--seconds", "20"]) == 0
     assert "kubectl rollout status -n inference deployment/chat" in capsys.readouterr().out
     del clock
 
 
-def test_a_workload_that_may_not_be_read(capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl) -> None:
+def test_a_workload_that_may_not_be_read(
+    capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
+) -> None:
     cluster(kubectl, Exception('Error from server (Forbidden): deployments.apps "chat" is forbidden'))
     assert patch("-l", "app=vllm") == 2
     captured = capsys.readouterr()
@@ -209,14 +263,19 @@ def test_a_workload_that_may_not_be_read(capsys: pytest.CaptureFixture[str], clo
     del clock
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--workload", "deploy/chat"], "with -n NAMESPACE"),
-    (["-n", "x", "-l", "a=b", "--workload", "deploy/chat"], "without -l"),
-    (["-n", "x", "--workload", "chat"], "KIND/NAME"),
-    (["-n", "x", "--workload", "deploy/-o"], "KIND/NAME"),
-    (["-n", "x", "--workload", "--context/a"], "--workload"),
-])
-def test_bad_workloads_are_one_clear_line(capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl, arguments: list[str], said: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workload", "deploy/chat"], "with -n NAMESPACE"),
+        (["-n", "x", "-l", "a=b", "--workload", "deploy/chat"], "without -l"),
+        (["-n", "x", "--workload", "chat"], "KIND/NAME"),
+        (["-n", "x", "--workload", "deploy/-o"], "KIND/NAME"),
+        (["-n", "x", "--workload", "--context/a"], "--workload"),
+    ],
+)
+def test_bad_workloads_are_one_clear_line(
+    capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl, arguments: list[str], said: str
+) -> None:
     cluster(kubectl, workload(["--max-num-seqs", "64"]))
     assert main(["mitigate", *arguments]) == 2
     captured = capsys.readouterr()

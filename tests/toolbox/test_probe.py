@@ -30,7 +30,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "SAMPLE_SECONDS", 0.01)
 
 
-def probe(capsys: pytest.CaptureFixture[str], fake: FakeVllm, *more: str) -> tuple[int, dict[int, dict[str, Any]], dict[str, Any]]:
+def probe(
+    capsys: pytest.CaptureFixture[str], fake: FakeVllm, *more: str
+) -> tuple[int, dict[int, dict[str, Any]], dict[str, Any]]:
     """Exit status, steps by number, the whole answer."""
     status = main(["probe", fake.url, "--yes", "--output", "32", "--format", "json", *more])
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -58,15 +60,20 @@ def test_bytes_follow_the_formula_of_the_model(capsys: pytest.CaptureFixture[str
     assert steps[4]["bytes_per_token"] == pytest.approx(131072, rel=0.01)
 
 
-@pytest.mark.parametrize(("faults", "verdicts"), [
-    ({"leak": 3}, {2: "leak", 3: "leak", 4: "leak"}),
-    ({"factor": 2.0}, {2: "duplication", 3: "duplication", 4: "duplication"}),
-    ({"factor": 1.5, "factor_above": 10_000}, {2: "as expected", 3: "as expected", 4: "duplication"}),
-    ({"held": 800}, {1: "baseline too high"}),
-    ({"factor": 0.5}, {2: "less than expected", 3: "less than expected", 4: "less than expected"}),
-    ({"status": 400}, {2: "not measured", 3: "not measured", 4: "not measured"}),
-])
-def test_each_fault_has_its_verdict(capsys: pytest.CaptureFixture[str], faults: dict[str, Any], verdicts: dict[int, str]) -> None:
+@pytest.mark.parametrize(
+    ("faults", "verdicts"),
+    [
+        ({"leak": 3}, {2: "leak", 3: "leak", 4: "leak"}),
+        ({"factor": 2.0}, {2: "duplication", 3: "duplication", 4: "duplication"}),
+        ({"factor": 1.5, "factor_above": 10_000}, {2: "as expected", 3: "as expected", 4: "duplication"}),
+        ({"held": 800}, {1: "baseline too high"}),
+        ({"factor": 0.5}, {2: "less than expected", 3: "less than expected", 4: "less than expected"}),
+        ({"status": 400}, {2: "not measured", 3: "not measured", 4: "not measured"}),
+    ],
+)
+def test_each_fault_has_its_verdict(
+    capsys: pytest.CaptureFixture[str], faults: dict[str, Any], verdicts: dict[int, str]
+) -> None:
     with FakeVllm(**faults) as fake:
         status, steps, _ = probe(capsys, fake)
     assert status == 1
@@ -140,9 +147,17 @@ def test_limits_hold(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @hypothesis_settings(max_examples=300, deadline=None, derandomize=True)
-@given(blocks=st.integers(1, 100_000), size=st.sampled_from([1, 16, 32, 128]), length=st.none() | st.integers(1, 10**6),
-       output=st.integers(1, 4096), requests=st.integers(1, 40), tokens=st.integers(1, 10**6))
-def test_no_plan_exceeds_its_budget(blocks: int, size: int, length: int | None, output: int, requests: int, tokens: int) -> None:
+@given(
+    blocks=st.integers(1, 100_000),
+    size=st.sampled_from([1, 16, 32, 128]),
+    length=st.none() | st.integers(1, 10**6),
+    output=st.integers(1, 4096),
+    requests=st.integers(1, 40),
+    tokens=st.integers(1, 10**6),
+)
+def test_no_plan_exceeds_its_budget(
+    blocks: int, size: int, length: int | None, output: int, requests: int, tokens: int
+) -> None:
     plan = stages(Cache(blocks, size, 1, None), length, output, Budget(requests, tokens))
     asks = [ask for stage in plan for ask in stage.asks]
     assert len(plan) == 3
@@ -157,13 +172,16 @@ def test_no_plan_exceeds_its_budget(blocks: int, size: int, length: int | None, 
 # --- bad input --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ([], "required"),
-    (["ftp://x"], "scheme"),
-    (["http://x", "--max-requests", "0"], "1 or more"),
-    (["http://x", "--output", "few"], "1 or more"),
-    (["http://x", "--api-key-file", "/nowhere"], "/nowhere: No such file"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "required"),
+        (["ftp://x"], "scheme"),
+        (["http://x", "--max-requests", "0"], "1 or more"),
+        (["http://x", "--output", "few"], "1 or more"),
+        (["http://x", "--api-key-file", "/nowhere"], "/nowhere: No such file"),
+    ],
+)
 def test_bad_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert main(["probe", *arguments]) == 2
     captured = capsys.readouterr()

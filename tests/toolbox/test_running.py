@@ -34,8 +34,14 @@ def test_a_bare_server_tells_little_and_says_so(capsys: pytest.CaptureFixture[st
         status, server = audit(capsys, vllm.url)
     assert item(server, "max_num_seqs_explicit")["result"] == "cannot see"
     assert item(server, "observe_batch") | {"why": ""} == {
-        "name": "observe_batch", "section": "5 signals", "text": "effective batch size (p95)", "result": "cannot see", "why": "",
-        "found": "no scrape configuration from the server itself", "set": "a PodMonitor, a ServiceMonitor or the kvpressure exporter"}
+        "name": "observe_batch",
+        "section": "5 signals",
+        "text": "effective batch size (p95)",
+        "result": "cannot see",
+        "why": "",
+        "found": "no scrape configuration from the server itself",
+        "set": "a PodMonitor, a ServiceMonitor or the kvpressure exporter",
+    }
     assert item(server, "rejected_not_truncated")["result"] == "pass"
     assert "FAIL" not in str(server)
     assert status == (1 if server["failed"] else 0)
@@ -53,8 +59,13 @@ def test_stated_arguments_are_held_against_the_measured_cache(capsys: pytest.Cap
 
 
 def test_server_info_tells_values_but_not_whether_somebody_set_them(capsys: pytest.CaptureFixture[str]) -> None:
-    info = {"vllm_config": {"scheduler_config": {"max_num_seqs": 48, "max_num_batched_tokens": 2048},
-                            "cache_config": {"gpu_memory_utilization": 0.6}, "model_config": {"max_model_len": 4000}}}
+    info = {
+        "vllm_config": {
+            "scheduler_config": {"max_num_seqs": 48, "max_num_batched_tokens": 2048},
+            "cache_config": {"gpu_memory_utilization": 0.6},
+            "model_config": {"max_model_len": 4000},
+        }
+    }
     with FakeVllm(info=info) as vllm:
         _, server = audit(capsys, vllm.url)
     assert item(server, "gpu_memory_utilization")["result"] == "pass"
@@ -63,7 +74,9 @@ def test_server_info_tells_values_but_not_whether_somebody_set_them(capsys: pyte
     assert seqs["found"].startswith("48 (not seen whether it is set")
 
 
-def test_an_exporter_tells_traffic_and_conditions(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str]) -> None:
+def test_an_exporter_tells_traffic_and_conditions(
+    capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str]
+) -> None:
     document = document_of(PRESSURE)
     document["engines"][0]["conditions"]["host_memory_near_limit"] = True
     document["engines"][0]["signals"]["two_humps"] = 1.0
@@ -81,17 +94,28 @@ def test_an_exporter_tells_traffic_and_conditions(capsys: pytest.CaptureFixture[
     assert item(server, "max_num_seqs_explicit")["result"] == "cannot see"
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["{dead}"], "connection refused"),
-    (["{dead}", "-"], "files and addresses together"),
-    (["http://"], "URL: "),
-    (["{other}"], "no vLLM metrics"),
-    (["{empty}"], "knows no engine yet"),
-])
-def test_bad_addresses_are_one_clear_line(capsys: pytest.CaptureFixture[str], serve_json: Callable[..., str], clock: FakeClock,
-                                          arguments: list[str], said: str) -> None:
-    places = {"dead": f"http://{dead_address()}", "other": serve_json({"/metrics": "up 1"}),
-              "empty": serve_json({"/api/v1/diagnosis": {"engines": []}})}
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{dead}"], "connection refused"),
+        (["{dead}", "-"], "files and addresses together"),
+        (["http://"], "URL: "),
+        (["{other}"], "no vLLM metrics"),
+        (["{empty}"], "knows no engine yet"),
+    ],
+)
+def test_bad_addresses_are_one_clear_line(
+    capsys: pytest.CaptureFixture[str],
+    serve_json: Callable[..., str],
+    clock: FakeClock,
+    arguments: list[str],
+    said: str,
+) -> None:
+    places = {
+        "dead": f"http://{dead_address()}",
+        "other": serve_json({"/metrics": "up 1"}),
+        "empty": serve_json({"/api/v1/diagnosis": {"engines": []}}),
+    }
     assert main(["audit", *(text.format(**places) for text in arguments)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -46,7 +46,9 @@ class TestCost:
 
     @pytest.mark.parametrize("seed", range(5))
     def test_its_interval_holds_the_truth_under_noise(self, tools, seed: int) -> None:
-        cost = tools["cost"].Cost("steady", {"nobody": turns(tools, 0.0, seed, 0.0005), "adaptive": turns(tools, 0.004, seed + 9, 0.0005)})
+        cost = tools["cost"].Cost(
+            "steady", {"nobody": turns(tools, 0.0, seed, 0.0005), "adaptive": turns(tools, 0.004, seed + 9, 0.0005)}
+        )
         extra, half = cost.extra_cpu("adaptive")
         assert abs(extra - 0.004) < 2 * half
         assert half < 0.002
@@ -58,15 +60,21 @@ class TestCost:
         assert cost.pages("adaptive") == 12
 
     @given(st.lists(st.floats(-1, 1), min_size=6, max_size=6))
-    def test_the_interval_of_equal_values_is_nothing_and_grows_with_their_spread(self, tools, values: list[float]) -> None:
+    def test_the_interval_of_equal_values_is_nothing_and_grows_with_their_spread(
+        self, tools, values: list[float]
+    ) -> None:
         mean, half = tools["cost"].interval(values)
         assert min(values) - 1e-9 <= mean <= max(values) + 1e-9
         assert half <= 2.571 * (max(values) - min(values))
 
-    @pytest.mark.parametrize(("extra", "tokens", "good"), [(0.004, 1.0, [True, True]), (0.006, 1.0, [False, True]),
-                                                           (0.004, 0.9, [True, False])],
-                             ids=["cheap", "over budget", "slower"])
-    def test_a_cost_over_budget_or_a_slower_engine_fails(self, tools, extra: float, tokens: float, good: list[bool]) -> None:
+    @pytest.mark.parametrize(
+        ("extra", "tokens", "good"),
+        [(0.004, 1.0, [True, True]), (0.006, 1.0, [False, True]), (0.004, 0.9, [True, False])],
+        ids=["cheap", "over budget", "slower"],
+    )
+    def test_a_cost_over_budget_or_a_slower_engine_fails(
+        self, tools, extra: float, tokens: float, good: list[bool]
+    ) -> None:
         turn, book = tools["cost"].Turn, tools["testbed"].Book()
         base = [turn(0.05, 200.0 + n % 2, 0) for n in range(6)]
         watched = [turn(0.05 + extra, tokens * one.tokens, 12) for one in base]
@@ -74,11 +82,17 @@ class TestCost:
         assert [line[2] for line in book.lines] == good
 
     def test_the_table_has_a_row_for_each_way(self, tools) -> None:
-        costs = [tools["cost"].Cost(phase, {"nobody": turns(tools, 0.0, 1), "adaptive": turns(tools, 0.004, 2)})
-                 for phase in ("steady", "pressure")]
+        costs = [
+            tools["cost"].Cost(phase, {"nobody": turns(tools, 0.0, 1), "adaptive": turns(tools, 0.004, 2)})
+            for phase in ("steady", "pressure")
+        ]
         rows = [line for line in tools["cost"].table(costs) if line.startswith("| ") and "watched" not in line]
-        assert [row.split(" | ")[:2] for row in rows] == [["| steady", "nobody"], ["| steady", "adaptive"], ["| pressure", "nobody"],
-                                                         ["| pressure", "adaptive"]]
+        assert [row.split(" | ")[:2] for row in rows] == [
+            ["| steady", "nobody"],
+            ["| steady", "adaptive"],
+            ["| pressure", "nobody"],
+            ["| pressure", "adaptive"],
+        ]
 
 
 class TestTruth:
@@ -136,8 +150,18 @@ class TestRun:
         monkeypatch.setattr(bed, "ROOT", tmp_path)
         (tmp_path / ".vllm").mkdir()
         monkeypatch.setattr(bed.Book, "costs_little", lambda *_: None)
-        for name in ("plugin_inside", "idle_cost", "loaded_cost", "calm_and_steady", "under_pressure", "odd_loads",
-                     "engine_frozen_and_killed", "sequence_limit", "two_api_servers", "data_parallel"):
+        for name in (
+            "plugin_inside",
+            "idle_cost",
+            "loaded_cost",
+            "calm_and_steady",
+            "under_pressure",
+            "odd_loads",
+            "engine_frozen_and_killed",
+            "sequence_limit",
+            "two_api_servers",
+            "data_parallel",
+        ):
             monkeypatch.setattr(bed, name, lambda *_, name=name: found.append(name))
         return found
 
@@ -147,14 +171,33 @@ class TestRun:
             tools["testbed"].main()
         assert end.value.code == 0
 
-    def test_the_other_servers_start_when_nothing_is_measured_any_more(self, tools, monkeypatch, tmp_path: Path, events) -> None:
+    def test_the_other_servers_start_when_nothing_is_measured_any_more(
+        self, tools, monkeypatch, tmp_path: Path, events
+    ) -> None:
         self.run(tools, monkeypatch, tmp_path / "report.md")
         order = [event for event in events if not event.startswith("exporter")]
         assert order == [
-            "plugin_inside", "server one starts", "idle_cost", "calm_and_steady", "under_pressure", "odd_loads", "loaded_cost",
-            "loaded_cost", "server limit starts", "server two-api starts", "server dp2 starts", "engine_frozen_and_killed",
-            "server one ends", "3 answer", "sequence_limit", "two_api_servers", "data_parallel", "server dp2 ends",
-            "server two-api ends", "server limit ends"]
+            "plugin_inside",
+            "server one starts",
+            "idle_cost",
+            "calm_and_steady",
+            "under_pressure",
+            "odd_loads",
+            "loaded_cost",
+            "loaded_cost",
+            "server limit starts",
+            "server two-api starts",
+            "server dp2 starts",
+            "engine_frozen_and_killed",
+            "server one ends",
+            "3 answer",
+            "sequence_limit",
+            "two_api_servers",
+            "data_parallel",
+            "server dp2 ends",
+            "server two-api ends",
+            "server limit ends",
+        ]
         assert "all parts in one run" in (tmp_path / "report.md").read_text()
 
     def test_one_part_starts_only_what_it_needs(self, tools, monkeypatch, tmp_path: Path, events) -> None:
@@ -163,4 +206,7 @@ class TestRun:
         events.clear()
         self.run(tools, monkeypatch, tmp_path / "report.md", "others")
         assert [event for event in events if event.endswith("starts")] == [
-            "server limit starts", "server two-api starts", "server dp2 starts"]
+            "server limit starts",
+            "server two-api starts",
+            "server dp2 starts",
+        ]

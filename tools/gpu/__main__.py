@@ -11,8 +11,11 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "exporter"))
     lacking = [name for module, name in NEEDED.items() if find_spec(module) is None]
     if lacking:
-        print(f"tools.gpu: {sys.executable} lacks {', '.join(lacking)}; run it with a Python that has them, e.g. make test-gpu "
-              "GPU_PYTHON=/path/to/python", file=sys.stderr)
+        print(
+            f"tools.gpu: {sys.executable} lacks {', '.join(lacking)}; run it with a Python that has them, e.g. make test-gpu "
+            "GPU_PYTHON=/path/to/python",
+            file=sys.stderr,
+        )
         sys.exit(2)
     from tools.gpu.command import main
 

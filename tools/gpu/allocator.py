@@ -35,9 +35,18 @@ def run(result: Result, options: Options) -> None:
     with ExitStack() as stack:
         reports = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         reports.chmod(0o777)
-        torch = stack.enter_context(Child(options.fragment or module("fragment"), {
-            **NO_EXPANDABLE, "KVPRESSURE_PLUGIN": "1", "KVPRESSURE_PLUGIN_DIR": str(reports), "POD_NAMESPACE": POD[0],
-            "POD_NAME": POD[1]}))
+        torch = stack.enter_context(
+            Child(
+                options.fragment or module("fragment"),
+                {
+                    **NO_EXPANDABLE,
+                    "KVPRESSURE_PLUGIN": "1",
+                    "KVPRESSURE_PLUGIN_DIR": str(reports),
+                    "POD_NAMESPACE": POD[0],
+                    "POD_NAME": POD[1],
+                },
+            )
+        )
         try:
             first = torch.answer(START_SECONDS)
         except ChildError as error:
@@ -46,7 +55,8 @@ def run(result: Result, options: Options) -> None:
         result.data |= {"limit_bytes": first.pop("limit"), "steps": []}
         flag = stack.enter_context(idle_engine())
         exporter = stack.enter_context(
-            Exporter(privileges.AS_IS, flag, "--collector.allocator", f"--plugin.directory={reports}"))
+            Exporter(privileges.AS_IS, flag, "--collector.allocator", f"--plugin.directory={reports}")
+        )
         _look(result, "start", first, reports, exporter)
         for step in STEPS:
             torch.tell(step)
@@ -67,10 +77,14 @@ def _look(result: Result, step: str, truth: dict[str, Any], reports: Path, expor
         time.sleep(0.25)
     time.sleep(NVML_SECONDS)
     page = exporter.page()
-    row = {"step": step, "torch": truth, "plugin": {name: report.get(name) for name in NAMES},
-           "fragmentation_bytes": shown,
-           "condition": value(page, "condition", ENGINE, 'condition="allocator_fragmentation"'),
-           "nvml_used_bytes": value(page, "gpu_memory_used_bytes", 'gpu="0"')}
+    row = {
+        "step": step,
+        "torch": truth,
+        "plugin": {name: report.get(name) for name in NAMES},
+        "fragmentation_bytes": shown,
+        "condition": value(page, "condition", ENGINE, 'condition="allocator_fragmentation"'),
+        "nvml_used_bytes": value(page, "gpu_memory_used_bytes", 'gpu="0"'),
+    }
     result.data["steps"].append(row)
     result.check(f"{step}: the plugin's five figures are torch's", same, row["plugin"])
     result.check(f"{step}: fragmentation_bytes is reserved minus allocated", shown == wanted, f"{shown} and {wanted}")
@@ -91,21 +105,35 @@ def _judge(result: Result, steps: dict[str, dict[str, Any]]) -> None:
     result.data["threshold_bytes"] = threshold
     torch = {name: step["torch"] for name, step in steps.items()}
     fragmented = torch["fail"]["reserved_bytes"] - torch["fail"]["allocated_bytes"]
-    result.check(f"reserved minus allocated exceeds {threshold / 1e9:g} GB", fragmented > threshold, f"{fragmented / 1e9:.2f} GB")
-    result.check("an allocation fails meanwhile, and torch counts it",
-                 bool(torch["fail"]["said"]) and torch["fail"]["ooms"] > torch["fragment"]["ooms"],
-                 torch["fail"]["said"] or "it did not")
+    result.check(
+        f"reserved minus allocated exceeds {threshold / 1e9:g} GB", fragmented > threshold, f"{fragmented / 1e9:.2f} GB"
+    )
+    result.check(
+        "an allocation fails meanwhile, and torch counts it",
+        bool(torch["fail"]["said"]) and torch["fail"]["ooms"] > torch["fragment"]["ooms"],
+        torch["fail"]["said"] or "it did not",
+    )
     for step, expected in (("start", 0.0), ("fill", 0.0), ("fragment", 1.0), ("fail", 1.0), ("release", 0.0)):
-        result.check(f"{step}: condition allocator_fragmentation is {expected:g}", steps[step]["condition"] == expected,
-                     steps[step]["condition"])
+        result.check(
+            f"{step}: condition allocator_fragmentation is {expected:g}",
+            steps[step]["condition"] == expected,
+            steps[step]["condition"],
+        )
         above = (steps[step]["fragmentation_bytes"] or 0) >= threshold
-        result.check(f"{step}: the alert's comparison {'holds' if expected else 'does not hold'}", above == bool(expected),
-                     steps[step]["fragmentation_bytes"])
+        result.check(
+            f"{step}: the alert's comparison {'holds' if expected else 'does not hold'}",
+            above == bool(expected),
+            steps[step]["fragmentation_bytes"],
+        )
     used = {name: step["nvml_used_bytes"] for name, step in steps.items()}
     if None in used.values():
         result.lacks("NVML's view from outside", f"memory used is absent: {used}")
         return
-    result.check("from outside nothing is seen of it: memory used is the same full and fragmented",
-                 abs(used["fill"] - used["fragment"]) < SAME * used["fill"], f"{used['fill']:.0f} and {used['fragment']:.0f}")
-    result.check("from outside the release is seen", used["release"] < used["fragment"] - threshold,
-                 f"{used['release']:.0f}")
+    result.check(
+        "from outside nothing is seen of it: memory used is the same full and fragmented",
+        abs(used["fill"] - used["fragment"]) < SAME * used["fill"],
+        f"{used['fill']:.0f} and {used['fragment']:.0f}",
+    )
+    result.check(
+        "from outside the release is seen", used["release"] < used["fragment"] - threshold, f"{used['release']:.0f}"
+    )

@@ -70,8 +70,11 @@ def _one(result: Result, name: str, identity: str, reads: int) -> None:
         result.check(f"{name}: the source reads", False, found["down"])
         return
     result.check(f"{name}: memory, utilization and power are known", not found["absent"], found["absent"] or "all")
-    result.check(f"{name}: p99 of a reading within {SLOW_READING_MILLISECONDS:.0f} ms",
-                 found["reading_ms"]["p99"] <= SLOW_READING_MILLISECONDS, f"{found['reading_ms']['p99']} ms")
+    result.check(
+        f"{name}: p99 of a reading within {SLOW_READING_MILLISECONDS:.0f} ms",
+        found["reading_ms"]["p99"] <= SLOW_READING_MILLISECONDS,
+        f"{found['reading_ms']['p99']} ms",
+    )
 
 
 def _parameters() -> dict[str, str]:
@@ -116,16 +119,25 @@ def observe(reads: int) -> dict[str, Any]:
         return {"down": str(error), "calls": times.table()}
     finally:
         source.close()
-    return {"opening_ms": summary(opening), "reading_ms": summary(reading), "errors": dict(errors), "gpus": len(gpus),
-            "absent": sorted({name for gpu in gpus for name in _absent(gpu)}),
-            "activity": {"readings": reads, "with": activity[0], "last": activity[1]}, "calls": times.table()}
+    return {
+        "opening_ms": summary(opening),
+        "reading_ms": summary(reading),
+        "errors": dict(errors),
+        "gpus": len(gpus),
+        "absent": sorted({name for gpu in gpus for name in _absent(gpu)}),
+        "activity": {"readings": reads, "with": activity[0], "last": activity[1]},
+        "calls": times.table(),
+    }
 
 
 def _absent(gpu: GpuReading) -> list[str]:
     if gpu.error is not None:
         return [f"{gpu.index}: {gpu.error}"]
-    wanted = ("memory_total_bytes", "memory_used_bytes") if gpu.parent_uuid else (
-        "memory_total_bytes", "memory_used_bytes", "utilization_ratio", "power_watts", "power_limit_watts")
+    wanted = (
+        ("memory_total_bytes", "memory_used_bytes")
+        if gpu.parent_uuid
+        else ("memory_total_bytes", "memory_used_bytes", "utilization_ratio", "power_watts", "power_limit_watts")
+    )
     values = dataclasses.asdict(gpu)
     return [name for name in wanted if values[name] is None]
 

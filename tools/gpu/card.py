@@ -20,8 +20,11 @@ T = TypeVar("T")
 NOT_SUPPORTED: Final = 3
 SAMPLES_KEPT: Final = 100
 GPM_PAUSE_SECONDS: Final = 0.5
-GPM: Final = {"sm": pynvml.NVML_GPM_METRIC_SM_UTIL, "tensor": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
-              "dram": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL}
+GPM: Final = {
+    "sm": pynvml.NVML_GPM_METRIC_SM_UTIL,
+    "tensor": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+    "dram": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+}
 
 
 class Answers:
@@ -59,9 +62,15 @@ def structures() -> list[dict[str, dict[str, int] | None]]:
             handle, ask = pynvml.nvmlDeviceGetHandleByIndex(index), Answers()
             first = ask("", pynvml.nvmlDeviceGetMemoryInfo, handle)
             second = ask("", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-            found.append({name: None if info is None else {word: int(getattr(info, word)) for word in words}
-                          for name, info, words in (("first", first, ("total", "free", "used")),
-                                                    ("second", second, ("total", "reserved", "free", "used")))})
+            found.append(
+                {
+                    name: None if info is None else {word: int(getattr(info, word)) for word in words}
+                    for name, info, words in (
+                        ("first", first, ("total", "free", "used")),
+                        ("second", second, ("total", "reserved", "free", "used")),
+                    )
+                }
+            )
     finally:
         pynvml.nvmlShutdown()
     return found
@@ -80,9 +89,11 @@ def gpu(handle: Any) -> dict[str, Any]:
         "memory_utilization": None if rates is None else int(rates.memory),
         "power_mw": ask("nvmlDeviceGetPowerUsage", pynvml.nvmlDeviceGetPowerUsage, handle),
         "power_limit_mw": ask("nvmlDeviceGetEnforcedPowerLimit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
-        "clocks_reasons": ask("nvmlDeviceGetCurrentClocksEventReasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons,
-                              handle),
-        **_processes(ask, handle), **_samples(ask, handle),
+        "clocks_reasons": ask(
+            "nvmlDeviceGetCurrentClocksEventReasons", pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle
+        ),
+        **_processes(ask, handle),
+        **_samples(ask, handle),
         "mig": None if mode is None else int(mode[0]),
         "gpm": None if support is None else int(support.isSupportedDevice),
         "event_types": ask("nvmlDeviceGetSupportedEventTypes", pynvml.nvmlDeviceGetSupportedEventTypes, handle),
@@ -104,12 +115,15 @@ def _instance(of: Answers, handle: Any, slot: int, gpm: bool) -> dict[str, Any] 
     number = ask("nvmlDeviceGetGpuInstanceId", pynvml.nvmlDeviceGetGpuInstanceId, instance)
     found = {
         "uuid": f"MIG-{slot:08x}-0000-4000-8000-000000000000",
-        "name": ask("nvmlDeviceGetName", pynvml.nvmlDeviceGetName, instance), "gi": number, **_memory(ask, instance),
+        "name": ask("nvmlDeviceGetName", pynvml.nvmlDeviceGetName, instance),
+        "gi": number,
+        **_memory(ask, instance),
         "processes": _processes(ask, instance)["processes"],
     }
     if gpm and number is not None:
-        found |= _activity(ask, "nvmlGpmMigSampleGet",
-                           lambda sample: pynvml.nvmlGpmMigSampleGet(handle, number, sample))
+        found |= _activity(
+            ask, "nvmlGpmMigSampleGet", lambda sample: pynvml.nvmlGpmMigSampleGet(handle, number, sample)
+        )
     return {**found, "codes": ask.codes}
 
 
@@ -118,9 +132,11 @@ def _memory(ask: Answers, handle: Any) -> dict[str, Any]:
     second = ask("nvmlDeviceGetMemoryInfo_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     first = ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlDeviceGetMemoryInfo, handle)
     either = second or first
-    return {"memory_total": None if either is None else int(either.total),
-            "memory_free": None if either is None else int(either.free),
-            "memory_reserved": None if second is None else int(second.reserved)}
+    return {
+        "memory_total": None if either is None else int(either.total),
+        "memory_free": None if either is None else int(either.free),
+        "memory_reserved": None if second is None else int(second.reserved),
+    }
 
 
 def _processes(ask: Answers, handle: Any) -> dict[str, Any]:
@@ -128,10 +144,14 @@ def _processes(ask: Answers, handle: Any) -> dict[str, Any]:
         found = ask(symbol, function, handle)
         return None if found is None else [[first + n, process.usedGpuMemory] for n, process in enumerate(found)]
 
-    return {"processes": listed("nvmlDeviceGetComputeRunningProcesses_v3",
-                                pynvml.nvmlDeviceGetComputeRunningProcesses_v3, 101),
-            "mps_processes": listed("nvmlDeviceGetMPSComputeRunningProcesses_v3",
-                                    pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, 501)}
+    return {
+        "processes": listed(
+            "nvmlDeviceGetComputeRunningProcesses_v3", pynvml.nvmlDeviceGetComputeRunningProcesses_v3, 101
+        ),
+        "mps_processes": listed(
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, 501
+        ),
+    }
 
 
 def _samples(ask: Answers, handle: Any) -> dict[str, Any]:
@@ -152,11 +172,15 @@ def _activity(ask: Answers, symbol: str, take: Callable[[Any], Any]) -> dict[str
     for place, metric in enumerate(GPM.values()):
         request.metrics[place].metricId = metric
     try:
-        if any(ask(symbol, _slowly, take, sample) is None for sample in pair) or \
-                ask("nvmlGpmMetricsGet", pynvml.nvmlGpmMetricsGet, request) is None:
+        if (
+            any(ask(symbol, _slowly, take, sample) is None for sample in pair)
+            or ask("nvmlGpmMetricsGet", pynvml.nvmlGpmMetricsGet, request) is None
+        ):
             return {}
-        return {name: request.metrics[place].value if request.metrics[place].nvmlReturn == 0 else None
-                for place, name in enumerate(GPM)}
+        return {
+            name: request.metrics[place].value if request.metrics[place].nvmlReturn == 0 else None
+            for place, name in enumerate(GPM)
+        }
     finally:
         for sample in pair:
             pynvml.nvmlGpmSampleFree(sample)

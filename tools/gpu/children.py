@@ -26,8 +26,14 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """That of this process, with the package and this folder to be found, and CUDA numbering GPUs as NVML does."""
     path = os.pathsep.join(filter(None, [str(ROOT / "exporter"), str(ROOT), os.environ.get("PYTHONPATH")]))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
-    return {**kept, "PYTHONPATH": path, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1", **(extra or {})}
+    return {
+        **kept,
+        "PYTHONPATH": path,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **(extra or {}),
+    }
 
 
 def module(name: str, *arguments: str) -> list[str]:
@@ -38,8 +44,9 @@ def module(name: str, *arguments: str) -> list[str]:
 def ask(command: Sequence[str], timeout: float) -> Any:
     """What the child printed as its last line, as JSON. Raises ``ChildError``."""
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout,
-                              check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
+        )
     except (subprocess.TimeoutExpired, OSError) as error:
         raise ChildError(str(error)) from error
     if done.returncode != 0:
@@ -55,8 +62,15 @@ class Child:
 
     def __init__(self, command: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the block)
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment(extra), stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=self._errors, text=True)
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(extra),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -27,7 +27,9 @@ DRIVER_SECONDS: Final = 60.0  # a driver that takes longer to say who it is hang
 def main(arguments: list[str] | None = None) -> int:
     """See above."""
     given = _parser().parse_args(arguments)
-    options = Options(given.results.resolve(), given.reads, given.phase_seconds, given.settle_seconds, given.leak_minutes)
+    options = Options(
+        given.results.resolve(), given.reads, given.phase_seconds, given.settle_seconds, given.leak_minutes
+    )
     if given.list:
         print(plan.listing(options))
         return 0
@@ -42,8 +44,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if machine is not None:
         print(f"{machine['name']}, driver {machine['driver']}, results in {options.results}", flush=True)
-    good = [_run(plan.named(name), options, sys.argv[1:] if arguments is None else arguments)
-            for name in wanted if name != REPORT]
+    good = [
+        _run(plan.named(name), options, sys.argv[1:] if arguments is None else arguments)
+        for name in wanted
+        if name != REPORT
+    ]
     if REPORT in wanted:
         path = publish.publish(options.results) if given.publish else report.write(options.results)
         print(f"{report.count(options.results)} Report: {path}")
@@ -81,16 +86,25 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m tools.gpu", description="Does kvpressure tell the truth on this NVIDIA card?")
+    parser = argparse.ArgumentParser(
+        "python -m tools.gpu", description="Does kvpressure tell the truth on this NVIDIA card?"
+    )
     parser.add_argument("--list", action="store_true", help="say what would be done and how long it takes")
     parser.add_argument("--part", action="append", choices=[*plan.NAMES, REPORT], help="only this; repeat for several")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results (default build/gpu)")
     parser.add_argument("--reads", type=int, default=Options.reads, help="readings in each identity of part calls")
     parser.add_argument("--phase-seconds", type=float, default=Options.phase, help="how long each load is watched")
     parser.add_argument("--settle-seconds", type=float, default=Options.settle, help="and left alone before")
-    parser.add_argument("--leak-minutes", type=float, default=Options.leak_minutes,
-                        help="minutes of readings in part leak; it takes a fifth longer")
-    parser.add_argument("--publish", action="store_true",
-                        help="with the report: keep the results in tools/gpu/results, write docs/gpu-hardware.md and the fixture")
+    parser.add_argument(
+        "--leak-minutes",
+        type=float,
+        default=Options.leak_minutes,
+        help="minutes of readings in part leak; it takes a fifth longer",
+    )
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="with the report: keep the results in tools/gpu/results, write docs/gpu-hardware.md and the fixture",
+    )
     parser.add_argument("--here", choices=plan.NAMES, help=argparse.SUPPRESS)
     return parser

@@ -47,8 +47,13 @@ def _allocated(gpu: GpuReading) -> float | None:
 QUANTITIES: Final = (
     Quantity("utilization", "%", 10.0, lambda gpu: _percent(gpu.utilization_ratio), "utilization.gpu", "sm"),
     Quantity("memory used without reserved", "MiB", 16.0, _allocated, "memory.used"),
-    Quantity("memory reserved", "MiB", 1.0,
-             lambda gpu: None if gpu.memory_reserved_bytes is None else gpu.memory_reserved_bytes / MIB, "memory.reserved"),
+    Quantity(
+        "memory reserved",
+        "MiB",
+        1.0,
+        lambda gpu: None if gpu.memory_reserved_bytes is None else gpu.memory_reserved_bytes / MIB,
+        "memory.reserved",
+    ),
     Quantity("power", "W", 15.0, lambda gpu: gpu.power_watts, "power.draw"),
     Quantity("power limit", "W", 0.5, lambda gpu: gpu.power_limit_watts, "enforced.power.limit"),
     Quantity("SM activity", "%", 10.0, lambda gpu: _percent(gpu.sm_activity_ratio), dmon="gpm sm"),
@@ -83,8 +88,9 @@ def run(result: Result, options: Options) -> None:
         if (why := query.ended()) is not None:
             result.lacks("nvidia-smi --query-gpu", why)
         result.data["dmon_columns"] = dmon.header if dmon is not None else []
-        result.check("the source read each second", not sampler.errors,
-                     sampler.errors[:3] or f"{len(sampler.readings)} readings")
+        result.check(
+            "the source read each second", not sampler.errors, sampler.errors[:3] or f"{len(sampler.readings)} readings"
+        )
 
 
 def _dmon(stack: ExitStack, result: Result) -> smi.Dmon | None:
@@ -108,8 +114,9 @@ def _take(query: smi.Query, dmon: smi.Dmon | None) -> tuple[list[smi.Row], list[
     return query.rows(), [{names.get(column, column): value for column, value in row.items()} for row in watched]
 
 
-def _compare(result: Result, phase: str, readings: list[tuple[float, GpuReading]], theirs: list[smi.Row],
-             watched: list[smi.Row]) -> None:
+def _compare(
+    result: Result, phase: str, readings: list[tuple[float, GpuReading]], theirs: list[smi.Row], watched: list[smi.Row]
+) -> None:
     for quantity in QUANTITIES:
         ours = smi.both([quantity.ours(reading) for _, reading in readings])
         for source, column, rows in (("query", quantity.query, theirs), ("dmon", quantity.dmon, watched)):
@@ -122,16 +129,29 @@ def _compare(result: Result, phase: str, readings: list[tuple[float, GpuReading]
                 continue
             pairs = _pairs(quantity, readings, rows, column) if source == "query" else []
             mine, other = round(statistics.median(ours), 1), round(statistics.median(told), 1)
-            result.data["rows"].append({
-                "phase": phase, "quantity": quantity.name, "unit": quantity.unit, "by": source, "n": len(told),
-                "ours": mine, "theirs": other, "apart_median": round(statistics.median(pairs), 1) if pairs else None,
-                "apart_most": round(max(pairs), 1) if pairs else None})
-            result.check(f"{what} within {quantity.within:g} {quantity.unit}", abs(mine - other) <= quantity.within,
-                         f"{mine:g} and {other:g}")
+            result.data["rows"].append(
+                {
+                    "phase": phase,
+                    "quantity": quantity.name,
+                    "unit": quantity.unit,
+                    "by": source,
+                    "n": len(told),
+                    "ours": mine,
+                    "theirs": other,
+                    "apart_median": round(statistics.median(pairs), 1) if pairs else None,
+                    "apart_most": round(max(pairs), 1) if pairs else None,
+                }
+            )
+            result.check(
+                f"{what} within {quantity.within:g} {quantity.unit}",
+                abs(mine - other) <= quantity.within,
+                f"{mine:g} and {other:g}",
+            )
 
 
-def _pairs(quantity: Quantity, readings: list[tuple[float, GpuReading]], rows: list[smi.Row],
-           column: str) -> list[float]:
+def _pairs(
+    quantity: Quantity, readings: list[tuple[float, GpuReading]], rows: list[smi.Row], column: str
+) -> list[float]:
     """How far apart both were at the same moments."""
     found = []
     for row in rows:

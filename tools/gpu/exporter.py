@@ -41,8 +41,19 @@ class Exporter:
 
     def __init__(self, identity: str, *flags: str) -> None:
         # The program drops and then becomes the exporter, so the pid is the exporter's.
-        command = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", "127.0.0.1:0",
-                   "--node-name", "gpu-check", "--no-collector.amd", "--nvidia.gpm", *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "kvpressure.cli",
+            "serve",
+            "--web.listen-address",
+            "127.0.0.1:0",
+            "--node-name",
+            "gpu-check",
+            "--no-collector.amd",
+            "--nvidia.gpm",
+            *flags,
+        ]
         if identity != privileges.AS_IS:
             command = module("privileges", identity, *command)
         self._command = command

@@ -80,8 +80,12 @@ def main() -> None:
     print(json.dumps({"limit": fragments.limit, **fragments.figures()}), flush=True)
     for line in sys.stdin:
         command = line.strip()
-        said = {"fill": fragments.fill, "fragment": fragments.fragment, "fail": fragments.fail,
-                "release": fragments.release}[command]()
+        said = {
+            "fill": fragments.fill,
+            "fragment": fragments.fragment,
+            "fail": fragments.fail,
+            "release": fragments.release,
+        }[command]()
         print(json.dumps({"said": said, **fragments.figures()}), flush=True)
 
 

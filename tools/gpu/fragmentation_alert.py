@@ -46,18 +46,26 @@ def _promtool(told: Mapping[str, list[float]]) -> str | None:
     ends = [HOLD_MINUTES * (number + 1) - 1 for number in range(len(STEPS))]
     firing = f'count(ALERTS{{alertname="{ALERT}",alertstate="firing"}}) or vector(0)'
     test = {
-        "rule_files": [str(RULES)], "evaluation_interval": "1m",
-        "tests": [{
-            "interval": "1m",
-            "input_series": [
-                {"series": SERIES[name], "values": " ".join(f"{value:.0f}x{HOLD_MINUTES - 1}" for value in values)}
-                for name, values in told.items()],
-            "promql_expr_test": [{"expr": firing, "eval_time": f"{end}m", "exp_samples": [{"labels": "{}", "value": expected}]}
-                                 for end, (_, expected) in zip(ends, STEPS, strict=True)],
-        }],
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": SERIES[name], "values": " ".join(f"{value:.0f}x{HOLD_MINUTES - 1}" for value in values)}
+                    for name, values in told.items()
+                ],
+                "promql_expr_test": [
+                    {"expr": firing, "eval_time": f"{end}m", "exp_samples": [{"labels": "{}", "value": expected}]}
+                    for end, (_, expected) in zip(ends, STEPS, strict=True)
+                ],
+            }
+        ],
     }
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "test.yaml"
         path.write_text(yaml.safe_dump(test))
-        done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            ["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120, check=False
+        )
     return None if done.returncode == 0 else " ".join((done.stdout + done.stderr).split())[:300]

@@ -58,14 +58,24 @@ def run(result: Result, options: Options) -> None:
         if load is not None:
             _throughput(result, load, spans)
     every = len(watch.samples) // SAMPLES_KEPT + 1
-    result.data |= {"identity": identity, "minutes": options.leak_minutes, "samples": watch.samples[::every],
-                    "scrape_ms": summary(watch.scrapes), "gpm": watch.gpm, "cpu_share": watch.cpu_share}
+    result.data |= {
+        "identity": identity,
+        "minutes": options.leak_minutes,
+        "samples": watch.samples[::every],
+        "scrape_ms": summary(watch.scrapes),
+        "gpm": watch.gpm,
+        "cpu_share": watch.cpu_share,
+    }
     _growth(result, watch.samples)
-    result.check("every scrape was answered, with the GPU up", not watch.bad,
-                 f"{len(watch.scrapes)} scrapes, {watch.bad} bad")
+    result.check(
+        "every scrape was answered, with the GPU up", not watch.bad, f"{len(watch.scrapes)} scrapes, {watch.bad} bad"
+    )
     if watch.gpm["with"] < watch.gpm["scrapes"] - 2:
-        result.lacks("activity (GPM) in every scrape", f"{watch.gpm['with']} of {watch.gpm['scrapes']}, the last in scrape "
-                     f"{watch.gpm['last']}: permission may have gone, or there is none")
+        result.lacks(
+            "activity (GPM) in every scrape",
+            f"{watch.gpm['with']} of {watch.gpm['scrapes']}, the last in scrape "
+            f"{watch.gpm['last']}: permission may have gone, or there is none",
+        )
 
 
 def _exporter(stack: ExitStack, result: Result) -> tuple[Exporter, str]:
@@ -136,18 +146,23 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _growth(result: Result, samples: Sequence[tuple[float, int, int, int]]) -> None:
-    settled = samples[int(SETTLED * len(samples)):]
+    settled = samples[int(SETTLED * len(samples)) :]
     third = len(settled) // 3
     if not third:
         result.lacks("growth", f"only {len(samples)} looks at the process")
         return
     first, last = settled[:third], settled[-third:]
-    grown = {name: statistics.median(row[place] for row in last) - statistics.median(row[place] for row in first)
-             for place, name in ((1, "memory_kib"), (2, "threads"), (3, "files"))}
+    grown = {
+        name: statistics.median(row[place] for row in last) - statistics.median(row[place] for row in first)
+        for place, name in ((1, "memory_kib"), (2, "threads"), (3, "files"))
+    }
     result.data["grown"] = grown
     result.data["memory_kib"] = statistics.median(row[1] for row in last)
-    result.check(f"memory grows by {GROWTH_KIB} KiB at most", grown["memory_kib"] <= GROWTH_KIB,
-                 f"{grown['memory_kib']:+.0f} KiB")
+    result.check(
+        f"memory grows by {GROWTH_KIB} KiB at most",
+        grown["memory_kib"] <= GROWTH_KIB,
+        f"{grown['memory_kib']:+.0f} KiB",
+    )
     result.check("no thread more", grown["threads"] <= 0, f"{grown['threads']:+.0f}")
     result.check("no open file more", grown["files"] <= 0, f"{grown['files']:+.0f}")
 
@@ -162,8 +177,16 @@ def _throughput(result: Result, load: Running, spans: dict[bool, list[tuple[floa
     without, beside = (statistics.median(found[on]) for on in (False, True))
     spread = statistics.pstdev(found[False]) / without
     slower = (without - beside) / without
-    rows: dict[str, Any] = {"without": without, "beside": beside, "slower": slower, "spread": spread,
-                            "seconds": [len(found[False]), len(found[True])]}
+    rows: dict[str, Any] = {
+        "without": without,
+        "beside": beside,
+        "slower": slower,
+        "spread": spread,
+        "seconds": [len(found[False]), len(found[True])],
+    }
     result.data["throughput"] = rows
-    result.check(f"the load is at most {SLOWER:.0%} slower beside the exporter", slower <= max(SLOWER, 2 * spread),
-                 f"{slower:+.2%} (spread of single seconds {spread:.2%})")
+    result.check(
+        f"the load is at most {SLOWER:.0%} slower beside the exporter",
+        slower <= max(SLOWER, 2 * spread),
+        f"{slower:+.2%} (spread of single seconds {spread:.2%})",
+    )

@@ -52,9 +52,11 @@ def run(result: Result, options: Options) -> None:
             time.sleep(options.phase)
             readings[kind] = sampler.between(began, time.time())
             rates = load.rates(kind, began, time.time())
-            result.data.setdefault("rates", {})[kind] = {
-                name: statistics.median(rate[name] for rate in rates)
-                for name in ("steps", "flops", "bytes")} if rates else {}
+            result.data.setdefault("rates", {})[kind] = (
+                {name: statistics.median(rate[name] for rate in rates) for name in ("steps", "flops", "bytes")}
+                if rates
+                else {}
+            )
         result.data["load"] = load.facts
     result.data |= judge(result, readings)
 
@@ -66,7 +68,9 @@ def judge(result: Result, readings: Mapping[str, Sequence[tuple[float, GpuReadin
     for level in (PROFILING, POWER):
         factors = {kind: found["factor"] for kind, found in said[level].items()}
         if None in factors.values():
-            result.lacks(f"{level}: the loads told apart", f"not known for {[k for k, f in factors.items() if f is None]}")
+            result.lacks(
+                f"{level}: the loads told apart", f"not known for {[k for k, f in factors.items() if f is None]}"
+            )
             continue
         told = " ".join(f"{kind} {factor:.2f}" for kind, factor in factors.items())
         good = factors["dram"] > APART > max(factors["tensor"], factors["host"])
@@ -76,21 +80,34 @@ def judge(result: Result, readings: Mapping[str, Sequence[tuple[float, GpuReadin
         if None in starved.values():
             result.lacks(f"{level}: which load leaves the GPU starved", "not known")
             continue
-        result.check(f"{level}: only the host-bound load leaves the GPU starved",
-                     starved == {"tensor": False, "dram": False, "host": True}, starved)
+        result.check(
+            f"{level}: only the host-bound load leaves the GPU starved",
+            starved == {"tensor": False, "dram": False, "host": True},
+            starved,
+        )
     saturated = {kind: found["saturated"] for kind, found in said[PROFILING].items()}
     if None not in saturated.values():
-        result.check("profiling: tensor and dram saturate the GPU, host does not",
-                     saturated == {"tensor": True, "dram": True, "host": False}, saturated)
-    kept = {kind: [[round(t, 2), *(getattr(gpu, name) for name in FIGURES)] for t, gpu in rows]
-            for kind, rows in readings.items()}
+        result.check(
+            "profiling: tensor and dram saturate the GPU, host does not",
+            saturated == {"tensor": True, "dram": True, "host": False},
+            saturated,
+        )
+    kept = {
+        kind: [[round(t, 2), *(getattr(gpu, name) for name in FIGURES)] for t, gpu in rows]
+        for kind, rows in readings.items()
+    }
     return {"figures": figures, "levels": said, "readings": kept}
 
 
 def kept(result: Result) -> dict[str, list[tuple[float, GpuReading]]]:
     """The readings of a result that was kept, to be judged again by the thresholds of today."""
-    return {kind: [(t, GpuReading("GPU-0", 0, "nvidia", result.machine.get("name"), **dict(zip(FIGURES, values, strict=True))))
-                   for t, *values in rows] for kind, rows in result.data["readings"].items()}
+    return {
+        kind: [
+            (t, GpuReading("GPU-0", 0, "nvidia", result.machine.get("name"), **dict(zip(FIGURES, values, strict=True))))
+            for t, *values in rows
+        ]
+        for kind, rows in result.data["readings"].items()
+    }
 
 
 def _means(readings: Sequence[GpuReading]) -> dict[str, float | None]:
@@ -112,16 +129,26 @@ def _ask(level: str, rows: Sequence[tuple[float, GpuReading]]) -> dict[str, Any]
     engine = state.engines[0]
     evidence = engine.diagnosis.evidence
     known = engine.signals.compute.activity_level == level
-    return {"level": engine.signals.compute.activity_level,
-            "factor": engine.signals.compute.score_compute_factor if known else None,
-            "starved": evidence["gpu_starved"].value if known else None,
-            "saturated": evidence["gpu_saturated"].value if known else None}
+    return {
+        "level": engine.signals.compute.activity_level,
+        "factor": engine.signals.compute.score_compute_factor if known else None,
+        "starved": evidence["gpu_starved"].value if known else None,
+        "saturated": evidence["gpu_saturated"].value if known else None,
+    }
 
 
 def _snapshot(t: float, gpu: GpuReading) -> Snapshot:
     """The GPU beside an engine that always says the same."""
     gauges = {r.RUNNING: 40.0, r.WAITING: 12.0, r.KV_USAGE: 0.99}
     counters = {r.PROMPT_TOKENS: 300 * t, r.GENERATION_TOKENS: 900 * t}
-    page = EnginePage("http://127.0.0.1/metrics", t, "inference", "vllm-0", "vllm", gpus=(gpu.uuid,),
-                      args=("--max-num-seqs", "256"), engines=(EngineReading("m", "0", gauges, counters),))
+    page = EnginePage(
+        "http://127.0.0.1/metrics",
+        t,
+        "inference",
+        "vllm-0",
+        "vllm",
+        gpus=(gpu.uuid,),
+        args=("--max-num-seqs", "256"),
+        engines=(EngineReading("m", "0", gauges, counters),),
+    )
     return Snapshot(t, gpus=(gpu,), pages=(page,))

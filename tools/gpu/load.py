@@ -150,9 +150,14 @@ class Running:
 
     def rates(self, kind: str, since: float, until: float) -> list[dict[str, float]]:
         """Steps, FLOPs and bytes per second of each report of that kind that lies in the time."""
-        return [{name: report[name] / report["seconds"] for name in ("steps", "flops", "bytes")}
-                for report in self.collect() if report["kind"] == kind and report["seconds"] > 0
-                and since <= report["t"] - report["seconds"] and report["t"] <= until]
+        return [
+            {name: report[name] / report["seconds"] for name in ("steps", "flops", "bytes")}
+            for report in self.collect()
+            if report["kind"] == kind
+            and report["seconds"] > 0
+            and since <= report["t"] - report["seconds"]
+            and report["t"] <= until
+        ]
 
 
 def _start(arguments: argparse.Namespace) -> Loads:
@@ -177,8 +182,19 @@ def _work(loads: Loads, wanted: list[str]) -> None:
             loads.wait()
             steps += 1
         now = time.time()
-        print(json.dumps({"t": now, "kind": kind, "seconds": now - began, "steps": steps, "flops": steps * work.flops,
-                          "bytes": steps * work.bytes}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "t": now,
+                    "kind": kind,
+                    "seconds": now - began,
+                    "steps": steps,
+                    "flops": steps * work.flops,
+                    "bytes": steps * work.bytes,
+                }
+            ),
+            flush=True,
+        )
 
 
 def main() -> None:

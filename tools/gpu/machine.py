@@ -37,9 +37,17 @@ def describe() -> dict[str, Any]:
         raise NoCard(f"GPU 0 does not answer: {codes.reason_of(error.value)}") from error
     finally:
         pynvml.nvmlShutdown()
-    return {"gpus": count, "name": name, "driver": driver, "kernel": platform.release(),
-            "python": platform.python_version(), "nvidia-ml-py": _version("nvidia-ml-py"), "torch": _version("torch"),
-            "uid": os.getuid(), "cpus": os.cpu_count()}
+    return {
+        "gpus": count,
+        "name": name,
+        "driver": driver,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "nvidia-ml-py": _version("nvidia-ml-py"),
+        "torch": _version("torch"),
+        "uid": os.getuid(),
+        "cpus": os.cpu_count(),
+    }
 
 
 def _version(package: str) -> str:

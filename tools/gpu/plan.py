@@ -36,18 +36,43 @@ def _load(options: Options) -> float:
 
 
 PARTS: Final = (
-    Part("calls", "calls", "every NVML call timed: as started, as uid 65532, as root without capabilities, under load; a fixture "
-         "of the card", lambda o: TORCH_SECONDS + 4 * (0.17 * o.reads + 3)),
-    Part("counters", "counters", "utilization, memory, power and activity beside nvidia-smi query and dmon, in four loads",
-         lambda o: TORCH_SECONDS + 6 + 4 * _load(o)),
-    Part("loads", "levels", "a tensor-bound, a DRAM-bound and a host-bound load by each level of evidence",
-         lambda o: TORCH_SECONDS + 3 * _load(o)),
-    Part("allocator", "allocator", "torch's allocator in real fragmentation: torch, plugin, exporter, alert, NVML",
-         lambda _: TORCH_SECONDS + 40),
-    Part("processes", "processes", "memory by process beside nvidia-smi, from a pid namespace too; start times",
-         lambda _: TORCH_SECONDS + 25),
-    Part("leak", "leak", "readings each second beside a load: memory, threads, files, throughput with and without",
-         lambda o: TORCH_SECONDS + 60 * 1.2 * o.leak_minutes),
+    Part(
+        "calls",
+        "calls",
+        "every NVML call timed: as started, as uid 65532, as root without capabilities, under load; a fixture "
+        "of the card",
+        lambda o: TORCH_SECONDS + 4 * (0.17 * o.reads + 3),
+    ),
+    Part(
+        "counters",
+        "counters",
+        "utilization, memory, power and activity beside nvidia-smi query and dmon, in four loads",
+        lambda o: TORCH_SECONDS + 6 + 4 * _load(o),
+    ),
+    Part(
+        "loads",
+        "levels",
+        "a tensor-bound, a DRAM-bound and a host-bound load by each level of evidence",
+        lambda o: TORCH_SECONDS + 3 * _load(o),
+    ),
+    Part(
+        "allocator",
+        "allocator",
+        "torch's allocator in real fragmentation: torch, plugin, exporter, alert, NVML",
+        lambda _: TORCH_SECONDS + 40,
+    ),
+    Part(
+        "processes",
+        "processes",
+        "memory by process beside nvidia-smi, from a pid namespace too; start times",
+        lambda _: TORCH_SECONDS + 25,
+    ),
+    Part(
+        "leak",
+        "leak",
+        "readings each second beside a load: memory, threads, files, throughput with and without",
+        lambda o: TORCH_SECONDS + 60 * 1.2 * o.leak_minutes,
+    ),
 )
 NAMES: Final = tuple(part.name for part in PARTS)
 

@@ -44,8 +44,11 @@ def become(identity: str) -> None:
 def facts() -> dict[str, str]:
     """Who this process is, in the kernel's words."""
     lines = (line.partition(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return {name: " ".join(value.split()) for name, _, value in lines
-            if name in ("Uid", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")}
+    return {
+        name: " ".join(value.split())
+        for name, _, value in lines
+        if name in ("Uid", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
+    }
 
 
 def _clear_capabilities(libc: Any) -> None:

@@ -73,13 +73,19 @@ def _compare(result: Result) -> None:
         if mine is None or told is None:
             result.lacks(f"memory of process {pid}", f"ours {mine}, nvidia-smi {told}")
             continue
-        result.check("memory of a process as nvidia-smi tells it", abs(mine / MIB - told) <= WITHIN_MIB,
-                     f"{mine / MIB:.0f} and {told:.0f} MiB")
+        result.check(
+            "memory of a process as nvidia-smi tells it",
+            abs(mine / MIB - told) <= WITHIN_MIB,
+            f"{mine / MIB:.0f} and {told:.0f} MiB",
+        )
     if "held" in result.data:
         mine = ours.get(result.data["held"]["pid"])
         held = f"{1024 * result.data['held']['gib']:.0f} MiB held"
-        result.check("the process that holds memory is found by its pid", mine is not None,
-                     f"{mine / MIB:.0f} MiB for {held}" if mine else "not among them")
+        result.check(
+            "the process that holds memory is found by its pid",
+            mine is not None,
+            f"{mine / MIB:.0f} MiB for {held}" if mine else "not among them",
+        )
 
 
 def _from_a_namespace(result: Result) -> None:
@@ -99,8 +105,11 @@ def _exporter(result: Result) -> None:
     except ChildError as error:
         result.lacks("start time of the exporter", error)
         return
-    result.check(f"the exporter shows the GPU within {PAGE_SECONDS / 3:.0f} s of its start",
-                 result.data["page_with_gpu_seconds"] <= PAGE_SECONDS / 3, f"{result.data['page_with_gpu_seconds']} s")
+    result.check(
+        f"the exporter shows the GPU within {PAGE_SECONDS / 3:.0f} s of its start",
+        result.data["page_with_gpu_seconds"] <= PAGE_SECONDS / 3,
+        f"{result.data['page_with_gpu_seconds']} s",
+    )
 
 
 # --- in the children ----------------------------------------------------------------------------------------------
@@ -112,8 +121,12 @@ def listed() -> dict[int, int | None]:
 
     source = NvidiaSource(SimpleNamespace())
     try:
-        return {process.pid: process.used_bytes for gpu in source.read().gpus or () if gpu.index == 0
-                for process in gpu.processes}
+        return {
+            process.pid: process.used_bytes
+            for gpu in source.read().gpus or ()
+            if gpu.index == 0
+            for process in gpu.processes
+        }
     finally:
         source.close()
 
@@ -130,8 +143,11 @@ def started() -> dict[str, float]:
     source.read()
     second = time.perf_counter()
     source.close()
-    return {"import": round(imported - began, 4), "first_reading": round(first - imported, 4),
-            "next_reading": round(second - first, 4)}
+    return {
+        "import": round(imported - began, 4),
+        "first_reading": round(first - imported, 4),
+        "next_reading": round(second - first, 4),
+    }
 
 
 def in_namespace() -> Any:

@@ -35,7 +35,10 @@ def render(directory: Path) -> str:
     """The document. Raises ``ValueError`` for results of another format."""
     results = {part.name: load(directory, part.name) for part in plan.PARTS}
     there = [result for result in results.values() if result is not None]
-    blocks = [HEAD, _machines(there) if there else f"**{NOT_RUN}** No card was at hand; there are no figures until one is.\n"]
+    blocks = [
+        HEAD,
+        _machines(there) if there else f"**{NOT_RUN}** No card was at hand; there are no figures until one is.\n",
+    ]
     for part in plan.PARTS:
         blocks += [f"## {part.name}\n", f"{part.what[0].upper()}{part.what[1:]}.\n"]
         result = results[part.name]
@@ -90,25 +93,44 @@ def _checks(checks: Sequence[Mapping[str, Any]]) -> str:
     """All of a few; of many those that failed."""
     if len(checks) > MOST_CHECKS:
         failed = [check for check in checks if not check["ok"]]
-        return f"{len(checks) - len(failed)} of {len(checks)} checks held{'; not these:' if failed else '.'}\n\n" + _checks(failed)
-    return _table(("check", "", "found"),
-                  [(check["what"], "ok" if check["ok"] else "**FAIL**", check["found"]) for check in checks])
+        return (
+            f"{len(checks) - len(failed)} of {len(checks)} checks held{'; not these:' if failed else '.'}\n\n"
+            + _checks(failed)
+        )
+    return _table(
+        ("check", "", "found"),
+        [(check["what"], "ok" if check["ok"] else "**FAIL**", check["found"]) for check in checks],
+    )
 
 
 def _calls(data: Mapping[str, Any]) -> Iterable[str]:
     identities = {name: found for name, found in data.get("identities", {}).items() if "reading_ms" in found}
-    rows = [(name, found["process"].get("CapEff", ""), _times(found["opening_ms"]), _times(found["reading_ms"]),
-             "{with} of {readings}, last in {last}".format(**found["activity"]), _pairs(found["errors"]))
-            for name, found in identities.items()]
+    rows = [
+        (
+            name,
+            found["process"].get("CapEff", ""),
+            _times(found["opening_ms"]),
+            _times(found["reading_ms"]),
+            "{with} of {readings}, last in {last}".format(**found["activity"]),
+            _pairs(found["errors"]),
+        )
+        for name, found in identities.items()
+    ]
     if rows:
-        yield _table(("identity", "capabilities", "open and read, ms", "read, ms", "readings with GPM activity", "errors"),
-                     rows)
-        yield "Times are median / p99 / most. Codes are NVML's return codes and how often they came: 7 answers the "\
-              "question for a list's size, 6 is nothing new, 10 a wait in which nothing happened.\n"
+        yield _table(
+            ("identity", "capabilities", "open and read, ms", "read, ms", "readings with GPM activity", "errors"), rows
+        )
+        yield (
+            "Times are median / p99 / most. Codes are NVML's return codes and how often they came: 7 answers the "
+            "question for a list's size, 6 is nothing new, 10 a wait in which nothing happened.\n"
+        )
     if data.get("driver_parameters"):
         yield f"Driver parameters: {_pairs(data['driver_parameters'])}.\n"
     functions = sorted({name for found in identities.values() for name in found["calls"]})
-    cells = [(f"`{function}`", *(_call(found["calls"].get(function)) for found in identities.values())) for function in functions]
+    cells = [
+        (f"`{function}`", *(_call(found["calls"].get(function)) for found in identities.values()))
+        for function in functions
+    ]
     if cells:
         yield _table(("microseconds: median / p99 / most (n, codes)", *identities), cells)
     for index, memory in enumerate(data.get("memory", ())):
@@ -116,44 +138,104 @@ def _calls(data: Mapping[str, Any]) -> Iterable[str]:
             second = memory["second"]
             left = second["total"] - second["free"] - second["used"]
             counted = "leaves out" if left == second["reserved"] else "contains"
-            yield (f"GPU {index}: the second memory structure's `used` {counted} the {second['reserved'] / 2**20:.0f} MiB "
-                   "reserved.\n")
+            yield (
+                f"GPU {index}: the second memory structure's `used` {counted} the {second['reserved'] / 2**20:.0f} MiB "
+                "reserved.\n"
+            )
 
 
 def _counters(data: Mapping[str, Any]) -> Iterable[str]:
-    yield _table(("load", "quantity", "nvidia-smi", "ours", "theirs", "unit", "apart: median", "most", "n"),
-                 [(row["phase"], row["quantity"], row["by"], row["ours"], row["theirs"], row["unit"], _dash(row["apart_median"]),
-                   _dash(row["apart_most"]), row["n"]) for row in data.get("rows", ())])
+    yield _table(
+        ("load", "quantity", "nvidia-smi", "ours", "theirs", "unit", "apart: median", "most", "n"),
+        [
+            (
+                row["phase"],
+                row["quantity"],
+                row["by"],
+                row["ours"],
+                row["theirs"],
+                row["unit"],
+                _dash(row["apart_median"]),
+                _dash(row["apart_most"]),
+                row["n"],
+            )
+            for row in data.get("rows", ())
+        ],
+    )
     if data.get("rows"):
         yield "Ours and theirs are medians over the phase; apart compares readings of the same moment.\n"
 
 
 def _loads(data: Mapping[str, Any]) -> Iterable[str]:
     rates = data.get("rates", {})
-    yield _table(("load", "TFLOP/s", "GB/s", "tensor", "DRAM", "SM", "power", "utilization"),
-                 [(kind, _per_second(rates, kind, "flops", 1e12), _per_second(rates, kind, "bytes", 1e9),
-                   *(_share(figures[name]) for name in ("tensor_activity_ratio", "dram_activity_ratio", "sm_activity_ratio")),
-                   _power(figures), _share(figures["utilization_ratio"])) for kind, figures in data.get("figures", {}).items()])
-    yield _table(("level", "load", "compute factor", "starved", "saturated"),
-                 [(level, kind, _dash(said["factor"]), _dash(said["starved"]), _dash(said["saturated"]))
-                  for level, loads in data.get("levels", {}).items() for kind, said in loads.items()])
+    yield _table(
+        ("load", "TFLOP/s", "GB/s", "tensor", "DRAM", "SM", "power", "utilization"),
+        [
+            (
+                kind,
+                _per_second(rates, kind, "flops", 1e12),
+                _per_second(rates, kind, "bytes", 1e9),
+                *(
+                    _share(figures[name])
+                    for name in ("tensor_activity_ratio", "dram_activity_ratio", "sm_activity_ratio")
+                ),
+                _power(figures),
+                _share(figures["utilization_ratio"]),
+            )
+            for kind, figures in data.get("figures", {}).items()
+        ],
+    )
+    yield _table(
+        ("level", "load", "compute factor", "starved", "saturated"),
+        [
+            (level, kind, _dash(said["factor"]), _dash(said["starved"]), _dash(said["saturated"]))
+            for level, loads in data.get("levels", {}).items()
+            for kind, said in loads.items()
+        ],
+    )
 
 
 def _allocator(data: Mapping[str, Any]) -> Iterable[str]:
     steps = data.get("steps", ())
-    yield _table(("step", "torch reserved", "allocated", "inactive split", "retries", "OOMs", "`fragmentation_bytes`", "condition",
-                  "NVML used"),
-                 [(step["step"], _gib(step["torch"]["reserved_bytes"]), _gib(step["torch"]["allocated_bytes"]),
-                   _gib(step["torch"]["inactive_split_bytes"]), step["torch"]["alloc_retries"], step["torch"]["ooms"],
-                   _gib(step["fragmentation_bytes"]), _dash(step["condition"]), _gib(step["nvml_used_bytes"])) for step in steps])
+    yield _table(
+        (
+            "step",
+            "torch reserved",
+            "allocated",
+            "inactive split",
+            "retries",
+            "OOMs",
+            "`fragmentation_bytes`",
+            "condition",
+            "NVML used",
+        ),
+        [
+            (
+                step["step"],
+                _gib(step["torch"]["reserved_bytes"]),
+                _gib(step["torch"]["allocated_bytes"]),
+                _gib(step["torch"]["inactive_split_bytes"]),
+                step["torch"]["alloc_retries"],
+                step["torch"]["ooms"],
+                _gib(step["fragmentation_bytes"]),
+                _dash(step["condition"]),
+                _gib(step["nvml_used_bytes"]),
+            )
+            for step in steps
+        ],
+    )
     if steps:
         yield f"GiB. {fragmentation_alert.sentence({step['step']: step for step in steps})}\n"
 
 
 def _processes(data: Mapping[str, Any]) -> Iterable[str]:
-    yield _table(("start", "import, s", "open and first reading, s", "next reading, s"),
-                 [(number, start["import"], start["first_reading"], start["next_reading"])
-                  for number, start in enumerate(data.get("starts", ()), 1)])
+    yield _table(
+        ("start", "import, s", "open and first reading, s", "next reading, s"),
+        [
+            (number, start["import"], start["first_reading"], start["next_reading"])
+            for number, start in enumerate(data.get("starts", ()), 1)
+        ],
+    )
     if "page_with_gpu_seconds" in data:
         yield f"The exporter's page shows the GPU {data['page_with_gpu_seconds']} s after the process was started.\n"
     if "from_namespace" in data:
@@ -163,18 +245,28 @@ def _processes(data: Mapping[str, Any]) -> Iterable[str]:
 
 def _leak(data: Mapping[str, Any]) -> Iterable[str]:
     if "memory_kib" in data:
-        yield (f"{data['minutes']:g} minutes as {data['identity']}: {data['memory_kib'] / 1024:.0f} MiB resident at the end "
-               f"({data['grown']['memory_kib']:+.0f} KiB, {data['grown']['threads']:+.0f} threads, {data['grown']['files']:+.0f} files); "
-               f"{_percent_of_a_core(data['cpu_share'])}; scrapes {_times(data['scrape_ms'])} ms; GPM activity in {data['gpm']['with']} of {data['gpm']['scrapes']}.\n")
+        yield (
+            f"{data['minutes']:g} minutes as {data['identity']}: {data['memory_kib'] / 1024:.0f} MiB resident at the end "
+            f"({data['grown']['memory_kib']:+.0f} KiB, {data['grown']['threads']:+.0f} threads, {data['grown']['files']:+.0f} files); "
+            f"{_percent_of_a_core(data['cpu_share'])}; scrapes {_times(data['scrape_ms'])} ms; GPM activity in {data['gpm']['with']} of {data['gpm']['scrapes']}.\n"
+        )
     if "throughput" in data:
         rates = data["throughput"]
-        yield (f"Load without the exporter {rates['without'] / 1e9:.1f} GB/s, beside it {rates['beside'] / 1e9:.1f} GB/s "
-               f"({-rates['slower']:+.2%}; spread of single seconds {rates['spread']:.2%}; {rates['seconds'][0]} and "
-               f"{rates['seconds'][1]} seconds in turns).\n")
+        yield (
+            f"Load without the exporter {rates['without'] / 1e9:.1f} GB/s, beside it {rates['beside'] / 1e9:.1f} GB/s "
+            f"({-rates['slower']:+.2%}; spread of single seconds {rates['spread']:.2%}; {rates['seconds'][0]} and "
+            f"{rates['seconds'][1]} seconds in turns).\n"
+        )
 
 
 _DATA: Final[Mapping[str, Callable[[Mapping[str, Any]], Iterable[str]]]] = {
-    "calls": _calls, "counters": _counters, "loads": _loads, "allocator": _allocator, "processes": _processes, "leak": _leak}
+    "calls": _calls,
+    "counters": _counters,
+    "loads": _loads,
+    "allocator": _allocator,
+    "processes": _processes,
+    "leak": _leak,
+}
 
 
 def _table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:

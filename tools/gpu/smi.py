@@ -24,8 +24,13 @@ PLAIN_COLUMNS: Final = {"gpu", "sm", "mem", "enc", "dec", "jpg", "ofa"}
 def ask(*arguments: str) -> list[list[str]]:
     """The cells of each line of an answer in CSV. Raises ``ChildError``."""
     try:
-        done = subprocess.run([PROGRAM, *arguments, "--format=csv,noheader,nounits"], capture_output=True, text=True,
-                              timeout=SECONDS, check=False)
+        done = subprocess.run(
+            [PROGRAM, *arguments, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ChildError(f"{PROGRAM}: {error}") from error
     if done.returncode != 0:
@@ -76,7 +81,9 @@ class Query(Stream):
         for line in self._child.heard():
             cells = [cell.strip() for cell in line.split(",")]
             if len(cells) == len(QUERY) and (moment := _moment(cells[0])) is not None:
-                found.append({"t": moment, **{name: number(cell) for name, cell in zip(QUERY[1:], cells[1:], strict=True)}})
+                found.append(
+                    {"t": moment, **{name: number(cell) for name, cell in zip(QUERY[1:], cells[1:], strict=True)}}
+                )
         return found
 
 
@@ -84,7 +91,9 @@ class Dmon(Stream):
     """``nvidia-smi dmon`` of GPU 0 once a second: utilization, and the GPM metrics if wanted."""
 
     def __init__(self, gpm: bool) -> None:
-        super().__init__("dmon", "-i", "0", "-d", "1", "-s", "u", *(("--gpm-metrics", ",".join(GPM_METRICS)) if gpm else ()))
+        super().__init__(
+            "dmon", "-i", "0", "-d", "1", "-s", "u", *(("--gpm-metrics", ",".join(GPM_METRICS)) if gpm else ())
+        )
         self.header: list[str] = []
 
     def rows(self) -> list[Row]:
@@ -118,7 +127,10 @@ class Dmon(Stream):
 def _moment(text: str) -> float | None:
     """Unix seconds of ``2026/01/31 12:00:00.123``, which is local time."""
     try:
-        return time.mktime((moment := datetime.strptime(text, "%Y/%m/%d %H:%M:%S.%f")).timetuple()) + moment.microsecond / 1e6
+        return (
+            time.mktime((moment := datetime.strptime(text, "%Y/%m/%d %H:%M:%S.%f")).timetuple())
+            + moment.microsecond / 1e6
+        )
     except ValueError:
         return None
 

@@ -39,9 +39,13 @@ class CallTimes:
     def table(self) -> dict[str, dict[str, Any]]:
         """By function: number, min, median, p99, max in microseconds, and how often each code came."""
         with self._lock:
-            return {name: {**summary([1e6 * s for s in self._seconds[name]]),
-                           "codes": {str(code): n for code, n in sorted(codes.items())}}
-                    for name, codes in sorted(self._codes.items())}
+            return {
+                name: {
+                    **summary([1e6 * s for s in self._seconds[name]]),
+                    "codes": {str(code): n for code, n in sorted(codes.items())},
+                }
+                for name, codes in sorted(self._codes.items())
+            }
 
     def _timed(self, name: str, function: Callable[..., int]) -> Callable[..., int]:
         def call(*arguments: Any) -> int:
@@ -65,5 +69,10 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
         return {"n": 0}
     ordered = sorted(values)
     p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-    return {"n": len(ordered), "min": round(ordered[0], 1), "median": round(statistics.median(ordered), 1),
-            "p99": round(p99, 1), "max": round(ordered[-1], 1)}
+    return {
+        "n": len(ordered),
+        "min": round(ordered[0], 1),
+        "median": round(statistics.median(ordered), 1),
+        "p99": round(p99, 1),
+        "max": round(ordered[-1], 1),
+    }

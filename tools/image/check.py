@@ -25,9 +25,13 @@ LABELS: Final = ("title", "description", "licenses", "version", "revision")
 START_SECONDS: Final = 30.0
 
 UNWANTED: Final = {
-    "compiler": re.compile(r"/bin/([a-z0-9_]+-linux-gnu-)?(cc|c89|c99|gcc|g\+\+|c\+\+|clang|tcc|as|ld|make|go|rustc|cargo)(-[\d.]+)?$"),
-    "installer": re.compile(r"/bin/(pip|wheel|easy_install)[\d.]*$|/(pip|setuptools|wheel|pkg_resources|ensurepip)/__init__\.py$"
-                            r"|/(pip|setuptools|wheel)-[^/]*\.(whl|dist-info)(/|$)"),
+    "compiler": re.compile(
+        r"/bin/([a-z0-9_]+-linux-gnu-)?(cc|c89|c99|gcc|g\+\+|c\+\+|clang|tcc|as|ld|make|go|rustc|cargo)(-[\d.]+)?$"
+    ),
+    "installer": re.compile(
+        r"/bin/(pip|wheel|easy_install)[\d.]*$|/(pip|setuptools|wheel|pkg_resources|ensurepip)/__init__\.py$"
+        r"|/(pip|setuptools|wheel)-[^/]*\.(whl|dist-info)(/|$)"
+    ),
     "shell history": re.compile(r"/\.(bash|sh|python|node_repl)_history$"),
     "cache": re.compile(r"^/root/\.cache/|^/tmp/|^/opt/.*/__pycache__/"),
     "sources of the build": re.compile(r"^/src/"),
@@ -68,6 +72,7 @@ def main() -> int:
 
 # --- configuration and size ----------------------------------------------------------------------------------------
 
+
 def _inspect(archive: str, *options: str) -> Any:
     command = ["skopeo", "inspect", *options, f"oci-archive:{archive}"]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -77,20 +82,28 @@ def check_config(archive: str) -> list[str]:
     """User, command, port, labels; prints the sizes."""
     config = _inspect(archive, "--config")["config"]
     layers = [layer["size"] for layer in _inspect(archive, "--raw")["layers"]]
-    print(f"image: compressed {sum(layers) / 1e6:.1f} MB, of which {sum(layers[1:]) / 1e6:.1f} MB over the base (layers: "
-          f"{', '.join(f'{size / 1e6:.2f}' for size in layers)} MB)")
+    print(
+        f"image: compressed {sum(layers) / 1e6:.1f} MB, of which {sum(layers[1:]) / 1e6:.1f} MB over the base (layers: "
+        f"{', '.join(f'{size / 1e6:.2f}' for size in layers)} MB)"
+    )
     labels = config.get("Labels") or {}
     print("image: labels " + " ".join(f"{name}={value!r}" for name, value in sorted(labels.items())))
     wanted = {"User": "0", "Entrypoint": ["kvpressure"], "Cmd": ["serve"]}
-    problems = [f"{key} is {config.get(key)!r}, not {value!r}" for key, value in wanted.items() if config.get(key) != value]
-    problems += [f"no label org.opencontainers.image.{name}" for name in LABELS
-                 if not labels.get(f"org.opencontainers.image.{name}")]
+    problems = [
+        f"{key} is {config.get(key)!r}, not {value!r}" for key, value in wanted.items() if config.get(key) != value
+    ]
+    problems += [
+        f"no label org.opencontainers.image.{name}"
+        for name in LABELS
+        if not labels.get(f"org.opencontainers.image.{name}")
+    ]
     if "9846/tcp" not in (config.get("ExposedPorts") or {}):
         problems.append("port 9846 is not exposed")
     return problems
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
+
 
 def check_files(root: Path) -> list[str]:
     """Nothing that a running exporter does not need and an intruder would like."""
@@ -114,6 +127,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 # --- serving -------------------------------------------------------------------------------------------------------
 
+
 def check_serving(archive: str, root: Path) -> list[str]:
     """``/metrics`` as uid 0 without capabilities, and as another uid without pod mapping."""
     from kube.kubelet import FakeKubelet, claim  # type: ignore[import-not-found]  # of the test suite
@@ -130,8 +144,10 @@ def check_serving(archive: str, root: Path) -> list[str]:
             answer = {"1": "answered", "0": "refused", None: "not asked"}[up[1].split(".")[0] if up else None]
             status = re.search(r"^# status (.*)$", page, re.MULTILINE)
             samples = sum(not line.startswith("#") for line in page.splitlines())
-            print(f"image: uid {uid}, pod mapping {'on' if mapping else 'off'}: {samples} samples on /metrics, kubelet "
-                  f"{answer}; {status[1] if status else 'no status'}")
+            print(
+                f"image: uid {uid}, pod mapping {'on' if mapping else 'off'}: {samples} samples on /metrics, kubelet "
+                f"{answer}; {status[1] if status else 'no status'}"
+            )
             wanted = "not asked" if not mapping else "answered" if uid == 0 else "refused"
             if samples == 0 or answer != wanted:
                 problems.append(f"uid {uid}: {samples} samples, kubelet {answer}; wanted: samples, {wanted}")
@@ -145,12 +161,29 @@ def _page(root: Path, environment: dict[str, str], uid: int, sockets: Path, mapp
     options = ["--web.listen-address=127.0.0.1:0", "--no-collector.vllm"]
     if mapping:
         options += ["--collector.podresources", "--kubelet.socket=/mnt/sockets/kubelet.sock"]
-    command = ["unshare", "--mount", "sh", "-c", SERVE, "serve", str(root), str(uid), str(sockets),
-               "/usr/bin/env", "-i", *(f"{name}={value}" for name, value in environment.items()), "kvpressure", "serve", *options]
+    command = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        SERVE,
+        "serve",
+        str(root),
+        str(uid),
+        str(sockets),
+        "/usr/bin/env",
+        "-i",
+        *(f"{name}={value}" for name, value in environment.items()),
+        "kvpressure",
+        "serve",
+        *options,
+    ]
     with tempfile.TemporaryFile("w+") as log, _process(command, log) as process:
         address = _wait(lambda: re.search(r"listening address=(\S+)", _text(log)), process, log)[1]
         wanted = 'kvpressure_source_up{source="podresources"}' if mapping else "kvpressure_build_info"
-        page: str = _wait(lambda: (text := _fetch(f"http://{address}/metrics")) and wanted in text and text, process, log)
+        page: str = _wait(
+            lambda: (text := _fetch(f"http://{address}/metrics")) and wanted in text and text, process, log
+        )
         status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
     facts = re.findall(r"^(Uid|CapEff|CapBnd|NoNewPrivs):\s+(\w+)", status, re.MULTILINE)
     return page + "# status " + " ".join(f"{name}:{value}" for name, value in facts) + "\n"

@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import Final
 from urllib.request import urlopen
 
-BROWSER: Final = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-                  "--disable-component-update", "--disable-sync", "--hide-scrollbars")
+BROWSER: Final = (
+    "chromium",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
 DARK: Final = "--blink-settings=preferredColorScheme=0"
 ATTEMPTS: Final = 5
 QUALITY: Final = 0.82  # of WebP: text stays sharp, a first screen takes about 70 kB

@@ -37,7 +37,9 @@ def look(scenario: Scenario, out: Path) -> list[str]:
                 picture(page, out / "page-dark.webp", width, height, DARK, seconds=1)
                 picture(page, out / "page-phone.webp", *PHONE, seconds=1)
         tell(scenario, demo.exporter)
-        return draw(base, BOARDS / "kvpressure-incident.json", out / f"incident-{scenario.name}-board.webp", height, declared())
+        return draw(
+            base, BOARDS / "kvpressure-incident.json", out / f"incident-{scenario.name}-board.webp", height, declared()
+        )
 
 
 def await_verdict(scenario: Scenario, exporter: str) -> None:
@@ -67,8 +69,12 @@ def tell(scenario: Scenario, exporter: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "build", help="where pictures go (default: tools/render/build)")
-    parser.add_argument("--scenario", choices=sorted(SCENARIOS), action="append", help="only this one; repeat for several")
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "build", help="where pictures go (default: tools/render/build)"
+    )
+    parser.add_argument(
+        "--scenario", choices=sorted(SCENARIOS), action="append", help="only this one; repeat for several"
+    )
     options = parser.parse_args()
     if not installed():
         return 2

@@ -35,8 +35,12 @@ def incident(scenario: str, seconds: int, tell: bool = False) -> Iterator[Addres
             if "== incident" in line:
                 break
         if "Prometheus" not in found:
-            raise RuntimeError("the demo did not start Prometheus (Debian: apt install prometheus prometheus-alertmanager)")
-        threading.Thread(target=lambda: [None for _ in demo.stdout or ()], daemon=True).start()  # its pipe must not fill up
+            raise RuntimeError(
+                "the demo did not start Prometheus (Debian: apt install prometheus prometheus-alertmanager)"
+            )
+        threading.Thread(
+            target=lambda: [None for _ in demo.stdout or ()], daemon=True
+        ).start()  # its pipe must not fill up
         yield Addresses(found["exporter"], found["Prometheus"])
     finally:
         demo.terminate()

@@ -30,7 +30,11 @@ from kvpressure.bundle.boards.builder import Site, Values
 from kvpressure.thresholds import builtin
 
 HERE = Path(__file__).parent
-WIDTH, SECONDS, SETTLE = 1600, 110, 60  # of a picture in pixels, of its graphs, and from the incident's begin to the picture
+WIDTH, SECONDS, SETTLE = (
+    1600,
+    110,
+    60,
+)  # of a picture in pixels, of its graphs, and from the incident's begin to the picture
 HEADER, ROW = 130, 38  # pixels above the panels, and of a grid row: as in board.jsx
 BOARDS = HERE.parents[1] / "dashboards"
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".json": "application/json"}
@@ -39,6 +43,7 @@ PAGE = "<!doctype html><meta charset=utf-8><link rel=stylesheet href=/board.css>
 
 def handler(prometheus: str) -> type[BaseHTTPRequestHandler]:
     """Serves the drawing page and the boards, and passes queries on to ``prometheus``."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, kind, body = self.find()
@@ -84,13 +89,18 @@ def draw(base: str, board: Path, out: Path, height: int, optional: set[tuple[str
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in json.loads(board.read_text())["panels"])
     url = f"{base}/?board={board.stem}&seconds={SECONDS}&width={WIDTH}&end={time.time():.0f}"
     picture(url, out, WIDTH, height or HEADER + rows * ROW + 10)
-    found = re.search(r'<script type="application/json" id="report">(.*?)</script>', browse(url, "--dump-dom"), re.DOTALL)
+    found = re.search(
+        r'<script type="application/json" id="report">(.*?)</script>', browse(url, "--dump-dom"), re.DOTALL
+    )
     if found is None:
         return [f"{board.stem}: nothing was drawn"]
     report = json.loads(found[1])
     empty = [one for one in report["empty"] if (board.stem, one["panel"], one["refId"]) not in optional]
-    print(f"{board.stem}: {report['queries']} queries, {len(report['errors'])} refused, {len(report['empty'])} empty "
-          f"({len(empty)} without a reason), {len(report['react'])} panels failed, {report['canvases']} canvases", flush=True)
+    print(
+        f"{board.stem}: {report['queries']} queries, {len(report['errors'])} refused, {len(report['empty'])} empty "
+        f"({len(empty)} without a reason), {len(report['react'])} panels failed, {report['canvases']} canvases",
+        flush=True,
+    )
     return [f"{board.stem}: {json.dumps(one)}" for one in (*report["errors"], *empty, *report["react"])]
 
 
@@ -109,7 +119,9 @@ def installed() -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "build", help="where pictures go (default: tools/render/build)")
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "build", help="where pictures go (default: tools/render/build)"
+    )
     parser.add_argument("--scenario", default="kv_pressure")
     parser.add_argument("--height", type=int, default=0, help="pixels of each board that are pictured (default: all)")
     options = parser.parse_args()

@@ -44,10 +44,14 @@ class Server:
 
     def steps(self) -> list[Step]:
         """All steps so far."""
-        lines = [line.split() for file in sorted(self.truth.parent.glob(self.truth.name + ".*"))
-                 for line in file.read_text().splitlines()]
-        return sorted((Step(float(line[0]), line[1], int(line[4])) for line in lines if len(line) == 5),
-                      key=lambda step: step.t)
+        lines = [
+            line.split()
+            for file in sorted(self.truth.parent.glob(self.truth.name + ".*"))
+            for line in file.read_text().splitlines()
+        ]
+        return sorted(
+            (Step(float(line[0]), line[1], int(line[4])) for line in lines if len(line) == 5), key=lambda step: step.t
+        )
 
     def cpu_seconds(self) -> float:
         """CPU time of the API server process so far (the engine is another process)."""
@@ -92,8 +96,15 @@ class Exporter:
 
 
 @contextmanager
-def server(name: str, workdir: Path, model: str, max_num_seqs: int = 64, plugin: bool = True,
-           on_page: bool = False, extra: tuple[str, ...] = ()) -> Iterator[Server]:
+def server(
+    name: str,
+    workdir: Path,
+    model: str,
+    max_num_seqs: int = 64,
+    plugin: bool = True,
+    on_page: bool = False,
+    extra: tuple[str, ...] = (),
+) -> Iterator[Server]:
     """A vLLM on the CPU that starts (``ready`` waits for it); ended with the block. The plugin reports to a directory, or
     (``on_page``) on vLLM's own page.
     """
@@ -101,14 +112,38 @@ def server(name: str, workdir: Path, model: str, max_num_seqs: int = 64, plugin:
     shutil.rmtree(home, ignore_errors=True)
     reports = home / "reports"
     reports.mkdir(parents=True)
-    command = [".vllm/bin/python", "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", "small",
-               "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--max-num-seqs", str(max_num_seqs),
-               "--block-size", "32", "--num-gpu-blocks-override", "256", "--enforce-eager",
-               "--enable-logging-iteration-details", *extra]
-    env = SERVER_ENV | {"PYTHONPATH": f"{ROOT}/.vllm/plugin:{ROOT}/tools/vllm/truth", "KVPRESSURE_TRUTH": str(home / "steps"),
-                        "KVPRESSURE_PLUGIN": "1" if plugin else "0",
-                        "PROMETHEUS_MULTIPROC_DIR" if on_page else "KVPRESSURE_PLUGIN_DIR": str(reports),
-                        "POD_NAMESPACE": POD[0], "POD_NAME": POD[1]}
+    command = [
+        ".vllm/bin/python",
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        model,
+        "--served-model-name",
+        "small",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--max-model-len",
+        "2048",
+        "--max-num-seqs",
+        str(max_num_seqs),
+        "--block-size",
+        "32",
+        "--num-gpu-blocks-override",
+        "256",
+        "--enforce-eager",
+        "--enable-logging-iteration-details",
+        *extra,
+    ]
+    env = SERVER_ENV | {
+        "PYTHONPATH": f"{ROOT}/.vllm/plugin:{ROOT}/tools/vllm/truth",
+        "KVPRESSURE_TRUTH": str(home / "steps"),
+        "KVPRESSURE_PLUGIN": "1" if plugin else "0",
+        "PROMETHEUS_MULTIPROC_DIR" if on_page else "KVPRESSURE_PLUGIN_DIR": str(reports),
+        "POD_NAMESPACE": POD[0],
+        "POD_NAME": POD[1],
+    }
     with process(command, env, home / "server.log") as child:
         yield Server(child.pid, port, home / "server.log", reports, home / "steps", max_num_seqs)
 
@@ -125,10 +160,23 @@ def ready(*servers: Server) -> None:
 def exporter(of: Server, *flags: str) -> Iterator[Exporter]:
     """The exporter beside ``of``."""
     port = free_port()
-    target = (f"{POD[0]}/{POD[1]}=http://127.0.0.1:{of.port}/metrics;"
-              f"args=--max-num-seqs {of.max_num_seqs} --max-model-len 2048")
-    command = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", f"127.0.0.1:{port}",
-               "--no-collector.nvidia", "--no-collector.amd", "--vllm.target", target, *flags]
+    target = (
+        f"{POD[0]}/{POD[1]}=http://127.0.0.1:{of.port}/metrics;"
+        f"args=--max-num-seqs {of.max_num_seqs} --max-model-len 2048"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "kvpressure.cli",
+        "serve",
+        "--web.listen-address",
+        f"127.0.0.1:{port}",
+        "--no-collector.nvidia",
+        "--no-collector.amd",
+        "--vllm.target",
+        target,
+        *flags,
+    ]
     with process(command, {}, of.log.with_name(f"exporter-{port}.log")) as child:
         wait_for(f"http://127.0.0.1:{port}/-/ready", 30)
         running = Exporter(port, child.pid)
@@ -176,8 +224,10 @@ class Watch:
     def said(self, by: Exporter, seconds: float) -> dict[str, float]:
         """Share of each verdict, later than ``seconds``."""
         rows = self.after(by, seconds)
-        return {name: sum(row.verdict == name for row in rows) / len(rows)
-                for name in dict.fromkeys(row.verdict for row in rows)}
+        return {
+            name: sum(row.verdict == name for row in rows) / len(rows)
+            for name in dict.fromkeys(row.verdict for row in rows)
+        }
 
 
 @contextmanager
@@ -187,16 +237,19 @@ def loaded(of: Server, load: str | None, seconds: float) -> Iterator[subprocess.
         yield None
         return
     mode, *options = load.split()
-    with subprocess.Popen([sys.executable, str(ROOT / "tools/vllm/load.py"), str(of.port), mode, str(seconds), *options],
-                          stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "tools/vllm/load.py"), str(of.port), mode, str(seconds), *options],
+        stdout=subprocess.PIPE,
+    ) as child:
         try:
             yield child
         finally:
             child.kill()
 
 
-def run(of: Server, by: tuple[Exporter, ...], name: str, seconds: float, load: str | None = None,
-        after: float = 0.0) -> Watch:
+def run(
+    of: Server, by: tuple[Exporter, ...], name: str, seconds: float, load: str | None = None, after: float = 0.0
+) -> Watch:
     """Drive ``load`` for ``seconds`` and read all pages every two; then go on reading ``after`` seconds."""
     with loaded(of, load, seconds) as child:
         watch = Watch({one: [] for one in by})

@@ -53,8 +53,12 @@ class Cost:
     def extra_cpu(self, way: str) -> tuple[float, float]:
         """Additional share of a core at the same number of tokens, and half its confidence interval (0 for one turn)."""
         per_token = self.cpu_per_token()
-        return interval([a.cpu - b.cpu - per_token * (a.tokens - b.tokens)
-                         for a, b in zip(self.turns[way], self.turns[NOBODY], strict=True)])
+        return interval(
+            [
+                a.cpu - b.cpu - per_token * (a.tokens - b.tokens)
+                for a, b in zip(self.turns[way], self.turns[NOBODY], strict=True)
+            ]
+        )
 
     def cpu_per_token(self) -> float:
         """What a token costs the API server, by the turns of each way among themselves: some turns have more tokens than others,
@@ -90,15 +94,19 @@ def idle_cost(workdir: Path, model: str, first: Server) -> Cost:
     with ExitStack() as stack:
         others = [stack.enter_context(server(f"idle-{n}", workdir, model)) for n in (1, 2)]
         ready(first, *others)
-        watchers = [stack.enter_context(exporter(of, *flags)) for of, flags in zip(others, (EVERY_SECOND, CALM), strict=True)]
+        watchers = [
+            stack.enter_context(exporter(of, *flags)) for of, flags in zip(others, (EVERY_SECOND, CALM), strict=True)
+        ]
         time.sleep(5)
         servers = dict(zip((NOBODY, SECOND, ADAPTIVE), (first, *others), strict=True))
         before = {way: (of.cpu_seconds(), of.pages_served()) for way, of in servers.items()}
         begin = time.monotonic()
         time.sleep(IDLE_SECONDS)
         took = time.monotonic() - begin
-        turns = {way: [Turn((of.cpu_seconds() - before[way][0]) / took, 0.0, of.pages_served() - before[way][1])]
-                 for way, of in servers.items()}
+        turns = {
+            way: [Turn((of.cpu_seconds() - before[way][0]) / took, 0.0, of.pages_served() - before[way][1])]
+            for way, of in servers.items()
+        }
         for watcher in watchers:
             watcher.pause()
         return Cost("idle", turns)
@@ -111,7 +119,7 @@ def loaded_cost(phase: str, of: Server, watchers: Mapping[str, Exporter | None],
     with loaded(of, load, 30 + ROUNDS * len(watchers) * (TURN_SECONDS + 1)):
         time.sleep(6)  # the load builds up
         for n in range(ROUNDS):
-            for way in list(watchers)[::-1 if n % 2 else 1]:
+            for way in list(watchers)[:: -1 if n % 2 else 1]:
                 marks.append(_turn(of, way, watchers[way]))
     steps = of.steps()
     for way, begin, end, cpu, pages in marks:
@@ -159,6 +167,8 @@ def table(costs: list[Cost]) -> list[str]:
             cells += ["", ""] if way == NOBODY else [f"{extra:+.2%}{near}", f"{extra / cost.cpu(NOBODY):+.0%}"]
             tokens = statistics.mean(turn.tokens for turn in turns)
             change, half = cost.fewer_tokens(way) if tokens else (0.0, 0.0)
-            cells += ["", ""] if not tokens else [f"{tokens:.0f}", "" if way == NOBODY else f"{change:+.1%} ± {half:.1%}"]
+            cells += (
+                ["", ""] if not tokens else [f"{tokens:.0f}", "" if way == NOBODY else f"{change:+.1%} ± {half:.1%}"]
+            )
             lines.append("| " + " | ".join(cells) + " |")
     return lines

@@ -27,10 +27,19 @@ class Client:
     async def request(self) -> None:
         """One request over its own connection; tokens are counted as they stream in."""
         prompt = [self.random.randrange(10, 990) for _ in range(self.random.randint(*self.options.prompt))]
-        body = json.dumps({"model": "small", "prompt": prompt, "max_tokens": self.random.randint(*self.options.output),
-                           "ignore_eos": True, "stream": True}).encode()
-        head = (f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-                f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n").encode()
+        body = json.dumps(
+            {
+                "model": "small",
+                "prompt": prompt,
+                "max_tokens": self.random.randint(*self.options.output),
+                "ignore_eos": True,
+                "stream": True,
+            }
+        ).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
         began = last = time.monotonic()
         writer = None
         try:
@@ -85,9 +94,15 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return {"requests": client.done, "failed": client.failed, "ttft_p50": quantile(client.ttft, 0.5),
-            "ttft_p95": quantile(client.ttft, 0.95), "gap_p50": quantile(client.gaps, 0.5),
-            "gap_p99": quantile(client.gaps, 0.99), "tokens": len(client.gaps) + len(client.ttft)}
+    return {
+        "requests": client.done,
+        "failed": client.failed,
+        "ttft_p50": quantile(client.ttft, 0.5),
+        "ttft_p95": quantile(client.ttft, 0.95),
+        "gap_p50": quantile(client.gaps, 0.5),
+        "gap_p99": quantile(client.gaps, 0.99),
+        "tokens": len(client.gaps) + len(client.ttft),
+    }
 
 
 def main() -> None:

@@ -16,10 +16,20 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 SPECIAL = ["<s>", "</s>", "<pad>", "<unk>"]
 VOCABULARY = 1024
 SHAPES = {
-    "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
-             "num_key_value_heads": 2},
-    "small": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
-              "num_key_value_heads": 4},
+    "tiny": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    },
+    "small": {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+    },
 }
 
 
@@ -28,19 +38,29 @@ def tokenizer() -> PreTrainedTokenizerFast:
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=1000, special_tokens=SPECIAL,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     core.train_from_iterator((f"request {i} asks for page {i % 97} of volume {i % 13}" for i in range(4000)), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token=SPECIAL[0], eos_token=SPECIAL[1],
-                                   pad_token=SPECIAL[2], unk_token=SPECIAL[3])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=SPECIAL[0], eos_token=SPECIAL[1], pad_token=SPECIAL[2], unk_token=SPECIAL[3]
+    )
 
 
 def main(out: str, size: str) -> None:
     """Write tokenizer, configuration and random weights."""
     torch.manual_seed(0)
     tokenizer().save_pretrained(out)
-    config = LlamaConfig(vocab_size=VOCABULARY, head_dim=64, max_position_embeddings=8192, bos_token_id=0,
-                         eos_token_id=1, pad_token_id=2, tie_word_embeddings=False, **SHAPES[size])
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        head_dim=64,
+        max_position_embeddings=8192,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+        tie_word_embeddings=False,
+        **SHAPES[size],
+    )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(out, safe_serialization=True)
     print(f"{size} model in {Path(out).resolve().name}")
 

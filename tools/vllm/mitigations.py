@@ -62,7 +62,11 @@ def cut(share: float) -> Callable[[dict[str, Any]], list[str]]:
 
 def planned(baseline: dict[str, Any]) -> list[str]:
     """Everything that ``kvpressure mitigate`` said to set."""
-    return [word for name, number in baseline["plan"]["set"].items() for word in (f"--{name.replace('_', '-')}", f"{number:g}")]
+    return [
+        word
+        for name, number in baseline["plan"]["set"].items()
+        for word in (f"--{name.replace('_', '-')}", f"{number:g}")
+    ]
 
 
 def blocks(share: float) -> Callable[[dict[str, Any]], list[str]]:
@@ -72,9 +76,14 @@ def blocks(share: float) -> Callable[[dict[str, Any]], list[str]]:
 
 VARIANTS = (
     Variant("baseline", "as it was: `--max-num-seqs 64`"),
-    Variant("caps", "prompts above the plan's cap refused, answers cut to its cap",
-            caps=lambda b: (b["plan"]["caps"]["input_tokens"], b["plan"]["caps"]["output_tokens"])),
-    Variant("cap-answers", "only answers cut to the plan's cap", caps=lambda b: (None, b["plan"]["caps"]["output_tokens"])),
+    Variant(
+        "caps",
+        "prompts above the plan's cap refused, answers cut to its cap",
+        caps=lambda b: (b["plan"]["caps"]["input_tokens"], b["plan"]["caps"]["output_tokens"]),
+    ),
+    Variant(
+        "cap-answers", "only answers cut to the plan's cap", caps=lambda b: (None, b["plan"]["caps"]["output_tokens"])
+    ),
     Variant("limit-50", "`max_num_seqs` 50 % below the limit that was set", lambda _: ["--max-num-seqs", "32"]),
     Variant("cut-25", "`max_num_seqs` 25 % below what ran at once", cut(0.25)),
     Variant("cut-50", "`max_num_seqs` 50 % below what ran at once", cut(0.5)),
@@ -131,10 +140,19 @@ class Clients:
             await self._send(Request(request.prompt, min(request.output, most_out or request.output)))
 
     async def _send(self, request: Request) -> None:
-        body = json.dumps({"model": "small", "prompt": [self.draw.randrange(10, 990) for _ in range(request.prompt)],
-                           "max_tokens": request.output, "ignore_eos": True, "stream": True}).encode()
-        head = (f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-                f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n").encode()
+        body = json.dumps(
+            {
+                "model": "small",
+                "prompt": [self.draw.randrange(10, 990) for _ in range(request.prompt)],
+                "max_tokens": request.output,
+                "ignore_eos": True,
+                "stream": True,
+            }
+        ).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        ).encode()
         began = last = time.monotonic()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
         try:
@@ -175,8 +193,23 @@ class Watch(threading.Thread):
 def ask_for_plan(port: int) -> dict[str, Any]:
     """What ``kvpressure mitigate`` says about the server under load."""
     time.sleep(WATCH_AFTER)
-    said = subprocess.run([sys.executable, "-m", "kvpressure.cli", "mitigate", f"http://127.0.0.1:{port}", "--seconds", str(WATCH_SECONDS),
-                           "--args=--max-num-seqs 64 --max-model-len 2048", "--format", "json"], capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "kvpressure.cli",
+            "mitigate",
+            f"http://127.0.0.1:{port}",
+            "--seconds",
+            str(WATCH_SECONDS),
+            "--args=--max-num-seqs 64 --max-model-len 2048",
+            "--format",
+            "json",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if not said.stdout:
         print(f"measure-mitigations: kvpressure mitigate: {said.stderr.strip()}", file=sys.stderr)
         return {}
@@ -215,24 +248,45 @@ def measure(variant: Variant, baseline: dict[str, Any]) -> dict[str, Any]:
         time.sleep(1.5)  # the last step's counters
         after = page(f"http://127.0.0.1:{port}/metrics")
     steps = parse(log.read_text(errors="replace"))[steps_before:]
-    return _result(variant, flags, caps, seen, seconds, before, after, steps, watch.rows[1:]) | ({"plan": plan} if plan else {})
+    return _result(variant, flags, caps, seen, seconds, before, after, steps, watch.rows[1:]) | (
+        {"plan": plan} if plan else {}
+    )
 
 
-def _result(variant: Variant, flags: list[str], caps: tuple[int | None, int | None], seen: Seen, seconds: float, before: str, after: str,
-            steps: list[Step], rows: list[dict[str, float]]) -> dict[str, Any]:
+def _result(
+    variant: Variant,
+    flags: list[str],
+    caps: tuple[int | None, int | None],
+    seen: Seen,
+    seconds: float,
+    before: str,
+    after: str,
+    steps: list[Step],
+    rows: list[dict[str, float]],
+) -> dict[str, Any]:
     def grown(name: str) -> float:
         return (value(after, name) or 0.0) - (value(before, name) or 0.0)
 
     loaded = [row for row in rows if row.get("waiting")] or rows
     tokens = len(seen.gaps) + len(seen.ttft)
     found = {
-        "name": variant.name, "title": variant.title, "flags": flags, "caps": caps, "seconds": seconds,
-        "finished": len(seen.e2e), "refused_at_edge": seen.refused_at_edge, "failed": seen.failed,
-        "tokens": tokens, "preemptions": grown("vllm:num_preemptions_total"),
-        "recomputed": sum(step.again for step in steps), "steps": len(steps),
+        "name": variant.name,
+        "title": variant.title,
+        "flags": flags,
+        "caps": caps,
+        "seconds": seconds,
+        "finished": len(seen.e2e),
+        "refused_at_edge": seen.refused_at_edge,
+        "failed": seen.failed,
+        "tokens": tokens,
+        "preemptions": grown("vllm:num_preemptions_total"),
+        "recomputed": sum(step.again for step in steps),
+        "steps": len(steps),
         "decoding_mean": sum(step.decoding for step in steps) / len(steps),
-        "running_mean": sum(row["running"] for row in loaded) / len(loaded), "running_max": max(row["running"] for row in rows),
-        "waiting_mean": sum(row["waiting"] for row in rows) / len(rows), "kv_mean": sum(row["kv"] for row in loaded) / len(loaded),
+        "running_mean": sum(row["running"] for row in loaded) / len(loaded),
+        "running_max": max(row["running"] for row in rows),
+        "waiting_mean": sum(row["waiting"] for row in rows) / len(rows),
+        "kv_mean": sum(row["kv"] for row in loaded) / len(loaded),
         "kv_max": max(row["kv"] for row in rows),
     }
     return found | {name: quantiles(times) for name, times in asdict(seen).items() if isinstance(times, list)}
@@ -240,7 +294,10 @@ def _result(variant: Variant, flags: list[str], caps: tuple[int | None, int | No
 
 def with_engine_seconds(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every result with ``engine_seconds``: what its steps cost at the speed that the machine had during the first one."""
-    steps = {result["name"]: parse((STORE / f"{result['name']}.log").read_text(errors="replace"))[-result["steps"]:] for result in results}
+    steps = {
+        result["name"]: parse((STORE / f"{result['name']}.log").read_text(errors="replace"))[-result["steps"] :]
+        for result in results
+    }
     cost = fit(steps[results[0]["name"]])
     return [result | {"engine_seconds": cost.seconds(steps[result["name"]])} for result in results]
 
@@ -255,8 +312,12 @@ def main() -> None:
     """Run what was asked for, then write the report of all that was ever run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("report", type=Path)
-    parser.add_argument("--only", nargs="+", choices=[variant.name for variant in VARIANTS],
-                        default=[variant.name for variant in VARIANTS])
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[variant.name for variant in VARIANTS],
+        default=[variant.name for variant in VARIANTS],
+    )
     parser.add_argument("--report-only", action="store_true", help="run nothing, write the report of what is stored")
     options = parser.parse_args()
     STORE.mkdir(parents=True, exist_ok=True)

@@ -13,52 +13,83 @@ def report(results: Sequence[Result], requests: int, clients: int) -> str:
     by_name = {result["name"]: result for result in results}
     base = by_name.get("baseline")
     lines = [
-        "# What the mitigations do to the same overload", "",
+        "# What the mitigations do to the same overload",
+        "",
         "Written by `make measure-mitigations` (`tools/vllm/mitigations.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama on two cores, 255",
         f"usable KV blocks of 32 tokens (8 160 tokens). {clients} clients work off one list of {requests} requests, drawn once from a fixed seed: 85 % with 100 to",
-        "250 tokens in and out, 15 % with 800 to 1 200 in and 400 to 700 out. A fresh server for each line, the same list, every request waited for.", "",
-        "## What the engine did", "",
-        "Scheduling is deterministic here: these numbers are the same in every run but for a request or two. \"Computed again\" are tokens of requests",
+        "250 tokens in and out, 15 % with 800 to 1 200 in and 400 to 700 out. A fresh server for each line, the same list, every request waited for.",
+        "",
+        "## What the engine did",
+        "",
+        'Scheduling is deterministic here: these numbers are the same in every run but for a request or two. "Computed again" are tokens of requests',
         "that were pushed out. *Engine time* is what the steps cost at one speed of the machine (a step, each request that decodes, each token of prefill:",
-        "fitted to the first run, `tools/vllm/step_cost.py`), so that settings compare also where two cores had other work; finished and tokens a second go with it.", "",
+        "fitted to the first run, `tools/vllm/step_cost.py`), so that settings compare also where two cores had other work; finished and tokens a second go with it.",
+        "",
         "| setting | preemptions | computed again | steps | mean batch | at most at once | waiting, mean | KV, mean | engine time | finished/s | output tokens/s | "
         "finished | refused |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
     lines += [_counts(result) for result in results]
-    lines += ["", "## What users saw", "",
-              "As measured by the clients. *Wall time* over engine time tells how much else the two cores had to do during that run: compare only what was about",
-              "equal. Latencies hold the whole life of every request, queue included; the gap is widest for a request that is pushed out and computed again.", "",
-              "| setting | wall time | over engine time | first token p50 / p99 | gap between tokens p50 / p99 / longest | whole request p50 / p99 |",
-              "|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "## What users saw",
+        "",
+        "As measured by the clients. *Wall time* over engine time tells how much else the two cores had to do during that run: compare only what was about",
+        "equal. Latencies hold the whole life of every request, queue included; the gap is widest for a request that is pushed out and computed again.",
+        "",
+        "| setting | wall time | over engine time | first token p50 / p99 | gap between tokens p50 / p99 / longest | whole request p50 / p99 |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [_times(result) for result in results]
     if base is not None:
         lines += ["", "## What that says about the plan", "", *_findings(by_name, base)]
         plan = base.get("plan")
         if plan:
             values = ", ".join(f"{name} {value:g}" for name, value in plan["set"].items())
-            lines += ["", f"`kvpressure mitigate` on the baseline under load said: {plan['verdict']} ({plan['stage']}), confidence {plan['confidence']:.2f}; set {values}; "
-                      f"prompts up to {plan['caps']['input_tokens']} tokens, answers up to {plan['caps']['output_tokens']}."]
+            lines += [
+                "",
+                f"`kvpressure mitigate` on the baseline under load said: {plan['verdict']} ({plan['stage']}), confidence {plan['confidence']:.2f}; set {values}; "
+                f"prompts up to {plan['caps']['input_tokens']} tokens, answers up to {plan['caps']['output_tokens']}.",
+            ]
     return "\n".join(lines) + "\n"
 
 
 def _setting(result: Result) -> str:
     flags = " ".join(result["flags"])
-    return result["title"] + (f" (`{flags}`)" if flags and f"`{flags}`" not in result["title"] and result["name"] != "limit-50" else "")
+    return result["title"] + (
+        f" (`{flags}`)" if flags and f"`{flags}`" not in result["title"] and result["name"] != "limit-50" else ""
+    )
 
 
 def _counts(result: Result) -> str:
     failed = sum(result["failed"].values())
-    cells = [f"{result['preemptions']:.0f}", _thousands(result["recomputed"]), _thousands(result["steps"]), f"{result['decoding_mean']:.1f}",
-             f"{result['running_max']:.0f}", f"{result['waiting_mean']:.0f}", f"{result['kv_mean']:.0%}", f"{result['engine_seconds']:.0f} s",
-             f"{result['finished'] / result['engine_seconds']:.2f}", f"{result['tokens'] / result['engine_seconds']:.0f}", str(result["finished"]), str(result["refused_at_edge"] + failed)]
+    cells = [
+        f"{result['preemptions']:.0f}",
+        _thousands(result["recomputed"]),
+        _thousands(result["steps"]),
+        f"{result['decoding_mean']:.1f}",
+        f"{result['running_max']:.0f}",
+        f"{result['waiting_mean']:.0f}",
+        f"{result['kv_mean']:.0%}",
+        f"{result['engine_seconds']:.0f} s",
+        f"{result['finished'] / result['engine_seconds']:.2f}",
+        f"{result['tokens'] / result['engine_seconds']:.0f}",
+        str(result["finished"]),
+        str(result["refused_at_edge"] + failed),
+    ]
     return f"| {_setting(result)} | " + " | ".join(cells) + " |"
 
 
 def _times(result: Result) -> str:
     seconds = result["seconds"]
     ttft, gaps, e2e = result["ttft"], result["gaps"], result["e2e"]
-    cells = [f"{seconds:.0f} s", f"{seconds / result['engine_seconds']:.2f}", f"{ttft['p50']:.1f} s / {ttft['p99']:.1f} s",
-             f"{1000 * gaps['p50']:.0f} ms / {1000 * gaps['p99']:.0f} ms / {gaps['max']:.1f} s", f"{e2e['p50']:.0f} s / {e2e['p99']:.0f} s"]
+    cells = [
+        f"{seconds:.0f} s",
+        f"{seconds / result['engine_seconds']:.2f}",
+        f"{ttft['p50']:.1f} s / {ttft['p99']:.1f} s",
+        f"{1000 * gaps['p50']:.0f} ms / {1000 * gaps['p99']:.0f} ms / {gaps['max']:.1f} s",
+        f"{e2e['p50']:.0f} s / {e2e['p99']:.0f} s",
+    ]
     return f"| {_setting(result)} | " + " | ".join(cells) + " |"
 
 
@@ -68,29 +99,58 @@ def _thousands(value: float) -> str:
 
 def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
     """One paragraph a step of the plan, in its order, for what was measured."""
+
     def told(name: str) -> str:
         result = by_name[name]
-        return (f"{result['preemptions']:.0f} preemptions instead of {base['preemptions']:.0f}, {_thousands(result['recomputed'])} tokens computed again instead of "
-                f"{_thousands(base['recomputed'])}, engine time {_change(result['engine_seconds'], base['engine_seconds'])}, "
-                f"{result['waiting_mean']:.0f} waiting on average instead of {base['waiting_mean']:.0f}")
+        return (
+            f"{result['preemptions']:.0f} preemptions instead of {base['preemptions']:.0f}, {_thousands(result['recomputed'])} tokens computed again instead of "
+            f"{_thousands(base['recomputed'])}, engine time {_change(result['engine_seconds'], base['engine_seconds'])}, "
+            f"{result['waiting_mean']:.0f} waiting on average instead of {base['waiting_mean']:.0f}"
+        )
 
     texts = {
-        "caps": ("1. **Caps at the edge**", "less work in the cache is the only thing here that shortens the queue for everybody else, and it needs no restart. The plan keeps it first."),
-        "limit-50": ("2. **`max_num_seqs`, a cut of the limit that was set**", "a limit above what really runs at once binds nothing. The plan cuts what runs, not what is set."),
+        "caps": (
+            "1. **Caps at the edge**",
+            "less work in the cache is the only thing here that shortens the queue for everybody else, and it needs no restart. The plan keeps it first.",
+        ),
+        "limit-50": (
+            "2. **`max_num_seqs`, a cut of the limit that was set**",
+            "a limit above what really runs at once binds nothing. The plan cuts what runs, not what is set.",
+        ),
         "cut-25": ("   25 % below what ran at once", "the documented smaller cut."),
-        "cut-50": ("   50 % below", "the documented larger cut: it ends most of the preemptions and the gaps between tokens that they make, and the queue is as long as before. "
-                   "The plan sizes the cut by what the cache holds, and says that it calms the engine and frees no room for the queue."),
+        "cut-50": (
+            "   50 % below",
+            "the documented larger cut: it ends most of the preemptions and the gaps between tokens that they make, and the queue is as long as before. "
+            "The plan sizes the cut by what the cache holds, and says that it calms the engine and frees no room for the queue.",
+        ),
         "cut-75": ("   75 % below (beyond the guides)", "the batch gets too small and the cache is not used."),
-        "batched-512": ("3. **`max_num_batched_tokens`**", "what the cache holds it does not bound. The plan says so and keeps it for the peak of activations."),
-        "pool-70": ("4. **`gpu_memory_utilization` down**", "this is what its smaller KV pool does to a full cache. The plan prints the documented step and advises it only when "
-                    "allocations fail on the device."),
-        "watermark": ("5. **`--watermark 0.1`** (beyond the guides)", "room kept free on admission for those that run."),
+        "batched-512": (
+            "3. **`max_num_batched_tokens`**",
+            "what the cache holds it does not bound. The plan says so and keeps it for the peak of activations.",
+        ),
+        "pool-70": (
+            "4. **`gpu_memory_utilization` down**",
+            "this is what its smaller KV pool does to a full cache. The plan prints the documented step and advises it only when "
+            "allocations fail on the device.",
+        ),
+        "watermark": (
+            "5. **`--watermark 0.1`** (beyond the guides)",
+            "room kept free on admission for those that run.",
+        ),
         "pool-150": ("6. **More KV memory** (beyond the guides), half as much again", "the queue shrinks."),
-        "pool-200": ("6. **More KV memory** (beyond the guides), twice as much", "the one engine setting that helps the queue and the preemptions."),
+        "pool-200": (
+            "6. **More KV memory** (beyond the guides), twice as much",
+            "the one engine setting that helps the queue and the preemptions.",
+        ),
         "plan": ("**All that the plan said to set, together**", "without caps at the edge."),
     }
-    return [f"{title}: {told(name)}: {why}" if name != "caps" else f"{title}: {told(name)}, for the {by_name[name]['finished']} requests that were let in: {why}"
-            for name, (title, why) in texts.items() if name in by_name]
+    return [
+        f"{title}: {told(name)}: {why}"
+        if name != "caps"
+        else f"{title}: {told(name)}, for the {by_name[name]['finished']} requests that were let in: {why}"
+        for name, (title, why) in texts.items()
+        if name in by_name
+    ]
 
 
 def _change(value: float, base: float) -> str:

@@ -36,10 +36,12 @@ def step(batch: int) -> tuple[SchedulerStats, IterationStats]:
 
 def seconds(work, repeat: int = 5) -> float:
     """CPU of this thread for one call of ``work``, the best of some."""
+
     def once() -> float:
         begin = time.thread_time()
         work()
         return time.thread_time() - begin
+
     return min(once() for _ in range(repeat))
 
 
@@ -62,20 +64,37 @@ def costs(logger) -> list[tuple[str, bool, str]]:
     for batch in (8, 256):
         one = step(batch)
         spent = seconds(lambda one=one: [logger.record(*one) for _ in range(CALLS)]) / CALLS
-        found.append((f"a step of {batch} requests costs at most 0.1% of 10 ms", spent <= SHARE * STEP_SECONDS,
-                      f"{spent * 1e6:.1f} microseconds ({spent / STEP_SECONDS:.3%})"))
+        found.append(
+            (
+                f"a step of {batch} requests costs at most 0.1% of 10 ms",
+                spent <= SHARE * STEP_SECONDS,
+                f"{spent * 1e6:.1f} microseconds ({spent / STEP_SECONDS:.3%})",
+            )
+        )
     from kvpressure.vllm_plugin.steps import FRONTEND
 
     spent = seconds(FRONTEND.report, 20)
-    found.append(("a report costs at most 0.1% of a second", spent <= SHARE, f"{spent * 1e6:.0f} microseconds ({spent:.3%})"))
+    found.append(
+        ("a report costs at most 0.1% of a second", spent <= SHARE, f"{spent * 1e6:.0f} microseconds ({spent:.3%})")
+    )
     return found
 
 
 def odd(logger) -> tuple[str, bool, str]:
     """Nothing that vLLM could pass gets an exception out of it."""
     scheduler, iteration = step(4)
-    strange = [None, 0, "x", [], {}, object(), SimpleNamespace(), SimpleNamespace(num_running_reqs=-1, kv_cache_usage=float("nan")),
-               SimpleNamespace(num_running_reqs=None, kv_cache_usage=None), SchedulerStats(num_running_reqs=10**9, kv_cache_usage=7.0)]
+    strange = [
+        None,
+        0,
+        "x",
+        [],
+        {},
+        object(),
+        SimpleNamespace(),
+        SimpleNamespace(num_running_reqs=-1, kv_cache_usage=float("nan")),
+        SimpleNamespace(num_running_reqs=None, kv_cache_usage=None),
+        SchedulerStats(num_running_reqs=10**9, kv_cache_usage=7.0),
+    ]
     raised = []
     for one in strange:
         for pair in ((one, iteration), (scheduler, one), (one, one)):
@@ -99,7 +118,11 @@ def told(logger, directory: Path) -> tuple[str, bool, str]:
     engine = body.get("engines", {}).get("0", {})
     kv_max = engine.get("kv_max")
     good = engine.get("batch", {}).get("256", 0) >= CALLS and kv_max is not None and 0 <= kv_max <= 1
-    return "the file tells the steps, odd ones left out", good, f"{sum(engine.get('batch', {}).values())} steps, KV maximum {kv_max}"
+    return (
+        "the file tells the steps, odd ones left out",
+        good,
+        f"{sum(engine.get('batch', {}).values())} steps, KV maximum {kv_max}",
+    )
 
 
 def main() -> None:
@@ -110,11 +133,19 @@ def main() -> None:
     os.environ["KVPRESSURE_PLUGIN_DIR"] = str(directory)
     factories = load_stat_logger_plugin_factories()
     factory = next((one for one in factories if one.__name__ == "StepLogger"), None)
-    checks: list[tuple[str, bool, str]] = [("vLLM finds the stat logger", factory is not None, ", ".join(f.__name__ for f in factories))]
+    checks: list[tuple[str, bool, str]] = [
+        ("vLLM finds the stat logger", factory is not None, ", ".join(f.__name__ for f in factories))
+    ]
     if factory is not None:
         imported = {name.split(".")[0] for name in set(sys.modules) - before if name.startswith("kvpressure")}
         heavy = sorted(name for name in sys.modules if name.startswith("kvpressure.") and "vllm_plugin" not in name)
-        checks.append(("it imports nothing of kvpressure but itself", bool(imported) and not heavy, ", ".join(heavy) or "nothing else"))
+        checks.append(
+            (
+                "it imports nothing of kvpressure but itself",
+                bool(imported) and not heavy,
+                ", ".join(heavy) or "nothing else",
+            )
+        )
         checks.append(switched_off(factory, directory))
         os.environ["KVPRESSURE_PLUGIN"] = "1"
         logger, again = factory(None, 0), factory(None, 0)

@@ -27,10 +27,23 @@ PHASES = (
     ("pressure", 75, ["closed", "75", "--clients", "48", "--prompt", "300", "500", "--output", "400", "900"]),
     ("recovery", 40, ["poisson", "40", "--rate", "1.5", "--prompt", "20", "60", "--output", "10", "40"]),
 )
-OURS = ("engine_up", "requests_running", "kv_cache_used_ratio", "kv_cache_used_ratio_max", "effective_batch_size_mean",
-        "concurrency_ratio", "preemptions_total", "preemption_rate", "verdict_confidence")
-THEIRS = {"running": "vllm:num_requests_running", "waiting": "vllm:num_requests_waiting", "kv": "vllm:kv_cache_usage_perc",
-          "preemptions": "vllm:num_preemptions_total"}
+OURS = (
+    "engine_up",
+    "requests_running",
+    "kv_cache_used_ratio",
+    "kv_cache_used_ratio_max",
+    "effective_batch_size_mean",
+    "concurrency_ratio",
+    "preemptions_total",
+    "preemption_rate",
+    "verdict_confidence",
+)
+THEIRS = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kv": "vllm:kv_cache_usage_perc",
+    "preemptions": "vllm:num_preemptions_total",
+}
 
 
 def free_port() -> int:
@@ -92,13 +105,37 @@ def wait_for(url: str, seconds: float) -> None:
 
 def server_command(model: str, port: int) -> list[str]:
     """The server of the captures: 255 usable blocks of 32 tokens, 64 sequences."""
-    return [".vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name",
-            "small", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--max-num-seqs", "64",
-            "--block-size", "32", "--num-gpu-blocks-override", "256", "--enforce-eager"]
+    return [
+        ".vllm/bin/python",
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model,
+        "--served-model-name",
+        "small",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--max-model-len",
+        "2048",
+        "--max-num-seqs",
+        "64",
+        "--block-size",
+        "32",
+        "--num-gpu-blocks-override",
+        "256",
+        "--enforce-eager",
+    ]
 
 
-SERVER_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-              "VLLM_CPU_KVCACHE_SPACE": "1"}
+SERVER_ENV = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
 
 
 def watch(port: int, exporter: int, rows: list[dict[str, object]], phase: str, seconds: float) -> None:
@@ -113,9 +150,11 @@ def watch(port: int, exporter: int, rows: list[dict[str, object]], phase: str, s
         row["itl_p95"] = value(ours, "kvpressure_latency_seconds", 'phase="inter_token"', 'quantile="0.95"')
         row["ttft_p95"] = value(ours, "kvpressure_latency_seconds", 'phase="ttft"', 'quantile="0.95"')
         rows.append(row)
-        print(f"{phase:9s} {row['verdict']:20s} vLLM: running {row['vllm_running']} waiting {row['vllm_waiting']} kv "
-              f"{row['vllm_kv']}  exporter: kv max {row['kv_cache_used_ratio_max']} batch {row['effective_batch_size_mean']}",
-              flush=True)
+        print(
+            f"{phase:9s} {row['verdict']:20s} vLLM: running {row['vllm_running']} waiting {row['vllm_waiting']} kv "
+            f"{row['vllm_kv']}  exporter: kv max {row['kv_cache_used_ratio_max']} batch {row['effective_batch_size_mean']}",
+            flush=True,
+        )
         time.sleep(2)
 
 
@@ -125,8 +164,16 @@ def run(model: str, record: str | None, workdir: Path) -> tuple[list[dict[str, o
     rows: list[dict[str, object]] = []
     clients: dict[str, object] = {}
     target = f"inference/vllm-0=http://127.0.0.1:{port}/metrics;args=--max-num-seqs 64 --max-model-len 2048"
-    serve = [sys.executable, "-m", "kvpressure.cli", "serve", "--web.listen-address", f"127.0.0.1:{exporter}",
-             "--vllm.target", target]
+    serve = [
+        sys.executable,
+        "-m",
+        "kvpressure.cli",
+        "serve",
+        "--web.listen-address",
+        f"127.0.0.1:{exporter}",
+        "--vllm.target",
+        target,
+    ]
     if record:
         serve += ["--record.path", record]
     with process(server_command(model, port), SERVER_ENV, workdir / "vllm.log"):
@@ -136,8 +183,9 @@ def run(model: str, record: str | None, workdir: Path) -> tuple[list[dict[str, o
             for phase, seconds, load in PHASES:
                 child = None
                 if load:
-                    child = subprocess.Popen([sys.executable, str(ROOT / "tools/vllm/load.py"), str(port), *load],
-                                             stdout=subprocess.PIPE)
+                    child = subprocess.Popen(
+                        [sys.executable, str(ROOT / "tools/vllm/load.py"), str(port), *load], stdout=subprocess.PIPE
+                    )
                 watch(port, exporter, rows, phase, seconds)
                 if child:
                     clients[phase] = json.loads(child.communicate(timeout=60)[0])
@@ -152,35 +200,77 @@ def mean(rows: list[dict[str, object]], name: str) -> float | None:
 
 def report(rows: list[dict[str, object]], clients: dict[str, object], version: str) -> str:
     """The page in ``docs/``."""
-    lines = [f"# A real vLLM {version} on the CPU, before, during and after KV pressure", "",
-             "Written by `make try-vllm`: a 77 M-parameter random Llama on two cores, 255 usable KV blocks of 32 tokens (8 160",
-             "tokens), `--max-num-seqs 64`; the exporter scrapes it every second. Means over each phase (ramps included).", "",
-             "| phase | verdicts (share of readings) | vLLM running | vLLM waiting | vLLM KV | our KV max 60 s | our batch mean | "
-             "our batch p95 | ITL p95 | TTFT p95 | preemptions so far |", "|---|---|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        f"# A real vLLM {version} on the CPU, before, during and after KV pressure",
+        "",
+        "Written by `make try-vllm`: a 77 M-parameter random Llama on two cores, 255 usable KV blocks of 32 tokens (8 160",
+        "tokens), `--max-num-seqs 64`; the exporter scrapes it every second. Means over each phase (ramps included).",
+        "",
+        "| phase | verdicts (share of readings) | vLLM running | vLLM waiting | vLLM KV | our KV max 60 s | our batch mean | "
+        "our batch p95 | ITL p95 | TTFT p95 | preemptions so far |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
     for phase, _, _ in PHASES:
         part = [row for row in rows if row["phase"] == phase]
         said = {v: sum(1 for row in part if row["verdict"] == v) for v in dict.fromkeys(row["verdict"] for row in part)}
         shares = ", ".join(f"{name} {count * 100 // len(part)} %" for name, count in said.items())
-        cells = [mean(part, n) for n in ("vllm_running", "vllm_waiting", "vllm_kv", "kv_cache_used_ratio_max",
-                                         "effective_batch_size_mean", "batch_p95", "itl_p95", "ttft_p95")]
+        cells = [
+            mean(part, n)
+            for n in (
+                "vllm_running",
+                "vllm_waiting",
+                "vllm_kv",
+                "kv_cache_used_ratio_max",
+                "effective_batch_size_mean",
+                "batch_p95",
+                "itl_p95",
+                "ttft_p95",
+            )
+        ]
         last = part[-1]["vllm_preemptions"] if part else None
-        lines.append(f"| {phase} | {shares} | " + " | ".join("–" if c is None else f"{c:.3g}" for c in cells)
-                     + f" | {last:.0f} |" if last is not None else "")
-    lines += ["", "What the clients saw:", "", "```json", json.dumps(clients, indent=1), "```", "",
-              "Every reading of the change from steady load to pressure and out of it again:", "",
-              "| s | phase | verdict (confidence) | vLLM running / waiting | vLLM KV | vLLM preemptions | our preemption rate | "
-              "our batch mean |", "|---|---|---|---|---|---|---|---|"]
+        lines.append(
+            f"| {phase} | {shares} | "
+            + " | ".join("–" if c is None else f"{c:.3g}" for c in cells)
+            + f" | {last:.0f} |"
+            if last is not None
+            else ""
+        )
+    lines += [
+        "",
+        "What the clients saw:",
+        "",
+        "```json",
+        json.dumps(clients, indent=1),
+        "```",
+        "",
+        "Every reading of the change from steady load to pressure and out of it again:",
+        "",
+        "| s | phase | verdict (confidence) | vLLM running / waiting | vLLM KV | vLLM preemptions | our preemption rate | "
+        "our batch mean |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     begin = float(str(rows[0]["t"]))
     edges = [i for i in range(1, len(rows)) if rows[i]["phase"] != rows[i - 1]["phase"]]
     shown = sorted({j for i in edges for j in range(max(0, i - 2), min(len(rows), i + 9))})
     for i in shown:
         row = rows[i]
-        numbers = {k: ("–" if row.get(k) is None else f"{float(str(row[k])):.3g}")
-                   for k in ("verdict_confidence", "vllm_running", "vllm_waiting", "vllm_kv", "vllm_preemptions",
-                             "preemption_rate", "effective_batch_size_mean")}
-        lines.append(f"| {float(str(row['t'])) - begin:.0f} | {row['phase']} | {row['verdict']} ({numbers['verdict_confidence']}) | "
-                     f"{numbers['vllm_running']} / {numbers['vllm_waiting']} | {numbers['vllm_kv']} | "
-                     f"{numbers['vllm_preemptions']} | {numbers['preemption_rate']} | {numbers['effective_batch_size_mean']} |")
+        numbers = {
+            k: ("–" if row.get(k) is None else f"{float(str(row[k])):.3g}")
+            for k in (
+                "verdict_confidence",
+                "vllm_running",
+                "vllm_waiting",
+                "vllm_kv",
+                "vllm_preemptions",
+                "preemption_rate",
+                "effective_batch_size_mean",
+            )
+        }
+        lines.append(
+            f"| {float(str(row['t'])) - begin:.0f} | {row['phase']} | {row['verdict']} ({numbers['verdict_confidence']}) | "
+            f"{numbers['vllm_running']} / {numbers['vllm_waiting']} | {numbers['vllm_kv']} | "
+            f"{numbers['vllm_preemptions']} | {numbers['preemption_rate']} | {numbers['effective_batch_size_mean']} |"
+        )
     return "\n".join(lines) + "\n"
 
 

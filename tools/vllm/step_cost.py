@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-_LINE = re.compile(r"Iteration\(\d+\): \d+ context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation tokens, "
-                   r"iteration elapsed time: ([\d.]+) ms")
+_LINE = re.compile(
+    r"Iteration\(\d+\): \d+ context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation tokens, "
+    r"iteration elapsed time: ([\d.]+) ms"
+)
 _PREFILL_TOKENS = 64  # from here on the tokens of a step tell their cost
 
 
@@ -38,13 +40,18 @@ class Cost:
 
     def seconds(self, steps: Sequence[Step]) -> float:
         """What these steps take."""
-        return sum(self.step + self.request * one.decoding + self.token * (one.prefill + one.again) for one in steps) / 1000
+        return (
+            sum(self.step + self.request * one.decoding + self.token * (one.prefill + one.again) for one in steps)
+            / 1000
+        )
 
 
 def parse(log: str) -> list[Step]:
     """All steps that a server's log tells."""
-    return [Step(int(context), int(requests), int(tokens) - int(requests), float(elapsed))
-            for context, requests, tokens, elapsed in _LINE.findall(log)]
+    return [
+        Step(int(context), int(requests), int(tokens) - int(requests), float(elapsed))
+        for context, requests, tokens, elapsed in _LINE.findall(log)
+    ]
 
 
 def fit(steps: Sequence[Step]) -> Cost:
@@ -57,9 +64,13 @@ def fit(steps: Sequence[Step]) -> Cost:
     weight = sum(count for *_, count in points)
     mean_size = sum(size * count for size, _, count in points) / weight
     mean_time = sum(time * count for _, time, count in points) / weight
-    slope = (sum(count * (size - mean_size) * (time - mean_time) for size, time, count in points)
-             / sum(count * (size - mean_size) ** 2 for size, _, count in points))
+    slope = sum(count * (size - mean_size) * (time - mean_time) for size, time, count in points) / sum(
+        count * (size - mean_size) ** 2 for size, _, count in points
+    )
     base = mean_time - slope * mean_size
-    rest = [(step.milliseconds - base - slope * step.decoding) / (step.prefill + step.again)
-            for step in steps if step.prefill + step.again >= _PREFILL_TOKENS]
+    rest = [
+        (step.milliseconds - base - slope * step.decoding) / (step.prefill + step.again)
+        for step in steps
+        if step.prefill + step.again >= _PREFILL_TOKENS
+    ]
     return Cost(base, slope, median(rest))

@@ -75,8 +75,16 @@ class Book:
         """None of these verdicts was given."""
         self.check(scenario, f"never {' or '.join(names)}", not any(said.get(name) for name in names), shares(said))
 
-    def near(self, scenario: str, what: str, ours: float | None, truth: float | None, *, ratio: float | None = None,
-             distance: float | None = None) -> None:
+    def near(
+        self,
+        scenario: str,
+        what: str,
+        ours: float | None,
+        truth: float | None,
+        *,
+        ratio: float | None = None,
+        distance: float | None = None,
+    ) -> None:
         """Ours is within a share or a distance of the truth."""
         if ours is None or truth is None:
             self.check(scenario, what, False, f"ours {ours}, vLLM's steps {truth}")
@@ -84,9 +92,12 @@ class Book:
         off = abs(ours - truth)
         good = off <= ratio * truth if ratio is not None else off <= (distance or 0.0)
         allowed = f"{ratio:.0%}" if ratio is not None else f"{distance:g}"
-        self.check(scenario, f"{what} within {allowed}", good,
-                   f"ours {ours:.2f}, vLLM's steps {truth:.2f} ({(ours - truth) / truth:+.1%})")
-
+        self.check(
+            scenario,
+            f"{what} within {allowed}",
+            good,
+            f"ours {ours:.2f}, vLLM's steps {truth:.2f} ({(ours - truth) / truth:+.1%})",
+        )
 
     def costs_little(self, cost: Cost, *ways: str) -> None:
         """Scraping stays within its budget of the API server's core, and does not slow the engine beyond noise."""
@@ -94,12 +105,20 @@ class Book:
         for way in ways:
             extra, half = cost.extra_cpu(way)
             allowed = BUDGETS[cost.phase]
-            self.check(f"cost, {cost.phase}", f"watched {way}: at most {allowed:.1%} of a core more", extra <= allowed,
-                       f"{extra:+.2%}" + (f" ± {half:.2%}" if half else ""))
+            self.check(
+                f"cost, {cost.phase}",
+                f"watched {way}: at most {allowed:.1%} of a core more",
+                extra <= allowed,
+                f"{extra:+.2%}" + (f" ± {half:.2%}" if half else ""),
+            )
             if cost.phase != "idle":
                 change, half = cost.fewer_tokens(way)
-                self.check(f"cost, {cost.phase}", f"watched {way}: throughput within noise", change + half >= 0 or change >= -0.01,
-                           f"{change:+.1%} ± {half:.1%}")
+                self.check(
+                    f"cost, {cost.phase}",
+                    f"watched {way}: throughput within noise",
+                    change + half >= 0 or change >= -0.01,
+                    f"{change:+.1%} ± {half:.1%}",
+                )
 
 
 def shares(said: dict[str, float]) -> str:
@@ -113,20 +132,35 @@ def average(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def batches(book: Book, scenario: str, rows: list[Row], steps: list[Step], *, plugin: bool, engine: str = "0",
-            mean_ratio: float | None = None) -> None:
+def batches(
+    book: Book,
+    scenario: str,
+    rows: list[Row],
+    steps: list[Step],
+    *,
+    plugin: bool,
+    engine: str = "0",
+    mean_ratio: float | None = None,
+) -> None:
     """Batch mean and p95 of these readings against the steps that vLLM told, reading by reading."""
     label = f'engine="{engine}"'
     steps = [step for step in steps if step.engine == engine]
     with_without = "with the plugin" if plugin else "without the plugin"
-    book.near(scenario, f"batch mean {with_without} (engine {engine})",
-              average([row.signal("effective_batch_size_mean", label) for row in rows]),
-              average([truth_mean(steps, row.t, 30, by_time=not plugin) for row in rows]),
-              ratio=mean_ratio or (0.02 if plugin else 0.05))
+    book.near(
+        scenario,
+        f"batch mean {with_without} (engine {engine})",
+        average([row.signal("effective_batch_size_mean", label) for row in rows]),
+        average([truth_mean(steps, row.t, 30, by_time=not plugin) for row in rows]),
+        ratio=mean_ratio or (0.02 if plugin else 0.05),
+    )
     if plugin:
-        book.near(scenario, f"batch p95 {with_without} (engine {engine})",
-                  average([row.signal("effective_batch_size", label, 'quantile="0.95"') for row in rows]),
-                  average([truth_p95(steps, row.t) for row in rows]), distance=1.0)
+        book.near(
+            scenario,
+            f"batch p95 {with_without} (engine {engine})",
+            average([row.signal("effective_batch_size", label, 'quantile="0.95"') for row in rows]),
+            average([truth_p95(steps, row.t) for row in rows]),
+            distance=1.0,
+        )
 
 
 def one_server(book: Book, workdir: Path, before_the_end: Callable[[], object]) -> None:
@@ -141,7 +175,10 @@ def one_server(book: Book, workdir: Path, before_the_end: Callable[[], object]) 
             odd_loads(book, vllm, on, off)
         with exporter(vllm, *EVERY_SECOND) as second, exporter(vllm) as adaptive:
             time.sleep(5)
-            for watcher in (second, adaptive):  # the first minute of the adaptive one passes in the first turns of the others
+            for watcher in (
+                second,
+                adaptive,
+            ):  # the first minute of the adaptive one passes in the first turns of the others
                 watcher.pause()
             cost = loaded_cost("steady", vllm, {NOBODY: None, SECOND: second, ADAPTIVE: adaptive}, STEADY)
             book.costs_little(cost, ADAPTIVE)
@@ -157,8 +194,12 @@ def calm_and_steady(book: Book, vllm: Server, on: Exporter, off: Exporter) -> No
     watch = run(vllm, (on, off), "idle", 9)
     for by in (on, off):
         book.mostly("idle", watch.said(by, 4), "idle", share=1.0)
-    book.check("plugin", "reports of the API server", bool(list(vllm.reports.glob("frontend-*.json"))),
-               ", ".join(sorted(path.name for path in vllm.reports.iterdir())))
+    book.check(
+        "plugin",
+        "reports of the API server",
+        bool(list(vllm.reports.glob("frontend-*.json"))),
+        ", ".join(sorted(path.name for path in vllm.reports.iterdir())),
+    )
     watch = run(vllm, (on, off), "steady", 50, STEADY)
     steps = vllm.steps()
     batches(book, "steady", watch.after(on, 32), steps, plugin=True)
@@ -210,8 +251,12 @@ def engine_frozen_and_killed(book: Book, vllm: Server, by: dict[str, Exporter]) 
     patience = builtin()["no_progress_seconds"]
     for name, rows in frozen.items():
         late = [row.verdict for row in rows if row.t - stopped > patience + PACE_SECONDS[name] + 2]
-        book.check("engine-frozen", f"watched {name}: unknown or stalled once nothing came for {patience:.0f} s, a scrape and a tick",
-                   bool(late) and set(late) <= {"unknown", "stalled"}, shares({v: late.count(v) / len(late) for v in dict.fromkeys(late)}))
+        book.check(
+            "engine-frozen",
+            f"watched {name}: unknown or stalled once nothing came for {patience:.0f} s, a scrape and a tick",
+            bool(late) and set(late) <= {"unknown", "stalled"},
+            shares({v: late.count(v) / len(late) for v in dict.fromkeys(late)}),
+        )
     check_killed(book, dead, killed, before)
 
 
@@ -240,13 +285,20 @@ def check_killed(book: Book, rows: dict[str, list[Row]], killed: float, before: 
     for name, seen in rows.items():
         down = [row for row in seen if row.signal("engine_up") == 0]
         wrong = [row.verdict for row in down if row.verdict != "unknown"]
-        book.check("engine-killed", f"watched {name}: unknown from the first reading with engine_up 0 on", bool(down) and not wrong,
-                   f"{before[name]} before; {len(down)} readings, others than unknown: {wrong or 'none'}")
+        book.check(
+            "engine-killed",
+            f"watched {name}: unknown from the first reading with engine_up 0 on",
+            bool(down) and not wrong,
+            f"{before[name]} before; {len(down)} readings, others than unknown: {wrong or 'none'}",
+        )
         late = [row.t - killed for row in seen if row.verdict != "unknown"]
         allowed = answered + PACE_SECONDS[name] + 2  # the API server outlives its engine; then a scrape and a tick
-        book.check("engine-killed", f"watched {name}: no other verdict later than a scrape and a tick after the page is gone",
-                   max(late, default=0.0) <= allowed,
-                   f"page gone after {answered:.1f} s, last other verdict after {max(late, default=0.0):.1f} s")
+        book.check(
+            "engine-killed",
+            f"watched {name}: no other verdict later than a scrape and a tick after the page is gone",
+            max(late, default=0.0) <= allowed,
+            f"page gone after {answered:.1f} s, last other verdict after {max(late, default=0.0):.1f} s",
+        )
 
 
 class Others:
@@ -259,9 +311,11 @@ class Others:
     def start(self) -> None:
         """Start them, once."""
         if not self._servers:
-            kinds = (server("limit", self._workdir, SMALL, max_num_seqs=4, on_page=True),
-                     server("two-api", self._workdir, SMALL, extra=("--api-server-count", "2")),
-                     server("dp2", self._workdir, TINY, extra=("--data-parallel-size", "2")))
+            kinds = (
+                server("limit", self._workdir, SMALL, max_num_seqs=4, on_page=True),
+                server("two-api", self._workdir, SMALL, extra=("--api-server-count", "2")),
+                server("dp2", self._workdir, TINY, extra=("--data-parallel-size", "2")),
+            )
             self._servers = [self._stack.enter_context(kind) for kind in kinds]
 
     def run(self, book: Book) -> None:
@@ -308,10 +362,20 @@ def data_parallel(book: Book, vllm: Server) -> None:
 
 def plugin_inside(book: Book, workdir: Path) -> None:
     """The stat logger on vLLM's own classes: what it costs a step, and that nothing odd gets out of it."""
-    done = subprocess.run([".vllm/bin/python", "tools/vllm/plugin_check.py", str(workdir / "plugin-check")], cwd=ROOT,
-                          env=os.environ | {"PYTHONPATH": f"{ROOT}/.vllm/plugin"}, capture_output=True, text=True, check=False)
-    book.check("plugin", "checks on vLLM's own classes ran", done.returncode == 0, done.stderr.strip().splitlines()[-1]
-               if done.returncode and done.stderr.strip() else "all")
+    done = subprocess.run(
+        [".vllm/bin/python", "tools/vllm/plugin_check.py", str(workdir / "plugin-check")],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}/.vllm/plugin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    book.check(
+        "plugin",
+        "checks on vLLM's own classes ran",
+        done.returncode == 0,
+        done.stderr.strip().splitlines()[-1] if done.returncode and done.stderr.strip() else "all",
+    )
     for what, good, found in json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else ():
         book.check("plugin", what, good, found)
 
@@ -323,16 +387,24 @@ def report(book: Book, seconds: float, names: list[str]) -> str:
     """The page in ``docs/``."""
     failed = sum(not good for _, _, good, _ in book.lines)
     parts = "all parts in one run" if names == PARTS else f"only the parts {', '.join(names)}"
-    lines = ["# Test bed: a real vLLM under every kind of load", "",
-             "Written by `make test-vllm` (`tools/vllm/testbed.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama",
-             "(a 0.6 M one for data parallel), 255 usable KV blocks of 32 tokens. \"vLLM's steps\" is what vLLM itself tells of",
-             "every step (`--enable-logging-iteration-details`); batches are requests that decode.",
-             "A line that stands twice: first the exporter that reads the plugin, then the one without it.", "",
-             f"{len(book.lines)} checks, {failed} failed; {parts}, {seconds / 60:.1f} minutes on {os.cpu_count()} cores "
-             f"({platform.machine()}).", "",
-             "| scenario | check | | found |", "|---|---|---|---|"]
-    lines += [f"| {scenario} | {what} | {'ok' if good else '**failed**'} | {found} |"
-              for scenario, what, good, found in book.lines]
+    lines = [
+        "# Test bed: a real vLLM under every kind of load",
+        "",
+        "Written by `make test-vllm` (`tools/vllm/testbed.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama",
+        '(a 0.6 M one for data parallel), 255 usable KV blocks of 32 tokens. "vLLM\'s steps" is what vLLM itself tells of',
+        "every step (`--enable-logging-iteration-details`); batches are requests that decode.",
+        "A line that stands twice: first the exporter that reads the plugin, then the one without it.",
+        "",
+        f"{len(book.lines)} checks, {failed} failed; {parts}, {seconds / 60:.1f} minutes on {os.cpu_count()} cores "
+        f"({platform.machine()}).",
+        "",
+        "| scenario | check | | found |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {scenario} | {what} | {'ok' if good else '**failed**'} | {found} |"
+        for scenario, what, good, found in book.lines
+    ]
     if book.costs:
         lines += table(book.costs)
     return "\n".join(lines) + "\n"

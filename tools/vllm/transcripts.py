@@ -49,19 +49,50 @@ PROBE = "probe {url} --yes --max-requests 12 --max-tokens 40000 --model-config .
 VERIFY = "mitigate --verify {url} --args={args} --verify-seconds 40"
 SHAPES = (
     Shape("idle", "Nobody sends anything", None, (LOOK, PROBE, "mitigate {url} --args={args} --seconds 10", VERIFY)),
-    Shape("steady", "Eight clients, 150 to 250 tokens in and out", "closed --clients 8 --prompt 150 250 --output 150 250",
-          (LOOK, PROBE, VERIFY)),
-    Shape("pressure", "48 clients, 300 to 500 tokens in and 400 to 900 out: more than the cache holds", PRESSURE,
-          (LOOK, "mitigate {url} --args={args} --seconds 25", PROBE, "mitigate --verify {url} --args={args} --verify-seconds 20")),
-    Shape("recovery", "The same, and during the watch the load of clients that obey caps: 8 of them, 100 to 200 tokens in and 50 to 100 out", PRESSURE,
-          ("mitigate --verify {url} --args={args} --verify-seconds 120",),
-          then="closed --clients 8 --prompt 100 200 --output 50 100"),
-    Shape("burst", "Load test with bursts: 60 requests at once, every 20 seconds", "burst --clients 60 --prompt 50 100 --output 40 80",
-          (LOOK, PROBE, VERIFY), repeat=20.0),
-    Shape("long-prompts", "Load test with long prompts: four clients, 1 500 to 1 900 tokens in and 16 to 32 out",
-          "closed --clients 4 --prompt 1500 1900 --output 16 32", (LOOK, PROBE, VERIFY)),
-    Shape("sequence-limit", "`--max-num-seqs 4` and sixteen clients", "closed --clients 16 --prompt 100 150 --output 100 200",
-          (LOOK, "mitigate {url} --args={args} --seconds 15", PROBE, VERIFY), seqs=4),
+    Shape(
+        "steady",
+        "Eight clients, 150 to 250 tokens in and out",
+        "closed --clients 8 --prompt 150 250 --output 150 250",
+        (LOOK, PROBE, VERIFY),
+    ),
+    Shape(
+        "pressure",
+        "48 clients, 300 to 500 tokens in and 400 to 900 out: more than the cache holds",
+        PRESSURE,
+        (
+            LOOK,
+            "mitigate {url} --args={args} --seconds 25",
+            PROBE,
+            "mitigate --verify {url} --args={args} --verify-seconds 20",
+        ),
+    ),
+    Shape(
+        "recovery",
+        "The same, and during the watch the load of clients that obey caps: 8 of them, 100 to 200 tokens in and 50 to 100 out",
+        PRESSURE,
+        ("mitigate --verify {url} --args={args} --verify-seconds 120",),
+        then="closed --clients 8 --prompt 100 200 --output 50 100",
+    ),
+    Shape(
+        "burst",
+        "Load test with bursts: 60 requests at once, every 20 seconds",
+        "burst --clients 60 --prompt 50 100 --output 40 80",
+        (LOOK, PROBE, VERIFY),
+        repeat=20.0,
+    ),
+    Shape(
+        "long-prompts",
+        "Load test with long prompts: four clients, 1 500 to 1 900 tokens in and 16 to 32 out",
+        "closed --clients 4 --prompt 1500 1900 --output 16 32",
+        (LOOK, PROBE, VERIFY),
+    ),
+    Shape(
+        "sequence-limit",
+        "`--max-num-seqs 4` and sixteen clients",
+        "closed --clients 16 --prompt 100 150 --output 100 200",
+        (LOOK, "mitigate {url} --args={args} --seconds 15", PROBE, VERIFY),
+        seqs=4,
+    ),
 )
 
 
@@ -76,7 +107,9 @@ def sending(port: int, load: str | None, repeat: float | None = None) -> Iterato
     if repeat is None:
         command += [str(LONGEST_LOAD), *options]
     else:
-        again = shlex.join([*command, str(repeat - 1), *options])  # other prompts each time, or all would stand in the prefix cache
+        again = shlex.join(
+            [*command, str(repeat - 1), *options]
+        )  # other prompts each time, or all would stand in the prefix cache
         command = ["/bin/sh", "-c", f"n=1; while true; do {again} --seed $n; n=$((n + 1)); sleep 1; done"]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -91,10 +124,16 @@ def ask(command: str, port: int, seqs: int) -> dict[str, object]:
     args = shlex.quote(f"--max-num-seqs {seqs} --max-model-len 2048")
     words = shlex.split(command.format(url=f"http://127.0.0.1:{port}", args=args))
     began = time.monotonic()
-    said = subprocess.run([sys.executable, "-m", "kvpressure.cli", *words], capture_output=True, text=True, check=False, cwd=ROOT)
+    said = subprocess.run(
+        [sys.executable, "-m", "kvpressure.cli", *words], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     shown = command.format(url="http://127.0.0.1:8000", args=args)
-    found = {"command": f"kvpressure {shown}", "output": (said.stdout + said.stderr).replace(f":{port}", ":8000"),
-             "status": said.returncode, "seconds": round(time.monotonic() - began)}
+    found = {
+        "command": f"kvpressure {shown}",
+        "output": (said.stdout + said.stderr).replace(f":{port}", ":8000"),
+        "status": said.returncode,
+        "seconds": round(time.monotonic() - began),
+    }
     print(f"$ {found['command']}\n{found['output']}[exit {found['status']}, {found['seconds']} s]\n", flush=True)
     return found
 
@@ -134,10 +173,14 @@ def _changing(shape: Shape, port: int) -> list[dict[str, object]]:
 
 def page() -> str:
     """Everything that was ever run."""
-    lines = ["# Transcripts: a real vLLM by load shape", "",
-             "Written by `make transcripts` (`tools/vllm/transcripts.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama, two cores,",
-             "255 usable KV blocks of 32 tokens (8 160 tokens), `--max-num-seqs 64` where nothing else is said. Outputs are as printed; where triage",
-             "and common problems repeat, only what is worth a look is left, and `[...]` stands for the rest.", ""]
+    lines = [
+        "# Transcripts: a real vLLM by load shape",
+        "",
+        "Written by `make transcripts` (`tools/vllm/transcripts.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama, two cores,",
+        "255 usable KV blocks of 32 tokens (8 160 tokens), `--max-num-seqs 64` where nothing else is said. Outputs are as printed; where triage",
+        "and common problems repeat, only what is worth a look is left, and `[...]` stands for the rest.",
+        "",
+    ]
     for shape in SHAPES:
         file = STORE / f"{shape.name}.json"
         if not file.exists():
@@ -173,7 +216,9 @@ def main() -> None:
     """Run what was asked for, then write the page of all that was ever run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("page", type=Path)
-    parser.add_argument("--only", nargs="*", choices=[shape.name for shape in SHAPES], default=[shape.name for shape in SHAPES])
+    parser.add_argument(
+        "--only", nargs="*", choices=[shape.name for shape in SHAPES], default=[shape.name for shape in SHAPES]
+    )
     options = parser.parse_args()
     STORE.mkdir(parents=True, exist_ok=True)
     for seqs in dict.fromkeys(shape.seqs for shape in SHAPES):

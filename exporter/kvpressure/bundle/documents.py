@@ -33,8 +33,16 @@ def pages(options: Options, groups: Sequence[Group]) -> dict[str, str]:
     alerts = [alert for group in groups for alert in group.alerts]
     recordings = [item for group in groups for item in group.recordings]
     variables = context(
-        options.thresholds, literal=options.profile == "literal", options=options, groups=groups, alerts=alerts,
-        recordings=recordings, entries=options.thresholds.entries(), span=span, words=words, title=title,
+        options.thresholds,
+        literal=options.profile == "literal",
+        options=options,
+        groups=groups,
+        alerts=alerts,
+        recordings=recordings,
+        entries=options.thresholds.entries(),
+        span=span,
+        words=words,
+        title=title,
         percent=lambda name: f"{number(options.thresholds[name] * 100)} %",
     )
     found = {
@@ -77,7 +85,13 @@ def mutation(rules: Mapping[str, Any]) -> dict[str, Any]:
     """The last run of ``make mutate-rules`` in figures; ``current`` tells whether it was on these very rules."""
     result = json.loads(MUTATION_FILE.read_text(encoding="utf-8"))
     seeded, killed = (sum(kind[key] for kind in result["kinds"].values()) for key in ("mutants", "killed"))
-    return {**result, "mutants": seeded, "killed": killed, "share": f"{100 * killed / seeded:.1f}", "current": result["rules"] == digest(rules)}
+    return {
+        **result,
+        "mutants": seeded,
+        "killed": killed,
+        "share": f"{100 * killed / seeded:.1f}",
+        "current": result["rules"] == digest(rules),
+    }
 
 
 def title(alert: Alert) -> str:

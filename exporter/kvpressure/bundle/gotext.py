@@ -73,7 +73,7 @@ def _humanize_duration(value: float) -> str:
     shown = [index for index, (count, _) in enumerate(parts) if count]
     if not shown:
         return _general(value) + "s"
-    return " ".join(f"{count}{unit}" for count, unit in parts[shown[0]:]) + f" {total % 60}s"
+    return " ".join(f"{count}{unit}" for count, unit in parts[shown[0] :]) + f" {total % 60}s"
 
 
 _FORMATS = {"humanize": _humanize, "humanizePercentage": _humanize_percentage, "humanizeDuration": _humanize_duration}

@@ -21,8 +21,12 @@ from kvpressure.bundle.variants import Builder, Series, Timeline, Variant, holds
 
 _QUIET_SECONDS: Final = 360  # before anything happens; longer than the five-minute ranges of the recordings
 _TAIL_STEPS: Final = 4  # after the last assertion, and slack around the end of a range
-_RECOMMENDED: Final = {"max_num_seqs": 48.0, "max_num_batched_tokens": 4096.0, "gpu_memory_utilization": 0.7,
-                       "max_model_len": 16384.0}
+_RECOMMENDED: Final = {
+    "max_num_seqs": 48.0,
+    "max_num_batched_tokens": 4096.0,
+    "gpu_memory_utilization": 0.7,
+    "max_model_len": 16384.0,
+}
 
 
 def test_files(groups: Sequence[Group], values: Values, rule_file: str) -> dict[str, dict[str, Any]]:
@@ -34,7 +38,9 @@ def test_files(groups: Sequence[Group], values: Values, rule_file: str) -> dict[
         tests += [test for recording in group.recordings for test in _recording_tests(recording, group.interval)]
         if tests:
             files[f"{group.name}.yaml"] = {
-                "rule_files": [rule_file], "evaluation_interval": duration(group.interval), "group_eval_order": order,
+                "rule_files": [rule_file],
+                "evaluation_interval": duration(group.interval),
+                "group_eval_order": order,
                 "tests": tests,
             }
     return files
@@ -46,8 +52,20 @@ def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, An
     for number, (inputs, expected) in enumerate(recording.tests, 1):
         series = [Series(name, f"{samples}x{line.length - 1}") for name, samples in inputs.items()]
         samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
-        yield _test(f"recording {recording.name} {number}", line, series, {"promql_expr_test": [
-            {"expr": f"round({recording.name}, 0.0001)", "eval_time": duration((line.length - 1) * step), "exp_samples": samples}]})
+        yield _test(
+            f"recording {recording.name} {number}",
+            line,
+            series,
+            {
+                "promql_expr_test": [
+                    {
+                        "expr": f"round({recording.name}, 0.0001)",
+                        "eval_time": duration((line.length - 1) * step),
+                        "exp_samples": samples,
+                    }
+                ]
+            },
+        )
 
 
 def timeline(level: Level, step: float) -> Timeline:
@@ -72,12 +90,21 @@ def _alert_tests(alert: Alert, step: float, values: Values) -> Iterable[dict[str
         yield _texts(f"{title}: labels and texts", alert, level, line, builder, values)
 
 
-def _situations(title: str, alert: Alert, level: Level, line: Timeline, variants: list[Variant], values: Values) -> dict[str, Any]:
+def _situations(
+    title: str, alert: Alert, level: Level, line: Timeline, variants: list[Variant], values: Values
+) -> dict[str, Any]:
     firing = [variant for variant in variants if variant.fires]
-    return _test(title, line, [series for variant in variants for series in variant.series], {
-        "promql_expr_test": [_assertion(alert, level, step * line.step, firing if fires else [], values)
-                             for step, fires in _moments(level, line)],
-    })
+    return _test(
+        title,
+        line,
+        [series for variant in variants for series in variant.series],
+        {
+            "promql_expr_test": [
+                _assertion(alert, level, step * line.step, firing if fires else [], values)
+                for step, fires in _moments(level, line)
+            ],
+        },
+    )
 
 
 def _moments(level: Level, line: Timeline) -> list[tuple[int, bool]]:
@@ -90,7 +117,13 @@ def _moments(level: Level, line: Timeline) -> list[tuple[int, bool]]:
         return [*moments, (over - 2, True), (over + keep + 2, False)]
     if driver.op == "flat":
         over = line.onset + ceil(driver.window / line.step)
-        return [(over - 2, False), (over + wait - 3, False), (over + wait + 2, True), (line.end - 1, True), (line.end + 2, False)]
+        return [
+            (over - 2, False),
+            (over + wait - 3, False),
+            (over + wait + 2, True),
+            (line.end - 1, True),
+            (line.end + 2, False),
+        ]
     moments.append((line.end - 1, True))
     if keep:
         moments.append((line.end + keep - 1, True))
@@ -114,19 +147,30 @@ def _texts(title: str, alert: Alert, level: Level, line: Timeline, builder: Buil
     ids = identity(alert.subject, "fires")
     recommended = _RECOMMENDED if alert.subject == "engine" else {}
     series = variant.series + [
-        Series(f"kvpressure_limit_recommended{_braces({**{k: ids[k] for k in _ENGINE}, 'limit': name})}",
-               plain(value, line.length)) for name, value in recommended.items()]
+        Series(
+            f"kvpressure_limit_recommended{_braces({**{k: ids[k] for k in _ENGINE}, 'limit': name})}",
+            plain(value, line.length),
+        )
+        for name, value in recommended.items()
+    ]
     expected = []
     for other in alert.levels:
         value = _value_on(other, case) if other is not level else _own_value(case)
         if value is None or other.for_seconds > level.for_seconds:
             continue
-        annotations = {key: expand(text, variant.labels, value, recommended)
-                       for key, text in annotations_of(alert, other, values).items()}
-        expected.append({"exp_labels": {**labels_of(alert, other, values), **variant.labels},
-                         "exp_annotations": annotations})
-    return _test(title, line, series, {
-        "alert_rule_test": [{"eval_time": duration(at), "alertname": alert.name, "exp_alerts": expected}]})
+        annotations = {
+            key: expand(text, variant.labels, value, recommended)
+            for key, text in annotations_of(alert, other, values).items()
+        }
+        expected.append(
+            {"exp_labels": {**labels_of(alert, other, values), **variant.labels}, "exp_annotations": annotations}
+        )
+    return _test(
+        title,
+        line,
+        series,
+        {"alert_rule_test": [{"eval_time": duration(at), "alertname": alert.name, "exp_alerts": expected}]},
+    )
 
 
 _ENGINE: Final = ("namespace", "pod", "model_name", "engine")
@@ -143,9 +187,13 @@ def _value_on(level: Level, shown: TestCase) -> float | None:
     """The value of ``level`` when the series are those of ``shown``, or None when it does not fire then."""
     present = {(item.metric, tuple(item.labels.items())): item for item in shown.inputs if item.op != "veto"}
     for case in level.cases:
-        if case.fires and all(_met(item, present.get((item.metric, tuple(item.labels.items())))) for item in case.inputs):
+        if case.fires and all(
+            _met(item, present.get((item.metric, tuple(item.labels.items())))) for item in case.inputs
+        ):
             driver = case.inputs[0]
-            return on_value(present[driver.metric, tuple(driver.labels.items())]) if shown.value is None else shown.value
+            return (
+                on_value(present[driver.metric, tuple(driver.labels.items())]) if shown.value is None else shown.value
+            )
     return None
 
 
@@ -156,8 +204,12 @@ def _met(wanted: Input, present: Input | None) -> bool:
 
 
 def _test(title: str, line: Timeline, series: list[Series], assertions: dict[str, Any]) -> dict[str, Any]:
-    return {"name": title, "interval": duration(line.step),
-            "input_series": [{"series": item.name, "values": item.values} for item in series], **assertions}
+    return {
+        "name": title,
+        "interval": duration(line.step),
+        "input_series": [{"series": item.name, "values": item.values} for item in series],
+        **assertions,
+    }
 
 
 def _braces(labels: dict[str, str]) -> str:

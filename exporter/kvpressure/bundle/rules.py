@@ -18,7 +18,9 @@ PREFIX: Final = "kvpressure-"  # of group names
 PROFILES: Final = ("default", "literal")
 SOURCES: Final = ("kvpressure", "dcgm")
 _BOARD_VARIABLES: Final = {"namespace": "namespace", "model_name": "model", "pod": "pod", "uuid": "gpu"}
-_CLUSTER_VARIABLE: Final = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"  # not every Prometheus has that label
+_CLUSTER_VARIABLE: Final = (
+    "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"  # not every Prometheus has that label
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,9 @@ def load_groups(options: Options) -> tuple[Group, ...]:
     Raises ``ValuesError`` when the values file names an alert that does not exist.
     """
     folder = "rules" if options.source == "kvpressure" else f"rules-{options.source}"
-    variables = context(options.thresholds, literal=options.profile == "literal", exporter_job=options.values.exporter_job)
+    variables = context(
+        options.thresholds, literal=options.profile == "literal", exporter_job=options.values.exporter_job
+    )
     names = sorted(name for name in environment().list_templates() if name.startswith(f"{folder}/"))
     intervals = {pace: options.thresholds[f"rules_{pace}_interval_seconds"] for pace in PACES}
     groups = [group for name in names for group in parse_groups(yaml.safe_load(render(name, variables)), intervals)]
@@ -52,8 +56,11 @@ def load_groups(options: Options) -> tuple[Group, ...]:
 def _check_names(groups: Iterable[Group], values: Values) -> None:
     names = {alert.name for group in groups for alert in group.alerts}
     families = {group.family for group in groups} - {"recordings"}
-    for key, wanted, known in (("exclude", values.exclude, names | families), ("durations", values.durations, names),
-                               ("alert_labels", values.alert_labels, names)):
+    for key, wanted, known in (
+        ("exclude", values.exclude, names | families),
+        ("durations", values.durations, names),
+        ("alert_labels", values.alert_labels, names),
+    ):
         for name in wanted:
             if name not in known:
                 raise ValuesError(f"values: {key}: no alert is called {name!r}; allowed: {', '.join(sorted(known))}")
@@ -74,14 +81,22 @@ def _with_durations(alert: Alert, values: Values) -> Alert:
 
 def labels_of(alert: Alert, level: Level, values: Values) -> dict[str, str]:
     """The labels the rule adds."""
-    return {"severity": level.severity, "page": "true" if level.page else "false", "kvpressure_family": alert.family,
-            **values.labels, **values.alert_labels.get(alert.name, {})}
+    return {
+        "severity": level.severity,
+        "page": "true" if level.page else "false",
+        "kvpressure_family": alert.family,
+        **values.labels,
+        **values.alert_labels.get(alert.name, {}),
+    }
 
 
 def annotations_of(alert: Alert, level: Level, values: Values) -> dict[str, str]:
     """Texts and links of one rule; the links carry the alert's own namespace, model, pod and GPU."""
-    annotations = {"summary": level.summary, "description": level.description,
-                   "runbook_url": f"{values.runbook_base_url}/{alert.name}.md"}
+    annotations = {
+        "summary": level.summary,
+        "description": level.description,
+        "runbook_url": f"{values.runbook_base_url}/{alert.name}.md",
+    }
     if not alert.board:
         return annotations
     shown = [label for label in _result_labels(level) if label in _BOARD_VARIABLES]
@@ -105,17 +120,25 @@ def _rules(group: Group, values: Values) -> list[dict[str, Any]]:
                 rule["for"] = duration(level.for_seconds)
             if level.keep_seconds:
                 rule["keep_firing_for"] = duration(level.keep_seconds)
-            rules.append({**rule, "labels": labels_of(alert, level, values), "annotations": annotations_of(alert, level, values)})
+            rules.append(
+                {**rule, "labels": labels_of(alert, level, values), "annotations": annotations_of(alert, level, values)}
+            )
     return rules
 
 
 def rule_file(groups: Iterable[Group], values: Values) -> dict[str, Any]:
     """The plain rule file: what ``rule_files`` of Prometheus, Thanos Ruler, Mimir and vmalert read."""
-    return {"groups": [
-        {"name": PREFIX + group.name, "interval": duration(group.interval), "limit": group.limit,
-         "rules": _rules(group, values)}
-        for group in groups
-    ]}
+    return {
+        "groups": [
+            {
+                "name": PREFIX + group.name,
+                "interval": duration(group.interval),
+                "limit": group.limit,
+                "rules": _rules(group, values),
+            }
+            for group in groups
+        ]
+    }
 
 
 def mimir_namespace(rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,6 +148,9 @@ def mimir_namespace(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 def prometheus_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
     """The same object as a PrometheusRule of the Prometheus Operator."""
-    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule",
-            "metadata": {"name": "kvpressure", "labels": {"app.kubernetes.io/name": "kvpressure", "role": "alert-rules"}},
-            "spec": dict(rules)}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "kvpressure", "labels": {"app.kubernetes.io/name": "kvpressure", "role": "alert-rules"}},
+        "spec": dict(rules),
+    }

@@ -36,7 +36,7 @@ _INPUT = re.compile(
     r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|veto)\s*(?P<value>[\w.]+)?"
     r"(?:\s+within\s+(?P<window>[\d.]+))?"
 )
-_SERIES = re.compile(r'(?P<metric>[\w:]+)(?:\{(?P<labels>[^}]*)\})?')
+_SERIES = re.compile(r"(?P<metric>[\w:]+)(?:\{(?P<labels>[^}]*)\})?")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
@@ -174,7 +174,9 @@ def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) ->
         alerts = tuple(_alert(item, family, board) for item in _of_pace(document, "alerts", pace))
         recordings = tuple(_recording(item) for item in _of_pace(document, "recordings", pace))
         if alerts or recordings:
-            groups.append(Group(f"{family}-{pace}", family, intervals[pace], int(document["limit"]), recordings, alerts))
+            groups.append(
+                Group(f"{family}-{pace}", family, intervals[pace], int(document["limit"]), recordings, alerts)
+            )
     return groups
 
 
@@ -183,8 +185,13 @@ def _of_pace(document: Mapping[str, Any], kind: str, pace: str) -> Iterator[Mapp
 
 
 def _recording(item: Mapping[str, Any]) -> Recording:
-    return Recording(item["record"], _clean(item["expr"]), tuple(item["labels"]), item["help"].strip(),
-                     tuple((test["inputs"], test["expect"]) for test in item["tests"]))
+    return Recording(
+        item["record"],
+        _clean(item["expr"]),
+        tuple(item["labels"]),
+        item["help"].strip(),
+        tuple((test["inputs"], test["expect"]) for test in item["tests"]),
+    )
 
 
 def _alert(item: Mapping[str, Any], family: str, board: bool) -> Alert:
@@ -204,14 +211,24 @@ def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any]) -> Leve
     if item["severity"] not in SEVERITIES:
         raise SpecError(f"{name}: severity {item['severity']!r} is not one of {', '.join(SEVERITIES)}")
     identity = SUBJECTS[alert["subject"]]
-    gates = tuple(_gate(key, gate, kind, identity)
-                  for field_name, kind in (("gates", "and"), ("vetoes", "unless"))
-                  for key, gate in (item.get(field_name) or {}).items())
+    gates = tuple(
+        _gate(key, gate, kind, identity)
+        for field_name, kind in (("gates", "and"), ("vetoes", "unless"))
+        for key, gate in (item.get(field_name) or {}).items()
+    )
     labels = tuple(label for label in identity if label not in ("cluster", "node"))
     cases = tuple(_case(name, case, labels) for case in item["tests"])
-    return Level(item["severity"], bool(item.get("page", False)), _clean(item["expr"]), gates, float(item["for"]),
-                 float(item.get("keep", 0)), cases, _line(item.get("summary", alert["summary"])),
-                 _line(item.get("description", alert["description"])))
+    return Level(
+        item["severity"],
+        bool(item.get("page", False)),
+        _clean(item["expr"]),
+        gates,
+        float(item["for"]),
+        float(item.get("keep", 0)),
+        cases,
+        _line(item.get("summary", alert["summary"])),
+        _line(item.get("description", alert["description"])),
+    )
 
 
 def _gate(name: str, body: str | Mapping[str, Any], kind: str, identity: tuple[str, ...]) -> Gate:
@@ -223,8 +240,14 @@ def _gate(name: str, body: str | Mapping[str, Any], kind: str, identity: tuple[s
 def _case(name: str, item: Mapping[str, Any], labels: tuple[str, ...]) -> TestCase:
     inputs = tuple(_input(name, series, text) for series, text in item["inputs"].items())
     expected = tuple(item.get("labels", labels))
-    return TestCase(inputs, expected, tuple(item.get("splits", expected)), item.get("extra_labels", {}),
-                    item.get("fires", True), item.get("value"))
+    return TestCase(
+        inputs,
+        expected,
+        tuple(item.get("splits", expected)),
+        item.get("extra_labels", {}),
+        item.get("fires", True),
+        item.get("value"),
+    )
 
 
 def _input(name: str, series: str, text: str) -> Input:
@@ -232,4 +255,6 @@ def _input(name: str, series: str, text: str) -> Input:
     if head is None or body is None:
         raise SpecError(f"{name}: test input {series!r}: {text!r} is not understood")
     labels = dict(_LABEL.findall(head["labels"] or ""))
-    return Input(head["metric"], labels, body["op"], float(body["value"] if body["value"] else 1), float(body["window"] or 0))
+    return Input(
+        head["metric"], labels, body["op"], float(body["value"] if body["value"] else 1), float(body["window"] or 0)
+    )

@@ -20,10 +20,18 @@ from kvpressure.thresholds import Thresholds
 def environment() -> jinja2.Environment:
     """The environment; an unknown name in a template is an error."""
     return jinja2.Environment(
-        loader=jinja2.PackageLoader("kvpressure.bundle", "templates"), undefined=jinja2.StrictUndefined,
-        variable_start_string="<<", variable_end_string=">>", block_start_string="<%", block_end_string="%>",
-        comment_start_string="<#", comment_end_string="#>", trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, autoescape=False,  # the output is PromQL, YAML and Markdown, never HTML
+        loader=jinja2.PackageLoader("kvpressure.bundle", "templates"),
+        undefined=jinja2.StrictUndefined,
+        variable_start_string="<<",
+        variable_end_string=">>",
+        block_start_string="<%",
+        block_end_string="%>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # the output is PromQL, YAML and Markdown, never HTML
     )
 
 
@@ -35,10 +43,14 @@ def per(subject: str, expr: str) -> str:
 def recommend(limit: str) -> str:
     """A sentence of an annotation: what to set ``limit`` to. Empty where the exporter recommends nothing."""
     own = ("cluster", "namespace", "pod", "model_name", "engine")  # an absent cluster is an empty one, to a matcher too
-    query = f'max by (limit) (kvpressure_limit_recommended{{limit=\\"{limit}\\",{",".join(f"{name}=%q" for name in own)}}})'
+    query = (
+        f'max by (limit) (kvpressure_limit_recommended{{limit=\\"{limit}\\",{",".join(f"{name}=%q" for name in own)}}})'
+    )
     form = "%.2f" if limit == "gpu_memory_utilization" else "%.0f"
-    return ('{{ with printf "' + query + '" ' + " ".join(f"$labels.{name}" for name in own) + ' | query }}'
-            f' Set {limit} to {{{{ . | first | value | printf "{form}" }}}}.{{{{ end }}}}')
+    return (
+        '{{ with printf "' + query + '" ' + " ".join(f"$labels.{name}" for name in own) + " | query }}"
+        f' Set {limit} to {{{{ . | first | value | printf "{form}" }}}}.{{{{ end }}}}'
+    )
 
 
 def grown(counter: str, window: str) -> str:
@@ -61,19 +73,21 @@ def new_events(counter: str, by: str, window: str, seconds: str, job: str) -> st
     is back after a gap raises what happened long ago. ``seconds`` is ``window`` as a number, ``job`` a part of the exporter's job.
     """
     grown = f"max by ({by}) (increase({counter}[{window}]))"
-    return (f"{grown} > 0\n"
-            f"or\n"
-            f"(\n"
-            f"  max by ({by}) (\n"
-            f"    {counter}\n"
-            f"    and on (cluster, job, instance)\n"
-            f"    (kvpressure_build_info offset {window} or process_start_time_seconds{{job=~\".*{job}.*\"}} > time() - {seconds})\n"
-            f"  )\n"
-            f"  unless on ({by})\n"
-            f"  max by ({by}) ({counter} offset {window})\n"
-            f")\n"
-            f"or\n"
-            f"{grown}")
+    return (
+        f"{grown} > 0\n"
+        f"or\n"
+        f"(\n"
+        f"  max by ({by}) (\n"
+        f"    {counter}\n"
+        f"    and on (cluster, job, instance)\n"
+        f'    (kvpressure_build_info offset {window} or process_start_time_seconds{{job=~".*{job}.*"}} > time() - {seconds})\n'
+        f"  )\n"
+        f"  unless on ({by})\n"
+        f"  max by ({by}) ({counter} offset {window})\n"
+        f")\n"
+        f"or\n"
+        f"{grown}"
+    )
 
 
 def dcgm(expr: str) -> str:

@@ -79,7 +79,9 @@ def _values(document: Mapping[str, Any], where: str) -> Values:
         found["labels"] = _labels(document["labels"], where, "labels")
     if "alert_labels" in document:
         patches = _mapping(document["alert_labels"], where, "alert_labels")
-        found["alert_labels"] = {str(name): _labels(body, where, f"alert_labels.{name}") for name, body in patches.items()}
+        found["alert_labels"] = {
+            str(name): _labels(body, where, f"alert_labels.{name}") for name, body in patches.items()
+        }
     return Values(**found)
 
 
@@ -102,9 +104,13 @@ def _job(value: Any, where: str) -> str:
 
 
 def _durations(body: Mapping[str, Any], where: str) -> dict[str, dict[str, float]]:
-    return {str(name): {_severity(severity, where, f"durations.{name}"): _seconds(text, where, f"durations.{name}.{severity}")
-                        for severity, text in _mapping(levels, where, f"durations.{name}").items()}
-            for name, levels in body.items()}
+    return {
+        str(name): {
+            _severity(severity, where, f"durations.{name}"): _seconds(text, where, f"durations.{name}.{severity}")
+            for severity, text in _mapping(levels, where, f"durations.{name}").items()
+        }
+        for name, levels in body.items()
+    }
 
 
 def _severity(value: Any, where: str, key: str) -> str:
@@ -136,5 +142,5 @@ def _labels(value: Any, where: str, key: str) -> dict[str, str]:
         if name == "severity":
             _severity(text, where, key)
         if name == "page" and text not in ("true", "false"):
-            raise ValuesError(f"{where}: {key}: page must be \"true\" or \"false\", not {text!r}")
+            raise ValuesError(f'{where}: {key}: page must be "true" or "false", not {text!r}')
     return dict(labels)

@@ -24,12 +24,30 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
     "kube_pod_status_unschedulable": ("namespace", "pod"),
     "kube_pod_container_status_restarts_total": ("namespace", "pod", "container"),
     "kube_pod_container_status_last_terminated_reason": ("namespace", "pod", "container", "reason"),
-    **dict.fromkeys(("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_XID_ERRORS"), _DCGM),
-    **dict.fromkeys(("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-                     "vllm:gpu_cache_usage_perc", "vllm:generation_tokens_total", "vllm:prompt_tokens_total"), _VLLM),
+    **dict.fromkeys(
+        ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_XID_ERRORS"), _DCGM
+    ),
+    **dict.fromkeys(
+        (
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",
+            "vllm:generation_tokens_total",
+            "vllm:prompt_tokens_total",
+        ),
+        _VLLM,
+    ),
     "vllm:request_success_total": (*_VLLM, "finished_reason"),
-    **dict.fromkeys(("vllm:time_to_first_token_seconds_bucket", "vllm:request_queue_time_seconds_bucket",
-                     "vllm:inter_token_latency_seconds_bucket", "vllm:time_per_output_token_seconds_bucket"), (*_VLLM, "le")),
+    **dict.fromkeys(
+        (
+            "vllm:time_to_first_token_seconds_bucket",
+            "vllm:request_queue_time_seconds_bucket",
+            "vllm:inter_token_latency_seconds_bucket",
+            "vllm:time_per_output_token_seconds_bucket",
+        ),
+        (*_VLLM, "le"),
+    ),
 }
 """Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what ``--source dcgm`` reads."""
 
@@ -75,8 +93,19 @@ def metric_labels(metric: str) -> tuple[str, ...]:
 
 def identity(subject: str, name: str) -> dict[str, str]:
     """Label values of the subject called ``name``."""
-    values = {"namespace": "inference", "pod": "pod", "model_name": "llama", "engine": "0", "container": "vllm",
-              "uuid": f"GPU-{name}", "UUID": f"GPU-{name}", "Hostname": "host-1", "gpu": "0", "vendor": "nvidia", "instance": "node-1:9846"}
+    values = {
+        "namespace": "inference",
+        "pod": "pod",
+        "model_name": "llama",
+        "engine": "0",
+        "container": "vllm",
+        "uuid": f"GPU-{name}",
+        "UUID": f"GPU-{name}",
+        "Hostname": "host-1",
+        "gpu": "0",
+        "vendor": "nvidia",
+        "instance": "node-1:9846",
+    }
     own = {"model": ("model_name",), "exporter": ("instance",), "cluster": ("cluster",), "pod": ("namespace", "pod")}
     return values | dict.fromkeys(own.get(subject, ("pod",)), name)
 
@@ -179,8 +208,15 @@ class Builder:
         """Everything as the case says."""
         return self._variant(name, case, fires=True)
 
-    def _variant(self, name: str, case: TestCase, fires: bool, changed: Mapping[int, str | None] | None = None,
-                 more: Mapping[str, str] | None = None, moved: Mapping[int, Mapping[str, str]] | None = None) -> Variant:
+    def _variant(
+        self,
+        name: str,
+        case: TestCase,
+        fires: bool,
+        changed: Mapping[int, str | None] | None = None,
+        more: Mapping[str, str] | None = None,
+        moved: Mapping[int, Mapping[str, str]] | None = None,
+    ) -> Variant:
         """``changed``: input index -> other samples, None = no such series. ``more``: labels on every series. ``moved``:
         input index -> labels by which this series belongs to another subject.
         """
@@ -205,7 +241,9 @@ class Builder:
                 samples = values_of(item, self._line, driver=index == 0, value=value)
                 yield self._variant(f"{tag}{name}-{_short(item)}", case, fires, {index: samples})
             if item.op == "flat":
-                yield self._variant(f"{tag}grows-{_short(item)}", case, False, {index: growing(0, self._line.step, self._line.length)})
+                yield self._variant(
+                    f"{tag}grows-{_short(item)}", case, False, {index: growing(0, self._line.step, self._line.length)}
+                )
             if item.op in ("counts", "events"):
                 yield from self._counter_cases(case, tag, index, item)
             if item.op in ("rate>", "rate>="):
@@ -255,15 +293,17 @@ class Builder:
             yield self._variant(f"{tag}in-cluster", case, True, more={"cluster": "west", **node})
         if self._subject != "exporter":
             variant = self.base(case, f"{tag}two-exporters")
-            variant.series += [Series(s.name.replace('instance="node-1', 'instance="node-2'), s.values)
-                               for s in variant.series]
+            variant.series += [
+                Series(s.name.replace('instance="node-1', 'instance="node-2'), s.values) for s in variant.series
+            ]
             yield variant
         asked = [index for index, item in enumerate(case.inputs) if item.op not in ("extra", "veto")]
         for index, item in enumerate(case.inputs) if len(asked) > 1 else ():
             for label in ("cluster", *case.splits) if index in asked else ():
-                name = f"{tag}{_short(item)}-on-other-{label}"  # also the other's name, so that no two variants share it
+                name = (
+                    f"{tag}{_short(item)}-on-other-{label}"  # also the other's name, so that no two variants share it
+                )
                 yield self._variant(name, case, False, moved={index: {label: f"not-{name}"}})
-
 
     def _vetoes_elsewhere(self, case: TestCase, tag: str) -> Iterator[Variant]:
         """A veto that stands on another subject: it must not silence this one."""

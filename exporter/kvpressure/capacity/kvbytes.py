@@ -65,8 +65,10 @@ class Parallel:
         if min(self.tensor, self.pipeline, self.decode_context) < 1:
             raise CapacityError("parallel sizes: allowed: whole numbers of 1 or more")
         if self.tensor % self.decode_context:
-            raise CapacityError(f"decode-context parallel {self.decode_context}; allowed: a divisor of the tensor "
-                                f"parallel size {self.tensor}")
+            raise CapacityError(
+                f"decode-context parallel {self.decode_context}; allowed: a divisor of the tensor "
+                f"parallel size {self.tensor}"
+            )
 
 
 def refuse_parallel(shape: ModelShape, parallel: Parallel) -> None:
@@ -75,18 +77,26 @@ def refuse_parallel(shape: ModelShape, parallel: Parallel) -> None:
     """
     tensor, heads = parallel.tensor, shape.attention_heads
     if heads is not None and heads % tensor:
-        raise CapacityError(f"tensor parallel {tensor}: {shape.name} has {heads} attention heads; allowed: a divisor of {heads}")
+        raise CapacityError(
+            f"tensor parallel {tensor}: {shape.name} has {heads} attention heads; allowed: a divisor of {heads}"
+        )
     context = parallel.decode_context
     for kv_heads in sorted({layer.kv_heads for layer in shape.layers if layer.kind not in ("mla", "indexer")}):
         if kv_heads % tensor and tensor % kv_heads:
-            raise CapacityError(f"tensor parallel {tensor}: {shape.name} has {kv_heads} KV heads; allowed: a divisor or a multiple of {kv_heads}")
+            raise CapacityError(
+                f"tensor parallel {tensor}: {shape.name} has {kv_heads} KV heads; allowed: a divisor or a multiple of {kv_heads}"
+            )
         copies = max(1, tensor // kv_heads)
         if context > copies:
-            raise CapacityError(f"decode-context parallel {context}: {shape.name} has {kv_heads} KV heads, of which tensor parallel {tensor} "
-                                f"keeps copies: {copies}; allowed: at most as many")
+            raise CapacityError(
+                f"decode-context parallel {context}: {shape.name} has {kv_heads} KV heads, of which tensor parallel {tensor} "
+                f"keeps copies: {copies}; allowed: at most as many"
+            )
         if heads is not None and (heads // kv_heads) % context:
-            raise CapacityError(f"decode-context parallel {context}: {shape.name} has {heads // kv_heads} attention heads for each KV head; "
-                                "allowed: a divisor of that")
+            raise CapacityError(
+                f"decode-context parallel {context}: {shape.name} has {heads // kv_heads} attention heads for each KV head; "
+                "allowed: a divisor of that"
+            )
 
 
 def layer_bytes(layer: Layer, tensor_parallel: int, cache_dtype: str, model_bytes: int = 2) -> Fraction:
@@ -98,12 +108,15 @@ def layer_bytes(layer: Layer, tensor_parallel: int, cache_dtype: str, model_byte
     if layer.kind == "mla":
         if cache_dtype in _MLA_ONLY:
             if layer.head_size_k != _DS_MLA_VECTOR:
-                raise CapacityError(f"cache dtype {cache_dtype}: the model's vector has {layer.head_size_k} elements; "
-                                    f"allowed: {_DS_MLA_VECTOR}")
+                raise CapacityError(
+                    f"cache dtype {cache_dtype}: the model's vector has {layer.head_size_k} elements; "
+                    f"allowed: {_DS_MLA_VECTOR}"
+                )
             return Fraction(_MLA_ONLY[cache_dtype])
         if cache_dtype not in _MLA_PLAIN:
-            raise CapacityError(f"cache dtype {cache_dtype}: not for MLA; allowed: {', '.join(_MLA_PLAIN)}, "
-                                f"{', '.join(_MLA_ONLY)}")
+            raise CapacityError(
+                f"cache dtype {cache_dtype}: not for MLA; allowed: {', '.join(_MLA_PLAIN)}, {', '.join(_MLA_ONLY)}"
+            )
     elif cache_dtype in _MLA_ONLY:
         raise CapacityError(f"cache dtype {cache_dtype}: only for MLA; allowed: {', '.join(_HEAD_BYTES)}")
     heads = max(1, layer.kv_heads // tensor_parallel)
@@ -186,8 +199,14 @@ class Layout:
         return low
 
 
-def layout(shape: ModelShape, parallel: Parallel = Parallel(), cache_dtype: str = "auto",
-           block_size: int = DEFAULT_BLOCK_SIZE, *, hybrid_manager: bool = True) -> Layout:
+def layout(
+    shape: ModelShape,
+    parallel: Parallel = Parallel(),
+    cache_dtype: str = "auto",
+    block_size: int = DEFAULT_BLOCK_SIZE,
+    *,
+    hybrid_manager: bool = True,
+) -> Layout:
     """How vLLM lays the cache out. ``hybrid_manager`` False = ``--disable-hybrid-kv-cache-manager``: every layer is
     kept like full attention. Raises ``CapacityError`` for a combination that vLLM refuses.
     """
@@ -203,15 +222,21 @@ def layout(shape: ModelShape, parallel: Parallel = Parallel(), cache_dtype: str 
         by_type.setdefault(("full", None) if full else (layer.kind, layer.window), []).append(index)
     pages = [layer_bytes(layer, parallel.tensor, cache_dtype, shape.dtype_bytes) * block_size for layer in shape.layers]
     if len(by_type) == 1:
-        ((kind, window), members), = by_type.items()
+        (((kind, window), members),) = by_type.items()
         group = Group(kind, window, tuple(members), block_size)
         per_stage = [sum((pages[i] for i in members if shape.positions[i] in stage), Fraction()) for stage in stages]
         return Layout((group,), block_size, ceil(max(per_stage)), parallel.decode_context)
     return _grouped(shape, by_type, pages, stages, block_size, parallel.decode_context)
 
 
-def _grouped(shape: ModelShape, by_type: Mapping[_Type, Sequence[int]], pages: Sequence[Fraction],
-             stages: Sequence[range], block_size: int, decode_context: int) -> Layout:
+def _grouped(
+    shape: ModelShape,
+    by_type: Mapping[_Type, Sequence[int]],
+    pages: Sequence[Fraction],
+    stages: Sequence[range],
+    block_size: int,
+    decode_context: int,
+) -> Layout:
     """Groups of equally many layers of one type; the last of a type may be padded."""
     counts = [len(members) for members in by_type.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
@@ -220,11 +245,14 @@ def _grouped(shape: ModelShape, by_type: Mapping[_Type, Sequence[int]], pages: S
     for (kind, window), members in by_type.items():
         page = pages[members[0]]
         if any(pages[i] != page for i in members) or (largest / page).denominator != 1:
-            raise CapacityError("layers whose pages are no multiples of one another are not computed; read "
-                                "kv_cache_size_tokens from the server")
+            raise CapacityError(
+                "layers whose pages are no multiples of one another are not computed; read "
+                "kv_cache_size_tokens from the server"
+            )
         number = ceil(len(members) / size)
-        groups += [Group(kind, window, tuple(members[g::number]), block_size * int(largest / page))
-                   for g in range(number)]
+        groups += [
+            Group(kind, window, tuple(members[g::number]), block_size * int(largest / page)) for g in range(number)
+        ]
     deepest = max(sum(shape.positions[i] in stage for i in group.layers) for group in groups for stage in stages)
     return Layout(tuple(groups), block_size, deepest * ceil(largest), decode_context)
 
@@ -248,7 +276,12 @@ def kv_bytes_per_token(shape: ModelShape, parallel: Parallel = Parallel(), cache
     return layout(shape, parallel, cache_dtype).bytes_per_token
 
 
-def pool_bytes(shape: ModelShape, num_gpu_blocks: int, parallel: Parallel = Parallel(), cache_dtype: str = "auto",
-               block_size: int = DEFAULT_BLOCK_SIZE) -> int:
+def pool_bytes(
+    shape: ModelShape,
+    num_gpu_blocks: int,
+    parallel: Parallel = Parallel(),
+    cache_dtype: str = "auto",
+    block_size: int = DEFAULT_BLOCK_SIZE,
+) -> int:
     """Bytes of the KV pool on each GPU from the number of its blocks (of one engine, not summed over several)."""
     return num_gpu_blocks * layout(shape, parallel, cache_dtype, block_size).block_bytes

@@ -24,9 +24,22 @@ MAX_SAMPLES: Final = 50_000
 BURST_SECONDS: Final = 10.0
 _GRID: Final = 100  # quantiles taken of a stated distribution
 _MAX_LENGTH: Final = 100_000_000
-_PROMPT_KEYS: Final = ("input_tokens", "prompt_tokens", "input_length", "contexttokens", "num_prefill_tokens", "request tokens")
-_OUTPUT_KEYS: Final = ("output_tokens", "completion_tokens", "output_length", "generatedtokens", "num_decode_tokens",
-                       "response tokens")
+_PROMPT_KEYS: Final = (
+    "input_tokens",
+    "prompt_tokens",
+    "input_length",
+    "contexttokens",
+    "num_prefill_tokens",
+    "request tokens",
+)
+_OUTPUT_KEYS: Final = (
+    "output_tokens",
+    "completion_tokens",
+    "output_length",
+    "generatedtokens",
+    "num_decode_tokens",
+    "response tokens",
+)
 _TIME_KEYS: Final = ("t_s", "arrived_at", "timestamp_s")
 _MAX_LINE: Final = 1_000_000
 
@@ -89,8 +102,9 @@ def _lengths(text: str, where: str) -> Sequence[int]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*p(\d{1,2}(?:\.\d{1,3})?|100)=(\d{1,9})\s*", part)
         if match is None:
-            raise CapacityError(f"{where}: {text!r:.100}; allowed: a number of tokens, or quantiles like "
-                                "p50=1000,p95=4000,p99=8000")
+            raise CapacityError(
+                f"{where}: {text!r:.100}; allowed: a number of tokens, or quantiles like p50=1000,p95=4000,p99=8000"
+            )
         points.append((float(match[1]) / 100, float(match[2])))
     if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(points)):
         raise CapacityError(f"{where}: {text!r:.100}; allowed: quantiles in rising order of share and length")
@@ -102,8 +116,11 @@ def from_quantiles(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
     that is given. Below the first point it falls to 0 in a straight line, beyond the last nothing is known.
     """
     shares = [0.0, *(share for share, _ in points if share > 0), 1.0]
-    lengths = [0.0 if points[0][0] > 0 else points[0][1], *(length for share, length in points if share > 0),
-               points[-1][1]]
+    lengths = [
+        0.0 if points[0][0] > 0 else points[0][1],
+        *(length for share, length in points if share > 0),
+        points[-1][1],
+    ]
     found = []
     for step in range(_GRID):
         share = (step + 0.5) / _GRID
@@ -133,8 +150,11 @@ def from_file(path: Path) -> Load:
 def _open(path: Path) -> IO[str]:
     with path.open("rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rt", encoding="utf-8", errors="replace") if zipped else path.open(
-        encoding="utf-8", errors="replace")
+    return (
+        gzip.open(path, "rt", encoding="utf-8", errors="replace")
+        if zipped
+        else path.open(encoding="utf-8", errors="replace")
+    )
 
 
 def _first_line(path: Path) -> str:
@@ -142,7 +162,9 @@ def _first_line(path: Path) -> str:
         with _open(path) as stream:
             return stream.readline(_MAX_LINE)
     except (OSError, EOFError) as error:
-        raise CapacityError(f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording") from error
+        raise CapacityError(
+            f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording"
+        ) from error
 
 
 def _from_trace(path: Path) -> Load:
@@ -159,7 +181,9 @@ def _from_trace(path: Path) -> Load:
                 if len(sample) >= 2 * MAX_SAMPLES:
                     sample, stride = sample[::2], stride * 2
     except (OSError, EOFError) as error:
-        raise CapacityError(f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording") from error
+        raise CapacityError(
+            f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording"
+        ) from error
     if not sample:
         raise CapacityError(f"{path}: no requests; allowed: one request a line")
     return Load(tuple(sample), burst_ratio=arrivals.burst_ratio())
@@ -196,8 +220,11 @@ def _rows(stream: IO[str], path: Path) -> Iterator[tuple[float | None, Request]]
     lines = iter(lambda: stream.readline(_MAX_LINE), "")
     first = next(lines, "")
     if first.lstrip().startswith("{"):
-        yield from (_row(_json(line, path, number), path, number)
-                    for number, line in enumerate(_chain(first, lines), 1) if line.strip())
+        yield from (
+            _row(_json(line, path, number), path, number)
+            for number, line in enumerate(_chain(first, lines), 1)
+            if line.strip()
+        )
         return
     reader = csv.reader(_chain(first, lines))
     header = [name.strip().lower() for name in next(reader, [])]
@@ -237,8 +264,9 @@ def _row(row: Mapping[str, object], path: Path, number: int) -> tuple[float | No
 def _length(row: Mapping[str, object], keys: Sequence[str], path: Path, number: int) -> int:
     found = next((key for key in keys if key in row), None)
     if found is None:
-        raise CapacityError(f"{path}:{number}: no column of prompt or output lengths; allowed: {keys[0]} (also "
-                            f"{', '.join(keys[1:])})")
+        raise CapacityError(
+            f"{path}:{number}: no column of prompt or output lengths; allowed: {keys[0]} (also {', '.join(keys[1:])})"
+        )
     try:
         value = float(str(row[found]))
     except ValueError:

@@ -43,8 +43,11 @@ class _Growth:
 
     def lengths(self) -> Sequence[int]:
         """Lengths at evenly spaced shares, straight lines between the bucket bounds; the mean without buckets."""
-        points = [(count / self._counts[-1], bound) for bound, count in zip(self._bounds, self._counts, strict=True)
-                  if self._counts[-1] and bound != float("inf")]
+        points = [
+            (count / self._counts[-1], bound)
+            for bound, count in zip(self._bounds, self._counts, strict=True)
+            if self._counts[-1] and bound != float("inf")
+        ]
         rising = [point for place, point in enumerate(points) if place == 0 or point[0] > points[place - 1][0]]
         rising = [point for point in rising if point[0] > 0]
         return from_quantiles(rising) if rising else (round(self.total / self.count),)
@@ -72,7 +75,9 @@ def from_recording(path: Path) -> Load:
     requests: list[Request] = []
     for key, prompt in prompts.items():
         if prompt.count and outputs[key].count:
-            requests += [Request(p, o, max(1, o) * prompt.count) for p in prompt.lengths() for o in outputs[key].lengths()]
+            requests += [
+                Request(p, o, max(1, o) * prompt.count) for p in prompt.lengths() for o in outputs[key].lengths()
+            ]
     if not requests:
         raise CapacityError(f"{path}: no request finished in it; allowed: a recording with request length histograms")
     in_flight.sort()

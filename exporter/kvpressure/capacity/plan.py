@@ -107,12 +107,14 @@ class Recommendation:
 def default_limits_for(total_bytes: int, max_model_len: int, card: str | None = None) -> Limits:
     """The defaults of vLLM for a card of this size."""
     found = default_limits(REFERENCE_VERSION, card, total_bytes)
-    return Limits(found["gpu_memory_utilization"], int(found["max_num_seqs"]), int(found["max_num_batched_tokens"]),
-                  max_model_len)
+    return Limits(
+        found["gpu_memory_utilization"], int(found["max_num_seqs"]), int(found["max_num_batched_tokens"]), max_model_len
+    )
 
 
-def audit(shape: ModelShape, parallel: Parallel, total_bytes: int, limits: Limits, given: Given,
-          *, graphs: bool = True) -> Audit:
+def audit(
+    shape: ModelShape, parallel: Parallel, total_bytes: int, limits: Limits, given: Given, *, graphs: bool = True
+) -> Audit:
     """Where the memory of one GPU goes. ``graphs`` False = ``--enforce-eager``.
 
     Raises ``CapacityError`` when the size of the weights is neither stated nor known.
@@ -122,11 +124,16 @@ def audit(shape: ModelShape, parallel: Parallel, total_bytes: int, limits: Limit
     ranks = parallel.tensor * parallel.pipeline
     non_torch = _NON_TORCH if ranks == 1 else _NON_TORCH_PARALLEL
     result = Audit(
-        total_bytes, limits, Part(ceil(given.weights / ranks), given.weights_origin),
+        total_bytes,
+        limits,
+        Part(ceil(given.weights / ranks), given.weights_origin),
         _part(given.activations, _activations(shape, parallel, limits)),
-        _part(given.graphs, _GRAPHS if graphs else 0), _part(given.non_torch, non_torch),
-        _part(given.context, int(CUDA_CONTEXT_GB * 1e9), "guide"), _part(given.allocator, int(ALLOCATOR_GB * 1e9), "guide"),
-        Part(0, "estimate"))
+        _part(given.graphs, _GRAPHS if graphs else 0),
+        _part(given.non_torch, non_torch),
+        _part(given.context, int(CUDA_CONTEXT_GB * 1e9), "guide"),
+        _part(given.allocator, int(ALLOCATOR_GB * 1e9), "guide"),
+        Part(0, "estimate"),
+    )
     requested = int(total_bytes * limits.gpu_memory_utilization)
     taken = result.weights.bytes + result.activations.bytes + result.graphs.bytes + result.non_torch.bytes
     return replace(result, pool=_part(given.pool, requested - taken))
@@ -141,13 +148,16 @@ def _activations(shape: ModelShape, parallel: Parallel, limits: Limits) -> int:
 
     Measured on two models: within 0.3 GB of what vLLM kept back (see ``tests/capacity``).
     """
+
     def config(*names: str) -> int:
         return next((v for name in names if isinstance(v := shape.config.get(name), int) and v > 0), 0)
 
     hidden = config("hidden_size", "n_embd", "d_model")
     intermediate = config("intermediate_size", "ffn_dim") or 4 * hidden
     tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
-    forward = tokens * (_HIDDEN_COPIES * hidden + _INTERMEDIATE_COPIES * intermediate / parallel.tensor) * shape.dtype_bytes
+    forward = (
+        tokens * (_HIDDEN_COPIES * hidden + _INTERMEDIATE_COPIES * intermediate / parallel.tensor) * shape.dtype_bytes
+    )
     return round(forward + _LOGITS_COPIES * 4 * limits.max_num_seqs * config("vocab_size"))
 
 
@@ -173,10 +183,14 @@ def fit(layout: Layout, found: Audit, load: Load | None) -> Fit:
     limits = found.limits
     blocks = layout.pool_blocks(found.pool.bytes)
     in_flight = IN_FLIGHT_BATCHES * limits.max_num_batched_tokens
-    return Fit(blocks, max(0, blocks - 1), layout.capacity_tokens(blocks, limits.max_model_len, in_flight),
-               layout.max_concurrency(blocks, limits.max_model_len, in_flight),
-               layout.longest(blocks, limits.max_model_len, in_flight),
-               requests_that_fit(layout, max(0, blocks - 1), load, limits.max_model_len) if load else None)
+    return Fit(
+        blocks,
+        max(0, blocks - 1),
+        layout.capacity_tokens(blocks, limits.max_model_len, in_flight),
+        layout.max_concurrency(blocks, limits.max_model_len, in_flight),
+        layout.longest(blocks, limits.max_model_len, in_flight),
+        requests_that_fit(layout, max(0, blocks - 1), load, limits.max_model_len) if load else None,
+    )
 
 
 def requests_that_fit(layout: Layout, usable_blocks: int, load: Load, max_model_len: int) -> int:
@@ -188,7 +202,8 @@ def requests_that_fit(layout: Layout, usable_blocks: int, load: Load, max_model_
     totals = {min(request.total, max_model_len) for request in load.requests}
     blocks = {total: float(layout.blocks(max(1, total))) for total in totals}
     mean, deviation = load.mean_and_deviation(
-        {request.total: blocks[min(request.total, max_model_len)] for request in load.requests})
+        {request.total: blocks[min(request.total, max_model_len)] for request in load.requests}
+    )
     root = (sqrt((Z_99 * deviation) ** 2 + 4 * mean * usable_blocks) - Z_99 * deviation) / (2 * mean)
     return floor(root * root + 1e-9)
 
@@ -208,8 +223,18 @@ class Plan:
     fit: Fit
 
 
-def recommend(shape: ModelShape, parallel: Parallel, layout: Layout, total_bytes: int, given: Given, load: Load,
-              needed: float | None, t: Thresholds, *, graphs: bool = True) -> Plan | None:
+def recommend(
+    shape: ModelShape,
+    parallel: Parallel,
+    layout: Layout,
+    total_bytes: int,
+    given: Given,
+    load: Load,
+    needed: float | None,
+    t: Thresholds,
+    *,
+    graphs: bool = True,
+) -> Plan | None:
     """Limits for ``load``, derived from memory. ``needed`` = requests that must fit at once, if stated.
 
     The utilization is the documented one where that suffices; else the smallest that holds ``needed`` requests, or
@@ -229,8 +254,14 @@ def recommend(shape: ModelShape, parallel: Parallel, layout: Layout, total_bytes
                 why = f"documented: {documented:g}, but the load needs more memory than that leaves"
             cap = min(limits.max_num_batched_tokens, max(default.max_num_seqs, ceil(needed or 0.0)))
             seqs = min(holds, cap)
-            return Plan(length, tokens, Recommendation(utilization, why), Recommendation(seqs, _seqs_reason(holds, cap)),
-                        replace(found, limits=replace(limits, max_num_seqs=seqs)), fits)
+            return Plan(
+                length,
+                tokens,
+                Recommendation(utilization, why),
+                Recommendation(seqs, _seqs_reason(holds, cap)),
+                replace(found, limits=replace(limits, max_num_seqs=seqs)),
+                fits,
+            )
     return None
 
 

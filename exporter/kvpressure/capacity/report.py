@@ -11,9 +11,15 @@ from kvpressure.capacity.load import Load
 from kvpressure.capacity.plan import Audit, Fit, Plan, Recommendation
 from kvpressure.capacity.shapes import ModelShape
 
-_PARTS = (("weights", "weights"), ("activations", "activations (peak)"), ("graphs", "CUDA graphs"),
-          ("non_torch", "outside torch (NCCL, ...)"), ("pool", "KV pool"), ("context", "CUDA context"),
-          ("allocator", "allocator overhead"))
+_PARTS = (
+    ("weights", "weights"),
+    ("activations", "activations (peak)"),
+    ("graphs", "CUDA graphs"),
+    ("non_torch", "outside torch (NCCL, ...)"),
+    ("pool", "KV pool"),
+    ("context", "CUDA context"),
+    ("allocator", "allocator overhead"),
+)
 _SET = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 
 
@@ -55,28 +61,45 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "groups": len(answer.layout.groups),
         "block_size": answer.layout.block_size,
         "block_bytes_per_gpu": answer.layout.block_bytes,
-        "requests": [{"tokens": length, "blocks": answer.layout.blocks(length),
-                      "bytes_per_gpu": answer.layout.request_bytes(length),
-                      **({} if answer.fit is None else {"max_concurrent": answer.concurrent(length)})}
-                     for length in answer.lengths],
+        "requests": [
+            {
+                "tokens": length,
+                "blocks": answer.layout.blocks(length),
+                "bytes_per_gpu": answer.layout.request_bytes(length),
+                **({} if answer.fit is None else {"max_concurrent": answer.concurrent(length)}),
+            }
+            for length in answer.lengths
+        ],
     }
     if answer.audit is not None and answer.fit is not None:
-        result |= {"memory": _memory(answer.audit), "limits": asdict(answer.audit.limits), "capacity": asdict(answer.fit),
-                   "fits": answer.fits, "problems": list(answer.problems),
-                   "warnings": list(answer.warnings), "needed_concurrency": answer.needed}
+        result |= {
+            "memory": _memory(answer.audit),
+            "limits": asdict(answer.audit.limits),
+            "capacity": asdict(answer.fit),
+            "fits": answer.fits,
+            "problems": list(answer.problems),
+            "warnings": list(answer.warnings),
+            "needed_concurrency": answer.needed,
+        }
     if answer.load is not None:
         result["recommended"] = None if answer.plan is None else _recommended(answer.plan)
     return result
 
 
 def _memory(audit: Audit) -> dict[str, Any]:
-    return {"total_bytes": audit.total, "outside_bytes": audit.outside,
-            **{name: asdict(getattr(audit, name)) for name, _ in _PARTS}}
+    return {
+        "total_bytes": audit.total,
+        "outside_bytes": audit.outside,
+        **{name: asdict(getattr(audit, name)) for name, _ in _PARTS},
+    }
 
 
 def _recommended(plan: Plan) -> dict[str, Any]:
-    return {**{name: asdict(getattr(plan, name)) for name in _SET}, "capacity": asdict(plan.fit),
-            "memory": _memory(plan.audit)}
+    return {
+        **{name: asdict(getattr(plan, name)) for name in _SET},
+        "capacity": asdict(plan.fit),
+        "memory": _memory(plan.audit),
+    }
 
 
 def as_text(answer: Answer) -> str:
@@ -86,8 +109,11 @@ def as_text(answer: Answer) -> str:
 
 def _model(answer: Answer) -> Iterator[str]:
     parallel = answer.parallel
-    spread = [f"{name} {size}" for name, size in (("TP", parallel.tensor), ("PP", parallel.pipeline),
-                                                  ("DCP", parallel.decode_context)) if size > 1]
+    spread = [
+        f"{name} {size}"
+        for name, size in (("TP", parallel.tensor), ("PP", parallel.pipeline), ("DCP", parallel.decode_context))
+        if size > 1
+    ]
     yield f"{answer.shape.name}, KV cache {answer.cache_dtype}, {', '.join(spread) or 'one GPU'}"
     beyond = "" if answer.layout.uniform else " beyond the windows (not linear: see the table)"
     yield f"KV bytes per token on each GPU: {answer.layout.bytes_per_token:,.0f}{beyond}"
@@ -100,7 +126,9 @@ def _lengths(answer: Answer) -> Iterator[str]:
     yield f"{'request, tokens':>16} {'on each GPU':>13}" + ("" if answer.fit is None else f" {'at once':>9}")
     for length in answer.lengths:
         many = answer.concurrent(length)
-        yield f"{length:16,d} {_size(answer.layout.request_bytes(length)):>13}" + ("" if many is None else f" {many:9,d}")
+        yield f"{length:16,d} {_size(answer.layout.request_bytes(length)):>13}" + (
+            "" if many is None else f" {many:9,d}"
+        )
 
 
 def _card(answer: Answer) -> Iterator[str]:
@@ -113,8 +141,10 @@ def _card(answer: Answer) -> Iterator[str]:
         part = getattr(audit, name)
         yield f"  {text:26} {_size(part.bytes):>12}  {part.origin}"
     yield f"  {'left over':26} {_size(audit.outside):>12}"
-    yield (f"KV cache: {fit.pool_blocks:,d} blocks; as vLLM logs it {fit.capacity_tokens:,d} tokens, "
-           f"{fit.max_concurrency:.2f}x of {audit.limits.max_model_len:,d} tokens")
+    yield (
+        f"KV cache: {fit.pool_blocks:,d} blocks; as vLLM logs it {fit.capacity_tokens:,d} tokens, "
+        f"{fit.max_concurrency:.2f}x of {audit.limits.max_model_len:,d} tokens"
+    )
     if fit.requests is not None:
         need = "" if answer.needed is None else f", {answer.needed:g} are needed"
         yield f"of the stated load {fit.requests:,d} requests fit at once{need}"

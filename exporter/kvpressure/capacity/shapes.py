@@ -18,12 +18,25 @@ _MAX_CONFIG_BYTES: Final = 4_000_000
 _INDEXER_SCALE_BYTES: Final = 4  # one fp32 scale beside the fp8 key of DeepSeek's sparse-attention indexer
 
 #: Keys of models that keep a recurrent state instead of (or beside) a KV cache; its size is not computed here.
-_RECURRENT_KEYS: Final = ("mamba_d_state", "ssm_state_size", "state_size", "hybrid_override_pattern",
-                          "layers_block_type", "linear_num_key_heads", "linear_attn_config", "attn_layer_period")
+_RECURRENT_KEYS: Final = (
+    "mamba_d_state",
+    "ssm_state_size",
+    "state_size",
+    "hybrid_override_pattern",
+    "layers_block_type",
+    "linear_num_key_heads",
+    "linear_attn_config",
+    "attn_layer_period",
+)
 _HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KIND_BY_LAYER_TYPE: Final[Mapping[str, Kind]] = {
-    "full_attention": "full", "attention": "full", "global": "full", "sliding_attention": "sliding",
-    "sliding_window": "sliding", "local": "sliding", "chunked_attention": "chunked",
+    "full_attention": "full",
+    "attention": "full",
+    "global": "full",
+    "sliding_attention": "sliding",
+    "sliding_window": "sliding",
+    "local": "sliding",
+    "chunked_attention": "chunked",
 }
 
 
@@ -101,8 +114,16 @@ def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_lay
         layers += entries
         positions += [min(position, count - 1)] * len(entries)
     length = fields.optional("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length")
-    return ModelShape(name, tuple(layers), tuple(positions), count, length, fields.optional(*_HEADS), _dtype_bytes(fields),
-                      fields.values)
+    return ModelShape(
+        name,
+        tuple(layers),
+        tuple(positions),
+        count,
+        length,
+        fields.optional(*_HEADS),
+        _dtype_bytes(fields),
+        fields.values,
+    )
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -130,7 +151,13 @@ class _Fields:
             value = self.values.get(name)
             if value is None or value is False:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value) or value < 0:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not isfinite(value)
+                or value != int(value)
+                or value < 0
+            ):
                 raise CapacityError(f"{self.where}: {name} is {value!r:.50}; allowed: a whole number of 0 or more")
             if value > 10**9:
                 raise CapacityError(f"{self.where}: {name} is {value!r:.50}; allowed: up to 1000000000")
@@ -149,10 +176,14 @@ class _Fields:
         types = self.values.get("layer_types")
         recurrent = next((key for key in _RECURRENT_KEYS if self.has(key)), None)
         if isinstance(types, list) and recurrent is None:
-            recurrent = next((str(t)[:50] for t in types if not isinstance(t, str) or t not in _KIND_BY_LAYER_TYPE), None)
+            recurrent = next(
+                (str(t)[:50] for t in types if not isinstance(t, str) or t not in _KIND_BY_LAYER_TYPE), None
+            )
         if recurrent is not None:
-            raise CapacityError(f"{self.where}: {recurrent}: layers with a recurrent or unknown state are not computed; "
-                                "read kv_cache_size_tokens from the server")
+            raise CapacityError(
+                f"{self.where}: {recurrent}: layers with a recurrent or unknown state are not computed; "
+                "read kv_cache_size_tokens from the server"
+            )
         if self.values.get("is_encoder_decoder") is True:
             raise CapacityError(f"{self.where}: encoder-decoder models are not computed; allowed: decoder models")
         if self.has("block_configs"):
@@ -181,10 +212,15 @@ def _attention(fields: _Fields) -> tuple[int, int, int]:
 
 def _kv_heads(fields: _Fields, heads: int) -> int:
     nested = fields.values.get("attn_config")
-    inner = _Fields(nested, f"{fields.where}: attn_config").optional("kv_n_heads") if isinstance(nested, Mapping) else None
+    inner = (
+        _Fields(nested, f"{fields.where}: attn_config").optional("kv_n_heads") if isinstance(nested, Mapping) else None
+    )
     multi_query = fields.values.get("multi_query") is True and fields.values.get("new_decoder_architecture") is not True
-    return (fields.optional("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num") or inner
-            or (1 if multi_query else heads))
+    return (
+        fields.optional("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+        or inner
+        or (1 if multi_query else heads)
+    )
 
 
 def _mla_layers(fields: _Fields) -> tuple[Layer, ...]:

@@ -78,8 +78,9 @@ def _attention(get: _Numbers) -> int:
 
 def _mla(get: _Numbers) -> int:
     """DeepSeek's low-rank projections of query, key and value, and the output."""
-    hidden, heads, latent, rope = (get(n) for n in ("hidden_size", "num_attention_heads", "kv_lora_rank",
-                                                    "qk_rope_head_dim"))
+    hidden, heads, latent, rope = (
+        get(n) for n in ("hidden_size", "num_attention_heads", "kv_lora_rank", "qk_rope_head_dim")
+    )
     nope, value, rank = get("qk_nope_head_dim"), get("v_head_dim"), get("q_lora_rank")
     query = hidden * rank + rank * heads * (nope + rope) if rank else hidden * heads * (nope + rope)
     return query + hidden * (latent + rope) + latent * heads * (nope + value) + heads * value * hidden

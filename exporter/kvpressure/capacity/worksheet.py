@@ -15,15 +15,19 @@ from types import MappingProxyType
 from typing import Final
 
 KV_GB_PER_TOKEN: Final[Mapping[str, float]] = MappingProxyType(
-    {"llama_7b": 0.0005, "llama_13b": 0.001, "llama_70b": 0.0025, "mixtral_8x7b": 0.002})
+    {"llama_7b": 0.0005, "llama_13b": 0.001, "llama_70b": 0.0025, "mixtral_8x7b": 0.002}
+)
 MODEL_GB: Final[Mapping[str, float]] = MappingProxyType(
-    {"llama_7b": 14, "llama_13b": 26, "llama_70b": 140, "mixtral_8x7b": 90})
+    {"llama_7b": 14, "llama_13b": 26, "llama_70b": 140, "mixtral_8x7b": 90}
+)
 DEFAULT_KV_GB_PER_TOKEN: Final = 0.001
 DEFAULT_MODEL_GB: Final = 50.0
 OVERHEAD_GB: Final = 4.0
 CUDA_CONTEXT_GB: Final = 1.5
 ALLOCATOR_GB: Final = 2.0
-_SIZES: Final = re.compile(r"(?:llama[-_]?(?:[23](?:\.\d)?[-_])?(?P<llama>7b|13b|70b)|(?P<mixtral>mixtral[-_]8x7b))(?![0-9a-z])")
+_SIZES: Final = re.compile(
+    r"(?:llama[-_]?(?:[23](?:\.\d)?[-_])?(?P<llama>7b|13b|70b)|(?P<mixtral>mixtral[-_]8x7b))(?![0-9a-z])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +62,16 @@ def guide_name(model: str) -> str:
     return f"llama_{found['llama']}" if found["llama"] else "mixtral_8x7b"
 
 
-def worksheet(model: str, context_length: int, concurrent_requests: int, gpu_memory_gb: float,
-              tensor_parallel: int) -> Worksheet:
+def worksheet(
+    model: str, context_length: int, concurrent_requests: int, gpu_memory_gb: float, tensor_parallel: int
+) -> Worksheet:
     """Whether the load fits, as the guide computes it. Unknown models get the guide's defaults."""
     per_token = KV_GB_PER_TOKEN.get(model, DEFAULT_KV_GB_PER_TOKEN)
     needed = per_token * context_length * concurrent_requests / tensor_parallel
     available = gpu_memory_gb - MODEL_GB.get(model, DEFAULT_MODEL_GB) / tensor_parallel - OVERHEAD_GB
-    return Worksheet(needed, available, needed < available, available - needed,
-                     int(available / (per_token * context_length)))
+    return Worksheet(
+        needed, available, needed < available, available - needed, int(available / (per_token * context_length))
+    )
 
 
 def memory_audit(model: str, gpu_memory_gb: float, tensor_parallel: int) -> Audit:

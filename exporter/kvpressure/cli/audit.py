@@ -33,13 +33,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
-    parser.add_argument("files", metavar="FILE|URL", nargs="*", help="Kubernetes documents (YAML or JSON), - = standard input; or addresses of "
-                        "running servers or exporters")
-    parser.add_argument("--args", metavar="ARGS", type=arguments, help="a server's command line, quoted: instead of a file, or beside a URL")
+    parser.add_argument(
+        "files",
+        metavar="FILE|URL",
+        nargs="*",
+        help="Kubernetes documents (YAML or JSON), - = standard input; or addresses of running servers or exporters",
+    )
+    parser.add_argument(
+        "--args",
+        metavar="ARGS",
+        type=arguments,
+        help="a server's command line, quoted: instead of a file, or beside a URL",
+    )
     parser.add_argument("--vllm-version", metavar="V", help="e.g. 0.11.2; default: the image's tag")
-    parser.add_argument("--gpu", metavar="NAME:GiB", type=card, help="the card, e.g. H100:80; default: the node selector's")
+    parser.add_argument(
+        "--gpu", metavar="NAME:GiB", type=card, help="the card, e.g. H100:80; default: the node selector's"
+    )
     parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory, or a known name")
-    parser.add_argument("--context", metavar="TOKENS", type=_tokens, help="prompt and answer of a usual request, in tokens")
+    parser.add_argument(
+        "--context", metavar="TOKENS", type=_tokens, help="prompt and answer of a usual request, in tokens"
+    )
     parser.add_argument("--demanding", action="store_true", help="the load is long-context or bursty")
     parser.add_argument("--all", action="store_true", help="reasons for every item, not only for failures")
     parser.add_argument("--thresholds", metavar="FILE", help="documented values from this file")
@@ -59,7 +72,9 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         print(json.dumps(audit_report.as_json(audited), indent=2))
     else:
-        print(audit_report.as_junit(audited) if options.format == "junit" else audit_report.as_text(audited, options.all))
+        print(
+            audit_report.as_junit(audited) if options.format == "junit" else audit_report.as_text(audited, options.all)
+        )
     return 1 if any(server.count("fail") for server in audited) else 0
 
 
@@ -71,11 +86,21 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subje
     if addresses:
         if len(addresses) < len(options.files):
             raise UsageError("files and addresses together; allowed: one or the other")
-        found = [one for address in addresses for one in running.read(address, options.args or (), options.gpu, thresholds)]
+        found = [
+            one for address in addresses for one in running.read(address, options.args or (), options.gpu, thresholds)
+        ]
         return [_subject(server, around, options, thresholds, seen=seen) for server, around, seen in found]
     deployed = _read(options)
-    return [_subject(server, deployed.around, options, thresholds, tuple(other for other in deployed.servers if other is not server))
-            for server in deployed.servers]
+    return [
+        _subject(
+            server,
+            deployed.around,
+            options,
+            thresholds,
+            tuple(other for other in deployed.servers if other is not server),
+        )
+        for server in deployed.servers
+    ]
 
 
 def _read(options: argparse.Namespace) -> Deployed:
@@ -84,17 +109,35 @@ def _read(options: argparse.Namespace) -> Deployed:
     return Deployed((manifests.from_command_line(options.args),)) if options.args else manifests.read_all(options.files)
 
 
-def _subject(server: Server, around: Surroundings, options: argparse.Namespace, thresholds: Thresholds, siblings: tuple[Server, ...] = (),
-             seen: Seen | None = None) -> Subject:
+def _subject(
+    server: Server,
+    around: Surroundings,
+    options: argparse.Namespace,
+    thresholds: Thresholds,
+    siblings: tuple[Server, ...] = (),
+    seen: Seen | None = None,
+) -> Subject:
     shape = model_shape(options.model_config) if options.model_config is not None else shape_of(server)
     usual = seen.context if seen is not None else None
     context = options.context or (None if usual is None else max(1, round(usual)))
-    return Subject(server, around, thresholds, shape, options.gpu or server.card, options.vllm_version or server.version, context,
-                   options.demanding, siblings, seen)
+    return Subject(
+        server,
+        around,
+        thresholds,
+        shape,
+        options.gpu or server.card,
+        options.vllm_version or server.version,
+        context,
+        options.demanding,
+        siblings,
+        seen,
+    )
 
 
 def _audited(subject: Subject) -> Audited:
     used, model = subject.card, subject.server.args.model
-    basis = (f"vLLM {subject.version or 'of unknown version'}, card {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'not known'}, "
-             f"model {model or 'not named'}{'' if subject.shape else ' (its shape is not known)'}")
+    basis = (
+        f"vLLM {subject.version or 'of unknown version'}, card {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'not known'}, "
+        f"model {model or 'not named'}{'' if subject.shape else ' (its shape is not known)'}"
+    )
     return Audited(subject.server.title, basis, tuple(checklist(subject)))

@@ -28,16 +28,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
-    parser.add_argument("--out", metavar="DIR", default=".", help="directory that gets alerts/, dashboards/ and docs/ (default: .)")
-    parser.add_argument("--check", action="store_true",
-                        help="write nothing; exit 1 and name every file in DIR that is missing, differs or is unknown")
-    parser.add_argument("--thresholds", metavar="FILE", default=None, help="thresholds of your own: lines 'name: value'")
-    parser.add_argument("--values", metavar="FILE", default=None,
-                        help="what else a site changes: URLs, durations, exclusions, labels, thresholds")
-    parser.add_argument("--profile", choices=PROFILES, default=PROFILES[0],
-                        help="default, or literal: the guides' thresholds without this project's gates")
-    parser.add_argument("--source", choices=SOURCES, default=SOURCES[0],
-                        help="kvpressure: rules over this exporter's metrics; dcgm: a smaller set over dcgm-exporter's and vLLM's own")
+    parser.add_argument(
+        "--out", metavar="DIR", default=".", help="directory that gets alerts/, dashboards/ and docs/ (default: .)"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit 1 and name every file in DIR that is missing, differs or is unknown",
+    )
+    parser.add_argument(
+        "--thresholds", metavar="FILE", default=None, help="thresholds of your own: lines 'name: value'"
+    )
+    parser.add_argument(
+        "--values",
+        metavar="FILE",
+        default=None,
+        help="what else a site changes: URLs, durations, exclusions, labels, thresholds",
+    )
+    parser.add_argument(
+        "--profile",
+        choices=PROFILES,
+        default=PROFILES[0],
+        help="default, or literal: the guides' thresholds without this project's gates",
+    )
+    parser.add_argument(
+        "--source",
+        choices=SOURCES,
+        default=SOURCES[0],
+        help="kvpressure: rules over this exporter's metrics; dcgm: a smaller set over dcgm-exporter's and vLLM's own",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,14 +20,26 @@ from kvpressure.cli import UsageError
 from kvpressure.thresholds import Thresholds
 from kvpressure.thresholds import load as load_thresholds
 
-_UNITS: Final = {"": 10**9, "B": 1, **{p + "B": 1000**n for n, p in enumerate("KMGT", 1)},
-                 **{p + "iB": 1024**n for n, p in enumerate("KMGT", 1)}}
+_UNITS: Final = {
+    "": 10**9,
+    "B": 1,
+    **{p + "B": 1000**n for n, p in enumerate("KMGT", 1)},
+    **{p + "iB": 1024**n for n, p in enumerate("KMGT", 1)},
+}
 _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?i?B|)")
 
 _PARTS: Final = ("activations", "cuda-graphs", "non-torch", "cuda-context", "allocator-overhead")
 #: Options that say nothing without the memory of a card.
-_OF_A_CARD: Final = ("concurrency", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "weights",
-                     "kv_cache_memory", *(name.replace("-", "_") for name in _PARTS))
+_OF_A_CARD: Final = (
+    "concurrency",
+    "gpu_memory_utilization",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enforce_eager",
+    "weights",
+    "kv_cache_memory",
+    *(name.replace("-", "_") for name in _PARTS),
+)
 
 _EXAMPLES: Final = """\
 examples:
@@ -55,8 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spread.add_argument("--dcp", "--decode-context-parallel-size", dest="dcp", type=whole, default=1, metavar="N")
     spread.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help=", ".join(kvbytes.CACHE_DTYPES))
     spread.add_argument("--block-size", type=whole, default=kvbytes.DEFAULT_BLOCK_SIZE, metavar="N")
-    spread.add_argument("--draft-layers", type=_at_least(0), default=0, metavar="N",
-                        help="layers that speculative decoding (MTP, EAGLE) adds")
+    spread.add_argument(
+        "--draft-layers",
+        type=_at_least(0),
+        default=0,
+        metavar="N",
+        help="layers that speculative decoding (MTP, EAGLE) adds",
+    )
     spread.add_argument("--disable-hybrid-kv-cache-manager", action="store_true")
     spread.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
     for name in ("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"):
@@ -64,19 +81,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spread.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="default: vLLM's, 0.92")
     memory = parser.add_argument_group("memory of one GPU")
     memory.add_argument("--gpu-memory", type=_size, metavar="SIZE", help="what the card has; asks whether it fits")
-    memory.add_argument("--weights", type=_size, metavar="SIZE",
-                        help="of the whole model; default: its files, else an estimate")
+    memory.add_argument(
+        "--weights", type=_size, metavar="SIZE", help="of the whole model; default: its files, else an estimate"
+    )
     for name in _PARTS:
-        memory.add_argument(f"--{name}", type=_size_or_none, metavar="SIZE", help="measured value instead of the estimate")
+        memory.add_argument(
+            f"--{name}", type=_size_or_none, metavar="SIZE", help="measured value instead of the estimate"
+        )
     memory.add_argument("--kv-cache-memory", type=_size, metavar="SIZE", help="size of the KV pool, set outright")
     sent = parser.add_argument_group("what is sent")
-    sent.add_argument("--context", type=whole, action="append", metavar="TOKENS",
-                      help="request length to compute for; repeat for several")
+    sent.add_argument(
+        "--context",
+        type=whole,
+        action="append",
+        metavar="TOKENS",
+        help="request length to compute for; repeat for several",
+    )
     sent.add_argument("--concurrency", type=whole, metavar="N", help="requests that must fit at once")
     sent.add_argument("--prompt", metavar="TOKENS", help="prompt length, or quantiles: p50=1000,p95=4000")
     sent.add_argument("--output", metavar="TOKENS", help="output length, or quantiles")
-    sent.add_argument("--traffic", type=Path, metavar="FILE",
-                      help="trace (CSV or JSON lines with input_tokens and output_tokens) or recording")
+    sent.add_argument(
+        "--traffic",
+        type=Path,
+        metavar="FILE",
+        help="trace (CSV or JSON lines with input_tokens and output_tokens) or recording",
+    )
     parser.add_argument("--worksheet", action="store_true", help="the guides' approximations instead")
     parser.add_argument("--thresholds", metavar="FILE", help="documented utilization from this file")
     parser.add_argument("--format", choices=("text", "json"), default="text")
@@ -84,7 +113,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answer; status 1 when it does not fit. Raises ``UsageError`` for what cannot be answered."""
-    thresholds = load_thresholds(options.thresholds)  # also where no value of it is asked for: a wrong file is a mistake
+    thresholds = load_thresholds(
+        options.thresholds
+    )  # also where no value of it is asked for: a wrong file is a mistake
     try:
         if options.worksheet:
             return _worksheet(options)
@@ -98,28 +129,57 @@ def run(options: argparse.Namespace) -> int:
 def _answer(options: argparse.Namespace, thresholds: Thresholds) -> Answer:
     shape, path = models.find(options.model, options.draft_layers)
     parallel = Parallel(options.tp, options.pp, options.dcp)
-    layout = kvbytes.layout(shape, parallel, options.kv_cache_dtype, options.block_size,
-                            hybrid_manager=not options.disable_hybrid_kv_cache_manager)
+    layout = kvbytes.layout(
+        shape,
+        parallel,
+        options.kv_cache_dtype,
+        options.block_size,
+        hybrid_manager=not options.disable_hybrid_kv_cache_manager,
+    )
     lengths = tuple(options.context or _lengths(shape, options.max_model_len))
     answer = Answer(shape, parallel, options.kv_cache_dtype, layout, lengths)
     sent = _load(options)
     if sent is not None and sent.longest == 0:
-        raise UsageError(f"{options.traffic or '--prompt and --output'}: no tokens in it; allowed: requests of 1 token or more")
+        raise UsageError(
+            f"{options.traffic or '--prompt and --output'}: no tokens in it; allowed: requests of 1 token or more"
+        )
     if options.gpu_memory is None:
         needless = _first_given(options, _OF_A_CARD)
         if sent is not None or needless:
             raise UsageError(f"--{(needless or 'prompt').replace('_', '-')}: needs --gpu-memory")
         return answer
     given = _given(options, shape, path)
-    found = plan.audit(shape, parallel, options.gpu_memory, _limits(options, shape, sent, thresholds), given,
-                       graphs=not options.enforce_eager)
+    found = plan.audit(
+        shape,
+        parallel,
+        options.gpu_memory,
+        _limits(options, shape, sent, thresholds),
+        given,
+        graphs=not options.enforce_eager,
+    )
     fit = plan.fit(layout, found, sent)
     needed = float(options.concurrency) if options.concurrency else sent.in_flight if sent else None
-    recommended = plan.recommend(shape, parallel, layout, options.gpu_memory, given, sent, needed,
-                                 thresholds, graphs=not options.enforce_eager) if sent else None
+    recommended = (
+        plan.recommend(
+            shape,
+            parallel,
+            layout,
+            options.gpu_memory,
+            given,
+            sent,
+            needed,
+            thresholds,
+            graphs=not options.enforce_eager,
+        )
+        if sent
+        else None
+    )
     answer = replace(answer, audit=found, fit=fit, load=sent, needed=needed, plan=recommended)
-    return replace(answer, problems=tuple(_problems(answer, found, fit, options.context or ())),
-                   warnings=tuple(_warnings(answer, found, options.context or ())))
+    return replace(
+        answer,
+        problems=tuple(_problems(answer, found, fit, options.context or ())),
+        warnings=tuple(_warnings(answer, found, options.context or ())),
+    )
 
 
 def _lengths(shape: ModelShape, limit: int | None) -> list[int]:
@@ -144,8 +204,16 @@ def _given(options: argparse.Namespace, shape: ModelShape, path: Path | None) ->
         size, origin = weights.measured(path), "measured"
     if size is None:
         size, origin = weights.estimated(shape), "estimate"
-    return plan.Given(size, origin, options.activations, options.cuda_graphs, options.non_torch, options.cuda_context,
-                      options.allocator_overhead, options.kv_cache_memory)
+    return plan.Given(
+        size,
+        origin,
+        options.activations,
+        options.cuda_graphs,
+        options.non_torch,
+        options.cuda_context,
+        options.allocator_overhead,
+        options.kv_cache_memory,
+    )
 
 
 def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None, thresholds: Thresholds) -> plan.Limits:
@@ -153,10 +221,16 @@ def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None, t
     default = plan.default_limits_for(options.gpu_memory, options.max_model_len or shape.max_model_len or longest)
     tokens: int = options.max_num_batched_tokens or default.max_num_batched_tokens
     if options.max_num_seqs is not None and options.max_num_seqs > tokens:
-        raise UsageError(f"--max-num-seqs: {options.max_num_seqs} is above max_num_batched_tokens {tokens}, with which vLLM does not start; "
-                         f"allowed: up to {tokens}")
-    return plan.Limits(options.gpu_memory_utilization or default.gpu_memory_utilization,
-                       options.max_num_seqs or min(default.max_num_seqs, tokens), tokens, default.max_model_len)
+        raise UsageError(
+            f"--max-num-seqs: {options.max_num_seqs} is above max_num_batched_tokens {tokens}, with which vLLM does not start; "
+            f"allowed: up to {tokens}"
+        )
+    return plan.Limits(
+        options.gpu_memory_utilization or default.gpu_memory_utilization,
+        options.max_num_seqs or min(default.max_num_seqs, tokens),
+        tokens,
+        default.max_model_len,
+    )
 
 
 def _problems(answer: Answer, found: plan.Audit, fit: plan.Fit, lengths: Sequence[int]) -> Iterator[str]:
@@ -168,8 +242,10 @@ def _problems(answer: Answer, found: plan.Audit, fit: plan.Fit, lengths: Sequenc
         yield f"the card has not enough memory for these parts: {found.missing / 1e9:.1f} GB are missing"
     limit, needed = found.limits.max_model_len, answer.needed
     if fit.longest < limit:
-        yield (f"one request of max_model_len {limit} does not fit and vLLM will not start; the longest that fits is "
-               f"{fit.longest} tokens")
+        yield (
+            f"one request of max_model_len {limit} does not fit and vLLM will not start; the longest that fits is "
+            f"{fit.longest} tokens"
+        )
     if needed is not None and fit.requests is not None and fit.requests < needed:
         yield f"{needed:g} requests of this load do not fit at once; {fit.requests} do"
     for length in lengths if needed is not None and fit.requests is None else ():
@@ -185,13 +261,17 @@ def _warnings(answer: Answer, found: plan.Audit, lengths: Sequence[int]) -> Iter
     if own is not None and limit > own:
         yield f"max_model_len {limit} is above the {own} of the model's configuration: vLLM refuses it without rope scaling that allows it"
     if found.outside < 0 and not found.missing:
-        yield (f"CUDA context and allocator overhead need {-found.outside / 1e9:.1f} GB more than "
-               f"gpu_memory_utilization {found.limits.gpu_memory_utilization:g} leaves")
+        yield (
+            f"CUDA context and allocator overhead need {-found.outside / 1e9:.1f} GB more than "
+            f"gpu_memory_utilization {found.limits.gpu_memory_utilization:g} leaves"
+        )
 
 
 def _first_given(options: argparse.Namespace, names: Iterable[str]) -> str | None:
     """The first of these options that was given."""
-    return next((name for name in names if getattr(options, name) is not None and getattr(options, name) is not False), None)
+    return next(
+        (name for name in names if getattr(options, name) is not None and getattr(options, name) is not False), None
+    )
 
 
 def _worksheet(options: argparse.Namespace) -> int:
@@ -199,28 +279,50 @@ def _worksheet(options: argparse.Namespace) -> int:
 
     if options.gpu_memory is None:
         raise UsageError("--worksheet: needs --gpu-memory, e.g. 80")
-    unused = _first_given(options, ("prompt", "output", "traffic", "max_model_len", *(name for name in _OF_A_CARD if name != "concurrency")))
+    unused = _first_given(
+        options,
+        ("prompt", "output", "traffic", "max_model_len", *(name for name in _OF_A_CARD if name != "concurrency")),
+    )
     if unused is not None or len(options.context or ()) > 1:
-        raise UsageError(f"--{(unused or 'context').replace('_', '-')}: not with --worksheet; allowed: --gpu-memory, --tp, --concurrency and one "
-                         "--context, which the guide's formula takes")
+        raise UsageError(
+            f"--{(unused or 'context').replace('_', '-')}: not with --worksheet; allowed: --gpu-memory, --tp, --concurrency and one "
+            "--context, which the guide's formula takes"
+        )
     context, gigabytes = (options.context or [8192])[0], options.gpu_memory / 1e9
     model = guide_name(options.model)
     sheet = worksheet(model, context, options.concurrency or 1, gigabytes, options.tp)
     found = memory_audit(model, gigabytes, options.tp)
     if options.format == "json":
-        print(json.dumps({"model": model, "known_to_the_guide": model in KV_GB_PER_TOKEN, "worksheet": asdict(sheet), "memory_audit": asdict(found)}, indent=2))
+        print(
+            json.dumps(
+                {
+                    "model": model,
+                    "known_to_the_guide": model in KV_GB_PER_TOKEN,
+                    "worksheet": asdict(sheet),
+                    "memory_audit": asdict(found),
+                },
+                indent=2,
+            )
+        )
     else:
-        known = "" if model in KV_GB_PER_TOKEN else (
-            f" (not in the guide, which then assumes 0.001 GB a token and 50 GB; it knows {', '.join(KV_GB_PER_TOKEN)})")
-        print(f"The guide's approximation for {model}{known}, GB on each of {options.tp} GPUs:\n"
-              f"  KV cache needed          {sheet.kv_cache_needed_per_gpu:10.2f}\n"
-              f"  available                {sheet.available_per_gpu:10.2f}\n"
-              f"  fits                     {'yes' if sheet.will_fit else 'no':>10}\n"
-              f"  headroom                 {sheet.headroom_gb:10.2f}\n"
-              f"  most concurrent requests {sheet.max_concurrent:10d}\n"
-              f"The guide's memory audit: weights {found.model_weights_per_gpu:g}, CUDA context {found.cuda_context:g}, "
-              f"allocator {found.allocator_overhead:g}; {found.available_for_kv_cache:g} GB are left for KV.\n"
-              "It counts every attention head; without --worksheet the model's own shape is used.")
+        known = (
+            ""
+            if model in KV_GB_PER_TOKEN
+            else (
+                f" (not in the guide, which then assumes 0.001 GB a token and 50 GB; it knows {', '.join(KV_GB_PER_TOKEN)})"
+            )
+        )
+        print(
+            f"The guide's approximation for {model}{known}, GB on each of {options.tp} GPUs:\n"
+            f"  KV cache needed          {sheet.kv_cache_needed_per_gpu:10.2f}\n"
+            f"  available                {sheet.available_per_gpu:10.2f}\n"
+            f"  fits                     {'yes' if sheet.will_fit else 'no':>10}\n"
+            f"  headroom                 {sheet.headroom_gb:10.2f}\n"
+            f"  most concurrent requests {sheet.max_concurrent:10d}\n"
+            f"The guide's memory audit: weights {found.model_weights_per_gpu:g}, CUDA context {found.cuda_context:g}, "
+            f"allocator {found.allocator_overhead:g}; {found.available_for_kv_cache:g} GB are left for KV.\n"
+            "It counts every attention head; without --worksheet the model's own shape is used."
+        )
     return 0 if sheet.will_fit else 1
 
 
@@ -257,5 +359,3 @@ def _size(text: str) -> int:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r:.50}; allowed: a size like 80GiB, 80GB or 80 (GB)")
     return value
-
-

@@ -33,14 +33,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     named = "; ".join(f"{name}: {scenario.title}" for name, scenario in SCENARIOS.items())
     parser.add_argument("--scenario", choices=tuple(SCENARIOS), default="kv_pressure", help=named)
-    parser.add_argument("--for", dest="seconds", type=float, default=180.0, metavar="SECONDS",
-                        help=f"simulated time, {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} (default: 180)")
-    parser.add_argument("--speed", type=float, default=1.0, metavar="N",
-                        help=f"simulated seconds per real second, above 0 up to {_MOST_SPEED:g} (default: 1)")
-    parser.add_argument("--port", type=int, default=0, metavar="PORT",
-                        help="port of the exporter on 127.0.0.1 (default: any free one)")
-    parser.add_argument("--no-prometheus", dest="prometheus", action="store_false",
-                        help="verdicts only, without Prometheus and Alertmanager even if they are installed")
+    parser.add_argument(
+        "--for",
+        dest="seconds",
+        type=float,
+        default=180.0,
+        metavar="SECONDS",
+        help=f"simulated time, {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} (default: 180)",
+    )
+    parser.add_argument(
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="N",
+        help=f"simulated seconds per real second, above 0 up to {_MOST_SPEED:g} (default: 1)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="PORT", help="port of the exporter on 127.0.0.1 (default: any free one)"
+    )
+    parser.add_argument(
+        "--no-prometheus",
+        dest="prometheus",
+        action="store_false",
+        help="verdicts only, without Prometheus and Alertmanager even if they are installed",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

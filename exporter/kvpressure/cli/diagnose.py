@@ -36,6 +36,9 @@ def run(options: argparse.Namespace) -> int:
     thresholds = load(options.thresholds)
     found = inputs.open_inputs(options, thresholds)
     answered = report.answers(found, thresholds)
-    print(json.dumps(report.as_json(found, answered), indent=2) if options.format == "json"
-          else report.as_text(found, answered))
+    print(
+        json.dumps(report.as_json(found, answered), indent=2)
+        if options.format == "json"
+        else report.as_text(found, answered)
+    )
     return 0 if all(answer.fine for answer in answered) else 1

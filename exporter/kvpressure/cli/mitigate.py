@@ -34,11 +34,24 @@ be used.
 """
 
 
-_NUMBERS = (("max-num-seqs", "in force"), ("max-num-batched-tokens", "in force"), ("max-model-len", "in force"),
-            ("running", "requests that run at once"), ("capacity-tokens", "tokens that the KV cache holds"),
-            ("prompt", "tokens of a long prompt (95th percentile)"), ("output", "tokens of a long answer (95th percentile)"))
+_NUMBERS = (
+    ("max-num-seqs", "in force"),
+    ("max-num-batched-tokens", "in force"),
+    ("max-model-len", "in force"),
+    ("running", "requests that run at once"),
+    ("capacity-tokens", "tokens that the KV cache holds"),
+    ("prompt", "tokens of a long prompt (95th percentile)"),
+    ("output", "tokens of a long answer (95th percentile)"),
+)
 #: Options that only complete a stated verdict.
-_STATED = (*(name.replace("-", "_") for name, _ in _NUMBERS), "gpu_memory_utilization", "kv_pool_gib", "vllm_version", "out_of_memory", "preempting")
+_STATED = (
+    *(name.replace("-", "_") for name, _ in _NUMBERS),
+    "gpu_memory_utilization",
+    "kv_pool_gib",
+    "vllm_version",
+    "out_of_memory",
+    "preempting",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,13 +70,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     stated.add_argument("--preempting", action="store_true", help="requests are preempted")
     output = parser.add_argument_group("output")
     output.add_argument("--format", choices=("text", "json", "patch", "helm"), default="text")
-    output.add_argument("--manifest", metavar="FILE", help="the workload (kubectl get deploy NAME -o yaml), - = standard input: for the patch; not "
-                        "needed with -n, where kubectl reads it")
+    output.add_argument(
+        "--manifest",
+        metavar="FILE",
+        help="the workload (kubectl get deploy NAME -o yaml), - = standard input: for the patch; not "
+        "needed with -n, where kubectl reads it",
+    )
     output.add_argument("--edge", action="store_true", help="print configuration for Envoy Gateway and nginx")
     output.add_argument("--anyway", action="store_true", help="print the plan even if the verdict is not KV pressure")
     check = parser.add_argument_group("verification")
     check.add_argument("--verify", metavar="URL", help="watch this server for recovery instead of printing a plan")
-    check.add_argument("--verify-seconds", type=_positive, default=180.0, metavar="S", help="for how long (default 180)")
+    check.add_argument(
+        "--verify-seconds", type=_positive, default=180.0, metavar="S", help="for how long (default 180)"
+    )
 
 
 def _checked(parse: Callable[[str], float | None], allowed: str) -> Callable[[str], float]:
@@ -84,9 +103,13 @@ def _number(text: str) -> float | None:
     return value if 0 < value < 1e9 else None
 
 
-_whole = _checked(lambda text: float(value) if (value := human_int(text)) and value <= 10**9 else None, "a whole number of 1 or more")
+_whole = _checked(
+    lambda text: float(value) if (value := human_int(text)) and value <= 10**9 else None, "a whole number of 1 or more"
+)
 _positive = _checked(_number, "a number above 0")
-_share = _checked(lambda text: value if (value := _number(text)) is not None and value <= 1 else None, "above 0 and up to 1")
+_share = _checked(
+    lambda text: value if (value := _number(text)) is not None and value <= 1 else None, "above 0 and up to 1"
+)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -96,8 +119,10 @@ def run(options: argparse.Namespace) -> int:
         return _verify(options, thresholds)
     cluster = bool(options.namespace) and not options.prometheus
     if options.format == "patch" and not options.manifest and not cluster:
-        raise UsageError("--format patch: needs --manifest (kubectl get deploy NAME -o yaml), or -n NAMESPACE to read it through kubectl: a "
-                         "patch replaces the whole list of arguments")
+        raise UsageError(
+            "--format patch: needs --manifest (kubectl get deploy NAME -o yaml), or -n NAMESPACE to read it through kubectl: a "
+            "patch replaces the whole list of arguments"
+        )
     server = _server(options.manifest) if options.manifest is not None else None
     engines, again = _engines(options, thresholds, server)
     pressed = [engine for engine in engines if engine.verdict == mitigation_report.PRESSURE]
@@ -111,14 +136,18 @@ def run(options: argparse.Namespace) -> int:
     return 0 if pressed else 1
 
 
-def _engines(options: argparse.Namespace, thresholds: Thresholds, server: Server | None) -> tuple[list[EngineView], str]:
+def _engines(
+    options: argparse.Namespace, thresholds: Thresholds, server: Server | None
+) -> tuple[list[EngineView], str]:
     if options.verdict:
         if inputs.given(options) or any((options.pod, options.model, options.selector, options.workload)):
             raise UsageError("--verdict: not together with a server or a recording; allowed: one or the other")
         return [given.engine_from(_given(options, server), thresholds)], ""
     needless = next((name for name in _STATED if getattr(options, name)), None)
     if needless is not None:
-        raise UsageError(f"{option(needless)}: only with --verdict; a server and a recording tell it themselves, limits are said by --args")
+        raise UsageError(
+            f"{option(needless)}: only with --verdict; a server and a recording tell it themselves, limits are said by --args"
+        )
     found = inputs.open_inputs(options, thresholds)
     return [case.view for case in found.cases], found.again
 
@@ -130,19 +159,30 @@ def _given(options: argparse.Namespace, server: Server | None) -> given.Given:
     args = server.args if server else parse(options.args) if options.args else None
     pool = options.kv_pool_gib
     return given.Given(
-        options.verdict, options.vllm_version or (server.version if server else None), options.running,
+        options.verdict,
+        options.vllm_version or (server.version if server else None),
+        options.running,
         options.max_num_seqs or (args.max_num_seqs if args else None),
         options.max_num_batched_tokens or (args.max_num_batched_tokens if args else None),
         options.gpu_memory_utilization or (args.gpu_memory_utilization if args else None),
-        options.max_model_len or (args.max_model_len if args else None), options.capacity_tokens, options.prompt, options.output,
-        None if pool is None else pool * 2**30, options.out_of_memory, options.preempting, options.gpu or (server.card if server else None))
+        options.max_model_len or (args.max_model_len if args else None),
+        options.capacity_tokens,
+        options.prompt,
+        options.output,
+        None if pool is None else pool * 2**30,
+        options.out_of_memory,
+        options.preempting,
+        options.gpu or (server.card if server else None),
+    )
 
 
 def _server(path: str) -> Server:
     servers = manifests.read_all([path]).servers
     if len(servers) > 1:
-        raise UsageError(f"--manifest: {path}: {len(servers)} vLLM containers; allowed: one workload "
-                         f"({', '.join(server.title for server in servers[:5])})")
+        raise UsageError(
+            f"--manifest: {path}: {len(servers)} vLLM containers; allowed: one workload "
+            f"({', '.join(server.title for server in servers[:5])})"
+        )
     return servers[0]
 
 
@@ -152,14 +192,18 @@ def _of_cluster(engine: EngineView, options: argparse.Namespace) -> Server | Non
     from kvpressure.toolbox.kubectl import Kubectl
 
     try:
-        return workload.of_pod(Kubectl(options.context), engine.text("namespace"), engine.text("pod"), engine.text("container"))
+        return workload.of_pod(
+            Kubectl(options.context), engine.text("namespace"), engine.text("pod"), engine.text("container")
+        )
     except UsageError:
         if options.format == "patch":
             raise
         return None
 
 
-def _print(engine: EngineView, options: argparse.Namespace, thresholds: Thresholds, server: Server | None, again: str) -> None:
+def _print(
+    engine: EngineView, options: argparse.Namespace, thresholds: Thresholds, server: Server | None, again: str
+) -> None:
     plan = pressure_plan(engine, thresholds, _workload(engine, server))
     applies = engine.verdict == mitigation_report.PRESSURE
     if options.format == "json":
@@ -167,9 +211,14 @@ def _print(engine: EngineView, options: argparse.Namespace, thresholds: Threshol
         return
     if options.format in ("patch", "helm"):
         if not plan.values:
-            raise UsageError(f"--format {options.format}: there is no value to set ({engine.verdict}); allowed: --format text says why")
-        print(mitigation_report.as_patch(plan, server, applies) if options.format == "patch" and server is not None
-              else mitigation_report.as_helm(plan, applies))
+            raise UsageError(
+                f"--format {options.format}: there is no value to set ({engine.verdict}); allowed: --format text says why"
+            )
+        print(
+            mitigation_report.as_patch(plan, server, applies)
+            if options.format == "patch" and server is not None
+            else mitigation_report.as_helm(plan, applies)
+        )
         return
     if not applies:
         print("\n".join(mitigation_report.not_pressure(engine, again)))
@@ -195,5 +244,7 @@ def _verify(options: argparse.Namespace, thresholds: Thresholds) -> int:
 
         target = replace(target, args=target.args or options.args)
     outcome = recovery.verify(target, options.verify_seconds, thresholds)
-    print(json.dumps(outcome.as_json(), indent=2) if options.format == "json" else mitigation_report.outcome_text(outcome))
+    print(
+        json.dumps(outcome.as_json(), indent=2) if options.format == "json" else mitigation_report.outcome_text(outcome)
+    )
     return 0 if outcome.recovered else 1

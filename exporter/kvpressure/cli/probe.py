@@ -45,11 +45,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     consent = parser.add_argument_group("consent and limits")
     consent.add_argument("--yes", action="store_true", help="send the requests without asking")
     consent.add_argument("--max-requests", type=_whole, default=12, metavar="N", help="requests in all (default 12)")
-    consent.add_argument("--max-tokens", type=_whole, default=50_000, metavar="N", help="tokens in all, prompts and answers (default 50000)")
-    consent.add_argument("--force", action="store_true", help="also when the server is busy; other traffic then blurs the numbers")
+    consent.add_argument(
+        "--max-tokens",
+        type=_whole,
+        default=50_000,
+        metavar="N",
+        help="tokens in all, prompts and answers (default 50000)",
+    )
+    consent.add_argument(
+        "--force", action="store_true", help="also when the server is busy; other traffic then blurs the numbers"
+    )
     parser.add_argument("--output", type=_whole, default=64, metavar="N", help="tokens of each answer (default 64)")
     parser.add_argument("--model", metavar="NAME", help="served model name (default: the first of /v1/models)")
-    parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory or a known name: bytes by the formula")
+    parser.add_argument(
+        "--model-config", metavar="MODEL", help="config.json, a model's directory or a known name: bytes by the formula"
+    )
     parser.add_argument("--tp", type=_whole, default=1, metavar="N", help="tensor parallel size, for the formula")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help="for the formula")
     parser.add_argument("--api-key-file", metavar="FILE", help="bearer token for /v1")
@@ -80,18 +90,32 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.fine else 1
 
 
-def _probe(options: argparse.Namespace, target: Target, meter: Meter, key: str | None, layout: Layout | None,
-           thresholds: Thresholds) -> Report:
+def _probe(
+    options: argparse.Namespace,
+    target: Target,
+    meter: Meter,
+    key: str | None,
+    layout: Layout | None,
+    thresholds: Thresholds,
+) -> Report:
     model, length = _model(target, options.model, key)
     plan = probing.stages(meter.cache, length, options.output, Budget(options.max_requests, options.max_tokens))
     _consent(options, target, plan)
     results: list[Result] = []
     with Progress() as progress:
-        probe = Probe(meter, Api(target, model, key), layout, thresholds, forced=options.force,
-                      progress=lambda text: progress.show(f"{bar(len(results), 4)} step {min(4, len(results) + 1)}/4  {text}"))
+        probe = Probe(
+            meter,
+            Api(target, model, key),
+            layout,
+            thresholds,
+            forced=options.force,
+            progress=lambda text: progress.show(f"{bar(len(results), 4)} step {min(4, len(results) + 1)}/4  {text}"),
+        )
         busy = probe.busy()
         if busy is not None and not options.force:
-            raise UsageError(f"{target.name}: busy ({busy}): users would be disturbed and the numbers wrong; allowed: an idle server, or --force")
+            raise UsageError(
+                f"{target.name}: busy ({busy}): users would be disturbed and the numbers wrong; allowed: an idle server, or --force"
+            )
         for result in probe.run(plan):
             results.append(result)
     notes = (f"the server was busy ({busy})",) if busy is not None else ()
@@ -122,7 +146,9 @@ def _layout(shape: ModelShape, options: argparse.Namespace, block_size: int) -> 
 def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> None:
     asks = [ask for stage in plan for ask in stage.asks]
     if not asks:
-        raise UsageError(f"nothing can be sent: {'; '.join(stage.note for stage in plan)}; allowed: larger --max-requests and --max-tokens")
+        raise UsageError(
+            f"nothing can be sent: {'; '.join(stage.note for stage in plan)}; allowed: larger --max-requests and --max-tokens"
+        )
     said = f"{len(asks)} requests with {sum(ask.total for ask in asks)} tokens in all will be sent to {target.name}"
     if options.yes:
         return
@@ -134,14 +160,22 @@ def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> 
 
 
 def _as_json(report: Report) -> dict[str, Any]:
-    return {"version": __version__, "server": report.server, "model": report.model, "fine": report.fine,
-            "cache": {**asdict(report.cache), "tokens": report.cache.tokens}, "notes": list(report.notes),
-            "steps": [asdict(result) for result in report.results]}
+    return {
+        "version": __version__,
+        "server": report.server,
+        "model": report.model,
+        "fine": report.fine,
+        "cache": {**asdict(report.cache), "tokens": report.cache.tokens},
+        "notes": list(report.notes),
+        "steps": [asdict(result) for result in report.results],
+    }
 
 
 def _as_text(report: Report) -> str:
     cache = report.cache
-    lines = [f"{report.server} {report.model}: {cache.blocks} blocks of {cache.block_size} tokens, {cache.tokens} tokens in all"]
+    lines = [
+        f"{report.server} {report.model}: {cache.blocks} blocks of {cache.block_size} tokens, {cache.tokens} tokens in all"
+    ]
     for result in report.results:
         lines += [f"{result.step}. {result.name}: {result.verdict.upper()}", f"     {result.text}"]
     lines += [f"note: {note}" for note in report.notes]

@@ -49,16 +49,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where to and for how long, then what to read as for ``serve``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
-    parser.add_argument("--out", required=True, metavar="FILE|DIR",
-                        help="a file (NAME.jsonl.gz or NAME.jsonl), or a directory of rotated files")
-    parser.add_argument("--for", dest="seconds", default=None, metavar="SECONDS",
-                        help="stop after this time (default: on SIGINT or SIGTERM)")
-    parser.add_argument("--max-size", default=None, metavar="SIZE",
-                        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB); a file ends there, "
-                             "a directory begins the next")
-    parser.add_argument("--keep", default=None, metavar="N",
-                        help=f"files that a directory keeps, the newest (default {DEFAULT_KEEP}): "
-                             "it never exceeds N times --max-size")
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="FILE|DIR",
+        help="a file (NAME.jsonl.gz or NAME.jsonl), or a directory of rotated files",
+    )
+    parser.add_argument(
+        "--for",
+        dest="seconds",
+        default=None,
+        metavar="SECONDS",
+        help="stop after this time (default: on SIGINT or SIGTERM)",
+    )
+    parser.add_argument(
+        "--max-size",
+        default=None,
+        metavar="SIZE",
+        help=f"largest size of one file (default {DEFAULT_MAX_BYTES // 2**20}MiB); a file ends there, "
+        "a directory begins the next",
+    )
+    parser.add_argument(
+        "--keep",
+        default=None,
+        metavar="N",
+        help=f"files that a directory keeps, the newest (default {DEFAULT_KEEP}): it never exceeds N times --max-size",
+    )
     names = [name for name in settings.options() if not name.startswith(("web.", "record"))]
     settings.add_arguments(parser, only=names)
 

@@ -41,17 +41,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
-    parser.add_argument("files", metavar="FILE", nargs="+",
-                        help="recording (gzip or plain JSON lines); several are one recording in that order")
-    parser.add_argument("--format", choices=("text", "json"), default=None,
-                        help="text: what changed when and why (default); json: one line per engine and tick")
-    parser.add_argument("--openmetrics", metavar="OUT", default=None,
-                        help="write every published series with timestamps, for "
-                             "'promtool tsdb create-blocks-from openmetrics OUT DIR'; without --format nothing else")
-    parser.add_argument("--from", dest="start", type=_seconds, default=0.0, metavar="S",
-                        help="show from S seconds after the first tick (earlier ones still fill the windows)")
-    parser.add_argument("--to", dest="end", type=_seconds, default=None, metavar="S",
-                        help="stop S seconds after the first tick")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="recording (gzip or plain JSON lines); several are one recording in that order",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default=None,
+        help="text: what changed when and why (default); json: one line per engine and tick",
+    )
+    parser.add_argument(
+        "--openmetrics",
+        metavar="OUT",
+        default=None,
+        help="write every published series with timestamps, for "
+        "'promtool tsdb create-blocks-from openmetrics OUT DIR'; without --format nothing else",
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=_seconds,
+        default=0.0,
+        metavar="S",
+        help="show from S seconds after the first tick (earlier ones still fill the windows)",
+    )
+    parser.add_argument(
+        "--to", dest="end", type=_seconds, default=None, metavar="S", help="stop S seconds after the first tick"
+    )
     parser.add_argument("--thresholds", metavar="FILE", default=None, help="judge with these thresholds")
 
 
@@ -71,8 +90,10 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--to: {options.end:g} is before --from; allowed: {options.start:g} or more")
     try:
         with contextlib.ExitStack() as stack:
-            readers = [stack.enter_context(Reader(file, on_problem=stack.enter_context(_Damage(file)).report))
-                       for file in options.files]
+            readers = [
+                stack.enter_context(Reader(file, on_problem=stack.enter_context(_Damage(file)).report))
+                for file in options.files
+            ]
             _replay(options, _Replay(readers, Pipeline(load(options.thresholds)), options))
     except RecordingError as error:
         raise UsageError(str(error)) from error
@@ -133,7 +154,9 @@ def _writing(out: str) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: a name like "/" or ""
-        raise UsageError(f"--openmetrics: {out}: {getattr(error, 'strerror', None) or error}; allowed: a file that can be written") from error
+        raise UsageError(
+            f"--openmetrics: {out}: {getattr(error, 'strerror', None) or error}; allowed: a file that can be written"
+        ) from error
 
 
 class _Series:
@@ -172,7 +195,11 @@ def _replay(options: argparse.Namespace, ticks: _Replay) -> None:
     form = options.format or ("text" if options.openmetrics is None else None)
     timeline = Timeline() if form == "text" else None
     with contextlib.ExitStack() as stack:
-        series = stack.enter_context(_Series(options.openmetrics, options.files)) if options.openmetrics is not None else None
+        series = (
+            stack.enter_context(_Series(options.openmetrics, options.files))
+            if options.openmetrics is not None
+            else None
+        )
         for snapshot, state, wanted in ticks:
             if timeline is not None:
                 _print(timeline.lines(snapshot.time, state.engines, show=wanted))

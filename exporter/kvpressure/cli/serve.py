@@ -65,8 +65,14 @@ def run(args: argparse.Namespace) -> int:
         monitor.follow_recorder(recorder.health)
     around = Surroundings(chosen.thresholds, links=Links(chosen.runbook_url or "", chosen.dashboard_url or ""))
     monitor.add_listener(around.history.observe)
-    site = Site(lambda: monitor.state, why_unhealthy=monitor.why_unhealthy, why_not_ready=monitor.why_not_ready,
-                node_name=chosen.node_name, telemetry_path=chosen.telemetry_path, around=around)
+    site = Site(
+        lambda: monitor.state,
+        why_unhealthy=monitor.why_unhealthy,
+        why_not_ready=monitor.why_not_ready,
+        node_name=chosen.node_name,
+        telemetry_path=chosen.telemetry_path,
+        around=around,
+    )
     server = _server(chosen, site)
     stopping, hung_up = threading.Event(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -78,8 +84,13 @@ def run(args: argparse.Namespace) -> int:
     except ListenError as error:
         raise UsageError(f"--web.listen-address: {error}; allowed: a free address of this machine") from error
     for address in addresses:
-        log.info("listening address=%s path=%s version=%s node=%s", address, chosen.telemetry_path, __version__,
-                 chosen.node_name)
+        log.info(
+            "listening address=%s path=%s version=%s node=%s",
+            address,
+            chosen.telemetry_path,
+            __version__,
+            chosen.node_name,
+        )
     runtime.keep_prompt()
     monitor.start()
     _wait(monitor, stopping, hung_up)
@@ -111,11 +122,14 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
 
     header = Header(chosen.interval_seconds, chosen.node_name, f"kvpressure {__version__} serve")
     try:
-        recorder = Recorder(f"{chosen.record_directory}/", header, max_bytes=chosen.record_max_bytes,
-                            keep=chosen.record_keep)
+        recorder = Recorder(
+            f"{chosen.record_directory}/", header, max_bytes=chosen.record_max_bytes, keep=chosen.record_keep
+        )
     except OSError as error:
-        raise UsageError(f"--record.directory: {error.filename}: {error.strerror or error}; allowed: a directory "
-                         "this process may write to") from error
+        raise UsageError(
+            f"--record.directory: {error.filename}: {error.strerror or error}; allowed: a directory "
+            "this process may write to"
+        ) from error
     return BackgroundRecorder(recorder)
 
 
@@ -128,4 +142,6 @@ def _wait(monitor: Monitor, stopping: threading.Event, hung_up: threading.Event)
             tidy_at = time.monotonic() + runtime.TIDY_SECONDS
         if hung_up.is_set():
             hung_up.clear()
-            log.warning("SIGHUP reloads nothing: web.config.file is read again when it changes, all else at the start only")
+            log.warning(
+                "SIGHUP reloads nothing: web.config.file is read again when it changes, all else at the start only"
+            )

@@ -63,7 +63,9 @@ def cost(model: ModelProfile, work: Work) -> Totals:
     beside_weights = max(0.0, 1 - weights_seconds / decode) if decode > 0 else 0.0
     decode_watts = _BATCH_ONE_WATTS + _FULL_BATCH_EXTRA_WATTS * beside_weights
     return Totals(
-        step_seconds=work.seconds, kernel_seconds=kernel, prefill_seconds=work.prefill_seconds,
+        step_seconds=work.seconds,
+        kernel_seconds=kernel,
+        prefill_seconds=work.prefill_seconds,
         dram_seconds=(work.steps * model.weight_bytes + work.kv_tokens * model.kv_bytes_per_token) / CARD_BANDWIDTH,
         tensor_seconds=2 * model.parameters * (work.decoded_tokens + work.prefill_tokens) / CARD_FLOPS,
         joules=decode_watts * decode + _PREFILL_WATTS * work.prefill_seconds + _GAP_WATTS * work.gap_seconds,

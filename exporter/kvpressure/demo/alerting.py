@@ -69,17 +69,30 @@ def _shorten_route(route: dict[str, Any], by: float) -> None:
         _shorten_route(child, by)
 
 
-def prometheus(rule_path: str, exporter: str, engines: Sequence[str], alertmanager_address: str,
-               scrape_seconds: float) -> Mapping[str, Any]:
+def prometheus(
+    rule_path: str, exporter: str, engines: Sequence[str], alertmanager_address: str, scrape_seconds: float
+) -> Mapping[str, Any]:
     """Configuration of a Prometheus that scrapes the demo's exporter, and its engines as many sites do: the boards draw
     vLLM's own histograms from these.
     """
     return {
-        "global": {"scrape_interval": duration(scrape_seconds), "evaluation_interval": duration(scrape_seconds),
-                   "scrape_timeout": duration(scrape_seconds)},
+        "global": {
+            "scrape_interval": duration(scrape_seconds),
+            "evaluation_interval": duration(scrape_seconds),
+            "scrape_timeout": duration(scrape_seconds),
+        },
         "rule_files": [rule_path],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager_address]}]}]},
-        "scrape_configs": [{"job_name": "kvpressure", "honor_labels": True,
-                            "static_configs": [{"targets": [exporter], "labels": {"node": "demo"}}]},
-                           {"job_name": "vllm", "scrape_interval": duration(ENGINE_SCRAPES * scrape_seconds), "static_configs": [{"targets": list(engines)}]}],
+        "scrape_configs": [
+            {
+                "job_name": "kvpressure",
+                "honor_labels": True,
+                "static_configs": [{"targets": [exporter], "labels": {"node": "demo"}}],
+            },
+            {
+                "job_name": "vllm",
+                "scrape_interval": duration(ENGINE_SCRAPES * scrape_seconds),
+                "static_configs": [{"targets": list(engines)}],
+            },
+        ],
     }

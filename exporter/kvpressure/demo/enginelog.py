@@ -34,10 +34,14 @@ class EngineLog:
         tokens = config.num_blocks * config.block_size
         weights = config.model.weight_bytes / 2**30
         pool = tokens * config.model.kv_bytes_per_token / 2**30
-        arguments = {"model_tag": config.model.name, "served_model_name": [config.served_name],
-                     "max_model_len": config.max_model_len, "max_num_seqs": config.max_num_seqs,
-                     "max_num_batched_tokens": config.max_num_batched_tokens,
-                     "gpu_memory_utilization": config.gpu_memory_utilization}
+        arguments = {
+            "model_tag": config.model.name,
+            "served_model_name": [config.served_name],
+            "max_model_len": config.max_model_len,
+            "max_num_seqs": config.max_num_seqs,
+            "max_num_batched_tokens": config.max_num_batched_tokens,
+            "gpu_memory_utilization": config.gpu_memory_utilization,
+        }
         self._lines += (
             f"(APIServer pid=1) INFO non-default args: {arguments}",
             f"{_PREFIX}Chunked prefill is enabled with max_num_batched_tokens={config.max_num_batched_tokens}.",
@@ -62,4 +66,5 @@ class EngineLog:
                 f"(APIServer pid=1) INFO Engine 000: Avg prompt throughput: {prompt / STATS_SECONDS:.1f} tokens/s, Avg "
                 f"generation throughput: {generated / STATS_SECONDS:.1f} tokens/s, Running: {books.running} reqs, "
                 f"Waiting: {books.waiting} reqs, GPU KV cache usage: {books.kv_usage:.1%}, "
-                f"Prefix cache hit rate: 0.0%")
+                f"Prefix cache hit rate: 0.0%"
+            )

@@ -42,8 +42,14 @@ class SimulatedGpu:
             used = round(engine.config.gpu_memory_utilization * CARD_MEMORY_BYTES) + OUTSIDE_VLLM_BYTES
         idle = max(0.0, 1 - shares.step_seconds)
         return GpuReading(
-            uuid=self.uuid, index=self.index, vendor="nvidia", name=CARD_NAME, driver="580.95.05",
-            memory_total_bytes=CARD_MEMORY_BYTES, memory_used_bytes=used, memory_reserved_bytes=_RESERVED_BYTES,
+            uuid=self.uuid,
+            index=self.index,
+            vendor="nvidia",
+            name=CARD_NAME,
+            driver="580.95.05",
+            memory_total_bytes=CARD_MEMORY_BYTES,
+            memory_used_bytes=used,
+            memory_reserved_bytes=_RESERVED_BYTES,
             utilization_ratio=_share(shares.kernel_seconds),
             sm_activity_ratio=_share(shares.kernel_seconds * _SM_WHILE_RESIDENT),
             tensor_activity_ratio=_share(shares.tensor_seconds * _TENSOR_PER_FLOP),

@@ -65,19 +65,47 @@ class ModelProfile:
 
 
 LLAMA_2_13B: Final = ModelProfile(
-    name="meta-llama/Llama-2-13b-chat-hf", parameters=13.0e9, step_base_ms=19.53, step_running_ms=0.0633,
-    step_kv_ms=4.879e-4, gap_base_ms=0.44, gap_running_ms=0.0304, kv_pool_tokens=42_416, kv_bytes_per_token=819_200,
+    name="meta-llama/Llama-2-13b-chat-hf",
+    parameters=13.0e9,
+    step_base_ms=19.53,
+    step_running_ms=0.0633,
+    step_kv_ms=4.879e-4,
+    gap_base_ms=0.44,
+    gap_running_ms=0.0304,
+    kv_pool_tokens=42_416,
+    kv_bytes_per_token=819_200,
 )
 LLAMA_2_7B: Final = ModelProfile(
-    name="codellama/CodeLlama-7b-hf", parameters=6.74e9, step_base_ms=10.88, step_running_ms=0.0420,
-    step_kv_ms=3.291e-4, gap_base_ms=0.50, gap_running_ms=0.0303, kv_pool_tokens=90_500, kv_bytes_per_token=524_288,
+    name="codellama/CodeLlama-7b-hf",
+    parameters=6.74e9,
+    step_base_ms=10.88,
+    step_running_ms=0.0420,
+    step_kv_ms=3.291e-4,
+    gap_base_ms=0.50,
+    gap_running_ms=0.0303,
+    kv_pool_tokens=90_500,
+    kv_bytes_per_token=524_288,
 )
 OPT_2_7B: Final = ModelProfile(
-    name="facebook/opt-2.7b", parameters=2.65e9, step_base_ms=6.09, step_running_ms=0.0457, step_kv_ms=1.979e-4,
-    gap_base_ms=0.31, gap_running_ms=0.0363, kv_pool_tokens=169_600, kv_bytes_per_token=327_680,
+    name="facebook/opt-2.7b",
+    parameters=2.65e9,
+    step_base_ms=6.09,
+    step_running_ms=0.0457,
+    step_kv_ms=1.979e-4,
+    gap_base_ms=0.31,
+    gap_running_ms=0.0363,
+    kv_pool_tokens=169_600,
+    kv_bytes_per_token=327_680,
 )
 OPT_1_3B: Final = ModelProfile(
-    name="facebook/opt-1.3b", parameters=1.32e9, step_base_ms=3.56, step_running_ms=0.0302, step_kv_ms=1.372e-4,
-    gap_base_ms=0.03, gap_running_ms=0.0426, kv_pool_tokens=296_000, kv_bytes_per_token=196_608,
+    name="facebook/opt-1.3b",
+    parameters=1.32e9,
+    step_base_ms=3.56,
+    step_running_ms=0.0302,
+    step_kv_ms=1.372e-4,
+    gap_base_ms=0.03,
+    gap_running_ms=0.0426,
+    kv_pool_tokens=296_000,
+    kv_bytes_per_token=196_608,
 )
 MODELS: Final = (LLAMA_2_13B, LLAMA_2_7B, OPT_2_7B, OPT_1_3B)

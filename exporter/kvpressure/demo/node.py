@@ -80,11 +80,22 @@ class Pod:
         """The container's command line."""
         config = self.config
         queue = config.max_num_queued_reqs
-        return ("vllm", "serve", config.model.name, "--served-model-name", config.served_name,
-                "--max-model-len", str(config.max_model_len), "--max-num-seqs", str(config.max_num_seqs),
-                "--max-num-batched-tokens", str(config.max_num_batched_tokens),
-                "--gpu-memory-utilization", str(config.gpu_memory_utilization),
-                *(() if queue is None else ("--max-num-queued-reqs", str(queue))))
+        return (
+            "vllm",
+            "serve",
+            config.model.name,
+            "--served-model-name",
+            config.served_name,
+            "--max-model-len",
+            str(config.max_model_len),
+            "--max-num-seqs",
+            str(config.max_num_seqs),
+            "--max-num-batched-tokens",
+            str(config.max_num_batched_tokens),
+            "--gpu-memory-utilization",
+            str(config.gpu_memory_utilization),
+            *(() if queue is None else ("--max-num-queued-reqs", str(queue))),
+        )
 
     def apply(self, change: Change, at: float) -> None:
         """Let ``change`` happen at ``at``."""
@@ -124,9 +135,16 @@ class Pod:
     def container(self) -> ContainerReading:
         """What pod status and cgroup would say."""
         return ContainerReading(
-            namespace=NAMESPACE, pod=self.name, container=CONTAINER, restarts=0, ready=self.engine is not None,
-            cpu_usage_seconds=self._cpu, cpu_limit_cores=self.cpu_limit_cores, cpu_periods=int(self._periods),
-            cpu_throttled_periods=int(self._throttled_periods), memory_working_set_bytes=_WORKING_SET,
+            namespace=NAMESPACE,
+            pod=self.name,
+            container=CONTAINER,
+            restarts=0,
+            ready=self.engine is not None,
+            cpu_usage_seconds=self._cpu,
+            cpu_limit_cores=self.cpu_limit_cores,
+            cpu_periods=int(self._periods),
+            cpu_throttled_periods=int(self._throttled_periods),
+            memory_working_set_bytes=_WORKING_SET,
             memory_limit_bytes=_MEMORY_LIMIT,
         )
 
@@ -135,7 +153,9 @@ class Pod:
         self.engine.host_factor = self._host_factor
         self.page = Page(self.engine, at)
         self.log.started(self.engine)
-        self._busy = self._cpu = self._periods = self._throttled_periods = 0.0  # a new container has a cgroup of its own
+        self._busy = self._cpu = self._periods = self._throttled_periods = (
+            0.0  # a new container has a cgroup of its own
+        )
 
     def _account_cpu(self, to: float) -> None:
         """Cores used: the engine's step loop and the API server, or the whole quota where that is too small."""
@@ -158,8 +178,9 @@ class Node:
         self._clock = clock
         self._lock = threading.RLock()
         start = clock()
-        self.pods = {spec.name: Pod(spec, SimulatedGpu(index), start, seed * 1000 + index)
-                     for index, spec in enumerate(pods)}
+        self.pods = {
+            spec.name: Pod(spec, SimulatedGpu(index), start, seed * 1000 + index) for index, spec in enumerate(pods)
+        }
 
     def apply(self, changes: Mapping[str, Change], at: float) -> None:
         """Let changes happen to pods, by name, at time ``at``."""
@@ -199,8 +220,9 @@ class Node:
         """Log lines that were written since the last call."""
         with self._lock:
             self._advance(self._clock())
-            return tuple(LogLine(NAMESPACE, pod.name, CONTAINER, line)
-                         for pod in self.pods.values() for line in pod.log.take())
+            return tuple(
+                LogLine(NAMESPACE, pod.name, CONTAINER, line) for pod in self.pods.values() for line in pod.log.take()
+            )
 
     def _advance(self, to: float) -> None:
         for pod in self.pods.values():

@@ -23,26 +23,26 @@ Labels = tuple[tuple[str, str], ...]
 
 HELP: Final[Mapping[str, str]] = {
     "vllm:estimated_flops_per_gpu": "Estimated number of floating point operations per GPU (for Model Flops "
-                                    "Utilization calculations).",
+    "Utilization calculations).",
     "vllm:estimated_read_bytes_per_gpu": "Estimated number of bytes read from memory per GPU (for Model Flops "
-                                         "Utilization calculations).",
+    "Utilization calculations).",
     "vllm:estimated_write_bytes_per_gpu": "Estimated number of bytes written to memory per GPU (for Model Flops "
-                                          "Utilization calculations).",
+    "Utilization calculations).",
     "vllm:num_requests_running": "Number of requests in model execution batches.",
     "vllm:num_requests_waiting": "Number of requests waiting to be processed.",
     "vllm:num_requests_waiting_by_reason": "Number of waiting requests by reason. Reason labels: 'capacity' = waiting "
-                                           "for scheduling capacity; 'deferred' = deferred by transient constraints "
-                                           "(LoRA budget, KV transfer, blocked status). Sum of all reasons equals "
-                                           "vllm:num_requests_waiting.",
+    "for scheduling capacity; 'deferred' = deferred by transient constraints "
+    "(LoRA budget, KV transfer, blocked status). Sum of all reasons equals "
+    "vllm:num_requests_waiting.",
     "vllm:engine_sleep_state": "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is "
-                               "awake; weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
+    "awake; weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2.",
     "vllm:kv_cache_usage_perc": "KV-cache usage. 1 means 100 percent usage.",
     "vllm:prefix_cache_queries": "Prefix cache queries, in terms of number of queried tokens.",
     "vllm:prefix_cache_hits": "Prefix cache hits, in terms of number of cached tokens.",
     "vllm:external_prefix_cache_queries": "External prefix cache queries from KV connector cross-instance cache "
-                                          "sharing, in terms of number of queried tokens.",
+    "sharing, in terms of number of queried tokens.",
     "vllm:external_prefix_cache_hits": "External prefix cache hits from KV connector cross-instance cache sharing, in "
-                                       "terms of number of cached tokens.",
+    "terms of number of cached tokens.",
     "vllm:mm_cache_queries": "Multi-modal cache queries, in terms of number of queried items.",
     "vllm:mm_cache_hits": "Multi-modal cache hits, in terms of number of cached items.",
     "vllm:num_preemptions": "Cumulative number of preemption from the engine.",
@@ -50,9 +50,9 @@ HELP: Final[Mapping[str, str]] = {
     "vllm:prompt_tokens_by_source": "Number of prompt tokens by source.",
     "vllm:prompt_tokens_cached": "Number of cached prompt tokens (local + external).",
     "vllm:prompt_tokens_cached_by_source": "Prefix-cache hit tokens by the cache tier that supplied them: device (local "
-                                           "HBM), host (offloaded to DRAM), disk, p2p (transferred from another vLLM "
-                                           "instance) or external_unspecified. Counted at admission; sums to "
-                                           "vllm:prefix_cache_hits + vllm:external_prefix_cache_hits.",
+    "HBM), host (offloaded to DRAM), disk, p2p (transferred from another vLLM "
+    "instance) or external_unspecified. Counted at admission; sums to "
+    "vllm:prefix_cache_hits + vllm:external_prefix_cache_hits.",
     "vllm:generation_tokens": "Number of generation tokens processed.",
     "vllm:request_success": "Count of successfully processed requests.",
     "vllm:admission_rejections": "Number of admission attempts rejected by a queue limit, by reason.",
@@ -72,14 +72,21 @@ HELP: Final[Mapping[str, str]] = {
     "vllm:request_decode_time_seconds": "Histogram of time spent in DECODE phase for request.",
     "vllm:request_num_preemptions": "Histogram of the number of times a request was preempted.",
     "vllm:request_prefill_kv_computed_tokens": "Histogram of new KV tokens computed during prefill (excluding cached "
-                                               "tokens).",
+    "tokens).",
     "vllm:cache_config_info": "Information of the LLMEngine CacheConfig",
 }
 
-_FLOPS_LIKE: Final = ("vllm:estimated_flops_per_gpu", "vllm:estimated_read_bytes_per_gpu",
-                      "vllm:estimated_write_bytes_per_gpu")
-_CACHES: Final = ("vllm:external_prefix_cache_queries", "vllm:external_prefix_cache_hits", "vllm:mm_cache_queries",
-                  "vllm:mm_cache_hits")
+_FLOPS_LIKE: Final = (
+    "vllm:estimated_flops_per_gpu",
+    "vllm:estimated_read_bytes_per_gpu",
+    "vllm:estimated_write_bytes_per_gpu",
+)
+_CACHES: Final = (
+    "vllm:external_prefix_cache_queries",
+    "vllm:external_prefix_cache_hits",
+    "vllm:mm_cache_queries",
+    "vllm:mm_cache_hits",
+)
 _CACHED_SOURCES: Final = ("device", "host", "p2p", "disk", "external_unspecified")
 
 
@@ -149,10 +156,18 @@ class Page:
         for name, kind, help, value in (
             ("process_virtual_memory_bytes", "gauge", "Virtual memory size in bytes.", 2_762_190_848.0),
             ("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.", _RESIDENT_BYTES),
-            ("process_start_time_seconds", "gauge", "Start time of the process since unix epoch in seconds.",
-             self.started),
-            ("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.",
-             self.engine.books.cpu_seconds),
+            (
+                "process_start_time_seconds",
+                "gauge",
+                "Start time of the process since unix epoch in seconds.",
+                self.started,
+            ),
+            (
+                "process_cpu_seconds_total",
+                "counter",
+                "Total user and system CPU time spent in seconds.",
+                self.engine.books.cpu_seconds,
+            ),
             ("process_open_fds", "gauge", "Number of open file descriptors.", 34.0 + self.engine.in_flight),
             ("process_max_fds", "gauge", "Maximum number of open file descriptors.", 1_048_576.0),
         ):
@@ -165,11 +180,19 @@ class Page:
             self._counter(lines, name, [(plain, 0)])
         self._gauge(lines, "vllm:num_requests_running", [(plain, books.running)])
         self._gauge(lines, "vllm:num_requests_waiting", [(plain, books.waiting)])
-        self._gauge(lines, "vllm:num_requests_waiting_by_reason", [
-            (self._engine_labels(reason="capacity"), books.waiting), (self._engine_labels(reason="deferred"), 0)])
-        self._gauge(lines, "vllm:engine_sleep_state", [
-            (self._engine_labels(sleep_state=state), state == "awake")
-            for state in ("awake", "weights_offloaded", "discard_all")])
+        self._gauge(
+            lines,
+            "vllm:num_requests_waiting_by_reason",
+            [(self._engine_labels(reason="capacity"), books.waiting), (self._engine_labels(reason="deferred"), 0)],
+        )
+        self._gauge(
+            lines,
+            "vllm:engine_sleep_state",
+            [
+                (self._engine_labels(sleep_state=state), state == "awake")
+                for state in ("awake", "weights_offloaded", "discard_all")
+            ],
+        )
         self._gauge(lines, "vllm:kv_cache_usage_perc", [(plain, books.kv_usage)])
         self._counter(lines, "vllm:prefix_cache_queries", [(plain, books.prefix_queries)])
         self._counter(lines, "vllm:prefix_cache_hits", [(plain, 0)])
@@ -177,20 +200,36 @@ class Page:
             self._counter(lines, name, [(plain, 0)])
         self._counter(lines, "vllm:num_preemptions", [(plain, books.preemptions)])
         self._counter(lines, "vllm:prompt_tokens", [(plain, books.prompt_tokens)])
-        self._counter(lines, "vllm:prompt_tokens_by_source", [
-            (self._engine_labels(source="local_compute"), books.prompt_tokens),
-            (self._engine_labels(source="local_cache_hit"), 0),
-            (self._engine_labels(source="external_kv_transfer"), 0)])
+        self._counter(
+            lines,
+            "vllm:prompt_tokens_by_source",
+            [
+                (self._engine_labels(source="local_compute"), books.prompt_tokens),
+                (self._engine_labels(source="local_cache_hit"), 0),
+                (self._engine_labels(source="external_kv_transfer"), 0),
+            ],
+        )
         self._counter(lines, "vllm:prompt_tokens_cached", [(plain, 0)])
-        self._counter(lines, "vllm:prompt_tokens_cached_by_source", [
-            (self._engine_labels(source=source), 0) for source in _CACHED_SOURCES])
+        self._counter(
+            lines,
+            "vllm:prompt_tokens_cached_by_source",
+            [(self._engine_labels(source=source), 0) for source in _CACHED_SOURCES],
+        )
         self._counter(lines, "vllm:generation_tokens", [(plain, books.generation_tokens)])
-        self._counter(lines, "vllm:request_success", [
-            (self._engine_labels(finished_reason=reason), count) for reason, count in books.finished.items()])
+        self._counter(
+            lines,
+            "vllm:request_success",
+            [(self._engine_labels(finished_reason=reason), count) for reason, count in books.finished.items()],
+        )
         model = ("model_name", self.engine.config.served_name)  # this one has no engine label
-        self._counter(lines, "vllm:admission_rejections", [
-            ((model, ("reason", "max_num_queued_reqs")), books.rejected_requests),
-            ((model, ("reason", "max_num_queued_tokens")), 0)])
+        self._counter(
+            lines,
+            "vllm:admission_rejections",
+            [
+                ((model, ("reason", "max_num_queued_reqs")), books.rejected_requests),
+                ((model, ("reason", "max_num_queued_tokens")), 0),
+            ],
+        )
 
     def _histograms(self, lines: list[str]) -> None:
         books, plain = self.engine.books, self._engine_labels()
@@ -218,19 +257,42 @@ class Page:
         config = self.engine.config
         tokens = config.num_blocks * config.block_size
         values = {
-            "_block_size_resolved": "True", "block_size": config.block_size, "cache_dtype": "auto",
-            "cache_hit_alignment_tokens": None, "effective_attention_block_size": config.block_size,
-            "enable_mamba_shared_prefix_checkpoint": False, "enable_prefix_caching": True, "engine": "0",
-            "gpu_memory_utilization": config.gpu_memory_utilization, "hash_block_size": None,
-            "is_attention_free": False, "kv_cache_dtype_skip_layers": "[]", "kv_cache_layout": None,
-            "kv_cache_max_concurrency": tokens / config.max_model_len, "kv_cache_memory_bytes": None,
-            "kv_cache_size_tokens": tokens, "kv_offloading_backend": "native", "kv_offloading_size": None,
-            "kv_sharing_fast_prefill": False, "mamba_block_size": None, "mamba_cache_dtype": "auto",
-            "mamba_cache_mode": "none", "mamba_page_size_padded": None, "mamba_ssm_cache_dtype": "float32",
-            "num_cpu_blocks": None, "num_gpu_blocks": config.num_blocks, "num_gpu_blocks_override": None,
-            "prefix_cache_retention_interval": 0, "prefix_caching_hash_algo": "sha256", "prefix_match_unit": None,
-            "replayssm_buffer_len": 16, "skip_page_size_padded": None, "sliding_window": None,
-            "swa_bounded_replay": True, "use_kda_recoverssm": False, "use_replayssm": False,
+            "_block_size_resolved": "True",
+            "block_size": config.block_size,
+            "cache_dtype": "auto",
+            "cache_hit_alignment_tokens": None,
+            "effective_attention_block_size": config.block_size,
+            "enable_mamba_shared_prefix_checkpoint": False,
+            "enable_prefix_caching": True,
+            "engine": "0",
+            "gpu_memory_utilization": config.gpu_memory_utilization,
+            "hash_block_size": None,
+            "is_attention_free": False,
+            "kv_cache_dtype_skip_layers": "[]",
+            "kv_cache_layout": None,
+            "kv_cache_max_concurrency": tokens / config.max_model_len,
+            "kv_cache_memory_bytes": None,
+            "kv_cache_size_tokens": tokens,
+            "kv_offloading_backend": "native",
+            "kv_offloading_size": None,
+            "kv_sharing_fast_prefill": False,
+            "mamba_block_size": None,
+            "mamba_cache_dtype": "auto",
+            "mamba_cache_mode": "none",
+            "mamba_page_size_padded": None,
+            "mamba_ssm_cache_dtype": "float32",
+            "num_cpu_blocks": None,
+            "num_gpu_blocks": config.num_blocks,
+            "num_gpu_blocks_override": None,
+            "prefix_cache_retention_interval": 0,
+            "prefix_caching_hash_algo": "sha256",
+            "prefix_match_unit": None,
+            "replayssm_buffer_len": 16,
+            "skip_page_size_padded": None,
+            "sliding_window": None,
+            "swa_bounded_replay": True,
+            "use_kda_recoverssm": False,
+            "use_replayssm": False,
             "user_specified_block_size": False,
         }
         labels = tuple((name, str(value)) for name, value in values.items())
@@ -239,10 +301,23 @@ class Page:
     def _http(self, lines: list[str]) -> None:
         """What the HTTP layer in front of the API server says."""
         books, method = self.engine.books, (("handler", _HANDLER), ("method", "POST"))
-        self._counter(lines, "http_requests", [((*method, ("status", status)), count)
-                                               for status, count in books.http.items() if count],
-                      "Total number of requests by method, status and handler.")
-        self._histogram(lines, "http_request_duration_highr_seconds", (), books.http_fine,
-                        "Latency with many buckets but no API specific labels.")
-        self._histogram(lines, "http_request_duration_seconds", method, books.http_coarse,
-                        "Latency with only few buckets by handler.")
+        self._counter(
+            lines,
+            "http_requests",
+            [((*method, ("status", status)), count) for status, count in books.http.items() if count],
+            "Total number of requests by method, status and handler.",
+        )
+        self._histogram(
+            lines,
+            "http_request_duration_highr_seconds",
+            (),
+            books.http_fine,
+            "Latency with many buckets but no API specific labels.",
+        )
+        self._histogram(
+            lines,
+            "http_request_duration_seconds",
+            method,
+            books.http_coarse,
+            "Latency with only few buckets by handler.",
+        )

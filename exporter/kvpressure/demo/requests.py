@@ -41,11 +41,15 @@ class EngineConfig:
         needed = -(-self.max_model_len // self.block_size)
         if needed > self.num_blocks - 1:
             fits = (self.num_blocks - 1) * self.block_size
-            raise SimulationError(f"to serve at least one request with max_model_len {self.max_model_len}, {needed} KV "
-                                  f"blocks are needed; the estimated maximum model length is {fits}")
+            raise SimulationError(
+                f"to serve at least one request with max_model_len {self.max_model_len}, {needed} KV "
+                f"blocks are needed; the estimated maximum model length is {fits}"
+            )
         if not 0 < self.max_num_seqs <= self.max_num_batched_tokens:
-            raise SimulationError(f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs "
-                                  f"{self.max_num_seqs}, which must be positive")
+            raise SimulationError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} must be at least max_num_seqs "
+                f"{self.max_num_seqs}, which must be positive"
+            )
 
 
 @dataclass(slots=True, eq=False)

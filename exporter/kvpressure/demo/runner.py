@@ -64,7 +64,9 @@ class _PageSource:
         """The pages that came."""
         self._settings.shared.targets = self._targets()  # as the discovery of pods leaves them
         reading = self._source.read()
-        return replace(reading, pages=tuple(replace(page, time=self._clock.at(page.time)) for page in reading.pages or ()))
+        return replace(
+            reading, pages=tuple(replace(page, time=self._clock.at(page.time)) for page in reading.pages or ())
+        )
 
     def close(self) -> None:
         """Hang up."""
@@ -72,9 +74,17 @@ class _PageSource:
 
     def _targets(self) -> tuple[Target, ...]:
         return tuple(
-            Target("127.0.0.1", self._servers[name].port, namespace=NAMESPACE, pod=name, container=CONTAINER,
-                   gpus=(pod.gpu.uuid,), args=pod.args)
-            for name, pod in self._node.pods.items())
+            Target(
+                "127.0.0.1",
+                self._servers[name].port,
+                namespace=NAMESPACE,
+                pod=name,
+                container=CONTAINER,
+                gpus=(pod.gpu.uuid,),
+                args=pod.args,
+            )
+            for name, pod in self._node.pods.items()
+        )
 
 
 class _Screen:
@@ -141,8 +151,14 @@ def _signals() -> Iterator[threading.Event]:
 class _Demo:
     """Everything that runs, started in order; ``stops`` ends it in the opposite order."""
 
-    def __init__(self, options: DemoOptions, screen: _Screen, programs: tuple[str, str] | None,
-                 stops: contextlib.ExitStack, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        options: DemoOptions,
+        screen: _Screen,
+        programs: tuple[str, str] | None,
+        stops: contextlib.ExitStack,
+        stopping: threading.Event,
+    ) -> None:
         self._options = options
         self._screen = screen
         self._clock = DemoClock(options.speed)
@@ -157,8 +173,13 @@ class _Demo:
         self._monitor.add_listener(lambda _, state: self._story.observe(state))
         around = Surroundings()
         self._monitor.add_listener(around.history.observe)
-        site = Site(lambda: self._monitor.state, why_unhealthy=self._monitor.why_unhealthy,
-                    why_not_ready=self._monitor.why_not_ready, node_name="demo", around=around)
+        site = Site(
+            lambda: self._monitor.state,
+            why_unhealthy=self._monitor.why_unhealthy,
+            why_not_ready=self._monitor.why_not_ready,
+            node_name="demo",
+            around=around,
+        )
         web = Server([ListenAddress("127.0.0.1", options.port)], site)
         exporter = str(web.start()[0])
         stops.callback(web.stop)
@@ -210,18 +231,35 @@ class _Demo:
             sources[source.name] = (replace(spec, interval_seconds=spec.interval_seconds / speed), source)
         return sources
 
-    def _start_stack(self, programs: tuple[str, str] | None, exporter: str, servers: dict[str, PodServer],
-                     stops: contextlib.ExitStack, stopping: threading.Event) -> Stack | None:
+    def _start_stack(
+        self,
+        programs: tuple[str, str] | None,
+        exporter: str,
+        servers: dict[str, PodServer],
+        stops: contextlib.ExitStack,
+        stopping: threading.Event,
+    ) -> Stack | None:
         options, tell = self._options, self._screen.tell
         if programs is None:
-            why = "as asked" if not options.prometheus else ("not installed (Debian: apt install prometheus "
-                                                             "prometheus-alertmanager)")
+            why = (
+                "as asked"
+                if not options.prometheus
+                else ("not installed (Debian: apt install prometheus prometheus-alertmanager)")
+            )
             tell(f"  Prometheus    {why}: verdicts only, no alerts")
             return None
         folder = Path(stops.enter_context(tempfile.TemporaryDirectory(prefix="kvpressure-demo-")))
         by = alerting.factor(options.seconds, options.speed)
-        stack = Stack(programs, folder, exporter, by, max(alerting.MINIMUM_SECONDS, 1 / options.speed), self._story.notify,
-                      stopping, [f"127.0.0.1:{server.port}" for server in servers.values()])
+        stack = Stack(
+            programs,
+            folder,
+            exporter,
+            by,
+            max(alerting.MINIMUM_SECONDS, 1 / options.speed),
+            self._story.notify,
+            stopping,
+            [f"127.0.0.1:{server.port}" for server in servers.values()],
+        )
         stops.callback(stack.stop)
         tell(f"  Prometheus    {stack.prometheus.url}/")
         tell(f"  Alertmanager  {stack.alertmanager.url}/api/v2/alerts")
@@ -230,7 +268,9 @@ class _Demo:
 
     def _announce(self, servers: dict[str, PodServer], exporter: str) -> None:
         options, tell = self._options, self._screen.tell
-        tell(f"  {options.seconds:.0f} s of simulated time, {options.speed:g} of them a second; everything is on loopback")
+        tell(
+            f"  {options.seconds:.0f} s of simulated time, {options.speed:g} of them a second; everything is on loopback"
+        )
         for name, server in servers.items():
             tell(f"  {name:<13} {server.url}/metrics")
         tell(f"  exporter      http://{exporter}/  and /metrics, /api/v1/diagnosis")

@@ -22,7 +22,9 @@ MAIL: Final = "mail-1b3-0"
 # About 36 requests decode at a time and hold 40 % of the cache.
 CHAT_LOAD: Final = Load(requests_per_second=6.0, prompt_tokens=300, output_tokens=170, max_tokens=1024)
 # Code completion: long prompts, short answers; the GPU computes prompts a third of the time, 31 k tokens/s at most.
-CODE_LOAD: Final = Load(requests_per_second=4.0, prompt_tokens=2200, output_tokens=13, prompt_spread=0.4, max_tokens=256)
+CODE_LOAD: Final = Load(
+    requests_per_second=4.0, prompt_tokens=2200, output_tokens=13, prompt_spread=0.4, max_tokens=256
+)
 # A small model with short requests: device memory is high and GPU utilization low, and all is well.
 MAIL_LOAD: Final = Load(requests_per_second=4.0, prompt_tokens=150, output_tokens=60, max_tokens=128)
 
@@ -30,12 +32,28 @@ MAIL_LOAD: Final = Load(requests_per_second=4.0, prompt_tokens=150, output_token
 _QUEUE: Final = 2000
 
 PODS: Final = (
-    PodSpec(CHAT, EngineConfig(LLAMA_2_13B, "chat-13b", max_model_len=4096, max_num_seqs=128,
-                               max_num_queued_reqs=_QUEUE), CHAT_LOAD),
-    PodSpec(CODE, EngineConfig(LLAMA_2_7B, "code-7b", max_model_len=16_384, max_num_seqs=128,
-                               max_num_batched_tokens=2048, max_num_queued_reqs=_QUEUE), CODE_LOAD),
-    PodSpec(MAIL, EngineConfig(OPT_1_3B, "mail-1b3", max_model_len=2048, max_num_seqs=256,
-                               max_num_queued_reqs=_QUEUE), MAIL_LOAD),
+    PodSpec(
+        CHAT,
+        EngineConfig(LLAMA_2_13B, "chat-13b", max_model_len=4096, max_num_seqs=128, max_num_queued_reqs=_QUEUE),
+        CHAT_LOAD,
+    ),
+    PodSpec(
+        CODE,
+        EngineConfig(
+            LLAMA_2_7B,
+            "code-7b",
+            max_model_len=16_384,
+            max_num_seqs=128,
+            max_num_batched_tokens=2048,
+            max_num_queued_reqs=_QUEUE,
+        ),
+        CODE_LOAD,
+    ),
+    PodSpec(
+        MAIL,
+        EngineConfig(OPT_1_3B, "mail-1b3", max_model_len=2048, max_num_seqs=256, max_num_queued_reqs=_QUEUE),
+        MAIL_LOAD,
+    ),
 )
 
 
@@ -96,72 +114,144 @@ def _calm(text: str) -> Phase:
 _HEAVY_CHAT_LOAD: Final = replace(CHAT_LOAD, prompt_tokens=600, output_tokens=450, max_tokens=2048)
 
 _KV_PRESSURE: Final = Scenario(
-    "kv_pressure", "answers grow three times as long; the KV cache of chat-13b fills up", CHAT, "kv_pressure",
+    "kv_pressure",
+    "answers grow three times as long; the KV cache of chat-13b fills up",
+    CHAT,
+    "kv_pressure",
     ("VllmKVCachePressure",),
     (
         _calm("normal traffic; the chat model holds about 40 % of its KV cache"),
-        Phase("incident", 0.34, "a client sends longer prompts and asks for longer answers: the same 6 requests/s now "
-              "want more KV cache than there is, and --max-num-seqs 128 lets them in",
-              {CHAT: Change(load=_HEAVY_CHAT_LOAD)}),
-        Phase("mitigation", 0.46, "limits: the gateway refuses prompts above 1 024 tokens and caps max_tokens at 128; the "
-              "pod is rolled out with --max-num-seqs 64 (was 128) and --max-num-batched-tokens 4096 (was 8192)",
-              {CHAT: Change(load=replace(_HEAVY_CHAT_LOAD, max_tokens=128, prompt_limit=1024),
-                            limits={"max_num_seqs": 64, "max_num_batched_tokens": 4096})}),
+        Phase(
+            "incident",
+            0.34,
+            "a client sends longer prompts and asks for longer answers: the same 6 requests/s now "
+            "want more KV cache than there is, and --max-num-seqs 128 lets them in",
+            {CHAT: Change(load=_HEAVY_CHAT_LOAD)},
+        ),
+        Phase(
+            "mitigation",
+            0.46,
+            "limits: the gateway refuses prompts above 1 024 tokens and caps max_tokens at 128; the "
+            "pod is rolled out with --max-num-seqs 64 (was 128) and --max-num-batched-tokens 4096 (was 8192)",
+            {
+                CHAT: Change(
+                    load=replace(_HEAVY_CHAT_LOAD, max_tokens=128, prompt_limit=1024),
+                    limits={"max_num_seqs": 64, "max_num_batched_tokens": 4096},
+                )
+            },
+        ),
     ),
 )
 
 _SEQUENCE_LIMIT: Final = Scenario(
-    "sequence_limit", "chat-13b runs with max_num_seqs 24 while traffic grows; the cache has room", CHAT,
-    "concurrency_limited", ("VllmConcurrencyNearLimit",),
+    "sequence_limit",
+    "chat-13b runs with max_num_seqs 24 while traffic grows; the cache has room",
+    CHAT,
+    "concurrency_limited",
+    ("VllmConcurrencyNearLimit",),
     (
         _calm("little traffic; 24 places are plenty"),
-        Phase("incident", 0.4, "traffic grows to 6 requests/s: 36 would run at a time, 24 may",
-              {CHAT: Change(load=CHAT_LOAD)}),
-        Phase("mitigation", 0.4, "the pod is rolled out with --max-num-seqs 64, which the cache has room for",
-              {CHAT: Change(limits={"max_num_seqs": 64})}),
+        Phase(
+            "incident",
+            0.4,
+            "traffic grows to 6 requests/s: 36 would run at a time, 24 may",
+            {CHAT: Change(load=CHAT_LOAD)},
+        ),
+        Phase(
+            "mitigation",
+            0.4,
+            "the pod is rolled out with --max-num-seqs 64, which the cache has room for",
+            {CHAT: Change(limits={"max_num_seqs": 64})},
+        ),
     ),
-    (replace(PODS[0], engine=replace(PODS[0].engine, max_num_seqs=24),
-             load=replace(CHAT_LOAD, requests_per_second=2.5)), *PODS[1:]),
+    (
+        replace(
+            PODS[0], engine=replace(PODS[0].engine, max_num_seqs=24), load=replace(CHAT_LOAD, requests_per_second=2.5)
+        ),
+        *PODS[1:],
+    ),
 )
 
 _PREFILL: Final = Scenario(
-    "prefill", "code-7b gets more prompt tokens than the GPU can compute", CODE, "compute_bound",
+    "prefill",
+    "code-7b gets more prompt tokens than the GPU can compute",
+    CODE,
+    "compute_bound",
     ("VllmConcurrencyNearLimit",),
     (
         _calm("long prompts, short answers, at a third of what the GPU can compute"),
-        Phase("incident", 0.35, "an indexer sends 12 requests/s with prompts of 4 000 tokens: more than the GPU computes",
-              {CODE: Change(load=replace(CODE_LOAD, requests_per_second=12.0, prompt_tokens=4000))}),
-        Phase("mitigation", 0.45, "the indexer moves to a deployment of its own; the pod is restarted to drop the queue",
-              {CODE: Change(load=CODE_LOAD, restart=True)}),
+        Phase(
+            "incident",
+            0.35,
+            "an indexer sends 12 requests/s with prompts of 4 000 tokens: more than the GPU computes",
+            {CODE: Change(load=replace(CODE_LOAD, requests_per_second=12.0, prompt_tokens=4000))},
+        ),
+        Phase(
+            "mitigation",
+            0.45,
+            "the indexer moves to a deployment of its own; the pod is restarted to drop the queue",
+            {CODE: Change(load=CODE_LOAD, restart=True)},
+        ),
     ),
 )
 
 _CPU_THROTTLING: Final = Scenario(
-    "cpu_throttling", "someone cuts the CPU limit of chat-13b; the GPU waits for its host", CHAT, "host_bound", (),
+    "cpu_throttling",
+    "someone cuts the CPU limit of chat-13b; the GPU waits for its host",
+    CHAT,
+    "host_bound",
+    (),
     (
         _calm("light traffic"),
-        Phase("incident", 0.4, "the pod is rolled out with a CPU limit of half a core: it is throttled in 85 % of all periods",
-              {CHAT: Change(restart=True, cpu_limit_cores=0.5, throttled=0.85, host_factor=60.0)}),
-        Phase("mitigation", 0.4, "the pod is rolled out with 8 cores again",
-              {CHAT: Change(restart=True, cpu_limit_cores=8.0, throttled=0.0, host_factor=1.0)}),
+        Phase(
+            "incident",
+            0.4,
+            "the pod is rolled out with a CPU limit of half a core: it is throttled in 85 % of all periods",
+            {CHAT: Change(restart=True, cpu_limit_cores=0.5, throttled=0.85, host_factor=60.0)},
+        ),
+        Phase(
+            "mitigation",
+            0.4,
+            "the pod is rolled out with 8 cores again",
+            {CHAT: Change(restart=True, cpu_limit_cores=8.0, throttled=0.0, host_factor=1.0)},
+        ),
     ),
     (replace(PODS[0], load=replace(CHAT_LOAD, requests_per_second=1.5)), *PODS[1:]),
 )
 
 _STALL: Final = Scenario(
-    "stall", "the scheduler of chat-13b stops; every health check stays green", CHAT, "stalled",
+    "stall",
+    "the scheduler of chat-13b stops; every health check stays green",
+    CHAT,
+    "stalled",
     ("VllmEngineStalled",),
     (
         _calm("normal traffic"),
-        Phase("burst", 0.03, "a burst: more requests than the 48 that may run",
-              {CHAT: Change(load=replace(CHAT_LOAD, requests_per_second=20.0))}),
-        Phase("incident", 0.37, "the engine stops stepping with requests running; its gauges freeze, /health answers 200",
-              {CHAT: Change(load=CHAT_LOAD, stalled=True)}),
-        Phase("mitigation", 0.4, "the pod is restarted",
-              {CHAT: Change(load=replace(CHAT_LOAD, requests_per_second=4.0), restart=True)}),
+        Phase(
+            "burst",
+            0.03,
+            "a burst: more requests than the 48 that may run",
+            {CHAT: Change(load=replace(CHAT_LOAD, requests_per_second=20.0))},
+        ),
+        Phase(
+            "incident",
+            0.37,
+            "the engine stops stepping with requests running; its gauges freeze, /health answers 200",
+            {CHAT: Change(load=CHAT_LOAD, stalled=True)},
+        ),
+        Phase(
+            "mitigation",
+            0.4,
+            "the pod is restarted",
+            {CHAT: Change(load=replace(CHAT_LOAD, requests_per_second=4.0), restart=True)},
+        ),
     ),
-    (replace(PODS[0], engine=replace(PODS[0].engine, max_num_seqs=48),
-             load=replace(CHAT_LOAD, requests_per_second=4.0)), *PODS[1:]),
+    (
+        replace(
+            PODS[0], engine=replace(PODS[0].engine, max_num_seqs=48), load=replace(CHAT_LOAD, requests_per_second=4.0)
+        ),
+        *PODS[1:],
+    ),
 )
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {

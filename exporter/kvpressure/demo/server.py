@@ -88,7 +88,16 @@ def _facts(node: Node, pod: str) -> dict[str, Any]:
     config = node.pods[pod].config
     return {
         "/version": {"version": VLLM_VERSION},
-        "/v1/models": {"object": "list", "data": [{
-            "id": config.served_name, "object": "model", "owned_by": "vllm", "root": config.model.name,
-            "max_model_len": config.max_model_len}]},
+        "/v1/models": {
+            "object": "list",
+            "data": [
+                {
+                    "id": config.served_name,
+                    "object": "model",
+                    "owned_by": "vllm",
+                    "root": config.model.name,
+                    "max_model_len": config.max_model_len,
+                }
+            ],
+        },
     }

@@ -36,7 +36,9 @@ class StackError(Exception):
 
 def installed() -> tuple[str, str] | None:
     """Paths of both programs, or ``None`` when one is missing."""
-    found = [next((path for name in names if (path := shutil.which(name))), None) for names in (PROMETHEUS, ALERTMANAGER)]
+    found = [
+        next((path for name in names if (path := shutil.which(name))), None) for names in (PROMETHEUS, ALERTMANAGER)
+    ]
     return (found[0], found[1]) if found[0] and found[1] else None
 
 
@@ -81,15 +83,23 @@ class Receiver:
 class Child:
     """A server process of its own session, so that Ctrl-C in the terminal reaches only the demo, which then stops it."""
 
-    def __init__(self, name: str, folder: Path, command: Callable[[str], list[str]], called_off: threading.Event) -> None:
+    def __init__(
+        self, name: str, folder: Path, command: Callable[[str], list[str]], called_off: threading.Event
+    ) -> None:
         self._name = name
         self._called_off = called_off
         self._log = folder / f"{name}.log"
         for attempt in range(1, _ATTEMPTS + 1):
             self.address = _free_address()
             with self._log.open("wb") as log:
-                self._process = subprocess.Popen([*_ends_with_us(), *command(self.address)], stdout=log, stderr=log, cwd=folder,
-                                                 stdin=subprocess.DEVNULL, start_new_session=True)
+                self._process = subprocess.Popen(
+                    [*_ends_with_us(), *command(self.address)],
+                    stdout=log,
+                    stderr=log,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
             try:
                 self.wait_for("/-/ready", lambda _: True, "was not ready")
                 return
@@ -154,24 +164,54 @@ class Stack:
     raises ``StackError``, or ``Interrupted`` when ``called_off`` is set meanwhile.
     """
 
-    def __init__(self, programs: tuple[str, str], folder: Path, exporter: str, by: float, scrape_seconds: float,
-                 on_alerts: OnAlerts, called_off: threading.Event, engines: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        programs: tuple[str, str],
+        folder: Path,
+        exporter: str,
+        by: float,
+        scrape_seconds: float,
+        on_alerts: OnAlerts,
+        called_off: threading.Event,
+        engines: Sequence[str] = (),
+    ) -> None:
         prometheus, alertmanager = programs
         self._stops = contextlib.ExitStack()
         try:
             receiver = Receiver(on_alerts)
             self._stops.callback(receiver.stop)
             _write(folder / "alertmanager.yaml", alerting.alertmanager(by, receiver.url))
-            self.alertmanager = Child("alertmanager", folder, lambda address: [
-                alertmanager, "--config.file=alertmanager.yaml", "--storage.path=alertmanager",
-                f"--web.listen-address={address}", "--cluster.listen-address=", "--log.level=warn"], called_off)
+            self.alertmanager = Child(
+                "alertmanager",
+                folder,
+                lambda address: [
+                    alertmanager,
+                    "--config.file=alertmanager.yaml",
+                    "--storage.path=alertmanager",
+                    f"--web.listen-address={address}",
+                    "--cluster.listen-address=",
+                    "--log.level=warn",
+                ],
+                called_off,
+            )
             self._stops.callback(self.alertmanager.stop)
-            _write(folder / "prometheus.yaml",
-                   alerting.prometheus("rules.yaml", exporter, engines, self.alertmanager.address, scrape_seconds))
-            self.prometheus = Child("prometheus", folder, lambda address: [
-                prometheus, "--config.file=prometheus.yaml", "--storage.tsdb.path=data",
-                f"--web.listen-address={address}", "--log.level=warn",
-                "--rules.alert.resend-delay=1s"], called_off)  # what fires before Alertmanager is known is not lost for a minute
+            _write(
+                folder / "prometheus.yaml",
+                alerting.prometheus("rules.yaml", exporter, engines, self.alertmanager.address, scrape_seconds),
+            )
+            self.prometheus = Child(
+                "prometheus",
+                folder,
+                lambda address: [
+                    prometheus,
+                    "--config.file=prometheus.yaml",
+                    "--storage.tsdb.path=data",
+                    f"--web.listen-address={address}",
+                    "--log.level=warn",
+                    "--rules.alert.resend-delay=1s",
+                ],
+                called_off,
+            )  # what fires before Alertmanager is known is not lost for a minute
             self._stops.callback(self.prometheus.stop)
             self._load_rules(folder, by, scrape_seconds)
         except BaseException:
@@ -182,11 +222,16 @@ class Stack:
         """Give Prometheus its rules once it has seen the exporter: with waiting times shortened to less than a scrape, rules
         that ask for absent series would fire before the first one.
         """
-        self.prometheus.wait_for("/api/v1/query?query=kvpressure_build_info", lambda page: '"metric":{' in page,
-                                 "had not scraped the exporter")
+        self.prometheus.wait_for(
+            "/api/v1/query?query=kvpressure_build_info",
+            lambda page: '"metric":{' in page,
+            "had not scraped the exporter",
+        )
         _write(folder / "rules.yaml", alerting.rules(by, scrape_seconds))
         self.prometheus.reload()
-        self.prometheus.wait_for("/api/v1/rules", lambda page: "KvpressureExporterAbsent" in page, "had not loaded its rules")
+        self.prometheus.wait_for(
+            "/api/v1/rules", lambda page: "KvpressureExporterAbsent" in page, "had not loaded its rules"
+        )
 
     def active_alerts(self) -> set[str]:
         """Fingerprints of the alerts that Alertmanager knows as active, muted ones included. Raises ``StackError``."""

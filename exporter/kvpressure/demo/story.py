@@ -80,9 +80,11 @@ class Story:
         signals = engine.signals
         usage = signals.kv.kv_used_ratio
         step = signals.batch.step_seconds
-        return (f"{self._scenario.pod}: {_count(signals.load.running)} running, {_count(signals.load.waiting)} waiting, "
-                f"KV cache {'?' if usage is None else f'{usage:.0%}'}, "
-                f"token every {'?' if step is None else f'{step * 1000:.0f} ms'}")
+        return (
+            f"{self._scenario.pod}: {_count(signals.load.running)} running, {_count(signals.load.waiting)} waiting, "
+            f"KV cache {'?' if usage is None else f'{usage:.0%}'}, "
+            f"token every {'?' if step is None else f'{step * 1000:.0f} ms'}"
+        )
 
     def _say(self, text: str) -> None:
         self._tell(f"[{self._elapsed():4.0f} s] {text}")
@@ -109,8 +111,9 @@ class Story:
         known = self.alerts.get(key)
         about = f"{labels['alertname']} ({labels.get('severity', '')}, {receiver}) {labels.get('pod', '')}".rstrip()
         if alert["status"] == "firing" and (known is None or known.cleared is not None):
-            self.alerts[key] = AlertSeen(labels["alertname"], labels.get("severity", ""), labels.get("pod", ""), receiver,
-                                         self._elapsed())
+            self.alerts[key] = AlertSeen(
+                labels["alertname"], labels.get("severity", ""), labels.get("pod", ""), receiver, self._elapsed()
+            )
             self._say(f"ALERT {about}: {alert.get('annotations', {}).get('summary', '')}")
         elif alert["status"] == "resolved" and known is not None and known.cleared is None:
             known.cleared = self._elapsed()
@@ -121,12 +124,16 @@ class Story:
     def summary(self, still_active: set[str] | None) -> list[str]:
         """All verdicts of the scenario's pod and all alerts, a line each. ``still_active`` as in ``missing``."""
         with self._lock:
-            lines = [f"{told.at:4.0f} s  {self._scenario.pod}  {told.verdict}{f' ({told.stage})' if told.stage else ''}"
-                     for told in self.verdicts]
+            lines = [
+                f"{told.at:4.0f} s  {self._scenario.pod}  {told.verdict}{f' ({told.stage})' if told.stage else ''}"
+                for told in self.verdicts
+            ]
             for key, alert in self.alerts.items():
                 unreported = "still firing" if key in (still_active or ()) else "ended while a higher alert muted it"
                 end = unreported if alert.cleared is None else f"cleared at {alert.cleared:.0f} s"
-                lines.append(f"{alert.fired:4.0f} s  {alert.name} ({alert.severity}, to {alert.receiver}) {alert.pod}: {end}")
+                lines.append(
+                    f"{alert.fired:4.0f} s  {alert.name} ({alert.severity}, to {alert.receiver}) {alert.pod}: {end}"
+                )
             return lines
 
     def missing(self, still_active: set[str] | None) -> list[str]:
@@ -142,12 +149,18 @@ class Story:
     def _missing_alerts(self, still_active: set[str]) -> list[str]:
         missing = []
         for name in self._scenario.alerts:
-            seen = {key: alert for key, alert in self.alerts.items()
-                    if alert.name == name and alert.pod == self._scenario.pod}
+            seen = {
+                key: alert
+                for key, alert in self.alerts.items()
+                if alert.name == name and alert.pod == self._scenario.pod
+            }
             if not seen:
                 missing.append(f"{name} did not fire for {self._scenario.pod}")
-            missing += [f"{name} ({alert.severity}) did not clear" for key, alert in seen.items()
-                        if alert.cleared is None and key in still_active]
+            missing += [
+                f"{name} ({alert.severity}) did not clear"
+                for key, alert in seen.items()
+                if alert.cleared is None and key in still_active
+            ]
         return missing
 
 

@@ -13,6 +13,6 @@ def number(value: float) -> str:
     text = repr(value)
     point = text.find(".")
     if value > 0 and point > 6:
-        digits = f"{text[0]}.{text[1:point]}{text[point + 1:]}".rstrip("0.")
+        digits = f"{text[0]}.{text[1:point]}{text[point + 1 :]}".rstrip("0.")
         return f"{digits}e+{point - 1:02d}"
     return text

@@ -53,7 +53,9 @@ def max_num_batched_tokens(current: float | None, verdict: str, t: Thresholds) -
     return float(max(least, floor(current * (1 - t["max_num_batched_tokens_cut_ratio"]))))
 
 
-def gpu_memory_utilization(s: Signals, current: float | None, out_of_memory: bool | None, t: Thresholds) -> float | None:
+def gpu_memory_utilization(
+    s: Signals, current: float | None, out_of_memory: bool | None, t: Thresholds
+) -> float | None:
     """The documented 0.7, or 0.6 for long-context or bursty traffic and where 0.7 is set already, when allocations fail on
     the device.
 

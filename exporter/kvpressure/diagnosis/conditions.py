@@ -44,8 +44,9 @@ class HeldCache:
         return True if self._held_stretches >= thresholds["kv_held_stretches"] else None
 
 
-def evaluate(s: Signals, finding: Finding, held: bool | None, utilization: float | None, signature: bool | None,
-             t: Thresholds) -> dict[str, bool | None]:
+def evaluate(
+    s: Signals, finding: Finding, held: bool | None, utilization: float | None, signature: bool | None, t: Thresholds
+) -> dict[str, bool | None]:
     """All conditions of one engine. ``utilization`` is the configured gpu_memory_utilization."""
     host = s.host
     oom_lines = oom.count(s)
@@ -55,7 +56,8 @@ def evaluate(s: Signals, finding: Finding, held: bool | None, utilization: float
         "kv_held_without_load": held,
         "allocator_fragmentation": fragmentation(s, t),
         "baseline_too_high": _baseline_too_high(s, utilization, t),
-        "host_memory_near_limit": None if host.memory_used_ratio is None
+        "host_memory_near_limit": None
+        if host.memory_used_ratio is None
         else host.memory_used_ratio >= t["host_memory_limit_ratio"],
         "host_oom_killed": _oom_killed(s, t),
         "gpu_out_of_memory": None if oom_lines is None else oom_lines > 0,
@@ -93,7 +95,11 @@ def baseline_limit(utilization: float, t: Thresholds) -> float | None:
     """The used share of a device from which on more than the engine is on it. ``None`` where the engine is allowed so much that
     a card cannot show it.
     """
-    return None if utilization >= t["baseline_full_ratio"] else min(utilization + t["baseline_excess_ratio"], t["baseline_full_ratio"])
+    return (
+        None
+        if utilization >= t["baseline_full_ratio"]
+        else min(utilization + t["baseline_excess_ratio"], t["baseline_full_ratio"])
+    )
 
 
 def _oom_killed(s: Signals, t: Thresholds) -> bool | None:

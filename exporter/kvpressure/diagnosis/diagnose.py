@@ -34,12 +34,16 @@ class Diagnoser:
         is_met = signature.met(documented, t)
         held = self._held.observe(s.time, s.progress.work_present, s.kv.kv_used_ratio, t)
         return Diagnosis(
-            verdict=finding.verdict, confidence=finding.confidence, stage=finding.stage, since=self._settled.since,
+            verdict=finding.verdict,
+            confidence=finding.confidence,
+            stage=finding.stage,
+            since=self._settled.since,
             evidence=evidence,
             supporting=tuple(evidence[name].text for name in finding.supporting),
             opposing=tuple(evidence[name].text for name in finding.opposing),
             missing=finding.missing,
             conditions=conditions.evaluate(s, finding, held, utilization, is_met, t),
-            documented_signature=documented, documented_signature_met=is_met,
+            documented_signature=documented,
+            documented_signature_met=is_met,
             signature_note=signature.note(s, finding.verdict, is_met),
         )

@@ -31,8 +31,7 @@ class Recent:
 
 def gather(s: Signals, recent: Recent, t: Thresholds) -> dict[str, Evidence]:
     """All evidence about one engine now. ``recent`` says what most of the last samples looked like."""
-    found = [*_cache(s, recent, t), *_queue(s, recent, t), *_flow(s, t), *_gpu(s, t), *_host(s, t),
-             *_harm(s, t)]
+    found = [*_cache(s, recent, t), *_queue(s, recent, t), *_flow(s, t), *_gpu(s, t), *_host(s, t), *_harm(s, t)]
     return {item.name: item for item in found}
 
 
@@ -57,8 +56,11 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
     full, near = _compare(peak, full_level), _compare(peak, near_level)
     recorded = "KV usage is not recorded" if kv.kv_recorded is False else "KV usage is not known"
     level = recorded if peak is None else f"KV cache used {percent(kv.kv_used_ratio)}, at most {percent(peak)} lately"
-    filling = None if peak is None else (
-        kv.kv_seconds_to_full is not None and kv.kv_seconds_to_full <= t["kv_seconds_to_full_warning"])
+    filling = (
+        None
+        if peak is None
+        else (kv.kv_seconds_to_full is not None and kv.kv_seconds_to_full <= t["kv_seconds_to_full_warning"])
+    )
     counted, silent = kv.preemptions_counted, kv.preemptions_silent
     preempting = None
     if counted is not None or silent is not None:
@@ -69,22 +71,47 @@ def _cache(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
         Evidence("kv_full", full, f"{level} (full from {percent(full_level)})"),
         Evidence("kv_near_full", near, f"{level} (near full from {percent(near_level)})"),
         Evidence("kv_near_full_now", _compare(kv.kv_used_ratio, near_level), level),
-        Evidence("kv_filling", filling, "KV cache is full in " + (
-            f"{kv.kv_seconds_to_full:.0f} s at the present slope" if kv.kv_seconds_to_full is not None
-            else "no foreseeable time")),
+        Evidence(
+            "kv_filling",
+            filling,
+            "KV cache is full in "
+            + (
+                f"{kv.kv_seconds_to_full:.0f} s at the present slope"
+                if kv.kv_seconds_to_full is not None
+                else "no foreseeable time"
+            ),
+        ),
         Evidence("head_of_line_blocked", _blocked(s, recent, t, _long_prompt(s)), room),
         Evidence("mean_prompt_blocked", _blocked(s, recent, t, s.context.prompt_mean), room),
         Evidence("any_prompt_fits", _any_fits(s, t), room),
-        Evidence("preempting", preempting, f"preemptions in the last minute: {_number(counted)} counted, "
-                 f"{_number(silent)} by the immediate sign"),
-        Evidence("preempting_now", _compare(kv.preemptions_recent, t["preemptions_min"]),
-                 f"{_number(kv.preemptions_recent)} preemptions in the last seconds"),
-        Evidence("running_falls_waiting_rises", sign, f"{_number(silent)} requests went from running back to waiting "
-                 "while nothing finished"),
-        Evidence("running_at_limit", load.running_at_limit, f"{_number(load.running)} running of max_num_seqs "
-                 f"{_number(load.max_num_seqs)} ({load.max_num_seqs_source or 'limit not known'})"),
-        Evidence("running_stands_still", load.running_stands_still, f"{_number(load.running)} have been running for a while, "
-                 "no more and no fewer" if load.running_stands_still else f"{_number(load.running)} run"),
+        Evidence(
+            "preempting",
+            preempting,
+            f"preemptions in the last minute: {_number(counted)} counted, {_number(silent)} by the immediate sign",
+        ),
+        Evidence(
+            "preempting_now",
+            _compare(kv.preemptions_recent, t["preemptions_min"]),
+            f"{_number(kv.preemptions_recent)} preemptions in the last seconds",
+        ),
+        Evidence(
+            "running_falls_waiting_rises",
+            sign,
+            f"{_number(silent)} requests went from running back to waiting while nothing finished",
+        ),
+        Evidence(
+            "running_at_limit",
+            load.running_at_limit,
+            f"{_number(load.running)} running of max_num_seqs "
+            f"{_number(load.max_num_seqs)} ({load.max_num_seqs_source or 'limit not known'})",
+        ),
+        Evidence(
+            "running_stands_still",
+            load.running_stands_still,
+            f"{_number(load.running)} have been running for a while, no more and no fewer"
+            if load.running_stands_still
+            else f"{_number(load.running)} run",
+        ),
     ]
 
 
@@ -135,8 +162,10 @@ def _room_text(s: Signals) -> str:
     free = _free(s)
     if free is None:
         return "free room in tokens is not known"
-    return (f"free room {free:.0f} tokens, mean prompt {_number(s.context.prompt_mean)}, p95 {_number(_long_prompt(s))}, "
-            f"at most {_number(s.context.context_limit)} tokens")
+    return (
+        f"free room {free:.0f} tokens, mean prompt {_number(s.context.prompt_mean)}, p95 {_number(_long_prompt(s))}, "
+        f"at most {_number(s.context.context_limit)} tokens"
+    )
 
 
 def _queue(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
@@ -146,20 +175,33 @@ def _queue(s: Signals, recent: Recent, t: Thresholds) -> list[Evidence]:
         queue = recent.waiting_share >= t["queue_share_ratio"] and (load.waiting or 0.0) > 0
     for_capacity = None
     if queue is not None:
-        deferred_only = load.waiting_deferred is not None and load.waiting is not None \
-            and load.waiting_deferred >= load.waiting > 0
+        deferred_only = (
+            load.waiting_deferred is not None and load.waiting is not None and load.waiting_deferred >= load.waiting > 0
+        )
         for_capacity = queue and not deferred_only
         if queue and load.waiting_deferred is None and (load.lora or load.waits_for_blocks):
-            for_capacity = None  # vLLM before 0.20 does not tell what waits for a LoRA slot or for KV blocks from elsewhere
+            for_capacity = (
+                None  # vLLM before 0.20 does not tell what waits for a LoRA slot or for KV blocks from elsewhere
+            )
     text = f"{_number(load.waiting)} requests wait, {_number(load.running)} run"
     return [
         Evidence("queue_present", queue, text),
-        Evidence("queue_short", _short(s, recent, t), f"{_number(recent.waiting_mean, 1)} of {_number(load.running)} wait, p95 of the "
-                 f"queue time {_number(s.latency.queue.get('0.95'), 2)} s"),
-        Evidence("waited_lately", None if recent.waiting_share is None else recent.waiting_share > 0,
-                 f"mean queue of the last seconds {_number(recent.waiting_mean, 1)}"),
-        Evidence("queue_for_capacity", for_capacity, text + (
-            "" if load.waiting_deferred is None else f" ({_number(load.waiting_deferred)} deferred)")),
+        Evidence(
+            "queue_short",
+            _short(s, recent, t),
+            f"{_number(recent.waiting_mean, 1)} of {_number(load.running)} wait, p95 of the "
+            f"queue time {_number(s.latency.queue.get('0.95'), 2)} s",
+        ),
+        Evidence(
+            "waited_lately",
+            None if recent.waiting_share is None else recent.waiting_share > 0,
+            f"mean queue of the last seconds {_number(recent.waiting_mean, 1)}",
+        ),
+        Evidence(
+            "queue_for_capacity",
+            for_capacity,
+            text + ("" if load.waiting_deferred is None else f" ({_number(load.waiting_deferred)} deferred)"),
+        ),
     ]
 
 
@@ -196,13 +238,21 @@ def _flow(s: Signals, t: Thresholds) -> list[Evidence]:
         Evidence("work_present", progress.work_present, f"{_number(s.load.in_flight)} requests in flight"),
         Evidence("tokens_flow", progress.tokens_flow, rates),
         Evidence("tokens_lately", progress.tokens_lately, rates),
-        Evidence("no_progress", None if stuck is None else stuck >= t["no_progress_seconds"],
-                 "work is present and no token, finished request or step with output came for "
-                 f"{_number(stuck)} s" if stuck else "tokens or finished requests came lately"),
+        Evidence(
+            "no_progress",
+            None if stuck is None else stuck >= t["no_progress_seconds"],
+            f"work is present and no token, finished request or step with output came for {_number(stuck)} s"
+            if stuck
+            else "tokens or finished requests came lately",
+        ),
         Evidence("prefill_dominates", prefill, rates + cached),
         Evidence("clients_came", progress.connections_came, "clients have come since something last came out"),
-        Evidence("engine_asleep", progress.asleep, "the engine is " + (
-            "asleep" if progress.asleep else "awake" if progress.asleep is False else "not known to sleep")),
+        Evidence(
+            "engine_asleep",
+            progress.asleep,
+            "the engine is "
+            + ("asleep" if progress.asleep else "awake" if progress.asleep is False else "not known to sleep"),
+        ),
     ]
 
 
@@ -217,7 +267,11 @@ def _page(progress: ProgressSignals, t: Thresholds) -> Evidence:
     gone = failing > (1 if progress.page_error == SLOW else 0)
     text = f"newest page is {progress.fresh_seconds:.0f} s old"
     if failing:
-        text += f", the last {failing} attempts to read one failed" if failing > 1 else ", the last attempt to read one failed"
+        text += (
+            f", the last {failing} attempts to read one failed"
+            if failing > 1
+            else ", the last attempt to read one failed"
+        )
         text += f" ({progress.page_error or NOT_KNOWN})"
     return Evidence("page_fresh", not gone and progress.fresh_seconds <= t["stale_page_seconds"], text)
 
@@ -233,7 +287,9 @@ def _gpu(s: Signals, t: Thresholds) -> list[Evidence]:
         waits = _of_some(low < t["host_queue_utilization_ratio"], high < t["host_queue_utilization_ratio"])
         idle = _of_some(low <= t["gpu_idle_ratio"], high <= t["gpu_idle_ratio"])
         starved = _of_some(low < t["gpu_starved_ratio"], starved)
-        saturated = _of_some(saturated or high >= t["compute_bound_utilization_ratio"], low >= t["compute_bound_utilization_ratio"])
+        saturated = _of_some(
+            saturated or high >= t["compute_bound_utilization_ratio"], low >= t["compute_bound_utilization_ratio"]
+        )
         text += f" (between {percent(low)} and {percent(high)}; which of them this engine uses is not known)"
     works = _works(gpu, t)
     if gpu.gpus_of_others:  # what the card does is at most what this engine does on it, and may be none of it
@@ -273,14 +329,21 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
         )
     used, power, work = gpu.gpu_utilization, gpu.power_ratio, gpu.estimated_peak_ratio
     busiest_card = used if gpu.gpu_utilization_high is None else gpu.gpu_utilization_high
-    parts = ((used, "NVML utilization {}"), (power, "power {} of the limit"), (work, "estimated work {} of the card's peak"))
+    parts = (
+        (used, "NVML utilization {}"),
+        (power, "power {} of the limit"),
+        (work, "estimated work {} of the card's peak"),
+    )
     text = ", ".join(form.format(percent(value)) for value, form in parts if value is not None)
     starved = None if busiest_card is None else busiest_card < t["gpu_starved_ratio"]
     if used is None and (_compare(power, t["power_starved_ratio"]) or _compare(work, t["gpu_starved_ratio"])):
         starved = False
     saturated = None if used is None and power is None else False
-    if _compare(used, t["compute_bound_utilization_ratio"]) or _compare(power, t["power_prefill_ratio"]) \
-            or _compare(work, t["dram_busy_ratio"]):
+    if (
+        _compare(used, t["compute_bound_utilization_ratio"])
+        or _compare(power, t["power_prefill_ratio"])
+        or _compare(work, t["dram_busy_ratio"])
+    ):
         saturated = True
     return starved, saturated, text or "GPU activity is not known"
 
@@ -297,38 +360,64 @@ def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:
 
 def _host(s: Signals, t: Thresholds) -> list[Evidence]:
     host, latency = s.host, s.latency
-    outside = None if latency.outside_engine_share is None else \
-        latency.outside_engine_share >= t["outside_engine_share_ratio"]
+    outside = (
+        None
+        if latency.outside_engine_share is None
+        else latency.outside_engine_share >= t["outside_engine_share_ratio"]
+    )
     api = _compare(host.api_cpu_cores, t["api_cpu_cores"])
     return [
-        Evidence("cpu_throttled", _compare(host.cpu_throttled_ratio, t["cpu_throttled_ratio"]),
-                 f"{percent(host.cpu_throttled_ratio)} of CFS periods throttled"),
-        Evidence("cpu_contended", _compare(host.cpu_pressure_ratio, t["cpu_pressure_ratio"]),
-                 f"something waited for a CPU {percent(host.cpu_pressure_ratio)} of the time"),
-        Evidence("cpu_saturated", _compare(host.cpu_used_ratio, t["cpu_saturated_ratio"]),
-                 f"CPU used {percent(host.cpu_used_ratio)} of its limit"),
+        Evidence(
+            "cpu_throttled",
+            _compare(host.cpu_throttled_ratio, t["cpu_throttled_ratio"]),
+            f"{percent(host.cpu_throttled_ratio)} of CFS periods throttled",
+        ),
+        Evidence(
+            "cpu_contended",
+            _compare(host.cpu_pressure_ratio, t["cpu_pressure_ratio"]),
+            f"something waited for a CPU {percent(host.cpu_pressure_ratio)} of the time",
+        ),
+        Evidence(
+            "cpu_saturated",
+            _compare(host.cpu_used_ratio, t["cpu_saturated_ratio"]),
+            f"CPU used {percent(host.cpu_used_ratio)} of its limit",
+        ),
         Evidence("api_server_saturated", api, f"API server uses {_number(host.api_cpu_cores, 2)} cores"),
-        Evidence("outside_engine_time", outside, f"{percent(latency.outside_engine_share)} of end-to-end time is "
-                 "spent outside the engine"),
+        Evidence(
+            "outside_engine_time",
+            outside,
+            f"{percent(latency.outside_engine_share)} of end-to-end time is spent outside the engine",
+        ),
     ]
 
 
 def _harm(s: Signals, t: Thresholds) -> list[Evidence]:
     worst = max(s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
-    text = "latency against baseline is not known" if worst is None else \
-        f"{worst[0]} p95 is {worst[1]:.1f} times its baseline"
+    text = (
+        "latency against baseline is not known"
+        if worst is None
+        else f"{worst[0]} p95 is {worst[1]:.1f} times its baseline"
+    )
     allocation, fell = sum(s.events.get(name, 0) for name in ALLOCATION_EVENTS), s.throughput.throughput_trend_ratio
     return [
-        Evidence("latency_multiplied", _compare(None if worst is None else worst[1], t["latency_multiplied_ratio"]),
-                 text),
-        Evidence("throughput_fell", None if fell is None else fell <= t["throughput_collapsed_ratio"],
-                 f"generation is {percent(fell)} of the best minute lately with no more requests"),
-        Evidence("allocation_failure_logged", allocation > 0 if s.events_known else None,
-                 f"{allocation} allocation failures in the log lately"),
-        Evidence("restarted_recently", None if s.host.restarts_recent is None else s.host.restarts_recent > 0,
-                 ("" if s.host.restarts_all_known or s.host.restarts_recent is None else "at least ")
-                 + f"{_number(s.host.restarts_recent)} restarts in half an hour"),
+        Evidence(
+            "latency_multiplied", _compare(None if worst is None else worst[1], t["latency_multiplied_ratio"]), text
+        ),
+        Evidence(
+            "throughput_fell",
+            None if fell is None else fell <= t["throughput_collapsed_ratio"],
+            f"generation is {percent(fell)} of the best minute lately with no more requests",
+        ),
+        Evidence(
+            "allocation_failure_logged",
+            allocation > 0 if s.events_known else None,
+            f"{allocation} allocation failures in the log lately",
+        ),
+        Evidence(
+            "restarted_recently",
+            None if s.host.restarts_recent is None else s.host.restarts_recent > 0,
+            ("" if s.host.restarts_all_known or s.host.restarts_recent is None else "at least ")
+            + f"{_number(s.host.restarts_recent)} restarts in half an hour",
+        ),
         oom.evidence(s, t),
     ]
-
-

@@ -18,8 +18,11 @@ _GB: Final = 10**9
 _MIB: Final = 2**20
 _GIB: Final = 2**30
 _PARTS: Final = (
-    ("requested_bytes", "tried to allocate {}"), ("free_bytes", "{} free on the device"), ("total_bytes", "capacity {}"),
-    ("allocated_bytes", "{} allocated by PyTorch"), ("private_pool_bytes", "{} of it in private pools"),
+    ("requested_bytes", "tried to allocate {}"),
+    ("free_bytes", "{} free on the device"),
+    ("total_bytes", "capacity {}"),
+    ("allocated_bytes", "{} allocated by PyTorch"),
+    ("private_pool_bytes", "{} of it in private pools"),
     ("reserved_unallocated_bytes", "{} reserved by PyTorch but unallocated"),
 )
 

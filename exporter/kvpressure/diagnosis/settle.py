@@ -51,8 +51,11 @@ class Settled:
         self._candidate = finding.verdict
         wait = _wait(current.verdict, finding.verdict)
         held = self._candidate_ticks >= thresholds["verdict_enter_samples"] and t - self._away_since >= thresholds[wait]
-        held |= (finding.verdict != "unknown" and wait != "pressure_leave_seconds"
-                 and t - self._found > thresholds["verdict_unconfirmed_seconds"])
+        held |= (
+            finding.verdict != "unknown"
+            and wait != "pressure_leave_seconds"
+            and t - self._found > thresholds["verdict_unconfirmed_seconds"]
+        )
         if held or page_missing or current.verdict == "unknown" or _SPANS in finding.supporting:
             return self._publish(t, finding, changed=True)
         return current

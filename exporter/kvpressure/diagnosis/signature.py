@@ -22,13 +22,14 @@ def conditions(s: Signals, t: Thresholds) -> dict[str, bool | None]:
     ratios = s.latency.baseline_ratios
     return {
         "gpu_memory_high": None if memory is None else memory > t["signature_memory_ratio"],
-        "gpu_utilization_low": None if used is None or traffic is None
+        "gpu_utilization_low": None
+        if used is None or traffic is None
         else traffic and used < t["signature_utilization_ratio"],
-        "batch_collapsed": None if s.batch.batch_p95 is None or traffic is None
+        "batch_collapsed": None
+        if s.batch.batch_p95 is None or traffic is None
         else traffic and s.batch.batch_p95 <= t["signature_batch_size"],
         "latency_rising": max(ratios.values()) >= t["latency_rising_ratio"] if ratios else None,
-        "throughput_flat": None if traffic is None else
-        (s.throughput.throughput_flat if traffic else False),
+        "throughput_flat": None if traffic is None else (s.throughput.throughput_flat if traffic else False),
     }
 
 
@@ -45,7 +46,11 @@ def note(s: Signals, verdict: str, is_met: bool | None) -> str:
     level = s.kv.kv_used_ratio_max
     used = percent(level) + ("" if level is None else " at most")
     if is_met:
-        return (f"The documented signature is met, yet the KV cache is used {used}: vLLM reserves its memory at start, so "
-                "device memory is high with an empty cache, and a small model or a busy host keeps GPU utilization low.")
-    return (f"The documented signature is not met, yet the KV cache is used {used} and requests wait for it: under KV "
-            "pressure decoding keeps some kernel running nearly all the time, so GPU utilization stays high.")
+        return (
+            f"The documented signature is met, yet the KV cache is used {used}: vLLM reserves its memory at start, so "
+            "device memory is high with an empty cache, and a small model or a busy host keeps GPU utilization low."
+        )
+    return (
+        f"The documented signature is not met, yet the KV cache is used {used} and requests wait for it: under KV "
+        "pressure decoding keeps some kernel running nearly all the time, so GPU utilization stays high."
+    )

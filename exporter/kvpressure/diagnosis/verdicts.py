@@ -17,7 +17,9 @@ from kvpressure.signals.score import PROFILING
 from kvpressure.state import Evidence
 from kvpressure.thresholds import Thresholds
 
-UNSORTED: Final = "how many of the waiting requests wait for a LoRA slot or for KV blocks from elsewhere (vLLM from 0.20 on tells)"
+UNSORTED: Final = (
+    "how many of the waiting requests wait for a LoRA slot or for KV blocks from elsewhere (vLLM from 0.20 on tells)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,12 @@ def asleep(case: Case) -> Finding | None:
     """Sleep mode has offloaded the weights: whoever waits, waits for somebody to wake the engine up."""
     if not case.true("engine_asleep") or case.false("work_present"):
         return None
-    return Finding("unknown", case.thresholds["confidence_undecided"], supporting=("engine_asleep", "work_present"),
-                   missing=("what the engine does when it is awake: it is asleep, its weights are offloaded",))
+    return Finding(
+        "unknown",
+        case.thresholds["confidence_undecided"],
+        supporting=("engine_asleep", "work_present"),
+        missing=("what the engine does when it is awake: it is asleep, its weights are offloaded",),
+    )
 
 
 def frozen_or_stalled(case: Case) -> Finding | None:
@@ -92,24 +98,45 @@ def frozen_or_stalled(case: Case) -> Finding | None:
     if stuck is None or not case.true("no_progress"):
         return None
     moved, runs = (s.progress.seconds_still or 0.0) < t["no_progress_seconds"], (s.load.running or 0.0) > 0
-    computing = s.kv.kv_slope_per_second is not None and s.kv.kv_slope_per_second > 0 and moved and runs \
-        and not case.true("preempting") and not case.true("kv_full")
+    computing = (
+        s.kv.kv_slope_per_second is not None
+        and s.kv.kv_slope_per_second > 0
+        and moved
+        and runs
+        and not case.true("preempting")
+        and not case.true("kv_full")
+    )
     if computing and stuck < t["prefill_patience_seconds"]:
         if case.true("queue_present"):
-            return Finding("compute_bound", t["confidence_long_prefill"], supporting=("queue_present", "work_present"),
-                           opposing=("no_progress",), missing=_absent(case, "gpu_saturated"))
+            return Finding(
+                "compute_bound",
+                t["confidence_long_prefill"],
+                supporting=("queue_present", "work_present"),
+                opposing=("no_progress",),
+                missing=_absent(case, "gpu_saturated"),
+            )
         return None
     if stuck < t["stalled_seconds"]:
-        return Finding("unknown", t["confidence_no_progress"], supporting=("no_progress",), missing=("whether it moves again",))
+        return Finding(
+            "unknown", t["confidence_no_progress"], supporting=("no_progress",), missing=("whether it moves again",)
+        )
     if s.progress.ever_useful is False and runs and stuck < t["prefill_patience_seconds"]:
-        return Finding("unknown", t["confidence_no_progress"], supporting=("no_progress",), missing=(
-            "what a first answer takes: nothing has come out since the start, so kernels may be compiled for the first request",))
+        return Finding(
+            "unknown",
+            t["confidence_no_progress"],
+            supporting=("no_progress",),
+            missing=(
+                "what a first answer takes: nothing has come out since the start, so kernels may be compiled for the first request",
+            ),
+        )
     if stuck < t["prefill_patience_seconds"] and (step := _long_step(case, runs)):
         return Finding("unknown", t["confidence_no_progress"], supporting=("no_progress",), missing=(step,))
     if not runs and (waits := deferred(case)) is not None:
         return waits
     if not runs and case.queue_unsorted() and s.load.waits_for_blocks:  # who runs nothing has LoRA slots to give away
-        return Finding("stalled", t["confidence_stalled_alone"], supporting=("no_progress", "work_present"), missing=(UNSORTED,))
+        return Finding(
+            "stalled", t["confidence_stalled_alone"], supporting=("no_progress", "work_present"), missing=(UNSORTED,)
+        )
     return _frozen(case, moved) or _stalled(case, moved)
 
 
@@ -128,9 +155,16 @@ def _frozen(case: Case, moved: bool) -> Finding | None:
     s = case.signals
     if moved or (s.load.waiting or 0.0) > 0 or case.false("gpu_idle") or not _clients_gone(s):
         return None
-    return Finding("unknown", case.thresholds["confidence_frozen"], supporting=("no_progress",), frozen=True, missing=(
-        "whether requests are really there: no gauge moves and the clients seem to be gone, so the gauges may be left "
-        "over from aborted requests",))
+    return Finding(
+        "unknown",
+        case.thresholds["confidence_frozen"],
+        supporting=("no_progress",),
+        frozen=True,
+        missing=(
+            "whether requests are really there: no gauge moves and the clients seem to be gone, so the gauges may be left "
+            "over from aborted requests",
+        ),
+    )
 
 
 def _stalled(case: Case, moved: bool) -> Finding:
@@ -139,12 +173,20 @@ def _stalled(case: Case, moved: bool) -> Finding:
     missing: tuple[str, ...] = ()
     silent = case.true("gpu_idle") or ((s.compute.gpus_shared or s.compute.gpus_of_others) and case.unknown("gpu_idle"))
     if not moved and s.load.waiting == 0 and silent and not case.true("clients_came"):
-        ground, missing = "confidence_stalled_alone", (
-            "whether requests are really there: nobody waits and the GPU is idle, so the gauges may be left over from aborted "
-            "requests, whose clients or gateway keep their connections",)
-    return Finding("stalled", t[ground], supporting=("no_progress", "work_present", *(
-        n for n in ("gpu_idle", "clients_came") if case.true(n))),
-                   opposing=("tokens_flow",) if case.true("tokens_flow") else (), missing=missing)
+        ground, missing = (
+            "confidence_stalled_alone",
+            (
+                "whether requests are really there: nobody waits and the GPU is idle, so the gauges may be left over from aborted "
+                "requests, whose clients or gateway keep their connections",
+            ),
+        )
+    return Finding(
+        "stalled",
+        t[ground],
+        supporting=("no_progress", "work_present", *(n for n in ("gpu_idle", "clients_came") if case.true(n))),
+        opposing=("tokens_flow",) if case.true("tokens_flow") else (),
+        missing=missing,
+    )
 
 
 def _clients_gone(s: Signals) -> bool:
@@ -170,8 +212,11 @@ def deferred(case: Case) -> Finding | None:
     if not case.true("queue_present") or not case.false("queue_for_capacity"):
         return None
     return host_bound(case) or Finding(
-        "unknown", case.thresholds["confidence_undecided"], supporting=("queue_for_capacity",),
-        missing=("what the deferred requests wait for: LoRA slots, a grammar, or KV blocks from elsewhere",))
+        "unknown",
+        case.thresholds["confidence_undecided"],
+        supporting=("queue_for_capacity",),
+        missing=("what the deferred requests wait for: LoRA slots, a grammar, or KV blocks from elsewhere",),
+    )
 
 
 def kv_pressure(case: Case) -> Finding | None:
@@ -180,12 +225,26 @@ def kv_pressure(case: Case) -> Finding | None:
         return None
     known_limit = case.signals.load.max_num_seqs_source in ("args", "log")
     at_limit = case.true("running_at_limit") and known_limit and case.signals.load.running_at_limit_now is not False
-    pushed = case.true("preempting") and not case.false("kv_near_full_now") \
+    pushed = (
+        case.true("preempting")
+        and not case.false("kv_near_full_now")
         and (case.true("preempting_now") or not case.false("waited_lately"))
+    )
     if at_limit and not pushed:
         return None
-    supports = [name for name in ("kv_full", "queue_for_capacity", "preempting", "running_falls_waiting_rises",
-                                  "head_of_line_blocked", "latency_multiplied", "gpu_out_of_memory") if case.true(name)]
+    supports = [
+        name
+        for name in (
+            "kv_full",
+            "queue_for_capacity",
+            "preempting",
+            "running_falls_waiting_rises",
+            "head_of_line_blocked",
+            "latency_multiplied",
+            "gpu_out_of_memory",
+        )
+        if case.true(name)
+    ]
     opposing = tuple(name for name in ("running_at_limit", "prefill_dominates") if case.true(name))
     queue = case.true("queue_for_capacity") or (case.queue_unsorted() and case.true("kv_near_full"))
     ground = _kv_ground(case, queue, pushed)
@@ -202,7 +261,11 @@ def kv_pressure(case: Case) -> Finding | None:
 def _held_for_others(case: Case) -> bool:
     """Hardly anything runs, so whoever holds the blocks may be a server that has yet to pull them."""
     load = case.signals.load
-    return load.waits_for_blocks and load.kv_role != "kv_consumer" and (load.running or 0.0) < case.thresholds["host_min_requests"]
+    return (
+        load.waits_for_blocks
+        and load.kv_role != "kv_consumer"
+        and (load.running or 0.0) < case.thresholds["host_min_requests"]
+    )
 
 
 def _kv_ground(case: Case, queue: bool, pushed: bool) -> str | None:
@@ -235,15 +298,22 @@ def stage(case: Case) -> str:
     per_running = case.signals.kv.preemptions_per_running_minute
     if case.true("allocation_failure_logged"):
         return "failing"
-    if per_running is not None and case.true("preempting") and (
+    if (
+        per_running is not None
+        and case.true("preempting")
+        and (
             per_running >= case.thresholds["thrashing_preemptions_per_running_minute"]
-            or case.true("latency_multiplied")):
+            or case.true("latency_multiplied")
+        )
+    ):
         return "thrashing"
     return "saturated" if case.true("kv_full") or case.true("preempting") else "building"
 
 
 _LIMIT_GROUNDS: Final[Mapping[str, str]] = {
-    "args": "confidence_limit_told", "log": "confidence_limit_told", "default": "confidence_limit_default",
+    "args": "confidence_limit_told",
+    "log": "confidence_limit_told",
+    "default": "confidence_limit_default",
 }
 
 
@@ -274,8 +344,13 @@ def concurrency_limited(case: Case) -> Finding | None:
     if busy:
         confidence = min(confidence, t["confidence_limit_doubt"])
     opposing = [n for n in ("kv_full", "gpu_starved") if case.true(n)] + ["any_prompt_fits"] * _may_not_fit(case) + busy
-    return Finding("concurrency_limited", confidence, supporting=("running_at_limit", "queue_present"), opposing=tuple(opposing),
-                   missing=_absent(case, "kv_full", "tokens_flow"))
+    return Finding(
+        "concurrency_limited",
+        confidence,
+        supporting=("running_at_limit", "queue_present"),
+        opposing=tuple(opposing),
+        missing=_absent(case, "kv_full", "tokens_flow"),
+    )
 
 
 def _gpu_may_bind(case: Case) -> list[str]:
@@ -283,7 +358,11 @@ def _gpu_may_bind(case: Case) -> list[str]:
     weights once for more requests.
     """
     gpu, t = case.signals.compute, case.thresholds
-    used, most = (gpu.tensor_activity, "tensor_busy_ratio") if gpu.activity_level == PROFILING else (gpu.power_ratio, "power_prefill_ratio")
+    used, most = (
+        (gpu.tensor_activity, "tensor_busy_ratio")
+        if gpu.activity_level == PROFILING
+        else (gpu.power_ratio, "power_prefill_ratio")
+    )
     found = ["gpu_works"] if used is not None and used >= t[most] and case.true("gpu_works") else []
     may = found or ((used is None or gpu.gpus_of_others) and not case.false("gpu_saturated"))
     return [*found, "prefill_dominates"] if may and case.true("prefill_dominates") else found
@@ -297,8 +376,11 @@ def host_bound(case: Case) -> Finding | None:
     periods are throttled, says it until the engine's normal is known and nobody is harmed: some models never need more of it.
     """
     busy = case.true("tokens_flow") or case.true("work_present")
-    reasons = [n for n in ("cpu_throttled", "cpu_contended", "cpu_saturated", "outside_engine_time", "gpu_starved")
-               if case.true(n)]
+    reasons = [
+        n
+        for n in ("cpu_throttled", "cpu_contended", "cpu_saturated", "outside_engine_time", "gpu_starved")
+        if case.true(n)
+    ]
     if case.true("api_server_saturated") and case.true("outside_engine_time"):
         reasons.append("api_server_saturated")
     gpu_waits, gpu_low = not case.true("gpu_saturated"), case.true("gpu_utilization_low")
@@ -306,7 +388,9 @@ def host_bound(case: Case) -> Finding | None:
     mostly = (case.signals.host.cpu_throttled_ratio or 0.0) >= case.thresholds["cpu_throttled_most_ratio"]
     stopped = mostly and gpu_low and case.false("gpu_saturated") and not case.false("latency_multiplied")
     if (case.true("cpu_throttled") or case.true("cpu_contended")) and gpu_waits and busy and suffers:
-        return _host(case, "confidence_host_throttled_gpu_low" if gpu_low else "confidence_host_throttled", reasons, sure=stopped)
+        return _host(
+            case, "confidence_host_throttled_gpu_low" if gpu_low else "confidence_host_throttled", reasons, sure=stopped
+        )
     if case.true("cpu_saturated") and gpu_waits and (busy or case.true("gpu_idle")) and suffers:
         return _host(case, "confidence_host_cpu_gpu_low" if gpu_low and busy else "confidence_host_cpu", reasons)
     several = (case.signals.load.running or 0.0) >= case.thresholds["host_min_requests"]
@@ -314,8 +398,14 @@ def host_bound(case: Case) -> Finding | None:
         return _host(case, "confidence_host_gpu_starved", reasons, sure=not case.false("latency_multiplied"))
     if "api_server_saturated" in reasons and not case.true("kv_near_full"):
         return _host(case, "confidence_host_api_server", reasons, sure=True)
-    if _queued(case) and case.true("queue_for_capacity") and gpu_low and case.false("kv_near_full") \
-            and case.true("tokens_flow") and not case.true("prefill_dominates"):
+    if (
+        _queued(case)
+        and case.true("queue_for_capacity")
+        and gpu_low
+        and case.false("kv_near_full")
+        and case.true("tokens_flow")
+        and not case.true("prefill_dominates")
+    ):
         return _host(case, "confidence_host_queue", ["queue_present", "gpu_utilization_low"])
     return None
 
@@ -331,10 +421,13 @@ def _host(case: Case, ground: str, reasons: list[str], sure: bool = False) -> Fi
     unsorted = case.queue_unsorted()
     sure = sure and not unsorted
     harm = [n for n in ("queue_present", "latency_multiplied", "throughput_fell") if case.true(n) and n not in reasons]
-    return Finding("host_bound", t[ground] if sure else min(t[ground], t["confidence_host_harmless"]),
-                   supporting=(*reasons, *harm),
-                   opposing=tuple(n for n in ("kv_near_full", "gpu_saturated") if case.true(n)),
-                   missing=(UNSORTED,) * unsorted + _absent(case, "gpu_saturated", "cpu_throttled", "cpu_saturated"))
+    return Finding(
+        "host_bound",
+        t[ground] if sure else min(t[ground], t["confidence_host_harmless"]),
+        supporting=(*reasons, *harm),
+        opposing=tuple(n for n in ("kv_near_full", "gpu_saturated") if case.true(n)),
+        missing=(UNSORTED,) * unsorted + _absent(case, "gpu_saturated", "cpu_throttled", "cpu_saturated"),
+    )
 
 
 def compute_bound(case: Case) -> Finding | None:
@@ -354,10 +447,13 @@ def compute_bound(case: Case) -> Finding | None:
     held = ("running_stands_still",) if case.true("running_stands_still") and below else ()
     doubts = held + ("any_prompt_fits",) * _may_not_fit(case)
     unsure = doubts or case.unknown("queue_short") or case.queue_unsorted()
-    return Finding("compute_bound", min(t[ground], t["confidence_compute_doubt"]) if unsure else t[ground],
-                   supporting=tuple(n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)),
-                   opposing=doubts + tuple(n for n in ("kv_near_full",) if case.true(n)),
-                   missing=(UNSORTED,) * case.queue_unsorted() + _absent(case, "kv_full", "gpu_saturated"))
+    return Finding(
+        "compute_bound",
+        min(t[ground], t["confidence_compute_doubt"]) if unsure else t[ground],
+        supporting=tuple(n for n in ("prefill_dominates", "gpu_saturated", "queue_present") if case.true(n)),
+        opposing=doubts + tuple(n for n in ("kv_near_full",) if case.true(n)),
+        missing=(UNSORTED,) * case.queue_unsorted() + _absent(case, "kv_full", "gpu_saturated"),
+    )
 
 
 def _may_not_fit(case: Case) -> bool:
@@ -391,16 +487,20 @@ def healthy(case: Case) -> Finding | None:
         return None
     thrashing = case.true("kv_full") and case.true("preempting")
     seen = not case.unknown("queue_present") and case.false("no_progress") and not thrashing
-    return Finding("healthy", case.thresholds["confidence_healthy" if seen else "confidence_healthy_unseen"],
-                   supporting=("tokens_flow", "queue_short" if case.true("queue_present") else "queue_present"),
-                   opposing=tuple(n for n in ("kv_full", "preempting", "latency_multiplied", "cpu_throttled") if case.true(n)),
-                   missing=_absent(case, "queue_present", "kv_full"))
+    return Finding(
+        "healthy",
+        case.thresholds["confidence_healthy" if seen else "confidence_healthy_unseen"],
+        supporting=("tokens_flow", "queue_short" if case.true("queue_present") else "queue_present"),
+        opposing=tuple(n for n in ("kv_full", "preempting", "latency_multiplied", "cpu_throttled") if case.true(n)),
+        missing=_absent(case, "queue_present", "kv_full"),
+    )
 
 
 def undecided(case: Case) -> Finding:
     """Nothing above holds: say what is missing instead of guessing."""
-    missing = _absent(case, "tokens_flow", "work_present", "kv_full", "running_at_limit", "gpu_saturated",
-                      "cpu_throttled")
+    missing = _absent(
+        case, "tokens_flow", "work_present", "kv_full", "running_at_limit", "gpu_saturated", "cpu_throttled"
+    )
     if case.queue_unsorted():
         missing = (UNSORTED, *missing)
     if case.samples <= 1:
@@ -426,7 +526,16 @@ def _absent(case: Case, *names: str) -> tuple[str, ...]:
 
 
 ORDER: Final[tuple[Callable[[Case], Finding | None], ...]] = (
-    no_page, asleep, frozen_or_stalled, idle, deferred, kv_pressure, concurrency_limited, host_bound, compute_bound, healthy,
+    no_page,
+    asleep,
+    frozen_or_stalled,
+    idle,
+    deferred,
+    kv_pressure,
+    concurrency_limited,
+    host_bound,
+    compute_bound,
+    healthy,
 )
 
 

@@ -38,8 +38,17 @@ def families(state: State) -> Families:
         _add_gpu(out, gpu, split.get(gpu.reading.uuid))
     _add_gpu_counts(out, state)
     for owner in state.owners:
-        out.add("gpu_pod_info", (clean(owner.uuid), clean(owner.namespace), clean(owner.pod), clean(owner.container),
-                                 str(owner.shared).lower()), 1)
+        out.add(
+            "gpu_pod_info",
+            (
+                clean(owner.uuid),
+                clean(owner.namespace),
+                clean(owner.pod),
+                clean(owner.container),
+                str(owner.shared).lower(),
+            ),
+            1,
+        )
     for engine in state.engines:
         add_engine(out, engine)
     for container in state.containers:
@@ -65,8 +74,9 @@ def _memory(gpu: GpuState, told_by_parts: frozenset[str] | None) -> dict[str, fl
     used ratio, which would alarm for what engines in its parts reserve. ``told_by_parts`` None = it is not split.
     """
     reading = gpu.reading
-    found: dict[str, float | None] = {f"gpu_{name}": getattr(reading, name) for name in _MEMORY_FIELDS
-                                      if name not in (told_by_parts or ())}
+    found: dict[str, float | None] = {
+        f"gpu_{name}": getattr(reading, name) for name in _MEMORY_FIELDS if name not in (told_by_parts or ())
+    }
     if told_by_parts is None:
         found["gpu_memory_used_ratio"] = reading.memory_used_ratio
     found["gpu_memory_demand_ratio"] = gpu.demand_ratio

@@ -27,12 +27,21 @@ def diagnosis_document(state: State, node_name: str, around: Surroundings | None
         "headline": headline(state),
         "engines": [_engine(engine_view(engine, state, around)) for engine in state.engines],
         "gpus": [_gpu(gpu, state) for gpu in state.gpus],
-        "containers": [{**asdict(container.reading), "cpu_throttled_ratio": container.cpu_throttled_ratio,
-                        "cpu_used_ratio": container.cpu_used_ratio, "memory_used_ratio": container.memory_used_ratio,
-                        "log_events": container.log_events} for container in state.containers],
+        "containers": [
+            {
+                **asdict(container.reading),
+                "cpu_throttled_ratio": container.cpu_throttled_ratio,
+                "cpu_used_ratio": container.cpu_used_ratio,
+                "memory_used_ratio": container.memory_used_ratio,
+                "log_events": container.log_events,
+            }
+            for container in state.containers
+        ],
         "node_conditions": {condition.type: condition.status for condition in state.node_conditions},
-        "sources": {name: {key: value for key, value in asdict(health).items() if key != "name"}
-                    for name, health in state.health.items()},
+        "sources": {
+            name: {key: value for key, value in asdict(health).items() if key != "name"}
+            for name, health in state.health.items()
+        },
         "targets": [asdict(target) for target in state.targets],
         "expected_gpus": state.expected_gpus,
         "ticks": state.ticks,
@@ -47,9 +56,17 @@ def diagnosis_document(state: State, node_name: str, around: Surroundings | None
 def _engine(view: EngineView) -> dict[str, Any]:
     engine = view.state
     return {
-        "namespace": engine.key.namespace, "pod": engine.key.pod, "model_name": engine.key.model_name,
-        "engine": engine.key.engine, "target": engine.target, "container": engine.container, "gpus": engine.gpus,
-        "up": engine.up, "error": engine.error, "version": engine.version, "flavour": engine.flavour,
+        "namespace": engine.key.namespace,
+        "pod": engine.key.pod,
+        "model_name": engine.key.model_name,
+        "engine": engine.key.engine,
+        "target": engine.target,
+        "container": engine.container,
+        "gpus": engine.gpus,
+        "up": engine.up,
+        "error": engine.error,
+        "version": engine.version,
+        "flavour": engine.flavour,
         **_diagnosis(engine.diagnosis),
         "condition_texts": {one.name: one.text for one in view.standings},
         "signals": engine.signals.flat() if engine.up else {},
@@ -65,13 +82,20 @@ def _engine(view: EngineView) -> dict[str, Any]:
 
 def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
-        "verdict": diagnosis.verdict, "confidence": diagnosis.confidence, "stage": diagnosis.stage,
+        "verdict": diagnosis.verdict,
+        "confidence": diagnosis.confidence,
+        "stage": diagnosis.stage,
         "since": diagnosis.since,
         "evidence": {name: {"value": item.value, "text": item.text} for name, item in diagnosis.evidence.items()},
-        "supporting": diagnosis.supporting, "opposing": diagnosis.opposing, "missing": diagnosis.missing,
+        "supporting": diagnosis.supporting,
+        "opposing": diagnosis.opposing,
+        "missing": diagnosis.missing,
         "conditions": diagnosis.conditions,
-        "documented_signature": {"met": diagnosis.documented_signature_met,
-                                 "conditions": diagnosis.documented_signature, "note": diagnosis.signature_note},
+        "documented_signature": {
+            "met": diagnosis.documented_signature_met,
+            "conditions": diagnosis.documented_signature,
+            "note": diagnosis.signature_note,
+        },
     }
 
 
@@ -84,10 +108,14 @@ def _gpu(gpu: GpuState, state: State) -> dict[str, Any]:
     return {
         **{key: value for key, value in asdict(reading).items() if key != "processes"},
         "demand_ratio": gpu.demand_ratio,
-        "owners": [{"namespace": owner.namespace, "pod": owner.pod, "container": owner.container,
-                    "shared": owner.shared} for owner in state.owners if owner.uuid == reading.uuid],
-        "process_bytes": [{"namespace": namespace, "pod": pod, "bytes": size}
-                          for (namespace, pod), size in gpu.process_bytes.items()],
+        "owners": [
+            {"namespace": owner.namespace, "pod": owner.pod, "container": owner.container, "shared": owner.shared}
+            for owner in state.owners
+            if owner.uuid == reading.uuid
+        ],
+        "process_bytes": [
+            {"namespace": namespace, "pod": pod, "bytes": size} for (namespace, pod), size in gpu.process_bytes.items()
+        ],
     }
 
 

@@ -24,8 +24,11 @@ def add_engine(out: Families, engine: EngineState) -> None:
     key = engine.key
     labels = (clean(key.namespace), clean(key.pod), clean(key.model_name), clean(key.engine))
     out.add("engine_up", labels, engine.up)
-    out.add("engine_info", (*labels, clean(engine.version), clean(engine.flavour), clean(engine.container),
-                            clean(engine.target)), 1)
+    out.add(
+        "engine_info",
+        (*labels, clean(engine.version), clean(engine.flavour), clean(engine.container), clean(engine.target)),
+        1,
+    )
     for uuid in engine.gpus:
         out.add("engine_gpu_info", (*labels, clean(uuid)), 1)
     _add_diagnosis(out, labels, engine.diagnosis)
@@ -80,8 +83,15 @@ def _add_kv(out: Families, labels: Labels, signals: Signals) -> None:
 def _add_score(out: Families, labels: Labels, signals: Signals) -> None:
     compute = signals.compute
     out.add("memory_high_compute_low_score", labels, compute.memory_high_compute_low_score)
-    out.each("score_factor", labels, {"memory": compute.score_memory_factor, "compute": compute.score_compute_factor,
-                                      "demand": compute.score_demand_factor})
+    out.each(
+        "score_factor",
+        labels,
+        {
+            "memory": compute.score_memory_factor,
+            "compute": compute.score_compute_factor,
+            "demand": compute.score_demand_factor,
+        },
+    )
     out.states("score_evidence_level", labels, LEVELS, compute.activity_level)
 
 
@@ -96,14 +106,20 @@ def _add_batch(out: Families, labels: Labels, signals: Signals) -> None:
 def _add_load(out: Families, labels: Labels, signals: Signals) -> None:
     load, throughput, progress = signals.load, signals.throughput, signals.progress
     out.add("requests_running", labels, load.running)
-    out.each("requests_waiting", labels, {"all": load.waiting, "capacity": load.waiting_capacity,
-                                          "deferred": load.waiting_deferred})
+    out.each(
+        "requests_waiting",
+        labels,
+        {"all": load.waiting, "capacity": load.waiting_capacity, "deferred": load.waiting_deferred},
+    )
     out.add("requests_in_flight", labels, load.in_flight)
     out.each("max_concurrent_requests", labels, load.limits)
     out.add("concurrency_ratio", labels, load.concurrency_ratio)
     out.add("arrival_burst_ratio", labels, load.arrival_burst_ratio)
-    out.each("tokens_per_second", labels, {"prompt": throughput.prompt_tokens_per_second,
-                                           "generation": throughput.generation_tokens_per_second})
+    out.each(
+        "tokens_per_second",
+        labels,
+        {"prompt": throughput.prompt_tokens_per_second, "generation": throughput.generation_tokens_per_second},
+    )
     out.add("throughput_trend_ratio", labels, throughput.throughput_trend_ratio)
     out.add("engine_progressing", labels, progress.progressing if progress.work_present else None)
 
@@ -112,8 +128,11 @@ def _add_shape(out: Families, labels: Labels, signals: Signals) -> None:
     context = signals.context
     out.each("context_length_tokens", labels, {"max_5m": context.context_max_5m, "mean": context.context_mean})
     out.add("context_length_spike_ratio", labels, context.context_spike_ratio)
-    for kind, quantiles in (("prompt", context.prompt_quantiles), ("output", context.output_quantiles),
-                            ("max_tokens", context.max_tokens_quantiles)):
+    for kind, quantiles in (
+        ("prompt", context.prompt_quantiles),
+        ("output", context.output_quantiles),
+        ("max_tokens", context.max_tokens_quantiles),
+    ):
         out.each("request_tokens", (*labels, kind), quantiles)
     out.add("request_shape_two_humps", labels, context.two_humps)
     out.each("stream_seconds", labels, context.stream_quantiles)
@@ -121,8 +140,12 @@ def _add_shape(out: Families, labels: Labels, signals: Signals) -> None:
 
 def _add_latency(out: Families, labels: Labels, signals: Signals) -> None:
     latency = signals.latency
-    for phase, quantiles in (("ttft", latency.ttft), ("inter_token", latency.inter_token), ("e2e", latency.e2e),
-                             ("queue", latency.queue)):
+    for phase, quantiles in (
+        ("ttft", latency.ttft),
+        ("inter_token", latency.inter_token),
+        ("e2e", latency.e2e),
+        ("queue", latency.queue),
+    ):
         out.each("latency_seconds", (*labels, phase), quantiles)
     out.each("latency_baseline_ratio", labels, latency.baseline_ratios)
     out.add("outside_engine_seconds", labels, latency.outside_engine_seconds)

@@ -65,8 +65,10 @@ class Families:
         named = dict(zip(BY_NAME[name].labels, labels, strict=True))
         count = float(max(cumulative.values()))
         bounds = {**{bound: float(n) for bound, n in sorted(cumulative.items())}, math.inf: count}
-        samples = [Sample(f"{full}_bucket", {**named, "le": floatToGoString(bound)}, n)  # type: ignore[no-untyped-call]
-                   for bound, n in bounds.items()]
+        samples = [
+            Sample(f"{full}_bucket", {**named, "le": floatToGoString(bound)}, n)  # type: ignore[no-untyped-call]
+            for bound, n in bounds.items()
+        ]
         samples += [Sample(f"{full}_count", named, count), Sample(f"{full}_sum", named, total)]
         self._histograms[labels] = samples
 
@@ -78,8 +80,10 @@ class Families:
                 family.samples = [sample for samples in self._histograms.values() for sample in samples]
             else:
                 name = metric.full_name
-                family.samples = [Sample(name, dict(zip(metric.labels, labels, strict=True)), value)
-                                  for labels, value in self._values.get(metric.name, {}).items()]
+                family.samples = [
+                    Sample(name, dict(zip(metric.labels, labels, strict=True)), value)
+                    for labels, value in self._values.get(metric.name, {}).items()
+                ]
             if family.samples:
                 yield family
 

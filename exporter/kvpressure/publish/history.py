@@ -77,7 +77,9 @@ class History:
                 return {}
             first = (ring.last + 1) % SLOTS
             rows = {name: (*series[first:], *series[:first]) for name, series in ring.values.items()}
-        return {name: tuple(None if math.isnan(value) else round(value, 4) for value in row) for name, row in rows.items()}
+        return {
+            name: tuple(None if math.isnan(value) else round(value, 4) for value in row) for name, row in rows.items()
+        }
 
 
 def _take(ring: _Ring, slot: int, engine: EngineState) -> None:

@@ -15,16 +15,25 @@ BOARDS: Final = {
     "kvpressure-configuration": "Configuration and exporter health",
 }
 VERDICT_RUNBOOKS: Final = {
-    "kv_pressure": "VllmKVCachePressure", "concurrency_limited": "VllmConcurrencyNearLimit",
-    "compute_bound": "VllmQueueTimeHigh", "host_bound": "VllmHostBound", "stalled": "VllmEngineStalled",
+    "kv_pressure": "VllmKVCachePressure",
+    "concurrency_limited": "VllmConcurrencyNearLimit",
+    "compute_bound": "VllmQueueTimeHigh",
+    "host_bound": "VllmHostBound",
+    "stalled": "VllmEngineStalled",
     "unknown": "VllmEngineDown",
 }
 CONDITION_RUNBOOKS: Final = {
-    "memory_leak_idle": "VllmMemoryLeak", "kv_held_without_load": "VllmKVHeldWithoutLoad",
-    "allocator_fragmentation": "VllmMemoryFragmentation", "baseline_too_high": "VllmBaselineTooHigh",
-    "host_memory_near_limit": "VllmHostMemoryNearLimit", "host_oom_killed": "VllmOOMKilled",
-    "gpu_out_of_memory": "VllmAllocationFailure", "crash_loop": "VllmCrashLoop", "gpu_fault": "GpuXidError",
-    "metrics_frozen": "VllmEngineStalled", "documented_signature": "VllmDocumentedSignature",
+    "memory_leak_idle": "VllmMemoryLeak",
+    "kv_held_without_load": "VllmKVHeldWithoutLoad",
+    "allocator_fragmentation": "VllmMemoryFragmentation",
+    "baseline_too_high": "VllmBaselineTooHigh",
+    "host_memory_near_limit": "VllmHostMemoryNearLimit",
+    "host_oom_killed": "VllmOOMKilled",
+    "gpu_out_of_memory": "VllmAllocationFailure",
+    "crash_loop": "VllmCrashLoop",
+    "gpu_fault": "GpuXidError",
+    "metrics_frozen": "VllmEngineStalled",
+    "documented_signature": "VllmDocumentedSignature",
 }
 
 
@@ -49,7 +58,9 @@ class Links:
 
     def board(self, uid: str, key: EngineKey | None = None) -> Link:
         """A board, narrowed to one engine's pod when ``key`` is given."""
-        narrowed = {} if key is None else {"var-namespace": key.namespace, "var-model": key.model_name, "var-pod": key.pod}
+        narrowed = (
+            {} if key is None else {"var-namespace": key.namespace, "var-model": key.model_name, "var-pod": key.pod}
+        )
         chosen = urlencode({name: value for name, value in narrowed.items() if value})
         url = f"{self.dashboards}/d/{uid}{'?' if chosen else ''}{chosen}" if self.dashboards else ""
         return Link(BOARDS[uid], url)

@@ -31,11 +31,21 @@ def _template() -> Template:
     """The compiled page. jinja2 is imported by the first view, so that an exporter nobody looks at is lighter."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined,
-                              trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters.update(
-        bytes=wording.bytes_text, percent=wording.percent_text, duration=wording.duration_text,
-        clock=wording.clock_text, number=wording.number_text, words=wording.words)
+        bytes=wording.bytes_text,
+        percent=wording.percent_text,
+        duration=wording.duration_text,
+        clock=wording.clock_text,
+        number=wording.number_text,
+        words=wording.words,
+    )
     return environment.get_template("page.html.j2")
 
 
@@ -51,8 +61,9 @@ def page_headers() -> dict[str, str]:
     style, script = (_hash(_asset(name)) for name in ("page.css", "page.js"))
     return {
         "Content-Security-Policy": f"default-src 'none'; style-src {style}; script-src {script}; connect-src 'self'; "
-                                   "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-        "X-Frame-Options": "deny", "Referrer-Policy": "no-referrer",
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "X-Frame-Options": "deny",
+        "Referrer-Policy": "no-referrer",
     }
 
 
@@ -78,10 +89,23 @@ def render_page(state: State, node: str, telemetry_path: str, around: Surroundin
         return _charts(view, around)
 
     return _template().render(
-        state=state, node=node, telemetry_path=telemetry_path, version=__version__, headline=headline(state),
-        engines=engine_views(state, around), boards=boards(around), links=around.links, charts=charts, findings=FINDINGS,
-        confident=around.thresholds["confident"], width=WIDTH, height=HEIGHT, minutes=MINUTES,
-        style=Markup(_asset("page.css")), script=Markup(_asset("page.js")))
+        state=state,
+        node=node,
+        telemetry_path=telemetry_path,
+        version=__version__,
+        headline=headline(state),
+        engines=engine_views(state, around),
+        boards=boards(around),
+        links=around.links,
+        charts=charts,
+        findings=FINDINGS,
+        confident=around.thresholds["confident"],
+        width=WIDTH,
+        height=HEIGHT,
+        minutes=MINUTES,
+        style=Markup(_asset("page.css")),
+        script=Markup(_asset("page.js")),
+    )
 
 
 def _charts(view: EngineView, around: Surroundings) -> list[Chart]:
@@ -89,10 +113,20 @@ def _charts(view: EngineView, around: Surroundings) -> list[Chart]:
     t, signals = around.thresholds, view.state.signals
     limit = signals.load.max_num_seqs
     rows: tuple[tuple[str, str, float | None, dict[str, Any], Any], ...] = (
-        ("KV cache, maximum", "kv_used_ratio_max", signals.kv.kv_used_ratio_max, {"top": 1.0, "mark": t["kv_full_ratio"]},
-         wording.percent_text),
-        ("Running" if limit is None else f"Running of {wording.number_text(limit)}", "running", signals.load.running,
-         {"mark": limit}, wording.number_text),
+        (
+            "KV cache, maximum",
+            "kv_used_ratio_max",
+            signals.kv.kv_used_ratio_max,
+            {"top": 1.0, "mark": t["kv_full_ratio"]},
+            wording.percent_text,
+        ),
+        (
+            "Running" if limit is None else f"Running of {wording.number_text(limit)}",
+            "running",
+            signals.load.running,
+            {"mark": limit},
+            wording.number_text,
+        ),
         ("Waiting", "waiting", signals.load.waiting, {}, wording.number_text),
         ("Batch, p95", "batch_p95", signals.batch.batch_p95, {}, wording.number_text),
         ("Preemptions per second", "preemption_rate", signals.kv.preemption_rate, {}, wording.number_text),

@@ -91,7 +91,11 @@ class Step:
     @property
     def flags(self) -> tuple[str, ...]:
         """What to set now, as it stands on a command line."""
-        return tuple(f"{option(name)} {value_text(value)}" for name, value in self.values.items()) if self.advice == "do" else ()
+        return (
+            tuple(f"{option(name)} {value_text(value)}" for name, value in self.values.items())
+            if self.advice == "do"
+            else ()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,16 @@ class PressurePlan:
 def pressure_plan(engine: Pressed, t: Thresholds, workload: str) -> PressurePlan:
     """The plan for ``engine``; ``workload`` is how kubectl names it, e.g. ``-n inference deploy/chat``."""
     caps = caps_for(engine)
-    steps = [_edge(engine, caps), _sequences(engine, t), _batched_tokens(engine, t), _memory_share(engine, t), *_beyond(engine, t),
-             _roll_out(workload), _restart(engine, workload), _verify(engine)]
+    steps = [
+        _edge(engine, caps),
+        _sequences(engine, t),
+        _batched_tokens(engine, t),
+        _memory_share(engine, t),
+        *_beyond(engine, t),
+        _roll_out(workload),
+        _restart(engine, workload),
+        _verify(engine),
+    ]
     return PressurePlan(tuple(steps), caps)
 
 
@@ -170,20 +182,33 @@ def _edge(engine: Pressed, caps: Caps) -> Step:
         said += "; example values: no request of this server was seen, take the 95th percentile of your gateway's log"
     elif capacity and together:
         wanted = together * (caps.input_tokens + caps.output_tokens)
-        said += (f": then {together:.0f} requests want at most {wanted:.0f} of the cache's {capacity:.0f} tokens" if wanted <= capacity else
-                 f": even so {together:.0f} requests may want {wanted:.0f} tokens, and the cache holds {capacity:.0f}")
-    p95 = [f"{kind} {value:.0f}" for kind, name in (("prompts", "prompt"), ("answers", "output"), ("max_tokens", "max_tokens"))
-           if (value := engine.shape(f"{name}_quantiles:0.95")) is not None]
+        said += (
+            f": then {together:.0f} requests want at most {wanted:.0f} of the cache's {capacity:.0f} tokens"
+            if wanted <= capacity
+            else f": even so {together:.0f} requests may want {wanted:.0f} tokens, and the cache holds {capacity:.0f}"
+        )
+    p95 = [
+        f"{kind} {value:.0f}"
+        for kind, name in (("prompts", "prompt"), ("answers", "output"), ("max_tokens", "max_tokens"))
+        if (value := engine.shape(f"{name}_quantiles:0.95")) is not None
+    ]
     if p95:
         when = "today's p95" if engine.signal("prompt_quantiles:0.95") is not None else "p95 since the server started"
         said += f" ({when} in tokens: {', '.join(p95)})"
     length = engine.limit("max_model_len").recommended
     if length is not None:
-        said += (f". In the engine, --max-model-len {length:.0f} does the same for the prompt, with a restart (the longest request of the last "
-                 "hour with some to spare)")
-    return Step("Cap input and output tokens at the edge", "do", f"{said}. It works at once, needs no restart, and shortens the queue for everybody else.",
-                "whoever sends more is rejected; --override-generation-config '{\"max_new_tokens\": "
-                f"{caps.output_tokens}}}' caps without rejecting, by cutting answers short", MEASURED["caps"])
+        said += (
+            f". In the engine, --max-model-len {length:.0f} does the same for the prompt, with a restart (the longest request of the last "
+            "hour with some to spare)"
+        )
+    return Step(
+        "Cap input and output tokens at the edge",
+        "do",
+        f"{said}. It works at once, needs no restart, and shortens the queue for everybody else.",
+        'whoever sends more is rejected; --override-generation-config \'{"max_new_tokens": '
+        f"{caps.output_tokens}}}' caps without rejecting, by cutting answers short",
+        MEASURED["caps"],
+    )
 
 
 # --- steps 2 to 4 -----------------------------------------------------------------------------------------
@@ -202,12 +227,25 @@ def _sequences(engine: Pressed, t: Thresholds) -> Step:
     if limit.recommended is None and base is not None and 0 < base <= 1:
         small = measured is None and fits is not None and fits <= 1
         why = "the cache holds no more than one request of this length" if small else "one request runs at once"
-        return Step(title, "not here", f"{now}; {why}: there is nothing left to lower. What is left is shorter requests or more KV memory")
-    if limit.recommended is None or (limit.value is not None and limit.recommended > limit.value):  # a raise, for another verdict
-        why = "a value is computed for KV pressure only" if base is not None and base > 1 else \
-            "too little is known to compute a value: --args tells the limit, --running with --verdict what runs"
-        return Step(title, "if it stays", f"{now}; cut what really runs at once by {percent_text(low)} to {percent_text(high)} ({why})",
-                    "fewer requests at once, the others wait")
+        return Step(
+            title,
+            "not here",
+            f"{now}; {why}: there is nothing left to lower. What is left is shorter requests or more KV memory",
+        )
+    if limit.recommended is None or (
+        limit.value is not None and limit.recommended > limit.value
+    ):  # a raise, for another verdict
+        why = (
+            "a value is computed for KV pressure only"
+            if base is not None and base > 1
+            else "too little is known to compute a value: --args tells the limit, --running with --verdict what runs"
+        )
+        return Step(
+            title,
+            "if it stays",
+            f"{now}; cut what really runs at once by {percent_text(low)} to {percent_text(high)} ({why})",
+            "fewer requests at once, the others wait",
+        )
     base = base or limit.recommended
     cut, least = 1 - limit.recommended / base, max(1, floor(base * (1 - high)))
     if least >= limit.recommended:
@@ -215,8 +253,10 @@ def _sequences(engine: Pressed, t: Thresholds) -> Step:
     of = "that run at once"
     if measured is None:
         of = "that are set" if fits is None or fits > base else "requests of this length that the cache holds"
-    said = (f"{now}; to {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} {of} (documented: {percent_text(low)} to "
-            f"{percent_text(high)})")
+    said = (
+        f"{now}; to {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} {of} (documented: {percent_text(low)} to "
+        f"{percent_text(high)})"
+    )
     if measured is None:
         said += ". How many run was not measured"
         if fits is None or fits > base:
@@ -231,8 +271,15 @@ def _sequences(engine: Pressed, t: Thresholds) -> Step:
     if limit.value is not None and limit.value * (1 - high) > base:
         said += f". Half of the {value_text(limit.value)} set would change nothing"
         result = f"{MEASURED['limit']}; {result}"
-    return Step(title, "do", said, "fewer requests at once, the others wait as long as before, now in the queue; when requests become shorter the "
-                "GPU is not used up", result, {"max_num_seqs": limit.recommended})
+    return Step(
+        title,
+        "do",
+        said,
+        "fewer requests at once, the others wait as long as before, now in the queue; when requests become shorter the "
+        "GPU is not used up",
+        result,
+        {"max_num_seqs": limit.recommended},
+    )
 
 
 def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
@@ -242,15 +289,32 @@ def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
     value = limit.recommended
     if value is None:
         small = limit.value is not None and limit.value <= least
-        return Step(title, "not here" if small else "if it stays", f"{now}; " + (
-            f"not below {least:g}" if small else "halve it" if limit.value is not None else "halve it; where --args tells what is set, the value is computed"), cost)
+        return Step(
+            title,
+            "not here" if small else "if it stays",
+            f"{now}; "
+            + (
+                f"not below {least:g}"
+                if small
+                else "halve it"
+                if limit.value is not None
+                else "halve it; where --args tells what is set, the value is computed"
+            ),
+            cost,
+        )
     value = max(value, target_sequences(engine) or 0.0)
     now_set = limit.value or 2 * value
     if value >= now_set:
         return Step(title, "not here", f"{now}; not below max_num_seqs, {value:.0f}", cost)
     much = "half" if 2 * value <= now_set + 1 else f"{now_set - value:.0f} less (not below that)"
-    return Step(title, "do", f"{now}; to {value:.0f}, {much}. Fewer prompts are computed at once and the peak of activations is lower; what the "
-                "cache holds it does not bound", cost, values={"max_num_batched_tokens": value})
+    return Step(
+        title,
+        "do",
+        f"{now}; to {value:.0f}, {much}. Fewer prompts are computed at once and the peak of activations is lower; what the "
+        "cache holds it does not bound",
+        cost,
+        values={"max_num_batched_tokens": value},
+    )
 
 
 def _memory_share(engine: Pressed, t: Thresholds) -> Step:
@@ -260,14 +324,32 @@ def _memory_share(engine: Pressed, t: Thresholds) -> Step:
     cost = _pool_cost(engine, limit.value, usual, lower)
     now = f"now {_now(engine, 'gpu_memory_utilization')}"
     if limit.recommended is not None:
-        return Step(title, "do", f"{now}; to {limit.recommended:g}: allocations fail on the device, so room is needed beside the pool"
-                    + (f". If it stays: {lower:g}" if limit.recommended > lower else ""), cost, MEASURED["pool"],
-                    {"gpu_memory_utilization": limit.recommended})
+        return Step(
+            title,
+            "do",
+            f"{now}; to {limit.recommended:g}: allocations fail on the device, so room is needed beside the pool"
+            + (f". If it stays: {lower:g}" if limit.recommended > lower else ""),
+            cost,
+            MEASURED["pool"],
+            {"gpu_memory_utilization": limit.recommended},
+        )
     if engine.condition("gpu_out_of_memory"):
-        return Step(title, "not here", f"{now}. Allocations fail although it is that low: a smaller share frees nothing more that the guide knows of. "
-                    "Look for what else uses the card, and lower max_num_batched_tokens: the peak of activations", cost, MEASURED["pool"])
-    return Step(title, "not here", f"{now}. The guide's step for failing allocations; none was seen here. A full cache gets fuller "
-                "by it: vLLM takes the KV pool out of this share", cost, MEASURED["pool"])
+        return Step(
+            title,
+            "not here",
+            f"{now}. Allocations fail although it is that low: a smaller share frees nothing more that the guide knows of. "
+            "Look for what else uses the card, and lower max_num_batched_tokens: the peak of activations",
+            cost,
+            MEASURED["pool"],
+        )
+    return Step(
+        title,
+        "not here",
+        f"{now}. The guide's step for failing allocations; none was seen here. A full cache gets fuller "
+        "by it: vLLM takes the KV pool out of this share",
+        cost,
+        MEASURED["pool"],
+    )
 
 
 def _pool_cost(engine: Pressed, share: float | None, usual: float, lower: float) -> str:
@@ -301,9 +383,13 @@ def _beyond(engine: Pressed, t: Thresholds) -> Iterator[Step]:
         yield _more_memory(engine)
     spike = engine.signal("context_spike_ratio")
     if engine.signal("two_humps") == 1.0 or (spike is not None and spike >= t["context_spike_ratio"]):
-        yield Step("Split long-context traffic off (beyond the guides)", "if it stays", "short and long requests share this cache: route "
-                   "prompts above the cap to a deployment of their own, with a small max_num_seqs",
-                   "a second deployment, and a router that looks at the length")
+        yield Step(
+            "Split long-context traffic off (beyond the guides)",
+            "if it stays",
+            "short and long requests share this cache: route "
+            "prompts above the cap to a deployment of their own, with a small max_num_seqs",
+            "a second deployment, and a router that looks at the length",
+        )
 
 
 def _watermark(engine: Pressed) -> Step:
@@ -314,40 +400,70 @@ def _watermark(engine: Pressed) -> Step:
     if version is not None and version < _WATERMARK_SINCE:
         return Step(title, "not here", f"vLLM {engine.version} does not know it (since 0.24)", cost)
     if version is None:
-        return Step(title, "if it stays", f"--watermark {WATERMARK:g}: requests are pushed out and computed again. Needs vLLM 0.24 or later", cost,
-                    measured)
+        return Step(
+            title,
+            "if it stays",
+            f"--watermark {WATERMARK:g}: requests are pushed out and computed again. Needs vLLM 0.24 or later",
+            cost,
+            measured,
+        )
     return Step(title, "do", "requests are pushed out and computed again", cost, measured, {"watermark": WATERMARK})
 
 
 def _more_memory(engine: Pressed) -> Step:
     share = engine.limit("gpu_memory_utilization").value
-    ways = ["--kv-cache-dtype fp8 (half the bytes a token, where model and card support it)", "more GPUs (tensor parallel)", "replicas"]
+    ways = [
+        "--kv-cache-dtype fp8 (half the bytes a token, where model and card support it)",
+        "more GPUs (tensor parallel)",
+        "replicas",
+    ]
     if share is not None and share < 0.9:
         ways.insert(0, f"a higher --gpu-memory-utilization (now {share:g}; no allocation fails)")
-    return Step("More KV memory instead of less (beyond the guides)", "if it stays",
-                "the cache is what is missing, and no allocation failed: " + ", ".join(ways),
-                "fp8 costs accuracy that has to be tested; the others cost GPUs, or the room that allocator peaks need")
+    return Step(
+        "More KV memory instead of less (beyond the guides)",
+        "if it stays",
+        "the cache is what is missing, and no allocation failed: " + ", ".join(ways),
+        "fp8 costs accuracy that has to be tested; the others cost GPUs, or the room that allocator peaks need",
+    )
 
 
 # --- after the values -------------------------------------------------------------------------------------
 
 
 def _roll_out(workload: str) -> Step:
-    return Step("Apply and watch the rollout", "do", "kvpressure mitigate prints the change as a patch (--format patch) and as Helm values (--format helm); or by hand",
-                "a restart of every replica: prefix cache and running requests are lost",
-                commands=(f"kubectl edit {workload}", f"kubectl rollout status {workload}"))
+    return Step(
+        "Apply and watch the rollout",
+        "do",
+        "kvpressure mitigate prints the change as a patch (--format patch) and as Helm values (--format helm); or by hand",
+        "a restart of every replica: prefix cache and running requests are lost",
+        commands=(f"kubectl edit {workload}", f"kubectl rollout status {workload}"),
+    )
 
 
 def _restart(engine: Pressed, workload: str) -> Step:
-    needed = bool(engine.condition("crash_loop") or engine.condition("allocator_fragmentation") or engine.condition("host_oom_killed"))
-    return Step("Controlled restart, only after the limits are down", "do" if needed else "not here",
-                "it crashes again and again or its memory is fragmented; before the limits are down a restart only repeats it"
-                if needed else "for crash loops and fragmented memory; neither was seen",
-                commands=(f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}"))
+    needed = bool(
+        engine.condition("crash_loop")
+        or engine.condition("allocator_fragmentation")
+        or engine.condition("host_oom_killed")
+    )
+    return Step(
+        "Controlled restart, only after the limits are down",
+        "do" if needed else "not here",
+        "it crashes again and again or its memory is fragmented; before the limits are down a restart only repeats it"
+        if needed
+        else "for crash loops and fragmented memory; neither was seen",
+        commands=(f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}"),
+    )
 
 
 def _verify(engine: Pressed) -> Step:
-    now = (f"now KV cache {percent_text(engine.signal('kv_used_ratio_max'))} at most, {number_text(engine.signal('waiting'))} waiting, batch p95 "
-           f"{number_text(engine.signal('batch_p95'))}, time per output token p95 {seconds_text(engine.signal('inter_token:0.95'))}")
-    return Step("Verify", "do", f"headroom is back, latency stands, the batch grows, fewer timeouts and 503s ({now})",
-                commands=(f"kvpressure mitigate --verify {engine.address or 'URL'}",))
+    now = (
+        f"now KV cache {percent_text(engine.signal('kv_used_ratio_max'))} at most, {number_text(engine.signal('waiting'))} waiting, batch p95 "
+        f"{number_text(engine.signal('batch_p95'))}, time per output token p95 {seconds_text(engine.signal('inter_token:0.95'))}"
+    )
+    return Step(
+        "Verify",
+        "do",
+        f"headroom is back, latency stands, the batch grows, fewer timeouts and 503s ({now})",
+        commands=(f"kvpressure mitigate --verify {engine.address or 'URL'}",),
+    )

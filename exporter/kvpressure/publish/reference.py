@@ -7,7 +7,9 @@ from kvpressure.settings import options
 from kvpressure.settings_groups import grouped
 
 _SECTIONS = (
-    ("Device", "gpu"), ("Engine", ""), ("The pod around the engine", "container_ log_events node_condition"),
+    ("Device", "gpu"),
+    ("Engine", ""),
+    ("The pod around the engine", "container_ log_events node_condition"),
     ("The exporter itself", "source_ target_ page_ ticks_ tick_ build_"),
 )
 
@@ -15,7 +17,8 @@ _SECTIONS = (
 def render_metrics_reference() -> str:
     """``docs/metrics.md``: every metric with its kind, labels, meaning and when it is absent."""
     lines = [
-        "# Metrics", "",
+        "# Metrics",
+        "",
         "Generated from `exporter/kvpressure/publish/metrics.py`. Units are base units: bytes, seconds, tokens, watts;",
         "ratios run from 0 to 1. A series whose input is missing or stale is absent: never 0, never the value from",
         "before. State sets are 0 or 1 with one label value each. `process_*` of the exporter itself come as usual.",
@@ -42,15 +45,23 @@ def _row(metric: Metric) -> str:
 def render_settings_reference() -> str:
     """``docs/settings.md``: every setting with its flag, variable, default and what is allowed."""
     lines = [
-        "# Settings", "",
+        "# Settings",
+        "",
         "Generated from `exporter/kvpressure/settings.py`. Flags win over the environment, the environment over the",
         "file given with `--config FILE` (or `KVPRESSURE_CONFIG`). In the file a name may be dotted",
         "(`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). Settings that may be given several times are",
         "repeated as flags, one a line in the environment and a list in the file.",
     ]
     for group, members in grouped(options().values()).items():
-        lines += ["", f"## {group.title[0].upper()}{group.title[1:]}", "", f"{group.text[0].upper()}{group.text[1:]}.", "",
-                  "| Flag and key | Environment | Default | Allowed | Meaning |", "|---|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {group.title[0].upper()}{group.title[1:]}",
+            "",
+            f"{group.text[0].upper()}{group.text[1:]}.",
+            "",
+            "| Flag and key | Environment | Default | Allowed | Meaning |",
+            "|---|---|---|---|---|",
+        ]
         for option in members:
             cells = (f"`--{option.name}`", f"`{option.env}`", option.default, option.kind.allowed, option.help)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

@@ -70,8 +70,13 @@ class _Connection:
 class Server:
     """Serves ``handler`` on ``addresses``. ``start`` binds and returns; ``stop`` is bounded by ``STOP_SECONDS``."""
 
-    def __init__(self, addresses: Sequence[ListenAddress], handler: Handler, web: WebConfigFile | None = None,
-                 max_requests: int = 20) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[ListenAddress],
+        handler: Handler,
+        web: WebConfigFile | None = None,
+        max_requests: int = 20,
+    ) -> None:
         self._requested = addresses
         self._handler = handler
         self._web = web or WebConfigFile(None)
@@ -183,7 +188,9 @@ class Server:
             if writer is not None:
                 writer.transport.abort()
 
-    async def _open(self, client: socket.socket, config: WebConfig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(
+        self, client: socket.socket, config: WebConfig
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader = asyncio.StreamReader(limit=HEAD_LIMIT, loop=self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
         timeouts: dict[str, Any] = {}
@@ -193,8 +200,9 @@ class Server:
         transport.set_write_buffer_limits(high=0)  # drain() then means: the kernel has it
         return reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
 
-    async def _converse(self, connection: _Connection, reader: asyncio.StreamReader,
-                        writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Requests and answers, until one side wants no more."""
         first = True
         while not self._stopping.is_set():
@@ -253,8 +261,15 @@ class Server:
         connection.answering = True
         return True
 
-    async def _send(self, connection: _Connection, writer: asyncio.StreamWriter, request: Request | None,
-                    response: Response, keep_alive: bool, config: WebConfig) -> None:
+    async def _send(
+        self,
+        connection: _Connection,
+        writer: asyncio.StreamWriter,
+        request: Request | None,
+        response: Response,
+        keep_alive: bool,
+        config: WebConfig,
+    ) -> None:
         head = head_of(response, keep_alive=keep_alive, extra=config.headers)
         body = memoryview(b"" if request is not None and request.method == "HEAD" else response.body)
         async with asyncio.timeout(WRITE_SECONDS):
@@ -262,7 +277,7 @@ class Server:
             await writer.drain()
             for start in range(CHUNK, len(body), CHUNK):
                 connection.since = self._loop.time()
-                writer.write(body[start:start + CHUNK])
+                writer.write(body[start : start + CHUNK])
                 await writer.drain()
 
 
@@ -311,12 +326,20 @@ def _listen(address: ListenAddress) -> list[socket.socket]:
     try:
         if not address.host:
             dual = socket.has_dualstack_ipv6()
-            listeners = [socket.create_server(("", address.port), family=socket.AF_INET6 if dual else socket.AF_INET,
-                                              backlog=CONNECTIONS, dualstack_ipv6=dual)]
+            listeners = [
+                socket.create_server(
+                    ("", address.port),
+                    family=socket.AF_INET6 if dual else socket.AF_INET,
+                    backlog=CONNECTIONS,
+                    dualstack_ipv6=dual,
+                )
+            ]
         else:
             found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            listeners = [socket.create_server(where[:2], family=family, backlog=CONNECTIONS)
-                         for family, where in dict.fromkeys((entry[0], entry[4][:2]) for entry in found)]
+            listeners = [
+                socket.create_server(where[:2], family=family, backlog=CONNECTIONS)
+                for family, where in dict.fromkeys((entry[0], entry[4][:2]) for entry in found)
+            ]
     except socket.gaierror as error:
         raise ListenError(f"cannot listen on {address}: {error.strerror}") from error
     except OSError as error:

@@ -25,9 +25,16 @@ GZIP_FROM: Final = 1024
 class Site:
     """Answers requests. Not thread-safe: it belongs to the server's loop."""
 
-    def __init__(self, state: Callable[[], State], *, why_unhealthy: Callable[[], str | None],
-                 why_not_ready: Callable[[], str | None], node_name: str = "", telemetry_path: str = "/metrics",
-                 around: Surroundings | None = None) -> None:
+    def __init__(
+        self,
+        state: Callable[[], State],
+        *,
+        why_unhealthy: Callable[[], str | None],
+        why_not_ready: Callable[[], str | None],
+        node_name: str = "",
+        telemetry_path: str = "/metrics",
+        around: Surroundings | None = None,
+    ) -> None:
         self._state = state
         self._why_unhealthy = why_unhealthy
         self._why_not_ready = why_not_ready
@@ -37,7 +44,9 @@ class Site:
         self._rendered_of: State | None = None
         self._rendered: dict[tuple[str, bool], bytes] = {}
         self._routes: dict[str, Callable[[Request], Response]] = {
-            telemetry_path: self._metrics, "/": self._page, "/api/v1/diagnosis": self._diagnosis,
+            telemetry_path: self._metrics,
+            "/": self._page,
+            "/api/v1/diagnosis": self._diagnosis,
             "/-/healthy": lambda _: _check(self._why_unhealthy(), "healthy"),
             "/-/ready": lambda _: _check(self._why_not_ready(), "ready"),
         }
@@ -73,12 +82,17 @@ class Site:
         from kvpressure.publish.page import page_headers, render_page
 
         state = self._state()
-        return self._cached(state, "text/html; charset=utf-8",
-                            lambda: render_page(state, self._node_name, self._telemetry_path, self._around).encode(), request,
-                            {"Vary": "Accept-Encoding", **page_headers()})
+        return self._cached(
+            state,
+            "text/html; charset=utf-8",
+            lambda: render_page(state, self._node_name, self._telemetry_path, self._around).encode(),
+            request,
+            {"Vary": "Accept-Encoding", **page_headers()},
+        )
 
-    def _cached(self, state: State, content_type: str, render: Callable[[], bytes], request: Request,
-                headers: dict[str, str]) -> Response:
+    def _cached(
+        self, state: State, content_type: str, render: Callable[[], bytes], request: Request, headers: dict[str, str]
+    ) -> Response:
         if state is not self._rendered_of:
             self._rendered_of, self._rendered = state, {}
         plain = self._rendered.get((content_type, False))

@@ -12,11 +12,15 @@ from typing import Any, Final
 _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _CURVES: Final = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
 _CLIENT_AUTH: Final = {
-    "": ssl.CERT_NONE, "NoClientCert": ssl.CERT_NONE, "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "": ssl.CERT_NONE,
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 _CIPHERS: Final = {  # Go's names, which the file uses, to OpenSSL's; "" = TLS 1.3, always on there
-    "TLS_AES_128_GCM_SHA256": "", "TLS_AES_256_GCM_SHA384": "", "TLS_CHACHA20_POLY1305_SHA256": "",
+    "TLS_AES_128_GCM_SHA256": "",
+    "TLS_AES_256_GCM_SHA384": "",
+    "TLS_CHACHA20_POLY1305_SHA256": "",
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
     "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
@@ -38,8 +42,9 @@ class TlsError(ValueError):
         self.key = key
 
 
-def context_from(values: Mapping[str, Any], directory: Path
-                 ) -> tuple[ssl.SSLContext | None, frozenset[str], tuple[Path, ...]]:
+def context_from(
+    values: Mapping[str, Any], directory: Path
+) -> tuple[ssl.SSLContext | None, frozenset[str], tuple[Path, ...]]:
     """The context (``None`` for an empty section), the allowed client SANs and the files that were read.
 
     File names are relative to ``directory``, where the configuration lies. Raises ``TlsError``.
@@ -74,8 +79,11 @@ def _client_auth(context: ssl.SSLContext, values: Mapping[str, Any], directory: 
     files: list[Path] = []
     policy = values.get("client_auth_type") or ""
     if policy not in _CLIENT_AUTH:
-        raise TlsError("client_auth_type", f"{policy!r}; allowed: {', '.join(filter(None, _CLIENT_AUTH))} "
-                                           "(unverified client certificates are not supported)")
+        raise TlsError(
+            "client_auth_type",
+            f"{policy!r}; allowed: {', '.join(filter(None, _CLIENT_AUTH))} "
+            "(unverified client certificates are not supported)",
+        )
     with _pem(values, "client_ca", directory, files) as authority:
         if _CLIENT_AUTH[policy] is ssl.CERT_NONE:
             if authority is not None:

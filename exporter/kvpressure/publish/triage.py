@@ -47,7 +47,9 @@ class _Case:
     def pod(self) -> str:
         """Namespace and pod as arguments of kubectl, safe to paste. A server that was given by its address has none."""
         key = self.engine.key
-        return f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod if self.has_pod else '<pod>')}"
+        return (
+            f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod if self.has_pod else '<pod>')}"
+        )
 
     @property
     def has_pod(self) -> bool:
@@ -58,8 +60,15 @@ class _Case:
 def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[Step, ...]:
     """All eight, in the guide's order."""
     key = engine.key
-    container = next((one for one in state.containers if one.reading.container == engine.container
-                      and (one.reading.namespace, one.reading.pod) == (key.namespace, key.pod)), None)
+    container = next(
+        (
+            one
+            for one in state.containers
+            if one.reading.container == engine.container
+            and (one.reading.namespace, one.reading.pod) == (key.namespace, key.pod)
+        ),
+        None,
+    )
     case = _Case(engine, container, state, thresholds)
     return tuple(step(case) for step in _STEPS)
 
@@ -78,11 +87,19 @@ def _pods(case: _Case) -> Step:
     on = ", ".join(f"GPU {gpu.index} ({gpu.name or gpu.vendor})" for gpu in gpus) or "GPU not known"
     ready = held.reading.ready if held else None
     says = "readiness not known" if ready is None else ("ready" if ready else "not ready")
-    where = f"{engine.key.namespace or '–'}/{engine.key.pod}, container {engine.container or '–'}: {says}; {on}." if case.has_pod else \
-        f"Only its address is known, {engine.target}, and not which pod answers there; {on}."
+    where = (
+        f"{engine.key.namespace or '–'}/{engine.key.pod}, container {engine.container or '–'}: {says}; {on}."
+        if case.has_pod
+        else f"Only its address is known, {engine.target}, and not which pod answers there; {on}."
+    )
     finding: Finding = "unknown" if ready is None else ("fine" if ready else "bad")
-    return Step(1, "Which pod serves the model?", finding, (where,),
-                f"kubectl get -n {shlex.quote(engine.key.namespace or '<namespace>')} pods -o wide")
+    return Step(
+        1,
+        "Which pod serves the model?",
+        finding,
+        (where,),
+        f"kubectl get -n {shlex.quote(engine.key.namespace or '<namespace>')} pods -o wide",
+    )
 
 
 def _restarts(case: _Case) -> Step:
@@ -92,8 +109,11 @@ def _restarts(case: _Case) -> Step:
         return Step(2, "Restarts or OOMKills?", "unknown", ("The pod's status is not read.",), command)
     reading, ended = held.reading, held.reading.last_termination
     recent = host.restarts_recent
-    lately = "how many of them in the last half hour is not known (yet)" if recent is None else \
-        f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} of them in the last half hour"
+    lately = (
+        "how many of them in the last half hour is not known (yet)"
+        if recent is None
+        else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} of them in the last half hour"
+    )
     answers = [f"{reading.restarts} restarts, {lately}."]
     finding: Finding = "look" if recent else "unknown" if recent is None else "fine"
     if ended is not None:
@@ -101,8 +121,10 @@ def _restarts(case: _Case) -> Step:
         answers.append(f"Ended last: {ended.reason or 'reason not known'}{code}, {clock_text(ended.finished_at)}.")
         killed = ended.reason == "OOMKilled" or ended.exit_code == OOM_EXIT_CODE
         if killed:
-            answers.append("The guide reads OOMKilled or 137 as the end stage; what ran out is the container's memory limit, not "
-                           "the GPU's memory.")
+            answers.append(
+                "The guide reads OOMKilled or 137 as the end stage; what ran out is the container's memory limit, not "
+                "the GPU's memory."
+            )
         if killed and recent:
             finding = "bad"
     return Step(2, "Restarts or OOMKills?", finding, tuple(answers), command)
@@ -122,7 +144,9 @@ def _signature(case: _Case) -> Step:
     finding: Finding = "unknown" if None in pair and False not in pair else "fine"
     if pair == (True, True) or (needed is not None and needed >= t["memory_warning_ratio"]):
         finding = "look"
-    return Step(3, "GPU memory high and GPU utilization low?", finding, answers, f"kubectl exec {case.pod} -- nvidia-smi")
+    return Step(
+        3, "GPU memory high and GPU utilization low?", finding, answers, f"kubectl exec {case.pod} -- nvidia-smi"
+    )
 
 
 def _log(case: _Case) -> Step:
@@ -148,11 +172,17 @@ def _counted(title: str, events: Mapping[str, int]) -> str:
 def _requests(case: _Case) -> Step:
     s, t = case.engine.signals, case.thresholds
     shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
-    answers = (*_sent(case), f"Growth law, concurrency x tokens in flight: {number_text(s.load.in_flight)} requests x "
-               f"{number_text(shape.context_mean)} tokens, cache of {number_text(s.kv.kv_capacity_tokens)} tokens; load and limits "
-               f"can reach {_times(over)} the cache.")
-    marks = ((shape.context_spike_ratio, "context_spike_ratio"), (burst, "arrival_burst_ratio_high"),
-             (over, "kv_overcommit_warning_ratio"))
+    answers = (
+        *_sent(case),
+        f"Growth law, concurrency x tokens in flight: {number_text(s.load.in_flight)} requests x "
+        f"{number_text(shape.context_mean)} tokens, cache of {number_text(s.kv.kv_capacity_tokens)} tokens; load and limits "
+        f"can reach {_times(over)} the cache.",
+    )
+    marks = (
+        (shape.context_spike_ratio, "context_spike_ratio"),
+        (burst, "arrival_burst_ratio_high"),
+        (over, "kv_overcommit_warning_ratio"),
+    )
     found: list[Finding] = ["look" if value >= t[name] else "fine" for value, name in marks if value is not None]
     return Step(5, "What is being sent?", gravest(*found), answers, "look at the gateway's or the application's log")
 
@@ -168,7 +198,8 @@ def _sent(case: _Case) -> tuple[str, ...]:
         f"asked for {_tokens(shape.max_tokens_quantiles)}, streams {seconds_text(shape.stream_quantiles.get('0.95'))}.",
         f"Longest context {number_text(shape.context_max_5m)} tokens, {_times(shape.context_spike_ratio)} the mean (spike from "
         f"{number_text(t['context_spike_ratio'])} times); busiest ten seconds {_times(burst)} the mean rate (burst from "
-        f"{number_text(t['arrival_burst_ratio_high'])} times).")
+        f"{number_text(t['arrival_burst_ratio_high'])} times).",
+    )
 
 
 def _tokens(quantiles: Mapping[str, float]) -> str:
@@ -182,13 +213,26 @@ def _times(value: float | None) -> str:
 
 def _events(case: _Case) -> Step:
     known = {one.type: one.status for one in case.state.node_conditions if one.status is not None}
-    command = f"kubectl get events -n {shlex.quote(case.engine.key.namespace or '<namespace>')} --sort-by=.lastTimestamp"
+    command = (
+        f"kubectl get events -n {shlex.quote(case.engine.key.namespace or '<namespace>')} --sort-by=.lastTimestamp"
+    )
     if not known:
-        return Step(6, "What does Kubernetes say about the node?", "unknown", ("The node's conditions are not read.",), command)
+        return Step(
+            6, "What does Kubernetes say about the node?", "unknown", ("The node's conditions are not read.",), command
+        )
     wrong = [name for name, status in known.items() if status is (name != "Ready")]
-    answer = f"Holds now: {', '.join(wrong)}." if wrong else f"Nothing of {', '.join(n for n in known if n != 'Ready')} holds."
-    return Step(6, "What does Kubernetes say about the node?", "look" if wrong else "fine", (
-        answer, "Evictions and scheduling delays amplify memory pressure; they are not its cause."), command)
+    answer = (
+        f"Holds now: {', '.join(wrong)}."
+        if wrong
+        else f"Nothing of {', '.join(n for n in known if n != 'Ready')} holds."
+    )
+    return Step(
+        6,
+        "What does Kubernetes say about the node?",
+        "look" if wrong else "fine",
+        (answer, "Evictions and scheduling delays amplify memory pressure; they are not its cause."),
+        command,
+    )
 
 
 def _endpoint(case: _Case) -> Step:
@@ -199,9 +243,16 @@ def _endpoint(case: _Case) -> Step:
     if target is not None and target.bad_lines:
         answers.append(f"{target.bad_lines} lines could not be understood.")
     if target is not None and target.cut:
-        answers.append(f"A limit left out {', '.join(f'{count} {what}' for what, count in target.cut.items())} of this page.")
-    return Step(7, "Can the metrics be read?", "fine" if engine.up else "bad", tuple(answers),
-                f"kubectl port-forward {case.pod} 8000:8000, then curl -s localhost:8000/metrics | head")
+        answers.append(
+            f"A limit left out {', '.join(f'{count} {what}' for what, count in target.cut.items())} of this page."
+        )
+    return Step(
+        7,
+        "Can the metrics be read?",
+        "fine" if engine.up else "bad",
+        tuple(answers),
+        f"kubectl port-forward {case.pod} 8000:8000, then curl -s localhost:8000/metrics | head",
+    )
 
 
 def _metrics(case: _Case) -> Step:
@@ -213,19 +264,35 @@ def _metrics(case: _Case) -> Step:
         f"{number_text(t['signature_batch_size'])} or less with traffic); {number_text(s.load.running)} run, "
         f"{number_text(s.load.waiting)} wait.",
         f"p95 / p99: first token {_pair(s.latency.ttft)}, time per output token {_pair(s.latency.inter_token)}, whole request "
-        f"{_pair(s.latency.e2e)}." if s.latency.ttft or s.latency.inter_token or s.latency.e2e else "No token came out: no latency to tell.",
-        "Against the engine's own baseline: " + (
-            "not known yet." if worst is None else f"{words(worst[0])} p95 is {worst[1]:.1f} times (rising from "
-            f"{number_text(t['latency_rising_ratio'])}, multiplied from {number_text(t['latency_multiplied_ratio'])} times)."),
+        f"{_pair(s.latency.e2e)}."
+        if s.latency.ttft or s.latency.inter_token or s.latency.e2e
+        else "No token came out: no latency to tell.",
+        "Against the engine's own baseline: "
+        + (
+            "not known yet."
+            if worst is None
+            else f"{words(worst[0])} p95 is {worst[1]:.1f} times (rising from "
+            f"{number_text(t['latency_rising_ratio'])}, multiplied from {number_text(t['latency_multiplied_ratio'])} times)."
+        ),
     )
     found: list[Finding] = []
     if batch is not None:
         found.append("look" if batch and (s.load.waiting or 0) > 0 else "fine")
     if worst is not None:
-        found.append("bad" if worst[1] >= t["latency_multiplied_ratio"] else
-                     "look" if worst[1] >= t["latency_rising_ratio"] else "fine")
-    return Step(8, "Batch size, latency, time per output token?", gravest(*found) if up else "unknown", answers,
-                "curl -s localhost:8000/metrics | grep -E 'running|waiting|time_per_output|inter_token'")
+        found.append(
+            "bad"
+            if worst[1] >= t["latency_multiplied_ratio"]
+            else "look"
+            if worst[1] >= t["latency_rising_ratio"]
+            else "fine"
+        )
+    return Step(
+        8,
+        "Batch size, latency, time per output token?",
+        gravest(*found) if up else "unknown",
+        answers,
+        "curl -s localhost:8000/metrics | grep -E 'running|waiting|time_per_output|inter_token'",
+    )
 
 
 def _pair(quantiles: Mapping[str, float]) -> str:
@@ -233,5 +300,12 @@ def _pair(quantiles: Mapping[str, float]) -> str:
 
 
 _STEPS: Final[tuple[Callable[[_Case], Step], ...]] = (
-    _pods, _restarts, _signature, _log, _requests, _events, _endpoint, _metrics,
+    _pods,
+    _restarts,
+    _signature,
+    _log,
+    _requests,
+    _events,
+    _endpoint,
+    _metrics,
 )

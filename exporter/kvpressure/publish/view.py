@@ -20,7 +20,16 @@ from kvpressure.state import EngineState, State
 from kvpressure.thresholds import Thresholds, builtin
 
 # Harm first; what is fine comes last. The boards rank engines by it as well.
-ORDER: Final = ("stalled", "kv_pressure", "concurrency_limited", "host_bound", "compute_bound", "unknown", "healthy", "idle")
+ORDER: Final = (
+    "stalled",
+    "kv_pressure",
+    "concurrency_limited",
+    "host_bound",
+    "compute_bound",
+    "unknown",
+    "healthy",
+    "idle",
+)
 CALM: Final = ("healthy", "idle")
 
 
@@ -63,10 +72,14 @@ def engine_view(engine: EngineState, state: State, around: Surroundings) -> Engi
     beside = standings(engine, around.thresholds)
     holding = [one.name for one in beside if one.value]
     return EngineView(
-        state=engine, anchor=_anchor(engine.key), triage=steps(engine, state, around.thresholds),
-        plan=plan(engine, around.thresholds), history=dict(around.history.of(engine.key)),
+        state=engine,
+        anchor=_anchor(engine.key),
+        triage=steps(engine, state, around.thresholds),
+        plan=plan(engine, around.thresholds),
+        history=dict(around.history.of(engine.key)),
         board=around.links.board("kvpressure-incident", engine.key),
-        runbooks=tuple(around.links.runbooks_for(diagnosis.verdict, holding)), standings=beside,
+        runbooks=tuple(around.links.runbooks_for(diagnosis.verdict, holding)),
+        standings=beside,
     )
 
 

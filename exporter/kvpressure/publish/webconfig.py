@@ -31,14 +31,28 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = 1.0  # between two looks at a configuration that could not be used
 _BCRYPT: Final = re.compile(r"\$2[abxy]?\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
 _HEADERS: Final[Mapping[str, tuple[str, ...]]] = {  # header -> allowed values, () = any
-    "Content-Security-Policy": (), "X-Frame-Options": ("deny", "sameorigin"), "X-Content-Type-Options": ("nosniff",),
-    "X-XSS-Protection": (), "Strict-Transport-Security": (),
+    "Content-Security-Policy": (),
+    "X-Frame-Options": ("deny", "sameorigin"),
+    "X-Content-Type-Options": ("nosniff",),
+    "X-XSS-Protection": (),
+    "Strict-Transport-Security": (),
 }
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "tls_server_config": (
-        "cert", "key", "client_ca", "cert_file", "key_file", "client_ca_file", "client_auth_type",
-        "client_allowed_sans", "min_version", "max_version", "cipher_suites", "prefer_server_cipher_suites",
-        "curve_preferences"),
+        "cert",
+        "key",
+        "client_ca",
+        "cert_file",
+        "key_file",
+        "client_ca_file",
+        "client_auth_type",
+        "client_allowed_sans",
+        "min_version",
+        "max_version",
+        "cipher_suites",
+        "prefer_server_cipher_suites",
+        "curve_preferences",
+    ),
     "http_server_config": ("http2", "headers"),
     "basic_auth_users": (),
     "rate_limit": ("interval", "burst"),
@@ -147,9 +161,14 @@ def parse(path: Path) -> WebConfig:
     except TlsError as error:
         where = tls[error.key].where if error.key in tls else sections["tls_server_config"].where
         raise WebConfigError(f"{where}: tls_server_config: {error}") from error
-    return WebConfig(tls=context, allowed_sans=sans, users=_users(parts.get("basic_auth_users", {})),
-                     headers=_headers(parts.get("http_server_config", {})), rate=_rate(parts.get("rate_limit", {})),
-                     files=(path, *certificates))
+    return WebConfig(
+        tls=context,
+        allowed_sans=sans,
+        users=_users(parts.get("basic_auth_users", {})),
+        headers=_headers(parts.get("http_server_config", {})),
+        rate=_rate(parts.get("rate_limit", {})),
+        files=(path, *certificates),
+    )
 
 
 def _children(node: Node, name: str, allowed: tuple[str, ...]) -> Mapping[str, Node]:
@@ -167,8 +186,10 @@ def _children(node: Node, name: str, allowed: tuple[str, ...]) -> Mapping[str, N
 def _users(nodes: Mapping[str, Node]) -> dict[str, bytes]:
     for name, node in nodes.items():
         if not isinstance(node.value, str) or not _BCRYPT.fullmatch(node.value):
-            raise WebConfigError(f"{node.where}: basic_auth_users: the password of {name!r} is no bcrypt hash; "
-                                 "allowed: a hash like $2y$10$... (htpasswd -nBC 10)")
+            raise WebConfigError(
+                f"{node.where}: basic_auth_users: the password of {name!r} is no bcrypt hash; "
+                "allowed: a hash like $2y$10$... (htpasswd -nBC 10)"
+            )
     return {name: node.value.encode() for name, node in nodes.items()}
 
 
@@ -181,10 +202,15 @@ def _headers(nodes: Mapping[str, Node]) -> dict[str, str]:
     for name, node in given.items():
         value: Any = node.value
         allowed = _HEADERS[name]
-        if not isinstance(value, str) or not value.isprintable() or not value.isascii() or (
-                value and allowed and value not in allowed):
-            raise WebConfigError(f"{node.where}: header {name}: {value!r}; allowed: "
-                                 f"{' or '.join(allowed) or 'printable ASCII'}")
+        if (
+            not isinstance(value, str)
+            or not value.isprintable()
+            or not value.isascii()
+            or (value and allowed and value not in allowed)
+        ):
+            raise WebConfigError(
+                f"{node.where}: header {name}: {value!r}; allowed: {' or '.join(allowed) or 'printable ASCII'}"
+            )
         if value:
             headers[name] = value
     return headers
@@ -197,10 +223,12 @@ def _rate(nodes: Mapping[str, Node]) -> RateLimit | None:
     try:
         seconds = SECONDS.parse(interval.value)
     except ValueError:
-        raise WebConfigError(f"{interval.where}: rate_limit.interval: {interval.value!r}; "
-                             f"allowed: {SECONDS.allowed}") from None
+        raise WebConfigError(
+            f"{interval.where}: rate_limit.interval: {interval.value!r}; allowed: {SECONDS.allowed}"
+        ) from None
     if burst is None or isinstance(burst.value, bool) or not isinstance(burst.value, int) or burst.value < 1:
         where = interval.where if burst is None else burst.where
-        raise WebConfigError(f"{where}: rate_limit.burst: {burst.value if burst else None!r}; "
-                             "allowed: a whole number of at least 1")
+        raise WebConfigError(
+            f"{where}: rate_limit.burst: {burst.value if burst else None!r}; allowed: a whole number of at least 1"
+        )
     return RateLimit(seconds, burst.value)

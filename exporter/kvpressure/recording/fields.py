@@ -176,8 +176,9 @@ class Field:
     default: object = None  # not written
 
 
-def fields(read: Callable[[object], Any], *names: str, required: bool = False,
-           default: object = None) -> tuple[Field, ...]:
+def fields(
+    read: Callable[[object], Any], *names: str, required: bool = False, default: object = None
+) -> tuple[Field, ...]:
     """Several fields of one kind."""
     return tuple(Field(name, read, required=required, default=default) for name in names)
 

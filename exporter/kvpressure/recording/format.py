@@ -80,20 +80,27 @@ class Header:
 
     def to_json(self) -> str:
         """The header line, without line end."""
-        return json.dumps({"format": FORMAT, "version": VERSION, "interval_seconds": self.interval_seconds,
-                           "node": self.node, "source": self.source})
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "interval_seconds": self.interval_seconds,
+                "node": self.node,
+                "source": self.source,
+            }
+        )
 
 
 def header_from_json(line: bytes, where: str) -> Header:
     """Read the first line. Raises ``RecordingError`` for anything that is not a version 1 header."""
     if not line.strip():
-        raise RecordingError(f"{where}: empty; a recording begins with a line {{\"format\": \"{FORMAT}\", ...}}")
+        raise RecordingError(f'{where}: empty; a recording begins with a line {{"format": "{FORMAT}", ...}}')
     try:
         body = _parse(line)
     except MalformedTick:
         body = {}
     if body.get("format") != FORMAT:
-        raise RecordingError(f"{where}:1: not a recording; the first line must be JSON with \"format\": \"{FORMAT}\"")
+        raise RecordingError(f'{where}:1: not a recording; the first line must be JSON with "format": "{FORMAT}"')
     version = body.get("version")
     if version != VERSION or isinstance(version, bool):
         raise RecordingError(f"{where}:1: version {version!r} is not supported; this release reads version {VERSION}")
@@ -105,8 +112,11 @@ def header_from_json(line: bytes, where: str) -> Header:
 
 # --- records: the fields of each reading, used in both directions --------------------------------------------------
 
+
 def _env(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: redaction.REDACTED if redaction.is_secret(name) else redaction.text(value) for name, value in env.items()}
+    return {
+        name: redaction.REDACTED if redaction.is_secret(name) else redaction.text(value) for name, value in env.items()
+    }
 
 
 def _log_line(line: str) -> str:
@@ -125,45 +135,79 @@ def _processes(value: object) -> tuple[GpuProcess, ...]:
 
 
 _GPU: Final = (
-    Field("uuid", read_text, required=True), Field("index", read_amount), Field("vendor", read_text),
+    Field("uuid", read_text, required=True),
+    Field("index", read_amount),
+    Field("vendor", read_text),
     *fields(read_text, "name", "driver", "pci_bus_id", "parent_uuid", "error"),
-    *fields(read_amount, "minor", "gpu_instance_id", "memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"),
-    *fields(read_level, "utilization_ratio", "sm_activity_ratio", "tensor_activity_ratio", "dram_activity_ratio",
-             "power_watts", "power_limit_watts"),
+    *fields(
+        read_amount, "minor", "gpu_instance_id", "memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"
+    ),
+    *fields(
+        read_level,
+        "utilization_ratio",
+        "sm_activity_ratio",
+        "tensor_activity_ratio",
+        "dram_activity_ratio",
+        "power_watts",
+        "power_limit_watts",
+    ),
     Field("throttle_reasons", read_texts, list),
     Field("xid_errors", read_counts_by_number, numbers_as_text, default={}),
-    Field("xid_last_times", read_moments_by_number, lambda times: {str(xid): at for xid, at in times.items()}, default={}),
+    Field(
+        "xid_last_times", read_moments_by_number, lambda times: {str(xid): at for xid, at in times.items()}, default={}
+    ),
     Field("ecc_errors", read_counts, dict, default={}),
     Field("processes", _processes, lambda items: [encode(_PROCESS, item) for item in items], default=()),
 )
 _PAGE: Final = (
-    Field("target", read_text, required=True), *fields(read_text, "namespace", "pod", "container", default=""),
-    Field("gpus", read_texts, list, default=()), Field("args", read_texts, redaction.args, default=()),
-    Field("env", read_text_map, _env, default={}), Field("error", read_text), Field("duration_seconds", read_level),
+    Field("target", read_text, required=True),
+    *fields(read_text, "namespace", "pod", "container", default=""),
+    Field("gpus", read_texts, list, default=()),
+    Field("args", read_texts, redaction.args, default=()),
+    Field("env", read_text_map, _env, default={}),
+    Field("error", read_text),
+    Field("duration_seconds", read_level),
 )
 _PAGE_GIVEN: Final = (Field("t", read_time), *fields(read_text, "exposition", "version"))  # not for the builder
 _CONTAINER: Final = (
     *_CONTAINER_NAME,
-    *fields(read_amount, "restarts", "cpu_periods", "cpu_throttled_periods", "memory_working_set_bytes",
-             "memory_limit_bytes"),
+    *fields(
+        read_amount,
+        "restarts",
+        "cpu_periods",
+        "cpu_throttled_periods",
+        "memory_working_set_bytes",
+        "memory_limit_bytes",
+    ),
     Field("ready", read_flag),
     *fields(read_level, "cpu_usage_seconds", "cpu_limit_cores", "cpu_pressure_some_ratio"),
-    Field("last_termination", lambda value: decode(Termination, _TERMINATION, value, ""),
-           lambda value: encode(_TERMINATION, value)),
+    Field(
+        "last_termination",
+        lambda value: decode(Termination, _TERMINATION, value, ""),
+        lambda value: encode(_TERMINATION, value),
+    ),
 )
 _LOG: Final = (*_CONTAINER_NAME, Field("line", read_text, _log_line, required=True))
 _ALLOCATOR: Final = (
-    *fields(read_text, "namespace", "pod", required=True), Field("rank", read_amount, required=True),
+    *fields(read_text, "namespace", "pod", required=True),
+    Field("rank", read_amount, required=True),
     *fields(read_amount, "allocated_bytes", "reserved_bytes", "inactive_split_bytes", "alloc_retries", "ooms"),
 )
 _STEPS: Final = (
-    *fields(read_text, "namespace", "pod", "engine", required=True), *fields(read_number, "started", "written", required=True),
-    *fields(read_amount, "steps", "decoded", required=True), Field("exact", read_flag, default=False),
-    Field("preemptions", read_amount), Field("kv_max", read_level), Field("sizes", read_counts_by_number, numbers_as_text, default={}),
+    *fields(read_text, "namespace", "pod", "engine", required=True),
+    *fields(read_number, "started", "written", required=True),
+    *fields(read_amount, "steps", "decoded", required=True),
+    Field("exact", read_flag, default=False),
+    Field("preemptions", read_amount),
+    Field("kv_max", read_level),
+    Field("sizes", read_counts_by_number, numbers_as_text, default={}),
 )
 _OWNER: Final = (Field("uuid", read_text, required=True), *_CONTAINER_NAME, Field("shared", read_flag, default=False))
 _HEALTH: Final = (
-    Field("up", read_flag), Field("reason", read_text), Field("last_success", read_number), Field("duration_seconds", read_level),
+    Field("up", read_flag),
+    Field("reason", read_text),
+    Field("last_success", read_number),
+    Field("duration_seconds", read_level),
     Field("errors", read_counts, dict, default={}),
 )
 
@@ -205,8 +249,9 @@ def _gpus(body: Mapping[str, Any]) -> tuple[GpuReading, ...]:
 def _page(entry: object, where: str, time: float, build: PageBuilder) -> EnginePage:
     body = read_object(entry)
     given: dict[str, Any] = decode(dict, _PAGE_GIVEN, body, where)
-    page = decode(lambda **values: build(given.get("exposition"), time=given.get("t", time), **values), _PAGE, body,
-                   where)
+    page = decode(
+        lambda **values: build(given.get("exposition"), time=given.get("t", time), **values), _PAGE, body, where
+    )
     return replace(page, version=given["version"]) if "version" in given else page
 
 
@@ -214,8 +259,10 @@ def _health(body: Mapping[str, Any]) -> dict[str, SourceHealth]:
     raw = body.get("health")
     if raw is None:
         return {}
-    return {name: decode(lambda _name=name, **values: SourceHealth(_name, **values), _HEALTH, entry, f"health.{name}")
-            for name, entry in read_object(raw).items()}
+    return {
+        name: decode(lambda _name=name, **values: SourceHealth(_name, **values), _HEALTH, entry, f"health.{name}")
+        for name, entry in read_object(raw).items()
+    }
 
 
 def tick_from_json(line: bytes, build: PageBuilder) -> Snapshot:

@@ -39,8 +39,14 @@ class Reader:
     Raises ``RecordingError`` when the file cannot be opened or its first line is no header.
     """
 
-    def __init__(self, path: str | Path, *, on_problem: Callable[[Problem], None] | None = None,
-                 keep_exposition: bool = False, rewrite: Callable[[str], str] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        on_problem: Callable[[Problem], None] | None = None,
+        keep_exposition: bool = False,
+        rewrite: Callable[[str], str] | None = None,
+    ) -> None:
         self.path = Path(path)
         self._on_problem = on_problem or (lambda _problem: None)
         self._keep = keep_exposition
@@ -60,8 +66,9 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stream.close()
 
     def __iter__(self) -> Iterator[Snapshot]:
@@ -125,8 +132,13 @@ def _reason(error: str) -> str:
     """A recorded failure as one of the closed set of reasons; recordings of other makers hold free text."""
     if error in REASONS:
         return error
-    for word, reason in (("refused", REFUSED), ("timed out", TIMEOUT), ("timeout", TIMEOUT), ("reset", RESET),
-                         ("resolve", DNS)):
+    for word, reason in (
+        ("refused", REFUSED),
+        ("timed out", TIMEOUT),
+        ("timeout", TIMEOUT),
+        ("reset", RESET),
+        ("resolve", DNS),
+    ):
         if word in error.lower():
             return reason
     return UNREACHABLE

@@ -40,8 +40,14 @@ _PART: Final = ".part"
 
 REASONS: Final = ("disk_full", "no_permission", "read_only", "removed", "io_error", "full", "slow", "internal")
 """Why a tick was not recorded. ``slow``: the disk takes less than comes; ``full``: a single file has its largest size."""
-_REASON_OF: Final = {errno.ENOSPC: "disk_full", errno.EDQUOT: "disk_full", errno.EACCES: "no_permission",
-                     errno.EPERM: "no_permission", errno.EROFS: "read_only", errno.ENOENT: "removed"}
+_REASON_OF: Final = {
+    errno.ENOSPC: "disk_full",
+    errno.EDQUOT: "disk_full",
+    errno.EACCES: "no_permission",
+    errno.EPERM: "no_permission",
+    errno.EROFS: "read_only",
+    errno.ENOENT: "removed",
+}
 
 
 def reason_of(error: Exception) -> str:
@@ -87,7 +93,7 @@ class _File:
         view = memoryview(data)
         try:
             while view:
-                view = view[os.write(self._fd, view):]
+                view = view[os.write(self._fd, view) :]
         except OSError:
             os.ftruncate(self._fd, self.size)
             os.lseek(self._fd, self.size, os.SEEK_SET)
@@ -120,8 +126,16 @@ class Recorder:
     counted. Raises ``OSError`` as the file system does; ticks of a failed write are dropped and counted.
     """
 
-    def __init__(self, out: str | Path, header: Header, *, max_bytes: int = DEFAULT_MAX_BYTES, keep: int = DEFAULT_KEEP,
-                 flush_seconds: float = FLUSH_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        out: str | Path,
+        header: Header,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        keep: int = DEFAULT_KEEP,
+        flush_seconds: float = FLUSH_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.ticks = 0
         self.dropped = 0
         self._header = header
@@ -141,15 +155,17 @@ class Recorder:
         else:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._adopt(self._directory)
-            self._number = max((self._number_of(path.name.removesuffix(_PART)) for path in self._directory.iterdir()),
-                               default=0)
+            self._number = max(
+                (self._number_of(path.name.removesuffix(_PART)) for path in self._directory.iterdir()), default=0
+            )
             self._file = self._next_file(self._directory)
 
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     @property

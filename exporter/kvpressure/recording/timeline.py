@@ -18,15 +18,26 @@ _MAX_ENGINES: Final = 4096  # followed at once; churn beyond that starts anew
 def json_line(t: float, engine: EngineState) -> str:
     """One engine at one tick: the public contract of ``replay --format json`` (docs/recordings.md)."""
     answer = engine.diagnosis
-    return json.dumps({
-        "t": t, "namespace": engine.key.namespace, "pod": engine.key.pod, "model_name": engine.key.model_name,
-        "engine": engine.key.engine, "verdict": answer.verdict, "confidence": answer.confidence, "stage": answer.stage,
-        "evidence": {name: item.value for name, item in answer.evidence.items()},
-        "conditions": dict(answer.conditions),
-        "signals": {name: value if value is not None and math.isfinite(value) else None
-                    for name, value in engine.signals.flat().items()},
-        "documented_signature": dict(answer.documented_signature),
-    }, separators=(",", ":"))
+    return json.dumps(
+        {
+            "t": t,
+            "namespace": engine.key.namespace,
+            "pod": engine.key.pod,
+            "model_name": engine.key.model_name,
+            "engine": engine.key.engine,
+            "verdict": answer.verdict,
+            "confidence": answer.confidence,
+            "stage": answer.stage,
+            "evidence": {name: item.value for name, item in answer.evidence.items()},
+            "conditions": dict(answer.conditions),
+            "signals": {
+                name: value if value is not None and math.isfinite(value) else None
+                for name, value in engine.signals.flat().items()
+            },
+            "documented_signature": dict(answer.documented_signature),
+        },
+        separators=(",", ":"),
+    )
 
 
 @dataclass(slots=True)

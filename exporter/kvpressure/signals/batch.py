@@ -39,8 +39,14 @@ class RunningHistogram:
         return result
 
 
-def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | None, t: Thresholds,
-            steps: StepWindow | None = None, now: float = 0.0) -> BatchSignals:
+def compute(
+    window: EngineWindow,
+    histogram: RunningHistogram,
+    limit: float | None,
+    t: Thresholds,
+    steps: StepWindow | None = None,
+    now: float = 0.0,
+) -> BatchSignals:
     """The batch of every step where the plugin counts them.
 
     Else the mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
@@ -61,9 +67,14 @@ def compute(window: EngineWindow, histogram: RunningHistogram, limit: float | No
         counted = steps.mean(now, HALF_MINUTE)
         mean = mean if counted is None else counted
     return BatchSignals(
-        batch_mean=mean, batch_p50=p50, batch_p95=p95, batch_p99=p99, step_seconds=step,
+        batch_mean=mean,
+        batch_p50=p50,
+        batch_p95=p95,
+        batch_p99=p99,
+        step_seconds=step,
         batch_collapse_ratio=collapse(window, p95, limit),
-        running_histogram=histogram.cumulative(), running_samples_sum=histogram.total,
+        running_histogram=histogram.cumulative(),
+        running_samples_sum=histogram.total,
     )
 
 

@@ -42,8 +42,15 @@ def reaching(limit: float, t: Thresholds) -> float:
     return min(level, limit - 1) if limit > t["at_limit_small_requests"] else level
 
 
-def compute(window: EngineWindow, configured: float | None, source: str | None, capacity: float | None,
-            mean_context: float | None, full: float, t: Thresholds) -> LoadSignals:
+def compute(
+    window: EngineWindow,
+    configured: float | None,
+    source: str | None,
+    capacity: float | None,
+    mean_context: float | None,
+    full: float,
+    t: Thresholds,
+) -> LoadSignals:
     """Load against the limits. ``configured`` is ``max_num_seqs`` from ``source`` (args, log or default), ``full`` the usage from
     which on the cache may be what binds.
     """
@@ -61,13 +68,19 @@ def compute(window: EngineWindow, configured: float | None, source: str | None, 
     smallest = min(limits.values(), default=None)
     arrivals = arrival_rate(window)
     return LoadSignals(
-        running=running, waiting=waiting, running_stands_still=None if running is None else level is not None,
+        running=running,
+        waiting=waiting,
+        running_stands_still=None if running is None else level is not None,
         waiting_capacity=window.gauge(r.WAITING_CAPACITY),
-        waiting_deferred=window.gauge(r.WAITING_DEFERRED), in_flight=in_flight, limits=limits,
-        max_num_seqs=sequence_limit, max_num_seqs_source="observed" if "observed" in limits else source,
+        waiting_deferred=window.gauge(r.WAITING_DEFERRED),
+        in_flight=in_flight,
+        limits=limits,
+        max_num_seqs=sequence_limit,
+        max_num_seqs_source="observed" if "observed" in limits else source,
         concurrency_ratio=None if in_flight is None or not smallest else in_flight / smallest,
         running_at_limit=at_limit(window, sequence_limit, t),
-        running_at_limit_now=None if running is None or sequence_limit is None
+        running_at_limit_now=None
+        if running is None or sequence_limit is None
         else running >= reaching(sequence_limit, t),
         arrival_rate=arrivals,
         arrival_burst_ratio=burst_ratio(window, t),

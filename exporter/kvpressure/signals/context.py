@@ -59,8 +59,11 @@ class LongestContext:
             self._recent.popleft()
         if before is None or sample.t <= before.t:
             return
-        lengths = [value for value in (_finished_context(before, sample), _prefilled_prompt(before, sample))
-                   if value is not None]
+        lengths = [
+            value
+            for value in (_finished_context(before, sample), _prefilled_prompt(before, sample))
+            if value is not None
+        ]
         if lengths:
             longest = max(lengths)
             while self._recent and self._recent[-1][1] <= longest:
@@ -128,8 +131,7 @@ def shape(window: EngineWindow, t: Thresholds) -> Shape:
     return Shape(prompt, output, reach)
 
 
-def _from_counters(window: EngineWindow, output: float | None,
-                   t: Thresholds) -> tuple[float | None, float | None]:
+def _from_counters(window: EngineWindow, output: float | None, t: Thresholds) -> tuple[float | None, float | None]:
     """Mean lengths where the page has counters only (V0 names without histograms)."""
     samples = window.since(FIVE_MINUTES)
     begin, end = (samples[0].finished, samples[-1].finished) if samples else (None, None)
@@ -138,8 +140,10 @@ def _from_counters(window: EngineWindow, output: float | None,
         return None, output
     prompt = window.increase(r.PROMPT_TOKENS, FIVE_MINUTES)
     generated = window.increase(r.GENERATION_TOKENS, FIVE_MINUTES)
-    return (prompt[0] / done if prompt and prompt[0] > 0 else None,
-            output if output is not None else (generated[0] / done if generated else None))
+    return (
+        prompt[0] / done if prompt and prompt[0] > 0 else None,
+        output if output is not None else (generated[0] / done if generated else None),
+    )
 
 
 def _mean(window: EngineWindow, name: str) -> float | None:
@@ -147,7 +151,9 @@ def _mean(window: EngineWindow, name: str) -> float | None:
     return found[0].mean() if found else None
 
 
-def compute(window: EngineWindow, longest: LongestContext, means: Shape, limit: float | None, t: Thresholds) -> ContextSignals:
+def compute(
+    window: EngineWindow, longest: LongestContext, means: Shape, limit: float | None, t: Thresholds
+) -> ContextSignals:
     """Context length and request shape over five minutes. ``limit`` is max_model_len."""
     maximum, mean = longest.maximum(), means.mean_context
     prompts = window.observed(r.REQUEST_PROMPT, FIVE_MINUTES)
@@ -157,8 +163,12 @@ def compute(window: EngineWindow, longest: LongestContext, means: Shape, limit: 
         maximum = max(maximum, mean)
         spike = maximum / mean
     return ContextSignals(
-        context_max_5m=maximum, context_mean=mean, context_spike_ratio=spike,
-        prompt_mean=means.prompt, output_mean=means.output, context_limit=limit,
+        context_max_5m=maximum,
+        context_mean=mean,
+        context_spike_ratio=spike,
+        prompt_mean=means.prompt,
+        output_mean=means.output,
+        context_limit=limit,
         prompt_quantiles=quantiles(window, r.REQUEST_PROMPT, FIVE_MINUTES),
         output_quantiles=quantiles(window, r.REQUEST_OUTPUT, FIVE_MINUTES),
         max_tokens_quantiles=quantiles(window, r.REQUEST_MAX_TOKENS, FIVE_MINUTES),
@@ -184,17 +194,20 @@ def two_humps(increase: HistogramIncrease, t: Thresholds) -> bool | None:
     if total < t["hump_min_requests"] or not increase.bounds:
         return None
     shares = [amount / total for amount in increase.increments]
-    peaks = [i for i, share in enumerate(shares)
-             if share > 0 and share >= (shares[i - 1] if i else 0.0)
-             and share >= (shares[i + 1] if i + 1 < len(shares) else 0.0)]
+    peaks = [
+        i
+        for i, share in enumerate(shares)
+        if share > 0
+        and share >= (shares[i - 1] if i else 0.0)
+        and share >= (shares[i + 1] if i + 1 < len(shares) else 0.0)
+    ]
     for left in peaks:
         for right in peaks:
             if right <= left + 1 or increase.bounds[right] < t["hump_min_distance_ratio"] * increase.bounds[left]:
                 continue
             valley = min(range(left + 1, right), key=lambda i: shares[i])
             heights = min(shares[left], shares[right])
-            smaller = min(sum(shares[:valley + 1]), sum(shares[valley + 1:]))
+            smaller = min(sum(shares[: valley + 1]), sum(shares[valley + 1 :]))
             if shares[valley] <= t["hump_valley_ratio"] * heights and smaller >= t["hump_min_share_ratio"]:
                 return True
     return False
-

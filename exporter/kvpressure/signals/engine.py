@@ -63,8 +63,25 @@ class Surroundings:
 class EngineTracker:
     """History of one engine and everything derived from it."""
 
-    __slots__ = ("_baseline", "_device", "_longest", "_others", "_process_start", "_progress", "_running", "_thresholds", "_trend",
-                 "engines_on_page", "error", "ever_positive", "failing", "page", "reading", "steps", "window")
+    __slots__ = (
+        "_baseline",
+        "_device",
+        "_longest",
+        "_others",
+        "_process_start",
+        "_progress",
+        "_running",
+        "_thresholds",
+        "_trend",
+        "engines_on_page",
+        "error",
+        "ever_positive",
+        "failing",
+        "page",
+        "reading",
+        "steps",
+        "window",
+    )
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -128,8 +145,16 @@ class EngineTracker:
         """KV signals and mean request shape; needed first, because device memory depends on them."""
         shape = context.shape(self.window, self._thresholds)
         config = self.reading.cache_config if self.reading else {}
-        found = kv.compute(self.window, config, self.engines_on_page, self.ever_positive,
-                           around.facts.get("capacity_tokens"), shape, around.max_num_seqs, self._thresholds)
+        found = kv.compute(
+            self.window,
+            config,
+            self.engines_on_page,
+            self.ever_positive,
+            around.facts.get("capacity_tokens"),
+            shape,
+            around.max_num_seqs,
+            self._thresholds,
+        )
         if around.args.watermark is not None:
             found = replace(found, kv_watermark_ratio=around.args.watermark)
         return self._with_exact_maxima(around.now, found), shape
@@ -142,37 +167,74 @@ class EngineTracker:
         minute = self.steps.kv_max(now, self._thresholds["kv_window_seconds"]) or 0.0
         if minute <= found.kv_used_ratio_max and lately <= found.kv_used_ratio_recent_max:
             return found
-        return replace(found, kv_used_ratio_max=max(found.kv_used_ratio_max, minute),
-                       kv_used_ratio_recent_max=max(found.kv_used_ratio_recent_max, lately))
+        return replace(
+            found,
+            kv_used_ratio_max=max(found.kv_used_ratio_max, minute),
+            kv_used_ratio_recent_max=max(found.kv_used_ratio_recent_max, lately),
+        )
 
     def signals(self, around: Surroundings, found: KvSignals, shape: context.Shape) -> Signals:
         """All signals now."""
         window, t = self.window, self._thresholds
-        load = concurrency.compute(window, around.max_num_seqs, around.max_num_seqs_source, found.kv_capacity_tokens,
-                                   shape.mean_context, kv.full_from("kv_near_full_ratio", found.kv_watermark_ratio, t), t)
+        load = concurrency.compute(
+            window,
+            around.max_num_seqs,
+            around.max_num_seqs_source,
+            found.kv_capacity_tokens,
+            shape.mean_context,
+            kv.full_from("kv_near_full_ratio", found.kv_watermark_ratio, t),
+            t,
+        )
         lora, role = limits.takes_lora(around.args), limits.kv_role(around.args)
         if lora or role is not None:
             load = replace(load, lora=lora, kv_role=role, waits_for_blocks=limits.waits_for_blocks(around.args))
         flow = throughput.compute(window, self._trend)
-        if load.kv_role not in (None, "kv_producer") and r.PROMPT_TOKENS_COMPUTED not in (window.last.counters if window.last else {}):
+        if load.kv_role not in (None, "kv_producer") and r.PROMPT_TOKENS_COMPUTED not in (
+            window.last.counters if window.last else {}
+        ):
             flow = replace(flow, prompt_tokens_computed_per_second=None)  # another server may have computed them
         age = None if window.last is None else max(0.0, around.now - window.last.t)
         gpus = [gpu.last for gpu in around.gpus if gpu.last is not None]
         held = memory.held(gpus, around.own_bytes if around.others else None)
         self._follow_device(around, held, load)
         return Signals(
-            time=around.now, kv=found, load=load,
+            time=around.now,
+            kv=found,
+            load=load,
             batch=batch.compute(window, self._running, load.max_num_seqs, t, self.steps, around.now),
             context=context.compute(window, self._longest, shape, around.max_model_len, t),
             latency=latency.compute(window, self._baseline, self._calm(found, load), t),
             throughput=flow,
-            progress=progress.compute(window, self._progress, age if age is not None else 0.0, self.failing, t, self.error,
-                                      self._ever_useful(), self._prompt_at_once(around)),
-            memory=memory.compute(found, gpus, self._device, around.facts, around.allocator, around.processes,
-                                  around.demand, load.running, _block_size(self.reading), held),
+            progress=progress.compute(
+                window,
+                self._progress,
+                age if age is not None else 0.0,
+                self.failing,
+                t,
+                self.error,
+                self._ever_useful(),
+                self._prompt_at_once(around),
+            ),
+            memory=memory.compute(
+                found,
+                gpus,
+                self._device,
+                around.facts,
+                around.allocator,
+                around.processes,
+                around.demand,
+                load.running,
+                _block_size(self.reading),
+                held,
+            ),
             host=host.compute(window, around.container, around.now, t),
-            compute=score.compute(window, around.gpus, found, load, around.demand, t, self._cards_shared(around), around.others),
-            events=around.events, events_known=around.events_known, oom=around.oom, gpu_faults=around.gpu_faults,
+            compute=score.compute(
+                window, around.gpus, found, load, around.demand, t, self._cards_shared(around), around.others
+            ),
+            events=around.events,
+            events_known=around.events_known,
+            oom=around.oom,
+            gpu_faults=around.gpu_faults,
         )
 
     def _cards_shared(self, around: Surroundings) -> bool:
@@ -183,7 +245,11 @@ class EngineTracker:
     def _prompt_at_once(self, around: Surroundings) -> bool:
         """Whether a prompt may be computed that no gauge shows growing."""
         last, flavour = self.window.last, self.page.flavour if self.page else None
-        if last is None or self._progress.seconds_without <= 0 or not prefill.whole_prompts(around.args, flavour, tuple(last.gauges)):
+        if (
+            last is None
+            or self._progress.seconds_without <= 0
+            or not prefill.whole_prompts(around.args, flavour, tuple(last.gauges))
+        ):
             return False
         return prefill.admitted_last(self.window.since(self._thresholds["prefill_patience_seconds"]))
 

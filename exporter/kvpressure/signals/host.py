@@ -76,17 +76,20 @@ class ContainerWindow:
 
     def memory_growth_per_hour_ratio(self, t: Thresholds) -> float | None:
         """Growth of the working set per hour, as a share of its present size; ``None`` with too little history."""
-        points = [(at, float(c.memory_working_set_bytes)) for at, c in self.history
-                  if c.memory_working_set_bytes is not None]
-        if len(points) < t["trend_min_samples"] or points[-1][0] - points[0][0] < t["growth_min_seconds"] \
-                or points[-1][1] <= 0:
+        points = [
+            (at, float(c.memory_working_set_bytes)) for at, c in self.history if c.memory_working_set_bytes is not None
+        ]
+        if (
+            len(points) < t["trend_min_samples"]
+            or points[-1][0] - points[0][0] < t["growth_min_seconds"]
+            or points[-1][1] <= 0
+        ):
             return None
         rise = slope(points)
         return None if rise is None else rise * HOUR / points[-1][1]
 
     def _pair(self, name: str) -> tuple[tuple[float, ContainerReading], tuple[float, ContainerReading]] | None:
-        carriers = [entry for entry in self.history.since(self.last_t - MINUTE)
-                    if getattr(entry[1], name) is not None]
+        carriers = [entry for entry in self.history.since(self.last_t - MINUTE) if getattr(entry[1], name) is not None]
         return (carriers[0], carriers[-1]) if len(carriers) > 1 else None
 
 
@@ -102,19 +105,24 @@ def compute(window: EngineWindow, container: ContainerWindow | None, now: float,
     ago = None if ended is None or ended.finished_at is None else abs(now - ended.finished_at)
     recent, all_known = _restarts(container, ago, now, t["crash_loop_window_seconds"])
     return HostSignals(
-        api_cpu_cores=api_cpu, cpu_used_ratio=container.cpu_used_ratio(),
+        api_cpu_cores=api_cpu,
+        cpu_used_ratio=container.cpu_used_ratio(),
         cpu_throttled_ratio=container.throttled_ratio(),
         cpu_pressure_ratio=container.last.cpu_pressure_some_ratio,
         memory_used_ratio=container.memory_used_ratio(),
         memory_growth_per_hour_ratio=container.memory_growth_per_hour_ratio(t),
         restarts=None if container.last.restarts is None else float(container.last.restarts),
-        restarts_recent=recent, restarts_all_known=all_known, terminated_seconds_ago=ago,
+        restarts_recent=recent,
+        restarts_all_known=all_known,
+        terminated_seconds_ago=ago,
         last_termination_reason=ended.reason if ended else None,
         last_exit_code=None if ended is None or ended.exit_code is None else float(ended.exit_code),
     )
 
 
-def _restarts(container: ContainerWindow, ended_ago: float | None, now: float, window: float) -> tuple[float | None, bool]:
+def _restarts(
+    container: ContainerWindow, ended_ago: float | None, now: float, window: float
+) -> tuple[float | None, bool]:
     """Restarts in the last ``window`` seconds, and whether these are all. Of the time before the first reading only the last end is
     known: one that is older than the window says that nothing restarted since, a younger one that it did so once at least.
     """

@@ -85,9 +85,16 @@ def confirmed_share(signs: Sequence[tuple[Sample, float]], last: Sample, t: Thre
     return 1.0 if begin is None else min(1.0, max(0.0, counted - begin) / sum(amount for _, amount in old))
 
 
-def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: int, ever_positive: bool,
-            logged_capacity: float | None, shape: Shape, max_num_seqs: float | None,
-            t: Thresholds) -> KvSignals:
+def compute(
+    window: EngineWindow,
+    config: Mapping[str, str],
+    engines_on_page: int,
+    ever_positive: bool,
+    logged_capacity: float | None,
+    shape: Shape,
+    max_num_seqs: float | None,
+    t: Thresholds,
+) -> KvSignals:
     """All KV signals of one engine now."""
     recorded = kv_recorded(window, ever_positive, t)
     capacity = capacity_tokens(config, engines_on_page) or logged_capacity or None
@@ -104,12 +111,19 @@ def compute(window: EngineWindow, config: Mapping[str, str], engines_on_page: in
         rise = slope([(s.t, s.gauges[r.KV_USAGE]) for s in window.since(SLOPE_SECONDS) if r.KV_USAGE in s.gauges])
         seconds = seconds_to_full(usage, rise, t)
     return KvSignals(
-        kv_recorded=recorded, kv_used_ratio=usage, kv_used_ratio_max=peak, kv_used_ratio_recent_max=recent_max,
-        kv_used_ratio_recent_min=recent_min, kv_capacity_tokens=capacity,
+        kv_recorded=recorded,
+        kv_used_ratio=usage,
+        kv_used_ratio_max=peak,
+        kv_used_ratio_recent_max=recent_max,
+        kv_used_ratio_recent_min=recent_min,
+        kv_capacity_tokens=capacity,
         kv_used_tokens=None if usage is None or capacity is None else usage * capacity,
-        kv_slope_per_second=rise, kv_seconds_to_full=seconds,
+        kv_slope_per_second=rise,
+        kv_seconds_to_full=seconds,
         kv_overcommit_ratio=overcommit(window, shape, capacity, max_num_seqs),
-        preemption_rate=rate, preemptions_counted=counted, preemptions_silent=silent,
+        preemption_rate=rate,
+        preemptions_counted=counted,
+        preemptions_silent=silent,
         preemptions_recent=recent_preemptions,
         preemptions_per_running_minute=None if rate is None or not mean_running else rate * MINUTE / mean_running,
         recomputed_tokens_rate=None if rate is None or context is None else rate * context,
@@ -144,7 +158,9 @@ def _preemptions(window: EngineWindow, t: Thresholds) -> tuple[float | None, flo
         share, last = confirmed_share(signs, samples[-1], t), samples[-1].t
         silent = share * sum(amount for _, amount in signs)
         if len(window.since(t["recent_window_seconds"])) > 1:
-            fresh = share * sum(amount for before, amount in signs if last - before.t <= t["recent_window_seconds"] + JITTER_SECONDS)
+            fresh = share * sum(
+                amount for before, amount in signs if last - before.t <= t["recent_window_seconds"] + JITTER_SECONDS
+            )
     span = samples[-1].t - samples[0].t if samples else 0.0
     amounts = [amount for amount in (counted[0] if counted else None, silent) if amount is not None]
     rate = max(amounts) / span if amounts and span > 0 else None
@@ -152,8 +168,7 @@ def _preemptions(window: EngineWindow, t: Thresholds) -> tuple[float | None, flo
     return (counted[0] if counted else None), silent, rate, recent
 
 
-def overcommit(window: EngineWindow, shape: Shape, capacity: float | None,
-               max_num_seqs: float | None) -> float | None:
+def overcommit(window: EngineWindow, shape: Shape, capacity: float | None, max_num_seqs: float | None) -> float | None:
     """Tokens that the load can reach within the limits, divided by capacity.
 
     Concurrency is what the load can reach (requests in flight, or arrival rate times service time), never

@@ -63,10 +63,14 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
     queue = window.observed(r.QUEUE, MINUTE)
     outside, share = outside_engine(window)
     return LatencySignals(
-        ttft=by_phase.get("ttft", {}), inter_token=by_phase.get("inter_token", {}), e2e=by_phase.get("e2e", {}),
-        queue=by_phase.get("queue", {}), baseline_ratios=ratios,
+        ttft=by_phase.get("ttft", {}),
+        inter_token=by_phase.get("inter_token", {}),
+        e2e=by_phase.get("e2e", {}),
+        queue=by_phase.get("queue", {}),
+        baseline_ratios=ratios,
         queue_mean_seconds=queue[0].mean() if queue else None,
-        outside_engine_seconds=outside, outside_engine_share=share,
+        outside_engine_seconds=outside,
+        outside_engine_share=share,
     )
 
 

@@ -15,9 +15,14 @@ from kvpressure.state import LIMITS
 
 V0_MAX_NUM_SEQS: Final = 256.0
 KV_TRANSFER: Final = "kv_transfer_config"
-_KV_FIELDS: Final = {"kv_role": re.compile(r"\bkv_role\b['\"]?\s*[:=]\s*['\"]?(kv_[a-z]+)"),
-                     "kv_connector": re.compile(r"\bkv_connector\b['\"]?\s*[:=]\s*['\"]?(\w+)")}
-SYNCHRONOUS: Final = ("LMCacheConnectorV1", "LMCacheConnector")  # load blocks within the step: nothing waits for them, nobody pulls them
+_KV_FIELDS: Final = {
+    "kv_role": re.compile(r"\bkv_role\b['\"]?\s*[:=]\s*['\"]?(kv_[a-z]+)"),
+    "kv_connector": re.compile(r"\bkv_connector\b['\"]?\s*[:=]\s*['\"]?(\w+)"),
+}
+SYNCHRONOUS: Final = (
+    "LMCacheConnectorV1",
+    "LMCacheConnector",
+)  # load blocks within the step: nothing waits for them, nobody pulls them
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,20 @@ def waits_for_blocks(args: EngineArgs) -> bool:
     return role is not None and not (role == "kv_both" and _kv_field(args, "kv_connector") in SYNCHRONOUS)
 
 
-def in_force(args: EngineArgs, logged: EngineArgs | None, facts: Mapping[str, float], config: Mapping[str, str],
-             version: str | None, flavour: str | None, gpu: GpuReading | None) -> dict[str, InForce]:
+def in_force(
+    args: EngineArgs,
+    logged: EngineArgs | None,
+    facts: Mapping[str, float],
+    config: Mapping[str, str],
+    version: str | None,
+    flavour: str | None,
+    gpu: GpuReading | None,
+) -> dict[str, InForce]:
     """All limits that are known, from the best source: arguments, start-up log, metrics, default by version and card."""
     merged = args if logged is None else args.merged(logged)
-    defaults = dict(default_limits(version, gpu.name if gpu else None,
-                                   gpu.memory_total_bytes if gpu else None, flavour=flavour))
+    defaults = dict(
+        default_limits(version, gpu.name if gpu else None, gpu.memory_total_bytes if gpu else None, flavour=flavour)
+    )
     if flavour == "v0":
         defaults.setdefault("max_num_seqs", V0_MAX_NUM_SEQS)
     length = facts.get("max_model_len") or _max_model_len(config)
@@ -91,11 +104,19 @@ def _lower_by_active_seqs(found: dict[str, InForce], merged: EngineArgs, args: E
     """``--max-num-active-seqs`` lowers the running batch below ``max_num_seqs``: the smaller of both binds."""
     active, seqs = merged.max_num_active_seqs, found.get("max_num_seqs")
     if active is not None and (seqs is None or active < seqs.value):
-        found["max_num_seqs"] = InForce(float(active), True, "args" if "max_num_active_seqs" in args.explicit else "log")
+        found["max_num_seqs"] = InForce(
+            float(active), True, "args" if "max_num_active_seqs" in args.explicit else "log"
+        )
 
 
-def _source(name: str, args: EngineArgs, logged: EngineArgs | None, facts: Mapping[str, float],
-            config: Mapping[str, str], explicit: bool | None) -> str:
+def _source(
+    name: str,
+    args: EngineArgs,
+    logged: EngineArgs | None,
+    facts: Mapping[str, float],
+    config: Mapping[str, str],
+    explicit: bool | None,
+) -> str:
     if name in args.explicit:
         return "args"
     if (logged is not None and name in logged.explicit) or name in facts:

@@ -32,45 +32,57 @@ class LogEvent:
 # Closed set: event -> what it means and what its values are. A value is missing when the line does not give it.
 EVENTS: Final[Mapping[str, str]] = {
     "cuda_oom": "the device allocator failed at run time: runtime, requested_bytes, total_bytes, free_bytes, "
-                "allocated_bytes, private_pool_bytes, reserved_unallocated_bytes",
+    "allocated_bytes, private_pool_bytes, reserved_unallocated_bytes",
     "warmup_oom": "out of device memory while warming up: stage, dummy_requests",
     "load_oom": "out of device memory while loading the model",
     "no_kv_blocks": "start failed: nothing left for the KV pool",
     "context_too_long": "start failed: one request of max_model_len does not fit: max_model_len, needed_bytes, "
-                        "available_bytes, estimated_max_model_len, capacity_tokens",
+    "available_bytes, estimated_max_model_len, capacity_tokens",
     "memory_profiling_failed": "start failed: the device is in use by others: free_bytes, total_bytes, utilization, "
-                               "desired_bytes",
+    "desired_bytes",
     "host_oom": "a worker was killed because the node ran low on memory (Ray)",
     "preemption": "V0 warning, at the first and every 50th preemption: mode, cumulative",
     "engine_dead": "the engine process failed or is gone",
     "start_failed": "the engine did not start",
     "broadcast_wait": "a process waits for another: seconds",
     "stats": "periodic line: flavour (v0, v1, rust), engine, engines, prompt_rate, generation_rate (tokens/s), running, "
-             "waiting, deferred, swapped, preemptions (of the interval), kv_usage, cpu_kv_usage, prefix_hit_ratio",
+    "waiting, deferred, swapped, preemptions (of the interval), kv_usage, cpu_kv_usage, prefix_hit_ratio",
     "iteration": "one engine step: index, context_requests, context_tokens, generation_requests, generation_tokens, "
-                 "elapsed_seconds, kv_usage",
+    "elapsed_seconds, kv_usage",
     "capacity": "size of the KV cache: tokens, max_model_len, max_concurrency, device_blocks, cpu_blocks",
     "pool_bytes": "memory for the KV pool of one worker: bytes, or shortfall_bytes when negative",
     "weights_bytes": "memory of the weights of one worker: bytes, seconds",
     "graphs_bytes": "memory of CUDA graphs of one worker: bytes, seconds",
     "breakdown": "memory of one worker after profiling: consumed_bytes (weights and non-torch), weights_bytes, "
-                 "non_torch_bytes, activation_bytes, graphs_bytes, kv_bytes",
+    "non_torch_bytes, activation_bytes, graphs_bytes, kv_bytes",
     "max_num_batched_tokens": "token budget of a step in force: tokens",
     "max_model_len": "context limit in force: tokens",
     "args": "arguments as logged at start: form (non_default, all) and every argument by name",
     "engine_config": "configuration in force: version, model, max_model_len, tensor_parallel_size, "
-                     "pipeline_parallel_size, data_parallel_size, kv_cache_dtype, ...",
+    "pipeline_parallel_size, data_parallel_size, kv_cache_dtype, ...",
     "sleep": "sleep mode: freed_bytes, used_bytes, seconds",
     "kv_padding": "a hybrid model pads layers: waste_ratio, an upper bound",
 }
 
-ALLOCATION_EVENTS: Final = frozenset({
-    "cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed"})
+ALLOCATION_EVENTS: Final = frozenset(
+    {"cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed"}
+)
 """Events that mean "an allocation failed" (the documented log check of the triage)."""
 
-FACT_EVENTS: Final = frozenset({
-    "capacity", "pool_bytes", "weights_bytes", "graphs_bytes", "breakdown", "max_num_batched_tokens", "max_model_len",
-    "args", "engine_config", "kv_padding"})
+FACT_EVENTS: Final = frozenset(
+    {
+        "capacity",
+        "pool_bytes",
+        "weights_bytes",
+        "graphs_bytes",
+        "breakdown",
+        "max_num_batched_tokens",
+        "max_model_len",
+        "args",
+        "engine_config",
+        "kv_padding",
+    }
+)
 """Events that stay true for the life of the engine, however old the line is."""
 
 # --- prefixes ---------------------------------------------------------------------------------------------
@@ -95,7 +107,7 @@ def strip(line: str) -> str:
         text = _ANSI.sub("", text)
     level = _LEVEL.search(text, 0, _PREFIX_REACH)
     if level is not None:
-        return text[level.end():]
+        return text[level.end() :]
     return _PROCESS.sub("", text, count=1)
 
 
@@ -156,21 +168,27 @@ def _always(_line: str) -> Values:
 # --- single events ----------------------------------------------------------------------------------------
 
 _OOM = re.compile(r"\b(CUDA|HIP|XPU|NPU)(?: error:)? out of memory\b")
-_OOM_PARTS: Final = tuple((name, re.compile(pattern)) for name, pattern in (
-    ("requested_bytes", rf"Tried to allocate {_SIZE}"),
-    ("total_bytes", rf"has a total capaci?ty of {_SIZE}"),  # torch 2.1 has a misprint
-    ("free_bytes", rf"of which {_SIZE} is free"),
-    ("allocated_bytes", rf"{_SIZE} is allocated by PyTorch"),
-    ("private_pool_bytes", rf"with {_SIZE} allocated in private pools"),
-    ("reserved_unallocated_bytes", rf"and {_SIZE} is reserved by PyTorch but unallocated"),
-))
-_OLD_OOM_PARTS: Final = tuple((name, re.compile(pattern)) for name, pattern in (  # torch up to 2.0, torch_npu
-    ("requested_bytes", rf"Tried to allocate {_SIZE}"),
-    ("total_bytes", rf"; {_SIZE} total capacity"),
-    ("free_bytes", rf"; {_SIZE} free"),
-    ("allocated_bytes", rf"; {_SIZE} already allocated"),
-    ("reserved_bytes", rf"; {_SIZE} reserved in total by PyTorch"),
-))
+_OOM_PARTS: Final = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        ("requested_bytes", rf"Tried to allocate {_SIZE}"),
+        ("total_bytes", rf"has a total capaci?ty of {_SIZE}"),  # torch 2.1 has a misprint
+        ("free_bytes", rf"of which {_SIZE} is free"),
+        ("allocated_bytes", rf"{_SIZE} is allocated by PyTorch"),
+        ("private_pool_bytes", rf"with {_SIZE} allocated in private pools"),
+        ("reserved_unallocated_bytes", rf"and {_SIZE} is reserved by PyTorch but unallocated"),
+    )
+)
+_OLD_OOM_PARTS: Final = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (  # torch up to 2.0, torch_npu
+        ("requested_bytes", rf"Tried to allocate {_SIZE}"),
+        ("total_bytes", rf"; {_SIZE} total capacity"),
+        ("free_bytes", rf"; {_SIZE} free"),
+        ("allocated_bytes", rf"; {_SIZE} already allocated"),
+        ("reserved_bytes", rf"; {_SIZE} reserved in total by PyTorch"),
+    )
+)
 
 
 def _sizes(line: str, parts: tuple[tuple[str, re.Pattern[str]], ...]) -> Values:
@@ -221,27 +239,33 @@ def _context(line: str) -> Values | None:
 
 
 def _preemption(line: str) -> Values | None:
-    match = re.search(r"is preempted by (?:PreemptionMode\.)?(\w{1,40}) mode because there is not enough KV cache", line)
+    match = re.search(
+        r"is preempted by (?:PreemptionMode\.)?(\w{1,40}) mode because there is not enough KV cache", line
+    )
     if match is None:
         return None
     return {"mode": match[1].lower()} | _collect(
-        re.search(r"total_num_cumulative_preemption=(?P<cumulative>\d{1,15})", line), {})
+        re.search(r"total_num_cumulative_preemption=(?P<cumulative>\d{1,15})", line), {}
+    )
 
 
-_STATS_PARTS: Final = tuple(re.compile(pattern) for pattern in (
-    r"Avg prompt (?:throughput|tput): (?P<prompt_rate>[\d.]+) tok",
-    r"Avg generation (?:throughput|tput): (?P<generation_rate>[\d.]+) tok",
-    r"Running: (?P<running>\d{1,9})\b",
-    r"(?:Waiting|Pending): (?P<waiting>\d{1,9})\b",
-    r"Swapped: (?P<swapped>\d{1,9}) reqs",
-    r"Deferred: (?P<deferred>\d{1,9}) reqs",
-    r"Preemptions: (?P<preemptions>\d{1,9})",
-    r", (?!CPU KV cache usage: [\d.]+%\.)[A-Z]+ KV cache (?:usage|used): (?P<kv_usage>-?[\d.]+)%",
-    r"CPU KV cache usage: (?P<cpu_kv_usage>[\d.]+)%\.",
-    r"Prefix cache hit rate: (?P<prefix_hit_ratio>[\d.]+)%",
-    r"Engine (?P<engine>\d{3}): ",
-    r"(?P<engines>\d{1,5}) Engines Aggregated: ",
-))
+_STATS_PARTS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"Avg prompt (?:throughput|tput): (?P<prompt_rate>[\d.]+) tok",
+        r"Avg generation (?:throughput|tput): (?P<generation_rate>[\d.]+) tok",
+        r"Running: (?P<running>\d{1,9})\b",
+        r"(?:Waiting|Pending): (?P<waiting>\d{1,9})\b",
+        r"Swapped: (?P<swapped>\d{1,9}) reqs",
+        r"Deferred: (?P<deferred>\d{1,9}) reqs",
+        r"Preemptions: (?P<preemptions>\d{1,9})",
+        r", (?!CPU KV cache usage: [\d.]+%\.)[A-Z]+ KV cache (?:usage|used): (?P<kv_usage>-?[\d.]+)%",
+        r"CPU KV cache usage: (?P<cpu_kv_usage>[\d.]+)%\.",
+        r"Prefix cache hit rate: (?P<prefix_hit_ratio>[\d.]+)%",
+        r"Engine (?P<engine>\d{3}): ",
+        r"(?P<engines>\d{1,5}) Engines Aggregated: ",
+    )
+)
 _PERCENT: Final = {"kv_usage": 0.01, "cpu_kv_usage": 0.01, "prefix_hit_ratio": 0.01}
 
 
@@ -256,12 +280,15 @@ def _stats(line: str) -> Values | None:
     return values
 
 
-_CAPACITY_PARTS: Final = tuple(re.compile(pattern) for pattern in (
-    r"\b[A-Z]+(?: \+ host)? KV cache size: (?P<tokens>[\d,]{1,20}) tokens",
-    r"Maximum concurrency for (?P<max_model_len>[\d,]{1,20}) tokens per request: (?P<max_concurrency>[\d.]+)x",
-    r"# \w{1,20} blocks: (?P<device_blocks>\d{1,12})",
-    r", # CPU blocks: (?P<cpu_blocks>\d{1,12})",
-))
+_CAPACITY_PARTS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\b[A-Z]+(?: \+ host)? KV cache size: (?P<tokens>[\d,]{1,20}) tokens",
+        r"Maximum concurrency for (?P<max_model_len>[\d,]{1,20}) tokens per request: (?P<max_concurrency>[\d.]+)x",
+        r"# \w{1,20} blocks: (?P<device_blocks>\d{1,12})",
+        r", # CPU blocks: (?P<cpu_blocks>\d{1,12})",
+    )
+)
 
 
 def _capacity(line: str) -> Values | None:
@@ -279,17 +306,20 @@ def _pool(line: str) -> Values | None:
     return {"bytes": number * 2.0**30} if number >= 0 else {"shortfall_bytes": -number * 2.0**30}
 
 
-_BREAKDOWN_PARTS: Final = tuple((name, re.compile(pattern)) for name, pattern in (
-    ("consumed_bytes", rf"Actual usage is {_SIZE} for consumed memory"),
-    ("weights_bytes", rf"(?:Actual usage is|model weights take) {_SIZE}(?: for weight\b|;)"),
-    ("activation_bytes", rf"{_SIZE} for peak activation"),
-    ("activation_bytes", rf"activation peak memory takes {_SIZE}"),
-    ("non_torch_bytes", rf"{_SIZE} for non-torch memory"),
-    ("non_torch_bytes", rf"non_torch_memory takes {_SIZE}"),
-    ("graphs_bytes", rf"{_SIZE} for CUDAGraph memory"),
-    ("kv_bytes", rf"Current kv cache memory in use is {_SIZE}"),
-    ("kv_bytes", rf"the rest of the memory reserved for KV Cache is {_SIZE}"),
-))
+_BREAKDOWN_PARTS: Final = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        ("consumed_bytes", rf"Actual usage is {_SIZE} for consumed memory"),
+        ("weights_bytes", rf"(?:Actual usage is|model weights take) {_SIZE}(?: for weight\b|;)"),
+        ("activation_bytes", rf"{_SIZE} for peak activation"),
+        ("activation_bytes", rf"activation peak memory takes {_SIZE}"),
+        ("non_torch_bytes", rf"{_SIZE} for non-torch memory"),
+        ("non_torch_bytes", rf"non_torch_memory takes {_SIZE}"),
+        ("graphs_bytes", rf"{_SIZE} for CUDAGraph memory"),
+        ("kv_bytes", rf"Current kv cache memory in use is {_SIZE}"),
+        ("kv_bytes", rf"the rest of the memory reserved for KV Cache is {_SIZE}"),
+    )
+)
 
 
 def _breakdown(line: str) -> Values | None:
@@ -309,11 +339,15 @@ def _args(line: str) -> Values | None:
 
 
 _CONFIG: Final = {
-    "version": r"LLM engine \(v([^)]{1,60})\)", "model": r"\bmodel='([^']{1,300})'",
-    "max_model_len": r"\bmax_seq_len=(\d+)", "tensor_parallel_size": r"\btensor_parallel_size=(\d+)",
-    "pipeline_parallel_size": r"\bpipeline_parallel_size=(\d+)", "data_parallel_size": r"\bdata_parallel_size=(\d+)",
+    "version": r"LLM engine \(v([^)]{1,60})\)",
+    "model": r"\bmodel='([^']{1,300})'",
+    "max_model_len": r"\bmax_seq_len=(\d+)",
+    "tensor_parallel_size": r"\btensor_parallel_size=(\d+)",
+    "pipeline_parallel_size": r"\bpipeline_parallel_size=(\d+)",
+    "data_parallel_size": r"\bdata_parallel_size=(\d+)",
     "decode_context_parallel_size": r"\bdecode_context_parallel_size=(\d+)",
-    "kv_cache_dtype": r"\bkv_cache_dtype=([\w.-]{1,40})", "served_model_name": r"\bserved_model_name=([^,)]{1,300})",
+    "kv_cache_dtype": r"\bkv_cache_dtype=([\w.-]{1,40})",
+    "served_model_name": r"\bserved_model_name=([^,)]{1,300})",
     "enable_prefix_caching": r"\benable_prefix_caching=(True|False)",
     "enable_chunked_prefill": r"\benable_chunked_prefill=(True|False)",
 }
@@ -339,9 +373,14 @@ _TABLE: Final[tuple[tuple[str, str, Callable[[str], Values | None]], ...]] = (
     ("not enough GPU memory", "load_oom", _search(r"Failed to load model - not enough GPU memory")),
     ("No available memory for the cache blocks", "no_kv_blocks", _always),
     ("max seq len (", "context_too_long", _context),
-    ("less than desired GPU memory utilization", "memory_profiling_failed", _search(
-        r"\((?P<free_bytes>[\d.]{1,20})/(?P<total_bytes>[\d.]{1,20}) GiB\) on startup is less than desired GPU memory "
-        r"utilization \((?P<utilization>[\d.]{1,20}), (?P<desired_bytes>[\d.]{1,20}) GiB\)")),
+    (
+        "less than desired GPU memory utilization",
+        "memory_profiling_failed",
+        _search(
+            r"\((?P<free_bytes>[\d.]{1,20})/(?P<total_bytes>[\d.]{1,20}) GiB\) on startup is less than desired GPU memory "
+            r"utilization \((?P<utilization>[\d.]{1,20}), (?P<desired_bytes>[\d.]{1,20}) GiB\)"
+        ),
+    ),
     ("Error in memory profiling", "memory_profiling_failed", _always),
     ("node running low on memory", "host_oom", _always),
     ("is preempted by", "preemption", _preemption),
@@ -349,44 +388,93 @@ _TABLE: Final[tuple[tuple[str, str, Callable[[str], Values | None]], ...]] = (
     ("EngineDeadError", "engine_dead", _always),
     ("ngine core initialization failed", "start_failed", _always),
     ("EngineCore failed to start", "start_failed", _always),
-    ("block found in", "broadcast_wait", _search(
-        r"No available (?:shared memory broadcast )?block found in (?P<seconds>\d{1,9}) second")),
+    (
+        "block found in",
+        "broadcast_wait",
+        _search(r"No available (?:shared memory broadcast )?block found in (?P<seconds>\d{1,9}) second"),
+    ),
     ("Running: ", "stats", _stats),
-    ("Iteration(", "iteration", _search(
-        r"Iteration\((?P<index>\d{1,15})\): (?P<context_requests>\d{1,9}) context requests, "
-        r"(?P<context_tokens>\d{1,12}) context tokens, (?P<generation_requests>\d{1,9}) generation requests, "
-        r"(?P<generation_tokens>\d{1,12}) generation tokens, iteration elapsed time: (?P<elapsed_seconds>[\d.]+) ms"
-        r"(?: \(dummy\))?(?:, [A-Z]+ KV cache usage: (?P<kv_usage>[\d.]+)%)?", elapsed_seconds=0.001, kv_usage=0.01)),
+    (
+        "Iteration(",
+        "iteration",
+        _search(
+            r"Iteration\((?P<index>\d{1,15})\): (?P<context_requests>\d{1,9}) context requests, "
+            r"(?P<context_tokens>\d{1,12}) context tokens, (?P<generation_requests>\d{1,9}) generation requests, "
+            r"(?P<generation_tokens>\d{1,12}) generation tokens, iteration elapsed time: (?P<elapsed_seconds>[\d.]+) ms"
+            r"(?: \(dummy\))?(?:, [A-Z]+ KV cache usage: (?P<kv_usage>[\d.]+)%)?",
+            elapsed_seconds=0.001,
+            kv_usage=0.01,
+        ),
+    ),
     (" KV cache size: ", "capacity", _capacity),
     ("Maximum concurrency for ", "capacity", _capacity),
     (" blocks: ", "capacity", _capacity),
     ("Available KV cache memory: ", "pool_bytes", _pool),
-    ("Model loading took ", "weights_bytes", _search(
-        r"Model loading took (?P<bytes>[\d.]+) GiB(?: memory)?(?: and (?P<seconds>[\d.]+) seconds)?")),
-    ("Loading model weights took ", "weights_bytes", _search(  # "GB", yet divided by 2**30
-        r"Loading model weights took (?P<bytes>[\d.]+) GB")),
-    ("Graph capturing finished in ", "graphs_bytes", _search(
-        r"Graph capturing finished in (?P<seconds>[\d.]+) secs(?:, took (?P<bytes>[\d.]+) GiB)?")),
+    (
+        "Model loading took ",
+        "weights_bytes",
+        _search(r"Model loading took (?P<bytes>[\d.]+) GiB(?: memory)?(?: and (?P<seconds>[\d.]+) seconds)?"),
+    ),
+    (
+        "Loading model weights took ",
+        "weights_bytes",
+        _search(  # "GB", yet divided by 2**30
+            r"Loading model weights took (?P<bytes>[\d.]+) GB"
+        ),
+    ),
+    (
+        "Graph capturing finished in ",
+        "graphs_bytes",
+        _search(r"Graph capturing finished in (?P<seconds>[\d.]+) secs(?:, took (?P<bytes>[\d.]+) GiB)?"),
+    ),
     ("CUDA graph pool memory: ", "graphs_bytes", _search(r"CUDA graph pool memory: (?P<bytes>[\d.]+) GiB \(actual\)")),
     ("Actual usage is ", "breakdown", _breakdown),
     ("the rest of the memory reserved for KV Cache is ", "breakdown", _breakdown),
-    ("Chunked prefill is enabled with", "max_num_batched_tokens", _search(
-        r"max_num_batched_tokens=(?P<tokens>\d{1,12})")),
+    (
+        "Chunked prefill is enabled with",
+        "max_num_batched_tokens",
+        _search(r"max_num_batched_tokens=(?P<tokens>\d{1,12})"),
+    ),
     ("non-default args: ", "args", _args),
     ("args: Namespace(", "args", _args),
     ("LLM engine (v", "engine_config", _engine_config),
     ("Using max model len ", "max_model_len", _search(r"Using max model len (?P<tokens>\d{1,12})")),
-    ("Sleep mode freed ", "sleep", _search(
-        r"Sleep mode freed (?P<freed_bytes>[\d.]+) GiB memory, (?P<used_bytes>[\d.]+) GiB")),
+    (
+        "Sleep mode freed ",
+        "sleep",
+        _search(r"Sleep mode freed (?P<freed_bytes>[\d.]+) GiB memory, (?P<used_bytes>[\d.]+) GiB"),
+    ),
     ("seconds to fall asleep", "sleep", _search(r"It took (?P<seconds>[\d.]+) seconds to fall asleep")),
-    ("may waste at most ", "kv_padding", _search(
-        r"may waste at most (?P<waste_ratio>[\d.]+)% KV cache memory", waste_ratio=0.01)),
+    (
+        "may waste at most ",
+        "kv_padding",
+        _search(r"may waste at most (?P<waste_ratio>[\d.]+)% KV cache memory", waste_ratio=0.01),
+    ),
 )
 
 # At least one of these short words is in every keyword above: the cheap first look.
-WORDS: Final = ("memory", "KV ", "Running: ", "took ", "rror", "EngineCore ", "ngine core", "preempted", "block",
-                 "Iteration(", "Maximum conc", "max ", "Chunked", "args: ", "LLM engine", "Sleep", "asleep",
-                 "Graph capt", "Actual", "may waste")
+WORDS: Final = (
+    "memory",
+    "KV ",
+    "Running: ",
+    "took ",
+    "rror",
+    "EngineCore ",
+    "ngine core",
+    "preempted",
+    "block",
+    "Iteration(",
+    "Maximum conc",
+    "max ",
+    "Chunked",
+    "args: ",
+    "LLM engine",
+    "Sleep",
+    "asleep",
+    "Graph capt",
+    "Actual",
+    "may waste",
+)
 
 # Lines that quote what a user sent or got: their content must not be taken for an event.
 _USER_TEXT = re.compile(r"Received request |Generated response |prompt: ['\"]|output: ['\"]|details: prompt")

@@ -14,7 +14,11 @@ from kvpressure.thresholds import Thresholds
 
 IDLE_STEP_SECONDS: Final = 30.0
 IDLE_POINTS: Final = 240
-COMPONENT_EVENTS: Final = (("weights", "weights_bytes"), ("graphs", "graphs_bytes"), ("activations", "activations_bytes"))
+COMPONENT_EVENTS: Final = (
+    ("weights", "weights_bytes"),
+    ("graphs", "graphs_bytes"),
+    ("activations", "activations_bytes"),
+)
 
 
 class DeviceMemory:
@@ -81,9 +85,18 @@ def demand_ratio(gpu: GpuReading, empty_pool_bytes: Sequence[float | None]) -> f
     return max(0.0, gpu.memory_used_bytes - sum(known)) / gpu.memory_total_bytes
 
 
-def compute(kv: KvSignals, gpus: Sequence[GpuReading], device: DeviceMemory, facts: Mapping[str, float],
-            allocator: Sequence[AllocatorReading], processes: Sequence[int], demand: float | None,
-            running: float | None, block_size: float | None, on_cards: Sequence[Held] = ()) -> MemorySignals:
+def compute(
+    kv: KvSignals,
+    gpus: Sequence[GpuReading],
+    device: DeviceMemory,
+    facts: Mapping[str, float],
+    allocator: Sequence[AllocatorReading],
+    processes: Sequence[int],
+    demand: float | None,
+    running: float | None,
+    block_size: float | None,
+    on_cards: Sequence[Held] = (),
+) -> MemorySignals:
     """Memory of one engine. ``facts`` are bytes read from start-up lines and configuration: pool_bytes, weights_bytes,
     graphs_bytes, activations_bytes; pool and components are per GPU. ``processes``: memory of the pod's processes on
     each of its GPUs. ``on_cards``: what its GPUs hold without other pods.
@@ -95,18 +108,25 @@ def compute(kv: KvSignals, gpus: Sequence[GpuReading], device: DeviceMemory, fac
     waste = None
     if pool and kv.kv_capacity_tokens and block_size and running is not None:
         waste = running * (block_size - 1) / 2 * pool / kv.kv_capacity_tokens
-    worst = max((a for a in allocator if a.reserved_bytes is not None and a.allocated_bytes is not None),
-                key=lambda a: (a.reserved_bytes or 0) - (a.allocated_bytes or 0), default=None)
+    worst = max(
+        (a for a in allocator if a.reserved_bytes is not None and a.allocated_bytes is not None),
+        key=lambda a: (a.reserved_bytes or 0) - (a.allocated_bytes or 0),
+        default=None,
+    )
     growth = None if device.at_start is None or most is None else most - device.at_start
     return MemorySignals(
-        device_used_ratio=max(ratios, default=None), device_demand_ratio=demand,
+        device_used_ratio=max(ratios, default=None),
+        device_demand_ratio=demand,
         own_used_ratio=max((card.bytes / card.total for card in on_cards if card.total), default=None),
-        kv_pool_bytes=pool, kv_pool_used_bytes=pool_used, kv_block_waste_bytes=waste,
+        kv_pool_bytes=pool,
+        kv_pool_used_bytes=pool_used,
+        kv_block_waste_bytes=waste,
         allocator_reserved_bytes=worst.reserved_bytes if worst else None,
         allocator_allocated_bytes=worst.allocated_bytes if worst else None,
         allocator_inactive_split_bytes=worst.inactive_split_bytes if worst else None,
         components=components(facts, outside_torch(processes, allocator), most),
-        idle_growth_bytes_per_hour=device.idle_growth_per_hour(), device_growth_bytes=growth,
+        idle_growth_bytes_per_hour=device.idle_growth_per_hour(),
+        device_growth_bytes=growth,
     )
 
 

@@ -27,7 +27,9 @@ class KvSignals:
     kv_overcommit_ratio: float | None = None
     preemption_rate: float | None = None  # per second over 60 s, larger of counter and immediate sign
     preemptions_counted: float | None = None  # by the counter in the last 60 s
-    preemptions_silent: float | None = None  # by the immediate sign in the last 60 s, as far as the counter bears it out
+    preemptions_silent: float | None = (
+        None  # by the immediate sign in the last 60 s, as far as the counter bears it out
+    )
     preemptions_recent: float | None = None  # in the last 15 s, larger of counter and immediate sign
     preemptions_per_running_minute: float | None = None
     recomputed_tokens_rate: float | None = None
@@ -57,8 +59,12 @@ class LoadSignals:
     waiting_capacity: float | None = None
     waiting_deferred: float | None = None
     lora: bool = False  # adapters are served, for whose slots requests may wait
-    waits_for_blocks: bool = False  # requests may wait for KV blocks of other servers, or hold theirs until those have pulled them
-    kv_role: str | None = None  # of a server whose KV blocks come from others or go to them; empty = one that is not told
+    waits_for_blocks: bool = (
+        False  # requests may wait for KV blocks of other servers, or hold theirs until those have pulled them
+    )
+    kv_role: str | None = (
+        None  # of a server whose KV blocks come from others or go to them; empty = one that is not told
+    )
     in_flight: float | None = None
     limits: Mapping[str, float] = field(default_factory=dict)  # max concurrent by source of the limit
     max_num_seqs: float | None = None
@@ -127,7 +133,9 @@ class ProgressSignals:
     connections_dropped: bool | None = None  # most clients went away since something last came out
     connections_came: bool | None = None  # clients came since then
     ever_useful: bool | None = None  # a token came out since this process started
-    prompt_at_once: bool = False  # the last thing that moved let in a prompt, which one step or its blocks do not show growing
+    prompt_at_once: bool = (
+        False  # the last thing that moved let in a prompt, which one step or its blocks do not show growing
+    )
     asleep: bool | None = None  # sleep mode has offloaded the weights
     fresh_seconds: float | None = None  # age of the newest page
     pages_failing: float | None = None  # consecutive failed scrapes
@@ -219,8 +227,18 @@ class Signals:
     def flat(self) -> dict[str, float | None]:
         """Every signal as name -> number; booleans as 0/1, mappings as ``name:key``, texts left out."""
         flat: dict[str, float | None] = {}
-        for group in (self.kv, self.batch, self.load, self.context, self.latency, self.throughput, self.progress,
-                      self.memory, self.host, self.compute):
+        for group in (
+            self.kv,
+            self.batch,
+            self.load,
+            self.context,
+            self.latency,
+            self.throughput,
+            self.progress,
+            self.memory,
+            self.host,
+            self.compute,
+        ):
             for name, value in _named(group):
                 if isinstance(value, Mapping):
                     flat.update((f"{name}:{key}", float(item)) for key, item in value.items())

@@ -110,8 +110,16 @@ def _http(sample: Sample) -> float | None:
     return sum(answers) if answers else None
 
 
-def compute(window: EngineWindow, progress: Progress, age_seconds: float, failing: int, t: Thresholds,
-            error: str | None = None, ever_useful: bool | None = None, prompt_at_once: bool = False) -> ProgressSignals:
+def compute(
+    window: EngineWindow,
+    progress: Progress,
+    age_seconds: float,
+    failing: int,
+    t: Thresholds,
+    error: str | None = None,
+    ever_useful: bool | None = None,
+    prompt_at_once: bool = False,
+) -> ProgressSignals:
     """Progress now. ``age_seconds`` = age of the newest page, ``failing`` = failed scrapes in a row, ``error`` why,
     ``ever_useful`` = anything came out of this process so far, ``prompt_at_once`` = a prompt may be computed that no gauge
     shows growing.
@@ -127,14 +135,20 @@ def compute(window: EngineWindow, progress: Progress, age_seconds: float, failin
         progressing=None if not known or not work else progress.seconds_without == 0.0,
         seconds_without_progress=progress.seconds_without if known and work else None,
         seconds_still=progress.seconds_still if known and work else None,
-        connections_dropped=progress.connections_dropped(
-            (last.gauges.get(r.RUNNING) or 0.0) + (last.waiting or 0.0)) if work else None,
-        connections_came=progress.connections_came() if work else None, ever_useful=ever_useful,
+        connections_dropped=progress.connections_dropped((last.gauges.get(r.RUNNING) or 0.0) + (last.waiting or 0.0))
+        if work
+        else None,
+        connections_came=progress.connections_came() if work else None,
+        ever_useful=ever_useful,
         asleep=None if r.ASLEEP not in last.gauges else last.gauges[r.ASLEEP] > 0,
         http_moved=http_moved(window, progress.seconds_still),
-        fresh_seconds=age_seconds, pages_failing=float(failing), page_error=error,
-        tokens_flow=_flow(window, seconds), tokens_lately=_moved_lately(window, t["lately_seconds"]),
-        finished_flow=_finished_flow(window, seconds), prompt_at_once=prompt_at_once,
+        fresh_seconds=age_seconds,
+        pages_failing=float(failing),
+        page_error=error,
+        tokens_flow=_flow(window, seconds),
+        tokens_lately=_moved_lately(window, t["lately_seconds"]),
+        finished_flow=_finished_flow(window, seconds),
+        prompt_at_once=prompt_at_once,
     )
 
 

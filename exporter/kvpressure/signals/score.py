@@ -44,8 +44,9 @@ class GpuWindow:
 
     def mean(self, value: Callable[[GpuReading], float | None]) -> float | None:
         """Mean of a field over the activity window; ``None`` without a reading of it."""
-        found = [v for reading in self.history.since(self.last_t - ACTIVITY_SECONDS)
-                 if (v := value(reading)) is not None]
+        found = [
+            v for reading in self.history.since(self.last_t - ACTIVITY_SECONDS) if (v := value(reading)) is not None
+        ]
         return sum(found) / len(found) if found else None
 
 
@@ -97,8 +98,9 @@ def compute_low(level: str, activity: ComputeSignals, t: Thresholds) -> float | 
         intensity = activity.estimated_flops_per_second / activity.estimated_bytes_per_second
         return 1.0 - ramp(intensity, t["roofline_decode_flops_per_byte"], t["roofline_knee_flops_per_byte"])
     if level == UTILIZATION and activity.gpu_utilization is not None:
-        return 1.0 - ramp(activity.gpu_utilization, t["signature_utilization_ratio"],
-                          t["compute_bound_utilization_ratio"])
+        return 1.0 - ramp(
+            activity.gpu_utilization, t["signature_utilization_ratio"], t["compute_bound_utilization_ratio"]
+        )
     return None
 
 
@@ -123,8 +125,16 @@ def _utilization(gpu: GpuReading) -> float | None:
     return gpu.utilization_ratio
 
 
-def compute(window: EngineWindow, gpus: Sequence[GpuWindow], kv: KvSignals, load: LoadSignals,
-            demand: float | None, t: Thresholds, shared: bool = False, others: bool = False) -> ComputeSignals:
+def compute(
+    window: EngineWindow,
+    gpus: Sequence[GpuWindow],
+    kv: KvSignals,
+    load: LoadSignals,
+    demand: float | None,
+    t: Thresholds,
+    shared: bool = False,
+    others: bool = False,
+) -> ComputeSignals:
     """Activity, the three factors and their product; a factor that cannot be known leaves the score absent. ``shared`` =
     some of the cards may not be this engine's, ``others`` = other pods have some of them too.
     """
@@ -135,13 +145,17 @@ def compute(window: EngineWindow, gpus: Sequence[GpuWindow], kv: KvSignals, load
     flops = window.rate(r.ESTIMATED_FLOPS, ACTIVITY_SECONDS) or None
     moved = None if read is None else (read + (written or 0.0)) or None
     activity = ComputeSignals(
-        gpu_utilization=_mean_over(gpus, _utilization), gpus_shared=shared, gpus_of_others=others,
-        gpu_utilization_low=min(utilizations, default=None), gpu_utilization_high=max(utilizations, default=None),
+        gpu_utilization=_mean_over(gpus, _utilization),
+        gpus_shared=shared,
+        gpus_of_others=others,
+        gpu_utilization_low=min(utilizations, default=None),
+        gpu_utilization_high=max(utilizations, default=None),
         sm_activity=_mean_over(gpus, lambda g: g.sm_activity_ratio),
         tensor_activity=_mean_over(gpus, lambda g: g.tensor_activity_ratio),
         dram_activity=_mean_over(gpus, lambda g: g.dram_activity_ratio),
         power_ratio=_mean_over(gpus, _power_ratio),
-        estimated_flops_per_second=flops, estimated_bytes_per_second=moved,
+        estimated_flops_per_second=flops,
+        estimated_bytes_per_second=moved,
         estimated_peak_ratio=_peak_ratio(gpus, flops, moved),
     )
     level = _level(activity)
@@ -150,7 +164,11 @@ def compute(window: EngineWindow, gpus: Sequence[GpuWindow], kv: KvSignals, load
     wanted = demand_factor(kv, load)
     score = None if low is None or memory is None or wanted is None else low * memory * wanted
     return replace(
-        activity, activity_level=level, score_memory_factor=memory, score_compute_factor=low, score_demand_factor=wanted,
+        activity,
+        activity_level=level,
+        score_memory_factor=memory,
+        score_compute_factor=low,
+        score_demand_factor=wanted,
         memory_high_compute_low_score=score,
     )
 

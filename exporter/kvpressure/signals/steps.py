@@ -43,8 +43,9 @@ class StepWindow:
             self._last = before
             return
         sizes = {size: more for size, count in stats.sizes.items() if (more := count - before.sizes.get(size, 0))}
-        self._increases.append(_Increase(stats.written, stats.steps - before.steps, stats.decoded - before.decoded,
-                                         sizes, stats.kv_max))
+        self._increases.append(
+            _Increase(stats.written, stats.steps - before.steps, stats.decoded - before.decoded, sizes, stats.kv_max)
+        )
 
     def quantiles(self, now: float, *ranks: float) -> list[float] | None:
         """Batch sizes at these ranks (nearest rank) over the steps of the last minute; ``None`` without steps."""
@@ -72,8 +73,11 @@ class StepWindow:
 
 def _shrunk(before: StepStats, after: StepStats) -> bool:
     """A count went back: an API server was replaced, or its report is missing."""
-    return (after.steps < before.steps or after.decoded < before.decoded
-            or any(after.sizes.get(size, 0) < count for size, count in before.sizes.items()))
+    return (
+        after.steps < before.steps
+        or after.decoded < before.decoded
+        or any(after.sizes.get(size, 0) < count for size, count in before.sizes.items())
+    )
 
 
 def _at_rank(sizes: Mapping[int, int], rank: int) -> float:

@@ -81,10 +81,13 @@ def compute(window: EngineWindow, trend: Trend) -> ThroughputSignals:
         ratio, flat = trend.ratio(window.last.t, minute, demand), trend.flat(window.last.t, minute, demand)
         trend.observe(window.last.t, minute, demand)
     return ThroughputSignals(
-        prompt_tokens_per_second=prompt, prompt_tokens_computed_per_second=_computed(window, prompt),
-        generation_tokens_per_second=generation, finished_per_second=done,
+        prompt_tokens_per_second=prompt,
+        prompt_tokens_computed_per_second=_computed(window, prompt),
+        generation_tokens_per_second=generation,
+        finished_per_second=done,
         generation_tokens_per_running=None if generation is None or not mean_running else generation / mean_running,
-        throughput_trend_ratio=ratio, throughput_flat=flat,
+        throughput_trend_ratio=ratio,
+        throughput_flat=flat,
     )
 
 

@@ -37,7 +37,9 @@ MID_SECONDS: Final = 320.0  # then one per MID_STEP
 LONG_SECONDS: Final = 930.0  # then one per LONG_STEP
 MID_STEP: Final = 5.0
 LONG_STEP: Final = 15.0
-STEP_BACK_SECONDS: Final = 2.0  # a clock that jumps back further than this begins a new window: nothing else is new until it has caught up
+STEP_BACK_SECONDS: Final = (
+    2.0  # a clock that jumps back further than this begins a new window: nothing else is new until it has caught up
+)
 REACH_SECONDS: Final = FIVE_MINUTES  # a window between two samples reaches back to the one before, if that is not older
 MAX_NAMES: Final = 1024  # counters remembered beside those of the newest page, whose names may change with every page
 SLOPE_POINTS: Final = 3  # a line through two points fits whatever they are
@@ -210,7 +212,7 @@ class _Items(Generic[_T]):
         return self.times.pop(0), self.items.pop(0)
 
     def since(self, start: float) -> list[_T]:
-        return self.items[bisect_left(self.times, start):]
+        return self.items[bisect_left(self.times, start) :]
 
 
 class History(Generic[_T]):
@@ -263,8 +265,20 @@ class History(Generic[_T]):
 class EngineWindow:
     """History of one engine."""
 
-    __slots__ = ("_counters", "_gauges", "_histograms", "_observed", "_page", "_pairs", "_present", "_since", "first_t",
-                 "history", "last", "samples_seen")
+    __slots__ = (
+        "_counters",
+        "_gauges",
+        "_histograms",
+        "_observed",
+        "_page",
+        "_pairs",
+        "_present",
+        "_since",
+        "first_t",
+        "history",
+        "last",
+        "samples_seen",
+    )
 
     def __init__(self) -> None:
         self.history: History[Sample] = History()
@@ -281,23 +295,29 @@ class EngineWindow:
         self._present: dict[float, list[float]] = {}
         self._observed: dict[tuple[str, float], tuple[HistogramIncrease, float] | None] = {}
 
-    def observe(self, t: float, gauges: Mapping[str, float], counters: Mapping[str, float],
-                histograms: Mapping[str, Histogram], page: Mapping[str, float] = _EMPTY) -> bool:
+    def observe(
+        self,
+        t: float,
+        gauges: Mapping[str, float],
+        counters: Mapping[str, float],
+        histograms: Mapping[str, Histogram],
+        page: Mapping[str, float] = _EMPTY,
+    ) -> bool:
         """Take a reading. False if it is not newer than the last one and was ignored."""
         if self.last is not None and t <= self.last.t:
             if t > self.last.t - STEP_BACK_SECONDS:
                 return False
             self.history.clear()
             self.first_t = None
-        rising = {name: value for name, value in page.items()
-                  if name == PROCESS_CPU_SECONDS or name.startswith(HTTP_PREFIX)}
+        rising = {
+            name: value for name, value in page.items() if name == PROCESS_CPU_SECONDS or name.startswith(HTTP_PREFIX)
+        }
         of_page = dict(self._page.apply(rising))
         if PROCESS_OPEN_FDS in page:
             of_page[PROCESS_OPEN_FDS] = page[PROCESS_OPEN_FDS]
         corrected = self._counters.apply(counters)
         done = [value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)]
-        sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page,
-                        sum(done) if done else None)
+        sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page, sum(done) if done else None)
         self.history.append(t, sample)
         self.last = sample
         for answers in (self._since, self._pairs, self._gauges, self._present, self._observed):
@@ -327,8 +347,9 @@ class EngineWindow:
         samples = self.since(seconds)
         return samples if len(samples) != 1 else [*self.since(REACH_SECONDS)[:-1][-1:], *samples]
 
-    def ends(self, seconds: float,
-             value: Callable[[Sample], float | None]) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    def ends(
+        self, seconds: float, value: Callable[[Sample], float | None]
+    ) -> tuple[tuple[float, float], tuple[float, float]] | None:
         """Time and value of the oldest and of the newest sample of the window that have one; ``None`` while there are not two."""
         samples = self._reaching(seconds)
         first = next(((s.t, found) for s in samples if (found := value(s)) is not None), None)
@@ -382,7 +403,9 @@ class EngineWindow:
     def gauge_values(self, name: str, seconds: float) -> list[float]:
         """The gauge's values over the window, oldest first."""
         if (name, seconds) not in self._gauges:
-            self._gauges[name, seconds] = [sample.gauges[name] for sample in self.since(seconds) if name in sample.gauges]
+            self._gauges[name, seconds] = [
+                sample.gauges[name] for sample in self.since(seconds) if name in sample.gauges
+            ]
         return self._gauges[name, seconds]
 
     def waiting(self, seconds: float) -> list[float]:
@@ -392,7 +415,9 @@ class EngineWindow:
     def in_flight(self, seconds: float) -> list[float]:
         """Requests running or waiting in the samples of the window, oldest first."""
         if seconds not in self._present:
-            self._present[seconds] = [present for sample in self.since(seconds) if (present := sample.in_flight) is not None]
+            self._present[seconds] = [
+                present for sample in self.since(seconds) if (present := sample.in_flight) is not None
+            ]
         return self._present[seconds]
 
     def gauge(self, name: str) -> float | None:

@@ -110,8 +110,11 @@ class AllocatorSource:
     def _directories(self) -> Iterator[tuple[tuple[str, str] | None, Path]]:
         """Directories to look into, each with the pod that its path names, if it does."""
         try:
-            names = [entry.name for _, entry in zip(range(MAX_DIRECTORIES), os.scandir(self._root), strict=False)
-                     if entry.is_dir(follow_symlinks=False)]
+            names = [
+                entry.name
+                for _, entry in zip(range(MAX_DIRECTORIES), os.scandir(self._root), strict=False)
+                if entry.is_dir(follow_symlinks=False)
+            ]
         except PermissionError as error:
             raise SourceError(NO_PERMISSION, str(error)) from error
         except OSError as error:
@@ -184,8 +187,10 @@ def parse(data: bytes, pod: tuple[str, str] | None = None) -> Report:
     return Report(namespace, name, body["kind"], _seconds(body.get("started")), _seconds(body.get("written")), body)
 
 
-def readings(reports: Iterable[Report], errors: Counter[str],
-             ) -> tuple[tuple[AllocatorReading, ...], tuple[StepStats, ...]]:
+def readings(
+    reports: Iterable[Report],
+    errors: Counter[str],
+) -> tuple[tuple[AllocatorReading, ...], tuple[StepStats, ...]]:
     """What the reports say, those of earlier runs left out."""
     groups: dict[tuple[str, str, str], list[Report]] = defaultdict(list)
     for report in reports:
@@ -222,8 +227,10 @@ def _steps(reports: list[Report]) -> list[StepStats]:
                 raise Malformed
             engines[engine].append(counts)
     started, written = max(r.started for r in reports), min(r.written for r in reports)
-    return [_engine(StepStats(reports[0].namespace, reports[0].pod, engine, started, written, 0, 0), parts)
-            for engine, parts in engines.items()]
+    return [
+        _engine(StepStats(reports[0].namespace, reports[0].pod, engine, started, written, 0, 0), parts)
+        for engine, parts in engines.items()
+    ]
 
 
 def _engine(known: StepStats, parts: list[Mapping[str, Any]]) -> StepStats:
@@ -233,10 +240,16 @@ def _engine(known: StepStats, parts: list[Mapping[str, Any]]) -> StepStats:
         sizes.update(_sizes(part.get("batch" if exact else "running")))
     maxima = [_ratio(part["kv_max"]) for part in parts if part.get("kv_max") is not None]
     return StepStats(
-        known.namespace, known.pod, known.engine, known.started, known.written,
+        known.namespace,
+        known.pod,
+        known.engine,
+        known.started,
+        known.written,
         steps=sum(sizes.values()) if exact else sum(_count(part.get("steps")) for part in parts),
-        decoded=sum(_count(part.get("decoded")) for part in parts), exact=exact,
-        preemptions=sum(_count(part.get("preemptions")) for part in parts), kv_max=max(maxima, default=None),
+        decoded=sum(_count(part.get("decoded")) for part in parts),
+        exact=exact,
+        preemptions=sum(_count(part.get("preemptions")) for part in parts),
+        kv_max=max(maxima, default=None),
         sizes=dict(sizes),
     )
 

@@ -34,8 +34,12 @@ class CgroupSource:
 
     name = "cgroup"
 
-    def __init__(self, settings: Settings, pods: Callable[[], Sequence[Pod] | None] | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        pods: Callable[[], Sequence[Pod] | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         shared = settings.shared
         self._root = settings.host_cgroup
         self._pods = pods or (lambda: shared.pods)
@@ -116,12 +120,18 @@ class CgroupSource:
             errors["permission_denied" if isinstance(error, PermissionError) else "unreadable"] += 1
             return None
         usage = cpu.get("usage_usec")
-        current, inactive = _number(directory / "memory.current"), _optional_table(directory / "memory.stat").get(
-            "inactive_file")
+        current, inactive = (
+            _number(directory / "memory.current"),
+            _optional_table(directory / "memory.stat").get("inactive_file"),
+        )
         return ContainerReading(
-            pod.namespace, pod.name, engine.container,
-            cpu_usage_seconds=None if usage is None else usage / 1e6, cpu_limit_cores=_cpu_limit(directory / "cpu.max"),
-            cpu_periods=cpu.get("nr_periods"), cpu_throttled_periods=cpu.get("nr_throttled"),
+            pod.namespace,
+            pod.name,
+            engine.container,
+            cpu_usage_seconds=None if usage is None else usage / 1e6,
+            cpu_limit_cores=_cpu_limit(directory / "cpu.max"),
+            cpu_periods=cpu.get("nr_periods"),
+            cpu_throttled_periods=cpu.get("nr_throttled"),
             cpu_pressure_some_ratio=_pressure(directory / "cpu.pressure"),
             memory_working_set_bytes=None if current is None or inactive is None else max(0, current - inactive),
             memory_limit_bytes=_number(directory / "memory.max"),

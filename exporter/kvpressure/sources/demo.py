@@ -43,8 +43,14 @@ class DemoSource:
 
     name = "demo"
 
-    def __init__(self, settings: object, *, clock: Callable[[], float] = time.time,
-                 scenario: Scenario = SCENARIOS["kv_pressure"], cycle_seconds: float = CYCLE_SECONDS) -> None:
+    def __init__(
+        self,
+        settings: object,
+        *,
+        clock: Callable[[], float] = time.time,
+        scenario: Scenario = SCENARIOS["kv_pressure"],
+        cycle_seconds: float = CYCLE_SECONDS,
+    ) -> None:
         del settings  # nothing about the simulated node can be set
         self._clock = clock
         self._scenario = scenario
@@ -73,7 +79,15 @@ class DemoSource:
         text = self._node.metrics(name)
         pod = self._node.pods[name]
         return page_from_text(
-            text, target=f"demo://{name}", time=now, namespace=NAMESPACE, pod=name, container=CONTAINER,
-            gpus=(pod.gpu.uuid,), args=pod.args, error=REFUSED if text is None else None, duration_seconds=0.0,
+            text,
+            target=f"demo://{name}",
+            time=now,
+            namespace=NAMESPACE,
+            pod=name,
+            container=CONTAINER,
+            gpus=(pod.gpu.uuid,),
+            args=pod.args,
+            error=REFUSED if text is None else None,
+            duration_seconds=0.0,
             scanner=self._scanners[name],
         )

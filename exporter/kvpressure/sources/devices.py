@@ -72,9 +72,15 @@ def from_dra(driver: str, device_name: str, gpus: Sequence[GpuReading]) -> Devic
 def _nvidia(minor: int, instance: int | None, gpus: Sequence[GpuReading], shared: bool) -> Device | None:
     """``/dev/nvidia<minor>``, or its MIG instance ``instance``."""
     for gpu in gpus:
-        if gpu.vendor == NVIDIA and gpu.minor == minor and (
-                gpu.parent_uuid is None if instance is None
-                else gpu.parent_uuid is not None and gpu.gpu_instance_id == instance):
+        if (
+            gpu.vendor == NVIDIA
+            and gpu.minor == minor
+            and (
+                gpu.parent_uuid is None
+                if instance is None
+                else gpu.parent_uuid is not None and gpu.gpu_instance_id == instance
+            )
+        ):
             return Device(gpu.uuid, shared)
     return None
 

@@ -41,6 +41,8 @@ def join_owners(owners: Iterable[GpuOwner]) -> tuple[GpuOwner, ...]:
         if owner.container:
             named.add((owner.uuid, owner.namespace, owner.pod))
     shared = {uuid for (uuid, *_), is_shared in found.items() if is_shared} | {u for u, p in pods.items() if len(p) > 1}
-    return tuple(GpuOwner(uuid, namespace, pod, container, uuid in shared)
-                 for uuid, namespace, pod, container in found
-                 if container or (uuid, namespace, pod) not in named)
+    return tuple(
+        GpuOwner(uuid, namespace, pod, container, uuid in shared)
+        for uuid, namespace, pod, container in found
+        if container or (uuid, namespace, pod) not in named
+    )

@@ -30,8 +30,16 @@ TOKEN_FILE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"
 CA_FILE: Final = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
 REASONS: Final = (
-    "not_in_cluster", "api_unreachable", "api_timeout", "api_tls", "api_unauthorized", "api_forbidden",
-    "api_not_found", "api_throttled", "api_error", "api_bad_answer",
+    "not_in_cluster",
+    "api_unreachable",
+    "api_timeout",
+    "api_tls",
+    "api_unauthorized",
+    "api_forbidden",
+    "api_not_found",
+    "api_throttled",
+    "api_error",
+    "api_bad_answer",
 )
 """Why the API server could not be asked, or did not answer."""
 
@@ -56,14 +64,20 @@ class Gone(SourceError):
 class KubeApi:
     """Requests to one API server. Methods may be called from several threads."""
 
-    def __init__(self, url: str | None = None, token_file: str | Path = TOKEN_FILE, ca_file: str | Path = CA_FILE,
-                 environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        url: str | None = None,
+        token_file: str | Path = TOKEN_FILE,
+        ca_file: str | Path = CA_FILE,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
         """``url`` None = the cluster this process runs in."""
         self._token_file = Path(token_file)
         self._ca_file = Path(ca_file)
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
-        self._url = url or (f"https://[{host}]:{port}" if host and ":" in host else f"https://{host}:{port}"
-                            if host else None)
+        self._url = url or (
+            f"https://[{host}]:{port}" if host and ":" in host else f"https://{host}:{port}" if host else None
+        )
 
     def get(self, path: str, parameters: Mapping[str, str] | None = None) -> dict[str, Any]:
         """The JSON object at ``path``. Raises ``SourceError`` with one of ``REASONS``."""
@@ -78,8 +92,12 @@ class KubeApi:
             connection.close()
         return _object(body)
 
-    def watch(self, path: str, parameters: Mapping[str, str], opened: Callable[[socket.socket | None], None],
-              ) -> Iterator[dict[str, Any]]:
+    def watch(
+        self,
+        path: str,
+        parameters: Mapping[str, str],
+        opened: Callable[[socket.socket | None], None],
+    ) -> Iterator[dict[str, Any]]:
         """Events of a watch until the server ends it. ``opened`` gets the socket, so that somebody can shut it down.
 
         Raises ``Gone`` for 410, else ``SourceError`` with one of ``REASONS``.
@@ -115,8 +133,9 @@ class KubeApi:
             raise SourceError("api_tls", f"{self._ca_file}: {error}") from error
         return http.client.HTTPSConnection(host, parts.port or 443, timeout=timeout, context=context)
 
-    def _request(self, connection: http.client.HTTPConnection, path: str,
-                 parameters: Mapping[str, str] | None) -> http.client.HTTPResponse:
+    def _request(
+        self, connection: http.client.HTTPConnection, path: str, parameters: Mapping[str, str] | None
+    ) -> http.client.HTTPResponse:
         connection.connect()
         if connection.sock is not None:
             _keep_alive(connection.sock)
@@ -219,10 +238,15 @@ class Watcher:
     MODIFIED and DELETED. ``error`` says why the view may be out of date; None while it is current.
     """
 
-    def __init__(self, api: KubeApi, path: str, parameters: Mapping[str, str],
-                 replace: Callable[[list[dict[str, Any]]], None],
-                 change: Callable[[str, dict[str, Any]], None],
-                 backoff_seconds: tuple[float, float] = BACKOFF_SECONDS) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        path: str,
+        parameters: Mapping[str, str],
+        replace: Callable[[list[dict[str, Any]]], None],
+        change: Callable[[str, dict[str, Any]], None],
+        backoff_seconds: tuple[float, float] = BACKOFF_SECONDS,
+    ) -> None:
         self.error: str | None = None
         self.errors: dict[str, int] = {}
         self.synced = threading.Event()  # the first list has succeeded or failed
@@ -286,8 +310,11 @@ class Watcher:
         self._good()
 
     def _follow(self) -> None:
-        parameters = {**self._parameters, "resourceVersion": self._version,
-                      "timeoutSeconds": str(random.randint(*WATCH_SECONDS))}
+        parameters = {
+            **self._parameters,
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(random.randint(*WATCH_SECONDS)),
+        }
         for event in self._api.watch(self._path, parameters, self._opened):
             self._good()
             if event["type"] in ("ADDED", "MODIFIED", "DELETED"):

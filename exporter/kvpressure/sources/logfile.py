@@ -84,7 +84,7 @@ class _Joiner:
         stream = fields[1]
         if fields[2][:1] == b"P" or stream in self._parts:
             held = self._parts.setdefault(stream, bytearray())
-            held += message[:max(0, MAX_LINE - len(held))]
+            held += message[: max(0, MAX_LINE - len(held))]
             if fields[2][:1] == b"P":
                 return None
             message = bytes(self._parts.pop(stream))
@@ -178,7 +178,7 @@ class Tail:
         """Hold the beginning of a line. Of one that spans chunks only the first part is held."""
         if not self._cut:
             room = MAX_LINE + 64 - len(self._carry)  # the runtime's prefix stands in front
-            self._carry += rest[:max(0, room)]
+            self._carry += rest[: max(0, room)]
 
 
 def matches(path: Path, position: Position) -> bool:
@@ -186,8 +186,11 @@ def matches(path: Path, position: Position) -> bool:
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            return (found.st_ino == position.inode and found.st_size >= position.offset
-                    and zlib.crc32(file.read(min(position.head_bytes, HEAD_CHECK_BYTES))) == position.head)
+            return (
+                found.st_ino == position.inode
+                and found.st_size >= position.offset
+                and zlib.crc32(file.read(min(position.head_bytes, HEAD_CHECK_BYTES))) == position.head
+            )
     except OSError:
         return False
 

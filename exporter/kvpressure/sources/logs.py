@@ -24,8 +24,18 @@ from kvpressure.sources.podspec import Pod
 if TYPE_CHECKING:
     from kvpressure.settings import Settings
 
-REASONS: Final = ("no_log_directory", "permission_denied", "unreadable", "pods_unknown", "no_log", "skipped",
-                  "too_many_lines", "too_many_containers", "positions_unreadable", "positions_unwritable")
+REASONS: Final = (
+    "no_log_directory",
+    "permission_denied",
+    "unreadable",
+    "pods_unknown",
+    "no_log",
+    "skipped",
+    "too_many_lines",
+    "too_many_containers",
+    "positions_unreadable",
+    "positions_unwritable",
+)
 """Reasons of this source. ``skipped`` counts logs that were written faster than they may be read here."""
 
 READ_BYTES: Final = 1024 * 1024  # of all logs together, each read
@@ -44,8 +54,12 @@ class LogsSource:
 
     name = "logs"
 
-    def __init__(self, settings: Settings, pods: Callable[[], Sequence[Pod] | None] | None = None,
-                 clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        pods: Callable[[], Sequence[Pod] | None] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         shared = settings.shared
         self._root = settings.host_pod_logs
         self._pods = pods or (lambda: shared.pods)
@@ -124,7 +138,7 @@ class LogsSource:
         """All logs, each read beginning with another one: the last ones may find the budget spent."""
         items = list(self._logs.items())
         self._turn = (self._turn + 1) % max(1, len(items))
-        yield from items[self._turn:] + items[:self._turn]
+        yield from items[self._turn :] + items[: self._turn]
 
     def _lines(self, key: Key, log: ContainerLog, errors: Counter[str]) -> Iterator[LogLine]:
         budget = min(CONTAINER_BYTES, max(CONTAINER_BYTES // 8, READ_BYTES // len(self._logs)))
@@ -199,7 +213,10 @@ def _positions(document: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, Po
         raise ValueError("unknown version")
     for name, item in document["files"].items():
         numbers = [item[part] for part in ("inode", "offset", "head_bytes", "head")]
-        if not isinstance(item["file"], str) or "/" in item["file"] or not all(
-                isinstance(number, int) and number >= 0 for number in numbers):
+        if (
+            not isinstance(item["file"], str)
+            or "/" in item["file"]
+            or not all(isinstance(number, int) and number >= 0 for number in numbers)
+        ):
             raise ValueError("no position")
         yield name, (item["file"], Position(*numbers))

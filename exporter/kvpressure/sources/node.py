@@ -33,8 +33,11 @@ class NodeSource:
         conditions = status.get("conditions") if isinstance(status, dict) else None
         if not isinstance(conditions, list):
             raise SourceError("api_bad_answer", "no node status")
-        found = {item["type"]: _STATUS.get(str(item.get("status"))) for item in conditions[:MAX_CONDITIONS]
-                 if isinstance(item, dict) and isinstance(item.get("type"), str)}
+        found = {
+            item["type"]: _STATUS.get(str(item.get("status")))
+            for item in conditions[:MAX_CONDITIONS]
+            if isinstance(item, dict) and isinstance(item.get("type"), str)
+        }
         return Reading(node_conditions=tuple(NodeCondition(name, value) for name, value in found.items()))
 
     def close(self) -> None:

@@ -25,8 +25,19 @@ CALL_SECONDS: Final = 4.0
 MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
 MAX_OWNERS: Final = 4096
 
-REASONS: Final = ("no_socket", "permission_denied", "unavailable", "timeout", "unimplemented", "throttled",
-                  "too_large", "bad_answer", "error", "unknown_device", "too_many_devices")
+REASONS: Final = (
+    "no_socket",
+    "permission_denied",
+    "unavailable",
+    "timeout",
+    "unimplemented",
+    "throttled",
+    "too_large",
+    "bad_answer",
+    "error",
+    "unknown_device",
+    "too_many_devices",
+)
 """Reasons of this source. ``unknown_device`` counts devices whose id fits no GPU that was read."""
 
 ENDED_PHASES: Final = ("Succeeded", "Failed")
@@ -47,15 +58,21 @@ class PodResourcesSource:
 
     name = "podresources"
 
-    def __init__(self, settings: Settings, gpus: Callable[[], Sequence[GpuReading]] | None = None,
-                 pods: Callable[[], Sequence[Pod] | None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        gpus: Callable[[], Sequence[GpuReading]] | None = None,
+        pods: Callable[[], Sequence[Pod] | None] | None = None,
+    ) -> None:
         shared = settings.shared
         self._socket = settings.kubelet_socket
         self._prefixes = settings.kubelet_resources
         self._gpus = gpus or (lambda: shared.gpus)
         self._pods = pods or (lambda: shared.pods)
         self._channel: Any = None
-        self._file: tuple[int, int, int] | None = None  # of the socket; an inode is used again, its time of change is not
+        self._file: tuple[int, int, int] | None = (
+            None  # of the socket; an inode is used again, its time of change is not
+        )
 
     def read(self) -> Reading:
         """Owners of every GPU. Raises ``SourceError`` when the kubelet cannot be asked."""
@@ -79,8 +96,10 @@ class PodResourcesSource:
 
         self._open()
         call = self._channel.unary_unary(
-            METHOD, request_serializer=api_pb2.ListPodResourcesRequest.SerializeToString,
-            response_deserializer=api_pb2.ListPodResourcesResponse.FromString)
+            METHOD,
+            request_serializer=api_pb2.ListPodResourcesRequest.SerializeToString,
+            response_deserializer=api_pb2.ListPodResourcesResponse.FromString,
+        )
         try:
             return call(api_pb2.ListPodResourcesRequest(), timeout=CALL_SECONDS)
         except grpc.RpcError as error:
@@ -101,9 +120,14 @@ class PodResourcesSource:
 
         self.close()
         self._file = file
-        self._channel = grpc.insecure_channel(f"unix://{self._socket}", options=(
-            ("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0),
-            ("grpc.use_local_subchannel_pool", 1)))
+        self._channel = grpc.insecure_channel(
+            f"unix://{self._socket}",
+            options=(
+                ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.use_local_subchannel_pool", 1),
+            ),
+        )
 
     def _claims(self, answer: Any) -> tuple[list[Claim], Counter[str]]:
         gpus = self._gpus()
@@ -139,9 +163,13 @@ def _reason(error: Any) -> str:
         return "too_large"
     if code == grpc.StatusCode.INTERNAL and "deserializ" in details:
         return "bad_answer"
-    names = {grpc.StatusCode.UNAVAILABLE: "unavailable", grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
-             grpc.StatusCode.UNIMPLEMENTED: "unimplemented", grpc.StatusCode.RESOURCE_EXHAUSTED: "throttled",
-             grpc.StatusCode.PERMISSION_DENIED: "permission_denied"}
+    names = {
+        grpc.StatusCode.UNAVAILABLE: "unavailable",
+        grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
+        grpc.StatusCode.UNIMPLEMENTED: "unimplemented",
+        grpc.StatusCode.RESOURCE_EXHAUSTED: "throttled",
+        grpc.StatusCode.PERMISSION_DENIED: "permission_denied",
+    }
     return names.get(code, "error")
 
 
@@ -172,5 +200,7 @@ def owners_of(claims: Iterable[Claim]) -> list[GpuOwner]:
         key = (claim.device.uuid, claim.namespace, claim.pod, claim.container)
         names[key] = names.get(key, False) or claim.device.shared
         pods[claim.device.uuid].add((claim.namespace, claim.pod))
-    return [GpuOwner(uuid, namespace, pod, container, shared or len(pods[uuid]) > 1)
-            for (uuid, namespace, pod, container), shared in sorted(names.items())]
+    return [
+        GpuOwner(uuid, namespace, pod, container, shared or len(pods[uuid]) > 1)
+        for (uuid, namespace, pod, container), shared in sorted(names.items())
+    ]

@@ -36,8 +36,14 @@ def api_of(settings: Settings) -> KubeApi:
 class _View:
     """The pods of one watch. Changed by its watcher, read by the source."""
 
-    def __init__(self, api: KubeApi, path: str, parameters: Mapping[str, str], policy: Policy,
-                 backoff_seconds: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        path: str,
+        parameters: Mapping[str, str],
+        policy: Policy,
+        backoff_seconds: tuple[float, float],
+    ) -> None:
         self._policy = policy
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
@@ -72,8 +78,9 @@ class PodsSource:
 
     name = "pods"
 
-    def __init__(self, settings: Settings, api: KubeApi | None = None,
-                 backoff_seconds: tuple[float, float] = BACKOFF_SECONDS) -> None:
+    def __init__(
+        self, settings: Settings, api: KubeApi | None = None, backoff_seconds: tuple[float, float] = BACKOFF_SECONDS
+    ) -> None:
         self._shared = settings.shared
         parameters = {"fieldSelector": f"spec.nodeName={settings.node_name}"}
         if settings.kube_selector:
@@ -100,8 +107,10 @@ class PodsSource:
         self._publish()
         errors = self._new_errors()
         current = [pod for view in self._views if view.watcher.error is None for pod in view.pods()]
-        readings = sorted((engine.reading for pod in current for engine in pod.engines),
-                          key=lambda reading: (reading.namespace, reading.pod, reading.container))
+        readings = sorted(
+            (engine.reading for pod in current for engine in pod.engines),
+            key=lambda reading: (reading.namespace, reading.pod, reading.container),
+        )
         return Reading(containers=tuple(readings), errors=errors)
 
     def close(self) -> None:
@@ -141,8 +150,12 @@ class PodsSource:
                 totals["too_many_pods"] = totals.get("too_many_pods", 0) + view.dropped
         new = {reason: count - self._counted.get(reason, 0) for reason, count in totals.items()}
         self._counted = totals
-        refused = {(engine.refusal, pod.uid, engine.container) for pod in self._shared.pods or ()
-                   for engine in pod.engines if engine.refusal is not None and engine.refusal != "no_endpoint"}
+        refused = {
+            (engine.refusal, pod.uid, engine.container)
+            for pod in self._shared.pods or ()
+            for engine in pod.engines
+            if engine.refusal is not None and engine.refusal != "no_endpoint"
+        }
         refused |= {(OTHER_PROGRAM, pod.uid, name) for pod in self._shared.pods or () for name in pod.others}
         refused |= self._colliding
         for reason, _, _ in refused - self._reported:

@@ -32,8 +32,16 @@ CONTAINER_ANNOTATION: Final = "kvpressure.io/container"  # the engine, where it 
 
 SAME_ADDRESS: Final = "same_address"
 OTHER_PROGRAM: Final = "other_program"
-REFUSALS: Final = ("no_pod_ip", "port_not_declared", "port_of_the_node", "bad_path", SAME_ADDRESS, "ranks_not_known",
-                   OTHER_PROGRAM, "no_endpoint")
+REFUSALS: Final = (
+    "no_pod_ip",
+    "port_not_declared",
+    "port_of_the_node",
+    "bad_path",
+    SAME_ADDRESS,
+    "ranks_not_known",
+    OTHER_PROGRAM,
+    "no_endpoint",
+)
 """Why an engine has no target, or not all of its targets. ``no_endpoint`` is normal: a worker of an engine that is served
 elsewhere. ``same_address``: another engine has that page already. ``ranks_not_known``: each data-parallel rank has a port
 of its own, and how many there are is not visible. ``other_program``: a container that is no engine for its program alone, see
@@ -43,8 +51,19 @@ _PORT_NAMES: Final = ("metrics", "http-metrics", "vllm", "http", "api", "openai"
 _NODE_PORTS: Final = frozenset({2379, 2380, 2381, 6443, 9100, 10248, 10249, 10250, 10255, 10256, 10257, 10259})
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
 _CONTAINER_ID: Final = re.compile(r"[a-z0-9.-]+://([0-9a-f]{8,128})")
-_OF_VLLM: Final = frozenset({"model", "served_model_name", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
-                             "gpu_memory_utilization", "tensor_parallel_size", "kv_cache_dtype", "enforce_eager"})
+_OF_VLLM: Final = frozenset(
+    {
+        "model",
+        "served_model_name",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "tensor_parallel_size",
+        "kv_cache_dtype",
+        "enforce_eager",
+    }
+)
 _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
@@ -111,9 +130,19 @@ def read_pod(document: Mapping[str, Any], policy: Policy) -> Pod | None:
     chosen, others = _engine_containers(pod, policy)
     found = [_Found(container, _argv(container), _environment(container)) for container in chosen]
     annotated = _annotated(pod, found)
-    engines = [_engine(pod, one, statuses.get(_text(one.container.get("name")), {}), policy, one is annotated) for one in found]
-    return Pod(namespace, name, uid, _text(status.get("phase")), frozenset({uid, static} - {""}), ids,
-               tuple(engines if policy.template else _apart(engines)), tuple(_text(container.get("name")) for container in others))
+    engines = [
+        _engine(pod, one, statuses.get(_text(one.container.get("name")), {}), policy, one is annotated) for one in found
+    ]
+    return Pod(
+        namespace,
+        name,
+        uid,
+        _text(status.get("phase")),
+        frozenset({uid, static} - {""}),
+        ids,
+        tuple(engines if policy.template else _apart(engines)),
+        tuple(_text(container.get("name")) for container in others),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +159,7 @@ class _Raw:
 
 
 # --- which containers ---------------------------------------------------------------------------------------
+
 
 def _engine_containers(pod: _Raw, policy: Policy) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """The containers that are engines, and those of vLLM's image that only their program keeps from being taken for one."""
@@ -199,13 +229,15 @@ def _has_endpoint(pod: _Raw, argv: list[str], args: EngineArgs) -> bool:
         return False
     if starts_server(argv):
         return True
-    worker = (_text(pod.labels.get("ray.io/node-type")) == "worker"
-              or _text(pod.labels.get("leaderworkerset.sigs.k8s.io/worker-index")) not in ("", "0"))
+    worker = _text(pod.labels.get("ray.io/node-type")) == "worker" or _text(
+        pod.labels.get("leaderworkerset.sigs.k8s.io/worker-index")
+    ) not in ("", "0")
     ray_worker = "ray" in argv and "start" in argv and "--head" not in argv
     return not (worker or ray_worker)
 
 
 # --- one engine ---------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
@@ -222,14 +254,21 @@ class _Found:
     @property
     def ports(self) -> list[tuple[int, str]]:
         """Number and name of the TCP ports it declares."""
-        return [(port["containerPort"], _text(port.get("name"))) for port in _dicts(self.container.get("ports"))
-                if isinstance(port.get("containerPort"), int) and 0 < port["containerPort"] < 65536
-                and _text(port.get("protocol")) in ("", "TCP")]
+        return [
+            (port["containerPort"], _text(port.get("name")))
+            for port in _dicts(self.container.get("ports"))
+            if isinstance(port.get("containerPort"), int)
+            and 0 < port["containerPort"] < 65536
+            and _text(port.get("protocol")) in ("", "TCP")
+        ]
 
 
 def _environment(container: Mapping[str, Any]) -> Mapping[str, str]:
-    return {_text(item.get("name")): item["value"] for item in _dicts(container.get("env"))
-            if isinstance(item.get("value"), str)}
+    return {
+        _text(item.get("name")): item["value"]
+        for item in _dicts(container.get("env"))
+        if isinstance(item.get("value"), str)
+    }
 
 
 def _annotated(pod: _Raw, engines: list[_Found]) -> _Found | None:
@@ -249,7 +288,9 @@ def _apart(engines: list[Engine]) -> list[Engine]:
     for engine in engines:
         targets = tuple(target for target in engine.targets if target.name not in taken)
         if len(targets) < len(engine.targets):
-            engine = replace(engine, target=next(iter(targets), None), ranks=targets[1:], refusal=engine.refusal or SAME_ADDRESS)
+            engine = replace(
+                engine, target=next(iter(targets), None), ranks=targets[1:], refusal=engine.refusal or SAME_ADDRESS
+            )
         taken |= {target.name for target in targets}
         result.append(engine)
     return result
@@ -266,15 +307,24 @@ def _engine(pod: _Raw, found: _Found, status: Mapping[str, Any], policy: Policy,
     if target is not None:
         target = _with_command(target, found)
         ranks, refusal = _ranks(pod, found, args, target)
-    return Engine(_text(found.container["name"]), _hex(status.get("containerID")), _reading(pod, found.container, status),
-                  target, refusal, ranks)
+    return Engine(
+        _text(found.container["name"]),
+        _hex(status.get("containerID")),
+        _reading(pod, found.container, status),
+        target,
+        refusal,
+        ranks,
+    )
 
 
 def _with_command(target: Target, found: _Found) -> Target:
     """Command line and the variables it needs, without what looks like a secret: they end up in recordings."""
     used = {name for part in found.argv for name in _VARIABLE.findall(part)}
-    env = {name: value for name, value in found.env.items()
-           if (name in used or name.startswith("VLLM_")) and not redaction.is_secret(name)}
+    env = {
+        name: value
+        for name, value in found.env.items()
+        if (name in used or name.startswith("VLLM_")) and not redaction.is_secret(name)
+    }
     return replace(target, args=tuple(redaction.args(found.argv)), env=env)
 
 
@@ -300,7 +350,9 @@ def _ranks(pod: _Raw, found: _Found, args: EngineArgs, first: Target) -> tuple[t
     return tuple(replace(first, port=port) for port in ports if port in declared), refusal
 
 
-def _target(pod: _Raw, found: _Found, args: EngineArgs, policy: Policy, annotated: bool) -> tuple[Target | None, str | None]:
+def _target(
+    pod: _Raw, found: _Found, args: EngineArgs, policy: Policy, annotated: bool
+) -> tuple[Target | None, str | None]:
     try:
         host = str(ipaddress.ip_address(_text(pod.status.get("podIP"))))
     except ValueError:
@@ -313,9 +365,17 @@ def _target(pod: _Raw, found: _Found, args: EngineArgs, policy: Policy, annotate
         return None, "bad_path"
     https = pod.annotation(SCHEME_ANNOTATIONS) == "https" or "ssl_keyfile" in args.explicit
     try:
-        return Target(host, port, path, "https" if https else "http", namespace=pod.namespace, pod=pod.name,
-                      container=_text(found.container["name"]), verify=policy.verify_tls or not https,
-                      version=_version(_text(found.container.get("image")))), None
+        return Target(
+            host,
+            port,
+            path,
+            "https" if https else "http",
+            namespace=pod.namespace,
+            pod=pod.name,
+            container=_text(found.container["name"]),
+            verify=policy.verify_tls or not https,
+            version=_version(_text(found.container.get("image"))),
+        ), None
     except TargetError:
         return None, "bad_path"
 
@@ -333,10 +393,14 @@ def _port(pod: _Raw, found: _Found, args: EngineArgs, annotated_here: bool) -> t
     on_host = pod.spec.get("hostNetwork") is True
     annotated = pod.annotation(PORT_ANNOTATIONS) if annotated_here else ""
     by_name = {name: number for number, name in reversed(declared)}
-    choices = [next((number for number in numbers if str(number) == annotated), None),
-               args.port if args.port in numbers or not on_host else None,
-               DEFAULT_PORT if DEFAULT_PORT in numbers else None,
-               *(by_name.get(name) for name in _PORT_NAMES), *numbers[:1], None if on_host else DEFAULT_PORT]
+    choices = [
+        next((number for number in numbers if str(number) == annotated), None),
+        args.port if args.port in numbers or not on_host else None,
+        DEFAULT_PORT if DEFAULT_PORT in numbers else None,
+        *(by_name.get(name) for name in _PORT_NAMES),
+        *numbers[:1],
+        None if on_host else DEFAULT_PORT,
+    ]
     port = next((choice for choice in choices if choice is not None), None)
     if port is None:
         return None, "port_not_declared"
@@ -348,10 +412,14 @@ def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any])
     restarts, ready = status.get("restartCount"), status.get("ready")
     memory = quantity(limits.get("memory"))
     return ContainerReading(
-        pod.namespace, pod.name, _text(container["name"]),
+        pod.namespace,
+        pod.name,
+        _text(container["name"]),
         restarts=restarts if isinstance(restarts, int) and not isinstance(restarts, bool) and restarts >= 0 else None,
-        ready=ready if isinstance(ready, bool) else None, last_termination=_termination(pod, status),
-        cpu_limit_cores=quantity(limits.get("cpu")), memory_limit_bytes=None if memory is None else int(memory),
+        ready=ready if isinstance(ready, bool) else None,
+        last_termination=_termination(pod, status),
+        cpu_limit_cores=quantity(limits.get("cpu")),
+        memory_limit_bytes=None if memory is None else int(memory),
     )
 
 
@@ -361,8 +429,11 @@ def _termination(pod: _Raw, status: Mapping[str, Any]) -> Termination | None:
         ended = _dict(_dict(status.get(part)).get("terminated"))
         if ended:
             code = ended.get("exitCode")
-            return Termination(_text(ended.get("reason")) or None, code if isinstance(code, int) else None,
-                               _time(ended.get("finishedAt")))
+            return Termination(
+                _text(ended.get("reason")) or None,
+                code if isinstance(code, int) else None,
+                _time(ended.get("finishedAt")),
+            )
     reason = _text(pod.status.get("reason"))
     return Termination(reason) if _text(pod.status.get("phase")) == "Failed" and reason else None
 
@@ -374,8 +445,24 @@ def _limits(container: Mapping[str, Any]) -> Mapping[str, Any]:
 # --- values -------------------------------------------------------------------------------------------------
 
 _QUANTITY: Final = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(?:([numkMGTPE]|[KMGTPE]i)|[eE](-?\d{1,2}))?")
-_SCALE: Final = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-                 "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}
+_SCALE: Final = {
+    "n": 1e-9,
+    "u": 1e-6,
+    "m": 1e-3,
+    "": 1.0,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
+    "Ei": 2.0**60,
+}
 
 
 def quantity(value: object) -> float | None:

@@ -49,8 +49,12 @@ class ProcfsSource:
 
     name = "procfs"
 
-    def __init__(self, settings: Settings, gpus: Callable[[], Sequence[GpuReading]] | None = None,
-                 pods: Callable[[], Sequence[Pod] | None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        gpus: Callable[[], Sequence[GpuReading]] | None = None,
+        pods: Callable[[], Sequence[Pod] | None] | None = None,
+    ) -> None:
         shared = settings.shared
         self._root = settings.host_proc
         self._gpus = gpus or (lambda: shared.gpus)

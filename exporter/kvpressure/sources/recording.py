@@ -76,12 +76,20 @@ class RecordingSource:
         self._reader.__exit__(None, None, None)
 
     def _reading(self, last: Snapshot, due: list[Snapshot]) -> Reading:
-        pages: tuple[EnginePage, ...] = tuple(replace(page, time=page.time + self._shift) for s in due for page in s.pages)
+        pages: tuple[EnginePage, ...] = tuple(
+            replace(page, time=page.time + self._shift) for s in due for page in s.pages
+        )
         logs: tuple[LogLine, ...] = tuple(line for s in due for line in s.logs)
         return Reading(
-            gpus=last.gpus, pages=pages, containers=tuple(map(self._moved, last.containers)), owners=last.owners,
-            logs=logs, allocator=last.allocator, steps=tuple(map(self._moved_steps, last.steps)),
-            node_conditions=last.node_conditions, targets=last.targets,
+            gpus=last.gpus,
+            pages=pages,
+            containers=tuple(map(self._moved, last.containers)),
+            owners=last.owners,
+            logs=logs,
+            allocator=last.allocator,
+            steps=tuple(map(self._moved_steps, last.steps)),
+            node_conditions=last.node_conditions,
+            targets=last.targets,
         )
 
     def _moved_steps(self, stats: StepStats) -> StepStats:

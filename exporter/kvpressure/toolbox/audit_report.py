@@ -43,23 +43,40 @@ def as_text(audited: Sequence[Audited], everything: bool) -> str:
                 lines.append(f"         why: {item.why}")
             if item.set and item.result != "pass":
                 lines.append(f"         set: {item.set}")
-        lines += [f" {server.count('fail')} failed, {server.count('pass')} passed, {server.count('cannot see')} cannot be seen from here", ""]
+        lines += [
+            f" {server.count('fail')} failed, {server.count('pass')} passed, {server.count('cannot see')} cannot be seen from here",
+            "",
+        ]
     return "\n".join(lines).rstrip()
 
 
 def as_json(audited: Sequence[Audited]) -> dict[str, Any]:
     """Plain values."""
-    return {"version": __version__, "ok": not any(server.count("fail") for server in audited), "servers": [{
-        "server": server.title, "basis": server.basis, "failed": server.count("fail"), "passed": server.count("pass"),
-        "cannot_see": server.count("cannot see"), "items": [asdict(item) for item in server.items]} for server in audited]}
+    return {
+        "version": __version__,
+        "ok": not any(server.count("fail") for server in audited),
+        "servers": [
+            {
+                "server": server.title,
+                "basis": server.basis,
+                "failed": server.count("fail"),
+                "passed": server.count("pass"),
+                "cannot_see": server.count("cannot see"),
+                "items": [asdict(item) for item in server.items],
+            }
+            for server in audited
+        ],
+    }
 
 
 def as_junit(audited: Sequence[Audited]) -> str:
     """One suite a server, one case an item; what cannot be seen is skipped."""
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<testsuites name="kvpressure audit">']
     for server in audited:
-        lines.append(f"  <testsuite name={_attribute(server.title)} tests=\"{len(server.items)}\" failures=\"{server.count('fail')}\" "
-                     f"errors=\"0\" skipped=\"{server.count('cannot see')}\">")
+        lines.append(
+            f'  <testsuite name={_attribute(server.title)} tests="{len(server.items)}" failures="{server.count("fail")}" '
+            f'errors="0" skipped="{server.count("cannot see")}">'
+        )
         lines += [line for item in server.items for line in _case(server, item)]
         lines.append("  </testsuite>")
     return "\n".join([*lines, "</testsuites>"])
@@ -71,7 +88,11 @@ def _case(server: Audited, item: Item) -> list[str]:
         return [opening + "/>"]
     kind = "failure" if item.result == "fail" else "skipped"
     advice = f"; set {item.set}" if item.set else ""
-    return [opening + ">", f"      <{kind} message={_attribute(f'{item.found}{advice} ({item.why})')}/>", "    </testcase>"]
+    return [
+        opening + ">",
+        f"      <{kind} message={_attribute(f'{item.found}{advice} ({item.why})')}/>",
+        "    </testcase>",
+    ]
 
 
 def _attribute(text: str) -> str:

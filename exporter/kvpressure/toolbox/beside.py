@@ -128,10 +128,20 @@ class Beside:
         if not values:
             return ()
         whole = {kind: int(value) for kind, value in values.items()}
-        return (ContainerReading(
-            self.namespace, self.pod, self.container, restarts=whole.get("restarts"), ready=bool(values["ready"]) if "ready" in values else None,
-            last_termination=self._ended(t), cpu_usage_seconds=values.get("cpu_usage_seconds"), cpu_periods=whole.get("cpu_periods"),
-            cpu_throttled_periods=whole.get("cpu_throttled_periods"), memory_working_set_bytes=whole.get("memory_working_set_bytes")),)
+        return (
+            ContainerReading(
+                self.namespace,
+                self.pod,
+                self.container,
+                restarts=whole.get("restarts"),
+                ready=bool(values["ready"]) if "ready" in values else None,
+                last_termination=self._ended(t),
+                cpu_usage_seconds=values.get("cpu_usage_seconds"),
+                cpu_periods=whole.get("cpu_periods"),
+                cpu_throttled_periods=whole.get("cpu_throttled_periods"),
+                memory_working_set_bytes=whole.get("memory_working_set_bytes"),
+            ),
+        )
 
     def _value(self, kind: str, t: float) -> float | None:
         known = [value for series in self._fields.get(kind, ()) if (value := series.at(t)) is not None]
@@ -144,7 +154,11 @@ class Beside:
                 return Termination(reason or None, int(said) if said.isdecimal() else None, None)
         reasons = [series.words.partition("/")[0] for series in self._fields.get("reason", ()) if series.at(t)]
         code = self._value("exit_code", t)
-        return Termination(reasons[0] if reasons else None, None if code is None else int(code), None) if reasons or code is not None else None
+        return (
+            Termination(reasons[0] if reasons else None, None if code is None else int(code), None)
+            if reasons or code is not None
+            else None
+        )
 
     def gpus(self, t: float) -> tuple[GpuReading, ...]:
         """The pod's GPUs at ``t``."""
@@ -156,9 +170,16 @@ class Beside:
             used, total = at.get("memory_used_bytes"), at.get("memory_total_bytes")
             if "used_mib" in at:
                 used = at["used_mib"] * 2**20
-                total = used + at["free_mib"] * 2**20 if "free_mib" in at else None  # the driver's own reservation is in neither
+                total = (
+                    used + at["free_mib"] * 2**20 if "free_mib" in at else None
+                )  # the driver's own reservation is in neither
             busy = at.get("utilization_ratio", at["utilization_percent"] / 100 if "utilization_percent" in at else None)
             if at:
-                yield GpuReading(uuid, index, "nvidia" if "used_mib" in at or "utilization_percent" in at else "scraped",
-                                 memory_used_bytes=None if used is None else int(used),
-                                 memory_total_bytes=None if total is None else int(total), utilization_ratio=busy)
+                yield GpuReading(
+                    uuid,
+                    index,
+                    "nvidia" if "used_mib" in at or "utilization_percent" in at else "scraped",
+                    memory_used_bytes=None if used is None else int(used),
+                    memory_total_bytes=None if total is None else int(total),
+                    utilization_ratio=busy,
+                )

@@ -86,10 +86,19 @@ class Subject:
             if value is not None:
                 return f"{value:g}, set"
             text = self.args.values.get(name)
-            return "set, to what is not visible" if text is None else f"set to {text!r:.60}, which is no number that vLLM takes"
+            return (
+                "set, to what is not visible"
+                if text is None
+                else f"set to {text!r:.60}, which is no number that vLLM takes"
+            )
         origin = "default" if explicit is False else "not seen whether it is set"
-        return f"{value:g} ({origin}{'' if self.version is None else f' of vLLM {self.version}'})" if value is not None else \
-            "not set; the default depends on version and card (--vllm-version, --gpu)" if explicit is False else "not seen"
+        return (
+            f"{value:g} ({origin}{'' if self.version is None else f' of vLLM {self.version}'})"
+            if value is not None
+            else "not set; the default depends on version and card (--vllm-version, --gpu)"
+            if explicit is False
+            else "not seen"
+        )
 
 
 def checklist(subject: Subject) -> list[Item]:
@@ -104,7 +113,9 @@ _OTHER_WEIGHTS: Final = frozenset({"quantization", "cpu_offload_gb", "hf_overrid
 
 
 def _parallel(args: EngineArgs) -> Parallel:
-    return Parallel(args.tensor_parallel_size or 1, args.pipeline_parallel_size or 1, args.decode_context_parallel_size or 1)
+    return Parallel(
+        args.tensor_parallel_size or 1, args.pipeline_parallel_size or 1, args.decode_context_parallel_size or 1
+    )
 
 
 def _refused(subject: Subject) -> str | None:
@@ -138,7 +149,9 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     """
     tokens, most = subject.seen.capacity_tokens if subject.seen else None, subject.limit("max_model_len")
     if tokens and most and most_utilization >= (subject.limit("gpu_memory_utilization") or 1.0):
-        return Fits(int(tokens), tokens / most, None if subject.context is None else int(tokens // min(subject.context, most)))
+        return Fits(
+            int(tokens), tokens / most, None if subject.context is None else int(tokens // min(subject.context, most))
+        )
     shape, card, length = subject.shape, subject.card, subject.limit("max_model_len")
     size = weights.estimated(shape) if shape is not None else None
     if shape is None or card is None or length is None or size is None:
@@ -146,18 +159,28 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     args = subject.args
     values = [subject.limit(name) for name in ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens")]
     default = plan.default_limits_for(card.memory_bytes, int(length), card.name)
-    limits = plan.Limits(min(values[0] or default.gpu_memory_utilization, most_utilization), int(values[1] or default.max_num_seqs),
-                         int(values[2] or default.max_num_batched_tokens), int(length))
+    limits = plan.Limits(
+        min(values[0] or default.gpu_memory_utilization, most_utilization),
+        int(values[1] or default.max_num_seqs),
+        int(values[2] or default.max_num_batched_tokens),
+        int(length),
+    )
     try:
         parallel = _parallel(args)
-        layout = kvbytes.layout(shape, parallel, args.kv_cache_dtype or "auto", args.block_size or kvbytes.DEFAULT_BLOCK_SIZE)
-        audited = plan.audit(shape, parallel, card.memory_bytes, limits, plan.Given(size, "estimate", pool=args.kv_cache_memory_bytes))
+        layout = kvbytes.layout(
+            shape, parallel, args.kv_cache_dtype or "auto", args.block_size or kvbytes.DEFAULT_BLOCK_SIZE
+        )
+        audited = plan.audit(
+            shape, parallel, card.memory_bytes, limits, plan.Given(size, "estimate", pool=args.kv_cache_memory_bytes)
+        )
     except CapacityError:
         return None
     found = plan.fit(layout, audited, None)
     if found.max_concurrency < 1 and _OTHER_WEIGHTS & args.explicit:
         return None  # the estimate is of the weights as the configuration names them
-    stated = None if subject.context is None else found.usable_blocks // layout.blocks(min(subject.context, int(length)))
+    stated = (
+        None if subject.context is None else found.usable_blocks // layout.blocks(min(subject.context, int(length)))
+    )
     return Fits(found.capacity_tokens, found.max_concurrency, stated)
 
 
@@ -193,23 +216,49 @@ def _requests(s: Subject) -> Iterator[Item]:
     length = args.max_model_len
     limit = edge.body_limit or (f"--max-model-len {length} (vLLM answers 400 to longer prompts)" if length else None)
     full = args.is_explicit("max_model_len") is False
-    yield Item("input_limit", _REQUESTS, "max input tokens enforced", "pass" if limit else "fail" if full else "cannot see",
-               _WHY_REQUESTS, limit or ("no --max-model-len: the model's whole context is open" if full else "not seen"),
-               "" if limit else f"--max-model-len {_length(s)}; and a body limit at the gateway")
+    yield Item(
+        "input_limit",
+        _REQUESTS,
+        "max input tokens enforced",
+        "pass" if limit else "fail" if full else "cannot see",
+        _WHY_REQUESTS,
+        limit or ("no --max-model-len: the model's whole context is open" if full else "not seen"),
+        "" if limit else f"--max-model-len {_length(s)}; and a body limit at the gateway",
+    )
     cap = _output_cap(args)
     found = edge.output_limit or (f"--override-generation-config max_new_tokens {cap}" if cap else None)
-    yield Item("output_limit", _REQUESTS, "max output tokens enforced for every request", "pass" if found else "cannot see",
-               "a request without max_tokens may fill the whole context", found or f"none {edge.place}; the gateway may have one",
-               "" if found else "--override-generation-config '{\"max_new_tokens\": 1024}', or a cap at the gateway")
+    yield Item(
+        "output_limit",
+        _REQUESTS,
+        "max output tokens enforced for every request",
+        "pass" if found else "cannot see",
+        "a request without max_tokens may fill the whole context",
+        found or f"none {edge.place}; the gateway may have one",
+        "" if found else "--override-generation-config '{\"max_new_tokens\": 1024}', or a cap at the gateway",
+    )
     truncates = "truncate_prompt_tokens" in json.dumps(dict(args.values))
-    yield Item("rejected_not_truncated", _REQUESTS, "too large requests are rejected, not truncated silently",
-               "fail" if truncates else "pass", "a truncated prompt gives a wrong answer that nobody notices",
-               "truncate_prompt_tokens is set" if truncates else "vLLM rejects prompts above the context length with 400 "
-               "(max_new_tokens, though, shortens answers silently)", "no truncate_prompt_tokens" if truncates else "")
+    yield Item(
+        "rejected_not_truncated",
+        _REQUESTS,
+        "too large requests are rejected, not truncated silently",
+        "fail" if truncates else "pass",
+        "a truncated prompt gives a wrong answer that nobody notices",
+        "truncate_prompt_tokens is set"
+        if truncates
+        else "vLLM rejects prompts above the context length with 400 "
+        "(max_new_tokens, though, shortens answers silently)",
+        "no truncate_prompt_tokens" if truncates else "",
+    )
     bound = edge.timeout or found
-    yield Item("bounded_streams", _REQUESTS, "streaming responses have bounded duration or tokens",
-               "pass" if bound else "cannot see", "an abandoned stream holds its KV blocks until it ends",
-               bound or f"no timeout {edge.place}", "" if bound else "HTTPRoute timeouts.request, or an output cap")
+    yield Item(
+        "bounded_streams",
+        _REQUESTS,
+        "streaming responses have bounded duration or tokens",
+        "pass" if bound else "cannot see",
+        "an abandoned stream holds its KV blocks until it ends",
+        bound or f"no timeout {edge.place}",
+        "" if bound else "HTTPRoute timeouts.request, or an output cap",
+    )
 
 
 def _output_cap(args: EngineArgs) -> int | None:
@@ -240,8 +289,11 @@ def _concurrency(s: Subject) -> Iterator[Item]:
     room, share = fits(s), s.thresholds["gpu_memory_utilization_recommended"]
     advised = fits(s, share)  # both values are to be set together
     seqs = s.limit("max_num_seqs")
-    known = [(at, found.at_once) for at, found in ((f"at gpu-memory-utilization {share:g} or less", advised), ("in the KV cache as it is", room))
-             if found is not None]
+    known = [
+        (at, found.at_once)
+        for at, found in ((f"at gpu-memory-utilization {share:g} or less", advised), ("in the KV cache as it is", room))
+        if found is not None
+    ]
     at, fitting = next(((at, number) for at, number in known if number), ("", 0))
     if fitting:
         advice = f"--max-num-seqs {fitting} (what fits {at})"
@@ -250,24 +302,51 @@ def _concurrency(s: Subject) -> Iterator[Item]:
     else:
         advice = "--max-num-seqs N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output TOKENS"
     result = _explicit(s, "max_num_seqs")
-    yield Item("max_num_seqs_explicit", _CONCURRENCY, "max_num_seqs is explicitly set", result,
-               "concurrency multiplies KV usage; vLLM's default knows nothing of your requests", s.found("max_num_seqs"),
-               "" if result == "pass" else advice)
+    yield Item(
+        "max_num_seqs_explicit",
+        _CONCURRENCY,
+        "max_num_seqs is explicitly set",
+        result,
+        "concurrency multiplies KV usage; vLLM's default knows nothing of your requests",
+        s.found("max_num_seqs"),
+        "" if result == "pass" else advice,
+    )
     yield _derived(s, room, seqs, advice)
     yield _apart(s)
 
 
 def _apart(s: Subject) -> Item:
-    name, text, why = "separate_long_context", "separate deployments for long- and short-context traffic", "one long request takes the room of many short ones"
+    name, text, why = (
+        "separate_long_context",
+        "separate deployments for long- and short-context traffic",
+        "one long request takes the room of many short ones",
+    )
     if s.seen is not None and s.seen.two_humps is not None:
-        return Item(name, _CONCURRENCY, text, "fail" if s.seen.two_humps else "pass", why,
-                    "short and long requests share this server" if s.seen.two_humps else "the requests of the last minutes are of one kind",
-                    "a deployment of their own for long prompts" if s.seen.two_humps else "")
-    lengths = {other.args.max_model_len for other in s.siblings if other.args.model == s.args.model} | {s.args.max_model_len}
+        return Item(
+            name,
+            _CONCURRENCY,
+            text,
+            "fail" if s.seen.two_humps else "pass",
+            why,
+            "short and long requests share this server"
+            if s.seen.two_humps
+            else "the requests of the last minutes are of one kind",
+            "a deployment of their own for long prompts" if s.seen.two_humps else "",
+        )
+    lengths = {other.args.max_model_len for other in s.siblings if other.args.model == s.args.model} | {
+        s.args.max_model_len
+    }
     apart = len(lengths - {None}) > 1
-    return Item(name, _CONCURRENCY, text, "pass" if apart else "cannot see", why,
-                f"deployments of the same model with max_model_len {sorted(n for n in lengths if n)}" if apart
-                else "one deployment of this model; the traffic tells (request_shape_two_humps of the exporter)")
+    return Item(
+        name,
+        _CONCURRENCY,
+        text,
+        "pass" if apart else "cannot see",
+        why,
+        f"deployments of the same model with max_model_len {sorted(n for n in lengths if n)}"
+        if apart
+        else "one deployment of this model; the traffic tells (request_shape_two_humps of the exporter)",
+    )
 
 
 def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> Item:
@@ -275,23 +354,57 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
     why = "scaling replicas does not fix the pressure inside each replica"
     refused = _refused(s)
     if refused is not None and s.seen is None:
-        return Item(name, _CONCURRENCY, text, "fail", why, f"vLLM does not start: {refused}", "parallel sizes that the model's heads allow")
+        return Item(
+            name,
+            _CONCURRENCY,
+            text,
+            "fail",
+            why,
+            f"vLLM does not start: {refused}",
+            "parallel sizes that the model's heads allow",
+        )
     if room is None or seqs is None:
-        missing = [word for word, value in (("the model (--model-config)", s.shape), ("the card (--gpu NAME:GiB)", s.card),
-                                            ("max_model_len", s.limit("max_model_len")), ("max_num_seqs", seqs)) if value is None]
-        return Item(name, _CONCURRENCY, text, "cannot see", why, f"not known: {', '.join(missing) or 'what is left for the KV cache'}", advice)
-    said = f"{seqs:g} admitted; about {room.capacity_tokens:,d} tokens fit: {room.full_length:.1f} requests of full length"
+        missing = [
+            word
+            for word, value in (
+                ("the model (--model-config)", s.shape),
+                ("the card (--gpu NAME:GiB)", s.card),
+                ("max_model_len", s.limit("max_model_len")),
+                ("max_num_seqs", seqs),
+            )
+            if value is None
+        ]
+        return Item(
+            name,
+            _CONCURRENCY,
+            text,
+            "cannot see",
+            why,
+            f"not known: {', '.join(missing) or 'what is left for the KV cache'}",
+            advice,
+        )
+    said = (
+        f"{seqs:g} admitted; about {room.capacity_tokens:,d} tokens fit: {room.full_length:.1f} requests of full length"
+    )
     if room.full_length < 1 and s.seen is None:
         return Item(name, _CONCURRENCY, text, "fail", why, f"{said}; vLLM does not start where not one fits", advice)
     if room.stated is not None and s.context is not None:
         most = s.limit("max_model_len") or s.context
-        said += f", {room.stated} of {min(s.context, most):.0f} tokens" + (f" ({s.context} are more than max_model_len)" if s.context > most else "")
+        said += f", {room.stated} of {min(s.context, most):.0f} tokens" + (
+            f" ({s.context} are more than max_model_len)" if s.context > most else ""
+        )
         ok = seqs <= room.stated
         return Item(name, _CONCURRENCY, text, "pass" if ok else "fail", why, said, "" if ok else advice)
     ok = seqs <= room.full_length
-    return Item(name, _CONCURRENCY, text, "pass" if ok else "cannot see", why,
-                said + ("" if ok else "; the usual length decides (--context TOKENS)"),
-                "" if ok else f"{advice}: safe whatever is sent")
+    return Item(
+        name,
+        _CONCURRENCY,
+        text,
+        "pass" if ok else "cannot see",
+        why,
+        said + ("" if ok else "; the usual length decides (--context TOKENS)"),
+        "" if ok else f"{advice}: safe whatever is sent",
+    )
 
 
 def _batching(s: Subject) -> Iterator[Item]:
@@ -300,37 +413,75 @@ def _batching(s: Subject) -> Iterator[Item]:
     best = s.limit("max_num_batched_tokens") or 2048
     if tokens is not None and seqs is not None and tokens < seqs:
         result, best, found = "fail", max(2048, seqs), f"{found}; below max_num_seqs {seqs}: vLLM does not start"
-    yield Item("max_num_batched_tokens_explicit", _BATCHING, "max-num-batched-tokens is explicitly set", result,
-               "it bounds the tokens of one step: the peak of activations and how long a prompt holds up decoding "
-               "(what the cache holds is bounded by max_num_seqs)", found, "" if result == "pass" else f"--max-num-batched-tokens {best:.0f}")
-    yield _unseen("batching_tested", _BATCHING, "batching limits are tested under peak prompt sizes",
-                  "the limit that holds on average fails at the peak", "kvpressure probe, or a load test with the longest prompts")
+    yield Item(
+        "max_num_batched_tokens_explicit",
+        _BATCHING,
+        "max-num-batched-tokens is explicitly set",
+        result,
+        "it bounds the tokens of one step: the peak of activations and how long a prompt holds up decoding "
+        "(what the cache holds is bounded by max_num_seqs)",
+        found,
+        "" if result == "pass" else f"--max-num-batched-tokens {best:.0f}",
+    )
+    yield _unseen(
+        "batching_tested",
+        _BATCHING,
+        "batching limits are tested under peak prompt sizes",
+        "the limit that holds on average fails at the peak",
+        "kvpressure probe, or a load test with the longest prompts",
+    )
     seen = s.around.rules
-    yield Item("batch_monitored", _BATCHING, "batch effectiveness is monitored (p95, p99)", "pass" if seen else "cannot see",
-               "a collapsing batch is the first sign", seen or f"no kvpressure rules {s.around.place}",
-               "" if seen else "kvpressure_effective_batch_size: deploy the exporter and its rules")
+    yield Item(
+        "batch_monitored",
+        _BATCHING,
+        "batch effectiveness is monitored (p95, p99)",
+        "pass" if seen else "cannot see",
+        "a collapsing batch is the first sign",
+        seen or f"no kvpressure rules {s.around.place}",
+        "" if seen else "kvpressure_effective_batch_size: deploy the exporter and its rules",
+    )
 
 
 def _memory(s: Subject) -> Iterator[Item]:
     t, share = s.thresholds, s.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
-    why = ("documented: allocator overhead and fragmentation crash a card before it is truly full. The price: a smaller share is a "
-           "smaller KV pool, so size the load with kvpressure capacity first")
+    why = (
+        "documented: allocator overhead and fragmentation crash a card before it is truly full. The price: a smaller share is a "
+        "smaller KV pool, so size the load with kvpressure capacity first"
+    )
     found = s.found("gpu_memory_utilization")
     if s.args.kv_cache_memory_bytes is not None:
         found += "; --kv-cache-memory-bytes sets the pool outright and overrides it"
     result: Result = "cannot see" if share is None else "pass" if share <= usual else "fail"
     if share is None and _explicit(s, "gpu_memory_utilization") == "fail":
         result = "fail"
-    yield Item("gpu_memory_utilization", _MEMORY, f"gpu-memory-utilization is at most {usual:g}", result, why, found,
-               "" if result == "pass" else f"--gpu-memory-utilization {usual:g}")
+    yield Item(
+        "gpu_memory_utilization",
+        _MEMORY,
+        f"gpu-memory-utilization is at most {usual:g}",
+        result,
+        why,
+        found,
+        "" if result == "pass" else f"--gpu-memory-utilization {usual:g}",
+    )
     safe = share is not None and share <= lower
     result = "pass" if safe else "fail" if s.demanding and share is not None else "cannot see"
-    yield Item("gpu_memory_utilization_demanding", _MEMORY, f"at most {lower:g} for long-context or bursty load", result, why,
-               found + ("" if s.demanding or safe else "; whether the load is such is not known (--demanding)"),
-               "" if safe else f"--gpu-memory-utilization {lower:g} if it is")
-    yield _unseen("headroom_validated", _MEMORY, "headroom is validated under peak traffic", "an average shows no peak",
-                  "kvpressure_kv_cache_used_ratio_max and kvpressure_gpu_memory_demand_ratio at the busiest hour")
+    yield Item(
+        "gpu_memory_utilization_demanding",
+        _MEMORY,
+        f"at most {lower:g} for long-context or bursty load",
+        result,
+        why,
+        found + ("" if s.demanding or safe else "; whether the load is such is not known (--demanding)"),
+        "" if safe else f"--gpu-memory-utilization {lower:g} if it is",
+    )
+    yield _unseen(
+        "headroom_validated",
+        _MEMORY,
+        "headroom is validated under peak traffic",
+        "an average shows no peak",
+        "kvpressure_kv_cache_used_ratio_max and kvpressure_gpu_memory_demand_ratio at the busiest hour",
+    )
 
 
 def _signals(s: Subject) -> Iterator[Item]:
@@ -338,13 +489,33 @@ def _signals(s: Subject) -> Iterator[Item]:
     scraped = s.around.monitor or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
     why = "KV cache pressure presents as memory high and compute low; GPU utilization alone is misleading"
     engine: Result = "fail" if off else "pass" if scraped else "cannot see"
-    found = "--disable-log-stats: vLLM then serves no series at all" if off else scraped or f"no scrape configuration {s.around.place}"
-    fix = "remove --disable-log-stats" if off else "" if scraped else "a PodMonitor, a ServiceMonitor or the kvpressure exporter"
+    found = (
+        "--disable-log-stats: vLLM then serves no series at all"
+        if off
+        else scraped or f"no scrape configuration {s.around.place}"
+    )
+    fix = (
+        "remove --disable-log-stats"
+        if off
+        else ""
+        if scraped
+        else "a PodMonitor, a ServiceMonitor or the kvpressure exporter"
+    )
     gpu = s.around.gpu_exporter
-    yield Item("observe_gpu_memory", _SIGNALS, "GPU memory utilization", "pass" if gpu else "cannot see", why,
-               gpu or f"no GPU exporter {s.around.place}", "" if gpu else "the kvpressure exporter (or DCGM's) on the node")
-    for name, text in (("observe_batch", "effective batch size (p95)"), ("observe_latency", "p95 / p99 request latency"),
-                       ("observe_active", "active sequences, requests in flight")):
+    yield Item(
+        "observe_gpu_memory",
+        _SIGNALS,
+        "GPU memory utilization",
+        "pass" if gpu else "cannot see",
+        why,
+        gpu or f"no GPU exporter {s.around.place}",
+        "" if gpu else "the kvpressure exporter (or DCGM's) on the node",
+    )
+    for name, text in (
+        ("observe_batch", "effective batch size (p95)"),
+        ("observe_latency", "p95 / p99 request latency"),
+        ("observe_active", "active sequences, requests in flight"),
+    ):
         yield Item(name, _SIGNALS, text, engine, why, found, fix)
 
 
@@ -353,12 +524,27 @@ def _traffic(s: Subject) -> Iterator[Item]:
     off = s.args.values.get("disable_log_stats") == "True"
     scraped = s.around.monitor or ("prometheus.io/scrape annotation" if s.server.scrape_annotation else None)
     result: Result = "fail" if off else "pass" if scraped else "cannot see"
-    for name, text in (("prompt_lengths", "prompt length distribution is tracked"), ("max_tokens", "max_tokens distribution is tracked")):
-        yield Item(name, _TRAFFIC, text, result, why, f"vLLM's histograms, {scraped}" if scraped and not off else
-                   "--disable-log-stats" if off else f"no scrape configuration {s.around.place}",
-                   "" if result == "pass" else "scrape vLLM; kvpressure_request_tokens")
+    for name, text in (
+        ("prompt_lengths", "prompt length distribution is tracked"),
+        ("max_tokens", "max_tokens distribution is tracked"),
+    ):
+        yield Item(
+            name,
+            _TRAFFIC,
+            text,
+            result,
+            why,
+            f"vLLM's histograms, {scraped}"
+            if scraped and not off
+            else "--disable-log-stats"
+            if off
+            else f"no scrape configuration {s.around.place}",
+            "" if result == "pass" else "scrape vLLM; kvpressure_request_tokens",
+        )
     yield _bursts(s, why)
-    yield _unseen("rag_chunks", _TRAFFIC, "RAG chunk sizes are bounded", why, "a bound in the application that builds the prompts")
+    yield _unseen(
+        "rag_chunks", _TRAFFIC, "RAG chunk sizes are bounded", why, "a bound in the application that builds the prompts"
+    )
 
 
 def _bursts(s: Subject, why: str) -> Item:
@@ -367,38 +553,77 @@ def _bursts(s: Subject, why: str) -> Item:
     if ratio is None:
         return _unseen("bursts", _TRAFFIC, text, why, advice)
     watched = s.seen is not None and s.seen.watched
-    return Item("bursts", _TRAFFIC, text, "pass" if watched else "cannot see", why,
-                f"busiest ten seconds {ratio:.1f} times the mean" + (" now; the exporter tracks it" if watched else ""), "" if watched else advice)
+    return Item(
+        "bursts",
+        _TRAFFIC,
+        text,
+        "pass" if watched else "cannot see",
+        why,
+        f"busiest ten seconds {ratio:.1f} times the mean" + (" now; the exporter tracks it" if watched else ""),
+        "" if watched else advice,
+    )
 
 
 def _now(s: Subject) -> Iterator[Item]:
     """Conditions of a running server; a manifest has none."""
     for name, value in sorted(s.seen.conditions.items()) if s.seen is not None else ():
         result: Result = "cannot see" if value is None else "fail" if value else "pass"
-        yield Item(f"condition_{name}", _NOW, f"no {name.replace('_', ' ')}", result, "what goes wrong now is a limit that was missing",
-                   "not seen" if value is None else "holds now" if value else "does not hold", "kvpressure diagnose tells more" if value else "")
+        yield Item(
+            f"condition_{name}",
+            _NOW,
+            f"no {name.replace('_', ' ')}",
+            result,
+            "what goes wrong now is a limit that was missing",
+            "not seen" if value is None else "holds now" if value else "does not hold",
+            "kvpressure diagnose tells more" if value else "",
+        )
 
 
 def _reviewable(s: Subject) -> Iterator[Item]:
     why = "undeclared intent leads to rediscovering limits during incidents"
     for name, text, limits in (
-            ("token_limits_documented", "token limits are documented", ("max_model_len",)),
-            ("concurrency_limits_documented", "concurrency limits are documented", ("max_num_seqs", "max_num_batched_tokens")),
-            ("memory_targets_documented", "GPU memory targets are documented", ("gpu_memory_utilization",))):
+        ("token_limits_documented", "token limits are documented", ("max_model_len",)),
+        (
+            "concurrency_limits_documented",
+            "concurrency limits are documented",
+            ("max_num_seqs", "max_num_batched_tokens"),
+        ),
+        ("memory_targets_documented", "GPU memory targets are documented", ("gpu_memory_utilization",)),
+    ):
         results = {limit: _explicit(s, limit) for limit in limits}
-        result: Result = "fail" if "fail" in results.values() else "cannot see" if "cannot see" in results.values() else "pass"
+        result: Result = (
+            "fail" if "fail" in results.values() else "cannot see" if "cannot see" in results.values() else "pass"
+        )
         absent = [limit for limit, found in results.items() if found != "pass"]
-        yield Item(name, _EXPLICIT, text, result, why, "all set" if not absent else f"not set: {', '.join(absent)}",
-                   "" if not absent else "write them into the manifest, also where the default is meant")
-    yield _unseen("reviewed", _EXPLICIT, "limits are reviewed before production rollout", why, "kvpressure audit in the pipeline (--format junit)")
+        yield Item(
+            name,
+            _EXPLICIT,
+            text,
+            result,
+            why,
+            "all set" if not absent else f"not set: {', '.join(absent)}",
+            "" if not absent else "write them into the manifest, also where the default is meant",
+        )
+    yield _unseen(
+        "reviewed",
+        _EXPLICIT,
+        "limits are reviewed before production rollout",
+        why,
+        "kvpressure audit in the pipeline (--format junit)",
+    )
 
 
 def _load(_s: Subject) -> Iterator[Item]:
     why = "most KV cache failures only appear under realistic traffic"
     for name, text, advice in (
-            ("load_long_prompts", "load tests include long prompts", "kvpressure probe step 4, or your own load test"),
-            ("load_bursts", "load tests include burst scenarios", "kvpressure probe step 3, or your own load test"),
-            ("load_kv_observed", "KV cache behaviour is observed during tests", "kvpressure record during the test, replay after it")):
+        ("load_long_prompts", "load tests include long prompts", "kvpressure probe step 4, or your own load test"),
+        ("load_bursts", "load tests include burst scenarios", "kvpressure probe step 3, or your own load test"),
+        (
+            "load_kv_observed",
+            "KV cache behaviour is observed during tests",
+            "kvpressure record during the test, replay after it",
+        ),
+    ):
         yield _unseen(name, _LOAD, text, why, advice)
 
 
@@ -407,5 +632,13 @@ def _unseen(name: str, section: str, text: str, why: str, advice: str) -> Item:
 
 
 _SECTIONS: Final[tuple[Callable[[Subject], Iterator[Item]], ...]] = (
-    _requests, _concurrency, _batching, _memory, _signals, _traffic, _reviewable, _load, _now,
+    _requests,
+    _concurrency,
+    _batching,
+    _memory,
+    _signals,
+    _traffic,
+    _reviewable,
+    _load,
+    _now,
 )

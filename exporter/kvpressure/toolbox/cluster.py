@@ -36,7 +36,8 @@ LOG_HEAD_BYTES: Final = 400_000  # start-up lines
 _CALLS_AT_ONCE: Final = 8
 _STAMP: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z ")
 _AMPLIFYING: Final = re.compile(
-    r"Evict|OOM|InsufficientMemory|MemoryPressure|FailedScheduling|BackOff|Killing|Unhealthy|Preempt|NodeNotReady|FailedMount")
+    r"Evict|OOM|InsufficientMemory|MemoryPressure|FailedScheduling|BackOff|Killing|Unhealthy|Preempt|NodeNotReady|FailedMount"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +62,37 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     """All steps for the pods that match. Raises ``UsageError`` when there are none or the cluster cannot be asked."""
     kubectl = Kubectl(options.context)
     if options.workload:
-        options.selector = workload.selector_of(workload.of_name(kubectl, options.namespace, options.workload), options.workload)
-    again = f"-n {options.namespace}" + (f" --workload {options.workload}" if options.workload else
-                                         f" -l {options.selector}" if options.selector else "")
+        options.selector = workload.selector_of(
+            workload.of_name(kubectl, options.namespace, options.workload), options.workload
+        )
+    again = f"-n {options.namespace}" + (
+        f" --workload {options.workload}" if options.workload else f" -l {options.selector}" if options.selector else ""
+    )
     with Progress() as progress, ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
         progress.show(f"pods of {options.namespace}")
         members = _members(kubectl, options)
         progress.show(f"logs and events of {len(members)} engines")
         events = pool.submit(_events, kubectl, options.namespace)
         logs = list(pool.map(lambda member: _read_logs(kubectl, member, thresholds["log_window_seconds"]), members))
-        around = Around(tuple(member.engine.reading for member in members),
-                        tuple(line for log in logs for line in log.lines), {}, options.gpu)
+        around = Around(
+            tuple(member.engine.reading for member in members),
+            tuple(line for log in logs for line in log.lines),
+            {},
+            options.gpu,
+        )
         feed = _Feed(kubectl, members, pool)
-        cases = judge(feed.watch(options.seconds, around), thresholds, "", worst=False,
-                      on_state=show_state(progress, options.seconds))
+        cases = judge(
+            feed.watch(options.seconds, around),
+            thresholds,
+            "",
+            worst=False,
+            on_state=show_state(progress, options.seconds),
+        )
         found_events = events.result()
-    facts = {member.key: _facts(member, log, found_events, feed.errors.get(member.key, ""))
-             for member, log in zip(members, logs, strict=True)}
+    facts = {
+        member.key: _facts(member, log, found_events, feed.errors.get(member.key, ""))
+        for member, log in zip(members, logs, strict=True)
+    }
     return Found(tuple(cases), again, facts)
 
 
@@ -93,11 +108,17 @@ def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
     documents = [item for item in documents if options.pod in (None, mapping(item.get("metadata")).get("name"))]
     policy = Policy(selected=bool(options.selector))
     found = [(pod, item) for item in documents if (pod := read_pod(item, policy)) is not None]
-    members = [_Member(pod, _with_args(engine, options.args), _node(item), pod.phase)
-               for pod, item in found for engine in pod.engines if engine.refusal != "no_endpoint"]
+    members = [
+        _Member(pod, _with_args(engine, options.args), _node(item), pod.phase)
+        for pod, item in found
+        for engine in pod.engines
+        if engine.refusal != "no_endpoint"
+    ]
     if not members:
-        raise UsageError(f"{where}: {len(documents)} pods, none runs vLLM; allowed: a namespace and labels of vLLM pods "
-                         "(kubectl get pods --show-labels)")
+        raise UsageError(
+            f"{where}: {len(documents)} pods, none runs vLLM; allowed: a namespace and labels of vLLM pods "
+            "(kubectl get pods --show-labels)"
+        )
     if len(members) > MAX_PODS:
         raise UsageError(f"{where}: {len(members)} engines; allowed: up to {MAX_PODS}, choose with -l or --pod")
     return members
@@ -147,14 +168,16 @@ def _read_logs(kubectl: Kubectl, member: _Member, news_seconds: float) -> _Log:
     lines = tuple(LogLine(*place, text) for text in _for_pipeline(head or [], running or [], since))
     counted, shown = _count(running)
     counted_before, shown_before = _count(previous)
-    return _Log(counted, counted_before, lines, (*shown, *(f"previous: {text}" for text in shown_before)), tuple(errors))
+    return _Log(
+        counted, counted_before, lines, (*shown, *(f"previous: {text}" for text in shown_before)), tuple(errors)
+    )
 
 
 def _stamped(line: str) -> tuple[float | None, str]:
     found = _STAMP.match(line)
     if found is None:
         return None, line
-    return datetime.fromisoformat(found[1] + "+00:00").timestamp(), line[found.end():]
+    return datetime.fromisoformat(found[1] + "+00:00").timestamp(), line[found.end() :]
 
 
 def _for_pipeline(head: Sequence[str], recent: Sequence[str], since: float) -> Iterator[str]:
@@ -182,7 +205,12 @@ def _count(lines: Sequence[str] | None) -> tuple[dict[str, int] | None, list[str
         event = match(text)
         if event is not None:
             counts[event.event] = counts.get(event.event, 0) + 1
-            if event.event in ALLOCATION_EVENTS or event.event in ("engine_dead", "start_failed", "preemption", "host_oom"):
+            if event.event in ALLOCATION_EVENTS or event.event in (
+                "engine_dead",
+                "start_failed",
+                "preemption",
+                "host_oom",
+            ):
                 shown.append(text[:160])
     return counts, shown[-3:]
 
@@ -206,18 +234,33 @@ def _events(kubectl: Kubectl, namespace: str) -> list[tuple[str, str, str]] | No
         kind, name = str(about.get("kind") or ""), str(about.get("name") or "")
         times = item.get("count")
         more = f" ({times}x)" if isinstance(times, int) and times > 1 else ""
-        found.append((when, kind, name, f"{when} {reason} {kind.lower()}/{name}: {' '.join(message.split())[:140]}{more}"))
+        found.append(
+            (when, kind, name, f"{when} {reason} {kind.lower()}/{name}: {' '.join(message.split())[:140]}{more}")
+        )
     return [(kind, name, text) for _, kind, name, text in sorted(found)]
 
 
 def _facts(member: _Member, log: _Log, events: list[tuple[str, str, str]] | None, page_error: str) -> PodFacts:
-    mine = None if events is None else tuple(
-        text for kind, name, text in events if name == member.pod.name or (kind == "Node" and name == member.node))
+    mine = (
+        None
+        if events is None
+        else tuple(
+            text for kind, name, text in events if name == member.pod.name or (kind == "Node" and name == member.node)
+        )
+    )
     target = member.target
     refused = f"{member.engine.refusal}".replace("_", " ") if member.engine.refusal else ""
-    return PodFacts(phase=member.phase, node=member.node, running_log=log.running, previous_log=log.previous,
-                    log_lines=log.shown, log_errors=log.errors, events=mine, port=target.port if target else None,
-                    page_error=page_error or refused)
+    return PodFacts(
+        phase=member.phase,
+        node=member.node,
+        running_log=log.running,
+        previous_log=log.previous,
+        log_lines=log.shown,
+        log_errors=log.errors,
+        events=mine,
+        port=target.port if target else None,
+        page_error=page_error or refused,
+    )
 
 
 # --- pages ------------------------------------------------------------------------------------------------
@@ -274,9 +317,18 @@ class _Feed:
             except KubectlError as failure:
                 error = _reason(str(failure))
                 self.errors[member.key] = str(failure)
-        return page_from_text(text, target=_name(member), time=0.0, namespace=member.pod.namespace, pod=member.pod.name,
-                              container=member.engine.container, args=target.args if target else (),
-                              env=target.env if target else {}, error=error, scanner=scanner)
+        return page_from_text(
+            text,
+            target=_name(member),
+            time=0.0,
+            namespace=member.pod.namespace,
+            pod=member.pod.name,
+            container=member.engine.container,
+            args=target.args if target else (),
+            env=target.env if target else {},
+            error=error,
+            scanner=scanner,
+        )
 
 
 def _name(member: _Member) -> str:

@@ -99,10 +99,17 @@ class Completion(threading.Thread):
 
     def _body(self) -> bytes:
         words = random.Random(self._seed)
-        return json.dumps({
-            "model": self._api.model, "prompt": [words.randrange(_LOW, _HIGH) for _ in range(self.ask.prompt_tokens)],
-            "max_tokens": self.ask.output_tokens, "ignore_eos": True, "temperature": 0, "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True}}).encode()
+        return json.dumps(
+            {
+                "model": self._api.model,
+                "prompt": [words.randrange(_LOW, _HIGH) for _ in range(self.ask.prompt_tokens)],
+                "max_tokens": self.ask.output_tokens,
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            }
+        ).encode()
 
     def _headers(self) -> dict[str, str]:
         key = {} if self._api.key is None else {"Authorization": f"Bearer {self._api.key}"}

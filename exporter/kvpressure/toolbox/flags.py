@@ -12,10 +12,16 @@ from kvpressure.cli import UsageError
 from kvpressure.commandline import parse
 
 _START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
-_HELM_NAMES: Final = {"max_num_seqs": "maxNumSeqs", "gpu_memory_utilization": "gpuMemoryUtilization", "max_model_len": "maxModelLen"}
+_HELM_NAMES: Final = {
+    "max_num_seqs": "maxNumSeqs",
+    "gpu_memory_utilization": "gpuMemoryUtilization",
+    "max_model_len": "maxModelLen",
+}
 
 
-def with_values(argv: Sequence[str], values: Mapping[str, float], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def with_values(
+    argv: Sequence[str], values: Mapping[str, float], env: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
     """``argv`` with these arguments set; everything else stays as it is. ``env`` are the container's literal variables. Raises
     ``UsageError`` when the command line cannot be changed with certainty: a script that starts vLLM in a way that is not
     understood, an option that a variable brings in behind the changed ones.
@@ -31,8 +37,10 @@ def with_values(argv: Sequence[str], values: Mapping[str, float], env: Mapping[s
     wanted = {**before, **{name: value_text(value) for name, value in values.items()}}
     wrong = [option(name) for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
     if wrong:
-        raise UsageError(f"the command line {shlex.join(argv)[:120]!r} cannot be changed with certainty ({', '.join(wrong)}); "
-                         "allowed: edit it by hand")
+        raise UsageError(
+            f"the command line {shlex.join(argv)[:120]!r} cannot be changed with certainty ({', '.join(wrong)}); "
+            "allowed: edit it by hand"
+        )
     return tuple(words)
 
 
@@ -67,8 +75,14 @@ def _in_script(script: str, values: Mapping[str, float]) -> str:
 
 def helm_values(values: Mapping[str, float]) -> dict[str, Any]:
     """``vllmConfig`` of one entry of ``servingEngineSpec.modelSpec`` in the chart of vLLM's production stack."""
-    named = {_HELM_NAMES[name]: int(value) if value == int(value) else value for name, value in values.items() if name in _HELM_NAMES}
-    extra = [word for name, value in values.items() if name not in _HELM_NAMES for word in (option(name), value_text(value))]
+    named = {
+        _HELM_NAMES[name]: int(value) if value == int(value) else value
+        for name, value in values.items()
+        if name in _HELM_NAMES
+    }
+    extra = [
+        word for name, value in values.items() if name not in _HELM_NAMES for word in (option(name), value_text(value))
+    ]
     return {**named, **({"extraArgs": extra} if extra else {})}
 
 

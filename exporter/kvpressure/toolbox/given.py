@@ -47,24 +47,37 @@ def engine_from(given: Given, t: Thresholds) -> EngineView:
     if given.capacity_tokens and context:
         limits["kv_capacity"] = max(1.0, given.capacity_tokens / context)
     signals = Signals(
-        time=0.0, kv=KvSignals(kv_capacity_tokens=given.capacity_tokens),
+        time=0.0,
+        kv=KvSignals(kv_capacity_tokens=given.capacity_tokens),
         batch=BatchSignals(batch_p99=given.running),
         load=LoadSignals(running=given.running, max_num_seqs=given.max_num_seqs, limits=limits),
-        context=ContextSignals(context_mean=context, prompt_quantiles=_p95(given.prompt_tokens), output_quantiles=_p95(given.output_tokens)),
-        memory=MemorySignals(kv_pool_bytes=given.pool_bytes))
+        context=ContextSignals(
+            context_mean=context, prompt_quantiles=_p95(given.prompt_tokens), output_quantiles=_p95(given.output_tokens)
+        ),
+        memory=MemorySignals(kv_pool_bytes=given.pool_bytes),
+    )
     confident = given.verdict
     recommended = {
         "max_num_seqs": advice.max_num_seqs(signals, confident, t),
         "max_num_batched_tokens": advice.max_num_batched_tokens(given.max_num_batched_tokens, confident, t),
-        "gpu_memory_utilization": advice.gpu_memory_utilization(signals, given.gpu_memory_utilization, given.out_of_memory, t),
+        "gpu_memory_utilization": advice.gpu_memory_utilization(
+            signals, given.gpu_memory_utilization, given.out_of_memory, t
+        ),
         "max_model_len": None,
     }
     data: dict[str, Any] = {
-        "verdict": given.verdict, "confidence": 1.0, "up": True, "version": given.version, "signals": signals.flat(),
+        "verdict": given.verdict,
+        "confidence": 1.0,
+        "up": True,
+        "version": given.version,
+        "signals": signals.flat(),
         "evidence": {"preempting": {"value": given.preempting or None, "text": "as given"}},
         "conditions": {"gpu_out_of_memory": given.out_of_memory},
-        "limits": {name: {"value": getattr(given, name), "explicit": None, "source": "given", "recommended": recommended[name]}
-                   for name in LIMITS}, "gpus": [],
+        "limits": {
+            name: {"value": getattr(given, name), "explicit": None, "source": "given", "recommended": recommended[name]}
+            for name in LIMITS
+        },
+        "gpus": [],
     }
     gpus: list[dict[str, Any]] = []
     if given.card is not None:

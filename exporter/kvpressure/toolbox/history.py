@@ -43,7 +43,12 @@ class Case:
 
     def without(self, unseen: Sequence[str]) -> Case:
         """The same, saying also that these were not seen."""
-        return replace(self, view=EngineView({**self.view.data, "missing": [*self.view.sentences("missing"), *unseen]}, self.view.document))
+        return replace(
+            self,
+            view=EngineView(
+                {**self.view.data, "missing": [*self.view.sentences("missing"), *unseen]}, self.view.document
+            ),
+        )
 
 
 class _Track:
@@ -61,8 +66,9 @@ class _Track:
         if self.last_t is not None and self.final:
             self.seconds[self.final] = self.seconds.get(self.final, 0.0) + max(0.0, state.time - self.last_t)
         before = self.changes[-1] if self.changes else None
-        if (before is None or (before.verdict, before.stage) != (found.verdict, found.stage)) \
-                and len(self.changes) < MAX_CHANGES:
+        if (before is None or (before.verdict, before.stage) != (found.verdict, found.stage)) and len(
+            self.changes
+        ) < MAX_CHANGES:
             self.changes.append(Change(state.time, found.verdict, found.stage, found.confidence))
         known = self.moments.get(found.verdict)
         if known is None or found.confidence >= known[0]:
@@ -77,8 +83,14 @@ class _Track:
         return self.moments[max(trouble, key=lambda verdict: self.seconds.get(verdict, 0.0))][1]
 
 
-def judge(snapshots: Iterable[Snapshot], thresholds: Thresholds, node: str, *, worst: bool,
-          on_state: Callable[[State], None] | None = None) -> list[Case]:
+def judge(
+    snapshots: Iterable[Snapshot],
+    thresholds: Thresholds,
+    node: str,
+    *,
+    worst: bool,
+    on_state: Callable[[State], None] | None = None,
+) -> list[Case]:
     """Run ``snapshots`` through a pipeline. ``worst`` = report each engine at its worst moment, not at the end."""
     pipeline = Pipeline(thresholds)
     tracks: dict[EngineKey, _Track] = {}
@@ -92,8 +104,11 @@ def judge(snapshots: Iterable[Snapshot], thresholds: Thresholds, node: str, *, w
     if last is None:
         return []
     around = Surroundings(thresholds=thresholds)
-    return [_case(key, track, track.worst(last) if worst else last, node, around) for key, track in tracks.items()
-            if worst or any(engine.key == key for engine in last.engines)]
+    return [
+        _case(key, track, track.worst(last) if worst else last, node, around)
+        for key, track in tracks.items()
+        if worst or any(engine.key == key for engine in last.engines)
+    ]
 
 
 def _case(key: EngineKey, track: _Track, state: State, node: str, around: Surroundings) -> Case:

@@ -54,24 +54,44 @@ class Found:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The inputs. Exactly one kind may be given."""
-    parser.add_argument("inputs", metavar="URL|RECORDING", nargs="*",
-                        help="vLLM servers ([NS/POD=]http://HOST:PORT[;args=...]), or one recording")
+    parser.add_argument(
+        "inputs",
+        metavar="URL|RECORDING",
+        nargs="*",
+        help="vLLM servers ([NS/POD=]http://HOST:PORT[;args=...]), or one recording",
+    )
     group = parser.add_argument_group("other inputs")
     group.add_argument("--exporter", metavar="URL", help="a running exporter (port 9846 where none is given)")
     group.add_argument("--prometheus", metavar="URL", help="a Prometheus that scrapes vLLM; judges the past")
-    group.add_argument("--since", type=duration, default=3600.0, metavar="T", help="how far back: 30m, 1h (default), up to 7d")
-    group.add_argument("--namespace", "-n", metavar="NS", help="pods of this namespace, through kubectl; or a filter for --prometheus")
+    group.add_argument(
+        "--since", type=duration, default=3600.0, metavar="T", help="how far back: 30m, 1h (default), up to 7d"
+    )
+    group.add_argument(
+        "--namespace", "-n", metavar="NS", help="pods of this namespace, through kubectl; or a filter for --prometheus"
+    )
     group.add_argument("--selector", "-l", metavar="LABELS", help="with -n: pods with these labels, e.g. app=vllm")
     group.add_argument("--workload", metavar="KIND/NAME", help="with -n: the pods of this workload, e.g. deploy/chat")
     group.add_argument("--pod", metavar="NAME", help="only this pod (--prometheus, --exporter, kubectl)")
     group.add_argument("--model", metavar="NAME", help="only this model (--prometheus, --exporter, recordings)")
     group.add_argument("--context", metavar="NAME", help="kubectl context")
     group.add_argument("--prometheus-token-file", metavar="FILE", help="bearer token for --prometheus")
-    parser.add_argument("--args", metavar="ARGS", type=arguments, default=(),
-                        help="the server's command line, quoted: --args='--max-num-seqs 64'")
-    parser.add_argument("--gpu", metavar="NAME:GiB", type=card, help="the card, e.g. H100:80: it decides vLLM's defaults")
-    parser.add_argument("--seconds", type=float, default=30.0, metavar="S",
-                        help=f"how long live servers are watched, 5 to {MAX_SECONDS:g} (default 30)")
+    parser.add_argument(
+        "--args",
+        metavar="ARGS",
+        type=arguments,
+        default=(),
+        help="the server's command line, quoted: --args='--max-num-seqs 64'",
+    )
+    parser.add_argument(
+        "--gpu", metavar="NAME:GiB", type=card, help="the card, e.g. H100:80: it decides vLLM's defaults"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help=f"how long live servers are watched, 5 to {MAX_SECONDS:g} (default 30)",
+    )
     parser.add_argument("--thresholds", metavar="FILE", help="judge with these thresholds")
 
 
@@ -115,8 +135,15 @@ def given(options: argparse.Namespace) -> bool:
 
 def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     """Read what was asked for. Raises ``UsageError`` when it cannot be used, or when nobody answers."""
-    kinds = [name for name, value in (("URL or RECORDING", options.inputs), ("--exporter", options.exporter),
-                                      ("--prometheus", options.prometheus)) if value]
+    kinds = [
+        name
+        for name, value in (
+            ("URL or RECORDING", options.inputs),
+            ("--exporter", options.exporter),
+            ("--prometheus", options.prometheus),
+        )
+        if value
+    ]
     if options.namespace and not options.prometheus:
         kinds.append("-n NAMESPACE")
     if len(kinds) > 1:
@@ -177,12 +204,22 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> Found:
 def watch_and_judge(targets: list[Target], around: Around, seconds: float, thresholds: Thresholds) -> list[Case]:
     """Watch live pages and judge the last moment. Raises ``UsageError`` when none of them ever answered."""
     with Progress() as progress:
-        cases = judge(_unless_silent(live.watch(targets, seconds, 1.0, around)), thresholds, "", worst=False,
-                      on_state=show_state(progress, seconds))
-    if not any(case.view.data.get("up") for case in cases) and not any(case.changes and case.seconds.keys() - {"unknown"}
-                                                                       for case in cases):
-        reasons = sorted({f"{case.view.text('target')}: {_WHY.get(case.view.text('error'), case.view.text('error') or 'no answer')}"
-                          for case in cases})
+        cases = judge(
+            _unless_silent(live.watch(targets, seconds, 1.0, around)),
+            thresholds,
+            "",
+            worst=False,
+            on_state=show_state(progress, seconds),
+        )
+    if not any(case.view.data.get("up") for case in cases) and not any(
+        case.changes and case.seconds.keys() - {"unknown"} for case in cases
+    ):
+        reasons = sorted(
+            {
+                f"{case.view.text('target')}: {_WHY.get(case.view.text('error'), case.view.text('error') or 'no answer')}"
+                for case in cases
+            }
+        )
         raise UsageError("; ".join(reasons) + "; allowed: the address of a running vLLM server")
     return cases
 
@@ -199,10 +236,18 @@ def _unless_silent(snapshots: Iterable[Snapshot]) -> Iterator[Snapshot]:
             return
 
 
-_WHY: Final = {"refused": "connection refused", "dns": "the name is not known", "timeout": "no answer in time",
-               "unreachable": "not reachable", "http_4xx": "answers 4xx", "http_5xx": "answers 5xx",
-               "no_vllm_metrics": "no vLLM metrics there (another service, or --disable-log-stats)",
-               "html": "HTML instead of metrics", "json": "JSON instead of metrics", "empty": "an empty page"}
+_WHY: Final = {
+    "refused": "connection refused",
+    "dns": "the name is not known",
+    "timeout": "no answer in time",
+    "unreachable": "not reachable",
+    "http_4xx": "answers 4xx",
+    "http_5xx": "answers 5xx",
+    "no_vllm_metrics": "no vLLM metrics there (another service, or --disable-log-stats)",
+    "html": "HTML instead of metrics",
+    "json": "JSON instead of metrics",
+    "empty": "an empty page",
+}
 
 
 def show_state(progress: Progress, seconds: float) -> Callable[[State], None]:
@@ -213,10 +258,19 @@ def show_state(progress: Progress, seconds: float) -> Callable[[State], None]:
         del start[1:]
         gone = state.time - start[0]
         engine = next((engine for engine in state.engines if engine.up), None)
-        said = "no answer yet" if engine is None else (
-            f"{engine.signals.load.running or 0:.0f} running, {engine.signals.load.waiting or 0:.0f} waiting, "
-            + (f"KV {engine.signals.kv.kv_used_ratio:.0%}" if engine.signals.kv.kv_used_ratio is not None else "KV not seen")
-            + f": {engine.diagnosis.verdict} ({engine.diagnosis.confidence:.2f})")
+        said = (
+            "no answer yet"
+            if engine is None
+            else (
+                f"{engine.signals.load.running or 0:.0f} running, {engine.signals.load.waiting or 0:.0f} waiting, "
+                + (
+                    f"KV {engine.signals.kv.kv_used_ratio:.0%}"
+                    if engine.signals.kv.kv_used_ratio is not None
+                    else "KV not seen"
+                )
+                + f": {engine.diagnosis.verdict} ({engine.diagnosis.confidence:.2f})"
+            )
+        )
         more = f" and {len(state.engines) - 1} more" if len(state.engines) > 1 else ""
         progress.show(f"{bar(gone, seconds)} {gone:.0f}/{seconds:.0f} s  {said}{more}")
 
@@ -229,10 +283,19 @@ def show_state(progress: Progress, seconds: float) -> Callable[[State], None]:
 def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -> Found:
     problems: list[str] = []
     try:
-        with Progress() as progress, Reader(
-                path, on_problem=lambda problem: problems.append(f"{path}:{problem.line}: {problem.text}")) as reader:
-            cases = judge(reader, thresholds, reader.header.node or "", worst=True,
-                          on_state=lambda state: progress.show(f"{path}: t={state.time:.0f}"))
+        with (
+            Progress() as progress,
+            Reader(
+                path, on_problem=lambda problem: problems.append(f"{path}:{problem.line}: {problem.text}")
+            ) as reader,
+        ):
+            cases = judge(
+                reader,
+                thresholds,
+                reader.header.node or "",
+                worst=True,
+                on_state=lambda state: progress.show(f"{path}: t={state.time:.0f}"),
+            )
     except RecordingError as error:
         raise UsageError(f"{error}; allowed: a recording (kvpressure record), or an address") from error
     if not cases:
@@ -242,12 +305,20 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
 
 
 def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> Found:
-    query = prometheus.Query(options.prometheus, options.since, options.namespace, options.pod, options.model,
-                             secret.read(options.prometheus_token_file, "--prometheus-token-file"), options.args)
+    query = prometheus.Query(
+        options.prometheus,
+        options.since,
+        options.namespace,
+        options.pod,
+        options.model,
+        secret.read(options.prometheus_token_file, "--prometheus-token-file"),
+        options.args,
+    )
     api, now = prometheus.Prometheus(query), prometheus.wall()
     cases: list[Case] = []
     warnings: list[str] = []
     with Progress() as progress:
+
         def show(state: State) -> None:
             done = options.since - (now - state.time)
             progress.show(f"{bar(done, options.since)} {state.engines[0].key.pod if state.engines else ''}")
@@ -261,7 +332,10 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> Found:
             unseen = list(_unseen(beside, gap))
             cases += [case.without(unseen) for case in found]
             name = server.get("pod") or server.get("instance", "")
-            warnings += [f"{name}: {text}" for text in (*_sparse(gap), *([f"beside it: {', '.join(sorted(beside.seen))}"] if beside.seen else ()))]
+            warnings += [
+                f"{name}: {text}"
+                for text in (*_sparse(gap), *([f"beside it: {', '.join(sorted(beside.seen))}"] if beside.seen else ()))
+            ]
     return Found(tuple(cases), f"--prometheus {options.prometheus}", {}, tuple(warnings))
 
 
@@ -274,7 +348,11 @@ def _usual_gap(ticks: Sequence[Snapshot]) -> float:
 def _unseen(beside: Beside, gap: float) -> Iterator[str]:
     """What this way of looking cannot see, as far as nothing beside the server told it."""
     told = " ".join(beside.seen)
-    missing = [name for name, word in (("GPU", "GPU"), ("restarts", "restarts"), ("CPU of the container", "CPU")) if word not in told]
+    missing = [
+        name
+        for name, word in (("GPU", "GPU"), ("restarts", "restarts"), ("CPU of the container", "CPU"))
+        if word not in told
+    ]
     yield ", ".join([*missing, "log"]) + ": not in this Prometheus"
     if gap > SPARSE_SECONDS:
         yield f"what happened between samples, which are {gap:.0f} s apart: short peaks and bursts, single long requests"
@@ -283,8 +361,10 @@ def _unseen(beside: Beside, gap: float) -> Iterator[str]:
 def _sparse(gap: float) -> Iterator[str]:
     """A warning when samples are too far apart for the windows of the signals."""
     if gap > SPARSE_SECONDS:
-        yield (f"samples are {gap:.0f} s apart: weak evidence. Short peaks are lost, verdicts come one sample late and are less "
-               "certain than from an exporter (1 s); --args with the server's limits helps")
+        yield (
+            f"samples are {gap:.0f} s apart: weak evidence. Short peaks are lost, verdicts come one sample late and are less "
+            "certain than from an exporter (1 s); --args with the server's limits helps"
+        )
 
 
 # --- an exporter ------------------------------------------------------------------------------------------
@@ -297,8 +377,10 @@ def _exporter(options: argparse.Namespace) -> Found:
     except UsageError as error:
         if options.exporter:
             raise
-        raise UsageError(f"nothing to look at, and no exporter here ({error}); allowed: a URL, a recording, --exporter, "
-                         "--prometheus, or -n NAMESPACE") from error
+        raise UsageError(
+            f"nothing to look at, and no exporter here ({error}); allowed: a URL, a recording, --exporter, "
+            "--prometheus, or -n NAMESPACE"
+        ) from error
     cases = [Case(view) for view in engines(document)]
     if not cases:
         raise UsageError(f"--exporter: {address}: it knows no engine yet; allowed: an exporter with at least one")
@@ -306,8 +388,11 @@ def _exporter(options: argparse.Namespace) -> Found:
 
 
 def _filtered(cases: list[Case], options: argparse.Namespace) -> tuple[Case, ...]:
-    kept = tuple(case for case in cases
-                 if options.pod in (None, case.view.text("pod")) and options.model in (None, case.view.text("model_name")))
+    kept = tuple(
+        case
+        for case in cases
+        if options.pod in (None, case.view.text("pod")) and options.model in (None, case.view.text("model_name"))
+    )
     if not kept:
         known = ", ".join(sorted({case.view.name for case in cases})[:8])
         raise UsageError(f"no engine matches --pod and --model; there are: {known}")

@@ -32,8 +32,9 @@ class Kubectl:
         """Standard output of ``kubectl ARGUMENTS``, cut after ``limit`` bytes. Raises ``KubectlError``."""
         if arguments[0] not in READ_ONLY:
             raise ValueError(f"kubectl {arguments[0]} is not a reading verb")
-        with subprocess.Popen([*self._command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              stdin=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            [*self._command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        ) as process:
             try:
                 output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:

@@ -9,8 +9,11 @@ from kvpressure import readings
 from kvpressure.readings import EngineReading, Histogram
 from kvpressure.signals.window import HistogramIncrease
 
-_SHAPES: Final = (("prompt", readings.REQUEST_PROMPT), ("output", readings.REQUEST_OUTPUT),
-                  ("max_tokens", readings.REQUEST_MAX_TOKENS))
+_SHAPES: Final = (
+    ("prompt", readings.REQUEST_PROMPT),
+    ("output", readings.REQUEST_OUTPUT),
+    ("max_tokens", readings.REQUEST_MAX_TOKENS),
+)
 _RANKS: Final = (("0.5", 0.5), ("0.95", 0.95))
 
 

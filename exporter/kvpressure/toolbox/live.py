@@ -61,13 +61,20 @@ def versions(targets: Sequence[Target]) -> dict[str, str]:
     return {name: version for name, version in found.items() if isinstance(version, str)}
 
 
-def watch(targets: Sequence[Target], seconds: float, interval: float, around: Around,
-          clock: Clock | None = None) -> Iterator[Snapshot]:
+def watch(
+    targets: Sequence[Target], seconds: float, interval: float, around: Around, clock: Clock | None = None
+) -> Iterator[Snapshot]:
     """A snapshot every ``interval`` for ``seconds``, the last one at the end of them."""
     clock = clock or CLOCK
-    source = VllmSource(Settings(
-        collectors={VllmSource.name: CollectorSettings(True, interval, TIMEOUT_SECONDS)}, vllm_targets=tuple(targets),
-        vllm_timeout_seconds=TIMEOUT_SECONDS, vllm_max_targets=MAX_TARGETS, vllm_pace="fixed"))
+    source = VllmSource(
+        Settings(
+            collectors={VllmSource.name: CollectorSettings(True, interval, TIMEOUT_SECONDS)},
+            vllm_targets=tuple(targets),
+            vllm_timeout_seconds=TIMEOUT_SECONDS,
+            vllm_max_targets=MAX_TARGETS,
+            vllm_pace="fixed",
+        )
+    )
     try:
         start = clock.now()
         first = True
@@ -87,8 +94,18 @@ def snapshot(now: float, pages: Sequence[EnginePage], around: Around, first: boo
     """One tick of ``pages`` with what is known around them."""
     card = around.card
     placed = tuple(
-        replace(page, time=now, version=page.version or around.versions.get(page.target),
-                gpus=page.gpus or ((_GIVEN_GPU,) if card else ()))
-        for page in pages)
-    return Snapshot(now, gpus=(card.reading(),) if card else (), pages=placed, containers=around.containers,
-                    logs=around.logs if first else ())
+        replace(
+            page,
+            time=now,
+            version=page.version or around.versions.get(page.target),
+            gpus=page.gpus or ((_GIVEN_GPU,) if card else ()),
+        )
+        for page in pages
+    )
+    return Snapshot(
+        now,
+        gpus=(card.reading(),) if card else (),
+        pages=placed,
+        containers=around.containers,
+        logs=around.logs if first else (),
+    )

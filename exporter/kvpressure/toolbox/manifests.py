@@ -98,8 +98,10 @@ def read_all(paths: Sequence[str]) -> Deployed:
     where = ", ".join("standard input" if path == "-" else path for path in paths)
     if not servers:
         kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
-        raise UsageError(f"{where}: no container that runs vLLM (there is: {kinds or 'nothing'}); allowed: Kubernetes documents "
-                         "with a vLLM pod template")
+        raise UsageError(
+            f"{where}: no container that runs vLLM (there is: {kinds or 'nothing'}); allowed: Kubernetes documents "
+            "with a vLLM pod template"
+        )
     return Deployed(tuple(servers), _surroundings(documents))
 
 
@@ -112,7 +114,9 @@ def _text(path: str, where: str) -> str:
     try:
         raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == "-" else _file(Path(path))
     except OSError as error:
-        raise UsageError(f"{where}: {error.strerror or error}; allowed: a file with Kubernetes documents, or -") from error
+        raise UsageError(
+            f"{where}: {error.strerror or error}; allowed: a file with Kubernetes documents, or -"
+        ) from error
     if len(raw) > MAX_BYTES:
         raise UsageError(f"{where}: larger than {MAX_BYTES} bytes; allowed: up to that")
     try:
@@ -135,13 +139,17 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
             if document is None:
                 continue
             if not isinstance(document, Mapping):
-                raise UsageError(f"{where}: a document is {type(document).__name__}, not a mapping; allowed: Kubernetes documents")
+                raise UsageError(
+                    f"{where}: a document is {type(document).__name__}, not a mapping; allowed: Kubernetes documents"
+                )
             opened = items(document.get("items")) if str(document.get("kind", "")).endswith("List") else [document]
             yield from (item for item in opened if isinstance(item, Mapping))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
-        raise UsageError(f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'}); allowed: Kubernetes documents") from error
+        raise UsageError(
+            f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'}); allowed: Kubernetes documents"
+        ) from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
@@ -159,29 +167,60 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[Server]:
         annotations = mapping(own.get("annotations"))
         kept = {name: value for name, value in annotations.items() if name == "kvpressure.io/container"}
         spec = {name: value for name, value in mapping(place.template.get("spec")).items() if name != "hostNetwork"}
-        pod = read_pod({  # as if it ran: the address is of the range for documentation and never used
-            "metadata": {"namespace": str(metadata.get("namespace") or "default"), "name": str(metadata.get("name") or "vllm"),
-                         "uid": "template", "annotations": kept, "labels": dict(mapping(own.get("labels")))},
-            "spec": spec, "status": {"phase": "Running", "podIP": "192.0.2.1"}}, Policy(template=True))
+        pod = read_pod(
+            {  # as if it ran: the address is of the range for documentation and never used
+                "metadata": {
+                    "namespace": str(metadata.get("namespace") or "default"),
+                    "name": str(metadata.get("name") or "vllm"),
+                    "uid": "template",
+                    "annotations": kept,
+                    "labels": dict(mapping(own.get("labels"))),
+                },
+                "spec": spec,
+                "status": {"phase": "Running", "podIP": "192.0.2.1"},
+            },
+            Policy(template=True),
+        )
         for engine in pod.engines if pod is not None else ():
             if engine.target is None:
                 continue
             listed, index, raw = _container(spec, engine.container)
             path = "/".join(map(str, (place.pointer if place.single else (*place.pointer[:-1], listed, index))))
-            command, args = (_words(raw.get(name), f"{where}{document.get('kind') or 'document'} {metadata.get('name') or ''}: "
-                                    f"{path}/{name}") for name in ("command", "args"))
+            command, args = (
+                _words(
+                    raw.get(name),
+                    f"{where}{document.get('kind') or 'document'} {metadata.get('name') or ''}: {path}/{name}",
+                )
+                for name in ("command", "args")
+            )
             env, variables = _environment(raw)
-            yield Server(str(document.get("kind") or ""), str(metadata.get("namespace") or ""), str(metadata.get("name") or ""),
-                         engine.container, (*command, *args), len(command), parse(engine.target.args, engine.target.env),
-                         str(raw.get("image") or ""), engine.target.version, _card(spec),
-                         str(annotations.get("prometheus.io/scrape")).lower() == "true",
-                         place.pointer if place.single else (*place.pointer[:-1], listed, index), env, variables, _owner(metadata))
+            yield Server(
+                str(document.get("kind") or ""),
+                str(metadata.get("namespace") or ""),
+                str(metadata.get("name") or ""),
+                engine.container,
+                (*command, *args),
+                len(command),
+                parse(engine.target.args, engine.target.env),
+                str(raw.get("image") or ""),
+                engine.target.version,
+                _card(spec),
+                str(annotations.get("prometheus.io/scrape")).lower() == "true",
+                place.pointer if place.single else (*place.pointer[:-1], listed, index),
+                env,
+                variables,
+                _owner(metadata),
+            )
 
 
 def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[str, Any]]:
     """Where the container stands in the spec: list, place in it, itself. Native sidecars stand among the init containers."""
-    return next((listed, index, item) for listed in ("containers", "initContainers")
-                for index, item in enumerate(map(mapping, items(spec.get(listed)))) if item.get("name") == name)
+    return next(
+        (listed, index, item)
+        for listed in ("containers", "initContainers")
+        for index, item in enumerate(map(mapping, items(spec.get(listed))))
+        if item.get("name") == name
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +273,9 @@ def _environment(container: Mapping[str, Any]) -> tuple[dict[str, str], dict[str
         elif source:
             kind, reference = next(iter(source.items()))
             where = str(mapping(reference).get("name") or "")
-            elsewhere[name] = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}.get(str(kind), str(kind)) + (f" {where}" if where else "")
+            elsewhere[name] = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}.get(str(kind), str(kind)) + (
+                f" {where}" if where else ""
+            )
     for item in map(mapping, items(container.get("envFrom"))):
         for kind, words in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
             if item.get(kind):
@@ -260,9 +301,13 @@ def _words(value: object, where: str) -> tuple[str, ...]:
     """The words of a command line. Raises ``UsageError`` for one that is no string: the API server refuses those."""
     for index, item in enumerate(items(value)):
         if not isinstance(item, str):
-            found = type(item).__name__ if isinstance(item, list | dict) else json.dumps(item, default=str)[:60].strip('"')
+            found = (
+                type(item).__name__ if isinstance(item, list | dict) else json.dumps(item, default=str)[:60].strip('"')
+            )
             quoted = "text" if isinstance(item, list | dict) or item is None else f'it in quotes, "{found}"'
-            raise UsageError(f"{where}/{index} is {found}, not a string; Kubernetes takes strings only; allowed: {quoted}")
+            raise UsageError(
+                f"{where}/{index} is {found}, not a string; Kubernetes takes strings only; allowed: {quoted}"
+            )
     return tuple(items(value))
 
 
@@ -280,7 +325,11 @@ def _card(spec: Mapping[str, Any]) -> Card | None:
 def _surroundings(documents: list[Mapping[str, Any]]) -> Surroundings:
     found: dict[str, str] = {}
     for document in documents:
-        kind, metadata, spec = str(document.get("kind")), mapping(document.get("metadata")), mapping(document.get("spec"))
+        kind, metadata, spec = (
+            str(document.get("kind")),
+            mapping(document.get("metadata")),
+            mapping(document.get("spec")),
+        )
         title, annotations = f"{kind} {metadata.get('name')}", mapping(metadata.get("annotations"))
         if kind in _MONITORS:
             found.setdefault("monitor", title)
@@ -297,6 +346,8 @@ def _surroundings(documents: list[Mapping[str, Any]]) -> Surroundings:
             found.setdefault("body_limit", f"{title}, requestBuffer.limit {limit}")
         if kind == "EnvoyExtensionPolicy" and "max_tokens" in str(spec):
             found.setdefault("output_limit", title)
-        if kind == "HTTPRoute" and any(mapping(mapping(rule).get("timeouts")).get("request") for rule in items(spec.get("rules"))):
+        if kind == "HTTPRoute" and any(
+            mapping(mapping(rule).get("timeouts")).get("request") for rule in items(spec.get("rules"))
+        ):
             found.setdefault("timeout", f"{title}, timeouts.request")
     return Surroundings(**found)

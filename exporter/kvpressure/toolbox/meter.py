@@ -61,8 +61,11 @@ class Meter:
         usage = [engine.gauges.get(readings.KV_USAGE) for engine in page.engines]
         if not usage or None in usage:
             return None
-        return Level(sum(each * value for value in usage if value is not None), _sum(page.engines, readings.RUNNING),
-                     _sum(page.engines, readings.WAITING))
+        return Level(
+            sum(each * value for value in usage if value is not None),
+            _sum(page.engines, readings.RUNNING),
+            _sum(page.engines, readings.WAITING),
+        )
 
     def _page(self) -> EnginePage:
         name = self._target.name
@@ -72,7 +75,9 @@ class Meter:
             raise UsageError(f"{name}: no answer ({error}); allowed: the address of a running vLLM server") from error
         page = page_from_text(text, target=name, time=time.time(), scanner=self._scanner)
         if page.error is not None or not page.engines:
-            raise UsageError(f"{name}: {(page.error or 'no engine').replace('_', ' ')}; allowed: the address of a running vLLM server")
+            raise UsageError(
+                f"{name}: {(page.error or 'no engine').replace('_', ' ')}; allowed: the address of a running vLLM server"
+            )
         return page
 
 
@@ -88,7 +93,9 @@ def _cache(page: EnginePage, where: str) -> Cache:
         tokens = _whole(config.get("kv_cache_size_tokens"))
         count = None if tokens is None else len(page.engines) * (tokens // size)
     if count is None or size is None or count <= len(page.engines):
-        raise UsageError(f"{where}: the page does not tell the size of the KV cache (cache_config_info); allowed: vLLM 0.5.5 or later")
+        raise UsageError(
+            f"{where}: the page does not tell the size of the KV cache (cache_config_info); allowed: vLLM 0.5.5 or later"
+        )
     try:
         utilization = float(config.get("gpu_memory_utilization", ""))
     except ValueError:

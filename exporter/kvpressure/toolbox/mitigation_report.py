@@ -20,20 +20,30 @@ PRESSURE: Final = "kv_pressure"
 
 def not_pressure(engine: EngineView, again: str) -> list[str]:
     """What is said first when the verdict is another one."""
-    lines = [f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, confidence {engine.confidence:.2f} "
-             f"({CAUSES[engine.verdict]}).", "A plan against KV pressure would not help, and lower limits can make it worse. Instead:"]
+    lines = [
+        f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, confidence {engine.confidence:.2f} "
+        f"({CAUSES[engine.verdict]}).",
+        "A plan against KV pressure would not help, and lower limits can make it worse. Instead:",
+    ]
     return lines + [f"  {number}. {step}" for number, step in enumerate(next_steps(engine, again), 1)]
 
 
 def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
     """The plan for a person."""
-    lines = [f"{engine.name}: {verdict_words(engine.verdict, engine.stage)}, confidence {engine.confidence:.2f}", "",
-             "Mitigation, in this order (nothing is applied by itself):"]
+    lines = [
+        f"{engine.name}: {verdict_words(engine.verdict, engine.stage)}, confidence {engine.confidence:.2f}",
+        "",
+        "Mitigation, in this order (nothing is applied by itself):",
+    ]
     for number, step in enumerate(plan.steps, 1):
         mark = {"do": "", "if it stays": " [if it stays]", "not here": " [not here]"}[step.advice]
         lines.append(f"{number}. {step.title}{mark}")
         lines.append(f"     {step.text}")
-        lines += [f"     set:  {option(name)} {value_text(value)}" for name, value in step.values.items() if step.advice == "do"]
+        lines += [
+            f"     set:  {option(name)} {value_text(value)}"
+            for name, value in step.values.items()
+            if step.advice == "do"
+        ]
         lines += [f"     cost: {step.cost}"] if step.cost else []
         lines += [f"     measured: {step.measured}"] if step.measured else []
         lines += [f"     $ {command}" for command in step.commands]
@@ -50,9 +60,16 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
     """Plain values."""
     applies = engine.verdict == PRESSURE
     return {
-        "version": __version__, **engine.identity, "verdict": engine.verdict, "stage": engine.stage, "confidence": engine.confidence,
-        "applies": applies, "instead": [] if applies else list(next_steps(engine, again)),
-        "steps": [asdict(step) for step in plan.steps], "set": plan.values, "caps": asdict(plan.caps),
+        "version": __version__,
+        **engine.identity,
+        "verdict": engine.verdict,
+        "stage": engine.stage,
+        "confidence": engine.confidence,
+        "applies": applies,
+        "instead": [] if applies else list(next_steps(engine, again)),
+        "steps": [asdict(step) for step in plan.steps],
+        "set": plan.values,
+        "caps": asdict(plan.caps),
         "edge": {"envoy_gateway": edge.envoy_gateway(plan.caps), "nginx": edge.nginx(plan.caps)},
     }
 
@@ -63,8 +80,12 @@ def as_patch(plan: PressurePlan, server: Server, applies: bool) -> str:
 
     kind, content = patches.as_patch(server, plan.values)
     head = ["# not KV pressure: this would not help"] if not applies else []
-    head += [f"# {patches.command(server, kind)}", f"# then: {patches.rollout(server)}",
-             "# sets " + " ".join(flags.as_words(plan.values)), *(f"# note: {note}" for note in patches.notes(server, plan.values))]
+    head += [
+        f"# {patches.command(server, kind)}",
+        f"# then: {patches.rollout(server)}",
+        "# sets " + " ".join(flags.as_words(plan.values)),
+        *(f"# note: {note}" for note in patches.notes(server, plan.values)),
+    ]
     return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
 
 
@@ -74,10 +95,16 @@ def as_helm(plan: PressurePlan, applies: bool) -> str:
 
     head = ["# not KV pressure: this would not help"] if not applies else []
     stack = {"servingEngineSpec": {"modelSpec": [{"vllmConfig": flags.helm_values(plan.values)}]}}
-    return "\n".join([
-        *head, "# chart of vLLM's production stack: merge vllmConfig into your entry (Helm replaces lists as a whole)",
-        yaml.safe_dump(stack, sort_keys=False).rstrip(), "# charts that take a list of arguments:",
-        "# " + yaml.safe_dump({"extraArgs": flags.as_words(plan.values)}, default_flow_style=True, width=1000).strip()])
+    return "\n".join(
+        [
+            *head,
+            "# chart of vLLM's production stack: merge vllmConfig into your entry (Helm replaces lists as a whole)",
+            yaml.safe_dump(stack, sort_keys=False).rstrip(),
+            "# charts that take a list of arguments:",
+            "# "
+            + yaml.safe_dump({"extraArgs": flags.as_words(plan.values)}, default_flow_style=True, width=1000).strip(),
+        ]
+    )
 
 
 def outcome_text(outcome: Outcome) -> str:

@@ -20,8 +20,16 @@ from kvpressure.toolbox.manifests import Server
 
 _STRATEGIC: Final = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 _SHORT: Final = {"Deployment": "deploy", "LeaderWorkerSet": "lws"}
-_BRINGS_ARGUMENTS: Final = ("ARGS", "ARGUMENTS", "OPTS", "OPTIONS", "FLAGS", "MAX_NUM_SEQS", "MAX_NUM_BATCHED_TOKENS",
-                            "GPU_MEMORY_UTILIZATION")  # how images name variables that become arguments
+_BRINGS_ARGUMENTS: Final = (
+    "ARGS",
+    "ARGUMENTS",
+    "OPTS",
+    "OPTIONS",
+    "FLAGS",
+    "MAX_NUM_SEQS",
+    "MAX_NUM_BATCHED_TOKENS",
+    "GPU_MEMORY_UTILIZATION",
+)  # how images name variables that become arguments
 _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
@@ -35,7 +43,9 @@ def as_patch(server: Server, values: Mapping[str, float]) -> tuple[str, Any]:
     length = server.command_length
     parts = {"command": (server.argv[:length], changed[:length]), "args": (server.argv[length:], changed[length:])}
     new = {name: list(after) for name, (before, after) in parts.items() if before != after}
-    listed = next((part for part in reversed(server.pointer) if isinstance(part, str)), "containers")  # or initContainers
+    listed = next(
+        (part for part in reversed(server.pointer) if isinstance(part, str)), "containers"
+    )  # or initContainers
     if server.kind in _STRATEGIC:
         return "strategic", {"spec": {"template": {"spec": {listed: [{"name": server.container, **new}]}}}}
     where = "".join(f"/{part}" for part in server.pointer)
@@ -47,16 +57,24 @@ def as_patch(server: Server, values: Mapping[str, float]) -> tuple[str, Any]:
 def _refuse(server: Server) -> None:
     """Where a patch of the arguments would not reach vLLM, or nobody would obey it."""
     if server.kind == "Pod":
-        raise UsageError(f"{server.title}: the arguments of a running pod cannot be changed; allowed: the workload that made it")
+        raise UsageError(
+            f"{server.title}: the arguments of a running pod cannot be changed; allowed: the workload that made it"
+        )
     if not server.argv:
-        raise UsageError(f"{server.title}: no command line stands in the workload, the image brings it{_elsewhere(server)}; allowed: edit it by hand")
+        raise UsageError(
+            f"{server.title}: no command line stands in the workload, the image brings it{_elsewhere(server)}; allowed: edit it by hand"
+        )
     hidden, seen = _hidden(server)
     if hidden:
         told = ", ".join(f"{name} from {server.variables.get(name, 'elsewhere')}" for name in hidden)
-        raise UsageError(f"{server.title}: a variable brings in arguments ({told}), which a patch of the workload does not reach; allowed: "
-                         "set the values there")
+        raise UsageError(
+            f"{server.title}: a variable brings in arguments ({told}), which a patch of the workload does not reach; allowed: "
+            "set the values there"
+        )
     if not seen:
-        raise UsageError(f"{server.title}: a script hides part of the command line{_elsewhere(server)}; allowed: edit it by hand")
+        raise UsageError(
+            f"{server.title}: a script hides part of the command line{_elsewhere(server)}; allowed: edit it by hand"
+        )
 
 
 def _hidden(server: Server) -> tuple[list[str], bool]:
@@ -67,8 +85,14 @@ def _hidden(server: Server) -> tuple[list[str], bool]:
     as_value = parse(server.argv, {**server.env, **{name: f"value-of-{name}" for name in unknown}})
     told = " ".join(value for value in as_value.values.values() if value)
     free = [name for name in unknown if f"value-of-{name}" not in told]
-    as_option = parse(server.argv, {**server.env, **{name: f"--hidden-{index}=1" for index, name in enumerate(free)},
-                                    **{name: "value" for name in unknown if name not in free}})
+    as_option = parse(
+        server.argv,
+        {
+            **server.env,
+            **{name: f"--hidden-{index}=1" for index, name in enumerate(free)},
+            **{name: "value" for name in unknown if name not in free},
+        },
+    )
     hidden = [name for index, name in enumerate(free) if f"hidden_{index}" in as_option.values]
     return hidden, as_value.complete or "config" in as_value.values
 
@@ -76,7 +100,11 @@ def _hidden(server: Server) -> tuple[list[str], bool]:
 def _elsewhere(server: Server) -> str:
     """The variables that may carry arguments, and where they stand: a patch of the arguments does not reach them."""
     used = shlex.join(server.argv)
-    found = [f"{name} from {where}" for name, where in server.variables.items() if name in used or _telling(name) or name.endswith("*")]
+    found = [
+        f"{name} from {where}"
+        for name, where in server.variables.items()
+        if name in used or _telling(name) or name.endswith("*")
+    ]
     found += [f"{name} in the container's env" for name in server.env if name in used or _telling(name)]
     return f" (variables: {', '.join(found[:6])})" if found else ""
 
@@ -89,7 +117,9 @@ def notes(server: Server, values: Mapping[str, float]) -> Iterator[str]:
     """What whoever applies the patch has to know."""
     if server.owner:
         kind = server.owner.split()[0]
-        yield f"managed by {server.owner}, which may undo the patch: change it there too" + (" (--format helm)" if kind == "Helm" else "")
+        yield f"managed by {server.owner}, which may undo the patch: change it there too" + (
+            " (--format helm)" if kind == "Helm" else ""
+        )
     if "config" in server.args.values:
         yield "options on the command line override the file of --config"
     for name in values:
@@ -105,7 +135,11 @@ def command(server: Server, kind: str) -> str:
 
 def rollout(server: Server) -> str:
     """How to watch it."""
-    return f"kubectl rollout status {_object(server)}" if server.kind in _STRATEGIC else f"kubectl get {_object(server)} -w"
+    return (
+        f"kubectl rollout status {_object(server)}"
+        if server.kind in _STRATEGIC
+        else f"kubectl get {_object(server)} -w"
+    )
 
 
 def _object(server: Server) -> str:

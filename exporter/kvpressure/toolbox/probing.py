@@ -75,8 +75,11 @@ def stages(cache: Cache, max_model_len: int | None, output: int, budget: Budget)
     many = min(CONCURRENT, budget.requests - 2)
     left, requests = budget.tokens, budget.requests
     plan: list[Stage] = []
-    for name, count, wanted, share in (("one request", 1, SHORT_TOKENS, 1), (f"{CONCURRENT} concurrent requests", many, CONCURRENT_TOKENS, 2),
-                                       ("one long request", 1, LONG_TOKENS, 1)):
+    for name, count, wanted, share in (
+        ("one request", 1, SHORT_TOKENS, 1),
+        (f"{CONCURRENT} concurrent requests", many, CONCURRENT_TOKENS, 2),
+        ("one long request", 1, LONG_TOKENS, 1),
+    ):
         if count > requests or count < (2 if wanted == CONCURRENT_TOKENS else 1):
             plan.append(Stage(name, (), f"--max-requests {budget.requests} leaves too few"))
             continue
@@ -84,12 +87,19 @@ def stages(cache: Cache, max_model_len: int | None, output: int, budget: Budget)
         affordable = left // share // count - output  # the last step gets what the third leaves: at least half
         length = min(wanted, longest, room, affordable)
         if length < LEAST_TOKENS:
-            plan.append(Stage(name, (), "the budget of --max-tokens is used up" if affordable < LEAST_TOKENS
-                              else "the cache is too small"))
+            plan.append(
+                Stage(
+                    name,
+                    (),
+                    "the budget of --max-tokens is used up" if affordable < LEAST_TOKENS else "the cache is too small",
+                )
+            )
             continue
         left -= count * (length + output)
         requests -= count
-        reduced = [f"{count} requests instead of {CONCURRENT}"] if wanted == CONCURRENT_TOKENS and count < CONCURRENT else []
+        reduced = (
+            [f"{count} requests instead of {CONCURRENT}"] if wanted == CONCURRENT_TOKENS and count < CONCURRENT else []
+        )
         reduced += [f"{length} tokens instead of {wanted}"] if length < wanted else []
         plan.append(Stage(name, (Ask(length, output),) * count, ", ".join(reduced)))
     return plan
@@ -109,8 +119,16 @@ class Probe:
     tolerated. ``progress`` is told what happens.
     """
 
-    def __init__(self, meter: Meter, api: Api, layout: Layout | None, thresholds: Thresholds, *, forced: bool = False,
-                 progress: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        api: Api,
+        layout: Layout | None,
+        thresholds: Thresholds,
+        *,
+        forced: bool = False,
+        progress: Callable[[str], None] = lambda _text: None,
+    ) -> None:
         self._meter = meter
         self._api = api
         self._layout = layout
@@ -147,8 +165,13 @@ class Probe:
         share = self.baseline / cache.blocks
         text = f"{share:.1%} of {cache.blocks} blocks ({cache.tokens} tokens) are in use with nothing running"
         high = share >= self._thresholds["kv_held_ratio"]
-        return Result(1, "baseline", "baseline too high" if high else "as expected",
-                      text + ("; somebody holds them: a leak, or a KV connector" if high else ""), baseline_blocks=self.baseline)
+        return Result(
+            1,
+            "baseline",
+            "baseline too high" if high else "as expected",
+            text + ("; somebody holds them: a leak, or a KV connector" if high else ""),
+            baseline_blocks=self.baseline,
+        )
 
     # --- measuring ----------------------------------------------------------------------------------------
 
@@ -158,9 +181,13 @@ class Probe:
         returned = self._settle(base, len(stage.asks))
         note = f" ({stage.note})" if stage.note else ""
         if failure is not None:
-            return Result(number, stage.name, "not measured", f"the server refused: {failure}{note}", baseline_blocks=base)
+            return Result(
+                number, stage.name, "not measured", f"the server refused: {failure}{note}", baseline_blocks=base
+            )
         if disturbed and not self._forced:
-            return Result(number, stage.name, "not measured", f"other requests arrived meanwhile{note}", baseline_blocks=base)
+            return Result(
+                number, stage.name, "not measured", f"other requests arrived meanwhile{note}", baseline_blocks=base
+            )
         found = self._result(number, stage, samples, base, returned)
         verdict, text = self._judge(found, len(stage.asks), short)
         from dataclasses import replace
@@ -184,8 +211,10 @@ class Probe:
                 steady = [c for c in before if c.decoding]
                 if steady and len(steady) == len(before) and level.running == len(steady):
                     samples.append(_Sample(level, sum(tokens.values()), sum(self._blocks(n) for n in tokens.values())))
-                self._progress(f"{stage.name}: {sum(c.answered for c in running)} of {sum(a.output_tokens for a in stage.asks)} tokens, "
-                               f"{level.blocks:.0f} blocks in use")
+                self._progress(
+                    f"{stage.name}: {sum(c.answered for c in running)} of {sum(a.output_tokens for a in stage.asks)} tokens, "
+                    f"{level.blocks:.0f} blocks in use"
+                )
             time.sleep(SAMPLE_SECONDS)
         most = max((sample.tokens for sample in samples), default=0)
         samples = [sample for sample in samples if sample.tokens >= most / 2]  # not the first or last few of many
@@ -212,33 +241,58 @@ class Probe:
         grown = statistics.mean(sample.level.blocks - base for sample in samples)
         tokens = statistics.mean(sample.tokens for sample in samples)
         layout, size = self._layout, self._meter.cache.block_size
-        return Result(number, stage.name, "as expected", "", tokens, grown, statistics.mean(sample.expected for sample in samples),
-                      grown * size / tokens, None if layout is None else grown * layout.block_bytes / tokens,
-                      None if layout is None else layout.bytes_per_token, base, returned, len(samples))
+        return Result(
+            number,
+            stage.name,
+            "as expected",
+            "",
+            tokens,
+            grown,
+            statistics.mean(sample.expected for sample in samples),
+            grown * size / tokens,
+            None if layout is None else grown * layout.block_bytes / tokens,
+            None if layout is None else layout.bytes_per_token,
+            base,
+            returned,
+            len(samples),
+        )
 
     # --- judging ------------------------------------------------------------------------------------------
 
     def _judge(self, found: Result, requests: int, short: float | None) -> tuple[Verdict, str]:
         base, returned = found.baseline_blocks or 0.0, found.returned_blocks or 0.0
         if returned > base + 0.5:
-            return "leak", (f"{returned - base:.0f} blocks are still in use {RETURN_SECONDS:.0f} s after the end (or the engine made no "
-                            "step since: gauges freeze then; send one request and look again)")
+            return "leak", (
+                f"{returned - base:.0f} blocks are still in use {RETURN_SECONDS:.0f} s after the end (or the engine made no "
+                "step since: gauges freeze then; send one request and look again)"
+            )
         if found.blocks is None or found.expected_blocks is None or found.slots_per_token is None:
             return "not measured", "answered faster than the page could be read: give a larger --output"
-        said = (f"{found.blocks:.0f} blocks for {found.tokens:.0f} tokens in flight, {found.expected_blocks:.0f} expected; "
-                f"{found.slots_per_token:.2f} token slots a token" + (
-                    "" if found.bytes_per_token is None or found.expected_bytes_per_token is None else
-                    f", {found.bytes_per_token:,.0f} bytes a token on each GPU (formula {found.expected_bytes_per_token:,.0f})")
-                + "; back to the baseline")
+        said = (
+            f"{found.blocks:.0f} blocks for {found.tokens:.0f} tokens in flight, {found.expected_blocks:.0f} expected; "
+            f"{found.slots_per_token:.2f} token slots a token"
+            + (
+                ""
+                if found.bytes_per_token is None or found.expected_bytes_per_token is None
+                else f", {found.bytes_per_token:,.0f} bytes a token on each GPU (formula {found.expected_bytes_per_token:,.0f})"
+            )
+            + "; back to the baseline"
+        )
         allowance = TOLERANCE * found.expected_blocks + requests
         if found.blocks > found.expected_blocks + allowance:
             factor = found.blocks / found.expected_blocks
             linear = short is not None and factor > short * (1 + TOLERANCE)
-            return "duplication", said + (f"; growth is not linear: {factor / short:.1f} times that of one short request"
-                                          if linear and short else f"; {factor:.1f} times what is expected")
+            return "duplication", said + (
+                f"; growth is not linear: {factor / short:.1f} times that of one short request"
+                if linear and short
+                else f"; {factor:.1f} times what is expected"
+            )
         if found.blocks < found.expected_blocks - allowance:
-            why = "a hybrid model takes less than full attention: give --model-config" if self._layout is None else \
-                "is --model-config this model's, and --tp right?"
+            why = (
+                "a hybrid model takes less than full attention: give --model-config"
+                if self._layout is None
+                else "is --model-config this model's, and --tp right?"
+            )
             return "less than expected", f"{said}; {why}"
         return "as expected", said
 

@@ -33,8 +33,11 @@ def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thr
 def log_events(engine: EngineView) -> dict[str, int] | None:
     """Log events of the engine's container in the document; None when its log was not read."""
     counted = [mapping(container.get("log_events")) for container in engine.containers() if "log_events" in container]
-    flat = {name.removeprefix("log_events:"): value for name, value in mapping(engine.data.get("signals")).items()
-            if name.startswith("log_events:")}
+    flat = {
+        name.removeprefix("log_events:"): value
+        for name, value in mapping(engine.data.get("signals")).items()
+        if name.startswith("log_events:")
+    }
     merged: dict[str, int] = {}
     for source in (*counted, flat):
         for name, value in source.items():
@@ -49,12 +52,24 @@ def _grows(engine: EngineView) -> Problem:
     leak, held = engine.condition("memory_leak_idle"), engine.condition("kv_held_without_load")
     growth = engine.signal("idle_growth_bytes_per_hour")
     present = True if leak or held else None if leak is None and held is None else False
-    text = "KV blocks stay occupied while nothing runs" if held else \
-        f"idle memory grows {growth / 2**30:.2f} GiB an hour" if growth is not None else \
-        "the KV cache empties when nothing runs" if held is False else "needs an idle stretch and GPU memory (or KV usage)"
-    return Problem("memory_grows_continuously", "memory grows while idle and is not released", present, text,
-                   "a leak or an unbounded cache", "update vLLM, check what holds blocks (KV connector, aborted requests); "
-                   "restart the worker to be free of it now")
+    text = (
+        "KV blocks stay occupied while nothing runs"
+        if held
+        else f"idle memory grows {growth / 2**30:.2f} GiB an hour"
+        if growth is not None
+        else "the KV cache empties when nothing runs"
+        if held is False
+        else "needs an idle stretch and GPU memory (or KV usage)"
+    )
+    return Problem(
+        "memory_grows_continuously",
+        "memory grows while idle and is not released",
+        present,
+        text,
+        "a leak or an unbounded cache",
+        "update vLLM, check what holds blocks (KV connector, aborted requests); "
+        "restart the worker to be free of it now",
+    )
 
 
 def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> Problem:
@@ -64,13 +79,24 @@ def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thres
     spike = engine.signal("context_spike_ratio")
     long_context = spike is not None and spike >= t["context_spike_ratio"]
     present = None if events is None else failures > 0 and (few or long_context)
-    text = "no log was read" if events is None else f"{failures} allocation failures logged" + (
-        "" if in_flight is None else f", {in_flight:.0f} requests in flight") + (
-        "" if longest is None else f", longest context {longest:.0f} tokens")
+    text = (
+        "no log was read"
+        if events is None
+        else f"{failures} allocation failures logged"
+        + ("" if in_flight is None else f", {in_flight:.0f} requests in flight")
+        + ("" if longest is None else f", longest context {longest:.0f} tokens")
+    )
     length = engine.limit("max_model_len").recommended
-    return Problem("oom_with_few_requests", "out of memory with few requests", present, text,
-                   "long context was not accounted for", "lower max_num_seqs or max_model_len"
-                   + ("" if length is None else f" (to {length:.0f})") + "; check max_tokens in the requests")
+    return Problem(
+        "oom_with_few_requests",
+        "out of memory with few requests",
+        present,
+        text,
+        "long context was not accounted for",
+        "lower max_num_seqs or max_model_len"
+        + ("" if length is None else f" (to {length:.0f})")
+        + "; check max_tokens in the requests",
+    )
 
 
 def _fragmentation(engine: EngineView) -> Problem:
@@ -81,8 +107,14 @@ def _fragmentation(engine: EngineView) -> Problem:
         text = f"reserved {reserved / 1e9:.1f} GB, allocated {allocated / 1e9:.1f} GB"
     elif engine.condition("gpu_out_of_memory"):
         text += f"; the log: {engine.evidence_text('gpu_out_of_memory')}"
-    return Problem("fragmentation", "memory is free, yet allocation fails", present, text, "fragmentation",
-                   "restart the worker; PYTORCH_ALLOC_CONF=expandable_segments:True if it comes back")
+    return Problem(
+        "fragmentation",
+        "memory is free, yet allocation fails",
+        present,
+        text,
+        "fragmentation",
+        "restart the worker; PYTORCH_ALLOC_CONF=expandable_segments:True if it comes back",
+    )
 
 
 def _baseline(engine: EngineView) -> Problem:
@@ -90,6 +122,11 @@ def _baseline(engine: EngineView) -> Problem:
     text = "GPU memory was not seen"
     if used is not None:
         text = f"GPU memory {used:.0%}" + ("" if limit is None else f" with gpu_memory_utilization {limit:g}")
-    return Problem("baseline_too_high", "a fresh start uses more memory than expected", engine.condition("baseline_too_high"),
-                   text, "several model copies on the card, or cached data", "look for a second process on the GPU; verify the "
-                   "tensor-parallel configuration")
+    return Problem(
+        "baseline_too_high",
+        "a fresh start uses more memory than expected",
+        engine.condition("baseline_too_high"),
+        text,
+        "several model copies on the card, or cached data",
+        "look for a second process on the GPU; verify the tensor-parallel configuration",
+    )

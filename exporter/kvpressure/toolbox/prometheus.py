@@ -26,10 +26,25 @@ TIMEOUT_SECONDS: Final = 20.0
 MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
 
 _SERVER: Final = ("instance", "job", "namespace", "pod", "container")
-_NAMES: Final = "(ray_)?vllm[:_].+|process_(cpu_seconds_total|start_time_seconds|resident_memory_bytes)|http_requests_total"
+_NAMES: Final = (
+    "(ray_)?vllm[:_].+|process_(cpu_seconds_total|start_time_seconds|resident_memory_bytes)|http_requests_total"
+)
 _RUNNING: Final = "(ray_)?vllm[:_]num_requests_running"
-_PAGE_LABELS: Final = frozenset({"engine", "model_name", "le", "reason", "finished_reason", "source", "status", "method",
-                                 "handler", "quantile", "sleep_state"})
+_PAGE_LABELS: Final = frozenset(
+    {
+        "engine",
+        "model_name",
+        "le",
+        "reason",
+        "finished_reason",
+        "source",
+        "status",
+        "method",
+        "handler",
+        "quantile",
+        "sleep_state",
+    }
+)
 _INFO: Final = "cache_config_info"  # its labels are its content
 
 
@@ -54,7 +69,9 @@ class Prometheus:
 
         parts = urlsplit(query.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"--prometheus: {query.url!r:.120} is no address; allowed: http://HOST[:PORT][/PREFIX] or https://...")
+            raise UsageError(
+                f"--prometheus: {query.url!r:.120} is no address; allowed: http://HOST[:PORT][/PREFIX] or https://..."
+            )
         self._url = query.url.rstrip("/")
         self._session = requests.Session()
         self._session.trust_env = False
@@ -67,11 +84,18 @@ class Prometheus:
 
         where = f"--prometheus: {self._url}"
         try:
-            with self._session.post(f"{self._url}/api/v1/query", data={"query": text, "time": f"{at:.3f}"},
-                                    timeout=TIMEOUT_SECONDS, stream=True, allow_redirects=False) as answer:
+            with self._session.post(
+                f"{self._url}/api/v1/query",
+                data={"query": text, "time": f"{at:.3f}"},
+                timeout=TIMEOUT_SECONDS,
+                stream=True,
+                allow_redirects=False,
+            ) as answer:
                 body = answer.raw.read(MAX_ANSWER_BYTES + 1, decode_content=True)
         except requests.RequestException as error:
-            raise UsageError(f"{where}: no answer ({_reason(error)}); allowed: the address of a running Prometheus") from error
+            raise UsageError(
+                f"{where}: no answer ({_reason(error)}); allowed: the address of a running Prometheus"
+            ) from error
         except OSError as error:
             raise UsageError(f"{where}: the answer broke off ({error})") from error
         if len(body) > MAX_ANSWER_BYTES:
@@ -90,12 +114,18 @@ def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[st
     """Identifying labels of every vLLM server that matches. Raises ``UsageError`` for none or too many."""
     labels = {**_matchers(query), **({"model_name": query.model} if query.model else {})}
     selector = _selector(_RUNNING, labels)
-    found = prometheus.query(f"group by ({','.join(_SERVER)}) (last_over_time({selector}[{_seconds(query.since_seconds)}]))", now)
+    found = prometheus.query(
+        f"group by ({','.join(_SERVER)}) (last_over_time({selector}[{_seconds(query.since_seconds)}]))", now
+    )
     result = [{name: str(value) for name, value in mapping(item.get("metric")).items()} for item in found]
     if not result:
-        raise UsageError(f"--prometheus: {query.url}: no series like {selector} in the last {query.since_seconds:.0f} s")
+        raise UsageError(
+            f"--prometheus: {query.url}: no series like {selector} in the last {query.since_seconds:.0f} s"
+        )
     if len(result) > MAX_SERVERS:
-        raise UsageError(f"--prometheus: {len(result)} servers match; allowed: up to {MAX_SERVERS}, choose with --pod or --model")
+        raise UsageError(
+            f"--prometheus: {len(result)} servers match; allowed: up to {MAX_SERVERS}, choose with --pod or --model"
+        )
     return sorted(result, key=lambda item: sorted(item.items()))
 
 
@@ -104,8 +134,9 @@ def beside_of(server: Mapping[str, str]) -> Beside:
     return Beside(server.get("namespace", ""), server.get("pod", ""), server.get("container", ""))
 
 
-def snapshots(prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, card: Card | None,
-              beside: Beside) -> Iterator[Snapshot]:
+def snapshots(
+    prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, card: Card | None, beside: Beside
+) -> Iterator[Snapshot]:
     """What was scraped of one server, in order of time, with what ``beside`` finds around it."""
     around = Around(card=card)
     scanner = Scanner()
@@ -119,9 +150,16 @@ def snapshots(prometheus: Prometheus, query: Query, server: Mapping[str, str], n
         rows = ask(_NAMES, server, begin, end)
         beside.load(ask, begin, end)
         for t, text in _pages(rows, begin, end):
-            page = page_from_text(text, target=server.get("instance", ""), time=t, namespace=server.get("namespace", ""),
-                                  pod=server.get("pod") or server.get("instance", ""),
-                                  container=server.get("container", ""), args=query.args, scanner=scanner)
+            page = page_from_text(
+                text,
+                target=server.get("instance", ""),
+                time=t,
+                namespace=server.get("namespace", ""),
+                pod=server.get("pod") or server.get("instance", ""),
+                container=server.get("container", ""),
+                args=query.args,
+                scanner=scanner,
+            )
             yield _joined(snapshot(t, (_only(page, query.model),), around, first=False), beside)
         begin = end
 
@@ -157,8 +195,11 @@ def _pages(rows: Sequence[Mapping[str, Any]], begin: float, end: float) -> Itera
 
 def _series(metric: Mapping[str, Any]) -> str:
     name = str(metric.get("__name__", ""))
-    kept = {label: str(value) for label, value in metric.items()
-            if label in _PAGE_LABELS or (name.endswith(_INFO) and label not in ("__name__", *_SERVER))}
+    kept = {
+        label: str(value)
+        for label, value in metric.items()
+        if label in _PAGE_LABELS or (name.endswith(_INFO) and label not in ("__name__", *_SERVER))
+    }
     return name + "{" + ",".join(f"{label}={_quoted(value)}" for label, value in sorted(kept.items())) + "}"
 
 
@@ -168,8 +209,14 @@ def _matchers(query: Query) -> dict[str, str]:
 
 def _selector(names: str, labels: Mapping[str, str]) -> str:
     """A label that ends with ``=~`` is matched as an expression."""
-    matchers = [f'__name__=~"{names}"', *(f"{name if name.endswith('=~') else name + '='}{_quoted(value)}"
-                                          for name, value in sorted(labels.items()) if name != "__name__")]
+    matchers = [
+        f'__name__=~"{names}"',
+        *(
+            f"{name if name.endswith('=~') else name + '='}{_quoted(value)}"
+            for name, value in sorted(labels.items())
+            if name != "__name__"
+        ),
+    ]
     return "{" + ",".join(matchers) + "}"
 
 

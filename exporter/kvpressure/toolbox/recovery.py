@@ -85,8 +85,10 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
             if watch.first is None and engines:
                 watch.first = seen
             checks = _observe(watch, seen, snapshot.time, thresholds)
-            progress.show(f"{bar(gone, seconds)} {gone:.0f}/{seconds:.0f} s  {seen.verdict}"
-                          + "".join(f", {check.name}: {check.last}" for check in checks if check.ok is False))
+            progress.show(
+                f"{bar(gone, seconds)} {gone:.0f}/{seconds:.0f} s  {seen.verdict}"
+                + "".join(f", {check.name}: {check.last}" for check in checks if check.ok is False)
+            )
             if _settled(watch, snapshot.time):
                 return Outcome(True, seen.verdict, gone, checks, watch.trouble)
     if watch.first is None:
@@ -114,11 +116,22 @@ def _read(engines: list[EngineState]) -> _Seen:
     """The worst of all engines behind the page."""
     kv = [e.signals.kv.kv_used_ratio_recent_max for e in engines if e.signals.kv.kv_used_ratio_recent_max is not None]
     gaps = [e.signals.latency.inter_token["0.95"] for e in engines if "0.95" in e.signals.latency.inter_token]
-    refused = [value for e in engines for name, value in e.counters.items() if name.startswith("rejected:") or name == "http:5xx"]
+    refused = [
+        value
+        for e in engines
+        for name, value in e.counters.items()
+        if name.startswith("rejected:") or name == "http:5xx"
+    ]
     trouble = [e.diagnosis.verdict for e in engines if e.diagnosis.verdict not in _FINE]
-    return _Seen(max(kv, default=None), _sum(e.signals.load.waiting for e in engines), _sum(e.signals.load.running for e in engines),
-                 _sum(e.signals.kv.preemptions_silent for e in engines), max(gaps, default=None),
-                 max(refused, default=None), trouble[0] if trouble else engines[0].diagnosis.verdict)
+    return _Seen(
+        max(kv, default=None),
+        _sum(e.signals.load.waiting for e in engines),
+        _sum(e.signals.load.running for e in engines),
+        _sum(e.signals.kv.preemptions_silent for e in engines),
+        max(gaps, default=None),
+        max(refused, default=None),
+        trouble[0] if trouble else engines[0].diagnosis.verdict,
+    )
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
@@ -129,9 +142,17 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _checks(watch: _Watch, seen: _Seen, t: Thresholds) -> Iterator[Check]:
     first, before = watch.first or seen, watch.last
     yield Check("verdict", seen.verdict != "kv_pressure" and seen.verdict != "stalled", first.verdict, seen.verdict)
-    yield Check("headroom in the KV cache", None if seen.kv is None else seen.kv < t["kv_full_ratio"] or not seen.waiting,
-                _percent(first.kv), _percent(seen.kv))
-    queue = None if seen.waiting is None else seen.waiting == 0 or (seen.running is not None and seen.waiting < seen.running)
+    yield Check(
+        "headroom in the KV cache",
+        None if seen.kv is None else seen.kv < t["kv_full_ratio"] or not seen.waiting,
+        _percent(first.kv),
+        _percent(seen.kv),
+    )
+    queue = (
+        None
+        if seen.waiting is None
+        else seen.waiting == 0 or (seen.running is not None and seen.waiting < seen.running)
+    )
     yield Check("queue", queue, _count(first.waiting), _count(seen.waiting))
     steady = None if seen.gap is None else seen.gap < t["latency_multiplied_ratio"] * (first.gap or seen.gap)
     yield Check("token latency p95", steady, _time(first.gap), _time(seen.gap))

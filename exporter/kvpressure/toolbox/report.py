@@ -27,8 +27,14 @@ CAUSES: Final = {
     "unknown": "too little was seen to say",
 }
 _MARKS: Final = {"fine": "ok", "look": "look", "bad": "BAD", "unknown": "?"}
-_SERIOUS: Final = ("memory_leak_idle", "kv_held_without_load", "host_oom_killed", "gpu_out_of_memory", "crash_loop",
-                   "gpu_fault")
+_SERIOUS: Final = (
+    "memory_leak_idle",
+    "kv_held_without_load",
+    "host_oom_killed",
+    "gpu_out_of_memory",
+    "crash_loop",
+    "gpu_fault",
+)
 _MAX_CHANGES_SHOWN: Final = 12
 
 
@@ -56,8 +62,12 @@ def answers(found: Found, thresholds: Thresholds) -> list[Answer]:
 def _answer(case: Case, found: Found, thresholds: Thresholds) -> Answer:
     view = case.view
     pod = found.facts.get((view.text("namespace"), view.text("pod")))
-    return Answer(case, tuple(triage(view, pod)), tuple(common_problems(view, _events(case, pod), thresholds)),
-                  tuple(next_steps(view, found.again)))
+    return Answer(
+        case,
+        tuple(triage(view, pod)),
+        tuple(common_problems(view, _events(case, pod), thresholds)),
+        tuple(next_steps(view, found.again)),
+    )
 
 
 def next_steps(engine: EngineView, again: str) -> Iterator[str]:
@@ -92,17 +102,29 @@ def _events(case: Case, pod: PodFacts | None) -> dict[str, int] | None:
 def as_json(found: Found, answered: list[Answer]) -> dict[str, Any]:
     """Plain values; the engine's whole entry is under ``engine``."""
     return {
-        "version": __version__, "input": found.again, "fine": all(answer.fine for answer in answered),
+        "version": __version__,
+        "input": found.again,
+        "fine": all(answer.fine for answer in answered),
         "warnings": list(found.warnings),
-        "engines": [{
-            **answer.case.view.identity, "verdict": answer.case.view.verdict, "stage": answer.case.view.stage,
-            "confidence": answer.case.view.confidence, "cause": CAUSES[answer.case.view.verdict], "fine": answer.fine,
-            "at": answer.case.at, "final_verdict": answer.case.final or answer.case.view.verdict,
-            "verdict_seconds": dict(answer.case.seconds), "changes": [asdict(change) for change in answer.case.changes],
-            "triage": [asdict(step) for step in answer.steps],
-            "common_problems": [asdict(problem) for problem in answer.problems],
-            "next_steps": list(answer.next), "engine": dict(answer.case.view.data),
-        } for answer in answered],
+        "engines": [
+            {
+                **answer.case.view.identity,
+                "verdict": answer.case.view.verdict,
+                "stage": answer.case.view.stage,
+                "confidence": answer.case.view.confidence,
+                "cause": CAUSES[answer.case.view.verdict],
+                "fine": answer.fine,
+                "at": answer.case.at,
+                "final_verdict": answer.case.final or answer.case.view.verdict,
+                "verdict_seconds": dict(answer.case.seconds),
+                "changes": [asdict(change) for change in answer.case.changes],
+                "triage": [asdict(step) for step in answer.steps],
+                "common_problems": [asdict(problem) for problem in answer.problems],
+                "next_steps": list(answer.next),
+                "engine": dict(answer.case.view.data),
+            }
+            for answer in answered
+        ],
     }
 
 
@@ -153,7 +175,9 @@ def _time(case: Case) -> Iterator[str]:
     """Where in the stretch this is, when it was a stretch."""
     if len(case.changes) < 2 or case.at is None:
         return
-    shares = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sorted(case.seconds.items(), key=lambda item: -item[1]))
+    shares = ", ".join(
+        f"{name} {seconds:.0f} s" for name, seconds in sorted(case.seconds.items(), key=lambda item: -item[1])
+    )
     yield f"  at        {clock(case.at)}; at the end: {case.final.replace('_', ' ')}; in all: {shares}"
     shown = case.changes[-_MAX_CHANGES_SHOWN:]
     if len(shown) < len(case.changes):

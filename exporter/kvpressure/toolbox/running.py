@@ -23,8 +23,13 @@ from kvpressure.toolbox.view import EngineView, engines, items, mapping, number
 
 INFO_SECONDS: Final = 15.0  # vLLM collects its environment for the first answer
 _INFO_PATH: Final = "/server_info?config_format=json"  # in development mode only
-_WHERE: Final = {"max_num_seqs": "scheduler_config", "max_num_batched_tokens": "scheduler_config", "gpu_memory_utilization": "cache_config",
-                 "max_model_len": "model_config", "kv_cache_memory_bytes": "cache_config"}
+_WHERE: Final = {
+    "max_num_seqs": "scheduler_config",
+    "max_num_batched_tokens": "scheduler_config",
+    "gpu_memory_utilization": "cache_config",
+    "max_model_len": "model_config",
+    "kv_cache_memory_bytes": "cache_config",
+}
 
 
 def is_address(text: str) -> bool:
@@ -32,7 +37,9 @@ def is_address(text: str) -> bool:
     return text.startswith(("http://", "https://"))
 
 
-def read(address: str, args: tuple[str, ...], card: Card | None, thresholds: Thresholds) -> list[tuple[Server, Surroundings, Seen]]:
+def read(
+    address: str, args: tuple[str, ...], card: Card | None, thresholds: Thresholds
+) -> list[tuple[Server, Surroundings, Seen]]:
     """Every engine behind ``address``, an exporter's or a vLLM server's. Raises ``UsageError``."""
     target = fetch.target_of(address, "URL")
     document = fetch.get_json(target, fetch.DIAGNOSIS_PATH)
@@ -49,27 +56,58 @@ def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[Server, S
     if not views:
         raise UsageError(f"{address}: the exporter knows no engine yet; allowed: an exporter with at least one")
     said = f"kvpressure exporter at {address}"
-    around = Surroundings(monitor=said, gpu_exporter=said if items(document.get("gpus")) else None, place="from the exporter")
+    around = Surroundings(
+        monitor=said, gpu_exporter=said if items(document.get("gpus")) else None, place="from the exporter"
+    )
     return [_found(view, around, {}, None) for view in views]
 
 
-def _found(view: EngineView, around: Surroundings, info: Mapping[str, Any], model: str | None) -> tuple[Server, Surroundings, Seen]:
+def _found(
+    view: EngineView, around: Surroundings, info: Mapping[str, Any], model: str | None
+) -> tuple[Server, Surroundings, Seen]:
     limits = {name: view.limit(name) for name in LIMITS}
-    values: dict[str, str | None] = {name: value_text(limit.value) for name, limit in limits.items()
-                                     if limit.value is not None and not (limit.source == "default" and limit.explicit is None)}
-    values |= {name: value_text(value) for name, where in _WHERE.items() if (value := number(mapping(info.get(where)).get(name))) is not None}
+    values: dict[str, str | None] = {
+        name: value_text(limit.value)
+        for name, limit in limits.items()
+        if limit.value is not None and not (limit.source == "default" and limit.explicit is None)
+    }
+    values |= {
+        name: value_text(value)
+        for name, where in _WHERE.items()
+        if (value := number(mapping(info.get(where)).get(name))) is not None
+    }
     values["model"] = model or view.text("model_name") or None
     known = {name for name, limit in limits.items() if limit.explicit is not None}
     explicit = frozenset(name for name, limit in limits.items() if limit.explicit) | {"model"}
     args = EngineArgs(values, explicit, complete=known == set(LIMITS))
-    server = Server("server", view.text("namespace"), view.text("pod") or view.text("target"), view.text("container") or "vllm", (), 0, args,
-                    version=view.text("version") or None, card=_card(view))
+    server = Server(
+        "server",
+        view.text("namespace"),
+        view.text("pod") or view.text("target"),
+        view.text("container") or "vllm",
+        (),
+        0,
+        args,
+        version=view.text("version") or None,
+        card=_card(view),
+    )
     humps = view.signal("two_humps")
-    return server, around, Seen(
-        capacity_tokens=view.signal("kv_capacity_tokens"), context=view.shape("context_mean"), bursts=view.signal("arrival_burst_ratio"),
-        two_humps=None if humps is None else bool(humps),
-        conditions={name: view.condition(name) for name in mapping(view.data.get("conditions")) if name != "documented_signature"},
-        watched=around.monitor is not None)
+    return (
+        server,
+        around,
+        Seen(
+            capacity_tokens=view.signal("kv_capacity_tokens"),
+            context=view.shape("context_mean"),
+            bursts=view.signal("arrival_burst_ratio"),
+            two_humps=None if humps is None else bool(humps),
+            conditions={
+                name: view.condition(name)
+                for name in mapping(view.data.get("conditions"))
+                if name != "documented_signature"
+            },
+            watched=around.monitor is not None,
+        ),
+    )
 
 
 def _card(view: EngineView) -> Card | None:

@@ -45,8 +45,11 @@ def triage(engine: EngineView, pod: PodFacts | None = None) -> list[Step]:
 
 def _shape(step: Step, engine: EngineView) -> Step:
     """A short watch sees no request finish; the server's totals tell its usual shape."""
-    told = [f"{words} {value:.0f}" for words, name in (("prompts", "prompt"), ("answers", "output"), ("max_tokens", "max_tokens"))
-            if (value := engine.shape(f"{name}_quantiles:0.95")) is not None]
+    told = [
+        f"{words} {value:.0f}"
+        for words, name in (("prompts", "prompt"), ("answers", "output"), ("max_tokens", "max_tokens"))
+        if (value := engine.shape(f"{name}_quantiles:0.95")) is not None
+    ]
     if not told or engine.signal("prompt_quantiles:0.95") is not None:
         return step
     return replace(step, answers=(*step.answers, f"Since the server started, p95 in tokens: {', '.join(told)}."))
@@ -54,8 +57,13 @@ def _shape(step: Step, engine: EngineView) -> Step:
 
 def _read(step: Mapping[str, object]) -> Step:
     finding: Finding = next((one for one in _FINDINGS if one == step.get("finding")), "unknown")
-    return Step(int(number(step.get("number")) or 0), str(step.get("question") or ""), finding,
-                tuple(str(answer) for answer in items(step.get("answers"))), str(step.get("command") or ""))
+    return Step(
+        int(number(step.get("number")) or 0),
+        str(step.get("question") or ""),
+        finding,
+        tuple(str(answer) for answer in items(step.get("answers"))),
+        str(step.get("command") or ""),
+    )
 
 
 def _pods(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
@@ -74,7 +82,10 @@ def _restarts(step: Step, engine: EngineView, _pod: PodFacts) -> Step:
 def _log(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
     answers = list(pod.log_errors)
     findings: set[Finding] = set()
-    for title, counts in (("Running container, last two hours", pod.running_log), ("Previous container", pod.previous_log)):
+    for title, counts in (
+        ("Running container, last two hours", pod.running_log),
+        ("Previous container", pod.previous_log),
+    ):
         if counts is None:
             continue
         told = {name: count for name, count in counts.items() if name not in FACT_EVENTS | _PERIODIC}
@@ -90,8 +101,11 @@ def _events(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
         return step
     if not pod.events:
         return replace(step, finding="fine", answers=("No memory pressure, eviction, scheduling delay or restart.",))
-    return replace(step, finding="look", answers=(f"{len(pod.events)} events that amplify trouble; they are not its cause:",
-                                                  *pod.events[-_SHOWN:]))
+    return replace(
+        step,
+        finding="look",
+        answers=(f"{len(pod.events)} events that amplify trouble; they are not its cause:", *pod.events[-_SHOWN:]),
+    )
 
 
 def _endpoint(step: Step, engine: EngineView, pod: PodFacts) -> Step:
@@ -102,5 +116,9 @@ def _endpoint(step: Step, engine: EngineView, pod: PodFacts) -> Step:
 
 
 _REFINED: Final[Mapping[int, Callable[[Step, EngineView, PodFacts], Step]]] = {
-    1: _pods, 2: _restarts, 4: _log, 6: _events, 7: _endpoint,
+    1: _pods,
+    2: _restarts,
+    4: _log,
+    6: _events,
+    7: _endpoint,
 }

@@ -35,7 +35,10 @@ class EngineView:
         """Namespace, pod and model as far as they are known."""
         pod = "/".join(part for part in (self.text("namespace"), self.text("pod")) if part)
         rank = self.text("engine")
-        return " ".join(part for part in (pod, self.text("model_name"), f"engine {rank}" if rank else "") if part) or "engine"
+        return (
+            " ".join(part for part in (pod, self.text("model_name"), f"engine {rank}" if rank else "") if part)
+            or "engine"
+        )
 
     @property
     def identity(self) -> dict[str, str]:
@@ -115,14 +118,21 @@ class EngineView:
         """A limit; all None when it is not known."""
         found = mapping(mapping(self.data.get("limits")).get(name))
         source = found.get("source")
-        return LimitView(number(found.get("value")), flag(found.get("explicit")),
-                         source if isinstance(source, str) else None, number(found.get("recommended")))
+        return LimitView(
+            number(found.get("value")),
+            flag(found.get("explicit")),
+            source if isinstance(source, str) else None,
+            number(found.get("recommended")),
+        )
 
     def containers(self) -> list[Mapping[str, Any]]:
         """The pod's containers in the document; the engine's own where it is named."""
-        own = [found for item in items(self.document.get("containers"))
-               if (found := mapping(item)).get("namespace") == self.data.get("namespace")
-               and found.get("pod") == self.data.get("pod")]
+        own = [
+            found
+            for item in items(self.document.get("containers"))
+            if (found := mapping(item)).get("namespace") == self.data.get("namespace")
+            and found.get("pod") == self.data.get("pod")
+        ]
         named = [item for item in own if item.get("container") == self.data.get("container")]
         return named or own
 

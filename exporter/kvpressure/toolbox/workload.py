@@ -43,7 +43,9 @@ def server_of(workload: Mapping[str, Any], container: str) -> Server:
     if not named:
         raise UsageError(f"{title}: no container in it that runs vLLM; allowed: --manifest FILE")
     if len(named) > 1:
-        raise UsageError(f"{title}: {len(named)} vLLM containers ({', '.join(server.container for server in named)}); allowed: --manifest FILE")
+        raise UsageError(
+            f"{title}: {len(named)} vLLM containers ({', '.join(server.container for server in named)}); allowed: --manifest FILE"
+        )
     return named[0]
 
 
@@ -53,8 +55,14 @@ def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str) -> Server
         document = kubectl.object("pod", pod, namespace)
         best: Mapping[str, Any] = document
         for _ in range(_DEPTH):
-            owner = next((mapping(one) for one in items(mapping(document.get("metadata")).get("ownerReferences"))
-                          if mapping(one).get("controller") is True), None)
+            owner = next(
+                (
+                    mapping(one)
+                    for one in items(mapping(document.get("metadata")).get("ownerReferences"))
+                    if mapping(one).get("controller") is True
+                ),
+                None,
+            )
             if owner is None:
                 break
             try:

@@ -27,8 +27,9 @@ def _metrics() -> dict[str, Any] | None:
     from prometheus_client import Counter, Gauge
 
     return {
-        ALLOCATOR: Gauge(ALLOCATOR, "torch's allocator in a worker, by figure.", ["rank", "figure"],
-                         multiprocess_mode="mostrecent"),
+        ALLOCATOR: Gauge(
+            ALLOCATOR, "torch's allocator in a worker, by figure.", ["rank", "figure"], multiprocess_mode="mostrecent"
+        ),
         WRITTEN: Gauge(WRITTEN, "When a worker's figures were taken.", ["rank"], multiprocess_mode="mostrecent"),
         STEPS: Counter(STEPS, "Engine steps by batch size.", ["engine", "count", "size"]),
         SUMS: Counter(SUMS, "Sums over engine steps.", ["engine", "sum"]),

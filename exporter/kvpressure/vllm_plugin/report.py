@@ -79,9 +79,16 @@ class ReportFile:
 
     def write(self, values: Mapping[str, object]) -> bool:
         """Replace the file. False when the directory cannot be written."""
-        body = {"kvpressure": VERSION, "kind": self._kind, "pid": os.getpid(), "started": self._started,
-                "written": time.time(), "namespace": os.environ.get("POD_NAMESPACE", ""),
-                "pod": os.environ.get("POD_NAME", ""), **values}
+        body = {
+            "kvpressure": VERSION,
+            "kind": self._kind,
+            "pid": os.getpid(),
+            "started": self._started,
+            "written": time.time(),
+            "namespace": os.environ.get("POD_NAMESPACE", ""),
+            "pod": os.environ.get("POD_NAME", ""),
+            **values,
+        }
         data = json.dumps(body, separators=(",", ":")).encode()
         try:
             self._tidy()
@@ -101,8 +108,12 @@ class ReportFile:
         if self._tidied:
             return
         with os.scandir(self._directory) as entries:
-            old = [entry.path for entry in entries if NAME.fullmatch(entry.name)
-                   and time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFTOVER_SECONDS]
+            old = [
+                entry.path
+                for entry in entries
+                if NAME.fullmatch(entry.name)
+                and time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFTOVER_SECONDS
+            ]
         for path in old:
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108

@@ -72,8 +72,15 @@ class StepCounts:
             self._kv_max = None
         elif self._kv_maxima:
             self._kv_maxima.popleft()  # no step since: the maxima grow old
-        return {"steps": self.steps, "decoded": self.decoded, "tokens": self.tokens, "preemptions": self.preemptions,
-                "kv_max": max(self._kv_maxima, default=None), "batch": dict(self.batch), "running": dict(self.running)}
+        return {
+            "steps": self.steps,
+            "decoded": self.decoded,
+            "tokens": self.tokens,
+            "preemptions": self.preemptions,
+            "kv_max": max(self._kv_maxima, default=None),
+            "batch": dict(self.batch),
+            "running": dict(self.running),
+        }
 
 
 def _count(value: Any) -> int:

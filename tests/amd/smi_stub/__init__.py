@@ -73,15 +73,22 @@ def write(path: Path, devices: Iterable[SmiDevice], version: tuple[int, int, int
     new.rename(path)
 
 
-def readings(rocm: Path, world: Path, sysfs: Path, backend: str, times: int = 1,
-             step: float = 31.0) -> list[dict[str, Any]]:
+def readings(
+    rocm: Path, world: Path, sysfs: Path, backend: str, times: int = 1, step: float = 31.0
+) -> list[dict[str, Any]]:
     """Readings of an ``AmdSource`` in a process of its own, ``step`` seconds of its clock apart. A failed one is
     ``{"reason", "detail"}``. The process may print nothing else.
     """
     environ = {**os.environ, "ROCM_PATH": str(rocm), "KVP_SMI_WORLD": str(world)}
     environ.pop("ROCM_HOME", None)
-    done = subprocess.run([sys.executable, "-m", "amd.smi_stub.child", str(sysfs), backend, str(times),
-                           str(step)], cwd=TESTS, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "amd.smi_stub.child", str(sysfs), backend, str(times), str(step)],
+        cwd=TESTS,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     parsed: list[dict[str, Any]] = json.loads(done.stdout)
     return parsed

@@ -22,8 +22,13 @@ def main() -> None:
     for _ in range(int(sys.argv[3])):
         try:
             reading = source.read()
-            results.append({"gpus": [dataclasses.asdict(gpu) for gpu in reading.gpus or ()], "errors": reading.errors,
-                            "imported": "amdsmi" in sys.modules})
+            results.append(
+                {
+                    "gpus": [dataclasses.asdict(gpu) for gpu in reading.gpus or ()],
+                    "errors": reading.errors,
+                    "imported": "amdsmi" in sys.modules,
+                }
+            )
         except SourceError as error:
             results.append({"reason": error.reason, "detail": error.detail})
         clock[0] += float(sys.argv[4])

@@ -33,8 +33,13 @@ def start(shared_child: Child, nvml_library: Path, tmp_path: Path) -> Iterator[S
     """
     with ExitStack() as stack:
 
-        def starter(world: World, *, missing: tuple[str, ...] = (), own_process: bool = False, **settings: Any,
-                    ) -> Child:
+        def starter(
+            world: World,
+            *,
+            missing: tuple[str, ...] = (),
+            own_process: bool = False,
+            **settings: Any,
+        ) -> Child:
             if missing or own_process:
                 library = build(tmp_path / "old-driver", missing) if missing else nvml_library
                 return stack.enter_context(Child(library, tmp_path / "world", world, **settings))

@@ -42,8 +42,21 @@ def test_events_are_counted_by_gpu(start: StartChild) -> None:
     child = start(node(Gpu(), Gpu()))
     assert [gpu["xid_errors"] for gpu in child.gpus()] == [{}, {}]
     before = time.time()
-    child.set(node(Gpu(), Gpu(), events=[(1, XID, 79), (1, XID, 31), (1, XID, 31), (0, SINGLE_BIT, 0),
-                                         (0, SINGLE_BIT, 0), (0, DOUBLE_BIT, 0), (0, XID, 48)]))
+    child.set(
+        node(
+            Gpu(),
+            Gpu(),
+            events=[
+                (1, XID, 79),
+                (1, XID, 31),
+                (1, XID, 31),
+                (0, SINGLE_BIT, 0),
+                (0, SINGLE_BIT, 0),
+                (0, DOUBLE_BIT, 0),
+                (0, XID, 48),
+            ],
+        )
+    )
     first, second = eventually(child, lambda gpus: gpus[0]["xid_errors"] == {"48": 1})
     assert first["ecc_errors"] == {"single_bit": 2, "double_bit": 1}
     assert second["xid_errors"] == {"79": 1, "31": 2}
@@ -78,11 +91,14 @@ def test_a_gpu_that_cannot_be_registered_is_left_out(start: StartChild, code: in
     assert child.calls()["nvmlEventSetFree"] == child.calls()["nvmlEventSetCreate"] == sets
 
 
-@pytest.mark.parametrize("world", [
-    World(gpus=[Gpu(event_types=0)]),
-    World(gpus=[Gpu(event_types=XID)], codes={"nvmlEventSetCreate": 3}),
-    World(gpus=[Gpu(event_types=XID, codes={"nvmlDeviceGetSupportedEventTypes": 13})]),
-])
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(gpus=[Gpu(event_types=0)]),
+        World(gpus=[Gpu(event_types=XID)], codes={"nvmlEventSetCreate": 3}),
+        World(gpus=[Gpu(event_types=XID, codes={"nvmlDeviceGetSupportedEventTypes": 13})]),
+    ],
+)
 def test_no_events_is_no_failure(start: StartChild, world: World) -> None:
     child = start(world)
     got = child.read()

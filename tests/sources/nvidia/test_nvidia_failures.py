@@ -11,12 +11,30 @@ from nvml_stub import GIB, Gpu, World, build, gpu_uuid
 from nvml_stub.driver import Child, StartChild
 
 SILENT = dict.fromkeys(
-    ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples",
-     "nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetCurrentClocksEventReasons",
-     "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetComputeRunningProcesses_v3",
-     "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses_v3"), 999)
-READINGS = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "utilization_ratio", "power_watts",
-            "power_limit_watts", "throttle_reasons")
+    (
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetSamples",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetEnforcedPowerLimit",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetComputeRunningProcesses_v2",
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    ),
+    999,
+)
+READINGS = (
+    "memory_total_bytes",
+    "memory_used_bytes",
+    "memory_reserved_bytes",
+    "utilization_ratio",
+    "power_watts",
+    "power_limit_watts",
+    "throttle_reasons",
+)
 
 
 def errors(child: Child) -> list[str | None]:
@@ -105,8 +123,10 @@ def test_a_known_gpu_says_why_it_has_no_handle_any_more(start: StartChild) -> No
     assert got["expected"] == {"nvidia": 2}
 
 
-@pytest.mark.parametrize(("code", "reason"), [
-    (4, "no_permission"), (8, "insufficient_power"), (11, "irq_issue"), (15, "lost"), (999, "unknown")])
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(4, "no_permission"), (8, "insufficient_power"), (11, "irq_issue"), (15, "lost"), (999, "unknown")],
+)
 def test_a_gpu_without_handle_is_left_out_and_counted(start: StartChild, code: int, reason: str) -> None:
     got = start(World(gpus=[Gpu(codes={"nvmlDeviceGetHandleByIndex_v2": code}), Gpu()])).read()
     assert [gpu["uuid"] for gpu in got["gpus"]] == [gpu_uuid(1)]
@@ -149,14 +169,18 @@ def test_indexes_may_change_their_gpus(start: StartChild) -> None:
     child.read()
     child.advance(1)
     assert [(g["uuid"], g["index"], g["memory_used_bytes"]) for g in child.gpus()] == [
-        ("GPU-b", 0, 78 * GIB), ("GPU-a", 1, 79 * GIB)]
+        ("GPU-b", 0, 78 * GIB),
+        ("GPU-a", 1, 79 * GIB),
+    ]
 
 
 # --- the library ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("code", "reason"), [
-    (1, "uninitialized"), (4, "no_permission"), (9, "driver_missing"), (12, "library_missing"), (999, "unknown")])
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(1, "uninitialized"), (4, "no_permission"), (9, "driver_missing"), (12, "library_missing"), (999, "unknown")],
+)
 def test_library_that_does_not_open_is_tried_again(start: StartChild, code: int, reason: str) -> None:
     child = start(World(gpus=[Gpu()], codes={"nvmlInitWithFlags": code}))
     got = child.read()
@@ -211,18 +235,26 @@ def pci_bus(root: Path, *devices: tuple[str, str]) -> str:
 
 
 NVIDIA_CARD, AMD_CARD, AMD_ACCELERATOR, AMD_BRIDGE = (
-    ("0x030200", "0x10de"), ("0x030000", "0x1002"), ("0x120000", "0x1002"), ("0x060400", "0x1002"))
+    ("0x030200", "0x10de"),
+    ("0x030000", "0x1002"),
+    ("0x120000", "0x1002"),
+    ("0x060400", "0x1002"),
+)
 
 
-@pytest.mark.parametrize(("cards", "reason"), [
-    ([AMD_CARD], "no_devices"),
-    ([AMD_ACCELERATOR, ("0x020000", "0x10de")], "no_devices"),  # an NVIDIA network card is no GPU
-    ([AMD_CARD, NVIDIA_CARD], "driver_missing"),
-    ([AMD_BRIDGE], "driver_missing"),
-    ([], "driver_missing"),
-])
+@pytest.mark.parametrize(
+    ("cards", "reason"),
+    [
+        ([AMD_CARD], "no_devices"),
+        ([AMD_ACCELERATOR, ("0x020000", "0x10de")], "no_devices"),  # an NVIDIA network card is no GPU
+        ([AMD_CARD, NVIDIA_CARD], "driver_missing"),
+        ([AMD_BRIDGE], "driver_missing"),
+        ([], "driver_missing"),
+    ],
+)
 def test_another_vendors_node_is_no_failure(
-        start: StartChild, tmp_path: Path, cards: list[tuple[str, str]], reason: str) -> None:
+    start: StartChild, tmp_path: Path, cards: list[tuple[str, str]], reason: str
+) -> None:
     child = start(World(codes={"nvmlInitWithFlags": 9}), host_sys=pci_bus(tmp_path, *cards))
     for _ in range(3):  # while waiting for the next attempt, too
         got = child.read()
@@ -240,11 +272,14 @@ def test_library_without_the_call_to_open_it(start: StartChild) -> None:
     assert start(World(gpus=[Gpu()]), missing=("nvmlInitWithFlags",)).read()["reason"] == "old_driver"
 
 
-@pytest.mark.parametrize("unloaded", [
-    World(gpus=[Gpu(codes={"all": 9})], codes={"all": 9}),
-    World(gpus=[Gpu()], epoch=7),
-    World(gpus=[Gpu(codes={"all": 999})], codes={"nvmlInitWithFlags": 9, "all": 999}),
-])
+@pytest.mark.parametrize(
+    "unloaded",
+    [
+        World(gpus=[Gpu(codes={"all": 9})], codes={"all": 9}),
+        World(gpus=[Gpu()], epoch=7),
+        World(gpus=[Gpu(codes={"all": 999})], codes={"nvmlInitWithFlags": 9, "all": 999}),
+    ],
+)
 def test_driver_unloaded_and_back(start: StartChild, unloaded: World) -> None:
     child = start(World(gpus=[Gpu()]))
     assert errors(child) == [None]
@@ -376,7 +411,9 @@ def test_container_that_never_saw_a_gpu_is_patient(start: StartChild) -> None:
 
 
 @pytest.mark.parametrize(("code", "reason"), [(17, "blocked"), (999, "unknown")])
-def test_a_call_that_is_always_refused_is_left_alone_after_a_few_times(start: StartChild, code: int, reason: str) -> None:
+def test_a_call_that_is_always_refused_is_left_alone_after_a_few_times(
+    start: StartChild, code: int, reason: str
+) -> None:
     """As with "not supported": a refused call may cost the host a line in its log each second."""
     child = start(World(gpus=[Gpu(codes={"nvmlDeviceGetPowerUsage": code})]))
     counted = 0

@@ -142,8 +142,9 @@ def test_a_repair_that_hangs_is_not_begun_twice(start: StartChild) -> None:
 
 
 def test_opening_waits_for_a_closing_that_hangs(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu()], hangs={"nvmlShutdown": 60}), own_process=True,
-                  nvidia_release_between_readings=True)
+    child = start(
+        World(gpus=[Gpu()], hangs={"nvmlShutdown": 60}), own_process=True, nvidia_release_between_readings=True
+    )
     assert errors(child.read()) == [None]
     assert child.read()["reason"] == "timeout"
     assert child.calls()["nvmlInitWithFlags"] == 1
@@ -151,12 +152,15 @@ def test_opening_waits_for_a_closing_that_hangs(start: StartChild) -> None:
     assert errors(until(child, lambda got: "gpus" in got)) == [None]
 
 
-@pytest.mark.parametrize("world", [
-    World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})]),
-    World(gpus=[Gpu()], hangs={"nvmlInitWithFlags": 60}),
-    World(gpus=[Gpu(event_types=8)], hangs={"nvmlShutdown": 60}),
-    World(gpus=[Gpu(event_types=8)], hangs={"nvmlEventSetWait_v2": 60}),
-])
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})]),
+        World(gpus=[Gpu()], hangs={"nvmlInitWithFlags": 60}),
+        World(gpus=[Gpu(event_types=8)], hangs={"nvmlShutdown": 60}),
+        World(gpus=[Gpu(event_types=8)], hangs={"nvmlEventSetWait_v2": 60}),
+    ],
+)
 def test_closing_does_not_wait_for_what_hangs(start: StartChild, world: World) -> None:
     child = start(world, own_process=True, nvidia_budget_seconds=0.2)
     child.read()
@@ -200,9 +204,14 @@ def test_driver_released_between_readings(start: StartChild) -> None:
 def test_options_come_from_the_settings() -> None:
     assert NvidiaOptions.of(Settings()) == NvidiaOptions(budget_seconds=4.0)
     assert NvidiaOptions.of(None) == NvidiaOptions()
-    settings = Settings(nvidia_gpm=True, nvidia_mig=False, nvidia_release_between_readings=True,
-                        collectors={"nvidia": CollectorSettings(True, 1.0, 2.0)})
+    settings = Settings(
+        nvidia_gpm=True,
+        nvidia_mig=False,
+        nvidia_release_between_readings=True,
+        collectors={"nvidia": CollectorSettings(True, 1.0, 2.0)},
+    )
     assert NvidiaOptions.of(settings) == NvidiaOptions(
-        mig=False, gpm=False, release_between_readings=True, budget_seconds=1.6)
+        mig=False, gpm=False, release_between_readings=True, budget_seconds=1.6
+    )
     assert NvidiaOptions.of(SimpleNamespace(nvidia_gpm=True)).gpm
     assert NvidiaOptions.of(Settings(host_sys=Path("/host/sys"))).host_sys == Path("/host/sys")

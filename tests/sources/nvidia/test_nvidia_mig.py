@@ -20,12 +20,19 @@ def by_uuid(child: Child) -> dict[str, dict[str, Any]]:
 
 
 def test_instances_beside_their_gpu(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu(), mig_gpu(
-        Mig("MIG-a", gi=7, memory_total=10 * GIB, memory_free=4 * GIB, processes=[(5, GIB)]),
-        None,
-        Mig("MIG-b", gi=9, memory_total=20 * GIB, memory_free=GIB, name=None),
-        processes=[(5, GIB)],
-    )]))
+    child = start(
+        World(
+            gpus=[
+                Gpu(),
+                mig_gpu(
+                    Mig("MIG-a", gi=7, memory_total=10 * GIB, memory_free=4 * GIB, processes=[(5, GIB)]),
+                    None,
+                    Mig("MIG-b", gi=9, memory_total=20 * GIB, memory_free=GIB, name=None),
+                    processes=[(5, GIB)],
+                ),
+            ]
+        )
+    )
     got = child.read()
     assert [gpu["uuid"] for gpu in got["gpus"]] == [gpu_uuid(0), gpu_uuid(1), "MIG-a", "MIG-b"]
     assert got["expected"] == {"nvidia": 2}
@@ -40,15 +47,26 @@ def test_instances_beside_their_gpu(start: StartChild) -> None:
     assert first["name"].endswith("MIG 1g.10gb")
     assert second["name"] == "NVIDIA H100 80GB HBM3"
     for instance in (first, second):
-        assert [instance[name] for name in ("utilization_ratio", "power_watts", "power_limit_watts",
-                                            "throttle_reasons", "error")] == [None] * 5
+        assert [
+            instance[name]
+            for name in ("utilization_ratio", "power_watts", "power_limit_watts", "throttle_reasons", "error")
+        ] == [None] * 5
 
 
 def test_figures_of_the_whole_gpu_only_where_permitted(start: StartChild) -> None:
     denied = dict.fromkeys(
-        ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPowerUsage",
-         "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetCurrentClocksEventReasons",
-         "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples"), 4)
+        (
+            "nvmlDeviceGetMemoryInfo_v2",
+            "nvmlDeviceGetMemoryInfo",
+            "nvmlDeviceGetPowerUsage",
+            "nvmlDeviceGetEnforcedPowerLimit",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+            "nvmlDeviceGetUtilizationRates",
+            "nvmlDeviceGetSamples",
+        ),
+        4,
+    )
     mig = Mig("MIG-a", codes={"nvmlDeviceGetMemoryInfo_v2": 0})
     child = start(World(gpus=[mig_gpu(mig, codes=denied)]))
     parent, instance = child.gpus()
@@ -108,15 +126,25 @@ def test_instances_go_with_their_gpu(start: StartChild) -> None:
     child.set(World(gpus=[mig_gpu(Mig("MIG-a"), codes={"all": 15}), Gpu()]))
     child.advance(1)
     got = by_uuid(child)
-    assert {uuid: gpu["error"] for uuid, gpu in got.items()} == {gpu_uuid(0): "lost", "MIG-a": "lost", gpu_uuid(1): None}
+    assert {uuid: gpu["error"] for uuid, gpu in got.items()} == {
+        gpu_uuid(0): "lost",
+        "MIG-a": "lost",
+        gpu_uuid(1): None,
+    }
     assert got["MIG-a"]["memory_total_bytes"] is None
     assert got["MIG-a"]["parent_uuid"] == gpu_uuid(0)
 
 
 def test_one_instance_that_says_nothing_leaves_the_others_alone(start: StartChild) -> None:
-    broken = Mig("MIG-a", codes={"nvmlDeviceGetMemoryInfo_v2": 999, "nvmlDeviceGetMemoryInfo": 999,
-                                 "nvmlDeviceGetComputeRunningProcesses_v3": 999,
-                                 "nvmlDeviceGetComputeRunningProcesses_v2": 999})
+    broken = Mig(
+        "MIG-a",
+        codes={
+            "nvmlDeviceGetMemoryInfo_v2": 999,
+            "nvmlDeviceGetMemoryInfo": 999,
+            "nvmlDeviceGetComputeRunningProcesses_v3": 999,
+            "nvmlDeviceGetComputeRunningProcesses_v2": 999,
+        },
+    )
     got = by_uuid(start(World(gpus=[mig_gpu(broken, Mig("MIG-b"))])))
     assert {uuid: gpu["error"] for uuid, gpu in got.items()} == {gpu_uuid(0): None, "MIG-a": "unknown", "MIG-b": None}
 
@@ -127,14 +155,23 @@ def test_instances_are_left_out_on_request(start: StartChild) -> None:
 
 
 def test_activity_of_instances(start: StartChild) -> None:
-    child = start(World(gpus=[mig_gpu(Mig("MIG-a", gi=3, sm=40, tensor=20, dram=60), Mig("MIG-b", gi=5, sm=10),
-                                       sm=99, tensor=99, dram=99)]),
-                  nvidia_gpm=True)
+    child = start(
+        World(
+            gpus=[
+                mig_gpu(
+                    Mig("MIG-a", gi=3, sm=40, tensor=20, dram=60), Mig("MIG-b", gi=5, sm=10), sm=99, tensor=99, dram=99
+                )
+            ]
+        ),
+        nvidia_gpm=True,
+    )
     child.gpus()
     child.advance(1)
     got = by_uuid(child)
-    activity = {uuid: (gpu["sm_activity_ratio"], gpu["tensor_activity_ratio"], gpu["dram_activity_ratio"])
-                for uuid, gpu in got.items()}
+    activity = {
+        uuid: (gpu["sm_activity_ratio"], gpu["tensor_activity_ratio"], gpu["dram_activity_ratio"])
+        for uuid, gpu in got.items()
+    }
     assert activity == {gpu_uuid(0): (None, None, None), "MIG-a": (0.4, 0.2, 0.6), "MIG-b": (0.1, None, None)}
 
 

@@ -15,47 +15,106 @@ from nvml_stub.driver import StartChild
 CODES = [*range(1, 31), 999]
 
 PER_GPU = [
-    "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMinorNumber",
-    "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2",
-    "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples", "nvmlDeviceGetPowerUsage",
-    "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetCurrentClocksEventReasons",
-    "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetComputeRunningProcesses_v2",
-    "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMigMode",
-    "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId",
-    "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlDeviceGetSupportedEventTypes",
-    "nvmlDeviceRegisterEvents", "all",
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetMinorNumber",
+    "nvmlDeviceGetPciInfo_v3",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetSamples",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlGpmQueryDeviceSupport",
+    "nvmlGpmSampleGet",
+    "nvmlGpmMigSampleGet",
+    "nvmlDeviceGetSupportedEventTypes",
+    "nvmlDeviceRegisterEvents",
+    "all",
 ]
 LIBRARY_WIDE = [
-    "nvmlInitWithFlags", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount_v2", "nvmlGpmSampleAlloc",
-    "nvmlGpmSampleFree", "nvmlGpmMetricsGet", "nvmlEventSetCreate", "nvmlEventSetWait_v2",
+    "nvmlInitWithFlags",
+    "nvmlShutdown",
+    "nvmlSystemGetDriverVersion",
+    "nvmlDeviceGetCount_v2",
+    "nvmlGpmSampleAlloc",
+    "nvmlGpmSampleFree",
+    "nvmlGpmMetricsGet",
+    "nvmlEventSetCreate",
+    "nvmlEventSetWait_v2",
 ]
 EVENT_CALLS = {"nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetCreate"}
 LIBRARY_DOWN = {1, 9, 18}  # no GPU can be read then
 
 TRUTH: dict[str, Any] = {
-    "memory_total_bytes": 80 * GIB, "memory_used_bytes": 50 * GIB, "memory_reserved_bytes": GIB // 2,
-    "utilization_ratio": 0.7, "sm_activity_ratio": 0.5, "tensor_activity_ratio": 0.25, "dram_activity_ratio": 0.75,
-    "power_watts": 350.0, "power_limit_watts": 700.0, "throttle_reasons": ["sw_power_cap"],
-    "name": "NVIDIA H100 80GB HBM3", "driver": "580.65.06",
+    "memory_total_bytes": 80 * GIB,
+    "memory_used_bytes": 50 * GIB,
+    "memory_reserved_bytes": GIB // 2,
+    "utilization_ratio": 0.7,
+    "sm_activity_ratio": 0.5,
+    "tensor_activity_ratio": 0.25,
+    "dram_activity_ratio": 0.75,
+    "power_watts": 350.0,
+    "power_limit_watts": 700.0,
+    "throttle_reasons": ["sw_power_cap"],
+    "name": "NVIDIA H100 80GB HBM3",
+    "driver": "580.65.06",
 }
 MIG_TRUTH: dict[str, Any] = {
-    "memory_total_bytes": 10 * GIB, "memory_used_bytes": 6 * GIB, "memory_reserved_bytes": GIB // 4,
-    "sm_activity_ratio": 0.5, "tensor_activity_ratio": 0.25, "dram_activity_ratio": 0.75, "utilization_ratio": None,
-    "power_watts": None, "power_limit_watts": None, "throttle_reasons": None, "driver": "580.65.06",
+    "memory_total_bytes": 10 * GIB,
+    "memory_used_bytes": 6 * GIB,
+    "memory_reserved_bytes": GIB // 4,
+    "sm_activity_ratio": 0.5,
+    "tensor_activity_ratio": 0.25,
+    "dram_activity_ratio": 0.75,
+    "utilization_ratio": None,
+    "power_watts": None,
+    "power_limit_watts": None,
+    "throttle_reasons": None,
+    "driver": "580.65.06",
 }
 
 
 def world(call: str, code: int, gpu: bool, mig: bool) -> World:
     """Two GPUs that can do everything; ``call`` fails with ``code`` on the first, or for all."""
+
     def card(codes: dict[str, int]) -> Gpu:
         instance = Mig("MIG-a", memory_reserved=GIB // 4, sm=50, tensor=25, dram=75, processes=[(2, GIB)])
         return Gpu(
-            samples="1000:70", clocks_reasons=4, gpm=1, sm=50, tensor=25, dram=75, processes=[(1, GIB)],
-            mps_processes=[(3, GIB)], mig=int(mig), migs=[instance] if mig else [], codes=codes,
-            event_types=8 if call in EVENT_CALLS else None)
+            samples="1000:70",
+            clocks_reasons=4,
+            gpm=1,
+            sm=50,
+            tensor=25,
+            dram=75,
+            processes=[(1, GIB)],
+            mps_processes=[(3, GIB)],
+            mig=int(mig),
+            migs=[instance] if mig else [],
+            codes=codes,
+            event_types=8 if call in EVENT_CALLS else None,
+        )
 
-    whole = Gpu(samples="1000:70", clocks_reasons=4, gpm=1, sm=50, tensor=25, dram=75, processes=[(1, GIB)],
-                mps_processes=[(3, GIB)])
+    whole = Gpu(
+        samples="1000:70",
+        clocks_reasons=4,
+        gpm=1,
+        sm=50,
+        tensor=25,
+        dram=75,
+        processes=[(1, GIB)],
+        mps_processes=[(3, GIB)],
+    )
     return World(gpus=[card({call: code} if gpu else {}), whole], codes={} if gpu else {call: code})
 
 
@@ -76,7 +135,7 @@ def sweep(start: StartChild, calls: list[str], gpu: bool, mig: bool) -> list[tup
     child = start(World())
     reads = 3
     answers = child.sweep([world(call, code, gpu, mig) for call, code in cases], reads, nvidia_gpm=True)
-    return [(*case, answers[reads * i:reads * (i + 1)]) for i, case in enumerate(cases)]
+    return [(*case, answers[reads * i : reads * (i + 1)]) for i, case in enumerate(cases)]
 
 
 @pytest.mark.parametrize("mig", [False, True])

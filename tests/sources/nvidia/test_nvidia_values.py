@@ -10,8 +10,16 @@ from nvml_stub import GIB, Gpu, World, gpu_uuid
 from nvml_stub.driver import StartChild
 
 ALL_FIELDS = {
-    "memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "utilization_ratio", "power_watts",
-    "power_limit_watts", "throttle_reasons", "name", "minor", "pci_bus_id",
+    "memory_total_bytes",
+    "memory_used_bytes",
+    "memory_reserved_bytes",
+    "utilization_ratio",
+    "power_watts",
+    "power_limit_watts",
+    "throttle_reasons",
+    "name",
+    "minor",
+    "pci_bus_id",
 }
 
 
@@ -21,11 +29,25 @@ def known(gpu: dict[str, Any]) -> set[str]:
 
 
 def test_every_value_in_base_units(start: StartChild) -> None:
-    child = start(World(gpus=[Gpu(
-        memory_total=80 * GIB, memory_free=20 * GIB, memory_reserved=GIB, utilization=37, power_mw=412_345,
-        power_limit_mw=700_000, clocks_reasons=0x04 | 0x40 | 0x01, minor=3, bus="00000000:3B:00.0",
-        processes=[(4242, 50 * GIB), (4243, None), (4244, 0)],
-    )], driver_version="580.65.06"))
+    child = start(
+        World(
+            gpus=[
+                Gpu(
+                    memory_total=80 * GIB,
+                    memory_free=20 * GIB,
+                    memory_reserved=GIB,
+                    utilization=37,
+                    power_mw=412_345,
+                    power_limit_mw=700_000,
+                    clocks_reasons=0x04 | 0x40 | 0x01,
+                    minor=3,
+                    bus="00000000:3B:00.0",
+                    processes=[(4242, 50 * GIB), (4243, None), (4244, 0)],
+                )
+            ],
+            driver_version="580.65.06",
+        )
+    )
     (gpu,) = child.gpus()
     assert gpu["uuid"] == gpu_uuid(0)
     assert (gpu["index"], gpu["vendor"], gpu["driver"]) == (0, "nvidia", "580.65.06")
@@ -37,8 +59,11 @@ def test_every_value_in_base_units(start: StartChild) -> None:
     assert gpu["power_watts"] == 412.345
     assert gpu["power_limit_watts"] == 700.0
     assert gpu["throttle_reasons"] == ["sw_power_cap", "hw_thermal_slowdown"]  # idle is no throttling
-    assert gpu["processes"] == [{"pid": 4242, "used_bytes": 50 * GIB}, {"pid": 4243, "used_bytes": None},
-                                {"pid": 4244, "used_bytes": None}]  # a context is never without memory
+    assert gpu["processes"] == [
+        {"pid": 4242, "used_bytes": 50 * GIB},
+        {"pid": 4243, "used_bytes": None},
+        {"pid": 4244, "used_bytes": None},
+    ]  # a context is never without memory
     assert gpu["error"] is None
 
 
@@ -59,8 +84,12 @@ def test_first_memory_structure_where_the_second_is_unknown(start: StartChild, c
 def test_old_driver_without_the_newer_symbols(start: StartChild) -> None:
     child = start(
         World(gpus=[Gpu(processes=[(7, GIB)], clocks_reasons=0x80)]),
-        missing=("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetComputeRunningProcesses_v3",
-                 "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetCurrentClocksEventReasons"),
+        missing=(
+            "nvmlDeviceGetMemoryInfo_v2",
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+        ),
     )
     got = child.read()
     (gpu,) = got["gpus"]
@@ -75,22 +104,27 @@ def test_mps_clients_are_added_once(start: StartChild) -> None:
     assert {(p["pid"], p["used_bytes"]) for p in gpu["processes"]} == {(1, GIB), (2, GIB), (3, 2 * GIB)}
 
 
-@pytest.mark.parametrize(("fields", "call"), [
-    ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, "nvmlDeviceGetMemoryInfo"),
-    ({"utilization_ratio"}, "nvmlDeviceGetUtilizationRates"),
-    ({"power_watts"}, "nvmlDeviceGetPowerUsage"),
-    ({"power_limit_watts"}, "nvmlDeviceGetEnforcedPowerLimit"),
-    ({"throttle_reasons"}, "nvmlDeviceGetCurrentClocks"),
-    ({"name"}, "nvmlDeviceGetName"),
-    ({"minor"}, "nvmlDeviceGetMinorNumber"),
-    ({"pci_bus_id"}, "nvmlDeviceGetPciInfo_v3"),
-])
+@pytest.mark.parametrize(
+    ("fields", "call"),
+    [
+        ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, "nvmlDeviceGetMemoryInfo"),
+        ({"utilization_ratio"}, "nvmlDeviceGetUtilizationRates"),
+        ({"power_watts"}, "nvmlDeviceGetPowerUsage"),
+        ({"power_limit_watts"}, "nvmlDeviceGetEnforcedPowerLimit"),
+        ({"throttle_reasons"}, "nvmlDeviceGetCurrentClocks"),
+        ({"name"}, "nvmlDeviceGetName"),
+        ({"minor"}, "nvmlDeviceGetMinorNumber"),
+        ({"pci_bus_id"}, "nvmlDeviceGetPciInfo_v3"),
+    ],
+)
 @pytest.mark.parametrize("code", [3, 4, 13])
 def test_each_value_is_absent_by_itself(start: StartChild, fields: set[str], call: str, code: int) -> None:
     names = {
         "nvmlDeviceGetMemoryInfo": ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"],
         "nvmlDeviceGetCurrentClocks": [
-            "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"],
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlDeviceGetCurrentClocksThrottleReasons",
+        ],
     }.get(call, [call])
     got = start(World(gpus=[Gpu(codes=dict.fromkeys(names, code)), Gpu()])).read()
     lacking, whole = got["gpus"]
@@ -107,17 +141,20 @@ def test_unified_memory_card_has_no_memory_but_the_rest(start: StartChild) -> No
     assert gpu["error"] is None
 
 
-@pytest.mark.parametrize(("fields", "gpu"), [
-    ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_free=81 * GIB)),
-    ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_reserved=81 * GIB)),
-    ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_total=0, memory_free=0)),
-    ({"utilization_ratio"}, Gpu(utilization=101)),
-    ({"utilization_ratio"}, Gpu(utilization=0xFFFFFFFF)),
-    ({"power_watts"}, Gpu(power_mw=0)),
-    ({"power_watts"}, Gpu(power_mw=0xFFFFFFFF)),
-    ({"power_limit_watts"}, Gpu(power_limit_mw=0)),
-    ({"memory_reserved_bytes"}, Gpu(memory_reserved=0)),
-])
+@pytest.mark.parametrize(
+    ("fields", "gpu"),
+    [
+        ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_free=81 * GIB)),
+        ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_reserved=81 * GIB)),
+        ({"memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"}, Gpu(memory_total=0, memory_free=0)),
+        ({"utilization_ratio"}, Gpu(utilization=101)),
+        ({"utilization_ratio"}, Gpu(utilization=0xFFFFFFFF)),
+        ({"power_watts"}, Gpu(power_mw=0)),
+        ({"power_watts"}, Gpu(power_mw=0xFFFFFFFF)),
+        ({"power_limit_watts"}, Gpu(power_limit_mw=0)),
+        ({"memory_reserved_bytes"}, Gpu(memory_reserved=0)),
+    ],
+)
 def test_what_cannot_be_true_is_absent(start: StartChild, fields: set[str], gpu: Gpu) -> None:
     (got,) = start(World(gpus=[gpu])).gpus()
     assert known(got) == ALL_FIELDS - fields
@@ -141,10 +178,19 @@ def test_what_does_not_change_or_is_not_there_is_not_asked_each_second(start: St
         child.advance(1.0)
     calls = child.calls()
     assert calls["nvmlDeviceGetMemoryInfo"] == 100
-    once = ("nvmlInitWithFlags", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
-            "nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPowerUsage",
-            "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetCurrentClocksEventReasons",
-            "nvmlDeviceGetCurrentClocksThrottleReasons")
+    once = (
+        "nvmlInitWithFlags",
+        "nvmlDeviceGetCount_v2",
+        "nvmlDeviceGetHandleByIndex_v2",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetMinorNumber",
+        "nvmlDeviceGetPciInfo_v3",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetCurrentClocksThrottleReasons",
+    )
     assert {name: calls[name] for name in once} == dict.fromkeys(once, 1)
     assert calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 10
     assert calls["nvmlDeviceGetEnforcedPowerLimit"] == 10

@@ -25,8 +25,10 @@ class TruthLogger(StatLoggerBase):
         """One step."""
         details = getattr(scheduler_stats, "iteration_details", None)
         if self._out is not None and details is not None and not details.is_dummy:
-            self._out.write(f"{time.time():.3f} {engine_idx} {details.iteration_index} {details.num_ctx_requests} "
-                            f"{details.num_generation_requests}\n")
+            self._out.write(
+                f"{time.time():.3f} {engine_idx} {details.iteration_index} {details.num_ctx_requests} "
+                f"{details.num_generation_requests}\n"
+            )
 
     def log_engine_initialized(self) -> None:
         """Nothing to say: vLLM demands the method."""

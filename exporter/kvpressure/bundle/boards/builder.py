@@ -26,7 +26,9 @@ POD: Final = "cluster, namespace, pod"
 # Okabe and Ito's palette, and Tol's wine: told apart with any colour vision, and by their lightness.
 GREEN, YELLOW, ORANGE, RED, BLUE = "#009E73", "#F0E442", "#E69F00", "#D55E00", "#56B4E9"
 WINE, PURPLE = "#882255", "#CC79A7"
-LOG_EVENTS: Final = "|".join(sorted(ALLOCATION_EVENTS | TELLING_EVENTS))  # lines that tell of trouble, not facts of the start
+LOG_EVENTS: Final = "|".join(
+    sorted(ALLOCATION_EVENTS | TELLING_EVENTS)
+)  # lines that tell of trouble, not facts of the start
 TOP: Final = 20  # rows of a table of the worst
 
 
@@ -63,9 +65,19 @@ class Query:
     def model(self, index: int) -> Json:
         """The target, with refId A, B, ..."""
         now = self.now or self.table
-        shape = {"format": "table"} if self.table else {"format": "heatmap" if self.heat else "time_series", "legendFormat": self.legend}
+        shape = (
+            {"format": "table"}
+            if self.table
+            else {"format": "heatmap" if self.heat else "time_series", "legendFormat": self.legend}
+        )
         kind = {"instant": now, "range": not now, **shape}
-        return {"refId": chr(ord("A") + index), "datasource": DATASOURCE, "editorMode": "code", "expr": self.expr, **kind}
+        return {
+            "refId": chr(ord("A") + index),
+            "datasource": DATASOURCE,
+            "editorMode": "code",
+            "expr": self.expr,
+            **kind,
+        }
 
 
 @dataclass(slots=True)
@@ -108,8 +120,16 @@ class Board:
         self.layout.wrap()
         position = self.layout.place(WIDTH, 1)
         self.layout.wrap()
-        self.panels.append({"id": len(self.panels) + 1, "type": "row", "title": title, "collapsed": collapsed,
-                            "gridPos": position, "panels": []})
+        self.panels.append(
+            {
+                "id": len(self.panels) + 1,
+                "type": "row",
+                "title": title,
+                "collapsed": collapsed,
+                "gridPos": position,
+                "panels": [],
+            }
+        )
 
     def add(self, panel: Json, width: int, height: int) -> None:
         """Put ``panel`` at the next free place."""
@@ -120,10 +140,22 @@ class Board:
     def model(self, uid: str, site: Site) -> Json:
         """The whole JSON model."""
         return {
-            "uid": uid, "id": None, "title": self.title, "description": self.description, "tags": list(self.tags),
-            "schemaVersion": SCHEMA_VERSION, "version": 1, "editable": False, "graphTooltip": 1, "refresh": "30s",
-            "timezone": "browser", "weekStart": "", "fiscalYearStartMonth": 0, "liveNow": False,
-            "time": {"from": "now-1h", "to": "now"}, "timepicker": {},
+            "uid": uid,
+            "id": None,
+            "title": self.title,
+            "description": self.description,
+            "tags": list(self.tags),
+            "schemaVersion": SCHEMA_VERSION,
+            "version": 1,
+            "editable": False,
+            "graphTooltip": 1,
+            "refresh": "30s",
+            "timezone": "browser",
+            "weekStart": "",
+            "fiscalYearStartMonth": 0,
+            "liveNow": False,
+            "time": {"from": "now-1h", "to": "now"},
+            "timepicker": {},
             "annotations": {"list": [_firing_alerts(), _restarts()]},
             "links": [_other_boards(), _link("Runbooks", f"{site.values.runbook_base_url}/README.md")],
             "templating": {"list": variables()},
@@ -140,41 +172,86 @@ VARIABLES: Final = ("datasource", "cluster", "namespace", "model", "pod", "gpu")
 def variables() -> list[Json]:
     """Data source, then cluster, namespace, model, pod and GPU, each narrowed by those before it."""
     where = ('cluster=~"$cluster"', 'namespace=~"$namespace"', 'model_name=~"$model"', 'pod=~"$pod"')
-    chain = (("cluster", "Cluster", "kvpressure_engine_info", "cluster", 0),
-             ("namespace", "Namespace", "kvpressure_engine_info", "namespace", 1),
-             ("model", "Model", "kvpressure_engine_info", "model_name", 2),
-             ("pod", "Pod", "kvpressure_engine_info", "pod", 3),
-             ("gpu", "GPU", "kvpressure_engine_gpu_info", "uuid", 4))
-    source: Json = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "regex": "",
-                    "current": {}, "options": [], "hide": 0, "includeAll": False, "multi": False, "refresh": 1,
-                    "skipUrlSync": False}
-    return [source, *(_query_variable(name, label, metric, value, where[:depth])
-                      for name, label, metric, value, depth in chain)]
+    chain = (
+        ("cluster", "Cluster", "kvpressure_engine_info", "cluster", 0),
+        ("namespace", "Namespace", "kvpressure_engine_info", "namespace", 1),
+        ("model", "Model", "kvpressure_engine_info", "model_name", 2),
+        ("pod", "Pod", "kvpressure_engine_info", "pod", 3),
+        ("gpu", "GPU", "kvpressure_engine_gpu_info", "uuid", 4),
+    )
+    source: Json = {
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "regex": "",
+        "current": {},
+        "options": [],
+        "hide": 0,
+        "includeAll": False,
+        "multi": False,
+        "refresh": 1,
+        "skipUrlSync": False,
+    }
+    return [
+        source,
+        *(_query_variable(name, label, metric, value, where[:depth]) for name, label, metric, value, depth in chain),
+    ]
 
 
 def _query_variable(name: str, label: str, metric: str, value: str, where: Sequence[str]) -> Json:
     selector = metric + ("{" + ",".join(where) + "}" if where else "")
     query = f"label_values({selector}, {value})"
     # .* and not .+ for All: a series without a cluster (or, for a static target, a pod) label has to match too.
-    return {"name": name, "label": label, "type": "query", "datasource": DATASOURCE,
-            "query": {"query": query, "refId": f"variable-{name}"}, "definition": query, "regex": "", "sort": 1,
-            "refresh": 2, "multi": True, "includeAll": True, "allValue": ".*", "current": {}, "options": [], "hide": 0,
-            "skipUrlSync": False}
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "query": {"query": query, "refId": f"variable-{name}"},
+        "definition": query,
+        "regex": "",
+        "sort": 1,
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {},
+        "options": [],
+        "hide": 0,
+        "skipUrlSync": False,
+    }
 
 
 def _firing_alerts() -> Json:
-    return {"name": "Firing alerts", "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": RED,
-            "expr": 'ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",namespace=~"$namespace|",'
-                    'pod=~"$pod|"}',
-            "titleFormat": "{{alertname}}", "textFormat": "{{severity}} {{namespace}} {{pod}}", "step": "60s",
-            "useValueForTime": False}
+    return {
+        "name": "Firing alerts",
+        "datasource": DATASOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": RED,
+        "expr": 'ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",namespace=~"$namespace|",'
+        'pod=~"$pod|"}',
+        "titleFormat": "{{alertname}}",
+        "textFormat": "{{severity}} {{namespace}} {{pod}}",
+        "step": "60s",
+        "useValueForTime": False,
+    }
 
 
 def _restarts() -> Json:
-    return {"name": "Restarts", "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": BLUE,
-            "expr": f"changes(kvpressure_container_restarts_total{{{CONTAINER}}}[2m]) > 0",
-            "titleFormat": "container restarted", "textFormat": "{{namespace}} {{pod}} {{container}}", "step": "60s",
-            "useValueForTime": False}
+    return {
+        "name": "Restarts",
+        "datasource": DATASOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": BLUE,
+        "expr": f"changes(kvpressure_container_restarts_total{{{CONTAINER}}}[2m]) > 0",
+        "titleFormat": "container restarted",
+        "textFormat": "{{namespace}} {{pod}} {{container}}",
+        "step": "60s",
+        "useValueForTime": False,
+    }
 
 
 def drill(uid: str, title: str, **variables: str) -> Json:
@@ -185,13 +262,33 @@ def drill(uid: str, title: str, **variables: str) -> Json:
 
 
 def _other_boards() -> Json:
-    return {"title": "kvpressure boards", "type": "dashboards", "tags": ["kvpressure"], "asDropdown": True, "icon": "external link",
-            "includeVars": True, "keepTime": True, "targetBlank": False, "tooltip": "", "url": ""}
+    return {
+        "title": "kvpressure boards",
+        "type": "dashboards",
+        "tags": ["kvpressure"],
+        "asDropdown": True,
+        "icon": "external link",
+        "includeVars": True,
+        "keepTime": True,
+        "targetBlank": False,
+        "tooltip": "",
+        "url": "",
+    }
 
 
 def _link(title: str, url: str) -> Json:
-    return {"title": title, "type": "link", "url": url, "icon": "doc", "tags": [], "asDropdown": False, "includeVars": False,
-            "keepTime": False, "targetBlank": True, "tooltip": ""}
+    return {
+        "title": title,
+        "type": "link",
+        "url": url,
+        "icon": "doc",
+        "tags": [],
+        "asDropdown": False,
+        "includeVars": False,
+        "keepTime": False,
+        "targetBlank": True,
+        "tooltip": "",
+    }
 
 
 # --- thresholds and mappings -----------------------------------------------------------------------------------
@@ -211,13 +308,16 @@ def neutral(color: str = BLUE) -> Json:
 
 def texts(**names: tuple[str, str]) -> list[Json]:
     """Value mapping for 0/1 values and names: key -> (shown text, colour); ``v0`` means the value 0."""
-    options = {(key[1:] if key[0] == "v" and key[1:].isdigit() else key): {"text": text, "color": color, "index": index}
-               for index, (key, (text, color)) in enumerate(names.items())}
+    options = {
+        (key[1:] if key[0] == "v" and key[1:].isdigit() else key): {"text": text, "color": color, "index": index}
+        for index, (key, (text, color)) in enumerate(names.items())
+    }
     return [{"type": "value", "options": options}]
 
 
 NO_TRAFFIC: Final[list[Json]] = [
-    {"type": "special", "options": {"match": "nan", "result": {"text": "no traffic", "color": "text", "index": 90}}}]
+    {"type": "special", "options": {"match": "nan", "result": {"text": "no traffic", "color": "text", "index": 90}}}
+]
 
 
 # --- panels ------------------------------------------------------------------------------------------------------
@@ -226,8 +326,17 @@ NO_TRAFFIC: Final[list[Json]] = [
 _OPTIONAL: Final = "optional queries"  # carried from a panel to its board, which takes it out
 
 
-def _panel(site: Site, kind: str, title: str, about: str, queries: Sequence[Query], alert: str | None, defaults: Json,
-           options: Json, overrides: Sequence[Json] = ()) -> Json:
+def _panel(
+    site: Site,
+    kind: str,
+    title: str,
+    about: str,
+    queries: Sequence[Query],
+    alert: str | None,
+    defaults: Json,
+    options: Json,
+    overrides: Sequence[Json] = (),
+) -> Json:
     links = []
     if alert is not None and alert in site.alerts:
         about = f"{about}\n\nAlert: {alert}."
@@ -237,101 +346,245 @@ def _panel(site: Site, kind: str, title: str, about: str, queries: Sequence[Quer
         about = f"{about}\n\nMay be empty: {why}."
     if len(optional) == len(queries) and kind != "stat":  # a tile has no room for a sentence
         defaults["noValue"] = next(iter(optional.values()))
-    return {"type": kind, "title": title, "description": about, "links": links, _OPTIONAL: optional,
-            "targets": [query.model(index) for index, query in enumerate(queries)],
-            "fieldConfig": {"defaults": defaults, "overrides": list(overrides)}, "options": options}
+    return {
+        "type": kind,
+        "title": title,
+        "description": about,
+        "links": links,
+        _OPTIONAL: optional,
+        "targets": [query.model(index) for index, query in enumerate(queries)],
+        "fieldConfig": {"defaults": defaults, "overrides": list(overrides)},
+        "options": options,
+    }
 
 
 def _defaults(unit: str, thresholds: Json, mappings: Sequence[Json] = (), **more: Any) -> Json:
     return {"unit": unit, "thresholds": thresholds, "mappings": [*mappings, *NO_TRAFFIC], "noValue": "no data", **more}
 
 
-def stat(site: Site, title: str, about: str, expr: str, unit: str, thresholds: Json, alert: str | None = None,
-         optional: str = "") -> Json:
+def stat(
+    site: Site,
+    title: str,
+    about: str,
+    expr: str,
+    unit: str,
+    thresholds: Json,
+    alert: str | None = None,
+    optional: str = "",
+) -> Json:
     """A tile with one number for all that is chosen, and its course."""
     return _stat(site, title, about, Query(expr, optional=optional), unit, thresholds, alert, "value", "area")
 
 
-def extreme(site: Site, title: str, about: str, expr: str, unit: str, thresholds: Json, alert: str | None = None,
-            optional: str = "", legend: str = "{{pod}}", pick: str = "topk") -> Json:
+def extreme(
+    site: Site,
+    title: str,
+    about: str,
+    expr: str,
+    unit: str,
+    thresholds: Json,
+    alert: str | None = None,
+    optional: str = "",
+    legend: str = "{{pod}}",
+    pick: str = "topk",
+) -> Json:
     """A tile with the largest (``pick`` bottomk: the smallest) present value of ``expr`` and, by ``legend``, the name of who has it."""
-    return _stat(site, title, about, Query(f"{pick}(1, {expr})", legend, optional=optional, now=True), unit, thresholds, alert,
-                 "value_and_name", "none")
+    return _stat(
+        site,
+        title,
+        about,
+        Query(f"{pick}(1, {expr})", legend, optional=optional, now=True),
+        unit,
+        thresholds,
+        alert,
+        "value_and_name",
+        "none",
+    )
 
 
-def _stat(site: Site, title: str, about: str, query: Query, unit: str, thresholds: Json, alert: str | None, text: str, graph: str) -> Json:
-    options = {"colorMode": "background", "graphMode": graph, "justifyMode": "auto", "orientation": "auto", "textMode": text,
-               "wideLayout": True, "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
-    return _panel(site, "stat", title, about, [query], alert, _defaults(unit, thresholds, color={"mode": "thresholds"}), options)
+def _stat(
+    site: Site,
+    title: str,
+    about: str,
+    query: Query,
+    unit: str,
+    thresholds: Json,
+    alert: str | None,
+    text: str,
+    graph: str,
+) -> Json:
+    options = {
+        "colorMode": "background",
+        "graphMode": graph,
+        "justifyMode": "auto",
+        "orientation": "auto",
+        "textMode": text,
+        "wideLayout": True,
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+    }
+    return _panel(
+        site, "stat", title, about, [query], alert, _defaults(unit, thresholds, color={"mode": "thresholds"}), options
+    )
 
 
-def timeseries(site: Site, title: str, about: str, queries: Sequence[Query], unit: str, thresholds: Json | None = None,
-               alert: str | None = None, top: float | None = None, overrides: Sequence[Json] = (), small: bool = False) -> Json:
+def timeseries(
+    site: Site,
+    title: str,
+    about: str,
+    queries: Sequence[Query],
+    unit: str,
+    thresholds: Json | None = None,
+    alert: str | None = None,
+    top: float | None = None,
+    overrides: Sequence[Json] = (),
+    small: bool = False,
+) -> Json:
     """Lines over time; given thresholds are drawn as dashed lines. A ``small`` graph has names but no numbers below it."""
-    custom = {"drawStyle": "line", "lineInterpolation": "linear", "lineWidth": 1, "fillOpacity": 8, "showPoints": "never",
-              "spanNulls": False, "thresholdsStyle": {"mode": "dashed" if thresholds else "off"}}
+    custom = {
+        "drawStyle": "line",
+        "lineInterpolation": "linear",
+        "lineWidth": 1,
+        "fillOpacity": 8,
+        "showPoints": "never",
+        "spanNulls": False,
+        "thresholdsStyle": {"mode": "dashed" if thresholds else "off"},
+    }
     bounds: Json = {"min": 0} if top is None else {"min": 0, "max": top}
     defaults = _defaults(unit, thresholds or neutral(), custom=custom, color={"mode": "palette-classic"}, **bounds)
-    options = {"legend": {"displayMode": "list" if small else "table", "placement": "bottom", "showLegend": True,
-                          "calcs": [] if small else ["lastNotNull", "max"]},
-               "tooltip": {"mode": "multi", "sort": "desc"}}
+    options = {
+        "legend": {
+            "displayMode": "list" if small else "table",
+            "placement": "bottom",
+            "showLegend": True,
+            "calcs": [] if small else ["lastNotNull", "max"],
+        },
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    }
     return _panel(site, "timeseries", title, about, queries, alert, defaults, options, overrides)
 
 
-def states(site: Site, title: str, about: str, queries: Sequence[Query], mappings: Sequence[Json],
-           overrides: Sequence[Json] = (), alert: str | None = None, shown: str = "never") -> Json:
+def states(
+    site: Site,
+    title: str,
+    about: str,
+    queries: Sequence[Query],
+    mappings: Sequence[Json],
+    overrides: Sequence[Json] = (),
+    alert: str | None = None,
+    shown: str = "never",
+) -> Json:
     """A state timeline: one bar a series, coloured while it is there; ``shown`` auto writes the state into it."""
-    defaults = _defaults("none", neutral(), mappings, color={"mode": "thresholds"}, custom={"fillOpacity": 80, "lineWidth": 0})
-    options = {"alignValue": "left", "mergeValues": True, "rowHeight": 0.9, "showValue": shown, "perPage": 20,
-               "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False},
-               "tooltip": {"mode": "single", "sort": "none"}}
+    defaults = _defaults(
+        "none", neutral(), mappings, color={"mode": "thresholds"}, custom={"fillOpacity": 80, "lineWidth": 0}
+    )
+    options = {
+        "alignValue": "left",
+        "mergeValues": True,
+        "rowHeight": 0.9,
+        "showValue": shown,
+        "perPage": 20,
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False},
+        "tooltip": {"mode": "single", "sort": "none"},
+    }
     return _panel(site, "state-timeline", title, about, queries, alert, defaults, options, overrides)
 
 
-def table(site: Site, title: str, about: str, queries: Sequence[Query], columns: Mapping[str, str],
-          overrides: Sequence[Json] = (), sort: str = "", alert: str | None = None, order: str = "") -> Json:
+def table(
+    site: Site,
+    title: str,
+    about: str,
+    queries: Sequence[Query],
+    columns: Mapping[str, str],
+    overrides: Sequence[Json] = (),
+    sort: str = "",
+    alert: str | None = None,
+    order: str = "",
+) -> Json:
     """A table of present values, in pages: queries merged on their common labels. ``columns``: field -> heading, in this order;
     all other fields are hidden. ``sort``: heading of the column with the largest values first; ``order``: field with the smallest
     first. A value that is not known is a dash.
     """
-    defaults = {"unit": "none", "thresholds": neutral(), "mappings": [], "noValue": "-",
-                "custom": {"align": "left", "minWidth": 50, "cellOptions": {"type": "auto"}, "filterable": False, "inspect": False}}
-    options = {"showHeader": True, "cellHeight": "sm", "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": "", "enablePagination": True},
-               "sortBy": [{"displayName": sort, "desc": True}] if sort else []}
+    defaults = {
+        "unit": "none",
+        "thresholds": neutral(),
+        "mappings": [],
+        "noValue": "-",
+        "custom": {
+            "align": "left",
+            "minWidth": 50,
+            "cellOptions": {"type": "auto"},
+            "filterable": False,
+            "inspect": False,
+        },
+    }
+    options = {
+        "showHeader": True,
+        "cellHeight": "sm",
+        "footer": {"show": False, "reducer": ["sum"], "countRows": False, "fields": "", "enablePagination": True},
+        "sortBy": [{"displayName": sort, "desc": True}] if sort else [],
+    }
     panel = _panel(site, "table", title, about, queries, alert, defaults, options, overrides)
     panel["transformations"] = [
         {"id": "merge", "options": {}},
         *([{"id": "sortBy", "options": {"fields": {}, "sort": [{"field": order, "desc": False}]}}] if order else []),
         {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
-        {"id": "organize", "options": {"excludeByName": {}, "indexByName": {name: index for index, name in enumerate(columns)},
-                                       "renameByName": {name: title for name, title in columns.items() if name != title}}},
+        {
+            "id": "organize",
+            "options": {
+                "excludeByName": {},
+                "indexByName": {name: index for index, name in enumerate(columns)},
+                "renameByName": {name: title for name, title in columns.items() if name != title},
+            },
+        },
     ]
     return panel
 
 
 def heatmap(site: Site, title: str, about: str, query: Query, unit: str, alert: str | None = None) -> Json:
     """Cumulative buckets over time, dark where there is much; a scale of lightness, so it needs no colour vision."""
-    options = {"calculate": False, "cellGap": 1, "cellValues": {"unit": "short"}, "exemplars": {"color": RED},
-               "color": {"mode": "scheme", "scheme": "Viridis", "steps": 64, "reverse": False, "exponent": 0.5, "fill": BLUE,
-                         "scale": "exponential"},
-               "filterValues": {"le": 1e-9}, "legend": {"show": True}, "rowsFrame": {"layout": "auto"}, "showValue": "never",
-               "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
-               "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit}}
-    defaults = _defaults(unit, neutral(), custom={"hideFrom": {"legend": False, "tooltip": False, "viz": False},
-                                                  "scaleDistribution": {"type": "linear"}})
+    options = {
+        "calculate": False,
+        "cellGap": 1,
+        "cellValues": {"unit": "short"},
+        "exemplars": {"color": RED},
+        "color": {
+            "mode": "scheme",
+            "scheme": "Viridis",
+            "steps": 64,
+            "reverse": False,
+            "exponent": 0.5,
+            "fill": BLUE,
+            "scale": "exponential",
+        },
+        "filterValues": {"le": 1e-9},
+        "legend": {"show": True},
+        "rowsFrame": {"layout": "auto"},
+        "showValue": "never",
+        "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
+        "yAxis": {"axisPlacement": "left", "reverse": False, "unit": unit},
+    }
+    defaults = _defaults(
+        unit,
+        neutral(),
+        custom={"hideFrom": {"legend": False, "tooltip": False, "viz": False}, "scaleDistribution": {"type": "linear"}},
+    )
     return _panel(site, "heatmap", title, about, [query], alert, defaults, options)
 
 
 def column(name: str, *properties: tuple[str, Any]) -> Json:
     """Override for one column or series by its shown name."""
-    return {"matcher": {"id": "byName", "options": name},
-            "properties": [{"id": key, "value": value} for key, value in properties]}
+    return {
+        "matcher": {"id": "byName", "options": name},
+        "properties": [{"id": key, "value": value} for key, value in properties],
+    }
 
 
 def matching(pattern: str, *properties: tuple[str, Any]) -> Json:
     """Override for all series whose shown name matches ``pattern``."""
-    return {"matcher": {"id": "byRegexp", "options": pattern},
-            "properties": [{"id": key, "value": value} for key, value in properties]}
+    return {
+        "matcher": {"id": "byRegexp", "options": pattern},
+        "properties": [{"id": key, "value": value} for key, value in properties],
+    }
 
 
 def dashed(pattern: str) -> Json:
@@ -355,5 +608,7 @@ def top(base: str, expr: str) -> str:
 
 def gpu(metric: str) -> str:
     """``metric`` of the GPUs that belong to the chosen engines."""
-    return (f"max by (cluster, uuid, gpu) (kvpressure_{metric}{{{GPU}}}) "
-            f"and on (cluster, uuid) kvpressure_engine_gpu_info{{{ENGINE}}}")
+    return (
+        f"max by (cluster, uuid, gpu) (kvpressure_{metric}{{{GPU}}}) "
+        f"and on (cluster, uuid) kvpressure_engine_gpu_info{{{ENGINE}}}"
+    )

@@ -37,8 +37,10 @@ _COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 
 def build(site: Site) -> Board:
     """The board for ``site``."""
-    board = Board("kvpressure / Configuration and exporter health",
-                  "Limits in force against the recommended ones, the pods around the engines, and whether kvpressure itself sees everything.")
+    board = Board(
+        "kvpressure / Configuration and exporter health",
+        "Limits in force against the recommended ones, the pods around the engines, and whether kvpressure itself sees everything.",
+    )
     for tile in _tiles(site):
         board.add(tile, 4, 4)
     board.add(_limits(site), 14, 9)
@@ -57,115 +59,403 @@ def build(site: Site) -> Board:
 def _tiles(site: Site) -> list[Json]:
     none = steps(site, (ORANGE, "traffic_min_requests"))
     return [
-        stat(site, "Limits not set", "Limits that nobody set, over all chosen engines: defaults change between versions.",
-             f"count({engine('limit_explicit', by='limit')} == 0) or vector(0)", "short", none, "VllmLimitNotExplicit"),
-        stat(site, "gpu_memory_utilization", "Largest share of device memory an engine reserves. Recommended at most, and for long context less: the bands.",
-             "max(" + engine("limit", 'limit="gpu_memory_utilization"') + ")", "none",
-             steps(site, (YELLOW, "gpu_memory_utilization_long_context"), (ORANGE, "gpu_memory_utilization_recommended")),
-             "VllmGpuMemoryUtilizationHigh"),
-        stat(site, "Engines not read", "Engines whose metrics page cannot be read.", f"count({engine('engine_up')} == 0) or vector(0)", "short",
-             none, "VllmEngineDown"),
-        stat(site, "Sources down", "Sources of exporters whose last reading failed.", f"count(kvpressure_source_up{{{NODE}}} == 0) or vector(0)", "short",
-             none, "KvpressureSourceDown"),
-        stat(site, "GPUs not read", "GPUs that a driver counts and that did not answer.",
-             f"sum(max by (cluster, node, vendor) (kvpressure_gpus_expected{{{NODE}}} - kvpressure_gpus_seen{{{NODE}}})) or vector(0)", "short", none, "GpuCountLow"),
-        stat(site, "Exporters", "Exporters that Prometheus reads.", f"count(kvpressure_build_info{{{NODE}}})", "short", neutral(), "KvpressureExporterDown"),
+        stat(
+            site,
+            "Limits not set",
+            "Limits that nobody set, over all chosen engines: defaults change between versions.",
+            f"count({engine('limit_explicit', by='limit')} == 0) or vector(0)",
+            "short",
+            none,
+            "VllmLimitNotExplicit",
+        ),
+        stat(
+            site,
+            "gpu_memory_utilization",
+            "Largest share of device memory an engine reserves. Recommended at most, and for long context less: the bands.",
+            "max(" + engine("limit", 'limit="gpu_memory_utilization"') + ")",
+            "none",
+            steps(
+                site, (YELLOW, "gpu_memory_utilization_long_context"), (ORANGE, "gpu_memory_utilization_recommended")
+            ),
+            "VllmGpuMemoryUtilizationHigh",
+        ),
+        stat(
+            site,
+            "Engines not read",
+            "Engines whose metrics page cannot be read.",
+            f"count({engine('engine_up')} == 0) or vector(0)",
+            "short",
+            none,
+            "VllmEngineDown",
+        ),
+        stat(
+            site,
+            "Sources down",
+            "Sources of exporters whose last reading failed.",
+            f"count(kvpressure_source_up{{{NODE}}} == 0) or vector(0)",
+            "short",
+            none,
+            "KvpressureSourceDown",
+        ),
+        stat(
+            site,
+            "GPUs not read",
+            "GPUs that a driver counts and that did not answer.",
+            f"sum(max by (cluster, node, vendor) (kvpressure_gpus_expected{{{NODE}}} - kvpressure_gpus_seen{{{NODE}}})) or vector(0)",
+            "short",
+            none,
+            "GpuCountLow",
+        ),
+        stat(
+            site,
+            "Exporters",
+            "Exporters that Prometheus reads.",
+            f"count(kvpressure_build_info{{{NODE}}})",
+            "short",
+            neutral(),
+            "KvpressureExporterDown",
+        ),
     ]
 
 
 def _limits(site: Site) -> Json:
-    queries = [Query(engine("limit", by="limit"), table=True), Query(engine("limit_explicit", by="limit"), table=True),
-               Query(engine("limit_recommended", by="limit"), table=True, optional="no engine needs other limits")]
-    columns = {"model_name": "Model", "pod": "Pod", "engine": "Engine", "limit": "Limit", "Value #A": "In force", "Value #B": "Set", "Value #C": "Recommended"}
-    overrides = [column("Limit", ("custom.width", 205)), column("Engine", ("custom.width", 60)), column("Set", ("mappings", texts(v0=("default", ORANGE), v1=("yes", GREEN))), _COLORED),
-                 column("Recommended", ("thresholds", neutral(ORANGE)), _COLORED)]
-    return table(site, "Limits", "Value in force, whether somebody set it, and the value to set where the present one is a problem.", queries, columns,
-                 overrides, alert="VllmLimitNotExplicit", order="pod")
+    queries = [
+        Query(engine("limit", by="limit"), table=True),
+        Query(engine("limit_explicit", by="limit"), table=True),
+        Query(engine("limit_recommended", by="limit"), table=True, optional="no engine needs other limits"),
+    ]
+    columns = {
+        "model_name": "Model",
+        "pod": "Pod",
+        "engine": "Engine",
+        "limit": "Limit",
+        "Value #A": "In force",
+        "Value #B": "Set",
+        "Value #C": "Recommended",
+    }
+    overrides = [
+        column("Limit", ("custom.width", 205)),
+        column("Engine", ("custom.width", 60)),
+        column("Set", ("mappings", texts(v0=("default", ORANGE), v1=("yes", GREEN))), _COLORED),
+        column("Recommended", ("thresholds", neutral(ORANGE)), _COLORED),
+    ]
+    return table(
+        site,
+        "Limits",
+        "Value in force, whether somebody set it, and the value to set where the present one is a problem.",
+        queries,
+        columns,
+        overrides,
+        alert="VllmLimitNotExplicit",
+        order="pod",
+    )
 
 
 def _versions(site: Site) -> Json:
     columns = {"pod": "Pod", "container": "Container", "version": "vLLM", "flavour": "Engine", "target": "Metrics page"}
-    return table(site, "What runs", "Version and address of every engine.",
-                 [Query(f"max by ({BY_ENGINE}, container, version, flavour, target) (kvpressure_engine_info{{{ENGINE}}})", table=True)], columns, alert="VllmEngineDown")
+    return table(
+        site,
+        "What runs",
+        "Version and address of every engine.",
+        [
+            Query(
+                f"max by ({BY_ENGINE}, container, version, flavour, target) (kvpressure_engine_info{{{ENGINE}}})",
+                table=True,
+            )
+        ],
+        columns,
+        alert="VllmEngineDown",
+    )
 
 
 def _limits_over_time(site: Site, board: Board) -> None:
-    board.add(timeseries(
-        site, "gpu_memory_utilization", "Share of device memory that the engine reserves at start.",
-        [Query(engine("limit", 'limit="gpu_memory_utilization"'), "{{pod}} {{engine}}")], "none",
-        steps(site, (YELLOW, "gpu_memory_utilization_long_context"), (ORANGE, "gpu_memory_utilization_recommended")),
-        "VllmGpuMemoryUtilizationHigh", top=1), 12, 8)
-    board.add(timeseries(
-        site, "max_num_seqs", "In force, and recommended while the cache is the problem.",
-        [Query(engine("limit", 'limit="max_num_seqs"'), "{{pod}} in force"),
-         Query(engine("limit_recommended", 'limit="max_num_seqs"'), "{{pod}} recommended", optional="the cache is not the problem")],
-        "short", None, "VllmLimitNotExplicit"), 12, 8)
+    board.add(
+        timeseries(
+            site,
+            "gpu_memory_utilization",
+            "Share of device memory that the engine reserves at start.",
+            [Query(engine("limit", 'limit="gpu_memory_utilization"'), "{{pod}} {{engine}}")],
+            "none",
+            steps(
+                site, (YELLOW, "gpu_memory_utilization_long_context"), (ORANGE, "gpu_memory_utilization_recommended")
+            ),
+            "VllmGpuMemoryUtilizationHigh",
+            top=1,
+        ),
+        12,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "max_num_seqs",
+            "In force, and recommended while the cache is the problem.",
+            [
+                Query(engine("limit", 'limit="max_num_seqs"'), "{{pod}} in force"),
+                Query(
+                    engine("limit_recommended", 'limit="max_num_seqs"'),
+                    "{{pod}} recommended",
+                    optional="the cache is not the problem",
+                ),
+            ],
+            "short",
+            None,
+            "VllmLimitNotExplicit",
+        ),
+        12,
+        8,
+    )
 
 
 def _pods(site: Site, board: Board) -> None:
     by = "by (namespace, pod, container)"
-    board.add(timeseries(
-        site, "Restarts", "Since the container was created.",
-        [Query(f"max {by} (kvpressure_container_restarts_total{{{CONTAINER}}})", "{{pod}}", optional=NOT_A_POD)], "short",
-        steps(site, (RED, "crash_loop_restarts")), "VllmCrashLoop"), 8, 8)
-    board.add(table(
-        site, "How containers ended last", "Reason of the kubelet and exit code; 137 and OOMKilled: the memory limit.",
-        [Query(f"max by (namespace, pod, container, reason, exit_code) (kvpressure_container_last_termination_info{{{CONTAINER}}})", table=True,
-               optional=NEVER)], {"pod": "Pod", "container": "Container", "reason": "Reason", "exit_code": "Exit code"},
-        alert="VllmOOMKilled"), 8, 8)
-    board.add(timeseries(
-        site, "CPU", "Used share of the CPU limit, and share of CFS periods throttled; each throttled period stops all streams.",
-        [Query(f"max {by} (kvpressure_container_cpu_used_ratio{{{CONTAINER}}})", "{{pod}} used", optional=NOT_A_POD),
-         Query(f"max {by} (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})", "{{pod}} throttled", optional=NOT_A_POD)],
-        "percentunit", steps(site, (YELLOW, "cpu_throttled_ratio"), (ORANGE, "cpu_saturated_ratio")), "VllmHostBound"), 8, 8)
-    board.add(timeseries(
-        site, "Memory of the container", "Working set against the memory limit; not the GPU's memory.",
-        [Query(f"max {by} (kvpressure_container_memory_used_ratio{{{CONTAINER}}})", "{{pod}}", optional="no container has a memory limit")],
-        "percentunit", steps(site, (ORANGE, "host_memory_limit_ratio")), "VllmHostMemoryNearLimit", top=1), 8, 8)
-    board.add(timeseries(
-        site, "Log events", "Lines per minute that tell of trouble: failed allocations, killed workers, preemptions, a dead engine.",
-        [Query(f"60 * sum by (pod, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~\"{LOG_EVENTS}\"}}[$__rate_interval]))", "{{pod}} {{event}}",
-               optional=NEVER)], "cpm", None, "VllmAllocationFailure"), 8, 8)
-    board.add(states(
-        site, "Node conditions that hold", "Memory pressure, disk pressure and the like amplify an incident; they are not its cause.",
-        [Query(f"max by (cluster, node, condition) (kvpressure_node_condition{{{NODE},condition!=\"Ready\"}}) == 1", "{{node}} {{condition}}",
-               optional="no condition holds")], texts(v1=("holds", ORANGE)), alert="GpuNodeUnderPressure"), 8, 8)
+    board.add(
+        timeseries(
+            site,
+            "Restarts",
+            "Since the container was created.",
+            [Query(f"max {by} (kvpressure_container_restarts_total{{{CONTAINER}}})", "{{pod}}", optional=NOT_A_POD)],
+            "short",
+            steps(site, (RED, "crash_loop_restarts")),
+            "VllmCrashLoop",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        table(
+            site,
+            "How containers ended last",
+            "Reason of the kubelet and exit code; 137 and OOMKilled: the memory limit.",
+            [
+                Query(
+                    f"max by (namespace, pod, container, reason, exit_code) (kvpressure_container_last_termination_info{{{CONTAINER}}})",
+                    table=True,
+                    optional=NEVER,
+                )
+            ],
+            {"pod": "Pod", "container": "Container", "reason": "Reason", "exit_code": "Exit code"},
+            alert="VllmOOMKilled",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "CPU",
+            "Used share of the CPU limit, and share of CFS periods throttled; each throttled period stops all streams.",
+            [
+                Query(
+                    f"max {by} (kvpressure_container_cpu_used_ratio{{{CONTAINER}}})", "{{pod}} used", optional=NOT_A_POD
+                ),
+                Query(
+                    f"max {by} (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})",
+                    "{{pod}} throttled",
+                    optional=NOT_A_POD,
+                ),
+            ],
+            "percentunit",
+            steps(site, (YELLOW, "cpu_throttled_ratio"), (ORANGE, "cpu_saturated_ratio")),
+            "VllmHostBound",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Memory of the container",
+            "Working set against the memory limit; not the GPU's memory.",
+            [
+                Query(
+                    f"max {by} (kvpressure_container_memory_used_ratio{{{CONTAINER}}})",
+                    "{{pod}}",
+                    optional="no container has a memory limit",
+                )
+            ],
+            "percentunit",
+            steps(site, (ORANGE, "host_memory_limit_ratio")),
+            "VllmHostMemoryNearLimit",
+            top=1,
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Log events",
+            "Lines per minute that tell of trouble: failed allocations, killed workers, preemptions, a dead engine.",
+            [
+                Query(
+                    f'60 * sum by (pod, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))',
+                    "{{pod}} {{event}}",
+                    optional=NEVER,
+                )
+            ],
+            "cpm",
+            None,
+            "VllmAllocationFailure",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        states(
+            site,
+            "Node conditions that hold",
+            "Memory pressure, disk pressure and the like amplify an incident; they are not its cause.",
+            [
+                Query(
+                    f'max by (cluster, node, condition) (kvpressure_node_condition{{{NODE},condition!="Ready"}}) == 1',
+                    "{{node}} {{condition}}",
+                    optional="no condition holds",
+                )
+            ],
+            texts(v1=("holds", ORANGE)),
+            alert="GpuNodeUnderPressure",
+        ),
+        8,
+        8,
+    )
 
 
 def _sources(site: Site, board: Board) -> None:
     mappings = texts(v0=("down", RED), v1=("up", GREEN))
-    board.add(states(
-        site, "Sources", "Whether each source's last reading succeeded. A source that is down leaves its values absent, never 0.",
-        [Query(f"min by (node, source) (kvpressure_source_up{{{NODE}}})", "{{node}} {{source}}")], mappings, alert="KvpressureSourceDown", shown="auto"), 12, 8)
-    board.add(timeseries(
-        site, "Failures by reason", "Failed readings per second.",
-        [Query(f"sum by (source, reason) (rate(kvpressure_source_errors_total{{{NODE}}}[$__rate_interval]))", "{{source}} {{reason}}", optional=NEVER),
-         Query(f"sum by (target, reason) (rate(kvpressure_target_errors_total{{{NODE}}}[$__rate_interval]))", "{{target}} {{reason}}", optional=NEVER)],
-        "reqps", None, "KvpressurePageUnreadable"), 12, 8)
-    board.add(timeseries(
-        site, "Age of the last success", "Seconds since each source last succeeded.",
-        [Query(f"time() - max by (node, source) (kvpressure_source_last_success_timestamp_seconds{{{NODE}}})", "{{node}} {{source}}")], "s", None,
-        "KvpressureMappingStale"), 8, 8)
-    board.add(timeseries(
-        site, "Duration of readings", "The slowest reading of each source, and of each engine's page.",
-        [Query(f"max by (source) (kvpressure_source_duration_seconds{{{NODE}}})", "{{source}}"),
-         Query(f"max by (target) (kvpressure_target_scrape_seconds{{{NODE}}})", "{{target}}")], "s"), 8, 8)
-    board.add(timeseries(
-        site, "Lines that could not be read", "On pages of engines.",
-        [Query(f"max by (target) (kvpressure_page_bad_lines{{{NODE}}})", "{{target}}")], "short", None, "KvpressurePageUnreadable"), 8, 8)
+    board.add(
+        states(
+            site,
+            "Sources",
+            "Whether each source's last reading succeeded. A source that is down leaves its values absent, never 0.",
+            [Query(f"min by (node, source) (kvpressure_source_up{{{NODE}}})", "{{node}} {{source}}")],
+            mappings,
+            alert="KvpressureSourceDown",
+            shown="auto",
+        ),
+        12,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Failures by reason",
+            "Failed readings per second.",
+            [
+                Query(
+                    f"sum by (source, reason) (rate(kvpressure_source_errors_total{{{NODE}}}[$__rate_interval]))",
+                    "{{source}} {{reason}}",
+                    optional=NEVER,
+                ),
+                Query(
+                    f"sum by (target, reason) (rate(kvpressure_target_errors_total{{{NODE}}}[$__rate_interval]))",
+                    "{{target}} {{reason}}",
+                    optional=NEVER,
+                ),
+            ],
+            "reqps",
+            None,
+            "KvpressurePageUnreadable",
+        ),
+        12,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Age of the last success",
+            "Seconds since each source last succeeded.",
+            [
+                Query(
+                    f"time() - max by (node, source) (kvpressure_source_last_success_timestamp_seconds{{{NODE}}})",
+                    "{{node}} {{source}}",
+                )
+            ],
+            "s",
+            None,
+            "KvpressureMappingStale",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Duration of readings",
+            "The slowest reading of each source, and of each engine's page.",
+            [
+                Query(f"max by (source) (kvpressure_source_duration_seconds{{{NODE}}})", "{{source}}"),
+                Query(f"max by (target) (kvpressure_target_scrape_seconds{{{NODE}}})", "{{target}}"),
+            ],
+            "s",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Lines that could not be read",
+            "On pages of engines.",
+            [Query(f"max by (target) (kvpressure_page_bad_lines{{{NODE}}})", "{{target}}")],
+            "short",
+            None,
+            "KvpressurePageUnreadable",
+        ),
+        8,
+        8,
+    )
 
 
 def _process(site: Site, board: Board) -> None:
     job = f'{NODE},job=~".*{site.values.exporter_job}.*"'  # as the rules find it: by a part of the name
-    board.add(timeseries(
-        site, "Ticks", "Ticks per second of the loop, and how late the last one was.",
-        [Query(f"rate(kvpressure_ticks_total{{{NODE}}}[$__rate_interval])", "{{node}} ticks"),
-         Query(f"kvpressure_tick_lag_seconds{{{NODE}}}", "{{node}} late")], "short", None, "KvpressureExporterStuck"), 6, 8)
-    board.add(timeseries(
-        site, "CPU of the exporter", "Cores.", [Query(f"rate(process_cpu_seconds_total{{{job}}}[$__rate_interval])", "{{node}}")], "percentunit"), 6, 8)
-    board.add(timeseries(
-        site, "Memory of the exporter", "Resident memory.", [Query(f"process_resident_memory_bytes{{{job}}}", "{{node}}")], "decbytes"), 6, 8)
-    board.add(table(
-        site, "GPUs and drivers", "Every GPU with its name and driver.",
-        [Query(f"max by (node, gpu, uuid, name, driver) (kvpressure_gpu_info{{{GPU}}})", table=True)],
-        {"node": "Node", "gpu": "GPU", "name": "Name", "driver": "Driver"}, alert="GpuLost"), 6, 8)
+    board.add(
+        timeseries(
+            site,
+            "Ticks",
+            "Ticks per second of the loop, and how late the last one was.",
+            [
+                Query(f"rate(kvpressure_ticks_total{{{NODE}}}[$__rate_interval])", "{{node}} ticks"),
+                Query(f"kvpressure_tick_lag_seconds{{{NODE}}}", "{{node}} late"),
+            ],
+            "short",
+            None,
+            "KvpressureExporterStuck",
+        ),
+        6,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "CPU of the exporter",
+            "Cores.",
+            [Query(f"rate(process_cpu_seconds_total{{{job}}}[$__rate_interval])", "{{node}}")],
+            "percentunit",
+        ),
+        6,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Memory of the exporter",
+            "Resident memory.",
+            [Query(f"process_resident_memory_bytes{{{job}}}", "{{node}}")],
+            "decbytes",
+        ),
+        6,
+        8,
+    )
+    board.add(
+        table(
+            site,
+            "GPUs and drivers",
+            "Every GPU with its name and driver.",
+            [Query(f"max by (node, gpu, uuid, name, driver) (kvpressure_gpu_info{{{GPU}}})", table=True)],
+            {"node": "Node", "gpu": "GPU", "name": "Name", "driver": "Driver"},
+            alert="GpuLost",
+        ),
+        6,
+        8,
+    )

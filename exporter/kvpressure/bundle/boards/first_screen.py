@@ -40,11 +40,21 @@ from kvpressure.publish.links import VERDICT_RUNBOOKS
 SCREEN: Final = 20  # grid rows
 
 VERDICTS: Final = {
-    "idle": ("idle", BLUE), "healthy": ("healthy", GREEN), "kv_pressure": ("KV pressure", RED),
-    "concurrency_limited": ("concurrency limited", YELLOW), "compute_bound": ("compute bound", YELLOW),
-    "host_bound": ("host bound", YELLOW), "stalled": ("stalled", WINE), "unknown": ("unknown", PURPLE),
+    "idle": ("idle", BLUE),
+    "healthy": ("healthy", GREEN),
+    "kv_pressure": ("KV pressure", RED),
+    "concurrency_limited": ("concurrency limited", YELLOW),
+    "compute_bound": ("compute bound", YELLOW),
+    "host_bound": ("host bound", YELLOW),
+    "stalled": ("stalled", WINE),
+    "unknown": ("unknown", PURPLE),
 }
-STAGES: Final = texts(building=("building", YELLOW), saturated=("saturated", ORANGE), thrashing=("thrashing", RED), failing=("failing", WINE))
+STAGES: Final = texts(
+    building=("building", YELLOW),
+    saturated=("saturated", ORANGE),
+    thrashing=("thrashing", RED),
+    failing=("failing", WINE),
+)
 # They begin with the title of the first action on the exporter's page.
 FIRST_ACTIONS: Final = {
     "kv_pressure": "Cap input and output tokens at the edge",
@@ -57,8 +67,10 @@ FIRST_ACTIONS: Final = {
 UNSURE: Final = "README"  # the page with all runbooks
 LOOK_FIRST: Final = "Not sure yet: look at the evidence first"
 COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
-FIRING: Final = ('ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",cluster=~"$cluster",'
-                 'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}')
+FIRING: Final = (
+    'ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",cluster=~"$cluster",'
+    'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}'
+)
 
 RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
 
@@ -75,8 +87,10 @@ def add(site: Site, board: Board) -> None:
 
 def fullest_gpu(metric: str) -> str:
     """``metric`` of the fullest GPU of each engine, with that GPU's labels."""
-    joined = (f"kvpressure_engine_gpu_info{{{ENGINE},uuid=~\"$gpu\"}} * on (cluster, uuid) group_left (gpu) "
-              f"max by (cluster, uuid, gpu) ({metric})")
+    joined = (
+        f'kvpressure_engine_gpu_info{{{ENGINE},uuid=~"$gpu"}} * on (cluster, uuid) group_left (gpu) '
+        f"max by (cluster, uuid, gpu) ({metric})"
+    )
     return f"topk by ({BY_ENGINE}) (1, max by ({BY_ENGINE}, uuid, gpu) ({joined}))"
 
 
@@ -90,105 +104,239 @@ def _verdict_with_first_action(site: Site) -> str:
     for verdict, runbook in VERDICT_RUNBOOKS.items():
         labelled = f'label_replace({labelled}, "runbook", "{runbook}", "verdict", "{verdict}")'
     doubted = "|".join(verdict for verdict in VERDICT_RUNBOOKS if verdict != "unknown")  # which is never confident
-    doubt = f'{engine("verdict_confidence")} < {site.thresholds.entry("confident").text}'
+    doubt = f"{engine('verdict_confidence')} < {site.thresholds.entry('confident').text}"
     unsure = engine("verdict", f'verdict=~"{doubted}"', by="verdict") + f" == 1 and on ({BY_ENGINE}) {doubt}"
     return f'(label_replace({unsure}, "runbook", "{UNSURE}", "", "") or on ({BY_ENGINE}) {labelled})'
 
 
 def _engines(site: Site) -> Json:
     queries = [
-        Query(f"sort_desc({trouble()} * on ({BY_ENGINE}) group_right () {worst(_verdict_with_first_action(site))})", table=True),
-        Query(worst(engine("pressure_stage", by="stage") + " == 1"), table=True, optional="no engine is under KV pressure"),
+        Query(
+            f"sort_desc({trouble()} * on ({BY_ENGINE}) group_right () {worst(_verdict_with_first_action(site))})",
+            table=True,
+        ),
+        Query(
+            worst(engine("pressure_stage", by="stage") + " == 1"), table=True, optional="no engine is under KV pressure"
+        ),
         Query(worst(f"time() - {engine('verdict_since_timestamp_seconds')}"), table=True),
         Query(worst(engine("verdict_confidence")), table=True),
         Query(worst(engine("kv_cache_used_ratio_max")), table=True),
         Query(worst(fullest_gpu("gpu:kvpressure_memory_needed:ratio")), table=True),
         Query(worst(engine("requests_waiting", 'reason="all"')), table=True),
         Query(worst(engine("requests_running")), table=True),
-        Query(worst(engine("documented_signature_met")), table=True, optional="too few of its conditions can be evaluated"),
+        Query(
+            worst(engine("documented_signature_met")), table=True, optional="too few of its conditions can be evaluated"
+        ),
     ]
-    columns = {"model_name": "Model", "namespace": "Namespace", "pod": "Pod", "engine": "Engine", "gpu": "GPU", "verdict": "Verdict",
-               "stage": "Stage", "Value #C": "For", "Value #D": "Confidence", "runbook": "First action", "Value #E": "KV cache",
-               "Value #F": "Memory", "Value #G": "Waiting", "Value #H": "Running", "Value #I": "Signature"}
-    about = ("Engines in most trouble first: model, pod, its fullest GPU, the verdict with stage, age and confidence, what to do first (a click "
-             "opens the runbook), and KV cache against GPU memory against queue. Memory is what is really needed of it: an engine reserves its "
-             "pool at start, so used memory says nothing. Signature is the documented signature, which stands beside the verdict, not in its place. "
-             "A click on a pod narrows the whole board to it.")
-    return table(site, "Who is in trouble, what is the cause, what to do first", about, queries, columns, _engine_columns(site),
-                 alert="VllmKVCachePressure")
+    columns = {
+        "model_name": "Model",
+        "namespace": "Namespace",
+        "pod": "Pod",
+        "engine": "Engine",
+        "gpu": "GPU",
+        "verdict": "Verdict",
+        "stage": "Stage",
+        "Value #C": "For",
+        "Value #D": "Confidence",
+        "runbook": "First action",
+        "Value #E": "KV cache",
+        "Value #F": "Memory",
+        "Value #G": "Waiting",
+        "Value #H": "Running",
+        "Value #I": "Signature",
+    }
+    about = (
+        "Engines in most trouble first: model, pod, its fullest GPU, the verdict with stage, age and confidence, what to do first (a click "
+        "opens the runbook), and KV cache against GPU memory against queue. Memory is what is really needed of it: an engine reserves its "
+        "pool at start, so used memory says nothing. Signature is the documented signature, which stands beside the verdict, not in its place. "
+        "A click on a pod narrows the whole board to it."
+    )
+    return table(
+        site,
+        "Who is in trouble, what is the cause, what to do first",
+        about,
+        queries,
+        columns,
+        _engine_columns(site),
+        alert="VllmKVCachePressure",
+    )
 
 
 def _engine_columns(site: Site) -> list[Json]:
-    widths = {"Model": 90, "Namespace": 90, "Engine": 60, "GPU": 48, "Verdict": 158, "Stage": 82, "For": 72, "Confidence": 88,
-              "First action": 312, "KV cache": 96, "Memory": 96, "Waiting": 68, "Running": 70, "Signature": 80}  # the pod's name gets the rest
+    widths = {
+        "Model": 90,
+        "Namespace": 90,
+        "Engine": 60,
+        "GPU": 48,
+        "Verdict": 158,
+        "Stage": 82,
+        "For": 72,
+        "Confidence": 88,
+        "First action": 312,
+        "KV cache": 96,
+        "Memory": 96,
+        "Waiting": 68,
+        "Running": 70,
+        "Signature": 80,
+    }  # the pod's name gets the rest
     gauge = ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"})
-    first = {UNSURE: (LOOK_FIRST, "text")} | {VERDICT_RUNBOOKS[verdict]: (text, "text") for verdict, text in FIRST_ACTIONS.items()}
+    first = {UNSURE: (LOOK_FIRST, "text")} | {
+        VERDICT_RUNBOOKS[verdict]: (text, "text") for verdict, text in FIRST_ACTIONS.items()
+    }
     runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     shown: dict[str, tuple[tuple[str, object], ...]] = {
-        "Verdict": (("mappings", texts(**VERDICTS)), ("custom.cellOptions", {"type": "color-background", "mode": "basic"})),
+        "Verdict": (
+            ("mappings", texts(**VERDICTS)),
+            ("custom.cellOptions", {"type": "color-background", "mode": "basic"}),
+        ),
         "Stage": (("mappings", STAGES), COLORED),
         "For": (("unit", "s"), ("decimals", 0)),
         "Confidence": (*RATIO, ("thresholds", steps(site, (GREEN, "confident"), base=YELLOW)), COLORED),
-        "KV cache": (*RATIO, ("thresholds", steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio"))), gauge,
-                     _board("kvpressure-memory", "Memory and KV cache of this pod")),
-        "Memory": (*RATIO, ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))), gauge,
-                   _board("kvpressure-memory", "Memory and KV cache of this pod")),
-        "Waiting": (("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), COLORED, _board("kvpressure-workload", "Workload of this pod")),
+        "KV cache": (
+            *RATIO,
+            ("thresholds", steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio"))),
+            gauge,
+            _board("kvpressure-memory", "Memory and KV cache of this pod"),
+        ),
+        "Memory": (
+            *RATIO,
+            ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))),
+            gauge,
+            _board("kvpressure-memory", "Memory and KV cache of this pod"),
+        ),
+        "Waiting": (
+            ("thresholds", steps(site, (ORANGE, "traffic_min_requests"))),
+            COLORED,
+            _board("kvpressure-workload", "Workload of this pod"),
+        ),
         "Signature": (("mappings", texts(v0=("not met", "text"), v1=("met", YELLOW))), COLORED),
         "First action": (("mappings", texts(**first)), ("links", [runbook])),
     }
-    return [*(column(name, ("custom.width", width), *shown.get(name, ())) for name, width in widths.items()),
-            column("Pod", ("links", [drill("kvpressure-incident", "Only this pod", pod="${__value.raw}")]))]
+    return [
+        *(column(name, ("custom.width", width), *shown.get(name, ())) for name, width in widths.items()),
+        column("Pod", ("links", [drill("kvpressure-incident", "Only this pod", pod="${__value.raw}")])),
+    ]
 
 
 def _why(site: Site) -> Json:
     words = {key: (text, "text") for key, text in fact_texts(site).items()}
-    overrides = [column("Pod", ("custom.width", 118)), column("Now", ("custom.width", 66), ("custom.align", "right")),
-                 column("Evidence", ("mappings", texts(**words)))]
-    about = ("Evidence that holds now about the engine in most trouble (narrow the board to a pod to see that one's): the number, then what it is and "
-             "from which threshold it counts. The exporter's page has the same with what speaks against it.")
-    return table(site, "Why: evidence about the worst engine", about, [Query(facts_of_the_worst(), table=True, optional="nothing is wrong, or too little is known")],
-                 {"pod": "Pod", "Value": "Now", "fact": "Evidence"}, overrides, order="fact")
+    overrides = [
+        column("Pod", ("custom.width", 118)),
+        column("Now", ("custom.width", 66), ("custom.align", "right")),
+        column("Evidence", ("mappings", texts(**words))),
+    ]
+    about = (
+        "Evidence that holds now about the engine in most trouble (narrow the board to a pod to see that one's): the number, then what it is and "
+        "from which threshold it counts. The exporter's page has the same with what speaks against it."
+    )
+    return table(
+        site,
+        "Why: evidence about the worst engine",
+        about,
+        [Query(facts_of_the_worst(), table=True, optional="nothing is wrong, or too little is known")],
+        {"pod": "Pod", "Value": "Now", "fact": "Evidence"},
+        overrides,
+        order="fact",
+    )
 
 
 def _settings(site: Site) -> Json:
     recommended = engine("limit_recommended", by="limit")
-    queries = [Query(worst(recommended), table=True, optional="no limit has to change"),
-               Query(worst(f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"), table=True,
-                     optional="no limit has to change")]
-    overrides = [column("Limit", ("custom.width", 196)), column("Now", ("custom.width", 60)),
-                 column("Set to", ("custom.width", 62), ("thresholds", neutral()), COLORED)]
-    return table(site, "What to set", "Limits to change: in force now, and the value to set, computed for each engine. Order of the mitigation: cap tokens "
-                 "at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart last.", queries,
-                 {"pod": "Pod", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"}, overrides)
+    queries = [
+        Query(worst(recommended), table=True, optional="no limit has to change"),
+        Query(
+            worst(f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"),
+            table=True,
+            optional="no limit has to change",
+        ),
+    ]
+    overrides = [
+        column("Limit", ("custom.width", 196)),
+        column("Now", ("custom.width", 60)),
+        column("Set to", ("custom.width", 62), ("thresholds", neutral()), COLORED),
+    ]
+    return table(
+        site,
+        "What to set",
+        "Limits to change: in force now, and the value to set, computed for each engine. Order of the mitigation: cap tokens "
+        "at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart last.",
+        queries,
+        {"pod": "Pod", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"},
+        overrides,
+    )
 
 
 def _fires(site: Site) -> Json:
     levels = texts(critical=("critical", RED), warning=("warning", ORANGE), info=("info", BLUE))
     runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     overrides = [
-        column("Alert", ("custom.width", 204), ("links", [runbook])), column("Severity", ("custom.width", 70), ("mappings", levels), COLORED),
+        column("Alert", ("custom.width", 204), ("links", [runbook])),
+        column("Severity", ("custom.width", 70), ("mappings", levels), COLORED),
         column("Page", ("custom.width", 46), ("mappings", texts(true=("yes", RED), false=("no", "text"))), COLORED),
     ]
-    return table(site, "What fires", "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. A click opens the runbook.",
-                 [Query(f"max by (alertname, severity, page, pod) ({FIRING})", table=True, optional="nothing fires")],
-                 {"alertname": "Alert", "severity": "Severity", "page": "Page", "pod": "Pod"}, overrides, order="severity")
+    return table(
+        site,
+        "What fires",
+        "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. A click opens the runbook.",
+        [Query(f"max by (alertname, severity, page, pod) ({FIRING})", table=True, optional="nothing fires")],
+        {"alertname": "Alert", "severity": "Severity", "page": "Page", "pod": "Pod"},
+        overrides,
+        order="severity",
+    )
 
 
 def _graphs(site: Site) -> list[Json]:
     return [
-        timeseries(site, "KV cache used", "Maximum of the last minute of samples, which a slow scrape does not miss.",
-                   [Query(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}}")], "percentunit",
-                   steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")), "VllmKVCachePressure", top=1, small=True),
-        timeseries(site, "GPU memory: needed, and used (dashed)",
-                   "Needed is used minus the empty part of the KV pool; the gap between the lines is the pool's free room.",
-                   [Query(worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"), "GPU {{gpu}} needed"),
-                    Query(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used")], "percentunit",
-                   steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")), "GpuMemoryHigh", top=1,
-                   overrides=[dashed("/ used$/")], small=True),
-        timeseries(site, "Requests: waiting, and running (dashed)", "Requests waiting, all reasons, and running.",
-                   [Query(lines("requests_waiting", 'reason="all"'), "{{pod}} waiting"), Query(lines("requests_running"), "{{pod}} running")], "short",
-                   None, "VllmQueueTimeHigh", overrides=[dashed("/ running$/")], small=True),
-        timeseries(site, "Tokens/s: generated, and prompt (dashed)", "Over the last half minute: tokens generated, and prompt tokens computed.",
-                   [Query(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")], "short", overrides=[dashed("/ prompt$/")], small=True),
+        timeseries(
+            site,
+            "KV cache used",
+            "Maximum of the last minute of samples, which a slow scrape does not miss.",
+            [Query(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}}")],
+            "percentunit",
+            steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
+            "VllmKVCachePressure",
+            top=1,
+            small=True,
+        ),
+        timeseries(
+            site,
+            "GPU memory: needed, and used (dashed)",
+            "Needed is used minus the empty part of the KV pool; the gap between the lines is the pool's free room.",
+            [
+                Query(
+                    worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),
+                    "GPU {{gpu}} needed",
+                ),
+                Query(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),
+            ],
+            "percentunit",
+            steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
+            "GpuMemoryHigh",
+            top=1,
+            overrides=[dashed("/ used$/")],
+            small=True,
+        ),
+        timeseries(
+            site,
+            "Requests: waiting, and running (dashed)",
+            "Requests waiting, all reasons, and running.",
+            [
+                Query(lines("requests_waiting", 'reason="all"'), "{{pod}} waiting"),
+                Query(lines("requests_running"), "{{pod}} running"),
+            ],
+            "short",
+            None,
+            "VllmQueueTimeHigh",
+            overrides=[dashed("/ running$/")],
+            small=True,
+        ),
+        timeseries(
+            site,
+            "Tokens/s: generated, and prompt (dashed)",
+            "Over the last half minute: tokens generated, and prompt tokens computed.",
+            [Query(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")],
+            "short",
+            overrides=[dashed("/ prompt$/")],
+            small=True,
+        ),
     ]

@@ -44,7 +44,10 @@ from kvpressure.bundle.boards.worst import (
 
 def build(site: Site) -> Board:
     """The board for ``site``."""
-    board = Board("kvpressure / Incident", "First five minutes of an incident: who, is it the KV cache, why, what to do first, what fires.")
+    board = Board(
+        "kvpressure / Incident",
+        "First five minutes of an incident: who, is it the KV cache, why, what to do first, what fires.",
+    )
     first_screen.add(site, board)
     board.row("At a glance: the worst of the chosen engines")
     for tile in _tiles(site):
@@ -69,132 +72,431 @@ def _tiles(site: Site) -> list[Json]:
     """Each names the engine it speaks of: the worst in this respect, which need not be the same everywhere."""
     ratio = "percentunit"
     return [
-        extreme(site, "Fullest KV cache", "The fullest KV cache of the last minute of samples. Full is not a fault; full with a queue is.",
-             engine("kv_cache_used_ratio_max"), ratio, steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")), "VllmKVCachePressure"),
-        extreme(site, "GPU memory needed", "Memory really needed: used minus the empty part of the KV pool. Used memory is reserved at start and no sign.",
-             fullest_gpu("gpu:kvpressure_memory_needed:ratio"), ratio, steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
-             "GpuMemoryHigh"),
-        extreme(site, "Longest queue", "Requests waiting, all reasons.", engine("requests_waiting", 'reason="all"'), "short",
-             steps(site, (ORANGE, "traffic_min_requests"))),
-        extreme(site, "In flight against the limit", "Requests in flight against the smallest known limit.", engine("concurrency_ratio"), ratio,
-             steps(site, (ORANGE, "concurrency_warning_ratio")), "VllmConcurrencyNearLimit"),
-        extreme(site, "Preemptions", "Requests pushed out of the batch per second for want of KV blocks.", engine("preemption_rate"), "reqps",
-             neutral(), "VllmKVCachePressure"),
-        extreme(site, "Latency against baseline", "1 is normal: p95 latency against the engine's own baseline, any phase.",
-             engine("latency_baseline_ratio", by="phase"), "none",
-             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")), optional=NO_BASELINE),
-        extreme(site, "Prompt tokens per second", "Most prompts computed.", engine("tokens_per_second", 'kind="prompt"'), "short", neutral()),
-        extreme(site, "CPU throttled", "Share of CFS periods in which the container was stopped.",
-             f"max by (pod) (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})", ratio, steps(site, (ORANGE, "cpu_throttled_ratio")),
-             "VllmHostBound", optional=NOT_A_POD),
+        extreme(
+            site,
+            "Fullest KV cache",
+            "The fullest KV cache of the last minute of samples. Full is not a fault; full with a queue is.",
+            engine("kv_cache_used_ratio_max"),
+            ratio,
+            steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
+            "VllmKVCachePressure",
+        ),
+        extreme(
+            site,
+            "GPU memory needed",
+            "Memory really needed: used minus the empty part of the KV pool. Used memory is reserved at start and no sign.",
+            fullest_gpu("gpu:kvpressure_memory_needed:ratio"),
+            ratio,
+            steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
+            "GpuMemoryHigh",
+        ),
+        extreme(
+            site,
+            "Longest queue",
+            "Requests waiting, all reasons.",
+            engine("requests_waiting", 'reason="all"'),
+            "short",
+            steps(site, (ORANGE, "traffic_min_requests")),
+        ),
+        extreme(
+            site,
+            "In flight against the limit",
+            "Requests in flight against the smallest known limit.",
+            engine("concurrency_ratio"),
+            ratio,
+            steps(site, (ORANGE, "concurrency_warning_ratio")),
+            "VllmConcurrencyNearLimit",
+        ),
+        extreme(
+            site,
+            "Preemptions",
+            "Requests pushed out of the batch per second for want of KV blocks.",
+            engine("preemption_rate"),
+            "reqps",
+            neutral(),
+            "VllmKVCachePressure",
+        ),
+        extreme(
+            site,
+            "Latency against baseline",
+            "1 is normal: p95 latency against the engine's own baseline, any phase.",
+            engine("latency_baseline_ratio", by="phase"),
+            "none",
+            steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
+            optional=NO_BASELINE,
+        ),
+        extreme(
+            site,
+            "Prompt tokens per second",
+            "Most prompts computed.",
+            engine("tokens_per_second", 'kind="prompt"'),
+            "short",
+            neutral(),
+        ),
+        extreme(
+            site,
+            "CPU throttled",
+            "Share of CFS periods in which the container was stopped.",
+            f"max by (pod) (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})",
+            ratio,
+            steps(site, (ORANGE, "cpu_throttled_ratio")),
+            "VllmHostBound",
+            optional=NOT_A_POD,
+        ),
     ]
 
 
 def _verdicts(site: Site) -> Json:
     shown = {f"v{RANKS[verdict]}": text for verdict, text in VERDICTS.items()}
-    return states(site, "Verdict over time", "One bar for each engine, coloured and named by its verdict.",
-                  [Query(worst(verdict_rank()), "{{pod}} {{engine}}")], texts(**shown), shown="auto")
+    return states(
+        site,
+        "Verdict over time",
+        "One bar for each engine, coloured and named by its verdict.",
+        [Query(worst(verdict_rank()), "{{pod}} {{engine}}")],
+        texts(**shown),
+        shown="auto",
+    )
 
 
 def _alert_states(site: Site) -> Json:
-    queries = [Query(f"max by (alertname, severity, pod) ({FIRING})", "{{severity}} {{alertname}} {{pod}}", optional="nothing fires")]
-    overrides = [matching(f"/^{severity} /", ("color", {"mode": "fixed", "fixedColor": color}))
-                 for severity, color in (("critical", RED), ("warning", ORANGE))]
-    return states(site, "Alerts over time", "Firing alerts of this bundle, information left out.", queries,
-                  texts(v1=("fires", "text")), overrides)
+    queries = [
+        Query(
+            f"max by (alertname, severity, pod) ({FIRING})",
+            "{{severity}} {{alertname}} {{pod}}",
+            optional="nothing fires",
+        )
+    ]
+    overrides = [
+        matching(f"/^{severity} /", ("color", {"mode": "fixed", "fixedColor": color}))
+        for severity, color in (("critical", RED), ("warning", ORANGE))
+    ]
+    return states(
+        site,
+        "Alerts over time",
+        "Firing alerts of this bundle, information left out.",
+        queries,
+        texts(v1=("fires", "text")),
+        overrides,
+    )
 
 
 def _evidence(site: Site) -> Json:
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": ORANGE}))]
-    holds = engine("evidence", 'evidence!~"page_fresh|work_present|tokens_flow|tokens_lately|gpu_works|any_prompt_fits|queue_short"', by="evidence") + " == 1"
-    return states(site, "Evidence that holds", "Named evidence behind the verdict of the engine in most trouble, while it is true; what is true of every "
-                  "working engine is left out.", [Query(worst(holds, 1), "{{pod}} {{evidence}}", optional="no evidence of trouble")],
-                  texts(v1=("true", "text")), colors)
+    holds = (
+        engine(
+            "evidence",
+            'evidence!~"page_fresh|work_present|tokens_flow|tokens_lately|gpu_works|any_prompt_fits|queue_short"',
+            by="evidence",
+        )
+        + " == 1"
+    )
+    return states(
+        site,
+        "Evidence that holds",
+        "Named evidence behind the verdict of the engine in most trouble, while it is true; what is true of every "
+        "working engine is left out.",
+        [Query(worst(holds, 1), "{{pod}} {{evidence}}", optional="no evidence of trouble")],
+        texts(v1=("true", "text")),
+        colors,
+    )
 
 
 def _signature(site: Site) -> Json:
-    about = ("Each documented condition exactly as the guides state it, while it holds. It stands beside the verdict, not in place of "
-             "it: device memory is high on a healthy engine, and utilization stays high under real pressure.")
+    about = (
+        "Each documented condition exactly as the guides state it, while it holds. It stands beside the verdict, not in place of "
+        "it: device memory is high on a healthy engine, and utilization stays high under real pressure."
+    )
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": YELLOW}))]
-    return states(site, "Documented signature: conditions that hold", about,
-                  [Query(worst(engine("documented_signature", by="condition") + " == 1"), "{{pod}} {{condition}}", optional="no condition holds")],
-                  texts(v1=("holds", "text")), colors, "VllmDocumentedSignature")
+    return states(
+        site,
+        "Documented signature: conditions that hold",
+        about,
+        [
+            Query(
+                worst(engine("documented_signature", by="condition") + " == 1"),
+                "{{pod}} {{condition}}",
+                optional="no condition holds",
+            )
+        ],
+        texts(v1=("holds", "text")),
+        colors,
+        "VllmDocumentedSignature",
+    )
 
 
 def _memory_kv_queue(site: Site, board: Board) -> None:
-    board.add(timeseries(
-        site, "KV cache: samples", "Used share of the KV cache as sampled once a second; between two scrapes it swings.",
-        [Query(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}")], "percentunit",
-        steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")), "VllmKVCachePressure", top=1), 8, 8)
-    board.add(timeseries(
-        site, "Waiting by reason", "capacity: for room in the cache or the batch. deferred: LoRA, grammar, remote KV.",
-        [Query(lines("requests_waiting", by="reason"), "{{pod}} {{reason}}")], "short", None, "VllmQueueTimeHigh"), 8, 8)
-    board.add(timeseries(
-        site, "In flight against the limits", "Requests in flight and the most that can run at once, by where the limit comes from; the smallest binds.",
-        [Query(lines("requests_in_flight"), "{{pod}} in flight"), Query(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}")],
-        "short", None, "VllmConcurrencyNearLimit", overrides=[dashed("/ limit /")]), 8, 8)
-    board.add(timeseries(
-        site, "Preemption rate", "Requests pushed out of the batch per second, counted or seen at once.",
-        [Query(lines("preemption_rate"), "{{pod}} {{engine}}")], "reqps", None, "VllmKVCachePressure"), 8, 8)
-    board.add(timeseries(
-        site, "Time until the cache is full", "At the slope of the last seconds; no line while usage does not rise.",
-        [Query(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")], "s",
-        steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED), "VllmKVCacheExhaustionAhead"), 8, 8)
-    board.add(timeseries(
-        site, "Reserved minus allocated", "Allocator: torch's caching allocator (needs the plugin). kv_pool: free KV blocks. kv_block: waste inside blocks.",
-        [Query(lines("fragmentation_bytes", by="scope"), "{{pod}} {{scope}}")], "decbytes",
-        steps(site, (ORANGE, "fragmentation_warning_bytes")), "VllmMemoryFragmentation"), 8, 8)
+    board.add(
+        timeseries(
+            site,
+            "KV cache: samples",
+            "Used share of the KV cache as sampled once a second; between two scrapes it swings.",
+            [Query(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}")],
+            "percentunit",
+            steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
+            "VllmKVCachePressure",
+            top=1,
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Waiting by reason",
+            "capacity: for room in the cache or the batch. deferred: LoRA, grammar, remote KV.",
+            [Query(lines("requests_waiting", by="reason"), "{{pod}} {{reason}}")],
+            "short",
+            None,
+            "VllmQueueTimeHigh",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "In flight against the limits",
+            "Requests in flight and the most that can run at once, by where the limit comes from; the smallest binds.",
+            [
+                Query(lines("requests_in_flight"), "{{pod}} in flight"),
+                Query(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
+            ],
+            "short",
+            None,
+            "VllmConcurrencyNearLimit",
+            overrides=[dashed("/ limit /")],
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Preemption rate",
+            "Requests pushed out of the batch per second, counted or seen at once.",
+            [Query(lines("preemption_rate"), "{{pod}} {{engine}}")],
+            "reqps",
+            None,
+            "VllmKVCachePressure",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Time until the cache is full",
+            "At the slope of the last seconds; no line while usage does not rise.",
+            [Query(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
+            "s",
+            steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
+            "VllmKVCacheExhaustionAhead",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Reserved minus allocated",
+            "Allocator: torch's caching allocator (needs the plugin). kv_pool: free KV blocks. kv_block: waste inside blocks.",
+            [Query(lines("fragmentation_bytes", by="scope"), "{{pod}} {{scope}}")],
+            "decbytes",
+            steps(site, (ORANGE, "fragmentation_warning_bytes")),
+            "VllmMemoryFragmentation",
+        ),
+        8,
+        8,
+    )
 
 
 def _users(site: Site, board: Board) -> None:
-    for phase, title, alert in (("ttft", "Time to first token", "VllmTimeToFirstTokenHigh"), ("inter_token", "Time between tokens", "VllmTokenLatencyHigh"),
-                                ("queue", "Time in the queue", "VllmQueueTimeHigh")):
-        board.add(timeseries(site, title, "Quantiles over the last minute.", quantiles("latency_seconds", f'phase="{phase}"'), "s", None, alert,
-                             overrides=[MEDIAN_DASHED]), 8, 8)
-    board.add(timeseries(
-        site, "p95 latency against the engine's baseline", "1 is normal for this engine.",
-        [Query(lines("latency_baseline_ratio", by="phase"), "{{pod}} {{phase}}", optional=NO_BASELINE)], "none",
-        steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio"))), 8, 8)
-    board.add(timeseries(
-        site, "Outside the engine", "Mean time of a finished request in tokenizer, API server and network.",
-        [Query(lines("outside_engine_seconds"), "{{pod}} {{engine}}")], "s", None, "VllmHostBound"), 8, 8)
-    board.add(timeseries(
-        site, "Finished and rejected", "Requests per second by how they ended, and refused ones.",
-        [Query(worst_pods(f"sum by ({POD}, reason) (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"), f"{{{{pod}}}} {shown}{{{{reason}}}}", optional=why)
-         for kind, shown, why in (("finished", "", "nothing finished"), ("rejected", "rejected ", "nothing was refused"))],
-        "reqps"), 8, 8)
+    for phase, title, alert in (
+        ("ttft", "Time to first token", "VllmTimeToFirstTokenHigh"),
+        ("inter_token", "Time between tokens", "VllmTokenLatencyHigh"),
+        ("queue", "Time in the queue", "VllmQueueTimeHigh"),
+    ):
+        board.add(
+            timeseries(
+                site,
+                title,
+                "Quantiles over the last minute.",
+                quantiles("latency_seconds", f'phase="{phase}"'),
+                "s",
+                None,
+                alert,
+                overrides=[MEDIAN_DASHED],
+            ),
+            8,
+            8,
+        )
+    board.add(
+        timeseries(
+            site,
+            "p95 latency against the engine's baseline",
+            "1 is normal for this engine.",
+            [Query(lines("latency_baseline_ratio", by="phase"), "{{pod}} {{phase}}", optional=NO_BASELINE)],
+            "none",
+            steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Outside the engine",
+            "Mean time of a finished request in tokenizer, API server and network.",
+            [Query(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
+            "s",
+            None,
+            "VllmHostBound",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Finished and rejected",
+            "Requests per second by how they ended, and refused ones.",
+            [
+                Query(
+                    worst_pods(
+                        f"sum by ({POD}, reason) (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"
+                    ),
+                    f"{{{{pod}}}} {shown}{{{{reason}}}}",
+                    optional=why,
+                )
+                for kind, shown, why in (
+                    ("finished", "", "nothing finished"),
+                    ("rejected", "rejected ", "nothing was refused"),
+                )
+            ],
+            "reqps",
+        ),
+        8,
+        8,
+    )
 
 
 def _compute(site: Site, board: Board) -> None:
-    board.add(timeseries(
-        site, "Effective batch size", "p95 of requests running, and the mean number of decoding requests.",
-        [Query(lines("effective_batch_size", 'quantile="0.95"'), "{{pod}} p95"), Query(lines("effective_batch_size_mean"), "{{pod}} mean")],
-        "short", steps(site, (GREEN, "signature_batch_size"), base=ORANGE), "VllmBatchCollapse", overrides=[dashed("/ mean$/")]), 8, 8)
-    board.add(timeseries(
-        site, "GPU activity", "Utilization is the share of time in which some kernel ran, not an occupancy; tensor and DRAM activity only where the card gives them.",
-        [Query(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"), Query(worst_gpus(gpu("gpu_tensor_activity_ratio")), "GPU {{gpu}} tensor"),
-         Query(worst_gpus(gpu("gpu_dram_activity_ratio")), "GPU {{gpu}} DRAM")],
-        "percentunit", steps(site, (GREEN, "signature_utilization_ratio"), base=YELLOW), "VllmDocumentedSignature", top=1), 8, 8)
-    board.add(timeseries(
-        site, "Memory high, compute low", "The score and its three factors; absent where a factor cannot be known.",
-        [Query(lines("memory_high_compute_low_score"), "{{pod}} score"), Query(lines("score_factor", by="factor"), "{{pod}} {{factor}}")],
-        "percentunit", None, top=1), 8, 8)
+    board.add(
+        timeseries(
+            site,
+            "Effective batch size",
+            "p95 of requests running, and the mean number of decoding requests.",
+            [
+                Query(lines("effective_batch_size", 'quantile="0.95"'), "{{pod}} p95"),
+                Query(lines("effective_batch_size_mean"), "{{pod}} mean"),
+            ],
+            "short",
+            steps(site, (GREEN, "signature_batch_size"), base=ORANGE),
+            "VllmBatchCollapse",
+            overrides=[dashed("/ mean$/")],
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "GPU activity",
+            "Utilization is the share of time in which some kernel ran, not an occupancy; tensor and DRAM activity only where the card gives them.",
+            [
+                Query(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
+                Query(worst_gpus(gpu("gpu_tensor_activity_ratio")), "GPU {{gpu}} tensor"),
+                Query(worst_gpus(gpu("gpu_dram_activity_ratio")), "GPU {{gpu}} DRAM"),
+            ],
+            "percentunit",
+            steps(site, (GREEN, "signature_utilization_ratio"), base=YELLOW),
+            "VllmDocumentedSignature",
+            top=1,
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Memory high, compute low",
+            "The score and its three factors; absent where a factor cannot be known.",
+            [
+                Query(lines("memory_high_compute_low_score"), "{{pod}} score"),
+                Query(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
+            ],
+            "percentunit",
+            None,
+            top=1,
+        ),
+        8,
+        8,
+    )
 
 
 def _requests_and_pod(site: Site, board: Board) -> None:
-    board.add(timeseries(
-        site, "Context length", "Longest context of five minutes, and the mean.",
-        [Query(lines("context_length_tokens", by="stat"), "{{pod}} {{stat}}")], "short"), 6, 8)
-    board.add(timeseries(
-        site, "Request shape, p95", "Prompt and output tokens, and the max_tokens that clients ask for.",
-        [Query(lines("request_tokens", 'quantile="0.95"', by="kind"), "{{pod}} {{kind}}")], "short"), 6, 8)
-    board.add(timeseries(
-        site, "Log events", "Failed allocations and other lines that tell of trouble, per minute.",
-        [Query(worst_pods(f"60 * sum by ({POD}, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~\"{LOG_EVENTS}\"}}[$__rate_interval]))"),
-               "{{pod}} {{event}}", optional="no such line came")],
-        "cpm"), 6, 8)
-    board.add(timeseries(
-        site, "Restarts and CPU throttling", "Restarts since start; share of CFS periods throttled.",
-        [Query(worst_pods(f"max by ({POD}, container) (kvpressure_container_restarts_total{{{CONTAINER}}})"), "{{pod}} restarts", optional=NOT_A_POD),
-         Query(worst_pods(f"max by ({POD}, container) (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})"), "{{pod}} throttled", optional=NOT_A_POD)],
-        "short", None, "VllmHostBound"), 6, 8)
+    board.add(
+        timeseries(
+            site,
+            "Context length",
+            "Longest context of five minutes, and the mean.",
+            [Query(lines("context_length_tokens", by="stat"), "{{pod}} {{stat}}")],
+            "short",
+        ),
+        6,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Request shape, p95",
+            "Prompt and output tokens, and the max_tokens that clients ask for.",
+            [Query(lines("request_tokens", 'quantile="0.95"', by="kind"), "{{pod}} {{kind}}")],
+            "short",
+        ),
+        6,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Log events",
+            "Failed allocations and other lines that tell of trouble, per minute.",
+            [
+                Query(
+                    worst_pods(
+                        f'60 * sum by ({POD}, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))'
+                    ),
+                    "{{pod}} {{event}}",
+                    optional="no such line came",
+                )
+            ],
+            "cpm",
+        ),
+        6,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Restarts and CPU throttling",
+            "Restarts since start; share of CFS periods throttled.",
+            [
+                Query(
+                    worst_pods(f"max by ({POD}, container) (kvpressure_container_restarts_total{{{CONTAINER}}})"),
+                    "{{pod}} restarts",
+                    optional=NOT_A_POD,
+                ),
+                Query(
+                    worst_pods(f"max by ({POD}, container) (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})"),
+                    "{{pod}} throttled",
+                    optional=NOT_A_POD,
+                ),
+            ],
+            "short",
+            None,
+            "VllmHostBound",
+        ),
+        6,
+        8,
+    )

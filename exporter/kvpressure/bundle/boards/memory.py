@@ -36,7 +36,10 @@ NO_FAULT = "no such event since the exporter started"
 
 def build(site: Site) -> Board:
     """The board for ``site``."""
-    board = Board("kvpressure / Memory and KV cache", "What fills the KV cache and the GPUs, how fast, and what is reserved without use.")
+    board = Board(
+        "kvpressure / Memory and KV cache",
+        "What fills the KV cache and the GPUs, how fast, and what is reserved without use.",
+    )
     for tile in _tiles(site):
         board.add(tile, 4, 4)
     board.add(_fullest(site), 12, 8)
@@ -52,121 +55,426 @@ def build(site: Site) -> Board:
 
 def _tiles(site: Site) -> list[Json]:
     return [
-        stat(site, "KV cache", "Fullest KV cache of the last minute of samples.", f"max({engine('kv_cache_used_ratio_max')})", "percentunit",
-             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")), "VllmKVCachePressure"),
-        stat(site, "Full in", "Shortest time to a full cache at the present slope.", f"min({engine('kv_cache_seconds_to_full')})", "s",
-             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED), "VllmKVCacheExhaustionAhead", optional="no cache fills"),
-        stat(site, "Overcommit", "Tokens that the arriving load can reach within the limits, against the capacity; more than 1 does not fit.",
-             f"max({engine('kv_overcommit_ratio')})", "none", steps(site, (ORANGE, "kv_overcommit_warning_ratio")), "VllmKVCacheOvercommitted"),
-        stat(site, "GPU memory needed", "Fullest GPU: used minus the empty part of the KV pool.", f"max(gpu:kvpressure_memory_needed:ratio{{{GPU}}})",
-             "percentunit", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")), "GpuMemoryHigh"),
-        stat(site, "Reserved, not allocated", "Largest difference in torch's allocator.", "max(" + engine("fragmentation_bytes", 'scope="allocator"') + ")",
-             "decbytes", steps(site, (ORANGE, "fragmentation_warning_bytes")), "VllmMemoryFragmentation", optional=NO_PLUGIN),
-        stat(site, "Preemptions", "Requests pushed out per second, the worst engine.", f"max({engine('preemption_rate')})", "reqps", neutral(ORANGE),
-             "VllmKVCachePressure"),
+        stat(
+            site,
+            "KV cache",
+            "Fullest KV cache of the last minute of samples.",
+            f"max({engine('kv_cache_used_ratio_max')})",
+            "percentunit",
+            steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
+            "VllmKVCachePressure",
+        ),
+        stat(
+            site,
+            "Full in",
+            "Shortest time to a full cache at the present slope.",
+            f"min({engine('kv_cache_seconds_to_full')})",
+            "s",
+            steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
+            "VllmKVCacheExhaustionAhead",
+            optional="no cache fills",
+        ),
+        stat(
+            site,
+            "Overcommit",
+            "Tokens that the arriving load can reach within the limits, against the capacity; more than 1 does not fit.",
+            f"max({engine('kv_overcommit_ratio')})",
+            "none",
+            steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
+            "VllmKVCacheOvercommitted",
+        ),
+        stat(
+            site,
+            "GPU memory needed",
+            "Fullest GPU: used minus the empty part of the KV pool.",
+            f"max(gpu:kvpressure_memory_needed:ratio{{{GPU}}})",
+            "percentunit",
+            steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
+            "GpuMemoryHigh",
+        ),
+        stat(
+            site,
+            "Reserved, not allocated",
+            "Largest difference in torch's allocator.",
+            "max(" + engine("fragmentation_bytes", 'scope="allocator"') + ")",
+            "decbytes",
+            steps(site, (ORANGE, "fragmentation_warning_bytes")),
+            "VllmMemoryFragmentation",
+            optional=NO_PLUGIN,
+        ),
+        stat(
+            site,
+            "Preemptions",
+            "Requests pushed out per second, the worst engine.",
+            f"max({engine('preemption_rate')})",
+            "reqps",
+            neutral(ORANGE),
+            "VllmKVCachePressure",
+        ),
     ]
 
 
 def _fullest(site: Site) -> Json:
     base = engine("kv_cache_used_ratio_max")
-    queries = [Query(f"topk({TOP}, {base})", table=True), Query(top(base, engine("kv_cache_capacity_tokens")), table=True),
-               Query(top(base, engine("kv_cache_used_tokens")), table=True), Query(top(base, engine("kv_overcommit_ratio")), table=True),
-               Query(top(base, engine("preemption_rate")), table=True), Query(top(base, engine("prefix_cache_hit_ratio")), table=True)]
-    columns = {"model_name": "Model", "pod": "Pod", "engine": "Engine", "Value #A": "KV cache", "Value #C": "Tokens held", "Value #B": "Capacity",
-               "Value #D": "Overcommit", "Value #E": "Preempted/s", "Value #F": "Prefix hits"}
+    queries = [
+        Query(f"topk({TOP}, {base})", table=True),
+        Query(top(base, engine("kv_cache_capacity_tokens")), table=True),
+        Query(top(base, engine("kv_cache_used_tokens")), table=True),
+        Query(top(base, engine("kv_overcommit_ratio")), table=True),
+        Query(top(base, engine("preemption_rate")), table=True),
+        Query(top(base, engine("prefix_cache_hit_ratio")), table=True),
+    ]
+    columns = {
+        "model_name": "Model",
+        "pod": "Pod",
+        "engine": "Engine",
+        "Value #A": "KV cache",
+        "Value #C": "Tokens held",
+        "Value #B": "Capacity",
+        "Value #D": "Overcommit",
+        "Value #E": "Preempted/s",
+        "Value #F": "Prefix hits",
+    }
     ratio = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
     overrides = [
-        *(column(name, ("custom.width", width)) for name, width in (("Model", 82), ("Engine", 58), ("Tokens held", 88), ("Capacity", 72), ("Prefix hits", 78))),
-        column("Pod", ("custom.width", 112), ("links", [drill("kvpressure-incident", "Incident board of this pod", pod="${__value.raw}")])),
-        column("KV cache", *ratio, ("thresholds", steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio"))),
-               ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"})),
-        column("Tokens held", ("unit", "short")), column("Capacity", ("unit", "short")),
-        column("Overcommit", ("decimals", 2), ("thresholds", steps(site, (ORANGE, "kv_overcommit_warning_ratio"))),
-               ("custom.cellOptions", {"type": "color-text"})),
-        column("Preempted/s", ("decimals", 2)), column("Prefix hits", *ratio),
+        *(
+            column(name, ("custom.width", width))
+            for name, width in (
+                ("Model", 82),
+                ("Engine", 58),
+                ("Tokens held", 88),
+                ("Capacity", 72),
+                ("Prefix hits", 78),
+            )
+        ),
+        column(
+            "Pod",
+            ("custom.width", 112),
+            ("links", [drill("kvpressure-incident", "Incident board of this pod", pod="${__value.raw}")]),
+        ),
+        column(
+            "KV cache",
+            *ratio,
+            ("thresholds", steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio"))),
+            ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"}),
+        ),
+        column("Tokens held", ("unit", "short")),
+        column("Capacity", ("unit", "short")),
+        column(
+            "Overcommit",
+            ("decimals", 2),
+            ("thresholds", steps(site, (ORANGE, "kv_overcommit_warning_ratio"))),
+            ("custom.cellOptions", {"type": "color-text"}),
+        ),
+        column("Preempted/s", ("decimals", 2)),
+        column("Prefix hits", *ratio),
     ]
-    return table(site, "Fullest KV caches", f"The {TOP} engines with the fullest cache of the last minute.", queries, columns, overrides, sort="KV cache", alert="VllmKVCachePressure")
+    return table(
+        site,
+        "Fullest KV caches",
+        f"The {TOP} engines with the fullest cache of the last minute.",
+        queries,
+        columns,
+        overrides,
+        sort="KV cache",
+        alert="VllmKVCachePressure",
+    )
 
 
 def _gpus(site: Site) -> Json:
     needed = f"topk({TOP}, max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}}))"
-    queries = [Query(needed, table=True), Query(f"{gpu('gpu_memory_used_ratio')} and on (cluster, uuid) {needed}", table=True),
-               Query(f"{gpu('gpu_memory_total_bytes')} and on (cluster, uuid) {needed}", table=True),
-               Query(f"{gpu('gpu_utilization_ratio')} and on (cluster, uuid) {needed}", table=True)]
-    columns = {"gpu": "GPU", "uuid": "UUID", "Value #A": "Needed", "Value #B": "Used", "Value #C": "Memory", "Value #D": "Utilization"}
+    queries = [
+        Query(needed, table=True),
+        Query(f"{gpu('gpu_memory_used_ratio')} and on (cluster, uuid) {needed}", table=True),
+        Query(f"{gpu('gpu_memory_total_bytes')} and on (cluster, uuid) {needed}", table=True),
+        Query(f"{gpu('gpu_utilization_ratio')} and on (cluster, uuid) {needed}", table=True),
+    ]
+    columns = {
+        "gpu": "GPU",
+        "uuid": "UUID",
+        "Value #A": "Needed",
+        "Value #B": "Used",
+        "Value #C": "Memory",
+        "Value #D": "Utilization",
+    }
     ratio = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
     gauge = ("custom.cellOptions", {"type": "gauge", "mode": "basic", "valueDisplayMode": "text"})
-    overrides = [*(column(name, ("custom.width", width)) for name, width in (("GPU", 48), ("UUID", 260))), column("Needed", *ratio, gauge, ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")))),
-                 column("Used", *ratio), column("Memory", ("unit", "decbytes")), column("Utilization", *ratio),
-                 column("UUID", ("links", [drill("kvpressure-memory", "Only this GPU", gpu="${__value.raw}")]))]
-    return table(site, "Fullest GPUs", f"The {TOP} GPUs whose memory is needed most. Used memory is reserved at start and no sign of pressure.",
-                 queries, columns, overrides, sort="Needed", alert="GpuMemoryHigh")
+    overrides = [
+        *(column(name, ("custom.width", width)) for name, width in (("GPU", 48), ("UUID", 260))),
+        column(
+            "Needed",
+            *ratio,
+            gauge,
+            ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))),
+        ),
+        column("Used", *ratio),
+        column("Memory", ("unit", "decbytes")),
+        column("Utilization", *ratio),
+        column("UUID", ("links", [drill("kvpressure-memory", "Only this GPU", gpu="${__value.raw}")])),
+    ]
+    return table(
+        site,
+        "Fullest GPUs",
+        f"The {TOP} GPUs whose memory is needed most. Used memory is reserved at start and no sign of pressure.",
+        queries,
+        columns,
+        overrides,
+        sort="Needed",
+        alert="GpuMemoryHigh",
+    )
 
 
 def _cache(site: Site, board: Board) -> None:
-    board.add(timeseries(
-        site, "KV cache used", "Samples, and the maximum of the last minute, which a slow scrape does not miss.",
-        [Query(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}"), Query(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}} max")],
-        "percentunit", steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")), "VllmKVCachePressure", top=1,
-        overrides=[dashed("/ max$/")]), 8, 8)
-    board.add(timeseries(
-        site, "Time until the cache is full", "At the slope of the last seconds; no line while usage does not rise.",
-        [Query(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")], "s",
-        steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED), "VllmKVCacheExhaustionAhead"), 8, 8)
-    board.add(timeseries(
-        site, "Overcommit", "Tokens that the arriving load can reach within the limits, against the capacity.",
-        [Query(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")], "none", steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
-        "VllmKVCacheOvercommitted"), 8, 8)
-    board.add(timeseries(
-        site, "Tokens in the cache", "Token slots in occupied blocks, and all there are.",
-        [Query(lines("kv_cache_used_tokens"), "{{pod}} held"), Query(lines("kv_cache_capacity_tokens"), "{{pod}} capacity")], "short",
-        overrides=[dashed("/ capacity$/")]), 8, 8)
-    board.add(timeseries(
-        site, "Preemptions, and work done twice (right)", "Requests pushed out per second; tokens per second they compute again (estimate).",
-        [Query(lines("preemption_rate"), "{{pod}} preemptions"), Query(lines("recomputed_tokens_estimate_rate"), "{{pod}} tokens again")],
-        "reqps", None, "VllmKVCachePressure",
-        overrides=[matching("/ tokens again$/", ("unit", "short"), ("custom.axisPlacement", "right")), dashed("/ tokens again$/")]), 8, 8)
-    board.add(timeseries(
-        site, "Prefix cache hits", "Hits per query over five minutes. Evictable prefix blocks count as free in KV usage.",
-        [Query(lines("prefix_cache_hit_ratio"), "{{pod}} {{engine}}")], "percentunit", None, top=1), 8, 8)
+    board.add(
+        timeseries(
+            site,
+            "KV cache used",
+            "Samples, and the maximum of the last minute, which a slow scrape does not miss.",
+            [
+                Query(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}"),
+                Query(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}} max"),
+            ],
+            "percentunit",
+            steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
+            "VllmKVCachePressure",
+            top=1,
+            overrides=[dashed("/ max$/")],
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Time until the cache is full",
+            "At the slope of the last seconds; no line while usage does not rise.",
+            [Query(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
+            "s",
+            steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
+            "VllmKVCacheExhaustionAhead",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Overcommit",
+            "Tokens that the arriving load can reach within the limits, against the capacity.",
+            [Query(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
+            "none",
+            steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
+            "VllmKVCacheOvercommitted",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Tokens in the cache",
+            "Token slots in occupied blocks, and all there are.",
+            [
+                Query(lines("kv_cache_used_tokens"), "{{pod}} held"),
+                Query(lines("kv_cache_capacity_tokens"), "{{pod}} capacity"),
+            ],
+            "short",
+            overrides=[dashed("/ capacity$/")],
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Preemptions, and work done twice (right)",
+            "Requests pushed out per second; tokens per second they compute again (estimate).",
+            [
+                Query(lines("preemption_rate"), "{{pod}} preemptions"),
+                Query(lines("recomputed_tokens_estimate_rate"), "{{pod}} tokens again"),
+            ],
+            "reqps",
+            None,
+            "VllmKVCachePressure",
+            overrides=[
+                matching("/ tokens again$/", ("unit", "short"), ("custom.axisPlacement", "right")),
+                dashed("/ tokens again$/"),
+            ],
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Prefix cache hits",
+            "Hits per query over five minutes. Evictable prefix blocks count as free in KV usage.",
+            [Query(lines("prefix_cache_hit_ratio"), "{{pod}} {{engine}}")],
+            "percentunit",
+            None,
+            top=1,
+        ),
+        8,
+        8,
+    )
 
 
 def _memory(site: Site, board: Board) -> None:
-    board.add(timeseries(
-        site, "Needed and used", "The gap between the lines is the empty part of the KV pool.",
-        [Query(worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"), "GPU {{gpu}} needed"), Query(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used")],
-        "percentunit", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")), "GpuMemoryHigh", top=1, overrides=[dashed("/ used$/")]), 8, 8)
-    board.add(timeseries(
-        site, "What the memory is for", "Device memory of each engine by component, as far as its log and its metrics tell.",
-        [Query(lines("memory_component_bytes", by="component"), "{{pod}} {{component}}")], "decbytes", None, "VllmBaselineTooHigh"), 8, 8)
-    board.add(timeseries(
-        site, "Reserved minus allocated", "kv_pool: free KV blocks. kv_block: waste inside blocks. allocator: torch.",
-        [Query(lines("fragmentation_bytes", 'scope!="allocator"', by="scope"), "{{pod}} {{scope}}"),
-         Query(lines("fragmentation_bytes", 'scope="allocator"', by="scope"), "{{pod}} {{scope}}", optional=NO_PLUGIN)],
-        "decbytes", steps(site, (ORANGE, "fragmentation_warning_bytes")), "VllmMemoryFragmentation"), 8, 8)
-    board.add(timeseries(
-        site, "Processes", "Device memory by the pod of its processes; without a pod: a process that no pod owns.",
-        [Query(worst_gpus(f"max by (cluster, uuid, gpu, namespace, pod) (kvpressure_gpu_process_memory_bytes{{{GPU}}})"), "GPU {{gpu}} {{pod}}",
-               optional="the driver gives no memory by process")], "decbytes", None, "VllmBaselineTooHigh"), 8, 8)
-    board.add(states(
-        site, "Memory conditions that hold", "Leak while idle, KV held without load, fragmentation, baseline too high, memory limit near, killed.",
-        [Query(worst(engine("condition", 'condition=~"memory_leak_idle|kv_held_without_load|allocator_fragmentation|baseline_too_high|'
-                      'host_memory_near_limit|host_oom_killed|gpu_out_of_memory"', by="condition") + " == 1"), "{{pod}} {{condition}}",
-               optional="no condition holds")], texts(v1=("holds", ORANGE)), alert="VllmMemoryLeak"), 8, 8)
-    board.add(timeseries(
-        site, "Driver events", "XID events and ECC errors in the time shown.",
-        [Query(f"sum by (gpu, uuid, xid) (increase(kvpressure_gpu_xid_errors_total{{{GPU}}}[$__rate_interval]))", "GPU {{gpu}} XID {{xid}}", optional=NO_FAULT),
-         Query(f"sum by (gpu, uuid, kind) (increase(kvpressure_gpu_ecc_errors_total{{{GPU}}}[$__rate_interval]))", "GPU {{gpu}} ECC {{kind}}", optional=NO_FAULT)],
-        "short", None, "GpuXidError"), 8, 8)
+    board.add(
+        timeseries(
+            site,
+            "Needed and used",
+            "The gap between the lines is the empty part of the KV pool.",
+            [
+                Query(
+                    worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),
+                    "GPU {{gpu}} needed",
+                ),
+                Query(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),
+            ],
+            "percentunit",
+            steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
+            "GpuMemoryHigh",
+            top=1,
+            overrides=[dashed("/ used$/")],
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "What the memory is for",
+            "Device memory of each engine by component, as far as its log and its metrics tell.",
+            [Query(lines("memory_component_bytes", by="component"), "{{pod}} {{component}}")],
+            "decbytes",
+            None,
+            "VllmBaselineTooHigh",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Reserved minus allocated",
+            "kv_pool: free KV blocks. kv_block: waste inside blocks. allocator: torch.",
+            [
+                Query(lines("fragmentation_bytes", 'scope!="allocator"', by="scope"), "{{pod}} {{scope}}"),
+                Query(
+                    lines("fragmentation_bytes", 'scope="allocator"', by="scope"),
+                    "{{pod}} {{scope}}",
+                    optional=NO_PLUGIN,
+                ),
+            ],
+            "decbytes",
+            steps(site, (ORANGE, "fragmentation_warning_bytes")),
+            "VllmMemoryFragmentation",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Processes",
+            "Device memory by the pod of its processes; without a pod: a process that no pod owns.",
+            [
+                Query(
+                    worst_gpus(
+                        f"max by (cluster, uuid, gpu, namespace, pod) (kvpressure_gpu_process_memory_bytes{{{GPU}}})"
+                    ),
+                    "GPU {{gpu}} {{pod}}",
+                    optional="the driver gives no memory by process",
+                )
+            ],
+            "decbytes",
+            None,
+            "VllmBaselineTooHigh",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        states(
+            site,
+            "Memory conditions that hold",
+            "Leak while idle, KV held without load, fragmentation, baseline too high, memory limit near, killed.",
+            [
+                Query(
+                    worst(
+                        engine(
+                            "condition",
+                            'condition=~"memory_leak_idle|kv_held_without_load|allocator_fragmentation|baseline_too_high|'
+                            'host_memory_near_limit|host_oom_killed|gpu_out_of_memory"',
+                            by="condition",
+                        )
+                        + " == 1"
+                    ),
+                    "{{pod}} {{condition}}",
+                    optional="no condition holds",
+                )
+            ],
+            texts(v1=("holds", ORANGE)),
+            alert="VllmMemoryLeak",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Driver events",
+            "XID events and ECC errors in the time shown.",
+            [
+                Query(
+                    f"sum by (gpu, uuid, xid) (increase(kvpressure_gpu_xid_errors_total{{{GPU}}}[$__rate_interval]))",
+                    "GPU {{gpu}} XID {{xid}}",
+                    optional=NO_FAULT,
+                ),
+                Query(
+                    f"sum by (gpu, uuid, kind) (increase(kvpressure_gpu_ecc_errors_total{{{GPU}}}[$__rate_interval]))",
+                    "GPU {{gpu}} ECC {{kind}}",
+                    optional=NO_FAULT,
+                ),
+            ],
+            "short",
+            None,
+            "GpuXidError",
+        ),
+        8,
+        8,
+    )
 
 
 def _score(site: Site, board: Board) -> None:
-    board.add(timeseries(
-        site, "Score and its factors", "Product of three factors: KV memory in demand, compute low, demand present.",
-        [Query(lines("memory_high_compute_low_score"), "{{pod}} score"), Query(lines("score_factor", by="factor"), "{{pod}} {{factor}}")],
-        "percentunit", None, "VllmDocumentedSignature", top=1), 12, 8)
+    board.add(
+        timeseries(
+            site,
+            "Score and its factors",
+            "Product of three factors: KV memory in demand, compute low, demand present.",
+            [
+                Query(lines("memory_high_compute_low_score"), "{{pod}} score"),
+                Query(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
+            ],
+            "percentunit",
+            None,
+            "VllmDocumentedSignature",
+            top=1,
+        ),
+        12,
+        8,
+    )
     level = worst(engine("score_evidence_level", by="level") + " == 1")
-    board.add(states(
-        site, "Evidence behind the compute factor", "Best available: profiling counters, power, estimated FLOPs; NVML utilization is weak.",
-        [Query(level, "{{pod}} {{level}}")], texts(v1=("in use", "text")),
-        [matching("/./", ("color", {"mode": "fixed", "fixedColor": BLUE}))]), 12, 8)
+    board.add(
+        states(
+            site,
+            "Evidence behind the compute factor",
+            "Best available: profiling counters, power, estimated FLOPs; NVML utilization is weak.",
+            [Query(level, "{{pod}} {{level}}")],
+            texts(v1=("in use", "text")),
+            [matching("/./", ("color", {"mode": "fixed", "fixedColor": BLUE}))],
+        ),
+        12,
+        8,
+    )

@@ -34,8 +34,10 @@ class Fact:
         """The row's number, labelled with its place and name."""
         verdict = f'kvpressure_verdict{{{ENGINE},verdict=~"{"|".join(self.verdicts)}"}} == 1'
         evidence = f'kvpressure_evidence{{{ENGINE},evidence=~"{"|".join(self.evidence)}"}} == {int(self.holds)}'
-        return (f'label_replace({self.expr} and on ({BY_ENGINE}) {verdict} and on ({BY_ENGINE}) {evidence}, '
-                f'"fact", "{self.key(place)}", "", "")')
+        return (
+            f"label_replace({self.expr} and on ({BY_ENGINE}) {verdict} and on ({BY_ENGINE}) {evidence}, "
+            f'"fact", "{self.key(place)}", "", "")'
+        )
 
     def key(self, place: int) -> str:
         """Value of the label ``fact``; sorts by place."""
@@ -48,14 +50,18 @@ class Fact:
 
 def _of_pod(metric: str) -> str:
     """``metric`` of the fullest container in each engine's pod."""
-    return (f"max by (cluster, namespace, pod) ({metric}{{{CONTAINER}}}) * on (cluster, namespace, pod) group_right () "
-            f"max by ({BY_ENGINE}) (kvpressure_verdict{{{ENGINE}}})")
+    return (
+        f"max by (cluster, namespace, pod) ({metric}{{{CONTAINER}}}) * on (cluster, namespace, pod) group_right () "
+        f"max by ({BY_ENGINE}) (kvpressure_verdict{{{ENGINE}}})"
+    )
 
 
 def _of_gpu(metric: str) -> str:
     """``metric`` of the busiest GPU of each engine."""
-    return (f'max by ({BY_ENGINE}) (kvpressure_engine_gpu_info{{{ENGINE},uuid=~"$gpu"}} * on (cluster, uuid) group_left () '
-            f"max by (cluster, uuid) ({metric}{{{GPU}}}))")
+    return (
+        f'max by ({BY_ENGINE}) (kvpressure_engine_gpu_info{{{ENGINE},uuid=~"$gpu"}} * on (cluster, uuid) group_left () '
+        f"max by (cluster, uuid) ({metric}{{{GPU}}}))"
+    )
 
 
 def _tokens(kind: str) -> str:
@@ -63,39 +69,121 @@ def _tokens(kind: str) -> str:
 
 
 FACTS: Final = (
-    Fact("throttled", ("host_bound",), ("cpu_throttled",), f"100 * {_of_pod('kvpressure_container_cpu_throttled_ratio')}",
-         "% of CFS periods throttled (much from {cpu_throttled_ratio})"),
-    Fact("cpu", ("host_bound",), ("cpu_saturated", "cpu_contended"), f"100 * {_of_pod('kvpressure_container_cpu_used_ratio')}",
-         "% of the CPU limit used (saturated from {cpu_saturated_ratio})"),
-    Fact("outside", ("host_bound",), ("outside_engine_time",), engine("outside_engine_seconds"),
-         "seconds of a request pass outside the engine"),
-    Fact("no_tokens", ("stalled",), ("no_progress",), f"sum by ({BY_ENGINE}) ({engine('tokens_per_second', by='kind')})",
-         "tokens a second came out lately"),
-    Fact("stuck", ("stalled",), ("no_progress",), f"time() - {engine('verdict_since_timestamp_seconds')}",
-         "seconds since it was called stalled ({stalled_seconds} without progress)"),
+    Fact(
+        "throttled",
+        ("host_bound",),
+        ("cpu_throttled",),
+        f"100 * {_of_pod('kvpressure_container_cpu_throttled_ratio')}",
+        "% of CFS periods throttled (much from {cpu_throttled_ratio})",
+    ),
+    Fact(
+        "cpu",
+        ("host_bound",),
+        ("cpu_saturated", "cpu_contended"),
+        f"100 * {_of_pod('kvpressure_container_cpu_used_ratio')}",
+        "% of the CPU limit used (saturated from {cpu_saturated_ratio})",
+    ),
+    Fact(
+        "outside",
+        ("host_bound",),
+        ("outside_engine_time",),
+        engine("outside_engine_seconds"),
+        "seconds of a request pass outside the engine",
+    ),
+    Fact(
+        "no_tokens",
+        ("stalled",),
+        ("no_progress",),
+        f"sum by ({BY_ENGINE}) ({engine('tokens_per_second', by='kind')})",
+        "tokens a second came out lately",
+    ),
+    Fact(
+        "stuck",
+        ("stalled",),
+        ("no_progress",),
+        f"time() - {engine('verdict_since_timestamp_seconds')}",
+        "seconds since it was called stalled ({stalled_seconds} without progress)",
+    ),
     Fact("present", ("stalled",), ("work_present",), engine("requests_in_flight"), "requests in flight"),
-    Fact("prompts", ("compute_bound",), ("prefill_dominates",), _tokens("prompt"),
-         "prompt tokens a second (dominate from {prefill_tokens_ratio} the generated)"),
+    Fact(
+        "prompts",
+        ("compute_bound",),
+        ("prefill_dominates",),
+        _tokens("prompt"),
+        "prompt tokens a second (dominate from {prefill_tokens_ratio} the generated)",
+    ),
     Fact("answers", ("compute_bound",), ("prefill_dominates",), _tokens("generation"), "generated tokens a second"),
-    Fact("busy", ("compute_bound",), ("gpu_saturated",), f"100 * {_of_gpu('kvpressure_gpu_utilization_ratio')}",
-         "% GPU utilization (saturated)"),
-    Fact("limit", ("concurrency_limited",), ("running_at_limit",), engine("requests_running"), "requests run: max_num_seqs is reached"),
-    Fact("kv", ("kv_pressure",), ("kv_full", "kv_near_full", "head_of_line_blocked"), f"100 * {engine('kv_cache_used_ratio_max')}",
-         "% of the KV cache used at most (full from {kv_full_ratio})"),
-    Fact("waiting", QUEUED, ("queue_present", "queue_for_capacity"), engine("requests_waiting", 'reason="all"'), "requests wait"),
-    Fact("preempted", ("kv_pressure",), ("preempting", "running_falls_waiting_rises"), f"60 * {engine('preemption_rate')}",
-         "preemptions in the last minute (counted from {preemptions_min})"),
-    Fact("room", ("kv_pressure",), ("head_of_line_blocked",),
-         f"{engine('kv_cache_capacity_tokens')} - {engine('kv_cache_used_tokens')}", "tokens are free: the next prompt does not fit"),
-    Fact("latency", ("kv_pressure", "host_bound"), ("latency_multiplied",),
-         f"max by ({BY_ENGINE}) ({engine('latency_baseline_ratio', by='phase')})",
-         "times the engine's normal p95 latency (multiplied from {latency_multiplied_ratio})"),
-    Fact("fits", ("concurrency_limited",), ("running_at_limit",), engine("max_concurrent_requests", 'source="kv_capacity"'),
-         "requests of the present length would fit into the cache"),
-    Fact("gpu_waits", ("host_bound", "stalled"), ("gpu_starved", "gpu_utilization_low", "gpu_idle"),
-         f"100 * {_of_gpu('kvpressure_gpu_utilization_ratio')}", "% GPU utilization: it waits (low below {host_queue_utilization_ratio})"),
-    Fact("kv_room", NOT_THE_CACHE, ("kv_full",), f"100 * {engine('kv_cache_used_ratio_max')}",
-         "% of the KV cache used at most: not the cause (full from {kv_full_ratio})", holds=False),
+    Fact(
+        "busy",
+        ("compute_bound",),
+        ("gpu_saturated",),
+        f"100 * {_of_gpu('kvpressure_gpu_utilization_ratio')}",
+        "% GPU utilization (saturated)",
+    ),
+    Fact(
+        "limit",
+        ("concurrency_limited",),
+        ("running_at_limit",),
+        engine("requests_running"),
+        "requests run: max_num_seqs is reached",
+    ),
+    Fact(
+        "kv",
+        ("kv_pressure",),
+        ("kv_full", "kv_near_full", "head_of_line_blocked"),
+        f"100 * {engine('kv_cache_used_ratio_max')}",
+        "% of the KV cache used at most (full from {kv_full_ratio})",
+    ),
+    Fact(
+        "waiting",
+        QUEUED,
+        ("queue_present", "queue_for_capacity"),
+        engine("requests_waiting", 'reason="all"'),
+        "requests wait",
+    ),
+    Fact(
+        "preempted",
+        ("kv_pressure",),
+        ("preempting", "running_falls_waiting_rises"),
+        f"60 * {engine('preemption_rate')}",
+        "preemptions in the last minute (counted from {preemptions_min})",
+    ),
+    Fact(
+        "room",
+        ("kv_pressure",),
+        ("head_of_line_blocked",),
+        f"{engine('kv_cache_capacity_tokens')} - {engine('kv_cache_used_tokens')}",
+        "tokens are free: the next prompt does not fit",
+    ),
+    Fact(
+        "latency",
+        ("kv_pressure", "host_bound"),
+        ("latency_multiplied",),
+        f"max by ({BY_ENGINE}) ({engine('latency_baseline_ratio', by='phase')})",
+        "times the engine's normal p95 latency (multiplied from {latency_multiplied_ratio})",
+    ),
+    Fact(
+        "fits",
+        ("concurrency_limited",),
+        ("running_at_limit",),
+        engine("max_concurrent_requests", 'source="kv_capacity"'),
+        "requests of the present length would fit into the cache",
+    ),
+    Fact(
+        "gpu_waits",
+        ("host_bound", "stalled"),
+        ("gpu_starved", "gpu_utilization_low", "gpu_idle"),
+        f"100 * {_of_gpu('kvpressure_gpu_utilization_ratio')}",
+        "% GPU utilization: it waits (low below {host_queue_utilization_ratio})",
+    ),
+    Fact(
+        "kv_room",
+        NOT_THE_CACHE,
+        ("kv_full",),
+        f"100 * {engine('kv_cache_used_ratio_max')}",
+        "% of the KV cache used at most: not the cause (full from {kv_full_ratio})",
+        holds=False,
+    ),
 )
 
 

@@ -38,7 +38,10 @@ NO_GPM = "on cards without GPM, and while it is switched off"
 
 def build(site: Site) -> Board:
     """The board for ``site``."""
-    board = Board("kvpressure / Workload and batching", "Requests: how long, how many, how bursty; how they are batched, and how long they take.")
+    board = Board(
+        "kvpressure / Workload and batching",
+        "Requests: how long, how many, how bursty; how they are batched, and how long they take.",
+    )
     for tile in _tiles(site):
         board.add(tile, 4, 4)
     board.add(_busiest(site), 24, 8)
@@ -55,133 +58,437 @@ def build(site: Site) -> Board:
 
 def _tiles(site: Site) -> list[Json]:
     return [
-        stat(site, "In flight", "Requests running and waiting, all chosen engines.", f"sum({engine('requests_in_flight')})", "short",
-             steps(site, (GREEN, "traffic_min_requests"), base=YELLOW)),
-        stat(site, "Concurrency", "Requests in flight against the smallest known limit, the worst engine.", f"max({engine('concurrency_ratio')})",
-             "percentunit", steps(site, (ORANGE, "concurrency_warning_ratio")), "VllmConcurrencyNearLimit"),
-        stat(site, "Batch missing", "Share of the wanted batch that is missing, the worst engine.", f"max({engine('batch_collapse_ratio')})",
-             "percentunit", steps(site, (ORANGE, "batch_collapse_warning_ratio")), "VllmBatchCollapse"),
-        stat(site, "Context spike", "Longest context of five minutes against the mean.", f"max({engine('context_length_spike_ratio')})", "none",
-             steps(site, (ORANGE, "context_spike_ratio")), "VllmContextLengthSpike"),
-        stat(site, "Burst", "Arrivals in the busiest ten seconds against the five-minute mean.", f"max({engine('arrival_burst_ratio')})", "none",
-             steps(site, (ORANGE, "arrival_burst_ratio_high"))),
-        stat(site, "Latency vs baseline", "Worst p95 against the engine's own baseline, any phase.",
-             f"max({engine('latency_baseline_ratio', by='phase')})", "none",
-             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")), "VllmTokenLatencyHigh",
-             optional=NO_BASELINE),
+        stat(
+            site,
+            "In flight",
+            "Requests running and waiting, all chosen engines.",
+            f"sum({engine('requests_in_flight')})",
+            "short",
+            steps(site, (GREEN, "traffic_min_requests"), base=YELLOW),
+        ),
+        stat(
+            site,
+            "Concurrency",
+            "Requests in flight against the smallest known limit, the worst engine.",
+            f"max({engine('concurrency_ratio')})",
+            "percentunit",
+            steps(site, (ORANGE, "concurrency_warning_ratio")),
+            "VllmConcurrencyNearLimit",
+        ),
+        stat(
+            site,
+            "Batch missing",
+            "Share of the wanted batch that is missing, the worst engine.",
+            f"max({engine('batch_collapse_ratio')})",
+            "percentunit",
+            steps(site, (ORANGE, "batch_collapse_warning_ratio")),
+            "VllmBatchCollapse",
+        ),
+        stat(
+            site,
+            "Context spike",
+            "Longest context of five minutes against the mean.",
+            f"max({engine('context_length_spike_ratio')})",
+            "none",
+            steps(site, (ORANGE, "context_spike_ratio")),
+            "VllmContextLengthSpike",
+        ),
+        stat(
+            site,
+            "Burst",
+            "Arrivals in the busiest ten seconds against the five-minute mean.",
+            f"max({engine('arrival_burst_ratio')})",
+            "none",
+            steps(site, (ORANGE, "arrival_burst_ratio_high")),
+        ),
+        stat(
+            site,
+            "Latency vs baseline",
+            "Worst p95 against the engine's own baseline, any phase.",
+            f"max({engine('latency_baseline_ratio', by='phase')})",
+            "none",
+            steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
+            "VllmTokenLatencyHigh",
+            optional=NO_BASELINE,
+        ),
     ]
 
 
 def _busiest(site: Site) -> Json:
     base = engine("requests_in_flight")
-    queries = [Query(f"topk({TOP}, {base})", table=True), Query(top(base, engine("requests_waiting", 'reason="all"')), table=True),
-               Query(top(base, engine("effective_batch_size", 'quantile="0.95"')), table=True),
-               Query(top(base, engine("request_tokens", 'kind="prompt",quantile="0.95"')), table=True),
-               Query(top(base, engine("request_tokens", 'kind="output",quantile="0.95"')), table=True),
-               Query(top(base, engine("request_tokens", 'kind="max_tokens",quantile="0.95"')), table=True),
-               Query(top(base, engine("latency_seconds", 'phase="queue",quantile="0.95"')), table=True),
-               Query(top(base, engine("latency_seconds", 'phase="inter_token",quantile="0.95"')), table=True)]
-    columns = {"model_name": "Model", "namespace": "Namespace", "pod": "Pod", "engine": "Engine", "Value #A": "In flight", "Value #B": "Waiting",
-               "Value #C": "Batch p95", "Value #D": "Prompt p95", "Value #E": "Answer p95", "Value #F": "max_tokens p95", "Value #G": "Queue p95",
-               "Value #H": "Token p95"}
+    queries = [
+        Query(f"topk({TOP}, {base})", table=True),
+        Query(top(base, engine("requests_waiting", 'reason="all"')), table=True),
+        Query(top(base, engine("effective_batch_size", 'quantile="0.95"')), table=True),
+        Query(top(base, engine("request_tokens", 'kind="prompt",quantile="0.95"')), table=True),
+        Query(top(base, engine("request_tokens", 'kind="output",quantile="0.95"')), table=True),
+        Query(top(base, engine("request_tokens", 'kind="max_tokens",quantile="0.95"')), table=True),
+        Query(top(base, engine("latency_seconds", 'phase="queue",quantile="0.95"')), table=True),
+        Query(top(base, engine("latency_seconds", 'phase="inter_token",quantile="0.95"')), table=True),
+    ]
+    columns = {
+        "model_name": "Model",
+        "namespace": "Namespace",
+        "pod": "Pod",
+        "engine": "Engine",
+        "Value #A": "In flight",
+        "Value #B": "Waiting",
+        "Value #C": "Batch p95",
+        "Value #D": "Prompt p95",
+        "Value #E": "Answer p95",
+        "Value #F": "max_tokens p95",
+        "Value #G": "Queue p95",
+        "Value #H": "Token p95",
+    }
     colored = ("custom.cellOptions", {"type": "color-text"})
-    overrides = [column("Pod", ("links", [drill("kvpressure-incident", "Incident board of this pod", pod="${__value.raw}")])),
-                 column("Waiting", ("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), colored),
-                 *(column(name, ("decimals", 0)) for name in ("Batch p95", "Prompt p95", "Answer p95", "max_tokens p95")),
-                 column("Queue p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "queue_floor_seconds"))), colored),
-                 column("Token p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "inter_token_floor_seconds"))), colored)]
-    return table(site, "Busiest engines", f"The {TOP} engines with the most requests in flight: what is sent to them and how long it waits.",
-                 queries, columns, overrides, sort="In flight", alert="VllmQueueTimeHigh")
+    overrides = [
+        column("Pod", ("links", [drill("kvpressure-incident", "Incident board of this pod", pod="${__value.raw}")])),
+        column("Waiting", ("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), colored),
+        *(column(name, ("decimals", 0)) for name in ("Batch p95", "Prompt p95", "Answer p95", "max_tokens p95")),
+        column("Queue p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "queue_floor_seconds"))), colored),
+        column("Token p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "inter_token_floor_seconds"))), colored),
+    ]
+    return table(
+        site,
+        "Busiest engines",
+        f"The {TOP} engines with the most requests in flight: what is sent to them and how long it waits.",
+        queries,
+        columns,
+        overrides,
+        sort="In flight",
+        alert="VllmQueueTimeHigh",
+    )
 
 
 def _batching(site: Site, board: Board) -> None:
-    board.add(timeseries(
-        site, "Effective batch size", "Quantiles of requests running over a minute of samples, and the mean number of decoding requests.",
-        [*quantiles("effective_batch_size"), Query(lines("effective_batch_size_mean"), "{{pod}} mean")], "short",
-        steps(site, (GREEN, "signature_batch_size"), base=ORANGE), "VllmBatchCollapse", overrides=[dashed("/ (p50|mean)$/")]), 8, 8)
-    board.add(heatmap(
-        site, "Requests running", "Samples by how many requests ran, all chosen engines.",
-        Query(f"sum by (le) (increase(kvpressure_running_requests_bucket{{{ENGINE}}}[$__rate_interval]))", "{{le}}", heat=True), "short",
-        "VllmBatchCollapse"), 8, 8)
-    board.add(timeseries(
-        site, "Missing batch", "1 - batch p95 / min(demand, limit).", [Query(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
-        "percentunit", steps(site, (ORANGE, "batch_collapse_warning_ratio")), "VllmBatchCollapse", top=1), 8, 8)
-    board.add(timeseries(
-        site, "In flight against the limits", "The smallest limit binds; its name says where it comes from.",
-        [Query(lines("requests_in_flight"), "{{pod}} in flight"), Query(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}")],
-        "short", None, "VllmConcurrencyNearLimit", overrides=[dashed("/ limit /")]), 8, 8)
-    board.add(timeseries(
-        site, "Waiting by reason", "capacity: for room in the cache or the batch. deferred: LoRA, grammar, remote KV.",
-        [Query(lines("requests_waiting", by="reason"), "{{pod}} {{reason}}")], "short", None, "VllmQueueTimeHigh"), 8, 8)
-    board.add(timeseries(
-        site, "Concurrency", "In flight divided by the smallest known limit.", [Query(lines("concurrency_ratio"), "{{pod}} {{engine}}")],
-        "percentunit", steps(site, (ORANGE, "concurrency_warning_ratio")), "VllmConcurrencyNearLimit"), 8, 8)
+    board.add(
+        timeseries(
+            site,
+            "Effective batch size",
+            "Quantiles of requests running over a minute of samples, and the mean number of decoding requests.",
+            [*quantiles("effective_batch_size"), Query(lines("effective_batch_size_mean"), "{{pod}} mean")],
+            "short",
+            steps(site, (GREEN, "signature_batch_size"), base=ORANGE),
+            "VllmBatchCollapse",
+            overrides=[dashed("/ (p50|mean)$/")],
+        ),
+        8,
+        8,
+    )
+    board.add(
+        heatmap(
+            site,
+            "Requests running",
+            "Samples by how many requests ran, all chosen engines.",
+            Query(
+                f"sum by (le) (increase(kvpressure_running_requests_bucket{{{ENGINE}}}[$__rate_interval]))",
+                "{{le}}",
+                heat=True,
+            ),
+            "short",
+            "VllmBatchCollapse",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Missing batch",
+            "1 - batch p95 / min(demand, limit).",
+            [Query(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
+            "percentunit",
+            steps(site, (ORANGE, "batch_collapse_warning_ratio")),
+            "VllmBatchCollapse",
+            top=1,
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "In flight against the limits",
+            "The smallest limit binds; its name says where it comes from.",
+            [
+                Query(lines("requests_in_flight"), "{{pod}} in flight"),
+                Query(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
+            ],
+            "short",
+            None,
+            "VllmConcurrencyNearLimit",
+            overrides=[dashed("/ limit /")],
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Waiting by reason",
+            "capacity: for room in the cache or the batch. deferred: LoRA, grammar, remote KV.",
+            [Query(lines("requests_waiting", by="reason"), "{{pod}} {{reason}}")],
+            "short",
+            None,
+            "VllmQueueTimeHigh",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Concurrency",
+            "In flight divided by the smallest known limit.",
+            [Query(lines("concurrency_ratio"), "{{pod}} {{engine}}")],
+            "percentunit",
+            steps(site, (ORANGE, "concurrency_warning_ratio")),
+            "VllmConcurrencyNearLimit",
+        ),
+        8,
+        8,
+    )
 
 
 def _shape(site: Site, board: Board) -> None:
-    for kind, title, name in (("prompt", "Prompt tokens", "request_prompt_tokens"), ("output", "Answer tokens", "request_generation_tokens"),
-                              ("max_tokens", "max_tokens asked for", "request_params_max_tokens")):
-        board.add(timeseries(
-            site, title, "Quantiles of requests over five minutes.",
-            quantiles("request_tokens", f'kind="{kind}"'), "short", None, "VllmContextLengthSpike",
-            overrides=[MEDIAN_DASHED]), 12, 8)
-        board.add(heatmap(
-            site, f"{title}, distribution", "Requests by length, all pods of the chosen model (of several: the one in most trouble); two bands are two kinds of "
-            "traffic on one server.",
-            Query(f"""sum by (le) ({worst_model(f'increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')})""", "{{le}}", heat=True,
-                  optional=VLLM_BUCKETS), "short", "VllmMixedContextLengths"), 12, 8)
-    board.add(timeseries(
-        site, "Context length", "Prompt plus answer: longest of five minutes, and the mean.",
-        [Query(lines("context_length_tokens", by="stat"), "{{pod}} {{stat}}")], "short", None, "VllmContextLengthSpike",
-        overrides=[dashed("/ mean$/")]), 6, 8)
-    board.add(timeseries(
-        site, "Context spike", "Longest against the mean.", [Query(lines("context_length_spike_ratio"), "{{pod}} {{engine}}")], "none",
-        steps(site, (ORANGE, "context_spike_ratio")), "VllmContextLengthSpike"), 6, 8)
-    board.add(timeseries(
-        site, "Bursts", "Busiest ten seconds against the five-minute mean.", [Query(lines("arrival_burst_ratio"), "{{pod}} {{engine}}")], "none",
-        steps(site, (ORANGE, "arrival_burst_ratio_high"))), 6, 8)
-    board.add(states(
-        site, "Two kinds of traffic on one server", "While short- and long-prompt requests share an engine: split them.",
-        [Query(worst(engine("request_shape_two_humps") + " == 1"), "{{pod}} {{engine}}", optional="no engine serves both")],
-        texts(v1=("mixed", ORANGE)), alert="VllmMixedContextLengths"), 6, 8)
+    for kind, title, name in (
+        ("prompt", "Prompt tokens", "request_prompt_tokens"),
+        ("output", "Answer tokens", "request_generation_tokens"),
+        ("max_tokens", "max_tokens asked for", "request_params_max_tokens"),
+    ):
+        board.add(
+            timeseries(
+                site,
+                title,
+                "Quantiles of requests over five minutes.",
+                quantiles("request_tokens", f'kind="{kind}"'),
+                "short",
+                None,
+                "VllmContextLengthSpike",
+                overrides=[MEDIAN_DASHED],
+            ),
+            12,
+            8,
+        )
+        board.add(
+            heatmap(
+                site,
+                f"{title}, distribution",
+                "Requests by length, all pods of the chosen model (of several: the one in most trouble); two bands are two kinds of "
+                "traffic on one server.",
+                Query(
+                    f"""sum by (le) ({worst_model(f'increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')})""",
+                    "{{le}}",
+                    heat=True,
+                    optional=VLLM_BUCKETS,
+                ),
+                "short",
+                "VllmMixedContextLengths",
+            ),
+            12,
+            8,
+        )
+    board.add(
+        timeseries(
+            site,
+            "Context length",
+            "Prompt plus answer: longest of five minutes, and the mean.",
+            [Query(lines("context_length_tokens", by="stat"), "{{pod}} {{stat}}")],
+            "short",
+            None,
+            "VllmContextLengthSpike",
+            overrides=[dashed("/ mean$/")],
+        ),
+        6,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Context spike",
+            "Longest against the mean.",
+            [Query(lines("context_length_spike_ratio"), "{{pod}} {{engine}}")],
+            "none",
+            steps(site, (ORANGE, "context_spike_ratio")),
+            "VllmContextLengthSpike",
+        ),
+        6,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Bursts",
+            "Busiest ten seconds against the five-minute mean.",
+            [Query(lines("arrival_burst_ratio"), "{{pod}} {{engine}}")],
+            "none",
+            steps(site, (ORANGE, "arrival_burst_ratio_high")),
+        ),
+        6,
+        8,
+    )
+    board.add(
+        states(
+            site,
+            "Two kinds of traffic on one server",
+            "While short- and long-prompt requests share an engine: split them.",
+            [
+                Query(
+                    worst(engine("request_shape_two_humps") + " == 1"),
+                    "{{pod}} {{engine}}",
+                    optional="no engine serves both",
+                )
+            ],
+            texts(v1=("mixed", ORANGE)),
+            alert="VllmMixedContextLengths",
+        ),
+        6,
+        8,
+    )
 
 
 def _latency(site: Site, board: Board) -> None:
     for phase, title, alert, floor in (
-            ("ttft", "Time to first token", "VllmTimeToFirstTokenHigh", "ttft_floor_seconds"),
-            ("inter_token", "Time between tokens", "VllmTokenLatencyHigh", "inter_token_floor_seconds"),
-            ("queue", "Time in the queue", "VllmQueueTimeHigh", "queue_floor_seconds")):
-        board.add(timeseries(
-            site, title, "Quantiles over the last minute. The dashed line is the floor below which the alert is silent.",
-            quantiles("latency_seconds", f'phase="{phase}"'), "s", steps(site, (ORANGE, floor)), alert, overrides=[MEDIAN_DASHED]), 8, 8)
-    board.add(timeseries(
-        site, "Whole request", "Quantiles over the last minute.",
-        quantiles("latency_seconds", 'phase="e2e"'), "s", overrides=[MEDIAN_DASHED]), 8, 8)
-    board.add(timeseries(
-        site, "Outside the engine", "Mean time of a finished request in tokenizer, API server and network.",
-        [Query(lines("outside_engine_seconds"), "{{pod}} {{engine}}")], "s", None, "VllmHostBound"), 8, 8)
-    board.add(timeseries(
-        site, "Length of streams", "End-to-end time of finished requests over five minutes.",
-        quantiles("stream_seconds"), "s", overrides=[MEDIAN_DASHED]), 8, 8)
+        ("ttft", "Time to first token", "VllmTimeToFirstTokenHigh", "ttft_floor_seconds"),
+        ("inter_token", "Time between tokens", "VllmTokenLatencyHigh", "inter_token_floor_seconds"),
+        ("queue", "Time in the queue", "VllmQueueTimeHigh", "queue_floor_seconds"),
+    ):
+        board.add(
+            timeseries(
+                site,
+                title,
+                "Quantiles over the last minute. The dashed line is the floor below which the alert is silent.",
+                quantiles("latency_seconds", f'phase="{phase}"'),
+                "s",
+                steps(site, (ORANGE, floor)),
+                alert,
+                overrides=[MEDIAN_DASHED],
+            ),
+            8,
+            8,
+        )
+    board.add(
+        timeseries(
+            site,
+            "Whole request",
+            "Quantiles over the last minute.",
+            quantiles("latency_seconds", 'phase="e2e"'),
+            "s",
+            overrides=[MEDIAN_DASHED],
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Outside the engine",
+            "Mean time of a finished request in tokenizer, API server and network.",
+            [Query(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
+            "s",
+            None,
+            "VllmHostBound",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Length of streams",
+            "End-to-end time of finished requests over five minutes.",
+            quantiles("stream_seconds"),
+            "s",
+            overrides=[MEDIAN_DASHED],
+        ),
+        8,
+        8,
+    )
 
 
 def _throughput(site: Site, board: Board) -> None:
-    board.add(timeseries(
-        site, "Tokens per second", "Over the last half minute.", [Query(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")], "short",
-        overrides=[dashed("/ prompt$/")]), 8, 8)
-    board.add(timeseries(
-        site, "Throughput against its best", "Last minute against the best minute of fifteen, while demand has not fallen.",
-        [Query(lines("throughput_trend_ratio"), "{{pod}} {{engine}}", optional="little history, or demand fell")], "percentunit", None,
-        "VllmDocumentedSignature"), 8, 8)
-    board.add(timeseries(
-        site, "Finished and refused", "Requests per second by how they ended, and refused ones.",
-        [Query(worst_pods(f"sum by ({POD}, reason) (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"), "{{pod}} " + shown, optional=why)
-         for kind, shown, why in (("finished", "{{reason}}", "nothing finished"), ("rejected", "refused {{reason}}", "nothing was refused"))], "reqps", None, "VllmRequestsRejected"), 8, 8)
-    board.add(timeseries(
-        site, "GPU activity", "Utilization: share of time in which some kernel ran. SM, tensor and DRAM activity say what it did.",
-        [Query(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
-         *(Query(worst_gpus(gpu(f"gpu_{unit}_activity_ratio")), f"GPU {{{{gpu}}}} {unit}", optional=NO_GPM) for unit in ("sm", "tensor", "dram"))],
-        "percentunit", steps(site, (GREEN, "signature_utilization_ratio"), base=YELLOW), "VllmDocumentedSignature", top=1), 12, 8)
-    board.add(timeseries(
-        site, "Power", "Draw and enforced limit; under KV pressure decoding draws less than computing prompts.",
-        [Query(worst_gpus(gpu("gpu_power_watts")), "GPU {{gpu}}"), Query(worst_gpus(gpu("gpu_power_limit_watts")), "GPU {{gpu}} limit")], "watt", overrides=[dashed("/ limit$/")]), 12, 8)
+    board.add(
+        timeseries(
+            site,
+            "Tokens per second",
+            "Over the last half minute.",
+            [Query(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")],
+            "short",
+            overrides=[dashed("/ prompt$/")],
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Throughput against its best",
+            "Last minute against the best minute of fifteen, while demand has not fallen.",
+            [Query(lines("throughput_trend_ratio"), "{{pod}} {{engine}}", optional="little history, or demand fell")],
+            "percentunit",
+            None,
+            "VllmDocumentedSignature",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Finished and refused",
+            "Requests per second by how they ended, and refused ones.",
+            [
+                Query(
+                    worst_pods(
+                        f"sum by ({POD}, reason) (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"
+                    ),
+                    "{{pod}} " + shown,
+                    optional=why,
+                )
+                for kind, shown, why in (
+                    ("finished", "{{reason}}", "nothing finished"),
+                    ("rejected", "refused {{reason}}", "nothing was refused"),
+                )
+            ],
+            "reqps",
+            None,
+            "VllmRequestsRejected",
+        ),
+        8,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "GPU activity",
+            "Utilization: share of time in which some kernel ran. SM, tensor and DRAM activity say what it did.",
+            [
+                Query(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
+                *(
+                    Query(worst_gpus(gpu(f"gpu_{unit}_activity_ratio")), f"GPU {{{{gpu}}}} {unit}", optional=NO_GPM)
+                    for unit in ("sm", "tensor", "dram")
+                ),
+            ],
+            "percentunit",
+            steps(site, (GREEN, "signature_utilization_ratio"), base=YELLOW),
+            "VllmDocumentedSignature",
+            top=1,
+        ),
+        12,
+        8,
+    )
+    board.add(
+        timeseries(
+            site,
+            "Power",
+            "Draw and enforced limit; under KV pressure decoding draws less than computing prompts.",
+            [
+                Query(worst_gpus(gpu("gpu_power_watts")), "GPU {{gpu}}"),
+                Query(worst_gpus(gpu("gpu_power_limit_watts")), "GPU {{gpu}} limit"),
+            ],
+            "watt",
+            overrides=[dashed("/ limit$/")],
+        ),
+        12,
+        8,
+    )

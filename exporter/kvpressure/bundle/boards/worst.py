@@ -23,7 +23,9 @@ def verdict_rank(at: str = "") -> str:
 def trouble() -> str:
     """Verdict's rank plus a fraction that grows with the queue: the order of engines, the largest first."""
     waiting = f'max by ({BY_ENGINE}) (kvpressure_requests_waiting{{{ENGINE},reason="all"}} @ end())'
-    unknown = f"max by ({BY_ENGINE}) (0 * kvpressure_verdict{{{ENGINE}}} @ end())"  # an engine that is not read has no queue
+    unknown = (
+        f"max by ({BY_ENGINE}) (0 * kvpressure_verdict{{{ENGINE}}} @ end())"  # an engine that is not read has no queue
+    )
     return f"({verdict_rank(' @ end()')} + on ({BY_ENGINE}) ({waiting} / ({waiting} + 1) or {unknown}))"
 
 
@@ -55,4 +57,6 @@ def lines(metric: str, more: str = "", by: str = "") -> str:
 def quantiles(metric: str, more: str = "", *, which: tuple[str, ...] = ("0.5", "0.95", "0.99")) -> list[Query]:
     """A line for each quantile, named p50, p95 and so on."""
     label = 'quantile="{}"' + (f",{more}" if more else "")
-    return [Query(lines(metric, label.format(quantile)), f"{{{{pod}}}} p{100 * float(quantile):.0f}") for quantile in which]
+    return [
+        Query(lines(metric, label.format(quantile)), f"{{{{pod}}}} p{100 * float(quantile):.0f}") for quantile in which
+    ]

@@ -95,15 +95,19 @@ class AmdSource:
     def _gpu_ids(self) -> frozenset[int]:
         devices = [self._known[bus] for bus in self._present]
         return frozenset(part.gpu_id for device in devices for part in device.partitions) | frozenset(
-            device.gpu_id for device in devices if device.gpu_id is not None)
+            device.gpu_id for device in devices if device.gpu_id is not None
+        )
 
     def _wants_library(self, readings: Iterable[GpuReading], now: float) -> bool:
         if self._backend != "auto":
             return self._backend == "amdsmi"
         return now >= self._library_due and any(
-            r.error is None and r.parent_uuid is None and not self._known[r.pci_bus_id or ""].unified
+            r.error is None
+            and r.parent_uuid is None
+            and not self._known[r.pci_bus_id or ""].unified
             and (r.memory_used_bytes is None or r.utilization_ratio is None or r.power_watts is None)
-            for r in readings)
+            for r in readings
+        )
 
     def _with_library(self, readings: list[GpuReading], now: float) -> list[GpuReading]:
         """The readings with the library's figures: instead of those of sysfs when asked for, else beside them."""
@@ -115,8 +119,12 @@ class AmdSource:
             if prefer:
                 raise SourceError(error.reason, error.detail) from error
             return readings
-        merged = [self._merged(r, figures[r.pci_bus_id], prefer)
-                  if r.parent_uuid is None and r.error is None and r.pci_bus_id in figures else r for r in readings]
+        merged = [
+            self._merged(r, figures[r.pci_bus_id], prefer)
+            if r.parent_uuid is None and r.error is None and r.pci_bus_id in figures
+            else r
+            for r in readings
+        ]
         if merged == readings:
             self._library_due = now + RESCAN_SECONDS  # it knows no more than sysfs: do not ask each second
         return merged
@@ -125,15 +133,25 @@ class AmdSource:
         """``reading`` with the library's figures where it has none, or (``prefer``) wherever the library has one."""
         names = _ACTIVITY if self._known[reading.pci_bus_id or ""].unified else _ACTIVITY + _MEMORY
         found = {name: getattr(figures, name) for name in names}
-        return replace(reading, **{name: value for name, value in found.items()
-                                   if value is not None and (prefer or getattr(reading, name) is None)})
+        return replace(
+            reading,
+            **{
+                name: value
+                for name, value in found.items()
+                if value is not None and (prefer or getattr(reading, name) is None)
+            },
+        )
 
     def _opened(self, now: float) -> smi.Smi:
         if self._library is None:
             if self._library_error is not None and now < self._library_due:
                 raise self._library_error
-            self._library = smi.Smi({bus: None if (device := self._known[bus]).unified else device.memory_bytes
-                                     for bus in sorted(self._present)})
+            self._library = smi.Smi(
+                {
+                    bus: None if (device := self._known[bus]).unified else device.memory_bytes
+                    for bus in sorted(self._present)
+                }
+            )
             self._library_error = None
         return self._library
 

@@ -22,9 +22,16 @@ _REASON_BY_ERRNO: Final = {
     errno.ENODEV: LOST,
     errno.ENXIO: LOST,
 }
-_NORMAL: Final = frozenset({  # the part does not have this figure; the file may exist all the same
-    errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODATA,
-})
+_NORMAL: Final = frozenset(
+    {  # the part does not have this figure; the file may exist all the same
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EOPNOTSUPP,
+        errno.EINVAL,
+        errno.ENOSYS,
+        errno.ENODATA,
+    }
+)
 
 
 class Files:

@@ -46,7 +46,7 @@ def _node(path: str, files: Files) -> Node | None:
     location, minor = properties.get("location_id"), properties.get("drm_render_minor")
     if location is None or minor is None:
         return None
-    address = f"{properties.get('domain', 0):04x}:{location >> 8 & 0xff:02x}:{location >> 3 & 0x1f:02x}"
+    address = f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
     return Node(gpu_id, address, minor, f"{path}/mem_banks/0/used_memory", _memory(path, files))
 
 

@@ -126,7 +126,8 @@ class Smi:
         cap = self._ask(lambda m: m.amdsmi_get_power_cap_info(handle)) or {}
         busy = number(activity.get("gfx_activity"))
         return Figures(
-            memory_total_bytes=total, memory_used_bytes=used,
+            memory_total_bytes=total,
+            memory_used_bytes=used,
             utilization_ratio=busy / 100 if busy is not None and busy <= 100 else None,
             # MI300 and newer fill the first, older Instinct and Radeon the last; 7.0 added the one between
             power_watts=watts(power, "current_socket_power", "socket_power", "average_socket_power"),
@@ -135,9 +136,9 @@ class Smi:
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None]:
         """Total and used bytes: from the calls that count bytes, else from the one that counts MiB."""
+
         def bytes_of(function: str) -> float | None:
-            return number(self._ask(
-                lambda m: getattr(m, function)(handle, m.AmdSmiMemoryType.VRAM)))
+            return number(self._ask(lambda m: getattr(m, function)(handle, m.AmdSmiMemoryType.VRAM)))
 
         total, used = bytes_of("amdsmi_get_gpu_memory_total"), bytes_of("amdsmi_get_gpu_memory_usage")
         if not total or not used:
@@ -201,8 +202,9 @@ def _check_release(module: Any) -> None:
     else:
         fits = wrapper == library
     if not fits:
-        raise SmiError(MISMATCH, f"wrapper {'.'.join(map(str, wrapper))} does not belong to library "
-                                 f"{'.'.join(map(str, library))}")
+        raise SmiError(
+            MISMATCH, f"wrapper {'.'.join(map(str, wrapper))} does not belong to library {'.'.join(map(str, library))}"
+        )
 
 
 def _one_line(error: BaseException) -> str:

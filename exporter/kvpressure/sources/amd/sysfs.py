@@ -71,11 +71,16 @@ class Device:
 def devices(root: str, files: Files, node: str) -> dict[str, Device]:
     """AMD GPUs under the sysfs ``root`` of ``node`` by PCI address, in its order."""
     drm = f"{root}/class/drm"
-    entries = {name: Path(f"{drm}/{name}/device").resolve()
-               for name in names(drm) if _CARD.fullmatch(name) or _RENDER.fullmatch(name)}
-    cards = {path.name: str(path) for name, path in entries.items()
-             if _CARD.fullmatch(name) and _PCI_ADDRESS.fullmatch(path.name)
-             and files.text(f"{path}/vendor") == _PCI_VENDOR}
+    entries = {
+        name: Path(f"{drm}/{name}/device").resolve()
+        for name in names(drm)
+        if _CARD.fullmatch(name) or _RENDER.fullmatch(name)
+    }
+    cards = {
+        path.name: str(path)
+        for name, path in entries.items()
+        if _CARD.fullmatch(name) and _PCI_ADDRESS.fullmatch(path.name) and files.text(f"{path}/vendor") == _PCI_VENDOR
+    }
     if not cards:
         return {}
     minors = {int(match[1]): path.name for name, path in entries.items() if (match := _RENDER.fullmatch(name))}
@@ -105,20 +110,38 @@ def _driver(root: str, files: Files) -> str | None:
     return files.label(f"{root}/module/amdgpu/version") or f"kernel {os.uname().release}"
 
 
-def _device(bus: str, path: str, uuid: str, driver: str | None, minors: Mapping[int, str],
-            topology: Sequence[kfd.Node], files: Files) -> Device:
+def _device(
+    bus: str,
+    path: str,
+    uuid: str,
+    driver: str | None,
+    minors: Mapping[int, str],
+    topology: Sequence[kfd.Node],
+    files: Files,
+) -> Device:
     own = next((minor for minor, name in minors.items() if name == bus), None)
-    nodes = [node for node in topology if minors.get(node.minor) == bus
-             or (bus.startswith(f"{node.address}.") and _PARTITION.fullmatch(minors.get(node.minor, "")))]
+    nodes = [
+        node
+        for node in topology
+        if minors.get(node.minor) == bus
+        or (bus.startswith(f"{node.address}.") and _PARTITION.fullmatch(minors.get(node.minor, "")))
+    ]
     memory = files.number(f"{path}/mem_info_vram_total")
     unified = len(nodes) == 1 and bool(memory) and (nodes[0].memory_bytes or 0) > (memory or 0) * _UNIFIED_FACTOR
     hwmon = next((f"{path}/hwmon/{name}" for name in sorted(names(f"{path}/hwmon")) if name.startswith("hwmon")), None)
     cap = files.number(f"{hwmon}/power1_cap") if hwmon else None
     return Device(
-        bus_id=bus, path=path, uuid=uuid, name=_name(path, files), driver=driver,
-        minor=own if len(nodes) < 2 else None, hwmon=hwmon,
-        memory_bytes=memory or None, power_limit_watts=cap * _MICRO if cap else None,
-        gpu_id=nodes[0].gpu_id if len(nodes) == 1 else None, unified=unified,
+        bus_id=bus,
+        path=path,
+        uuid=uuid,
+        name=_name(path, files),
+        driver=driver,
+        minor=own if len(nodes) < 2 else None,
+        hwmon=hwmon,
+        memory_bytes=memory or None,
+        power_limit_watts=cap * _MICRO if cap else None,
+        gpu_id=nodes[0].gpu_id if len(nodes) == 1 else None,
+        unified=unified,
         partitions=_partitions(uuid, nodes, minors) if len(nodes) > 1 else (),
     )
 
@@ -131,9 +154,10 @@ def _name(path: str, files: Files) -> str:
 
 
 def _partitions(uuid: str, nodes: Sequence[kfd.Node], minors: Mapping[int, str]) -> tuple[Partition, ...]:
-    return tuple(Partition(f"{uuid}/xcp{number}", minors[node.minor], node.minor, node.gpu_id, node.memory_bytes,
-                           node.used_path)
-                 for number, node in enumerate(nodes))
+    return tuple(
+        Partition(f"{uuid}/xcp{number}", minors[node.minor], node.minor, node.gpu_id, node.memory_bytes, node.used_path)
+        for number, node in enumerate(nodes)
+    )
 
 
 def read(device: Device, index: int, held: Mapping[int, tuple[GpuProcess, ...]], files: Files) -> list[GpuReading]:
@@ -148,14 +172,24 @@ def read(device: Device, index: int, held: Mapping[int, tuple[GpuProcess, ...]],
     if busy is not None and busy > 100:
         files.reject()
         busy = None
-    power = next((value for value in (files.number(f"{device.hwmon}/{name}") for name in _POWER) if value),
-                 None) if device.hwmon else None
+    power = (
+        next((value for value in (files.number(f"{device.hwmon}/{name}") for name in _POWER) if value), None)
+        if device.hwmon
+        else None
+    )
     whole = GpuReading(
-        uuid=device.uuid, index=index, vendor=VENDOR, name=device.name, driver=device.driver,
-        pci_bus_id=device.bus_id, minor=device.minor,
-        memory_total_bytes=None if device.unified else device.memory_bytes, memory_used_bytes=used,
+        uuid=device.uuid,
+        index=index,
+        vendor=VENDOR,
+        name=device.name,
+        driver=device.driver,
+        pci_bus_id=device.bus_id,
+        minor=device.minor,
+        memory_total_bytes=None if device.unified else device.memory_bytes,
+        memory_used_bytes=used,
         utilization_ratio=busy / 100 if busy is not None else None,
-        power_watts=power * _MICRO if power is not None else None, power_limit_watts=device.power_limit_watts,
+        power_watts=power * _MICRO if power is not None else None,
+        power_limit_watts=device.power_limit_watts,
         processes=held.get(device.gpu_id, ()) if device.gpu_id is not None else (),
         error=_refusal(device) if used is None and busy is None and power is None else None,
     )
@@ -164,8 +198,16 @@ def read(device: Device, index: int, held: Mapping[int, tuple[GpuProcess, ...]],
 
 def gone(device: Device, index: int) -> GpuReading:
     """A device that was there and is not any more."""
-    return GpuReading(uuid=device.uuid, index=index, vendor=VENDOR, name=device.name, driver=device.driver,
-                      pci_bus_id=device.bus_id, minor=device.minor, error=LOST)
+    return GpuReading(
+        uuid=device.uuid,
+        index=index,
+        vendor=VENDOR,
+        name=device.name,
+        driver=device.driver,
+        pci_bus_id=device.bus_id,
+        minor=device.minor,
+        error=LOST,
+    )
 
 
 def _used(device: Device, files: Files) -> int | None:
@@ -185,14 +227,24 @@ def _refusal(device: Device) -> str | None:
     return NO_PERMISSION if os.access(probe, os.F_OK) and not os.access(probe, os.R_OK) else None
 
 
-def _read_partitions(device: Device, whole: GpuReading, held: Mapping[int, tuple[GpuProcess, ...]],
-                     files: Files) -> list[GpuReading]:
+def _read_partitions(
+    device: Device, whole: GpuReading, held: Mapping[int, tuple[GpuProcess, ...]], files: Files
+) -> list[GpuReading]:
     used = _partition_memory(device, whole.memory_used_bytes, files)
     return [
-        GpuReading(uuid=part.uuid, index=whole.index, vendor=VENDOR, name=device.name, driver=device.driver,
-                   pci_bus_id=part.bus_id, minor=part.minor, parent_uuid=device.uuid,
-                   memory_total_bytes=part.memory_bytes, memory_used_bytes=used[part.gpu_id],
-                   processes=held.get(part.gpu_id, ()))
+        GpuReading(
+            uuid=part.uuid,
+            index=whole.index,
+            vendor=VENDOR,
+            name=device.name,
+            driver=device.driver,
+            pci_bus_id=part.bus_id,
+            minor=part.minor,
+            parent_uuid=device.uuid,
+            memory_total_bytes=part.memory_bytes,
+            memory_used_bytes=used[part.gpu_id],
+            processes=held.get(part.gpu_id, ()),
+        )
         for part in device.partitions
     ]
 

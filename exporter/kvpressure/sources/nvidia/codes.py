@@ -25,34 +25,36 @@ INVALID_DATA: Final = "invalid_data"  # an answer that cannot be true
 UNKNOWN: Final = "unknown"
 NO_DEVICES: Final = "no_devices"  # another vendor's node: normal
 
-REASON_BY_CODE: Final = MappingProxyType({
-    0: NOT_FOUND,  # raised as an error by some wrappers of the binding for "nothing there"
-    1: NOT_INITIALIZED,
-    2: "invalid_argument",
-    3: NOT_SUPPORTED,
-    4: NO_PERMISSION,
-    6: NOT_FOUND,
-    7: "insufficient_size",  # a list grew between asking its length and reading it
-    8: "insufficient_power",
-    9: DRIVER_MISSING,
-    10: TIMEOUT,
-    11: "irq_issue",
-    12: LIBRARY_MISSING,
-    13: OLD_DRIVER,
-    14: "corrupted_inforom",
-    15: LOST,
-    16: RESET_REQUIRED,
-    17: BLOCKED,
-    18: LIBRARY_MISMATCH,
-    19: "in_use",
-    20: "out_of_memory",
-    21: NOT_FOUND,  # NO_DATA
-    23: "out_of_memory",  # INSUFFICIENT_RESOURCES
-    25: OLD_DRIVER,
-    26: NOT_SUPPORTED,  # DEPRECATED
-    27: "not_ready",
-    28: GPU_NOT_FOUND,
-})
+REASON_BY_CODE: Final = MappingProxyType(
+    {
+        0: NOT_FOUND,  # raised as an error by some wrappers of the binding for "nothing there"
+        1: NOT_INITIALIZED,
+        2: "invalid_argument",
+        3: NOT_SUPPORTED,
+        4: NO_PERMISSION,
+        6: NOT_FOUND,
+        7: "insufficient_size",  # a list grew between asking its length and reading it
+        8: "insufficient_power",
+        9: DRIVER_MISSING,
+        10: TIMEOUT,
+        11: "irq_issue",
+        12: LIBRARY_MISSING,
+        13: OLD_DRIVER,
+        14: "corrupted_inforom",
+        15: LOST,
+        16: RESET_REQUIRED,
+        17: BLOCKED,
+        18: LIBRARY_MISMATCH,
+        19: "in_use",
+        20: "out_of_memory",
+        21: NOT_FOUND,  # NO_DATA
+        23: "out_of_memory",  # INSUFFICIENT_RESOURCES
+        25: OLD_DRIVER,
+        26: NOT_SUPPORTED,  # DEPRECATED
+        27: "not_ready",
+        28: GPU_NOT_FOUND,
+    }
+)
 
 REASONS: Final = frozenset(REASON_BY_CODE.values()) | {INVALID_DATA, UNKNOWN, NO_DEVICES}
 """Every word that stands in ``SourceError.reason``, ``GpuReading.error`` or ``Reading.errors``."""

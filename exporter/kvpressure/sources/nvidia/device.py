@@ -24,8 +24,9 @@ SLOW_SECONDS: Final = 10.0
 class Device:
     """A GPU that gave its UUID. Only one thread uses it at a time."""
 
-    def __init__(self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, identity: Identity,
-                 handle: Any) -> None:
+    def __init__(
+        self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, identity: Identity, handle: Any
+    ) -> None:
         self.identity = identity
         self._queries = queries
         self._clock = clock
@@ -97,10 +98,17 @@ class Device:
             self._power_limit = fields.power_limit(ask, handle)
             self._processes = () if self._mig is not None else fields.processes(ask, handle)
         reading = self.identity.reading(
-            memory_total_bytes=memory.total, memory_used_bytes=memory.used, memory_reserved_bytes=memory.reserved,
-            utilization_ratio=utilization, sm_activity_ratio=activity.sm, tensor_activity_ratio=activity.tensor,
-            dram_activity_ratio=activity.dram, power_watts=power, power_limit_watts=self._power_limit,
-            throttle_reasons=throttle, processes=self._processes,
+            memory_total_bytes=memory.total,
+            memory_used_bytes=memory.used,
+            memory_reserved_bytes=memory.reserved,
+            utilization_ratio=utilization,
+            sm_activity_ratio=activity.sm,
+            tensor_activity_ratio=activity.tensor,
+            dram_activity_ratio=activity.dram,
+            power_watts=power,
+            power_limit_watts=self._power_limit,
+            throttle_reasons=throttle,
+            processes=self._processes,
         )
         return reading, ask.why_silent()
 

@@ -59,7 +59,8 @@ class EventLog:
             if reading.uuid not in self._xids and reading.uuid not in self._ecc:
                 return reading
             return replace(
-                reading, xid_errors=dict(self._xids.get(reading.uuid, ())),
+                reading,
+                xid_errors=dict(self._xids.get(reading.uuid, ())),
                 xid_last_times=dict(self._xid_times.get(reading.uuid, ())),
                 ecc_errors=dict(self._ecc.get(reading.uuid, ())),
             )
@@ -85,8 +86,9 @@ class EventWatch:
             _free(event_set)
             return
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(event_set, uuids, self._stop), name="nvml-events",
-                                        daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(event_set, uuids, self._stop), name="nvml-events", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> bool:

@@ -34,7 +34,14 @@ class Identity:
     def reading(self, **values: Any) -> GpuReading:
         """A reading of this device with the given values."""
         return GpuReading(
-            uuid=self.uuid, index=self.index, vendor=VENDOR, name=self.name, driver=self.driver,
-            pci_bus_id=self.pci_bus_id, minor=self.minor, parent_uuid=self.parent_uuid,
-            gpu_instance_id=self.gpu_instance_id, **values,
+            uuid=self.uuid,
+            index=self.index,
+            vendor=VENDOR,
+            name=self.name,
+            driver=self.driver,
+            pci_bus_id=self.pci_bus_id,
+            minor=self.minor,
+            parent_uuid=self.parent_uuid,
+            gpu_instance_id=self.gpu_instance_id,
+            **values,
         )

@@ -23,7 +23,9 @@ class Job(Generic[T]):
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
-        self._running = threading.Lock()  # held until the work has ended: far cheaper than an Event, and there is one a GPU a second
+        self._running = (
+            threading.Lock()
+        )  # held until the work has ended: far cheaper than an Event, and there is one a GPU a second
         self._running.acquire()
         self.done = False
         """True once the work has ended."""

@@ -79,7 +79,9 @@ class Mig:
         if instance is None:
             ask = Ask(self._queries, uuid)
             identity = replace(
-                parent, uuid=uuid, parent_uuid=parent.uuid,
+                parent,
+                uuid=uuid,
+                parent_uuid=parent.uuid,
                 name=ask("name", pynvml.nvmlDeviceGetName, handle) or parent.name,
                 gpu_instance_id=ask("gpu_instance", pynvml.nvmlDeviceGetGpuInstanceId, handle),
             )
@@ -100,7 +102,11 @@ class Mig:
         if error is not None:
             return instance.identity.reading(error=error)
         return instance.identity.reading(
-            memory_total_bytes=memory.total, memory_used_bytes=memory.used, memory_reserved_bytes=memory.reserved,
-            sm_activity_ratio=active.sm, tensor_activity_ratio=active.tensor, dram_activity_ratio=active.dram,
+            memory_total_bytes=memory.total,
+            memory_used_bytes=memory.used,
+            memory_reserved_bytes=memory.reserved,
+            sm_activity_ratio=active.sm,
+            tensor_activity_ratio=active.tensor,
+            dram_activity_ratio=active.dram,
             processes=instance.processes,
         )

@@ -38,8 +38,9 @@ class UtilizationSamples:
         """0-1; None when the driver has no newer samples, keeps none, or was not asked before: what the ring holds
         at first may be old.
         """
-        answer = ask("samples", pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES,
-                     self._since_us)
+        answer = ask(
+            "samples", pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, self._since_us
+        )
         if answer is None:
             return None
         kind, samples = answer

@@ -7,6 +7,13 @@ from kvpressure.sources.vllm.source import VllmSource
 from kvpressure.sources.vllm.targets import Target, TargetError, parse_target
 
 __all__ = [
-    "REASONS", "PageFetcher", "ScanResult", "Scanner", "Target", "TargetError", "VllmSource", "page_from_text",
+    "REASONS",
+    "PageFetcher",
+    "ScanResult",
+    "Scanner",
+    "Target",
+    "TargetError",
+    "VllmSource",
+    "page_from_text",
     "parse_target",
 ]

@@ -26,11 +26,22 @@ LARGEST: Final = sys.float_info.max  # ceiling of an ordinary value: everything 
 BARE_NAMES: Final = ("num_requests_running", "num_requests_waiting", "gpu_cache_usage_perc")
 
 # Labels of cache_config_info that somebody needs; each release has others (37 in 0.33).
-CONFIG_LABELS: Final = frozenset({
-    "block_size", "num_gpu_blocks", "num_gpu_blocks_override", "kv_cache_size_tokens", "kv_cache_max_concurrency",
-    "kv_cache_memory_bytes", "gpu_memory_utilization", "cache_dtype", "sliding_window", "enable_prefix_caching",
-    "effective_attention_block_size", "_block_size_resolved",
-})
+CONFIG_LABELS: Final = frozenset(
+    {
+        "block_size",
+        "num_gpu_blocks",
+        "num_gpu_blocks_override",
+        "kv_cache_size_tokens",
+        "kv_cache_max_concurrency",
+        "kv_cache_memory_bytes",
+        "gpu_memory_utilization",
+        "cache_dtype",
+        "sliding_window",
+        "enable_prefix_caching",
+        "effective_attention_block_size",
+        "_block_size_resolved",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +97,26 @@ ENGINE_FAMILIES: Final = (
     _gauge(r.RUNNING, "num_requests_running"),
     _gauge(r.WAITING, "num_requests_waiting"),
     _gauge(r.SWAPPED, "num_requests_swapped"),  # V0 up to 0.7
-    Family("gauge", ("num_requests_waiting_by_reason",), label="reason",
-           values={"capacity": r.WAITING_CAPACITY, "deferred": r.WAITING_DEFERRED}),  # 0.20
+    Family(
+        "gauge",
+        ("num_requests_waiting_by_reason",),
+        label="reason",
+        values={"capacity": r.WAITING_CAPACITY, "deferred": r.WAITING_DEFERRED},
+    ),  # 0.20
     _gauge(r.KV_USAGE, "kv_cache_usage_perc", "gpu_cache_usage_perc", ceiling=1.0001),  # both from 0.9.2 to 0.11
     _gauge(r.GENERATION_RATE, "avg_generation_throughput_toks_per_s"),  # V0 before 0.7.3
     _gauge(r.PROMPT_RATE, "avg_prompt_throughput_toks_per_s"),  # V0 before 0.7.3
-    Family("gauge", ("engine_sleep_state",), label="sleep_state",
-           values={"weights_offloaded": r.ASLEEP, "discard_all": r.ASLEEP}),  # 0.11
+    Family(
+        "gauge",
+        ("engine_sleep_state",),
+        label="sleep_state",
+        values={"weights_offloaded": r.ASLEEP, "discard_all": r.ASLEEP},
+    ),  # 0.11
     _counter(r.PREEMPTIONS, "num_preemptions"),
     _counter(r.PROMPT_TOKENS, "prompt_tokens"),
-    Family("counter", ("prompt_tokens_by_source",), label="source",
-           values={"local_compute": r.PROMPT_TOKENS_COMPUTED}),  # 0.16
+    Family(
+        "counter", ("prompt_tokens_by_source",), label="source", values={"local_compute": r.PROMPT_TOKENS_COMPUTED}
+    ),  # 0.16
     _counter(r.GENERATION_TOKENS, "generation_tokens"),
     _counter(r.PREFIX_QUERIES, "prefix_cache_queries", "gpu_prefix_cache_queries"),  # renamed in 0.9.2
     _counter(r.PREFIX_HITS, "prefix_cache_hits", "gpu_prefix_cache_hits"),
@@ -120,8 +140,9 @@ ENGINE_FAMILIES: Final = (
 )
 
 # Status is a class ("2xx") by default and a code ("200") when the instrumentation does not group.
-_STATUSES: Final = {f"{c}{rest}": f"{r.HTTP_PREFIX}{c}xx"
-                    for c in "12345" for rest in ("xx", *(f"{n:02d}" for n in range(100)))}
+_STATUSES: Final = {
+    f"{c}{rest}": f"{r.HTTP_PREFIX}{c}xx" for c in "12345" for rest in ("xx", *(f"{n:02d}" for n in range(100)))
+}
 PAGE_FAMILIES: Final = (
     Family("page", ("process_cpu_seconds_total",), r.PROCESS_CPU_SECONDS),
     Family("page", ("process_resident_memory_bytes",), r.PROCESS_RSS_BYTES),

@@ -17,7 +17,9 @@ from kvpressure.sources.vllm.reasons import CROWDED
 MAX_ENGINES: Final = 64  # of all targets of a node together, and of one page; 8 GPUs have 56 MIG instances
 SMALL_PAGE_BYTES: Final = 256 * 1024  # pages up to this size wait for nobody; that of one engine has 60 KiB
 LARGE_PAGES_BYTES: Final = 8 * 1024 * 1024  # of larger pages in memory at the same time
-REMEMBERED_BYTES: Final = 16 * 1024 * 1024  # of all scanners together; a page of 64 engines with long names needs 13 alone
+REMEMBERED_BYTES: Final = (
+    16 * 1024 * 1024
+)  # of all scanners together; a page of 64 engines with long names needs 13 alone
 PLUGIN_LINES: Final = 32 * 1024  # that the plugin inside vLLM writes on its page
 PLUGIN_LINES_EACH: Final = 1024  # an engine has two for each size of a batch that it has seen
 REMEMBERED_EACH: Final = 256 * 1024  # what every scanner may have of it at least

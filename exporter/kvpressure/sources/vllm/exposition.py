@@ -277,9 +277,22 @@ def page_from_text(
         result = (scanner or Scanner()).scan(text)
     kept = text.decode(errors="replace") if isinstance(text, bytes) and keep_text else text
     return EnginePage(
-        target=target, time=time, namespace=namespace, pod=pod, container=container,
-        gpus=tuple(gpus), args=tuple(args), env=dict(env or {}), version=version,
-        engines=result.engines, page=result.page, flavour=result.flavour, multi_process=result.multi_process,
-        bad_lines=result.bad_lines, cut=result.cut, error=result.error, duration_seconds=duration_seconds,
+        target=target,
+        time=time,
+        namespace=namespace,
+        pod=pod,
+        container=container,
+        gpus=tuple(gpus),
+        args=tuple(args),
+        env=dict(env or {}),
+        version=version,
+        engines=result.engines,
+        page=result.page,
+        flavour=result.flavour,
+        multi_process=result.multi_process,
+        bad_lines=result.bad_lines,
+        cut=result.cut,
+        error=result.error,
+        duration_seconds=duration_seconds,
         exposition=kept if keep_text and isinstance(kept, str) else None,
     )

@@ -73,16 +73,31 @@ def read_inside(text: bytes, namespace: str, pod: str, now: float) -> Inside | N
             found.take(line[1].decode(), labels, float(line[3]))
         except (ValueError, KeyError, OverflowError):
             continue
-    allocator = tuple(AllocatorReading(namespace, pod, rank, **figures) for rank, figures in found.workers.items()
-                      if abs(now - found.written.get(rank, 0.0)) <= FRESH_SECONDS)
+    allocator = tuple(
+        AllocatorReading(namespace, pod, rank, **figures)
+        for rank, figures in found.workers.items()
+        if abs(now - found.written.get(rank, 0.0)) <= FRESH_SECONDS
+    )
     exact = found.frontends == 1.0
-    steps = tuple(_steps(StepStats(namespace, pod, name, 0.0, now, 0, 0, exact), engine)
-                  for name, engine in found.engines.items())
+    steps = tuple(
+        _steps(StepStats(namespace, pod, name, 0.0, now, 0, 0, exact), engine) for name, engine in found.engines.items()
+    )
     return Inside(now, allocator, steps)
 
 
 def _steps(known: StepStats, engine: _Engine) -> StepStats:
     sizes = engine.sizes["batch" if known.exact else "running"]
     steps = sum(sizes.values()) if known.exact else engine.sums.get("steps", 0)
-    return StepStats(known.namespace, known.pod, known.engine, known.started, known.written, steps,
-                     engine.sums.get("decoded", 0), known.exact, engine.sums.get("preemptions"), engine.kv_max, sizes)
+    return StepStats(
+        known.namespace,
+        known.pod,
+        known.engine,
+        known.started,
+        known.written,
+        steps,
+        engine.sums.get("decoded", 0),
+        known.exact,
+        engine.sums.get("preemptions"),
+        engine.kv_max,
+        sizes,
+    )

@@ -77,8 +77,12 @@ class Pace:
     def _loaded(self, engine: EngineReading, now: float) -> bool:
         """A filling cache, a queue, a batch that falls, or requests that get nothing."""
         running = engine.gauges.get(r.RUNNING, 0.0)
-        return (engine.gauges.get(r.KV_USAGE, 0.0) > BUSY_KV or engine.gauges.get(r.WAITING, 0.0) > 0
-                or self._falls(engine.engine, running, now) or self._starves(engine, running))
+        return (
+            engine.gauges.get(r.KV_USAGE, 0.0) > BUSY_KV
+            or engine.gauges.get(r.WAITING, 0.0) > 0
+            or self._falls(engine.engine, running, now)
+            or self._starves(engine, running)
+        )
 
     def _falls(self, engine: str, running: float, now: float) -> bool:
         peak, at = self._peak.get(engine, (0.0, now))

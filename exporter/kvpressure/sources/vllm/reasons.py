@@ -26,12 +26,33 @@ JSON: Final = "json"
 EMPTY: Final = "empty"
 NO_VLLM_METRICS: Final = "no_vllm_metrics"  # --disable-log-stats, or not vLLM
 # Who answers
-SEVERAL_SERVERS: Final = "several_servers"  # one address, answered by several processes in turn: a Service with replicas
+SEVERAL_SERVERS: Final = (
+    "several_servers"  # one address, answered by several processes in turn: a Service with replicas
+)
 SAME_SERVER: Final = "same_server"  # read under another address already
 # Ours
 INTERNAL: Final = "internal"  # a mistake of the exporter; its log has the traceback
 
 REASONS: Final = (
-    TIMEOUT, REFUSED, UNREACHABLE, DNS, RESET, TLS, REDIRECT, HTTP_4XX, HTTP_5XX, BAD_ENCODING, PROTOCOL, TOO_LARGE,
-    CROWDED, INVALID_UTF8, HTML, JSON, EMPTY, NO_VLLM_METRICS, SEVERAL_SERVERS, SAME_SERVER, INTERNAL,
+    TIMEOUT,
+    REFUSED,
+    UNREACHABLE,
+    DNS,
+    RESET,
+    TLS,
+    REDIRECT,
+    HTTP_4XX,
+    HTTP_5XX,
+    BAD_ENCODING,
+    PROTOCOL,
+    TOO_LARGE,
+    CROWDED,
+    INVALID_UTF8,
+    HTML,
+    JSON,
+    EMPTY,
+    NO_VLLM_METRICS,
+    SEVERAL_SERVERS,
+    SAME_SERVER,
+    INTERNAL,
 )

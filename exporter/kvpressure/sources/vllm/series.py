@@ -16,10 +16,12 @@ _NAME: Final = re.compile(r"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+")
 _QUOTED_NAME: Final = re.compile(r'[ \t]*+\{[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+(?=[,}])')
 _LABEL: Final = re.compile(
     r'[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+|"[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t]*+=[ \t]*+'  # name
-    r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+')  # value
+    r'"([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t]*+'
+)  # value
 _CLOSE: Final = re.compile(r"[ \t]*+\}[ \t]*+")
 _REST: Final = re.compile(  # value, timestamp, exemplar
-    r"(?<=[ \t}])([^ \t]++)(?:[ \t]++-?[0-9][0-9.eE+-]*+)?+[ \t\r]*+(?:# \{.*)?+\Z")
+    r"(?<=[ \t}])([^ \t]++)(?:[ \t]++-?[0-9][0-9.eE+-]*+)?+[ \t\r]*+(?:# \{.*)?+\Z"
+)
 _ESCAPE: Final = re.compile(r"\\(.)")
 _ESCAPED: Final = {"n": "\n", "\\": "\\", '"': '"'}
 

@@ -120,11 +120,24 @@ class _Feed:
         lines = 0 if text is None else text.count(b"\nkvpressure:")
         crowded = lines > 0 and lines > self._bounds.plugin_lines.allowed(self)
         self._bounds.plugin_lines.use(self, 0 if crowded else lines)
-        self.inside = read_inside(text, target.namespace, target.pod, time()) if text and lines and not crowded else None
+        self.inside = (
+            read_inside(text, target.namespace, target.pod, time()) if text and lines and not crowded else None
+        )
         page = page_from_text(
-            text, target=target.name, time=time(), namespace=target.namespace, pod=target.pod,
-            container=target.container, gpus=target.gpus, args=target.args, env=target.env,
-            version=target.version, error=error, duration_seconds=duration, scanner=self._scanner, keep_text=keep_text,
+            text,
+            target=target.name,
+            time=time(),
+            namespace=target.namespace,
+            pod=target.pod,
+            container=target.container,
+            gpus=target.gpus,
+            args=target.args,
+            env=target.env,
+            version=target.version,
+            error=error,
+            duration_seconds=duration,
+            scanner=self._scanner,
+            keep_text=keep_text,
         )
         return replace(page, cut={**page.cut, CUT_PLUGIN: 1}) if crowded else page
 
@@ -203,7 +216,7 @@ class VllmSource:
             wanted: dict[str, Target] = {}
             for target in () if self._closed else targets:
                 wanted.setdefault(target.name, target)
-            allowed = dict(list(wanted.items())[:self._max_targets])
+            allowed = dict(list(wanted.items())[: self._max_targets])
             feeds = {name: self._feed(name, target) for name, target in allowed.items()}
             gone = [feed for name, feed in self._feeds.items() if name not in feeds or feeds[name] is not feed]
             self._feeds = feeds
@@ -235,9 +248,13 @@ class VllmSource:
             errors[TARGET_LIMIT] = self._refused
         now = time()
         inside = [i for feed in feeds.values() if (i := feed.inside) is not None and now - i.time <= FRESH_SECONDS]
-        return Reading(pages=tuple(sorted(pages, key=lambda page: page.target)), targets=tuple(feeds),
-                       allocator=tuple(reading for i in inside for reading in i.allocator),
-                       steps=tuple(stats for i in inside for stats in i.steps), errors=dict(errors))
+        return Reading(
+            pages=tuple(sorted(pages, key=lambda page: page.target)),
+            targets=tuple(feeds),
+            allocator=tuple(reading for i in inside for reading in i.allocator),
+            steps=tuple(stats for i in inside for stats in i.steps),
+            errors=dict(errors),
+        )
 
     def _follow_discovery(self) -> None:
         """Read what was given and what pods offer. Of a target that is both, discovery knows more."""

@@ -75,8 +75,10 @@ class Target:
         if not _HOST.fullmatch(self.host) or len(self.host) > 253 or not 0 < self.port < 65_536:
             raise TargetError(f"target {self.name!r} has no usable host or port", ADDRESSES)
         if not _PATH.fullmatch(self.path) or ".." in self.path or len(self.path) > MAX_PATH_CHARS:
-            raise TargetError(f"target {self.name!r} has no usable path",
-                              f"printable ASCII without '..' and '#', at most {MAX_PATH_CHARS} characters")
+            raise TargetError(
+                f"target {self.name!r} has no usable path",
+                f"printable ASCII without '..' and '#', at most {MAX_PATH_CHARS} characters",
+            )
 
     @property
     def address(self) -> str:
@@ -93,18 +95,24 @@ def parse_target(text: str) -> Target:
     """The target that one ``--vllm.target`` value means. Raises ``TargetError``."""
     owner = _OWNER.match(text)
     options = {"namespace": owner[1], "pod": owner[2]} if owner else {}
-    url, _, rest = text[owner.end() if owner else 0:].partition(";")
+    url, _, rest = text[owner.end() if owner else 0 :].partition(";")
     for key, value in _options(text, rest):
         if key in options:
             raise TargetError(f"target {text!r} gives {key} twice", "each key once")
         options[key] = value
     scheme, host, port, path = _parse_url(text, url.strip())
     target = Target(
-        host, port, path, scheme,
-        namespace=_checked(text, "namespace", options), pod=_checked(text, "pod", options),
+        host,
+        port,
+        path,
+        scheme,
+        namespace=_checked(text, "namespace", options),
+        pod=_checked(text, "pod", options),
         container=_checked(text, "container", options),
-        gpus=_gpus(text, options.get("gpus", "")), args=_split_args(text, options.get("args", "")),
-        verify=_verify(text, scheme, options), ca=options.get("ca"),
+        gpus=_gpus(text, options.get("gpus", "")),
+        args=_split_args(text, options.get("args", "")),
+        verify=_verify(text, scheme, options),
+        ca=options.get("ca"),
     )
     return target if target.pod else replace(target, pod=target.address)
 
@@ -115,8 +123,10 @@ def _options(text: str, rest: str) -> Iterator[tuple[str, str]]:
         key, equals, value = rest.partition("=")
         key = key.strip()
         if not equals or key not in KEYS:
-            raise TargetError(f"target {text!r} has {rest.split(';')[0].strip()!r} after the URL",
-                              "KEY=VALUE with KEY one of " + ", ".join(KEYS))
+            raise TargetError(
+                f"target {text!r} has {rest.split(';')[0].strip()!r} after the URL",
+                "KEY=VALUE with KEY one of " + ", ".join(KEYS),
+            )
         rest = ""
         if key != "args":
             value, _, rest = value.partition(";")
@@ -175,5 +185,6 @@ def _split_args(text: str, value: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value))
     except ValueError as error:
-        raise TargetError(f"target {text!r} has args that a shell could not split ({error})",
-                          "a command line with closed quotes") from None
+        raise TargetError(
+            f"target {text!r} has args that a shell could not split ({error})", "a command line with closed quotes"
+        ) from None

@@ -1,4 +1,4 @@
-"""``python -m kvpressure.cli``: the same as the ``kvpressure`` command."""
+"""``python -m kvpressure``: the same as the ``kvpressure`` command."""
 
 import sys
 

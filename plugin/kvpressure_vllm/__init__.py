@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 
-from kvpressure.vllm_plugin.report import guarded, switched_on
+from kvpressure_vllm.report import guarded, switched_on
 
 _lock = threading.Lock()
 _thread_of: int | None = None  # process that has a sampling thread; a fork copies the number but not the thread
@@ -44,6 +44,6 @@ def _start() -> None:
         if _thread_of == os.getpid():
             return
         _thread_of = os.getpid()
-    from kvpressure.vllm_plugin.allocator import follow
+    from kvpressure_vllm.allocator import follow
 
     threading.Thread(target=follow, name="kvpressure-allocator", daemon=True).start()

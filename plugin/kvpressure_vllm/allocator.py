@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvpressure.vllm_plugin import registry_gauges
-from kvpressure.vllm_plugin.report import ReportFile, directory, guarded, repeat
+from kvpressure_vllm import registry_gauges
+from kvpressure_vllm.report import ReportFile, directory, guarded, repeat
 
 #: our name -> key of ``torch.cuda.memory_stats``
 KEYS: Final = (

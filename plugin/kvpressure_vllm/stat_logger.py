@@ -10,8 +10,8 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from kvpressure.vllm_plugin.report import guarded, switched_on
-from kvpressure.vllm_plugin.steps import FRONTEND, StepCounts
+from kvpressure_vllm.report import guarded, switched_on
+from kvpressure_vllm.steps import FRONTEND, StepCounts
 
 
 class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not installed where types are checked

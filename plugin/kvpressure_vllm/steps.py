@@ -13,8 +13,8 @@ from collections import deque
 from operator import index
 from typing import Any, Final
 
-from kvpressure.vllm_plugin import registry_gauges
-from kvpressure.vllm_plugin.report import ReportFile, directory, guarded, repeat
+from kvpressure_vllm import registry_gauges
+from kvpressure_vllm.report import ReportFile, directory, guarded, repeat
 
 KV_SECONDS: Final = 10  # reports whose maxima of the KV usage are kept
 LARGEST_BATCH: Final = 8192  # larger ones count as this
@@ -40,8 +40,8 @@ class StepCounts:
     def record(self, scheduler: Any, iteration: Any) -> None:
         """One step, from vLLM's ``SchedulerStats`` and ``IterationStats``; either may be missing.
 
-        vLLM does not promise these classes. All of a step is read before any of it is counted, so that one with a part that
-        is missing or makes no sense (whatever is raised then) leaves the sums as they were.
+        vLLM does not promise these classes. All of a step is read before any of it is counted, so that one with a
+        part that is missing or makes no sense (whatever is raised then) leaves the sums as they were.
         """
         decoded = tokens = preempted = running = 0
         usage: float | None = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from math import ceil, floor
+from math import floor
 
-from kvpressure.signals.model import Signals
-from kvpressure.thresholds import Thresholds
+from kvpressure.capacity.rounding import context_limit
+from kvpressure.model.signals import Signals
+from kvpressure.settings.thresholds import Thresholds
 
 
 def max_num_seqs(s: Signals, verdict: str, t: Thresholds) -> float | None:
@@ -36,9 +37,11 @@ def at_once(measured: float | None, limit: float | None, fits: float | None) -> 
 
 
 def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
-    """``None`` where limit or cache are not known, or the cache does not hold more than the limit."""
-    limit, fits = s.load.max_num_seqs, s.load.limits.get("kv_capacity")
-    if limit is None or fits is None or floor(fits) <= limit:
+    """``None`` where limit or cache are unknown, the cache does not hold more than the limit, or was nearly full lately: with more
+    requests at once it would be the limit.
+    """
+    limit, fits, peak = s.load.max_num_seqs, s.load.limits.get("kv_capacity"), s.kv.kv_used_ratio_max
+    if limit is None or fits is None or floor(fits) <= limit or (peak is not None and peak >= t["kv_near_full_ratio"]):
         return None
     return float(min(floor(fits), floor(t["max_num_seqs_raise_ratio"] * limit)))
 
@@ -78,9 +81,3 @@ def max_model_len(longest: float | None, current: float | None, verdict: str, t:
         return None
     target = float(context_limit(longest, t))
     return target if target < current else None
-
-
-def context_limit(longest: float, t: Thresholds) -> int:
-    """Tokens that hold the ``longest`` request with some to spare, rounded up to what people write."""
-    step = t["max_model_len_step_tokens"]
-    return int(ceil(longest * t["max_model_len_spare_ratio"] / step) * step)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import floor
 from typing import Final
 
-from kvpressure.args import option, value_text
-from kvpressure.publish.pressure import Step, pressure_plan
-from kvpressure.publish.wording import number_text, percent_text, seconds_text, words
-from kvpressure.state import EngineState, Limit
-from kvpressure.thresholds import Thresholds
+from kvpressure.advice.plan import PlanInput, Step, pressure_plan
+from kvpressure.advice.triage import is_pod
+from kvpressure.advice.wording import number_text, percent_text, reason_text, seconds_text
+from kvpressure.engines.registry import dialect
+from kvpressure.model.arguments import value_text
+from kvpressure.model.state import EngineState
+from kvpressure.settings.thresholds import Thresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +44,36 @@ def plan(engine: EngineState, thresholds: Thresholds) -> Plan:
     made = found(engine, thresholds)
     if verdict != "unknown" and confidence < thresholds["confident"]:
         return Plan(
-            f"The verdict is not confident ({percent_text(confidence)}, confident from "
-            f"{percent_text(thresholds['confident'])}): look at the triage before you change anything. If it holds: "
-            + made.summary,
+            f"Low confidence ({percent_text(confidence)}; confident at {percent_text(thresholds['confident'])}). Check the triage steps "
+            "before you change anything. If they confirm the verdict: " + made.summary,
             made.actions,
         )
     return made
+
+
+_RESTART: Final = "systemctl restart '<unit>'"
 
 
 def _flag(engine: EngineState, name: str) -> tuple[str, str]:
     """The argument with the value to set ("" when there is none), and the value in force in words."""
     limit = engine.limits.get(name)
     if limit is None:
-        return "", "not known"
-    now = "not known" if limit.value is None else f"{value_text(limit.value)} ({limit.source or 'source not known'})"
-    return ("" if limit.recommended is None else f"{option(name)} {value_text(limit.recommended)}"), now
+        return "", "unknown"
+    now = "unknown" if limit.value is None else f"{value_text(limit.value)} ({limit.source or 'source unknown'})"
+    flag = dialect(engine.dialect).flag(name)
+    return ("" if limit.recommended is None or not flag else f"{flag} {value_text(limit.recommended)}"), now
 
 
 def _where(engine: EngineState) -> str:
-    return f"-n {shlex.quote(engine.key.namespace or '<namespace>')} deploy/<deployment>"
+    """The workload as kubectl names it; empty for a server on a bare host."""
+    namespace = shlex.quote(engine.key.namespace or "<namespace>")
+    return f"-n {namespace} deploy/<deployment>" if is_pod(engine.key) else ""
 
 
 def _kv_pressure(engine: EngineState, t: Thresholds) -> Plan:
-    made = pressure_plan(_Published(engine), t, _where(engine))
+    made = pressure_plan(PlanInput(engine), t, _where(engine))
     return Plan(
-        "Let the cache grow less, first at the edge, then in the engine.", tuple(_action(step) for step in made.steps)
+        "Reduce KV cache demand: first at the gateway, then in the engine.", tuple(_action(step) for step in made.steps)
     )
 
 
@@ -86,69 +93,55 @@ def _action(step: Step) -> Action:
 def _roll_out(engine: EngineState) -> Action:
     return Action(
         "Roll out and watch",
-        "Change the arguments in the deployment or in its Helm values.",
-        commands=(f"kubectl edit {_where(engine)}", f"kubectl rollout status {_where(engine)}"),
+        "Change the arguments in the deployment or in its Helm values."
+        if _where(engine)
+        else "Change the arguments where the server is started, then restart it.",
+        commands=(f"kubectl edit {_where(engine)}", f"kubectl rollout status {_where(engine)}")
+        if _where(engine)
+        else (_RESTART,),
     )
 
 
-class _Published:
-    """A published engine as the plan asks for it. Memory of its GPUs is not at hand."""
-
-    def __init__(self, engine: EngineState) -> None:
-        self._engine = engine
-        self._signals = engine.signals.flat()
-
-    @property
-    def stage(self) -> str | None:
-        return self._engine.diagnosis.stage
-
-    @property
-    def version(self) -> str | None:
-        return self._engine.version
-
-    @property
-    def address(self) -> str:
-        target = self._engine.target.removesuffix("/metrics")
-        return target if target.startswith("http") else ""
-
-    def gpu_bytes(self) -> Sequence[float]:
-        return ()
-
-    def limit(self, name: str) -> Limit:
-        return self._engine.limits.get(name) or Limit(name)
-
-    def signal(self, name: str) -> float | None:
-        return self._signals.get(name)
-
-    shape = signal
-
-    def evidence(self, name: str) -> bool | None:
-        found = self._engine.diagnosis.evidence.get(name)
-        return None if found is None else found.value
-
-    def condition(self, name: str) -> bool | None:
-        return self._engine.diagnosis.conditions.get(name)
+def _two_limits(engine: EngineState) -> Plan:
+    """``max_num_seqs`` is reached and the cache is full: raising the one makes the other bind, with preemptions."""
+    s = engine.signals
+    return Plan(
+        "max_num_seqs is reached and the KV cache is full. A higher limit would cause preemptions, a lower one a longer queue.",
+        (
+            Action(
+                "Leave max_num_seqs where it is",
+                f"KV cache {percent_text(s.kv.kv_used_ratio)} now, recent peak {percent_text(s.kv.kv_used_ratio_max)}.",
+            ),
+            Action(
+                "Cap input and output tokens at the gateway, or add replicas",
+                f"{number_text(s.load.waiting)} requests waiting. Shorter requests free both limits; more replicas share the queue.",
+            ),
+        ),
+    )
 
 
 def _concurrency_limited(engine: EngineState, t: Thresholds) -> Plan:
     del t
+    full = engine.diagnosis.evidence.get("kv_full")
+    if full is not None and full.value is True:
+        return _two_limits(engine)
     s, (flag, now) = engine.signals, _flag(engine, "max_num_seqs")
     fits = s.load.limits.get("kv_capacity")
-    text = f"max_num_seqs is reached, now {now}, and the KV cache has room ({percent_text(s.kv.kv_used_ratio_max)} at most)."
+    text = f"max_num_seqs is reached (now {now}) and the KV cache is not full (peak {percent_text(s.kv.kv_used_ratio_max)})."
     if flag and fits is not None:
         text += (
-            f" About {number_text(floor(fits))} requests of the present length fit into the cache; go up by no more "
-            "than twice at a time and watch it."
+            f" The KV cache fits about {number_text(floor(fits))} requests of the present length. At most double the limit at a time, "
+            "and watch preemptions."
         )
     return Plan(
-        "Let more requests run: the cache has room. Lowering KV limits would make it worse.",
+        "Let more requests run: the KV cache is not full. Lower KV limits would make it worse.",
         (
             Action("Raise max_num_seqs", text, (flag,) if flag else ()),
             _roll_out(engine),
             Action(
                 "Or add replicas",
-                "If time per output token is already at its limit, more requests in one batch make it longer: "
-                f"p95 is {seconds_text(s.latency.inter_token.get('0.95'))} now.",
+                "A larger batch raises time per output token: "
+                f"p95 {seconds_text(s.latency.inter_token.get('0.95'))} now.",
             ),
         ),
     )
@@ -159,21 +152,21 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> Plan:
     s = engine.signals
     rates = (
         f"{number_text(_round(s.throughput.prompt_tokens_per_second))} prompt and "
-        f"{number_text(_round(s.throughput.generation_tokens_per_second))} generated tokens a second"
+        f"{number_text(_round(s.throughput.generation_tokens_per_second))} generated tokens/s"
     )
     return Plan(
-        "The GPU computes all it can and the cache has room: less work per GPU, not smaller limits.",
+        "The GPU is saturated and the KV cache is not full: reduce the work per GPU, not the limits.",
         (
             Action(
-                "Find who sends the prompts",
+                "Find the client that sends most prompt tokens",
                 f"{rates}; prompt p95 "
-                f"{number_text(_round(s.context.prompt_quantiles.get('0.95')))} tokens. Throttle that client at the gateway, or give "
-                "it a deployment of its own.",
+                f"{number_text(_round(s.context.prompt_quantiles.get('0.95')))} tokens. Throttle it at the gateway, or move "
+                "it to a separate deployment.",
             ),
-            Action("Add replicas", f"{number_text(s.load.waiting)} requests wait. Requests spread over more GPUs."),
+            Action("Add replicas", f"{number_text(s.load.waiting)} requests waiting. More GPUs share the load."),
             Action(
                 "Leave the KV limits alone",
-                f"The KV cache is used {percent_text(s.kv.kv_used_ratio_max)} at most: it does not bind.",
+                f"KV cache peak {percent_text(s.kv.kv_used_ratio_max)}: it is not the limit.",
             ),
         ),
     )
@@ -186,31 +179,32 @@ def _round(value: float | None) -> float | None:
 def _host_bound(engine: EngineState, t: Thresholds) -> Plan:
     host = engine.signals.host
     cpu = (
-        "its CPU use is not known"
+        "CPU usage unknown"
         if host.cpu_used_ratio is None
-        else f"CPU used {percent_text(host.cpu_used_ratio)} of its limit"
+        else f"CPU usage {percent_text(host.cpu_used_ratio)} of the limit"
     )
     return Plan(
-        "The GPU waits for its host: CPU first, not the KV cache.",
+        "The GPU waits for the host: check the CPU first, not the KV cache.",
         (
             Action(
                 "Give the container more CPU",
-                f"{percent_text(host.cpu_throttled_ratio)} of CFS periods are throttled (much from "
+                f"{percent_text(host.cpu_throttled_ratio)} of CFS periods throttled (high at "
                 f"{percent_text(t['cpu_throttled_ratio'])}), {cpu}, GPU "
                 f"utilization {percent_text(engine.signals.compute.gpu_utilization)}. Raise or remove resources.limits.cpu.",
                 commands=(
                     f"kubectl set resources {_where(engine)} -c {shlex.quote(engine.container or '<container>')} "
                     "--limits=cpu=<cores>",
-                ),
+                )
+                if _where(engine)
+                else ("systemctl set-property '<unit>' CPUQuota=",),
             ),
             Action(
-                "If the CPU is free, look at the API server",
-                f"It uses {number_text(host.api_cpu_cores)} cores, and one event loop "
-                "has no more than one. Time outside the engine is "
-                f"{percent_text(engine.signals.latency.outside_engine_share)} of the whole request.",
+                "If CPU is available, check the API server",
+                f"API server CPU: {number_text(host.api_cpu_cores)} cores; one event loop can use only one. "
+                f"{percent_text(engine.signals.latency.outside_engine_share)} of the request duration is spent outside the engine.",
                 ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["api_cpu_cores"] else (),
             ),
-            Action("Leave the KV limits alone", "The cache is not what requests wait for."),
+            Action("Leave the KV limits alone", "Requests are not waiting for KV cache."),
         ),
     )
 
@@ -219,23 +213,26 @@ def _stalled(engine: EngineState, t: Thresholds) -> Plan:
     del t
     key = engine.key
     pod = f"-n {shlex.quote(key.namespace or '<namespace>')} {shlex.quote(key.pod or '<pod>')}"
+    stacks = "for p in $(pgrep -f vllm); do py-spy dump --pid $p; done"
     return Plan(
-        "The engine has stopped: a restart is the cure, evidence first.",
+        "The engine has stopped. Save the evidence, then restart it.",
         (
             Action(
-                "Keep the evidence",
-                "One minute, while it hangs; after the restart it is gone.",
+                "Save the evidence",
+                "Takes a minute. After the restart it is lost.",
                 commands=(
                     f"kubectl logs {pod} --since=2h > stalled.log",
-                    f"kubectl exec {pod} -- sh -c 'for p in $(pgrep -f vllm); do py-spy dump --pid $p; done' > stacks.txt",
-                ),
+                    f"kubectl exec {pod} -- sh -c '{stacks}' > stacks.txt",
+                )
+                if is_pod(key)
+                else ("journalctl -u '<unit>' --since -2h > stalled.log", f"({stacks}) > stacks.txt"),
             ),
             Action(
-                "Restart the pod",
-                "Health checks stay green, so Kubernetes does not restart it by itself.",
-                commands=(f"kubectl delete pod {pod}",),
+                "Restart the pod" if is_pod(key) else "Restart the server",
+                "Health checks still pass, so it is not restarted automatically.",
+                commands=(f"kubectl delete pod {pod}" if is_pod(key) else _RESTART,),
             ),
-            Action("Verify on this page", "The verdict leaves stalled within a minute of the first requests."),
+            Action("Verify on this page", "The verdict changes within a minute after the first requests."),
         ),
     )
 
@@ -246,19 +243,21 @@ def _unknown(engine: EngineState, t: Thresholds) -> Plan:
         key = engine.key
         pod = f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod or '<pod>')}"
         return Plan(
-            "Find out why the engine's metrics cannot be read.",
+            "The engine's metrics cannot be scraped.",
             (
                 Action(
-                    "Is the pod running?",
-                    f"{engine.target}: {words(engine.error) if engine.error else 'no answer yet'}.",
-                    commands=(f"kubectl describe {pod}", f"kubectl logs {pod} --since=2h"),
+                    "Check that the pod is running" if is_pod(key) else "Check that the server is running",
+                    f"{engine.target}: {reason_text(engine.error)}.",
+                    commands=(f"kubectl describe {pod}", f"kubectl logs {pod} --since=2h")
+                    if is_pod(key)
+                    else ("systemctl status '<unit>'", f"curl -sv {shlex.quote(engine.target)} -o /dev/null"),
                 ),
             ),
         )
     missing = engine.diagnosis.missing
     return Plan(
-        "Change nothing yet: there is too little evidence.",
-        (Action("Get what is missing", "; ".join(missing) + "."),) if missing else (),
+        "Change nothing yet: the evidence is not sufficient.",
+        (Action("Provide the missing inputs", "; ".join(missing) + "."),) if missing else (),
     )
 
 

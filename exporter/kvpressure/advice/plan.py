@@ -1,25 +1,27 @@
 """The plan for KV pressure: the guide "Emergency Mitigation" in its order, with values computed for one engine and what each costs;
-then what the guides do not know and measurements support (``docs/mitigations.md``). One plan for page, JSON and command line.
+then steps that measurements support beyond the guides (``docs/mitigations.md``). One plan for page, JSON and command line.
 
 Pure. Nothing is applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import ceil, floor
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
-from kvpressure.args import option, parse_version, value_text
-from kvpressure.diagnosis.advice import at_once
-from kvpressure.publish.wording import number_text, percent_text, seconds_text
-from kvpressure.thresholds import Thresholds
+from kvpressure.advice.limits import at_once
+from kvpressure.advice.wording import number_text, percent_text, seconds_text
+from kvpressure.engines.registry import dialect
+from kvpressure.model.arguments import parse_version, value_text
+from kvpressure.model.signals import ContextSignals, Signals
+from kvpressure.model.state import EngineState, Limit
+from kvpressure.settings.thresholds import Thresholds
 
 Advice = Literal["do", "if it stays", "not here"]
 
 WATERMARK: Final = 0.1
-_WATERMARK_SINCE: Final = (0, 24, 0)
 _EXAMPLE: Final = (4096, 1024)
 _PROMPT_STEP: Final = 256
 _OUTPUT_STEP: Final = 64
@@ -35,34 +37,63 @@ MEASURED: Final = {
 """What each step did to the same overload of a real vLLM, from ``docs/mitigations.md``; a test holds the figures together."""
 
 
-class Limited(Protocol):
-    """A limit as published: in force, where it was read, what to set."""
-
-    @property
-    def value(self) -> float | None: ...
-    @property
-    def source(self) -> str | None: ...
-    @property
-    def recommended(self) -> float | None: ...
-
-
-class Pressed(Protocol):
-    """One engine, as the plan asks for it. ``signal`` and ``shape`` take flat names (``prompt_quantiles:0.95``); ``shape`` may answer with
-    what holds since the server started. ``address`` is empty when there is none to ask.
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """One engine as the plan looks at it. ``usual`` is the shape of its requests since the server started, where none finished in the
+    window; ``gpu_bytes`` the memory of each of its GPUs.
     """
 
+    engine: EngineState
+    usual: ContextSignals = field(default_factory=ContextSignals)
+    gpu_bytes: tuple[float, ...] = ()
+
     @property
-    def stage(self) -> str | None: ...
+    def signals(self) -> Signals:
+        """Its signals."""
+        return self.engine.signals
+
     @property
-    def version(self) -> str | None: ...
+    def stage(self) -> str | None:
+        """Stage of KV pressure, if there is one."""
+        return self.engine.diagnosis.stage
+
     @property
-    def address(self) -> str: ...
-    def gpu_bytes(self) -> Sequence[float]: ...
-    def limit(self, name: str) -> Limited: ...
-    def signal(self, name: str) -> float | None: ...
-    def shape(self, name: str) -> float | None: ...
-    def evidence(self, name: str) -> bool | None: ...
-    def condition(self, name: str) -> bool | None: ...
+    def address(self) -> str:
+        """Of its server; empty when it was not read over HTTP."""
+        target = self.engine.target.removesuffix("/metrics")
+        return target if target.startswith("http") else ""
+
+    def limit(self, name: str) -> Limit:
+        """A limit; all None when it is not known."""
+        return self.engine.limits.get(name) or Limit(name)
+
+    def evidence(self, name: str) -> bool | None:
+        """Named evidence."""
+        found = self.engine.diagnosis.evidence.get(name)
+        return None if found is None else found.value
+
+    def condition(self, name: str) -> bool | None:
+        """A condition that stands beside the verdict."""
+        return self.engine.diagnosis.conditions.get(name)
+
+    @property
+    def prompt_p95(self) -> float | None:
+        """Tokens of a long prompt: of the window, else since the server started."""
+        return _p95(self.signals.context.prompt_quantiles, self.usual.prompt_quantiles)
+
+    @property
+    def output_p95(self) -> float | None:
+        """Tokens of a long output, in the same way."""
+        return _p95(self.signals.context.output_quantiles, self.usual.output_quantiles)
+
+    @property
+    def max_tokens_p95(self) -> float | None:
+        """A large ``max_tokens`` of a request, in the same way."""
+        return _p95(self.signals.context.max_tokens_quantiles, self.usual.max_tokens_quantiles)
+
+
+def _p95(now: Mapping[str, float], usual: Mapping[str, float]) -> float | None:
+    return now.get("0.95", usual.get("0.95"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +107,7 @@ class Caps:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. ``values`` are arguments of vLLM to set; ``cost`` is what it takes away; ``measured`` what it did to the overload of
+    """One step. ``values`` are arguments of the engine to set; ``cost`` is what it takes away; ``measured`` what it did to the overload of
     ``docs/mitigations.md``; ``commands`` are for a shell.
     """
 
@@ -87,15 +118,15 @@ class Step:
     measured: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
     commands: tuple[str, ...] = ()
+    dialect: str = ""
 
     @property
     def flags(self) -> tuple[str, ...]:
         """What to set now, as it stands on a command line."""
-        return (
-            tuple(f"{option(name)} {value_text(value)}" for name, value in self.values.items())
-            if self.advice == "do"
-            else ()
-        )
+        if self.advice != "do":
+            return ()
+        flags = {name: dialect(self.dialect).flag(name) for name in self.values}
+        return tuple(f"{flag} {value_text(self.values[name])}" for name, flag in flags.items() if flag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +135,7 @@ class PressurePlan:
 
     steps: tuple[Step, ...]
     caps: Caps
+    dialect: str = ""
 
     @property
     def values(self) -> dict[str, float]:
@@ -111,8 +143,10 @@ class PressurePlan:
         return {name: value for step in self.steps if step.advice == "do" for name, value in step.values.items()}
 
 
-def pressure_plan(engine: Pressed, t: Thresholds, workload: str) -> PressurePlan:
-    """The plan for ``engine``; ``workload`` is how kubectl names it, e.g. ``-n inference deploy/chat``."""
+def pressure_plan(engine: PlanInput, t: Thresholds, workload: str) -> PressurePlan:
+    """The plan for ``engine``; ``workload`` is how kubectl names it, e.g. ``-n inference deploy/chat``; empty
+    outside Kubernetes.
+    """
     caps = caps_for(engine)
     steps = [
         _edge(engine, caps),
@@ -124,35 +158,36 @@ def pressure_plan(engine: Pressed, t: Thresholds, workload: str) -> PressurePlan
         _restart(engine, workload),
         _verify(engine),
     ]
-    return PressurePlan(tuple(steps), caps)
+    name = engine.engine.dialect
+    return PressurePlan(tuple(replace(step, dialect=name) for step in steps), caps, name)
 
 
 # --- step 1 -----------------------------------------------------------------------------------------------
 
 
-def target_sequences(engine: Pressed) -> float | None:
+def target_sequences(engine: PlanInput) -> float | None:
     """``max_num_seqs`` after the plan: what is recommended, else the limit in force."""
     limit = engine.limit("max_num_seqs")
     return limit.recommended or limit.value
 
 
-def _together(engine: Pressed) -> float | None:
+def _together(engine: PlanInput) -> float | None:
     """How many requests the caps have to let fit: what is recommended, else what runs at once."""
     return engine.limit("max_num_seqs").recommended or _at_once(engine) or target_sequences(engine)
 
 
-def _at_once(engine: Pressed) -> float | None:
+def _at_once(engine: PlanInput) -> float | None:
     limit = engine.limit("max_num_seqs").value
-    return at_once(_measured(engine), limit, engine.signal("limits:kv_capacity"))
+    return at_once(_measured(engine), limit, engine.signals.load.limits.get("kv_capacity"))
 
 
-def _measured(engine: Pressed) -> float | None:
-    return engine.signal("batch_p99") or engine.signal("running")
+def _measured(engine: PlanInput) -> float | None:
+    return engine.signals.batch.batch_p99 or engine.signals.load.running
 
 
-def caps_for(engine: Pressed) -> Caps:
+def caps_for(engine: PlanInput) -> Caps:
     """Caps that leave 95 % of the present prompts and answers alone, unless even those do not fit together."""
-    prompt, output = engine.shape("prompt_quantiles:0.95"), engine.shape("output_quantiles:0.95")
+    prompt, output = engine.prompt_p95, engine.output_p95
     if prompt is None or output is None:
         return _example(engine.limit("max_model_len").value)
     answer = ceil(max(output, 1) / _OUTPUT_STEP) * _OUTPUT_STEP
@@ -160,7 +195,7 @@ def caps_for(engine: Pressed) -> Caps:
     most = engine.limit("max_model_len").value
     if most is not None:  # rounded up beyond it they would not be limits
         question, answer = min(question, max(1, int(most))), min(answer, max(1, int(most)))
-    capacity, together = engine.signal("kv_capacity_tokens"), _together(engine)
+    capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if capacity and together:
         budget = floor(_FULL * capacity / together)
         if question + answer > budget >= 2 * _OUTPUT_STEP:
@@ -175,38 +210,46 @@ def _example(max_model_len: float | None) -> Caps:
     return Caps(max(1, min(_EXAMPLE[0], most // 2)), max(1, min(_EXAMPLE[1], most // 4)), known=False)
 
 
-def _edge(engine: Pressed, caps: Caps) -> Step:
+def _edge(engine: PlanInput, caps: Caps) -> Step:
     said = f"reject prompts above {caps.input_tokens} tokens (413) and require max_tokens of at most {caps.output_tokens} (400)"
-    capacity, together = engine.signal("kv_capacity_tokens"), _together(engine)
+    capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if not caps.known:
-        said += "; example values: no request of this server was seen, take the 95th percentile of your gateway's log"
+        said += ". These are example values, because no request finished here: use the p95 of your gateway's log"
     elif capacity and together:
         wanted = together * (caps.input_tokens + caps.output_tokens)
         said += (
-            f": then {together:.0f} requests want at most {wanted:.0f} of the cache's {capacity:.0f} tokens"
+            f". Then {together:.0f} requests need at most {wanted:.0f} of {capacity:.0f} tokens of KV capacity"
             if wanted <= capacity
-            else f": even so {together:.0f} requests may want {wanted:.0f} tokens, and the cache holds {capacity:.0f}"
+            else f". Even then {together:.0f} requests can need {wanted:.0f} tokens; the KV capacity is {capacity:.0f}"
         )
     p95 = [
         f"{kind} {value:.0f}"
-        for kind, name in (("prompts", "prompt"), ("answers", "output"), ("max_tokens", "max_tokens"))
-        if (value := engine.shape(f"{name}_quantiles:0.95")) is not None
+        for kind, value in (
+            ("prompts", engine.prompt_p95),
+            ("outputs", engine.output_p95),
+            ("max_tokens", engine.max_tokens_p95),
+        )
+        if value is not None
     ]
     if p95:
-        when = "today's p95" if engine.signal("prompt_quantiles:0.95") is not None else "p95 since the server started"
+        when = (
+            "p95 over 5 minutes"
+            if "0.95" in engine.signals.context.prompt_quantiles
+            else "p95 since the server started"
+        )
         said += f" ({when} in tokens: {', '.join(p95)})"
-    length = engine.limit("max_model_len").recommended
-    if length is not None:
+    length, flag = engine.limit("max_model_len").recommended, dialect(engine.engine.dialect).flag("max_model_len")
+    if length is not None and flag:
         said += (
-            f". In the engine, --max-model-len {length:.0f} does the same for the prompt, with a restart (the longest request of the last "
-            "hour with some to spare)"
+            f". In the engine, {flag} {length:.0f} caps prompt and output together, after a restart (longest request of the last "
+            "hour plus a margin)"
         )
     return Step(
         "Cap input and output tokens at the edge",
         "do",
-        f"{said}. It works at once, needs no restart, and shortens the queue for everybody else.",
-        'whoever sends more is rejected; --override-generation-config \'{"max_new_tokens": '
-        f"{caps.output_tokens}}}' caps without rejecting, by cutting answers short",
+        f"{said}. This takes effect at once, needs no restart, and shortens the queue for all other requests.",
+        'longer requests are rejected (about 5 % at p95 caps, more where the caps are lower); --override-generation-config \'{"max_new_tokens": '
+        f"{caps.output_tokens}}}' truncates outputs instead of rejecting",
         MEASURED["caps"],
     )
 
@@ -214,23 +257,27 @@ def _edge(engine: Pressed, caps: Caps) -> Step:
 # --- steps 2 to 4 -----------------------------------------------------------------------------------------
 
 
-def _now(engine: Pressed, name: str) -> str:
+def _now(engine: PlanInput, name: str) -> str:
     limit = engine.limit(name)
-    return "not known" if limit.value is None else f"{value_text(limit.value)} ({limit.source or 'source not known'})"
+    return "unknown" if limit.value is None else f"{value_text(limit.value)} ({limit.source or 'source unknown'})"
 
 
-def _sequences(engine: Pressed, t: Thresholds) -> Step:
-    limit, measured, fits = engine.limit("max_num_seqs"), _measured(engine), engine.signal("limits:kv_capacity")
+def _sequences(engine: PlanInput, t: Thresholds) -> Step:
+    limit, measured, fits = (
+        engine.limit("max_num_seqs"),
+        _measured(engine),
+        engine.signals.load.limits.get("kv_capacity"),
+    )
     low, high = t["max_num_seqs_cut_min_ratio"], t["max_num_seqs_cut_max_ratio"]
     title, now = "Lower max_num_seqs", f"now {_now(engine, 'max_num_seqs')}"
     base = _at_once(engine)
     if limit.recommended is None and base is not None and 0 < base <= 1:
         small = measured is None and fits is not None and fits <= 1
-        why = "the cache holds no more than one request of this length" if small else "one request runs at once"
+        why = "the KV cache fits only one request of this length" if small else "only one request is running"
         return Step(
             title,
             "not here",
-            f"{now}; {why}: there is nothing left to lower. What is left is shorter requests or more KV memory",
+            f"{now}; {why}, so it cannot be lowered further. Shorten requests or add KV memory",
         )
     if limit.recommended is None or (
         limit.value is not None and limit.recommended > limit.value
@@ -238,54 +285,55 @@ def _sequences(engine: Pressed, t: Thresholds) -> Step:
         why = (
             "a value is computed for KV pressure only"
             if base is not None and base > 1
-            else "too little is known to compute a value: --args tells the limit, --running with --verdict what runs"
+            else "too little is known to compute a value: give the limit with --args, or the load with --running and --verdict"
         )
         return Step(
             title,
             "if it stays",
-            f"{now}; cut what really runs at once by {percent_text(low)} to {percent_text(high)} ({why})",
-            "fewer requests at once, the others wait",
+            f"{now}; set it {percent_text(low)} to {percent_text(high)} below the number of running requests ({why})",
+            "fewer requests run at once; the others wait",
         )
     base = base or limit.recommended
     cut, least = 1 - limit.recommended / base, max(1, floor(base * (1 - high)))
     if least >= limit.recommended:
         least = max(1, floor(limit.recommended * (1 - high)))
-    of = "that run at once"
+    of = "requests running at once"
     if measured is None:
-        of = "that are set" if fits is None or fits > base else "requests of this length that the cache holds"
+        of = "set now" if fits is None or fits > base else "requests of this length that fit into the KV cache"
     said = (
-        f"{now}; to {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} {of} (documented: {percent_text(low)} to "
+        f"{now}; set {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} {of} (documented: {percent_text(low)} to "
         f"{percent_text(high)})"
     )
     if measured is None:
-        said += ". How many run was not measured"
+        said += ". Running requests: unknown"
         if fits is None or fits > base:
-            said += ": if fewer do, this changes nothing (--running; or --capacity-tokens with --prompt and --output)"
+            said += (
+                "; if fewer run, this has no effect (give --running, or --capacity-tokens with --prompt and --output)"
+            )
     elif fits is not None:
-        said += f", sized by the cache: it holds about {fits:.0f} requests of the present length"
-        if engine.signal("output_quantiles:0.95") is None and engine.signal("prompt_quantiles:0.95") is None:
-            said += " (none finished while it was watched, so that answers count only as far as they had come: rather less than more)"
+        said += f". The KV cache fits about {fits:.0f} requests of the present length"
+        if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
+            said += " (low estimate: no request finished while watched, outputs are counted as far as generated)"
     if least < limit.recommended:
-        said += f". If requests are still pushed out, {least}: where their lengths differ much it takes the larger cut"
+        said += f". If requests are still being preempted, set {least}: mixed request lengths need the larger cut"
     result = MEASURED["cut"]
     if limit.value is not None and limit.value * (1 - high) > base:
-        said += f". Half of the {value_text(limit.value)} set would change nothing"
+        said += f". Half of the present {value_text(limit.value)} would have no effect"
         result = f"{MEASURED['limit']}; {result}"
     return Step(
         title,
         "do",
         said,
-        "fewer requests at once, the others wait as long as before, now in the queue; when requests become shorter the "
-        "GPU is not used up",
+        "fewer requests run at once; the others wait in the queue. With shorter requests the GPU is underused",
         result,
         {"max_num_seqs": limit.recommended},
     )
 
 
-def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
+def _batched_tokens(engine: PlanInput, t: Thresholds) -> Step:
     limit, least = engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
     title, now = "Lower max-num-batched-tokens", f"now {_now(engine, 'max_num_batched_tokens')}"
-    cost = "long prompts take more steps: later first tokens; it must stay at or above max_num_seqs"
+    cost = "long prompts take more steps, so time to first token rises; it must not be below max_num_seqs"
     value = limit.recommended
     if value is None:
         small = limit.value is not None and limit.value <= least
@@ -298,7 +346,7 @@ def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
                 if small
                 else "halve it"
                 if limit.value is not None
-                else "halve it; where --args tells what is set, the value is computed"
+                else "halve it (give --args and the value is computed)"
             ),
             cost,
         )
@@ -310,14 +358,14 @@ def _batched_tokens(engine: Pressed, t: Thresholds) -> Step:
     return Step(
         title,
         "do",
-        f"{now}; to {value:.0f}, {much}. Fewer prompts are computed at once and the peak of activations is lower; what the "
-        "cache holds it does not bound",
+        f"{now}; set {value:.0f}, {much}. Fewer prompt tokens are computed at once, which lowers peak activation memory. It does "
+        "not limit KV cache usage",
         cost,
         values={"max_num_batched_tokens": value},
     )
 
 
-def _memory_share(engine: Pressed, t: Thresholds) -> Step:
+def _memory_share(engine: PlanInput, t: Thresholds) -> Step:
     limit = engine.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     title = f"Lower gpu-memory-utilization to {usual:g}, then {lower:g}"
@@ -327,7 +375,7 @@ def _memory_share(engine: Pressed, t: Thresholds) -> Step:
         return Step(
             title,
             "do",
-            f"{now}; to {limit.recommended:g}: allocations fail on the device, so room is needed beside the pool"
+            f"{now}; set {limit.recommended:g}: allocations fail on the GPU, which needs free memory outside the KV pool"
             + (f". If it stays: {lower:g}" if limit.recommended > lower else ""),
             cost,
             MEASURED["pool"],
@@ -337,36 +385,36 @@ def _memory_share(engine: Pressed, t: Thresholds) -> Step:
         return Step(
             title,
             "not here",
-            f"{now}. Allocations fail although it is that low: a smaller share frees nothing more that the guide knows of. "
-            "Look for what else uses the card, and lower max_num_batched_tokens: the peak of activations",
+            f"{now}. Allocations fail although it is low already. Check what else uses the GPU, and lower "
+            "max_num_batched_tokens, which lowers peak activation memory",
             cost,
             MEASURED["pool"],
         )
     return Step(
         title,
         "not here",
-        f"{now}. The guide's step for failing allocations; none was seen here. A full cache gets fuller "
-        "by it: vLLM takes the KV pool out of this share",
+        f"{now}. For failing allocations; none was seen here. It would make KV pressure worse, because the KV pool comes out of "
+        "this share",
         cost,
         MEASURED["pool"],
     )
 
 
-def _pool_cost(engine: Pressed, share: float | None, usual: float, lower: float) -> str:
+def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: float) -> str:
     """What the KV pool loses, in bytes and tokens where card and pool are known."""
-    sizes = engine.gpu_bytes()
-    pool, capacity = engine.signal("kv_pool_bytes"), engine.signal("kv_capacity_tokens")
+    sizes = engine.gpu_bytes
+    pool, capacity = engine.signals.memory.kv_pool_bytes, engine.signals.kv.kv_capacity_tokens
     if share is None or share <= lower:
-        return "it shrinks the KV pool by the same share of the card"
+        return "it shrinks the KV pool by the same share of GPU memory"
     lower_ones = [target for target in (usual, lower) if target < share]
     if not sizes or not pool:
-        lost = ", ".join(f"at {target:g} {percent_text(share - target)}" for target in lower_ones)
-        return f"the KV pool loses of the card's memory {lost}; the cache is fuller by that"
+        lost = ", ".join(f"{percent_text(share - target)} at {target:g}" for target in lower_ones)
+        return f"the KV pool loses this share of GPU memory: {lost}"
     told = []
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)
         if left <= 0:
-            told.append(f"at {target:g} nothing is left and vLLM does not start")
+            told.append(f"at {target:g} no KV pool remains and vLLM does not start")
             continue
         tokens = f" ({capacity * left / pool:.0f} of {capacity:.0f} tokens)" if capacity else ""
         told.append(f"at {target:g} the KV pool shrinks from {pool / 2**30:.1f} to {left / 2**30:.1f} GiB{tokens}")
@@ -376,54 +424,58 @@ def _pool_cost(engine: Pressed, share: float | None, usual: float, lower: float)
 # --- what the guides do not know --------------------------------------------------------------------------
 
 
-def _beyond(engine: Pressed, t: Thresholds) -> Iterator[Step]:
+def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[Step]:
     if engine.evidence("preempting") or engine.stage == "thrashing":
         yield _watermark(engine)
     if not engine.condition("gpu_out_of_memory"):
         yield _more_memory(engine)
-    spike = engine.signal("context_spike_ratio")
-    if engine.signal("two_humps") == 1.0 or (spike is not None and spike >= t["context_spike_ratio"]):
+    spike = engine.signals.context.context_spike_ratio
+    if engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"]):
         yield Step(
             "Split long-context traffic off (beyond the guides)",
             "if it stays",
-            "short and long requests share this cache: route "
-            "prompts above the cap to a deployment of their own, with a small max_num_seqs",
-            "a second deployment, and a router that looks at the length",
+            "short and long requests share this KV cache. Route prompts above the cap to a separate deployment with a small "
+            "max_num_seqs",
+            "a second deployment, and a router that knows the prompt length",
         )
 
 
-def _watermark(engine: Pressed) -> Step:
-    version = parse_version(engine.version)
-    title = "Set --watermark (beyond the guides)"
+def _watermark(engine: PlanInput) -> Step:
+    one = dialect(engine.engine.dialect)
+    version, flag = parse_version(engine.engine.version), one.flag("watermark")
+    first = one.flags_since.get("watermark", "")
+    title = f"Set {flag or 'a watermark'} (beyond the guides)"
     measured = MEASURED["watermark"]
-    cost = f"{percent_text(WATERMARK)} of the cache stays free on admission: fewer requests at once"
-    if version is not None and version < _WATERMARK_SINCE:
-        return Step(title, "not here", f"vLLM {engine.version} does not know it (since 0.24)", cost)
+    cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission: fewer requests run at once"
+    if not flag:
+        return Step(title, "not here", f"{one.title} has no such setting", cost)
+    if version is not None and version < (parse_version(first) or version):
+        return Step(title, "not here", f"not supported by {one.title} {engine.engine.version} (added in {first})", cost)
     if version is None:
         return Step(
             title,
             "if it stays",
-            f"--watermark {WATERMARK:g}: requests are pushed out and computed again. Needs vLLM 0.24 or later",
+            f"{flag} {WATERMARK:g}: requests are being preempted and recomputed. Needs {one.title} {first} or later",
             cost,
             measured,
         )
-    return Step(title, "do", "requests are pushed out and computed again", cost, measured, {"watermark": WATERMARK})
+    return Step(title, "do", "requests are being preempted and recomputed", cost, measured, {"watermark": WATERMARK})
 
 
-def _more_memory(engine: Pressed) -> Step:
-    share = engine.limit("gpu_memory_utilization").value
+def _more_memory(engine: PlanInput) -> Step:
+    share, flag = engine.limit("gpu_memory_utilization").value, dialect(engine.engine.dialect).flag
     ways = [
-        "--kv-cache-dtype fp8 (half the bytes a token, where model and card support it)",
+        f"{flag('kv_cache_dtype')} fp8 (half the bytes per token, if model and GPU support it)",
         "more GPUs (tensor parallel)",
         "replicas",
     ]
     if share is not None and share < 0.9:
-        ways.insert(0, f"a higher --gpu-memory-utilization (now {share:g}; no allocation fails)")
+        ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share:g}; no allocation failed)")
     return Step(
         "More KV memory instead of less (beyond the guides)",
         "if it stays",
-        "the cache is what is missing, and no allocation failed: " + ", ".join(ways),
-        "fp8 costs accuracy that has to be tested; the others cost GPUs, or the room that allocator peaks need",
+        "KV memory is the bottleneck and no allocation failed: " + ", ".join(ways),
+        "fp8 needs an accuracy test; the others cost GPUs, or the free memory that allocation peaks need",
     )
 
 
@@ -434,13 +486,17 @@ def _roll_out(workload: str) -> Step:
     return Step(
         "Apply and watch the rollout",
         "do",
-        "kvpressure mitigate prints the change as a patch (--format patch) and as Helm values (--format helm); or by hand",
-        "a restart of every replica: prefix cache and running requests are lost",
-        commands=(f"kubectl edit {workload}", f"kubectl rollout status {workload}"),
+        "print the change with kvpressure mitigate --format patch or --format helm, or edit by hand"
+        if workload
+        else "change the arguments where the server is started, then restart it",
+        "restarts every replica: prefix cache and running requests are lost",
+        commands=(f"kubectl edit {workload}", f"kubectl rollout status {workload}")
+        if workload
+        else ("systemctl restart '<unit>'",),
     )
 
 
-def _restart(engine: Pressed, workload: str) -> Step:
+def _restart(engine: PlanInput, workload: str) -> Step:
     needed = bool(
         engine.condition("crash_loop")
         or engine.condition("allocator_fragmentation")
@@ -449,21 +505,24 @@ def _restart(engine: Pressed, workload: str) -> Step:
     return Step(
         "Controlled restart, only after the limits are down",
         "do" if needed else "not here",
-        "it crashes again and again or its memory is fragmented; before the limits are down a restart only repeats it"
+        "the server is in a crash loop or its memory is fragmented; without lower limits the restart does not help for long"
         if needed
         else "for crash loops and fragmented memory; neither was seen",
-        commands=(f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}"),
+        commands=(f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}")
+        if workload
+        else ("systemctl restart '<unit>'",),
     )
 
 
-def _verify(engine: Pressed) -> Step:
+def _verify(engine: PlanInput) -> Step:
+    token = engine.signals.latency.inter_token.get("0.95")
     now = (
-        f"now KV cache {percent_text(engine.signal('kv_used_ratio_max'))} at most, {number_text(engine.signal('waiting'))} waiting, batch p95 "
-        f"{number_text(engine.signal('batch_p95'))}, time per output token p95 {seconds_text(engine.signal('inter_token:0.95'))}"
+        f"now: KV cache peak {percent_text(engine.signals.kv.kv_used_ratio_max)}, {number_text(engine.signals.load.waiting)} waiting, batch p95 "
+        f"{number_text(engine.signals.batch.batch_p95)}, time per output token p95 {seconds_text(token)}"
     )
     return Step(
         "Verify",
         "do",
-        f"headroom is back, latency stands, the batch grows, fewer timeouts and 503s ({now})",
+        f"headroom has recovered, latency is stable, batch size is growing, fewer timeouts and 503s ({now})",
         commands=(f"kvpressure mitigate --verify {engine.address or 'URL'}",),
     )

@@ -7,20 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvpressure.publish.wording import (
-    clock_text,
-    number_text,
-    percent_text,
-    seconds_text,
-    words,
-)
-from kvpressure.signals.logevents import ALLOCATION_EVENTS
-from kvpressure.state import ContainerState, EngineState, State
-from kvpressure.thresholds import Thresholds
+from kvpressure.advice.wording import clock_text, number_text, percent_text, reason_text, seconds_text, words
+from kvpressure.model.log_events import ALLOCATION_EVENTS
+from kvpressure.model.readings import EngineKey
+from kvpressure.model.state import ContainerState, EngineState, State
+from kvpressure.settings.thresholds import Thresholds
 
 Finding = Literal["fine", "look", "bad", "unknown"]
 OOM_EXIT_CODE: Final = 137
-TELLING_EVENTS: Final = frozenset({"host_oom", "preemption", "engine_dead", "start_failed", "broadcast_wait"})
+NOTABLE_EVENTS: Final = frozenset({"host_oom", "preemption", "engine_dead", "start_failed", "broadcast_wait"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +31,10 @@ class Step:
     command: str
 
 
+_KERNEL_LOG: Final = "dmesg --ctime | grep -iE 'out of memory|xid|amdgpu'"
+_UNIT_LOG: Final = "journalctl -u '<unit>' --since -2h, or docker logs --since 2h '<container>'"
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     engine: EngineState
@@ -45,16 +44,28 @@ class _Case:
 
     @property
     def pod(self) -> str:
-        """Namespace and pod as arguments of kubectl, safe to paste. A server that was given by its address has none."""
+        """Namespace and pod as arguments of kubectl, safe to paste."""
         key = self.engine.key
-        return (
-            f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod if self.has_pod else '<pod>')}"
-        )
+        return f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod)}"
+
+    def by_hand(self, in_pod: str, on_host: str) -> str:
+        """The command for a pod, or for a server that is known by its address alone."""
+        return in_pod if self.has_pod else on_host
+
+    @property
+    def metrics_url(self) -> str:
+        """Address of the metrics endpoint, safe to paste."""
+        return shlex.quote(self.engine.target or "http://localhost:8000/metrics")
 
     @property
     def has_pod(self) -> bool:
         """Whether the server is known as a pod."""
-        return bool(self.engine.key.pod) and ":" not in self.engine.key.pod
+        return is_pod(self.engine.key)
+
+
+def is_pod(key: EngineKey) -> bool:
+    """Whether an engine belongs to a pod; False for a server that was given by its address."""
+    return bool(key.pod) and ":" not in key.pod
 
 
 def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[Step, ...]:
@@ -84,13 +95,13 @@ _ORDER: Final[tuple[Finding, ...]] = ("bad", "look", "fine")
 def _pods(case: _Case) -> Step:
     engine, held = case.engine, case.container
     gpus = [gpu.reading for gpu in case.state.gpus if gpu.reading.uuid in engine.gpus]
-    on = ", ".join(f"GPU {gpu.index} ({gpu.name or gpu.vendor})" for gpu in gpus) or "GPU not known"
+    on = ", ".join(f"GPU {gpu.index} ({gpu.name or gpu.vendor})" for gpu in gpus) or "GPU unknown"
     ready = held.reading.ready if held else None
-    says = "readiness not known" if ready is None else ("ready" if ready else "not ready")
+    says = "readiness unknown" if ready is None else ("ready" if ready else "not ready")
     where = (
         f"{engine.key.namespace or '–'}/{engine.key.pod}, container {engine.container or '–'}: {says}; {on}."
         if case.has_pod
-        else f"Only its address is known, {engine.target}, and not which pod answers there; {on}."
+        else f"Server at {engine.target}, not known as a pod; {on}."
     )
     finding: Finding = "unknown" if ready is None else ("fine" if ready else "bad")
     return Step(
@@ -98,32 +109,34 @@ def _pods(case: _Case) -> Step:
         "Which pod serves the model?",
         finding,
         (where,),
-        f"kubectl get -n {shlex.quote(engine.key.namespace or '<namespace>')} pods -o wide",
+        case.by_hand(
+            f"kubectl get -n {shlex.quote(engine.key.namespace or '<namespace>')} pods -o wide",
+            f"curl -s {shlex.quote(engine.target.removesuffix('/metrics') + '/v1/models')}",
+        ),
     )
 
 
 def _restarts(case: _Case) -> Step:
     held, host = case.container, case.engine.signals.host
-    command = f"kubectl describe {case.pod}"
+    command = case.by_hand(f"kubectl describe {case.pod}", "systemctl status '<unit>', or docker ps --all")
     if held is None or held.reading.restarts is None:
-        return Step(2, "Restarts or OOMKills?", "unknown", ("The pod's status is not read.",), command)
+        return Step(2, "Restarts or OOMKills?", "unknown", ("Unknown: the pod's status is not available.",), command)
     reading, ended = held.reading, held.reading.last_termination
     recent = host.restarts_recent
     lately = (
-        "how many of them in the last half hour is not known (yet)"
+        "number in the last 30 minutes unknown"
         if recent is None
-        else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} of them in the last half hour"
+        else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} of them in the last 30 minutes"
     )
     answers = [f"{reading.restarts} restarts, {lately}."]
     finding: Finding = "look" if recent else "unknown" if recent is None else "fine"
     if ended is not None:
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
-        answers.append(f"Ended last: {ended.reason or 'reason not known'}{code}, {clock_text(ended.finished_at)}.")
+        answers.append(f"Last termination: {ended.reason or 'reason unknown'}{code}, {clock_text(ended.finished_at)}.")
         killed = ended.reason == "OOMKilled" or ended.exit_code == OOM_EXIT_CODE
         if killed:
             answers.append(
-                "The guide reads OOMKilled or 137 as the end stage; what ran out is the container's memory limit, not "
-                "the GPU's memory."
+                "OOMKilled or exit code 137: the container reached its host memory limit. GPU memory is not involved."
             )
         if killed and recent:
             finding = "bad"
@@ -134,8 +147,8 @@ def _signature(case: _Case) -> Step:
     s, t = case.engine.signals, case.thresholds
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
-        f"GPU memory used {percent_text(used)} (documented: above {percent_text(t['signature_memory_ratio'])}); really needed "
-        f"{percent_text(needed)}: an engine reserves its KV pool at start, full or empty (warning from {percent_text(t['memory_warning_ratio'])}).",
+        f"GPU memory used {percent_text(used)} (documented: above {percent_text(t['signature_memory_ratio'])}); in real use "
+        f"{percent_text(needed)} (warning at {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start.",
         f"GPU utilization {percent_text(busy)} (documented: below {percent_text(t['signature_utilization_ratio'])} while "
         "traffic is present).",
     )
@@ -145,23 +158,33 @@ def _signature(case: _Case) -> Step:
     if pair == (True, True) or (needed is not None and needed >= t["memory_warning_ratio"]):
         finding = "look"
     return Step(
-        3, "GPU memory high and GPU utilization low?", finding, answers, f"kubectl exec {case.pod} -- nvidia-smi"
+        3,
+        "GPU memory high and GPU utilization low?",
+        finding,
+        answers,
+        case.by_hand(f"kubectl exec {case.pod} -- nvidia-smi", "nvidia-smi, or rocm-smi"),
     )
 
 
 def _log(case: _Case) -> Step:
     s = case.engine.signals
-    command = f"kubectl logs {case.pod} --since=2h | grep -iE 'kv|cache|cuda|oom|alloc|memory'"
+    command = case.by_hand(f"kubectl logs {case.pod} --since=2h | grep -iE 'kv|cache|cuda|oom|alloc|memory'", _UNIT_LOG)
     if not s.events_known:
-        return Step(4, "Allocation failures in the log?", "unknown", ("The container's log is not read.",), command)
+        return Step(
+            4,
+            "Allocation failures in the log?",
+            "unknown",
+            ("Unknown: the container's log is not available.",),
+            command,
+        )
     failures = {name: count for name, count in s.events.items() if name in ALLOCATION_EVENTS}
-    others = {name: count for name, count in s.events.items() if name in TELLING_EVENTS}
+    others = {name: count for name, count in s.events.items() if name in NOTABLE_EVENTS}
     answers = [_counted("Allocation failures in the last 10 minutes", failures)]
     if case.engine.diagnosis.conditions.get("gpu_out_of_memory"):
         text = case.engine.diagnosis.evidence["gpu_out_of_memory"].text
         answers.append(f"{text[:1].upper()}{text[1:]}.")
     if others:
-        answers.append(_counted("Other lines worth knowing", others))
+        answers.append(_counted("Other notable log lines", others))
     return Step(4, "Allocation failures in the log?", "bad" if failures else "fine", tuple(answers), command)
 
 
@@ -174,9 +197,9 @@ def _requests(case: _Case) -> Step:
     shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
     answers = (
         *_sent(case),
-        f"Growth law, concurrency x tokens in flight: {number_text(s.load.in_flight)} requests x "
-        f"{number_text(shape.context_mean)} tokens, cache of {number_text(s.kv.kv_capacity_tokens)} tokens; load and limits "
-        f"can reach {_times(over)} the cache.",
+        f"Requests in flight: {number_text(s.load.in_flight)}, mean length {_length(shape.context_mean)}, KV capacity "
+        f"{_length(s.kv.kv_capacity_tokens)}.",
+        *([] if over is None else [f"Possible demand at the present load and limits: {_times(over)} the KV capacity."]),
     )
     marks = (
         (shape.context_spike_ratio, "context_spike_ratio"),
@@ -184,7 +207,7 @@ def _requests(case: _Case) -> Step:
         (over, "kv_overcommit_warning_ratio"),
     )
     found: list[Finding] = ["look" if value >= t[name] else "fine" for value, name in marks if value is not None]
-    return Step(5, "What is being sent?", gravest(*found), answers, "look at the gateway's or the application's log")
+    return Step(5, "What is being sent?", gravest(*found), answers, "check the gateway's or the application's log")
 
 
 def _sent(case: _Case) -> tuple[str, ...]:
@@ -192,45 +215,49 @@ def _sent(case: _Case) -> tuple[str, ...]:
     s, t = case.engine.signals, case.thresholds
     shape, burst = s.context, s.load.arrival_burst_ratio
     if not shape.prompt_quantiles and shape.context_max_5m is None and burst is None:
-        return ("No request was seen to finish in the last five minutes.",)
+        return ("No request finished in the last 5 minutes.",)
+    spike = shape.context_spike_ratio
     return (
-        f"p95 of five minutes: prompts {_tokens(shape.prompt_quantiles)}, answers {_tokens(shape.output_quantiles)}, max_tokens "
-        f"asked for {_tokens(shape.max_tokens_quantiles)}, streams {seconds_text(shape.stream_quantiles.get('0.95'))}.",
-        f"Longest context {number_text(shape.context_max_5m)} tokens, {_times(shape.context_spike_ratio)} the mean (spike from "
-        f"{number_text(t['context_spike_ratio'])} times); busiest ten seconds {_times(burst)} the mean rate (burst from "
-        f"{number_text(t['arrival_burst_ratio_high'])} times).",
+        f"p95 over 5 minutes: prompt {_tokens(shape.prompt_quantiles)}, output {_tokens(shape.output_quantiles)}, max_tokens "
+        f"{_tokens(shape.max_tokens_quantiles)}, duration {seconds_text(shape.stream_quantiles.get('0.95'))}.",
+        f"Longest request: {_length(shape.context_max_5m)}"
+        + ("." if spike is None else f", {_times(spike)} the mean (spike at {_times(t['context_spike_ratio'])})."),
+        "Arrival bursts: unknown."
+        if burst is None
+        else f"Busiest 10 s: {_times(burst)} the mean arrival rate (burst at {_times(t['arrival_burst_ratio_high'])}).",
     )
 
 
 def _tokens(quantiles: Mapping[str, float]) -> str:
-    value = quantiles.get("0.95")
-    return "not known" if value is None else f"{number_text(round(value))} tokens"
+    return _length(quantiles.get("0.95"))
 
 
-def _times(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f} times"
+def _length(tokens: float | None) -> str:
+    return "unknown" if tokens is None else f"{number_text(round(tokens))} tokens"
+
+
+def _times(value: float) -> str:
+    return f"{number_text(value)} ×"
 
 
 def _events(case: _Case) -> Step:
     known = {one.type: one.status for one in case.state.node_conditions if one.status is not None}
-    command = (
-        f"kubectl get events -n {shlex.quote(case.engine.key.namespace or '<namespace>')} --sort-by=.lastTimestamp"
-    )
+    events = f"kubectl get events -n {shlex.quote(case.engine.key.namespace or '<namespace>')} --sort-by=.lastTimestamp"
+    command = case.by_hand(events, _KERNEL_LOG)
+    question = case.by_hand("What does Kubernetes report about the node?", "What does the host report?")
     if not known:
-        return Step(
-            6, "What does Kubernetes say about the node?", "unknown", ("The node's conditions are not read.",), command
-        )
+        return Step(6, question, "unknown", ("Unknown: node conditions are not available.",), command)
     wrong = [name for name, status in known.items() if status is (name != "Ready")]
     answer = (
-        f"Holds now: {', '.join(wrong)}."
+        f"Problems now: {', '.join(name if name != 'Ready' else 'not ready' for name in wrong)}."
         if wrong
-        else f"Nothing of {', '.join(n for n in known if n != 'Ready')} holds."
+        else f"No problem: {', '.join(n for n in known if n != 'Ready') or 'the node is ready'}."
     )
     return Step(
         6,
-        "What does Kubernetes say about the node?",
+        question,
         "look" if wrong else "fine",
-        (answer, "Evictions and scheduling delays amplify memory pressure; they are not its cause."),
+        (answer, "Evictions and scheduling delays make memory pressure worse. They do not cause it."),
         command,
     )
 
@@ -239,19 +266,22 @@ def _endpoint(case: _Case) -> Step:
     engine = case.engine
     target = next((one for one in case.state.targets if one.target == engine.target), None)
     took = f" in {seconds_text(target.duration_seconds)}" if target and target.duration_seconds is not None else ""
-    answers = [f"{engine.target}: " + (f"read{took}." if engine.up else f"cannot be read ({words(engine.error)}).")]
+    answers = [
+        f"{engine.target}: " + (f"scraped{took}." if engine.up else f"scrape failed: {reason_text(engine.error)}.")
+    ]
     if target is not None and target.bad_lines:
-        answers.append(f"{target.bad_lines} lines could not be understood.")
+        answers.append(f"{target.bad_lines} lines could not be parsed.")
     if target is not None and target.cut:
-        answers.append(
-            f"A limit left out {', '.join(f'{count} {what}' for what, count in target.cut.items())} of this page."
-        )
+        answers.append(f"Left out by limits: {', '.join(f'{count} {what}' for what, count in target.cut.items())}.")
     return Step(
         7,
-        "Can the metrics be read?",
+        "Can the metrics be scraped?",
         "fine" if engine.up else "bad",
         tuple(answers),
-        f"kubectl port-forward {case.pod} 8000:8000, then curl -s localhost:8000/metrics | head",
+        case.by_hand(
+            f"kubectl port-forward {case.pod} 8000:8000, then curl -s localhost:8000/metrics | head",
+            f"curl -s {case.metrics_url} | head",
+        ),
     )
 
 
@@ -261,19 +291,17 @@ def _metrics(case: _Case) -> Step:
     batch = case.engine.diagnosis.documented_signature.get("batch_collapsed")
     answers = (
         f"Effective batch p95 {number_text(s.batch.batch_p95)}, mean {number_text(s.batch.batch_mean)} (documented: collapsed at "
-        f"{number_text(t['signature_batch_size'])} or less with traffic); {number_text(s.load.running)} run, "
-        f"{number_text(s.load.waiting)} wait.",
-        f"p95 / p99: first token {_pair(s.latency.ttft)}, time per output token {_pair(s.latency.inter_token)}, whole request "
+        f"{number_text(t['signature_batch_size'])} or less with traffic).",
+        f"Requests: {number_text(s.load.running)} running, {number_text(s.load.waiting)} waiting; time in queue p95 "
+        f"{seconds_text(s.latency.queue.get('0.95'))}.",
+        f"p95 / p99: time to first token {_pair(s.latency.ttft)}, time per output token {_pair(s.latency.inter_token)}, whole request "
         f"{_pair(s.latency.e2e)}."
         if s.latency.ttft or s.latency.inter_token or s.latency.e2e
-        else "No token came out: no latency to tell.",
-        "Against the engine's own baseline: "
-        + (
-            "not known yet."
-            if worst is None
-            else f"{words(worst[0])} p95 is {worst[1]:.1f} times (rising from "
-            f"{number_text(t['latency_rising_ratio'])}, multiplied from {number_text(t['latency_multiplied_ratio'])} times)."
-        ),
+        else "No token was produced: latency unknown.",
+        "Baseline: unknown, latency judged by itself."
+        if worst is None
+        else f"{words(worst[0])} p95: {worst[1]:.1f} × the baseline (rising at {_times(t['latency_rising_ratio'])}, "
+        f"multiplied at {_times(t['latency_multiplied_ratio'])}).",
     )
     found: list[Finding] = []
     if batch is not None:
@@ -286,13 +314,24 @@ def _metrics(case: _Case) -> Step:
             if worst[1] >= t["latency_rising_ratio"]
             else "fine"
         )
+    found += _users_wait(case, worst is not None)
     return Step(
         8,
         "Batch size, latency, time per output token?",
         gravest(*found) if up else "unknown",
         answers,
-        "curl -s localhost:8000/metrics | grep -E 'running|waiting|time_per_output|inter_token'",
+        f"curl -s {'localhost:8000/metrics' if case.has_pod else case.metrics_url} | grep -E 'running|waiting|time_per_output|inter_token'",
     )
+
+
+def _users_wait(case: _Case, baseline: bool) -> list[Finding]:
+    """How long users wait, whatever the batch. Without a baseline the floor of the latency alerts decides."""
+    latency, t = case.engine.signals.latency, case.thresholds
+    floors = (("ttft_floor_seconds", latency.ttft), ("queue_floor_seconds", latency.queue))
+    waits = [(quantiles["0.95"], t[floor]) for floor, quantiles in floors if "0.95" in quantiles]
+    if any(wait >= t["wait_page_seconds"] for wait, _ in waits):
+        return ["bad"]
+    return ["look"] if not baseline and any(wait >= floor for wait, floor in waits) else []
 
 
 def _pair(quantiles: Mapping[str, float]) -> str:

@@ -1,7 +1,8 @@
-"""Numbers as people read them: on the page, in triage and in mitigation. What is not known is a dash."""
+"""Numbers and reasons as people read them: on the page, in triage and in mitigation. An unknown number is a dash."""
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import Final
 
@@ -19,11 +20,6 @@ def bytes_text(value: float | None) -> str:
     return f"{size:.0f} {_BYTE_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_BYTE_UNITS[unit]}"
 
 
-def gigabytes_text(value: float | None) -> str:
-    """Bytes in the decimal gigabytes of the guides' thresholds."""
-    return UNKNOWN if value is None else f"{value / 1e9:.1f} GB"
-
-
 def percent_text(value: float | None) -> str:
     """A ratio as a percentage."""
     return UNKNOWN if value is None else f"{100 * value:.0f} %"
@@ -31,7 +27,7 @@ def percent_text(value: float | None) -> str:
 
 def number_text(value: float | None) -> str:
     """A count without decimals, a small number with one or two; thousands apart."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return UNKNOWN
     if value == int(value) or abs(value) >= 100:
         return f"{value:,.0f}".replace(",", " ")
@@ -68,4 +64,26 @@ def words(name: str | None) -> str:
     return " ".join(_CAPITAL.get(word, word) for word in name.split("_"))
 
 
+def reason_text(reason: str | None) -> str:
+    """Why a scrape failed, in words: ``refused`` -> ``connection refused``; ``no response yet`` for None."""
+    return "no response yet" if reason is None else _REASONS.get(reason, words(reason))
+
+
+_REASONS: Final = {
+    "refused": "connection refused",
+    "reset": "connection reset",
+    "dns": "host name not found",
+    "timeout": "timed out",
+    "unreachable": "host unreachable",
+    "tls": "TLS error",
+    "redirect": "redirected",
+    "http_4xx": "HTTP 4xx response",
+    "http_5xx": "HTTP 5xx response",
+    "no_vllm_metrics": "no engine metrics there (another service, or --disable-log-stats)",
+    "html": "HTML instead of metrics",
+    "json": "JSON instead of metrics",
+    "empty": "empty response",
+    "too_large": "response too large",
+    "internal": "internal error of the exporter",
+}
 _CAPITAL: Final = {"kv": "KV", "gpu": "GPU", "cpu": "CPU", "oom": "OOM", "cuda": "CUDA", "api": "API"}

@@ -13,8 +13,9 @@ from kvpressure.bundle.rules import Options, rule_file
 from kvpressure.bundle.spec import Alert, Group
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import number, span, words
+from kvpressure.bundle.verdicts_page import render_verdicts
 from kvpressure.publish.reference import render_metrics_reference, render_settings_reference
-from kvpressure.thresholds import Threshold
+from kvpressure.settings.thresholds import Threshold
 
 MUTATION_FILE: Final = Path(__file__).with_name("mutation.json")
 """What ``make mutate-rules`` found: how many seeded faults in the rules their unit tests notice."""
@@ -39,7 +40,8 @@ def pages(options: Options, groups: Sequence[Group]) -> dict[str, str]:
         groups=groups,
         alerts=alerts,
         recordings=recordings,
-        entries=options.thresholds.entries(),
+        entries=options.thresholds.settable(),
+        constants=options.thresholds.constants(),
         span=span,
         words=words,
         title=title,
@@ -54,6 +56,7 @@ def pages(options: Options, groups: Sequence[Group]) -> dict[str, str]:
     if options.source == "kvpressure":
         found["docs/metrics.md"] = render_metrics_reference()
         found["docs/settings.md"] = render_settings_reference()
+        found["docs/verdicts.md"] = render_verdicts(options.thresholds)
         found["dashboards/README.md"] = _page("docs/dashboards-readme.md.j2", variables)
     for alert in alerts:
         found[f"docs/runbooks/{alert.name}.md"] = _page(f"runbooks/{alert.name}.md.j2", variables | {"alert": alert})

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import yaml
 
-from kvpressure.bundle.spec import PACES, Alert, Group, Level, parse_groups
+from kvpressure.bundle.spec import EVALUATION_INTERVALS, SUBJECTS, Alert, Condition, Group, Input, Level, parse_groups
 from kvpressure.bundle.templating import context, environment, render
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import Values, ValuesError
-from kvpressure.thresholds import Thresholds
+from kvpressure.renames import renamed
+from kvpressure.settings.thresholds import Thresholds
 
 PREFIX: Final = "kvpressure-"  # of group names
 PROFILES: Final = ("default", "literal")
 SOURCES: Final = ("kvpressure", "dcgm")
+_CAMEL: Final = {
+    "group_by": "groupBy",
+    "group_wait": "groupWait",
+    "group_interval": "groupInterval",
+    "repeat_interval": "repeatInterval",
+    "send_resolved": "sendResolved",
+}
+_OPT_OUT: Final = "kvpressure_container_alerts_info"
 _BOARD_VARIABLES: Final = {"namespace": "namespace", "model_name": "model", "pod": "pod", "uuid": "gpu"}
 _CLUSTER_VARIABLE: Final = (
     "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"  # not every Prometheus has that label
@@ -25,7 +35,7 @@ _CLUSTER_VARIABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to render. ``profile``: ``default``, or ``literal`` = the guides' thresholds without our gates. ``source``:
+    """What to render. ``profile``: ``default``, or ``literal`` = the guides' thresholds without our own conditions. ``source``:
     ``kvpressure`` reads this exporter, ``dcgm`` dcgm-exporter and vLLM's own metrics.
     """
 
@@ -45,32 +55,60 @@ def load_groups(options: Options) -> tuple[Group, ...]:
         options.thresholds, literal=options.profile == "literal", exporter_job=options.values.exporter_job
     )
     names = sorted(name for name in environment().list_templates() if name.startswith(f"{folder}/"))
-    intervals = {pace: options.thresholds[f"rules_{pace}_interval_seconds"] for pace in PACES}
+    intervals = {name: options.thresholds[f"rules_{name}_interval_seconds"] for name in EVALUATION_INTERVALS}
     groups = [group for name in names for group in parse_groups(yaml.safe_load(render(name, variables)), intervals)]
     groups.sort(key=lambda group: group.family != "recordings")
     _check_names(groups, options.values)
+    if options.source == "kvpressure" and options.profile == "default":
+        groups = [replace(group, alerts=tuple(map(_with_opt_out, group.alerts))) for group in groups]
     patched = (_patched(group, options.values) for group in groups)
     return tuple(group for group in patched if group.alerts or group.recordings)
 
 
 def _check_names(groups: Iterable[Group], values: Values) -> None:
     names = {alert.name for group in groups for alert in group.alerts}
+    optional = {alert.name for group in groups for alert in group.alerts if alert.optional}
     families = {group.family for group in groups} - {"recordings"}
     for key, wanted, known in (
         ("exclude", values.exclude, names | families),
+        ("include", values.include, optional),
         ("durations", values.durations, names),
         ("alert_labels", values.alert_labels, names),
     ):
         for name in wanted:
             if name not in known:
-                raise ValuesError(f"values: {key}: no alert is called {name!r}; allowed: {', '.join(sorted(known))}")
+                now = renamed(name, known)
+                allowed = f"it is called {now} now" if now else f"allowed: {', '.join(sorted(known))}"
+                raise ValuesError(f"values: {key}: no alert is called {name!r}; {allowed}")
 
 
 def _patched(group: Group, values: Values) -> Group:
     if group.family in values.exclude:
         return replace(group, alerts=())
-    alerts = tuple(_with_durations(alert, values) for alert in group.alerts if alert.name not in values.exclude)
+    wanted = (alert for alert in group.alerts if alert.name not in values.exclude)
+    alerts = tuple(
+        _with_durations(alert, values) for alert in wanted if not alert.optional or alert.name in values.include
+    )
     return replace(group, alerts=alerts)
+
+
+def _with_opt_out(alert: Alert) -> Alert:
+    """The alert, silent for pods that opted out: of everything, or of pages."""
+    if "pod" not in SUBJECTS[alert.subject]:
+        return alert
+    return replace(alert, levels=tuple(_opted_out(level) for level in alert.levels))
+
+
+def _opted_out(level: Level) -> Level:
+    matcher = 'alerts=~"off|ticket"' if level.page else 'alerts="off"'
+    condition = Condition("opt_out", "unless", f"{_OPT_OUT}{{{matcher}}}", ("cluster", "namespace", "pod"))
+    if not level.cases:
+        return replace(level, conditions=(*level.conditions, condition))
+    (first, *others) = level.cases
+    cases = [replace(first, inputs=(*first.inputs, Input(_OPT_OUT, {"alerts": "off"}, "veto", 1.0)))]
+    if level.page:
+        cases.append(replace(first, inputs=(*first.inputs, Input(_OPT_OUT, {"alerts": "ticket"}, "veto", 1.0))))
+    return replace(level, conditions=(*level.conditions, condition), cases=(*cases, *others))
 
 
 def _with_durations(alert: Alert, values: Values) -> Alert:
@@ -99,14 +137,16 @@ def annotations_of(alert: Alert, level: Level, values: Values) -> dict[str, str]
     }
     if not alert.board:
         return annotations
-    shown = [label for label in _result_labels(level) if label in _BOARD_VARIABLES]
+    shown = [label for label in _result_labels(alert, level) if label in _BOARD_VARIABLES]
     query = "&".join(f"var-{_BOARD_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in shown)
     link = f"{values.dashboard_base_url}/d/kvpressure-incident"
     return {**annotations, "dashboard_url": f"{link}?{query}{_CLUSTER_VARIABLE}" if query else link}
 
 
-def _result_labels(level: Level) -> list[str]:
+def _result_labels(alert: Alert, level: Level) -> list[str]:
     """Identity labels that every way to fire returns."""
+    if not level.cases:
+        return [label for label in _BOARD_VARIABLES if label in SUBJECTS[alert.subject]]
     common = set(level.cases[0].labels).intersection(*(case.labels for case in level.cases if case.fires))
     return [label for label in _BOARD_VARIABLES if label in common]
 
@@ -116,7 +156,7 @@ def _rules(group: Group, values: Values) -> list[dict[str, Any]]:
     for alert in group.alerts:
         for level in alert.levels:
             rule: dict[str, Any] = {"alert": alert.name, "expr": level.full_expr()}
-            if level.for_seconds:
+            if level.for_seconds and not level.share_seconds:
                 rule["for"] = duration(level.for_seconds)
             if level.keep_seconds:
                 rule["keep_firing_for"] = duration(level.keep_seconds)
@@ -141,16 +181,78 @@ def rule_file(groups: Iterable[Group], values: Values) -> dict[str, Any]:
     }
 
 
+def alertmanager_config(alertmanager: Mapping[str, Any]) -> dict[str, Any]:
+    """The example routes as an AlertmanagerConfig of the Prometheus Operator, which kube-prometheus-stack reads.
+
+    It belongs in the namespace of the alerts, unless alertmanagerConfigMatcherStrategy is None: the operator adds a matcher
+    on namespace to every route and inhibition.
+    """
+
+    def matchers(texts: Iterable[str]) -> list[dict[str, str]]:
+        found = []
+        for text in texts:
+            name, kind, value = re.fullmatch(r"(\w+)(=~|!~|!=|=)\"(.*)\"", text).groups()  # type: ignore[union-attr]
+            found.append({"name": name, "matchType": kind, "value": value})
+        return found
+
+    def route(body: Mapping[str, Any]) -> dict[str, Any]:
+        named = {_CAMEL.get(name, name): value for name, value in body.items() if name not in ("routes", "matchers")}
+        return {
+            **named,
+            **({"matchers": matchers(body["matchers"])} if "matchers" in body else {}),
+            **({"routes": [route(child) for child in body["routes"]]} if "routes" in body else {}),
+        }
+
+    receivers = [
+        {
+            "name": item["name"],
+            **(
+                {"webhookConfigs": [{_CAMEL.get(k, k): v for k, v in hook.items()} for hook in item["webhook_configs"]]}
+                if "webhook_configs" in item
+                else {}
+            ),
+        }
+        for item in alertmanager["receivers"]
+    ]
+    inhibitions = [
+        {
+            "sourceMatch": matchers(rule["source_matchers"]),
+            "targetMatch": matchers(rule["target_matchers"]),
+            "equal": rule["equal"],
+        }
+        for rule in alertmanager["inhibit_rules"]
+    ]
+    return {
+        "apiVersion": "monitoring.coreos.com/v1alpha1",
+        "kind": "AlertmanagerConfig",
+        "metadata": {"name": "kvpressure", "labels": {"app.kubernetes.io/name": "kvpressure"}},
+        "spec": {"route": route(alertmanager["route"]), "inhibitRules": inhibitions, "receivers": receivers},
+    }
+
+
 def mimir_namespace(rules: Mapping[str, Any]) -> dict[str, Any]:
     """The same object as a rule namespace for ``mimirtool rules load`` (Mimir, Grafana Cloud, Cortex)."""
     return {"namespace": "kvpressure", **rules}
 
 
+def without_keep_firing(rules: Mapping[str, Any]) -> dict[str, Any]:
+    """The same rules without ``keep_firing_for``, for Prometheus below 2.42 and Prometheus Operator below 0.66."""
+    groups = [
+        {**group, "rules": [{k: v for k, v in rule.items() if k != "keep_firing_for"} for rule in group["rules"]]}
+        for group in rules["groups"]
+    ]
+    return {**rules, "groups": groups}
+
+
 def prometheus_rule(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The same object as a PrometheusRule of the Prometheus Operator."""
+    """The same object as a PrometheusRule of the Prometheus Operator.
+
+    The label ``release`` is what kube-prometheus-stack selects by when it is installed under its own name.
+    """
+    labels = {"app.kubernetes.io/name": "kvpressure", "role": "alert-rules", "release": "kube-prometheus-stack"}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": {"name": "kvpressure", "labels": {"app.kubernetes.io/name": "kvpressure", "role": "alert-rules"}},
+        "metadata": {"name": "kvpressure", "labels": labels},
         "spec": dict(rules),
     }

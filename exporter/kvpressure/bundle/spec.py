@@ -1,7 +1,7 @@
 """The bundle's own description of alerts and recordings, as the rule templates state it.
 
-A template says what is compared (``expr``), which conditions must hold on the same subject (``gates``), which must
-not (``vetoes``), and from which series its unit tests are built (``tests``). ``rules`` turns this into Prometheus
+A template says what is compared (``expr``), which conditions must hold on the same subject (``and_on``), which must
+not (``unless_on``), and from which series its unit tests are built (``tests``). ``rules`` turns this into Prometheus
 rules, ``promtests`` into promtool tests, ``docs`` into the alert reference; so none of them can disagree.
 """
 
@@ -12,11 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-SEVERITIES: Final = ("critical", "warning", "info")
-FAMILIES: Final = ("pressure", "harm", "memory", "load", "failure", "configuration", "hardware", "self")
+from kvpressure.bundle.text import duration, number
+from kvpressure.errors import InputError
 
-PACES: Final = ("urgent", "steady", "calm", "slow")
-"""How often a group is evaluated; ``rules_<pace>_interval_seconds`` are the thresholds."""
+SEVERITIES: Final = ("critical", "warning", "info", "none")
+FAMILIES: Final = ("objectives", "pressure", "harm", "memory", "load", "failure", "configuration", "hardware", "self")
+
+EVALUATION_INTERVALS: Final = ("urgent", "steady", "calm", "slow")
+"""How often a group is evaluated; ``rules_<name>_interval_seconds`` are the thresholds."""
 
 SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("cluster", "namespace", "pod", "model_name", "engine"),
@@ -24,23 +27,28 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("cluster", "node", "uuid", "gpu", "vendor"),
     "dcgm_gpu": ("cluster", "node", "uuid", "gpu", "namespace", "pod"),
     "model": ("cluster", "namespace", "model_name"),
+    "model_role": ("cluster", "namespace", "model_name", "role"),
+    "workload": ("cluster", "namespace", "workload", "model_name", "role"),
+    "device": ("cluster", "uuid"),
+    "objective": ("cluster", "namespace", "model_name", "objective"),
     "pod": ("cluster", "namespace", "pod"),
     "exporter": ("cluster", "node", "instance"),
     "cluster": ("cluster",),
     "none": (),
 }
-"""What an alert is about, and the labels that identify it. ``cluster`` and ``node`` may be missing everywhere: a label
+"""What an alert is about, and the labels that identify it. ``cluster``, ``node`` and ``role`` may be missing everywhere: a label
 that does not exist is simply left out of ``by`` and equal in ``on``."""
 
 _INPUT = re.compile(
-    r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|veto)\s*(?P<value>[\w.]+)?"
+    r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|down|veto)\s*(?P<value>[\w.]+)?"
     r"(?:\s+within\s+(?P<window>[\d.]+))?"
 )
 _SERIES = re.compile(r"(?P<metric>[\w:]+)(?:\{(?P<labels>[^}]*)\})?")
+_INTERVAL: Final = "evaluation_interval"
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
-class SpecError(ValueError):
+class SpecError(InputError):
     """A template states something that cannot be; the text names the alert and the field."""
 
 
@@ -51,7 +59,7 @@ class Input:
     ``op``: ``>= > <= < ==`` compare a gauge with ``value``; ``rate>`` and ``rate>=`` a counter's rate; ``counts`` = the counter
     grows by ``value`` within ``window``; ``events`` the same, and a first appearance counts too; ``flows`` = a
     counter with this rate; ``flat`` = a counter that stands still for ``window``; ``needs`` = has to exist with ``value``;
-    ``extra`` = exists, may be missing; ``veto`` = at 1 it silences.
+    ``extra`` = exists, may be missing; ``down`` = 1 before the onset, 0 from then on; ``veto`` = at 1 it silences.
     """
 
     metric: str
@@ -66,7 +74,7 @@ class TestCase:
     """One way to make a level fire, or with ``fires`` False one that must not.
 
     ``labels`` are the identity labels the alert then has, ``extra_labels`` others with their values; ``splits`` the
-    labels on which all inputs have to agree; ``value`` the alert's value where it is not the first input's.
+    labels on which all inputs have to agree.
     """
 
     inputs: tuple[Input, ...]
@@ -74,11 +82,10 @@ class TestCase:
     splits: tuple[str, ...]
     extra_labels: Mapping[str, str] = field(default_factory=dict)
     fires: bool = True
-    value: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Condition:
     """A condition on the same subject: ``and`` (must hold) or ``unless`` (must not). ``on`` are the joined labels."""
 
     name: str
@@ -89,31 +96,44 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One severity of an alert. Durations are seconds; texts are Go templates."""
+    """One severity of an alert. Durations are seconds; texts are Go templates.
+
+    ``share_seconds``: the condition, a recording evaluated every ``interval``, has to hold for ``for_seconds`` within this
+    time instead of in a row, because a condition that swings would reset ``for``.
+    """
 
     severity: str
     page: bool
     expr: str
-    gates: tuple[Gate, ...]
+    conditions: tuple[Condition, ...]
     for_seconds: float
     keep_seconds: float
     cases: tuple[TestCase, ...]
     summary: str
     description: str
+    share_seconds: float = 0.0
+    interval: float = 0.0
 
     def full_expr(self, drop: str | None = None) -> str:
-        """The expression with its gates; ``drop`` names a gate to leave out (rule mutants do that)."""
-        parts = [self.expr]
-        parts += [f"{gate.kind} on ({', '.join(gate.on)})\n{gate.expr}" for gate in self.gates if gate.name != drop]
+        """The expression with its conditions; ``drop`` names one to leave out (rule mutants do that)."""
+        parts = [self.expr if not self.share_seconds else self._share()]
+        parts += [
+            f"{item.kind} on ({', '.join(item.on)})\n{item.expr}" for item in self.conditions if item.name != drop
+        ]
         if len(parts) > 1 and re.search(r"\bor\b", self.expr):
             parts[0] = f"(\n{_indent(self.expr)}\n)"
         return "\n".join(parts)
+
+    def _share(self) -> str:
+        window, held = duration(self.share_seconds), number(self.for_seconds)
+        by = ", ".join(SUBJECTS["engine"])
+        return f"max by ({by}) (count_over_time({self.expr}[{window}]) * {number(self.interval)} > {held})"
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
     """One alert name with all its severities. ``documented`` quotes the guides' number, ``choice`` says how and why the
-    rule differs from the bare number; ``board`` whether a board shows it.
+    rule differs from the bare number; ``board`` whether a board shows it; ``optional`` = only where the values file includes it.
     """
 
     name: str
@@ -123,6 +143,7 @@ class Alert:
     choice: str
     board: bool
     levels: tuple[Level, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +161,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A rule group: the recordings, or the alerts of one family, that share a pace. ``interval`` in seconds, ``limit`` = most
+    """A rule group: the recordings, or the alerts of one family, that share an evaluation interval. ``interval`` in seconds, ``limit`` = most
     results of a rule.
     """
 
@@ -161,7 +182,7 @@ def _clean(expr: str) -> str:
 
 
 def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) -> list[Group]:
-    """A rendered and parsed rule template as groups, one for each pace in it. ``intervals``: pace -> seconds.
+    """A rendered and parsed rule template as groups, one for each evaluation interval in it. ``intervals``: name -> seconds.
 
     Raises ``SpecError`` for what cannot be.
     """
@@ -170,18 +191,20 @@ def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) ->
         raise SpecError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
     board = document.get("board", True)
     groups = []
-    for pace in PACES:
-        alerts = tuple(_alert(item, family, board) for item in _of_pace(document, "alerts", pace))
-        recordings = tuple(_recording(item) for item in _of_pace(document, "recordings", pace))
+    for interval in EVALUATION_INTERVALS:
+        alerts = tuple(
+            _alert(item, family, board, intervals[interval]) for item in _evaluated(document, "alerts", interval)
+        )
+        recordings = tuple(_recording(item) for item in _evaluated(document, "recordings", interval))
         if alerts or recordings:
             groups.append(
-                Group(f"{family}-{pace}", family, intervals[pace], int(document["limit"]), recordings, alerts)
+                Group(f"{family}-{interval}", family, intervals[interval], int(document["limit"]), recordings, alerts)
             )
     return groups
 
 
-def _of_pace(document: Mapping[str, Any], kind: str, pace: str) -> Iterator[Mapping[str, Any]]:
-    return (item for item in document.get(kind) or () if item.get("pace", document["pace"]) == pace)
+def _evaluated(document: Mapping[str, Any], kind: str, interval: str) -> Iterator[Mapping[str, Any]]:
+    return (item for item in document.get(kind) or () if item.get(_INTERVAL, document[_INTERVAL]) == interval)
 
 
 def _recording(item: Mapping[str, Any]) -> Recording:
@@ -194,12 +217,21 @@ def _recording(item: Mapping[str, Any]) -> Recording:
     )
 
 
-def _alert(item: Mapping[str, Any], family: str, board: bool) -> Alert:
+def _alert(item: Mapping[str, Any], family: str, board: bool, interval: float) -> Alert:
     name = item["name"]
     if item["subject"] not in SUBJECTS:
         raise SpecError(f"{name}: subject {item['subject']!r} is not one of {', '.join(SUBJECTS)}")
-    levels = tuple(_level(name, item, level) for level in item["levels"])
-    return Alert(name, family, item["subject"], _line(item.get("documented", "")), _line(item["choice"]), board, levels)
+    levels = tuple(_level(name, item, level, interval) for level in item["levels"])
+    return Alert(
+        name,
+        family,
+        item["subject"],
+        _line(item.get("documented", "")),
+        _line(item["choice"]),
+        board,
+        levels,
+        item.get("optional", False),
+    )
 
 
 def _line(text: str) -> str:
@@ -207,34 +239,36 @@ def _line(text: str) -> str:
     return " ".join(text.split()).replace(" {{ with ", "{{ with ")
 
 
-def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any]) -> Level:
+def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any], interval: float) -> Level:
     if item["severity"] not in SEVERITIES:
         raise SpecError(f"{name}: severity {item['severity']!r} is not one of {', '.join(SEVERITIES)}")
     identity = SUBJECTS[alert["subject"]]
-    gates = tuple(
-        _gate(key, gate, kind, identity)
-        for field_name, kind in (("gates", "and"), ("vetoes", "unless"))
-        for key, gate in (item.get(field_name) or {}).items()
+    conditions = tuple(
+        _condition(key, body, kind, identity)
+        for field_name, kind in (("and_on", "and"), ("unless_on", "unless"))
+        for key, body in (item.get(field_name) or {}).items()
     )
-    labels = tuple(label for label in identity if label not in ("cluster", "node"))
+    labels = tuple(label for label in identity if label not in ("cluster", "node", "role"))
     cases = tuple(_case(name, case, labels) for case in item["tests"])
     return Level(
         item["severity"],
         bool(item.get("page", False)),
         _clean(item["expr"]),
-        gates,
+        conditions,
         float(item["for"]),
         float(item.get("keep", 0)),
         cases,
-        _line(item.get("summary", alert["summary"])),
-        _line(item.get("description", alert["description"])),
+        _line(item.get("summary") or alert["summary"]),
+        _line(item.get("description") or alert["description"]),
+        float(item.get("share", 0)),
+        interval,
     )
 
 
-def _gate(name: str, body: str | Mapping[str, Any], kind: str, identity: tuple[str, ...]) -> Gate:
+def _condition(name: str, body: str | Mapping[str, Any], kind: str, identity: tuple[str, ...]) -> Condition:
     if isinstance(body, str):
-        return Gate(name, kind, _clean(body), identity)
-    return Gate(name, kind, _clean(body["expr"]), tuple(body["join"]))
+        return Condition(name, kind, _clean(body), identity)
+    return Condition(name, kind, _clean(body["expr"]), tuple(body["join"]))
 
 
 def _case(name: str, item: Mapping[str, Any], labels: tuple[str, ...]) -> TestCase:
@@ -246,7 +280,6 @@ def _case(name: str, item: Mapping[str, Any], labels: tuple[str, ...]) -> TestCa
         tuple(item.get("splits", expected)),
         item.get("extra_labels", {}),
         item.get("fires", True),
-        item.get("value"),
     )
 
 

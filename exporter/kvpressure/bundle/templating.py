@@ -6,14 +6,17 @@ Delimiters are ``<< >>``, ``<% %>`` and ``<# #>``, because PromQL, Go templates 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 
 from kvpressure.bundle.spec import SUBJECTS
-from kvpressure.bundle.text import duration, number, words
-from kvpressure.signals.logevents import ALLOCATION_EVENTS
-from kvpressure.thresholds import Thresholds
+from kvpressure.bundle.text import duration, number, span, words
+from kvpressure.bundle.variants import recorded_at
+from kvpressure.model.log_events import ALLOCATION_EVENTS
+from kvpressure.settings.thresholds import Thresholds
+
+_WORKLOAD_POD: Final = "(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?"
 
 
 @lru_cache(maxsize=1)
@@ -53,24 +56,37 @@ def recommend(limit: str) -> str:
     )
 
 
+def workload(expr: str) -> str:
+    """``expr`` with the label workload: the Deployment or StatefulSet that the name of its pod tells."""
+    return f'label_replace({expr}, "workload", "$1", "pod", "{_WORKLOAD_POD}")'
+
+
+def kube(expr: str) -> str:
+    """A kube-state-metrics expression about pods under its own labels, also where it was scraped without honor_labels."""
+    for label in ("pod", "namespace"):
+        expr = f'label_replace({expr}, "{label}", "$1", "exported_{label}", "(.+)")'
+    return expr
+
+
 def grown(counter: str, window: str) -> str:
-    """By how much a count that is never set back (the kubelet's restarts) grew within ``window``, without extrapolation. Unlike
+    """By how much a count that is never set back grew within ``window``, without extrapolation. Unlike
     ``increase`` it says the same in MetricsQL, which takes the first sample of a series for growth from 0.
     """
     return f"{counter} - min_over_time({counter}[{window}])"
 
 
-def rose(counter: str, window: str) -> str:
-    """Whether ``grown`` is above 0. A comparison, because a difference makes a new series of each that did not grow."""
-    return f"{counter} > min_over_time({counter}[{window}])"
+def restarted(window: str) -> str:
+    """By how much the kubelet's count of a container's restarts grew within ``window``, whichever exporters reported it."""
+    by, counter = ", ".join(SUBJECTS["container"]), "kvpressure_container_restarts_total"
+    return f"max by ({by}) ({counter})\n- on ({by})\nmin by ({by}) (min_over_time({counter}[{window}]))"
 
 
-def new_events(counter: str, by: str, window: str, seconds: str, job: str) -> str:
+def new_events(counter: str, by: str, window: str, seconds: str) -> str:
     """How often ``counter`` grew within ``window``, as an expression.
 
     ``increase`` alone misses the first event, which makes the series appear with 1. A first appearance counts when the same
-    exporter was scraped before or has only just started (it counts from its start), so that neither a new Prometheus nor a node that
-    is back after a gap raises what happened long ago. ``seconds`` is ``window`` as a number, ``job`` a part of the exporter's job.
+    exporter was scraped before or has only just started (by its own count of ticks, as clocks differ), so that neither a new
+    Prometheus nor a node that is back after a gap raises what happened long ago. ``seconds`` is ``window`` as a number.
     """
     grown = f"max by ({by}) (increase({counter}[{window}]))"
     return (
@@ -80,7 +96,7 @@ def new_events(counter: str, by: str, window: str, seconds: str, job: str) -> st
         f"  max by ({by}) (\n"
         f"    {counter}\n"
         f"    and on (cluster, job, instance)\n"
-        f'    (kvpressure_build_info offset {window} or process_start_time_seconds{{job=~".*{job}.*"}} > time() - {seconds})\n'
+        f"    (kvpressure_build_info offset {window} or kvpressure_ticks_total < {seconds})\n"
         f"  )\n"
         f"  unless on ({by})\n"
         f"  max by ({by}) ({counter} offset {window})\n"
@@ -105,8 +121,13 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "w": lambda name: words(thresholds.entry(name)),
         "n": lambda name: thresholds[name],
         "number": number,
+        "span": span,
+        "duration": duration,
+        "quiet_seconds": lambda name: recorded_at(thresholds[f"rules_{name}_interval_seconds"]),
+        "workload": workload,
+        "kube": kube,
         "grown": grown,
-        "rose": rose,
+        "restarted": restarted,
         "new_events": new_events,
         "dcgm": dcgm,
         "per": per,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from kvpressure.thresholds import Threshold
+from kvpressure.settings.thresholds import Threshold
 
 _SPANS: Final = ((86400, "d", "day"), (3600, "h", "hour"), (60, "m", "minute"), (1, "s", "second"))
 

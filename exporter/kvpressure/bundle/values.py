@@ -6,10 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from kvpressure import yaml_nodes
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
+from kvpressure.errors import InputError
+from kvpressure.settings import yaml_lines as yaml_nodes
+
+REPOSITORY: Final = "https://github.com/kvpressure/kvpressure"
+"""The address of the project; links to runbooks start here unless a site keeps its own."""
 
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -18,7 +22,7 @@ _JOB = re.compile(r"[\w/-]+", re.ASCII)
 _URL = re.compile(r"https?://[^\s\"'<>]+")
 
 
-class ValuesError(ValueError):
+class ValuesError(InputError):
     """The values file is wrong; the text is one line that names the file, the key and what is allowed."""
 
 
@@ -27,16 +31,18 @@ class Values:
     """Everything a site may set.
 
     ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert -> severity -> ``for``, in seconds.
-    ``exclude``: alert names or families that are not wanted. ``labels``: labels added to every alert; ``alert_labels``: alert ->
+    ``exclude``: alert names or families that are not wanted; ``include``: alerts
+    that are off by default. ``labels``: labels added to every alert; ``alert_labels``: alert ->
     labels set on it (severity and page included). ``exporter_job`` is a part of the name of the exporter's scrape job.
     """
 
-    runbook_base_url: str = "https://kvpressure.example/docs/runbooks"
+    runbook_base_url: str = f"{REPOSITORY}/blob/main/docs/runbooks"
     dashboard_base_url: str = "https://grafana.example"
     exporter_job: str = "kvpressure"
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     alert_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -74,7 +80,9 @@ def _values(document: Mapping[str, Any], where: str) -> Values:
     if "durations" in document:
         found["durations"] = _durations(_mapping(document["durations"], where, "durations"), where)
     if "exclude" in document:
-        found["exclude"] = _names(document["exclude"], where)
+        found["exclude"] = _names(document["exclude"], where, "exclude")
+    if "include" in document:
+        found["include"] = _names(document["include"], where, "include")
     if "labels" in document:
         found["labels"] = _labels(document["labels"], where, "labels")
     if "alert_labels" in document:
@@ -126,9 +134,9 @@ def _seconds(value: Any, where: str, key: str) -> float:
     return float(int(match[1]) * _SECONDS[match[2]])
 
 
-def _names(value: Any, where: str) -> tuple[str, ...]:
+def _names(value: Any, where: str, key: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValuesError(f"{where}: exclude: expected a list of alert names or families ({', '.join(FAMILIES)})")
+        raise ValuesError(f"{where}: {key}: expected a list of alert names or families ({', '.join(FAMILIES)})")
     return tuple(value)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Final
 
 from kvpressure.bundle.spec import SUBJECTS, Input, Level, TestCase
@@ -22,6 +23,9 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
     "process_start_time_seconds": (),
     "ALERTS": ("alertname", "alertstate", "severity", "namespace", "model_name"),
     "kube_pod_status_unschedulable": ("namespace", "pod"),
+    "kube_pod_container_status_waiting_reason": ("namespace", "pod", "container", "reason"),
+    "kube_deployment_spec_replicas": ("namespace", "deployment"),
+    "kube_statefulset_replicas": ("namespace", "statefulset"),
     "kube_pod_container_status_restarts_total": ("namespace", "pod", "container"),
     "kube_pod_container_status_last_terminated_reason": ("namespace", "pod", "container", "reason"),
     **dict.fromkeys(
@@ -52,6 +56,9 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
 """Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what ``--source dcgm`` reads."""
 
 MARGIN: Final = 0.05  # a value this share below or above a threshold; smaller than the 10 % by which mutants move it
+
+QUIET_SECONDS: Final = 360  # before anything happens; longer than the five-minute ranges of the recordings
+TAIL_STEPS: Final = 4  # after the last assertion, and slack around the end of a range
 
 _COMPARE: Final = (">=", "<=", ">", "<", "==")
 
@@ -84,6 +91,16 @@ class Variant:
     labels: dict[str, str] = field(default_factory=dict)
 
 
+def recorded_line(step: float) -> Timeline:
+    """The timeline of a recording's test; its values are asked for at the last sample."""
+    return Timeline(step, 0, 0, ceil(QUIET_SECONDS / step) + TAIL_STEPS)
+
+
+def recorded_at(step: float) -> float:
+    """When the values of a recording are asked for, in seconds."""
+    return (recorded_line(step).length - 1) * step
+
+
 def metric_labels(metric: str) -> tuple[str, ...]:
     """Labels that series of ``metric`` carry, the scrape's own left out. Raises ``KeyError`` for an unknown metric."""
     if metric in EXTERNAL:
@@ -106,7 +123,14 @@ def identity(subject: str, name: str) -> dict[str, str]:
         "vendor": "nvidia",
         "instance": "node-1:9846",
     }
-    own = {"model": ("model_name",), "exporter": ("instance",), "cluster": ("cluster",), "pod": ("namespace", "pod")}
+    own = {
+        "model": ("model_name",),
+        "exporter": ("instance",),
+        "model_role": ("namespace", "model_name"),
+        "cluster": ("cluster",),
+        "device": ("uuid",),
+        "pod": ("namespace", "pod"),
+    }
     return values | dict.fromkeys(own.get(subject, ("pod",)), name)
 
 
@@ -148,15 +172,6 @@ def _moved(value: float, factor: float) -> float:
     return round(value * factor, 9) if value else factor - 1
 
 
-def holds(item: Input, value: float) -> bool:
-    """Whether ``value`` (or rate, or count) satisfies ``item``."""
-    if item.op in (">", "rate>"):
-        return value > item.value
-    if item.op in (">=", "rate>=", "counts", "events"):
-        return value >= item.value
-    return {"<=": value <= item.value, "<": value < item.value, "==": value == item.value}.get(item.op, True)
-
-
 def values_of(item: Input, line: Timeline, driver: bool, value: float | None = None) -> str:
     """The samples of ``item``; the driver is on only between onset and end, anything else all the time."""
     if item.op in _COMPARE:
@@ -168,6 +183,8 @@ def values_of(item: Input, line: Timeline, driver: bool, value: float | None = N
     if item.op == "veto" and driver:  # what has to be missing was there before and comes back
         gone = f"stale _x{line.end - line.onset - 1}"
         return f"{plain(1, line.onset)} {gone} {plain(1, line.length - line.end)}"
+    if item.op == "down":
+        return f"{plain(1, line.onset)} {plain(0, line.length - line.onset)}"
     if item.op in ("counts", "events"):
         grown = item.value if value is None else value
         return f"{plain(3, line.onset)} {plain(3 + grown, line.length - line.onset)}"
@@ -308,7 +325,8 @@ class Builder:
     def _vetoes_elsewhere(self, case: TestCase, tag: str) -> Iterator[Variant]:
         """A veto that stands on another subject: it must not silence this one."""
         for item in case.inputs[1:]:
-            known = {"cluster", *metric_labels(item.metric)}
+            joined = [set(one.on) for one in self._level.conditions if item.metric in one.expr]
+            known = {"cluster", *metric_labels(item.metric)}.intersection(*joined)
             for label in ("cluster", *case.splits) if item.op == "veto" else ():
                 if label in known:
                     variant = self.base(case, f"{tag}veto-{_short(item)}-elsewhere-{label}")

@@ -2,9 +2,8 @@
 
 ``shapes`` what a model stores, ``models`` the ones known by name, ``weights`` their size, ``kvbytes`` bytes and blocks,
 ``load`` what is sent, ``plan`` memory audit and recommended limits, ``worksheet`` the guides' own approximations.
+from kvpressure.errors import InputError
+
+
 Formulas: vLLM's ``kv_cache_interface.py``, ``kv_cache_utils.py`` and ``gpu_worker.py`` (0.19 to 0.33).
 """
-
-
-class CapacityError(ValueError):
-    """The question cannot be answered as asked; one line saying what, where and what is allowed."""

@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Final
 
-from kvpressure.capacity import CapacityError
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import Layer, ModelShape
 
 DEFAULT_BLOCK_SIZE: Final = 16

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from kvpressure.capacity import CapacityError, shapes
+from kvpressure.capacity import shapes
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape, from_config
 
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, sqrt
 from typing import Final, Literal
 
-from kvpressure.args import GIB, default_limits
-from kvpressure.capacity import CapacityError
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Layout, Parallel
 from kvpressure.capacity.load import Load
+from kvpressure.capacity.rounding import context_limit
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.capacity.worksheet import ALLOCATOR_GB, CUDA_CONTEXT_GB
-from kvpressure.diagnosis.advice import context_limit
-from kvpressure.thresholds import Thresholds
+from kvpressure.engines import registry
+from kvpressure.model.arguments import GIB
+from kvpressure.settings.thresholds import Thresholds
 
 Origin = Literal["given", "measured", "estimate", "guide"]
 
-REFERENCE_VERSION: Final = "0.33.0"  # whose defaults are assumed where nothing is said
 IN_FLIGHT_BATCHES: Final = 2  # asynchronous scheduling computes the next step while the last one runs
 MAX_UTILIZATION: Final = 0.95
 Z_99: Final = 2.33  # 99 of 100 moments hold less than mean + 2.33 deviations
@@ -105,8 +105,9 @@ class Recommendation:
 
 
 def default_limits_for(total_bytes: int, max_model_len: int, card: str | None = None) -> Limits:
-    """The defaults of vLLM for a card of this size."""
-    found = default_limits(REFERENCE_VERSION, card, total_bytes)
+    """The default engine's defaults for a card of this size."""
+    engine = registry.default()
+    found = engine.default_limits(engine.reference_version, card, float(total_bytes))
     return Limits(
         found["gpu_memory_utilization"], int(found["max_num_seqs"]), int(found["max_num_batched_tokens"]), max_model_len
     )

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from kvpressure.capacity import CapacityError
+from kvpressure.capacity.errors import CapacityError
 
 Kind = Literal["full", "sliding", "chunked", "mla", "indexer"]
 

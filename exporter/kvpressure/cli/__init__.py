@@ -7,6 +7,7 @@ news (a check command), 2 usage or input error with one line, 3 a fatal failure 
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import io
@@ -18,15 +19,19 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from kvpressure import __version__
+from kvpressure.errors import InputError
+from kvpressure.printable import visible_streams
+from kvpressure.renames import renamed
 
 COMMANDS: Final = {
     "serve": "run the exporter",
-    "diagnose": "say what is wrong with one engine, or with this node",
-    "record": "write what is read to a file, to be judged again later",
-    "replay": "judge a recording",
+    "discover": "list the containers of a node, a namespace or a file, with the engine that each runs or the reason why not",
+    "diagnose": "find what limits an engine, or the engines of this node",
+    "record": "record scrapes and readings in a file, for a later diagnosis",
+    "replay": "diagnose a recording",
     "bundle": "write alert rules, runbooks, dashboards and reference documents",
     "capacity": "compute KV cache needs of a model and a load",
-    "audit": "check a server's configuration against the prevention list",
+    "audit": "check a server's configuration against the prevention checklist",
     "mitigate": "print the mitigation plan with the values to set",
     "probe": "measure a server step by step",
     "demo": "run a simulated node",
@@ -37,19 +42,20 @@ _FATAL: Final = 3
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-class UsageError(ValueError):
-    """Wrong usage or input: one line saying what, where and what is allowed; exit status 2."""
-
-
 class Parser(argparse.ArgumentParser):
-    """Reports mistakes as one line through ``UsageError``; no abbreviated flags."""
+    """Report mistakes as one line through ``InputError``; no abbreviated flags."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False)
+        self.color = False  # newer Pythons colour their help: control sequences of somebody else
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""
-        raise UsageError(f"{message}; {self.prog} --help lists what is allowed")
+        flags = {flag for action in self._actions for flag in action.option_strings}
+        for word in message.split() if message.startswith("unrecognized arguments") else ():
+            if now := renamed(word.partition("=")[0], flags):
+                raise InputError(f"{message}; {word.partition('=')[0]} was renamed to {now}")
+        raise InputError(f"{message}; {self.prog} --help lists the options")
 
 
 def available() -> dict[str, str]:
@@ -63,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_streams()
     try:
         try:
-            return _dispatch(arguments)
+            with visible_streams():
+                return _dispatch(arguments)
         finally:
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -97,23 +104,36 @@ def _drop_output() -> None:
 
 def _dispatch(arguments: list[str]) -> int:
     commands = available()
+    if (arguments and arguments[0].startswith("--extensions")) or os.environ.get("KVPRESSURE_EXTENSIONS"):
+        from kvpressure.settings.extensions import from_command_line
+        from kvpressure.signals.registry import adopt
+
+        try:
+            arguments = from_command_line(arguments, os.environ, adopt)
+        except InputError as error:
+            print(f"kvpressure: {' '.join(str(error).split())}", file=sys.stderr)
+            return 2
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help(commands), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     name = arguments[0]
-    if name in ("-V", "--version"):
+    if name in ("-V", "--version", "version"):
         print(f"kvpressure {__version__}")
         return 0
     program = f"kvpressure {name}" if name in commands else "kvpressure"
     try:
         if name not in commands:
-            raise UsageError(f"unknown command {name!r}; allowed: {', '.join(commands)}")
+            raise InputError(_unknown(name, commands))
         return _run(name, arguments[1:], commands[name])
-    except ValueError as error:
-        if not _is_usage_error(error):
-            raise
+    except InputError as error:
         print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+
+
+def _unknown(name: str, commands: dict[str, str]) -> str:
+    near = difflib.get_close_matches(name, commands, 1)
+    meant = f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(commands)}"
+    return f"unknown command {name!r:.80}{meant}"
 
 
 def _run(name: str, arguments: Sequence[str], description: str) -> int:
@@ -124,17 +144,12 @@ def _run(name: str, arguments: Sequence[str], description: str) -> int:
     return status
 
 
-def _is_usage_error(error: ValueError) -> bool:
-    """Whether ``error`` is one of the package's own errors for wrong input; others are faults of the program."""
-    from kvpressure.settings import SettingsError
-    from kvpressure.thresholds import ThresholdError
-
-    return isinstance(error, UsageError | SettingsError | ThresholdError)
-
-
 def _help(commands: dict[str, str]) -> str:
     width = max(map(len, commands), default=0)
     lines = ["usage: kvpressure COMMAND [options]", "", "KV-cache pressure in vLLM on Kubernetes.", "", "commands:"]
     lines += [f"  {name:<{width}}  {text}" for name, text in commands.items()]
-    lines += ["", "kvpressure COMMAND --help says more; kvpressure --version prints the version."]
+    lines += ["", "kvpressure COMMAND --help shows its options; kvpressure version prints the version."]
+    lines += [
+        "kvpressure --extensions NAME[,NAME] COMMAND adds engines, sources and signals from other installed packages."
+    ]
     return "\n".join(lines)

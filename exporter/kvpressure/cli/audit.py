@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
-from kvpressure.args import parse_version
-from kvpressure.cli import UsageError
-from kvpressure.thresholds import Thresholds, load
-from kvpressure.toolbox import audit_report, manifests, running
+from kvpressure.errors import InputError
+from kvpressure.model.arguments import parse_version
+from kvpressure.settings.thresholds import Thresholds, load
+from kvpressure.toolbox import audit_report, manifests
+from kvpressure.toolbox import audit_running_server as running
 from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
 from kvpressure.toolbox.inputs import arguments, card, model_shape
@@ -66,7 +67,7 @@ def _tokens(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check and print. Raises ``UsageError`` for input that cannot be used."""
+    """Check and print. Raises ``InputError`` for input that cannot be used."""
     thresholds = load(options.thresholds)
     audited = [_audited(subject) for subject in _subjects(options, thresholds)]
     if options.format == "json":
@@ -79,13 +80,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subject]:
-    """Every server that was named. Raises ``UsageError``."""
+    """Every server that was named. Raises ``InputError``."""
     addresses = [text for text in options.files if running.is_address(text)]
     if options.vllm_version and parse_version(options.vllm_version) is None:
-        raise UsageError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
+        raise InputError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
     if addresses:
         if len(addresses) < len(options.files):
-            raise UsageError("files and addresses together; allowed: one or the other")
+            raise InputError("files and addresses together; allowed: one or the other")
         found = [
             one for address in addresses for one in running.read(address, options.args or (), options.gpu, thresholds)
         ]
@@ -105,7 +106,7 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subje
 
 def _read(options: argparse.Namespace) -> Deployed:
     if bool(options.files) == bool(options.args):
-        raise UsageError("nothing to audit, or two things; allowed: FILE..., -, URL or --args='vllm serve ...'")
+        raise InputError("nothing to audit, or two things; allowed: FILE..., -, URL or --args='vllm serve ...'")
     return Deployed((manifests.from_command_line(options.args),)) if options.args else manifests.read_all(options.files)
 
 

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from kvpressure import thresholds
 from kvpressure.bundle import values
 from kvpressure.bundle.render import differences, render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options
 from kvpressure.bundle.spec import SpecError
-from kvpressure.cli import UsageError
+from kvpressure.errors import InputError
+from kvpressure.settings import thresholds
 
 _EXAMPLES: Final = """\
 examples:
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write or check. 0 = done or nothing to report, 1 = ``--check`` found something; raises ``UsageError``."""
+    """Write or check. 0 = done or nothing to report, 1 = ``--check`` found something; raises ``InputError``."""
     directory = Path(args.out)
     try:
         files = render(_options(args))
@@ -70,11 +70,11 @@ def run(args: argparse.Namespace) -> int:
             return 0
         found = differences(files, directory)
     except values.ValuesError as error:
-        raise UsageError(str(error)) from error
+        raise InputError(str(error)) from error
     except (SpecError, ArithmeticError) as error:  # thresholds that are allowed each, and make no rules together
-        raise UsageError(f"these thresholds make no rules: {error}; allowed: docs/thresholds.md") from error
+        raise InputError(f"these thresholds make no rules: {error}; allowed: docs/thresholds.md") from error
     except OSError as error:
-        raise UsageError(f"{error.filename or directory}: {error.strerror or error}") from error
+        raise InputError(f"{error.filename or directory}: {error.strerror or error}") from error
     for line in found:
         print(line)
     return 1 if found else 0

@@ -10,15 +10,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-from kvpressure.args import human_int
-from kvpressure.capacity import CapacityError, kvbytes, load, models, plan, weights
+from kvpressure.capacity import kvbytes, load, models, plan, weights
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.load import Load
 from kvpressure.capacity.report import Answer, as_json, as_text
 from kvpressure.capacity.shapes import ModelShape
-from kvpressure.cli import UsageError
-from kvpressure.thresholds import Thresholds
-from kvpressure.thresholds import load as load_thresholds
+from kvpressure.errors import InputError
+from kvpressure.model.arguments import human_int
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.settings.thresholds import load as load_thresholds
 
 _UNITS: Final = {
     "": 10**9,
@@ -112,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer; status 1 when it does not fit. Raises ``UsageError`` for what cannot be answered."""
+    """Answer; status 1 when it does not fit. Raises ``InputError`` for what cannot be answered."""
     thresholds = load_thresholds(
         options.thresholds
     )  # also where no value of it is asked for: a wrong file is a mistake
@@ -121,7 +122,7 @@ def run(options: argparse.Namespace) -> int:
             return _worksheet(options)
         answer = _answer(options, thresholds)
     except CapacityError as error:
-        raise UsageError(str(error)) from error
+        raise InputError(str(error)) from error
     print(json.dumps(as_json(answer), indent=2) if options.format == "json" else as_text(answer))
     return 0 if answer.fits is not False else 1
 
@@ -140,13 +141,13 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> Answer:
     answer = Answer(shape, parallel, options.kv_cache_dtype, layout, lengths)
     sent = _load(options)
     if sent is not None and sent.longest == 0:
-        raise UsageError(
+        raise InputError(
             f"{options.traffic or '--prompt and --output'}: no tokens in it; allowed: requests of 1 token or more"
         )
     if options.gpu_memory is None:
         needless = _first_given(options, _OF_A_CARD)
         if sent is not None or needless:
-            raise UsageError(f"--{(needless or 'prompt').replace('_', '-')}: needs --gpu-memory")
+            raise InputError(f"--{(needless or 'prompt').replace('_', '-')}: needs --gpu-memory")
         return answer
     given = _given(options, shape, path)
     found = plan.audit(
@@ -190,10 +191,12 @@ def _lengths(shape: ModelShape, limit: int | None) -> list[int]:
 def _load(options: argparse.Namespace) -> Load | None:
     if options.traffic is not None:
         if options.prompt is not None or options.output is not None:
-            raise UsageError("--traffic: not together with --prompt and --output; allowed: one or the other")
-        return load.from_file(options.traffic)
+            raise InputError("--traffic: not together with --prompt and --output; allowed: one or the other")
+        from kvpressure.toolbox.traffic import from_file
+
+        return from_file(options.traffic)
     if (options.prompt is None) != (options.output is None):
-        raise UsageError("--prompt and --output: only one was given; allowed: both or none")
+        raise InputError("--prompt and --output: only one was given; allowed: both or none")
     return None if options.prompt is None else load.stated(options.prompt, options.output)
 
 
@@ -221,7 +224,7 @@ def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None, t
     default = plan.default_limits_for(options.gpu_memory, options.max_model_len or shape.max_model_len or longest)
     tokens: int = options.max_num_batched_tokens or default.max_num_batched_tokens
     if options.max_num_seqs is not None and options.max_num_seqs > tokens:
-        raise UsageError(
+        raise InputError(
             f"--max-num-seqs: {options.max_num_seqs} is above max_num_batched_tokens {tokens}, with which vLLM does not start; "
             f"allowed: up to {tokens}"
         )
@@ -278,13 +281,13 @@ def _worksheet(options: argparse.Namespace) -> int:
     from kvpressure.capacity.worksheet import KV_GB_PER_TOKEN, guide_name, memory_audit, worksheet
 
     if options.gpu_memory is None:
-        raise UsageError("--worksheet: needs --gpu-memory, e.g. 80")
+        raise InputError("--worksheet: needs --gpu-memory, e.g. 80")
     unused = _first_given(
         options,
         ("prompt", "output", "traffic", "max_model_len", *(name for name in _OF_A_CARD if name != "concurrency")),
     )
     if unused is not None or len(options.context or ()) > 1:
-        raise UsageError(
+        raise InputError(
             f"--{(unused or 'context').replace('_', '-')}: not with --worksheet; allowed: --gpu-memory, --tp, --concurrency and one "
             "--context, which the guide's formula takes"
         )

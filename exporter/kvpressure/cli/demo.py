@@ -8,8 +8,8 @@ import math
 import sys
 from typing import Final
 
-from kvpressure.cli import UsageError
 from kvpressure.demo.scenario import SCENARIOS
+from kvpressure.errors import InputError
 
 _LEAST_SECONDS: Final = 60.0  # less leaves no time to fill a cache and to empty the windows again
 _MOST_SECONDS: Final = 86_400.0
@@ -60,11 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo. 0 = everything promised was seen, 1 = something was missing, 3 = Prometheus does not start. Raises ``UsageError``."""
+    """Run the demo. 0 = everything promised was seen, 1 = something was missing, 3 = Prometheus does not start. Raises ``InputError``."""
+    from kvpressure.demo.prometheus_stack import StackError
     from kvpressure.demo.runner import DemoOptions
     from kvpressure.demo.runner import run as play
-    from kvpressure.demo.stack import StackError
-    from kvpressure.publish.server import ListenError
+    from kvpressure.publish.web.server import ListenError
 
     _check("--for", args.seconds, _LEAST_SECONDS, _MOST_SECONDS)
     _check("--speed", args.speed, 0.01, _MOST_SPEED)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return play(DemoOptions(SCENARIOS[args.scenario], args.seconds, args.speed, args.prometheus, args.port))
     except ListenError as error:
-        raise UsageError(f"--port: {error}; allowed: a free port") from error
+        raise InputError(f"--port: {error}; allowed: a free port") from error
     except StackError as error:
         print(f"kvpressure demo: {error}; --no-prometheus runs without them", file=sys.stderr)
         return _ENVIRONMENT_STATUS
@@ -81,4 +81,4 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(flag: str, value: float, low: float, high: float) -> None:
     if not (math.isfinite(value) and low <= value <= high):
-        raise UsageError(f"{flag}: {value:g}; allowed: {low:g} to {high:g}")
+        raise InputError(f"{flag}: {value:g}; allowed: {low:g} to {high:g}")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 
-from kvpressure.thresholds import load
+from kvpressure.settings.thresholds import load
 from kvpressure.toolbox import inputs, report
 
 _EXAMPLES = """\
 examples:
   kvpressure diagnose http://10.0.0.5:8000 --args='--max-num-seqs 64' --gpu H100:80
-      watch a server for 30 s and say what is wrong with it
+      watch a server for 30 s and find what limits it
   kvpressure diagnose -n inference -l app=vllm
       the guides' steps through kubectl (get, logs; nothing is changed): pods, restarts, logs, events, metrics
   kvpressure diagnose incident.jsonl.gz
   kvpressure diagnose --exporter http://node-1:9846
   kvpressure diagnose --prometheus http://prometheus:9090 --since 2h --pod vllm-0 --format json
 
-Without an input it asks the exporter on this machine. Exit status: 0 healthy or idle, 1 something is wrong or not known,
+Without an input it asks the exporter on this machine. Exit status: 0 healthy or idle, 1 a problem or an unknown verdict,
 2 the input cannot be used.
 """
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look, judge, print. Raises ``UsageError`` for input that cannot be used."""
+    """Look, judge, print. Raises ``InputError`` for input that cannot be used."""
     thresholds = load(options.thresholds)
     found = inputs.open_inputs(options, thresholds)
     answered = report.answers(found, thresholds)

@@ -7,13 +7,13 @@ import json
 import shlex
 from collections.abc import Callable
 
-from kvpressure.args import human_int, option, parse_version
-from kvpressure.cli import UsageError
-from kvpressure.commandline import parse
-from kvpressure.publish.pressure import pressure_plan
-from kvpressure.state import VERDICTS
-from kvpressure.thresholds import Thresholds, load
-from kvpressure.toolbox import fetch, given, inputs, manifests, mitigation_report, recovery
+from kvpressure.advice.plan import pressure_plan
+from kvpressure.errors import InputError
+from kvpressure.model.arguments import human_int, parse_version
+from kvpressure.model.state import VERDICTS
+from kvpressure.settings.thresholds import Thresholds, load
+from kvpressure.toolbox import fetch, inputs, manifests, mitigation_report, recovery
+from kvpressure.toolbox import stated_engine as given
 from kvpressure.toolbox.manifests import Server
 from kvpressure.toolbox.view import EngineView
 
@@ -113,20 +113,20 @@ _share = _checked(
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plan or verify. Raises ``UsageError`` for input that cannot be used."""
+    """Plan or verify. Raises ``InputError`` for input that cannot be used."""
     thresholds = load(options.thresholds)
     if options.verify is not None:
         return _verify(options, thresholds)
     cluster = bool(options.namespace) and not options.prometheus
     if options.format == "patch" and not options.manifest and not cluster:
-        raise UsageError(
+        raise InputError(
             "--format patch: needs --manifest (kubectl get deploy NAME -o yaml), or -n NAMESPACE to read it through kubectl: a "
             "patch replaces the whole list of arguments"
         )
     server = _server(options.manifest) if options.manifest is not None else None
     engines, again = _engines(options, thresholds, server)
     pressed = [engine for engine in engines if engine.verdict == mitigation_report.PRESSURE]
-    chosen = max(pressed or engines, key=lambda engine: engine.confidence)
+    chosen = max(pressed or engines, key=lambda engine: engine.diagnosis.confidence)
     if cluster and server is None:
         server = _of_cluster(chosen, options)
     _print(chosen, options, thresholds, server, again)
@@ -141,24 +141,24 @@ def _engines(
 ) -> tuple[list[EngineView], str]:
     if options.verdict:
         if inputs.given(options) or any((options.pod, options.model, options.selector, options.workload)):
-            raise UsageError("--verdict: not together with a server or a recording; allowed: one or the other")
+            raise InputError("--verdict: not together with a server or a recording; allowed: one or the other")
         return [given.engine_from(_given(options, server), thresholds)], ""
     needless = next((name for name in _STATED if getattr(options, name)), None)
     if needless is not None:
-        raise UsageError(
-            f"{option(needless)}: only with --verdict; a server and a recording tell it themselves, limits are said by --args"
+        raise InputError(
+            f"--{needless.replace('_', '-')}: only with --verdict; a server and a recording tell it themselves, limits are said by --args"
         )
     found = inputs.open_inputs(options, thresholds)
     return [case.view for case in found.cases], found.again
 
 
-def _given(options: argparse.Namespace, server: Server | None) -> given.Given:
+def _given(options: argparse.Namespace, server: Server | None) -> given.StatedEngine:
     """What was typed, completed by the manifest."""
     if options.vllm_version and parse_version(options.vllm_version) is None:
-        raise UsageError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
-    args = server.args if server else parse(options.args) if options.args else None
+        raise InputError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
+    args = server.args if server else manifests.from_command_line(options.args).args if options.args else None
     pool = options.kv_pool_gib
-    return given.Given(
+    return given.StatedEngine(
         options.verdict,
         options.vllm_version or (server.version if server else None),
         options.running,
@@ -179,7 +179,7 @@ def _given(options: argparse.Namespace, server: Server | None) -> given.Given:
 def _server(path: str) -> Server:
     servers = manifests.read_all([path]).servers
     if len(servers) > 1:
-        raise UsageError(
+        raise InputError(
             f"--manifest: {path}: {len(servers)} vLLM containers; allowed: one workload "
             f"({', '.join(server.title for server in servers[:5])})"
         )
@@ -193,9 +193,9 @@ def _of_cluster(engine: EngineView, options: argparse.Namespace) -> Server | Non
 
     try:
         return workload.of_pod(
-            Kubectl(options.context), engine.text("namespace"), engine.text("pod"), engine.text("container")
+            Kubectl(options.context), engine.engine.key.namespace, engine.engine.key.pod, engine.engine.container
         )
-    except UsageError:
+    except InputError:
         if options.format == "patch":
             raise
         return None
@@ -204,14 +204,14 @@ def _of_cluster(engine: EngineView, options: argparse.Namespace) -> Server | Non
 def _print(
     engine: EngineView, options: argparse.Namespace, thresholds: Thresholds, server: Server | None, again: str
 ) -> None:
-    plan = pressure_plan(engine, thresholds, _workload(engine, server))
+    plan = pressure_plan(engine.plan_input, thresholds, _workload(engine, server))
     applies = engine.verdict == mitigation_report.PRESSURE
     if options.format == "json":
         print(json.dumps(mitigation_report.as_json(engine, plan, again), indent=2))
         return
     if options.format in ("patch", "helm"):
         if not plan.values:
-            raise UsageError(
+            raise InputError(
                 f"--format {options.format}: there is no value to set ({engine.verdict}); allowed: --format text says why"
             )
         print(
@@ -230,14 +230,14 @@ def _print(
 
 
 def _workload(engine: EngineView, server: Server | None) -> str:
-    namespace = server.namespace if server else engine.text("namespace")
+    namespace = server.namespace if server else engine.engine.key.namespace
     name = f"{server.kind.lower()}/{server.name}" if server and server.kind else "deploy/NAME"
     return (f"-n {shlex.quote(namespace)} " if namespace else "") + shlex.quote(name)
 
 
 def _verify(options: argparse.Namespace, thresholds: Thresholds) -> int:
     if inputs.given(options) or options.verdict:
-        raise UsageError("--verify: not together with another input; allowed: --verify URL")
+        raise InputError("--verify: not together with another input; allowed: --verify URL")
     target = fetch.target_of(options.verify, "--verify")
     if options.args:
         from dataclasses import replace

@@ -9,17 +9,19 @@ from dataclasses import asdict
 from typing import Any
 
 from kvpressure import __version__
-from kvpressure.args import human_int
-from kvpressure.capacity import CapacityError, kvbytes
+from kvpressure.capacity import kvbytes
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Layout, Parallel
 from kvpressure.capacity.shapes import ModelShape
-from kvpressure.cli import UsageError
-from kvpressure.sources.vllm import Target
-from kvpressure.thresholds import Thresholds, load
-from kvpressure.toolbox import fetch, probing, secret
+from kvpressure.errors import InputError
+from kvpressure.model.arguments import human_int
+from kvpressure.settings.thresholds import Thresholds, load
+from kvpressure.sources.scrape.targets import Target
+from kvpressure.toolbox import api_key as secret
+from kvpressure.toolbox import fetch, probing
 from kvpressure.toolbox.completions import Api
 from kvpressure.toolbox.inputs import model_shape
-from kvpressure.toolbox.meter import Meter
+from kvpressure.toolbox.kv_block_meter import Meter
 from kvpressure.toolbox.probing import Budget, Probe, Report, Result, Stage
 from kvpressure.toolbox.progress import Progress, bar
 from kvpressure.toolbox.view import items, mapping
@@ -75,7 +77,7 @@ def _whole(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask for consent, measure, print. Raises ``UsageError`` for refusals and unusable input."""
+    """Ask for consent, measure, print. Raises ``InputError`` for refusals and unusable input."""
     thresholds = load(options.thresholds)
     shape = None if options.model_config is None else model_shape(options.model_config)
     target = fetch.target_of(options.url, "URL")
@@ -113,7 +115,7 @@ def _probe(
         )
         busy = probe.busy()
         if busy is not None and not options.force:
-            raise UsageError(
+            raise InputError(
                 f"{target.name}: busy ({busy}): users would be disturbed and the numbers wrong; allowed: an idle server, or --force"
             )
         for result in probe.run(plan):
@@ -128,9 +130,9 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, in
     names = [str(item.get("id")) for item in served if item.get("id")]
     if wanted is None and not names:
         hint = " and --api-key-file" if key is None else ""
-        raise UsageError(f"{target.name}: /v1/models names no model; allowed: --model NAME{hint}")
+        raise InputError(f"{target.name}: /v1/models names no model; allowed: --model NAME{hint}")
     if wanted is not None and names and wanted not in names:
-        raise UsageError(f"--model: {wanted!r:.100} is not served; allowed: {', '.join(names[:8])}")
+        raise InputError(f"--model: {wanted!r:.100} is not served; allowed: {', '.join(names[:8])}")
     chosen = wanted or names[0]
     length = next((item.get("max_model_len") for item in served if item.get("id") == chosen), None)
     return chosen, length if isinstance(length, int) and length > 0 else None
@@ -140,23 +142,23 @@ def _layout(shape: ModelShape, options: argparse.Namespace, block_size: int) -> 
     try:
         return kvbytes.layout(shape, Parallel(options.tp), options.kv_cache_dtype, block_size)
     except CapacityError as error:
-        raise UsageError(f"--model-config: {error}") from error
+        raise InputError(f"--model-config: {error}") from error
 
 
 def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> None:
     asks = [ask for stage in plan for ask in stage.asks]
     if not asks:
-        raise UsageError(
+        raise InputError(
             f"nothing can be sent: {'; '.join(stage.note for stage in plan)}; allowed: larger --max-requests and --max-tokens"
         )
     said = f"{len(asks)} requests with {sum(ask.total for ask in asks)} tokens in all will be sent to {target.name}"
     if options.yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(f"{said}; allowed: with --yes")
+        raise InputError(f"{said}; allowed: with --yes")
     print(f"{said}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError("not confirmed; nothing was sent")
+        raise InputError("not confirmed; nothing was sent")
 
 
 def _as_json(report: Report) -> dict[str, Any]:

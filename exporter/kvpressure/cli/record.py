@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure import __version__, settings
-from kvpressure.cli import UsageError
-from kvpressure.logs import configure
-from kvpressure.monitor import Monitor, build_sources
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import Snapshot
+from kvpressure import __version__
+from kvpressure.errors import InputError
+from kvpressure.model.readings import Snapshot
+from kvpressure.model.state import State
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.printable import control, visible
 from kvpressure.recording.format import Header
 from kvpressure.recording.recorder import (
     DEFAULT_KEEP,
@@ -25,8 +25,10 @@ from kvpressure.recording.recorder import (
     Recorder,
     RecordingFull,
 )
-from kvpressure.settings_kinds import COUNT, SECONDS, SIZE, Kind
-from kvpressure.state import State
+from kvpressure.runtime.logging import configure
+from kvpressure.runtime.monitor import Monitor, build_sources
+from kvpressure.settings import settings
+from kvpressure.settings.kinds import COUNT, SECONDS, SIZE, Kind
 
 FATAL_STATUS: Final = 3
 _PROGRESS_SECONDS: Final = 1.0
@@ -36,12 +38,12 @@ _FILE_LIKE: Final = (".json", ".gz", ".txt", ".log", ".zst", ".bz2", ".xz", ".zi
 _EXAMPLES: Final = """\
 examples:
   kvpressure record --out incident.jsonl.gz --for 600            # ten minutes of this node
-  kvpressure record --out box.jsonl --vllm.target http://127.0.0.1:8000
+  kvpressure record --out box.jsonl --engine.target http://127.0.0.1:8000
   kvpressure record --out /var/lib/kvpressure --keep 24          # rotated files, the newest 24
 
 Judge it later with kvpressure replay or kvpressure diagnose.
 
-Exit status: 0 recorded, 1 --max-size was reached before --for was over, 2 the settings cannot be used, 3 it cannot go on.
+Exit status: 0 recorded, 1 --max-size was reached before --for was over or nothing could be read, 2 the settings cannot be used, 3 it cannot go on.
 """
 
 
@@ -80,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Record. 0 = done, 1 = full before ``--for`` was over, 3 = the disk or a source failed."""
+    """Record. 0 = done, 1 = full before ``--for`` was over or nothing was read, 3 = the disk or a source failed."""
     seconds: float | None = _value(SECONDS, options.seconds, "--for")
     max_bytes: int = _value(SIZE, options.max_size, "--max-size") or DEFAULT_MAX_BYTES
     keep: int = _value(COUNT, options.keep, "--keep") or DEFAULT_KEEP
@@ -91,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         recorder = Recorder(options.out, header, max_bytes=max_bytes, keep=keep)
     except OSError as error:
-        raise UsageError(f"--out: {options.out}: {error.strerror or error}") from error
+        raise InputError(f"--out: {options.out}: {error.strerror or error}") from error
     background = BackgroundRecorder(recorder)
     monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds), chosen.interval_seconds)
     progress = _Progress()
@@ -107,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 def _check_name(out: str) -> None:
     """A directory is made for what is no recording's name; one called ``incident.json`` nobody wants."""
     if not out or (out.endswith(_FILE_LIKE) and not out.endswith((".jsonl", ".jsonl.gz")) and not Path(out).is_dir()):
-        raise UsageError(f"--out: {out!r:.100}; allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory")
+        raise InputError(f"--out: {out!r:.100}; allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory")
 
 
 def _value(kind: Kind, raw: str | None, where: str) -> Any:
@@ -116,29 +118,32 @@ def _value(kind: Kind, raw: str | None, where: str) -> Any:
     try:
         return kind.parse(raw)
     except ValueError as error:
-        raise UsageError(f"{where}: {raw!r} is not allowed; allowed: {kind.allowed}") from error
+        raise InputError(f"{where}: {raw!r} is not allowed; allowed: {kind.allowed}") from error
 
 
 class _Progress:
     """A listener that counts what was read, and shows it on a terminal."""
 
     def __init__(self) -> None:
-        self.ticks = self.pages = self.failed = 0
+        self.ticks = self.scrapes = self.failed = 0
+        self.empty = True  # no scrape and no GPU: the recording would be of nothing
         self._shown = 0.0
 
     def __call__(self, snapshot: Snapshot, state: State) -> None:
         self.ticks += 1
-        self.failed += sum(page.error is not None for page in snapshot.pages)
-        self.pages += sum(page.error is None for page in snapshot.pages)
+        kept = sum(page.error is None and page.exposition is not None for page in snapshot.pages)
+        self.scrapes += kept
+        self.failed += len(snapshot.pages) - kept
+        self.empty = self.empty and not kept and not snapshot.gpus
         now = time.monotonic()
         if sys.stderr.isatty() and now - self._shown >= _PROGRESS_SECONDS:
             self._shown = now
             verdicts = ", ".join(engine.diagnosis.verdict for engine in state.engines[:4])
-            print(f"\r\033[K{self}  {verdicts}", end="", file=sys.stderr, flush=True)
+            control(f"\r\033[K{self}  {visible(verdicts)}", sys.stderr)
 
     def __str__(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"{self.ticks} ticks, {self.pages} pages read{failed}"
+        return f"{self.ticks} ticks, {self.scrapes} scrapes{failed}"
 
 
 def _wait(monitor: Monitor, background: BackgroundRecorder, seconds: float | None) -> None:
@@ -158,7 +163,7 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _Progr
     """Say what was recorded, and why it ended early if it did."""
     recorder = background.recorder
     if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
+        control("\r\033[K", sys.stderr)
     lost = background.dropped + recorder.dropped
     dropped = f", {lost} ticks not written" if lost else ""
     print(f"{recorder.path}: {progress}{dropped}", file=sys.stderr)
@@ -170,4 +175,10 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _Progr
     if monitor.fatal is not None:
         print(f"kvpressure record: a source needs a new process: {monitor.fatal}", file=sys.stderr)
         return FATAL_STATUS
+    if progress.empty:
+        print(
+            "kvpressure record: nothing was recorded: no engine could be scraped and no GPU could be read",
+            file=sys.stderr,
+        )
+        return 1
     return 0

@@ -13,15 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.cli import UsageError
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import Snapshot
+from kvpressure.errors import InputError
+from kvpressure.model.readings import Snapshot
+from kvpressure.model.state import State
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.printable import control
 from kvpressure.recording.format import RecordingError
 from kvpressure.recording.openmetrics import OpenMetricsWriter
 from kvpressure.recording.reader import Problem, Reader
 from kvpressure.recording.timeline import Timeline, json_line
-from kvpressure.state import State
-from kvpressure.thresholds import load
+from kvpressure.settings.thresholds import load
 
 _SHOWN_PROBLEMS: Final = 10
 
@@ -85,9 +86,9 @@ def _seconds(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Replay; raises ``UsageError`` when the recording, the thresholds or the output cannot be used."""
+    """Replay; raises ``InputError`` when the recording, the thresholds or the output cannot be used."""
     if options.end is not None and options.end < options.start:
-        raise UsageError(f"--to: {options.end:g} is before --from; allowed: {options.start:g} or more")
+        raise InputError(f"--to: {options.end:g} is before --from; allowed: {options.start:g} or more")
     try:
         with contextlib.ExitStack() as stack:
             readers = [
@@ -96,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
             ]
             _replay(options, _Replay(readers, Pipeline(load(options.thresholds)), options))
     except RecordingError as error:
-        raise UsageError(str(error)) from error
+        raise InputError(str(error)) from error
     return 0
 
 
@@ -144,9 +145,9 @@ class _Replay:
             yield snapshot, replace(self._pipeline.observe(snapshot), ticks=number), t >= self._from
             if self._progress and time.monotonic() - shown > 0.5:
                 shown = time.monotonic()
-                print(f"\r{number} ticks, {t:.0f} s of the recording", end="", file=sys.stderr, flush=True)
+                control(f"\r{number} ticks, {t:.0f} s of the recording", sys.stderr)
         if self._progress:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            control("\r\033[K", sys.stderr)
 
 
 @contextlib.contextmanager
@@ -154,13 +155,13 @@ def _writing(out: str) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error, ValueError) as error:  # ValueError: a name like "/" or ""
-        raise UsageError(
+        raise InputError(
             f"--openmetrics: {out}: {getattr(error, 'strerror', None) or error}; allowed: a file that can be written"
         ) from error
 
 
 class _Series:
-    """The file of ``--openmetrics``; its errors are told apart from those of standard output. Raises ``UsageError``."""
+    """The file of ``--openmetrics``; its errors are told apart from those of standard output. Raises ``InputError``."""
 
     def __init__(self, out: str, recordings: Sequence[str]) -> None:
         self._out = out

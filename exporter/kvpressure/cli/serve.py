@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import logging
 import signal
+import socket
 import sys
 import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from kvpressure import __version__, runtime, settings
-from kvpressure.cli import UsageError
-from kvpressure.logs import configure
-from kvpressure.monitor import Monitor, build_sources
-from kvpressure.pipeline import Pipeline
+from kvpressure import __version__
+from kvpressure.errors import InputError
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.links import Links
-from kvpressure.publish.server import ListenError, Server
+from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.site import Site
-from kvpressure.publish.view import Surroundings
-from kvpressure.publish.webconfig import WebConfigError, WebConfigFile
+from kvpressure.publish.web.hosts import Hosts
+from kvpressure.publish.web.server import ListenError, Server
+from kvpressure.publish.web.webconfig import WebConfigError, WebConfigFile
+from kvpressure.runtime import process_tuning as runtime
+from kvpressure.runtime.changes import ChangeLog
+from kvpressure.runtime.logging import configure, with_fields
+from kvpressure.runtime.monitor import Monitor, build_sources
+from kvpressure.settings import settings
 
 if TYPE_CHECKING:
     from kvpressure.recording.recorder import BackgroundRecorder
@@ -33,13 +40,13 @@ FATAL_STATUS = 3
 _EXAMPLES: Final = """\
 examples:
   kvpressure serve                                               # on a Kubernetes node: GPUs, pods and their vLLM servers
-  kvpressure serve --vllm.target http://127.0.0.1:8000           # a server beside it, without Kubernetes
+  kvpressure serve --engine.target http://127.0.0.1:8000           # a server beside it, without Kubernetes
   kvpressure serve --web.listen-address 127.0.0.1:9400 --thresholds mine.yaml
 
 Each setting is a flag (--web.max-requests 5), a variable (KVPRESSURE_WEB_MAX_REQUESTS=5) and a key of the file given
 with --config (web.max-requests: 5). Flags win over variables, variables over the file.
 
-Exit status: 0 ended by SIGTERM or SIGINT, 2 the settings cannot be used, 3 it cannot go on in this process (a new one may).
+Exit status: 0 ended by SIGTERM or SIGINT, 2 the settings cannot be used, 3 it needs a new process (a supervisor should restart it).
 """
 
 
@@ -50,20 +57,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings.add_arguments(parser)
 
 
+def _report_crashes() -> None:
+    """Let a crash of a driver's library say where it happened, on standard error if there is one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        faulthandler.enable(all_threads=True)
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT (0) or until a source needs a new process (3)."""
     chosen = settings.from_args(args)
     configure(chosen.log_level, chosen.log_format)
-    runtime.keep_small()
+    runtime.limit_malloc_arenas()
+    _report_crashes()
     recorder = _recorder(chosen)
     if recorder is not None:
         chosen = replace(chosen, keep_exposition=True)
     monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds), chosen.interval_seconds)
     monitor.add_listener(chosen.shared.observe)
+    monitor.add_listener(ChangeLog())
     if recorder is not None:
         monitor.add_listener(recorder)
         monitor.follow_recorder(recorder.health)
-    around = Surroundings(chosen.thresholds, links=Links(chosen.runbook_url or "", chosen.dashboard_url or ""))
+    around = ViewContext(chosen.thresholds, links=Links(chosen.runbook_url or "", chosen.dashboard_url or ""))
     monitor.add_listener(around.history.observe)
     site = Site(
         lambda: monitor.state,
@@ -72,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
         node_name=chosen.node_name,
         telemetry_path=chosen.telemetry_path,
         around=around,
+        hosts=Hosts((*chosen.allowed_hosts, chosen.node_name, socket.gethostname())),
     )
     server = _server(chosen, site)
     stopping, hung_up = threading.Event(), threading.Event()
@@ -82,16 +98,16 @@ def run(args: argparse.Namespace) -> int:
     try:
         addresses = server.start()
     except ListenError as error:
-        raise UsageError(f"--web.listen-address: {error}; allowed: a free address of this machine") from error
+        name = "web.health-listen-address" if error.address in chosen.health_addresses else "web.listen-address"
+        raise InputError(f"--{name}: {error}; allowed: a free address of this machine") from error
     for address in addresses:
         log.info(
-            "listening address=%s path=%s version=%s node=%s",
-            address,
-            chosen.telemetry_path,
-            __version__,
-            chosen.node_name,
+            "listening",
+            extra=with_fields(
+                address=str(address), path=chosen.telemetry_path, version=__version__, node=chosen.node_name
+            ),
         )
-    runtime.keep_prompt()
+    runtime.tune_gc()
     monitor.start()
     _wait(monitor, stopping, hung_up)
     server.stop()
@@ -109,8 +125,8 @@ def _server(chosen: settings.Settings, site: Any) -> Server:
     try:
         web = WebConfigFile(chosen.web_config_file)
     except WebConfigError as error:
-        raise UsageError(f"--web.config.file: {error}") from error
-    return Server(chosen.listen_addresses, site, web, chosen.max_requests)
+        raise InputError(f"--web.config.file: {error}") from error
+    return Server(chosen.listen_addresses, site, web, chosen.max_requests, chosen.health_addresses)
 
 
 def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
@@ -126,7 +142,7 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
             f"{chosen.record_directory}/", header, max_bytes=chosen.record_max_bytes, keep=chosen.record_keep
         )
     except OSError as error:
-        raise UsageError(
+        raise InputError(
             f"--record.directory: {error.filename}: {error.strerror or error}; allowed: a directory "
             "this process may write to"
         ) from error
@@ -138,7 +154,7 @@ def _wait(monitor: Monitor, stopping: threading.Event, hung_up: threading.Event)
     tidy_at = time.monotonic() + runtime.TIDY_SECONDS
     while not stopping.is_set() and not monitor.wait(0.2):
         if time.monotonic() >= tidy_at:
-            runtime.tidy()
+            runtime.collect_garbage()
             tidy_at = time.monotonic() + runtime.TIDY_SECONDS
         if hung_up.is_set():
             hung_up.clear()

@@ -11,7 +11,7 @@ import yaml
 from kvpressure.bundle.rules import Options, load_groups, rule_file
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import duration
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 REAL_SECONDS: Final = 3600.0  # a run of an hour or more needs no shortening
 MINIMUM_SECONDS: Final = 0.25

@@ -13,7 +13,7 @@ from typing import Final
 from kvpressure.demo.activity import IDLE_WATTS, Totals
 from kvpressure.demo.model import CARD_MEMORY_BYTES, CARD_NAME, CARD_POWER_LIMIT_WATTS, OUTSIDE_VLLM_BYTES
 from kvpressure.demo.simulator import Engine
-from kvpressure.readings import GpuReading
+from kvpressure.model.readings import GpuReading
 
 _EMPTY_CARD_BYTES: Final = 530_000_000
 _RESERVED_BYTES: Final = 520_000_000

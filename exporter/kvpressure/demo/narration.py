@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvpressure.demo.scenario import Phase, Scenario
-from kvpressure.readings import EngineKey
-from kvpressure.state import EngineState, State
+from kvpressure.model.readings import EngineKey
+from kvpressure.model.state import EngineState, State
 
 _SENTENCES: Final = 3  # of evidence a verdict is told with
 _MUTE_RECEIVERS: Final = ("heartbeat",)
@@ -76,7 +76,7 @@ class Story:
         with self._lock:
             engine = next((e for key, e in self._engines.items() if key.pod == self._scenario.pod), None)
         if engine is None or not engine.up:
-            return f"{self._scenario.pod}: no page"
+            return f"{self._scenario.pod}: metrics not available"
         signals = engine.signals
         usage = signals.kv.kv_used_ratio
         step = signals.batch.step_seconds
@@ -129,7 +129,7 @@ class Story:
                 for told in self.verdicts
             ]
             for key, alert in self.alerts.items():
-                unreported = "still firing" if key in (still_active or ()) else "ended while a higher alert muted it"
+                unreported = "still firing" if key in (still_active or ()) else "no notification of its end"
                 end = unreported if alert.cleared is None else f"cleared at {alert.cleared:.0f} s"
                 lines.append(
                     f"{alert.fired:4.0f} s  {alert.name} ({alert.severity}, to {alert.receiver}) {alert.pod}: {end}"

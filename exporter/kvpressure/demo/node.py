@@ -13,7 +13,8 @@ from kvpressure.demo.page import Page
 from kvpressure.demo.requests import EngineConfig
 from kvpressure.demo.simulator import API_CPU_SECONDS_PER_PAGE, Engine
 from kvpressure.demo.traffic import Load, Traffic
-from kvpressure.readings import ContainerReading, GpuOwner, GpuReading, LogLine
+from kvpressure.engines.registry import log_line
+from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, LogLine
 
 NAMESPACE: Final = "inference"
 CONTAINER: Final = "vllm"
@@ -221,7 +222,7 @@ class Node:
         with self._lock:
             self._advance(self._clock())
             return tuple(
-                LogLine(NAMESPACE, pod.name, CONTAINER, line) for pod in self.pods.values() for line in pod.log.take()
+                log_line(NAMESPACE, pod.name, CONTAINER, line) for pod in self.pods.values() for line in pod.log.take()
             )
 
     def _advance(self, to: float) -> None:

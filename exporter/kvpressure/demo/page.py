@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvpressure.demo.books import Histogram
+from kvpressure.demo.counters import Histogram
+from kvpressure.demo.number_format import number
 from kvpressure.demo.simulator import Engine
-from kvpressure.demo.text import number
 
 VLLM_VERSION: Final = "0.32.0"
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"

@@ -14,21 +14,24 @@ from typing import Final
 
 from kvpressure.demo import alerting
 from kvpressure.demo.clock import DemoClock
+from kvpressure.demo.narration import Story
 from kvpressure.demo.node import CONTAINER, NAMESPACE, Node
+from kvpressure.demo.prometheus_stack import Interrupted, Stack, installed
 from kvpressure.demo.scenario import Scenario, Script
 from kvpressure.demo.server import PodServer
-from kvpressure.demo.stack import Interrupted, Stack, installed
-from kvpressure.demo.story import Story
-from kvpressure.monitor import Monitor
-from kvpressure.pipeline import Pipeline
-from kvpressure.publish.server import Server
+from kvpressure.demo.source import NodeSource
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.printable import control, visible
+from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.site import Site
-from kvpressure.publish.view import Surroundings
-from kvpressure.settings import CollectorSettings, Settings
-from kvpressure.settings_kinds import ListenAddress
-from kvpressure.sources.base import Reading, Source, SourceSpec, registry
-from kvpressure.sources.demo import NodeSource
-from kvpressure.sources.vllm import Target, VllmSource
+from kvpressure.publish.web.server import Server
+from kvpressure.runtime.monitor import Monitor
+from kvpressure.settings.kinds import ListenAddress
+from kvpressure.settings.settings import Settings
+from kvpressure.sources.base import Reading, Source
+from kvpressure.sources.catalog import CollectorSettings, SourceSpec, registry
+from kvpressure.sources.scrape.source import EngineSource
+from kvpressure.sources.scrape.targets import Target
 
 STATUS_SECONDS: Final = 15.0  # simulated seconds between two status lines without a terminal
 _POLL_SECONDS: Final = 0.1
@@ -50,15 +53,17 @@ class DemoOptions:
 class _PageSource:
     """The real vLLM source, its pages stamped with the demo's time; it follows the pods' command lines."""
 
-    name = "vllm"
+    name = "engines"
 
     def __init__(self, node: Node, servers: dict[str, PodServer], clock: DemoClock, interval: float) -> None:
         self._node = node
         self._servers = servers
         self._clock = clock
         vllm = CollectorSettings(True, interval, _SCRAPE_TIMEOUT)
-        self._settings = Settings(collectors={self.name: vllm}, vllm_timeout_seconds=_SCRAPE_TIMEOUT, vllm_pace="fixed")
-        self._source = VllmSource(self._settings)
+        self._settings = Settings(
+            collectors={self.name: vllm}, engine_timeout_seconds=_SCRAPE_TIMEOUT, engine_pace="fixed"
+        )
+        self._source = EngineSource(self._settings)
 
     def read(self) -> Reading:
         """The pages that came."""
@@ -107,13 +112,13 @@ class _Screen:
             with self._lock:
                 self._erase()
                 self._status = text[:100]
-                print(self._status, end="\r", flush=True)
+                control(f"{visible(self._status)}\r", sys.stdout)
         elif due:
             self.tell(text)
 
     def _erase(self) -> None:
         if self._status:
-            print(" " * len(self._status), end="\r")
+            control(f"{' ' * len(self._status)}\r", sys.stdout)
             self._status = ""
 
 
@@ -171,7 +176,7 @@ class _Demo:
             stops.callback(server.stop)
         self._monitor = Monitor(self._sources(servers), Pipeline(), 1 / options.speed, wall=self._clock)
         self._monitor.add_listener(lambda _, state: self._story.observe(state))
-        around = Surroundings()
+        around = ViewContext()
         self._monitor.add_listener(around.history.observe)
         site = Site(
             lambda: self._monitor.state,
@@ -224,7 +229,7 @@ class _Demo:
         """The node and the pages, read as often in simulated time as the exporter reads in real time."""
         speed = self._options.speed
         specs = registry()
-        pages = _PageSource(self._node, servers, self._clock, specs["vllm"].interval_seconds / speed)
+        pages = _PageSource(self._node, servers, self._clock, specs["engines"].interval_seconds / speed)
         sources: dict[str, tuple[SourceSpec, Source]] = {}
         for source in (NodeSource(self._node), pages):
             spec = specs[source.name]

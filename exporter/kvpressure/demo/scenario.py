@@ -118,7 +118,7 @@ _KV_PRESSURE: Final = Scenario(
     "answers grow three times as long; the KV cache of chat-13b fills up",
     CHAT,
     "kv_pressure",
-    ("VllmKVCachePressure",),
+    ("InferenceKVCachePressure",),
     (
         _calm("normal traffic; the chat model holds about 40 % of its KV cache"),
         Phase(
@@ -148,7 +148,7 @@ _SEQUENCE_LIMIT: Final = Scenario(
     "chat-13b runs with max_num_seqs 24 while traffic grows; the cache has room",
     CHAT,
     "concurrency_limited",
-    ("VllmConcurrencyNearLimit",),
+    ("InferenceConcurrencyNearLimit",),
     (
         _calm("little traffic; 24 places are plenty"),
         Phase(
@@ -177,7 +177,7 @@ _PREFILL: Final = Scenario(
     "code-7b gets more prompt tokens than the GPU can compute",
     CODE,
     "compute_bound",
-    ("VllmConcurrencyNearLimit",),
+    ("InferenceConcurrencyNearLimit",),
     (
         _calm("long prompts, short answers, at a third of what the GPU can compute"),
         Phase(
@@ -224,7 +224,7 @@ _STALL: Final = Scenario(
     "the scheduler of chat-13b stops; every health check stays green",
     CHAT,
     "stalled",
-    ("VllmEngineStalled",),
+    ("InferenceEngineStalled",),
     (
         _calm("normal traffic"),
         Phase(

@@ -27,7 +27,7 @@ from typing import Final
 
 from kvpressure.demo.activity import Totals, Work, cost
 from kvpressure.demo.batch import DecodeBatch, steps_within
-from kvpressure.demo.books import Books
+from kvpressure.demo.counters import Books
 from kvpressure.demo.requests import EngineConfig, Request, SimulationError
 
 TOKENIZE_SECONDS: Final = 0.006  # arrival to queued, with a CPU that keeps up

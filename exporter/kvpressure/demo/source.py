@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from kvpressure.demo.node import CONTAINER, NAMESPACE, Node
 from kvpressure.demo.scenario import SCENARIOS, Scenario, Script
-from kvpressure.readings import EnginePage
+from kvpressure.model.readings import Scrape
+from kvpressure.model.reasons import REFUSED
 from kvpressure.sources.base import Reading
-from kvpressure.sources.vllm.exposition import Scanner, page_from_text
-from kvpressure.sources.vllm.reasons import REFUSED
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
 CYCLE_SECONDS: Final = 900.0  # one run of the scenario, then the next begins
 
@@ -38,6 +38,15 @@ class NodeSource:
         """Nothing is held."""
 
 
+class DemoSettings(Protocol):
+    """Settings of the simulated node."""
+
+    @property
+    def keep_exposition(self) -> bool:
+        """Keep the raw text in the scrapes, for a recorder."""
+        ...
+
+
 class DemoSource:
     """A node of its own; its incident is repeated, on a fresh node, every ``cycle_seconds``."""
 
@@ -45,13 +54,13 @@ class DemoSource:
 
     def __init__(
         self,
-        settings: object,
+        settings: DemoSettings | None,
         *,
         clock: Callable[[], float] = time.time,
         scenario: Scenario = SCENARIOS["kv_pressure"],
         cycle_seconds: float = CYCLE_SECONDS,
     ) -> None:
-        del settings  # nothing about the simulated node can be set
+        self._keep_text = settings is not None and settings.keep_exposition
         self._clock = clock
         self._scenario = scenario
         self._cycle = cycle_seconds
@@ -75,10 +84,10 @@ class DemoSource:
         self._node = Node(self._scenario.pods, self._clock)
         self._script = Script(self._scenario, self._node, now, self._cycle)
 
-    def _page(self, name: str, now: float) -> EnginePage:
+    def _page(self, name: str, now: float) -> Scrape:
         text = self._node.metrics(name)
         pod = self._node.pods[name]
-        return page_from_text(
+        return parse_scrape(
             text,
             target=f"demo://{name}",
             time=now,
@@ -90,4 +99,5 @@ class DemoSource:
             error=REFUSED if text is None else None,
             duration_seconds=0.0,
             scanner=self._scanners[name],
+            keep_text=self._keep_text,
         )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
 from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.verdicts import Finding
-from kvpressure.signals.model import Signals
-from kvpressure.thresholds import Thresholds
+from kvpressure.diagnosis.evaluate import Finding
+from kvpressure.model.signals import Signals
+from kvpressure.settings.thresholds import Thresholds
+
+FROZEN_ROW: Final = "No progress: frozen"
 
 
 class HeldCache:
@@ -44,28 +50,46 @@ class HeldCache:
         return True if self._held_stretches >= thresholds["kv_held_stretches"] else None
 
 
-def evaluate(
-    s: Signals, finding: Finding, held: bool | None, utilization: float | None, signature: bool | None, t: Thresholds
-) -> dict[str, bool | None]:
-    """All conditions of one engine. ``utilization`` is the configured gpu_memory_utilization."""
-    host = s.host
-    oom_lines = oom.count(s)
-    growth = s.memory.idle_growth_bytes_per_hour
-    return {
-        "memory_leak_idle": None if growth is None else growth >= t["memory_leak_bytes_per_hour"],
-        "kv_held_without_load": held,
-        "allocator_fragmentation": fragmentation(s, t),
-        "baseline_too_high": _baseline_too_high(s, utilization, t),
-        "host_memory_near_limit": None
-        if host.memory_used_ratio is None
-        else host.memory_used_ratio >= t["host_memory_limit_ratio"],
-        "host_oom_killed": _oom_killed(s, t),
-        "gpu_out_of_memory": None if oom_lines is None else oom_lines > 0,
-        "crash_loop": _crash_loop(s, t),
-        "gpu_fault": None if s.gpu_faults is None else s.gpu_faults > 0,
-        "metrics_frozen": _frozen(s, finding, t),
-        "documented_signature": signature,
-    }
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What conditions are found in. ``utilization`` is the configured gpu_memory_utilization."""
+
+    s: Signals
+    finding: Finding
+    held: bool | None
+    utilization: float | None
+    signature: bool | None
+    t: Thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A condition, declared once: how it is found, its sentence for each value (numbers in braces are those of
+    ``advice.condition_text``), the runbook that explains it, and whether it is bad news by itself.
+    """
+
+    name: str
+    find: Callable[[Moment], bool | None]
+    true: str
+    false: str
+    unknown: str
+    runbook: str
+    serious: bool = False
+
+
+def evaluate(moment: Moment) -> dict[str, bool | None]:
+    """All conditions of one engine, by name."""
+    return {one.name: one.find(moment) for one in DECLARED}
+
+
+def _held(s: Signals, held: bool | None, t: Thresholds) -> bool | None:
+    """With nothing running, blocks in use belong to nobody, even if requests wait: never false then, and true once nothing has
+    come out for as long as blocks may take to be freed.
+    """
+    usage, running, stuck = s.kv.kv_used_ratio, s.load.running, s.progress.seconds_without_progress
+    if running != 0 or not s.progress.work_present or usage is None or usage < t["kv_held_ratio"]:
+        return held
+    return True if usage >= t["kv_near_full_ratio"] and (stuck or 0.0) >= t["kv_held_seconds"] else None
 
 
 def fragmentation(s: Signals, t: Thresholds) -> bool | None:
@@ -114,6 +138,33 @@ def _oom_killed(s: Signals, t: Thresholds) -> bool | None:
     return host.restarts_recent > 0 if host.restarts_recent is not None else None
 
 
+def _leak(m: Moment) -> bool | None:
+    growth = m.s.memory.idle_growth_bytes_per_hour
+    return None if growth is None else growth >= m.t["memory_leak_bytes_per_hour"]
+
+
+def _near_limit(m: Moment) -> bool | None:
+    used = m.s.host.memory_used_ratio
+    return None if used is None else used >= m.t["host_memory_limit_ratio"]
+
+
+def _out_of_memory(m: Moment) -> bool | None:
+    lines = oom.count(m.s)
+    return None if lines is None else lines > 0
+
+
+def _gpu_fault(m: Moment) -> bool | None:
+    return None if m.s.gpu_faults is None else m.s.gpu_faults > 0
+
+
+def prefix_collapsed(s: Signals, t: Thresholds) -> bool | None:
+    """Whether the prefix cache hits a third or less of what it usually does: prompts that were cached are computed again."""
+    now, usual = s.kv.prefix_hit_ratio_recent, s.kv.prefix_hit_ratio_usual
+    if now is None or usual is None:
+        return None
+    return usual >= t["hit_ratio_usual_ratio"] and now <= t["hit_ratio_collapsed_ratio"] * usual
+
+
 def _crash_loop(s: Signals, t: Thresholds) -> bool | None:
     """Restarts lately; not known where those before the exporter started may be what makes it a loop."""
     host, many = s.host, t["crash_loop_restarts"]
@@ -125,9 +176,116 @@ def _crash_loop(s: Signals, t: Thresholds) -> bool | None:
 
 
 def _frozen(s: Signals, finding: Finding, t: Thresholds) -> bool | None:
-    if finding.frozen:
+    if finding.row == FROZEN_ROW:
         return True
     stuck = s.progress.seconds_without_progress
     if finding.verdict == "stalled" or (stuck is not None and stuck >= t["no_progress_seconds"]):
         return None
     return False if s.progress.progressing is not None or s.progress.work_present is False else None
+
+
+DECLARED: Final = (
+    Declared(
+        "memory_leak_idle",
+        _leak,
+        "device memory grows by {leak} an hour while idle (a leak from {leak_from})",
+        "no leak: device memory grows by {leak} an hour while idle (a leak from {leak_from})",
+        "memory growth while idle: unknown (not idle long enough, or no GPU mapped to this pod)",
+        "InferenceMemoryLeak",
+        serious=True,
+    ),
+    Declared(
+        "kv_held_without_load",
+        lambda m: _held(m.s, m.held, m.t),
+        "KV cache used {kv} with {in_flight} requests in flight (held from {held_from} in {held_stretches} idle stretches of {held_seconds})",
+        "no KV blocks held without load: {kv} used, {in_flight} requests in flight",
+        "whether KV blocks are held without load: unknown (no idle stretch yet)",
+        "InferenceKVHeldWithoutLoad",
+        serious=True,
+    ),
+    Declared(
+        "prefix_cache_collapsed",
+        lambda m: prefix_collapsed(m.s, m.t),
+        "prefix cache hit ratio {hits} in the last 30 s, {usual_hits} at its best in the last 15 minutes: cached prompts are computed again",
+        "prefix cache hit ratio {hits} in the last 30 s, {usual_hits} at its best in the last 15 minutes",
+        "prefix cache hit ratio: unknown (too few prompts looked up, or caching off)",
+        "InferenceTimeToFirstTokenHigh",
+    ),
+    Declared(
+        "allocator_fragmentation",
+        lambda m: fragmentation(m.s, m.t),
+        "{fragmented} reserved and not allocated (fragmented from {fragmented_from}, of which {split_from} split; split now {split})",
+        "not fragmented: {fragmented} reserved and not allocated (fragmented from {fragmented_from})",
+        "allocator fragmentation: unknown (only the vLLM plugin reports it)",
+        "InferenceMemoryFragmentation",
+    ),
+    Declared(
+        "baseline_too_high",
+        lambda m: _baseline_too_high(m.s, m.utilization, m.t),
+        "device memory used {device}, gpu_memory_utilization is {utilization} (too high above {baseline_from})",
+        "device memory as configured: {device} used, gpu_memory_utilization is {utilization} (too high above {baseline_from})",
+        "memory baseline: unknown (no GPU mapped to this pod, or gpu_memory_utilization unknown)",
+        "InferenceBaselineTooHigh",
+    ),
+    Declared(
+        "host_memory_near_limit",
+        _near_limit,
+        "container memory used {host_memory} of its limit (near from {host_memory_from})",
+        "container memory below its limit: {host_memory} used (near from {host_memory_from})",
+        "container memory: unknown (no limit, or no container read)",
+        "InferenceHostMemoryNearLimit",
+    ),
+    Declared(
+        "host_oom_killed",
+        lambda m: _oom_killed(m.s, m.t),
+        "the container ended last: {ended}; {restarts}",
+        "the container was not killed for memory lately ({ended}; {restarts})",
+        "how the container ended last: unknown",
+        "InferenceOOMKilled",
+        serious=True,
+    ),
+    Declared(
+        "gpu_out_of_memory",
+        _out_of_memory,
+        "{oom}",
+        "{oom}",
+        "{oom}",
+        "InferenceAllocationFailure",
+        serious=True,
+    ),
+    Declared(
+        "crash_loop",
+        lambda m: _crash_loop(m.s, m.t),
+        "{restarts} (a loop from {loop_from})",
+        "no crash loop: {restarts} (a loop from {loop_from})",
+        "restarts in half an hour: unknown",
+        "InferenceCrashLoop",
+        serious=True,
+    ),
+    Declared(
+        "gpu_fault",
+        _gpu_fault,
+        "{faults} XID events or lost GPUs lately (any counts)",
+        "no XID events or lost GPUs lately",
+        "GPU faults: unknown (no GPU mapped to this pod)",
+        "GpuXidError",
+        serious=True,
+    ),
+    Declared(
+        "metrics_frozen",
+        lambda m: _frozen(m.s, m.finding, m.t),
+        "no gauge or counter has moved for {still} (looked at from {still_from})",
+        "gauges are moving",
+        "whether gauges are frozen: unknown",
+        "InferenceEngineStalled",
+    ),
+    Declared(
+        "documented_signature",
+        lambda m: m.signature,
+        "most of the documented conditions hold",
+        "most of the documented conditions do not hold",
+        "documented signature: unknown (fewer than three conditions can be evaluated)",
+        "InferenceDocumentedSignature",
+    ),
+)
+BY_NAME: Final = {one.name: one for one in DECLARED}

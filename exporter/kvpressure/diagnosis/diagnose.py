@@ -2,48 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvpressure.diagnosis import conditions, signature
 from kvpressure.diagnosis.conditions import HeldCache
-from kvpressure.diagnosis.evidence import Recent, gather
-from kvpressure.diagnosis.settle import Settled
-from kvpressure.diagnosis.verdicts import Case, decide
-from kvpressure.signals.model import Signals
-from kvpressure.state import Diagnosis
-from kvpressure.thresholds import Thresholds
+from kvpressure.diagnosis.evaluate import Finding, decide
+from kvpressure.diagnosis.facts import Recent, View, gather
+from kvpressure.diagnosis.hysteresis import VerdictHysteresis
+from kvpressure.diagnosis.logic import Facts
+from kvpressure.diagnosis.rules import TABLES
+from kvpressure.model.signals import Signals
+from kvpressure.model.state import STAGES, Diagnosis, Evidence
+from kvpressure.settings.thresholds import Thresholds
 
 
 class Diagnoser:
     """Keeps what a diagnosis of one engine needs from one sample to the next."""
 
-    __slots__ = ("_held", "_settled", "_thresholds")
+    __slots__ = ("_held", "_settled", "_stage", "_thresholds")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self._settled = Settled()
+        self._settled = VerdictHysteresis()
         self._held = HeldCache()
+        self._stage: str | None = None
 
     def diagnose(self, s: Signals, waiting: list[float], samples: int, utilization: float | None) -> Diagnosis:
         """The diagnosis now. ``waiting`` are the recent samples of the queue, ``samples`` how many readings there were,
         ``utilization`` the configured gpu_memory_utilization.
         """
         t = self._thresholds
-        evidence = gather(s, Recent(waiting), t)
-        found = decide(Case(s, evidence, t, samples))
-        finding = self._settled.observe(s.time, found, t, page_missing=evidence["page_fresh"].value is not True)
+        evidence = gather(View(s, Recent(waiting), t, samples))
+        found = decide(TABLES, evidence.values_by_name)
+        finding = self._settled.observe(s.time, found, t)
         documented = signature.conditions(s, t)
         is_met = signature.met(documented, t)
         held = self._held.observe(s.time, s.progress.work_present, s.kv.kv_used_ratio, t)
         return Diagnosis(
             verdict=finding.verdict,
             confidence=finding.confidence,
-            stage=finding.stage,
+            stage=self._stage_of(finding, evidence.values_by_name),
             since=self._settled.since,
             evidence=evidence,
             supporting=tuple(evidence[name].text for name in finding.supporting),
             opposing=tuple(evidence[name].text for name in finding.opposing),
-            missing=finding.missing,
-            conditions=conditions.evaluate(s, finding, held, utilization, is_met, t),
+            missing=tuple(_filled(text, evidence) for text in finding.missing),
+            row=finding.row,
+            grade=finding.grade.name.lower(),
+            runner_up=finding.runner_up,
+            conditions=conditions.evaluate(conditions.Moment(s, finding, held, utilization, is_met, t)),
             documented_signature=documented,
             documented_signature_met=is_met,
             signature_note=signature.note(s, finding.verdict, is_met),
         )
+
+    def _stage_of(self, finding: Finding, facts: Facts) -> str | None:
+        """The stage; it does not fall back while requests wait and none finishes, because nothing got better then."""
+        before, self._stage = self._stage, finding.stage
+        stuck = facts["queue_present"] is True and facts["finishing"] is False
+        if before is not None and finding.stage is not None and stuck:
+            self._stage = max(before, finding.stage, key=STAGES.index)
+        return self._stage
+
+
+def _filled(text: str, evidence: Mapping[str, Evidence]) -> str:
+    """``{fact}`` in what is missing stands for that fact's sentence."""
+    return evidence[text[1:-1]].text if text.startswith("{") else text

@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kvpressure.diagnosis.verdicts import Finding
-from kvpressure.thresholds import Thresholds
+from kvpressure.diagnosis.evaluate import GOOD, Finding, Grade
+from kvpressure.settings.thresholds import Thresholds
 
-_SPANS: Final = "no_progress"  # evidence that already spans many samples
-
-
-def _wait(current: str, candidate: str) -> str:
-    """The threshold that says how long the published verdict has to be gone before the candidate takes its place."""
-    if candidate in ("kv_pressure", "idle"):
-        return "pressure_enter_seconds" if candidate == "kv_pressure" else "idle_enter_seconds"
-    queue_remains = candidate not in ("idle", "healthy")
-    return "pressure_leave_seconds" if current == "kv_pressure" and queue_remains else "verdict_enter_seconds"
+Pair = Callable[[Finding, Finding], bool]
 
 
-class Settled:
-    """The published verdict of one engine.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One line of the table: how long another verdict has to be found before it is published.
 
-    Another verdict is published once it was found in ``verdict_enter_samples`` in a row and the published one has
-    not been found for ``verdict_enter_seconds`` (``pressure_enter_seconds`` for KV pressure;
-    ``pressure_leave_seconds`` to end it while a queue remains, because a full cache empties and fills in waves).
-    ``unknown`` gives way at the first sample, and so does a verdict that was last found more than
-    ``verdict_unconfirmed_seconds`` ago, again except for KV pressure while a queue remains and for ``unknown``:
-    where samples are far apart, waiting for a second one would keep what is over. That pages are missing or nothing
-    moves (a stall, gauges that froze) is said at once.
+    ``samples`` = found that often in a row; ``seconds`` names the threshold of how long the published one has not been found;
+    ``far_apart`` = published at once when the published one was last found more than ``verdict_unconfirmed_seconds`` ago,
+    because waiting for a second sample would then keep what is over.
     """
+
+    words: str
+    applies: Pair
+    samples: int
+    seconds: str | None
+    far_apart: bool = True
+
+
+SAMPLES: Final = 2
+CHANGES: Final = (
+    Change("to a missing scrape or a lack of progress", lambda _old, new: new.at_once, 0, None),
+    Change("from unknown to anything", lambda old, _new: old.verdict == "unknown", 0, None),
+    Change("to kv_pressure", lambda _old, new: new.verdict == "kv_pressure", SAMPLES, "pressure_enter_seconds"),
+    Change("to idle", lambda _old, new: new.verdict == "idle", SAMPLES, "idle_enter_seconds"),
+    Change(
+        "from kv_pressure while a queue remains",
+        lambda old, new: old.verdict == "kv_pressure" and new.verdict != "healthy",
+        SAMPLES,
+        "pressure_leave_seconds",
+        False,
+    ),
+    Change("to unknown", lambda _old, new: new.verdict == "unknown", SAMPLES, "verdict_enter_seconds", False),
+    Change("any other change", lambda _old, _new: True, SAMPLES, "verdict_enter_seconds"),
+)
+
+
+class VerdictHysteresis:
+    """The published verdict of one engine, changed by the first line of ``CHANGES`` that applies."""
 
     __slots__ = ("_away_since", "_candidate", "_candidate_ticks", "_found", "current", "since")
 
@@ -40,7 +59,7 @@ class Settled:
         self._candidate: str | None = None
         self._candidate_ticks = 0
 
-    def observe(self, t: float, finding: Finding, thresholds: Thresholds, page_missing: bool) -> Finding:
+    def observe(self, t: float, finding: Finding, thresholds: Thresholds) -> Finding:
         """Take what was found now; what is published now."""
         current, self.since = self.current, min(self.since, t)  # a clock that steps back
         if current is None or current.verdict == finding.verdict:
@@ -49,16 +68,16 @@ class Settled:
             self._away_since = t
         self._candidate_ticks = self._candidate_ticks + 1 if self._candidate == finding.verdict else 1
         self._candidate = finding.verdict
-        wait = _wait(current.verdict, finding.verdict)
-        held = self._candidate_ticks >= thresholds["verdict_enter_samples"] and t - self._away_since >= thresholds[wait]
-        held |= (
-            finding.verdict != "unknown"
-            and wait != "pressure_leave_seconds"
-            and t - self._found > thresholds["verdict_unconfirmed_seconds"]
-        )
-        if held or page_missing or current.verdict == "unknown" or _SPANS in finding.supporting:
+        change = next(change for change in CHANGES if change.applies(current, finding))
+        wait = 0.0 if change.seconds is None else thresholds[change.seconds]
+        held = self._candidate_ticks >= change.samples and t - self._away_since >= wait
+        if held or (change.far_apart and t - self._found > thresholds["verdict_unconfirmed_seconds"]):
             return self._publish(t, finding, changed=True)
-        return current
+        return self._doubted(current)
+
+    def _doubted(self, current: Finding) -> Finding:
+        """That all is well is not said with confidence while something else is found."""
+        return replace(current, grade=min(current.grade, Grade.DOUBTFUL)) if current.verdict in GOOD else current
 
     def _publish(self, t: float, finding: Finding, changed: bool) -> Finding:
         if changed:

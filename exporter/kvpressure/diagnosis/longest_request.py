@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import MINUTE
-from kvpressure.thresholds import Thresholds
 
 CALM: Final = frozenset({"healthy", "idle"})
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvpressure.signals.model import Signals
-from kvpressure.state import Evidence
-from kvpressure.thresholds import Thresholds
+from kvpressure.model.signals import Signals
+from kvpressure.settings.thresholds import Thresholds
 
 OOM_EVENTS: Final = ("cuda_oom", "warmup_oom", "load_oom")
 _GB: Final = 10**9
@@ -32,19 +31,19 @@ def count(s: Signals) -> int | None:
     return sum(s.events.get(name, 0) for name in OOM_EVENTS) if s.events_known else None
 
 
-def evidence(s: Signals, t: Thresholds) -> Evidence:
-    """``gpu_out_of_memory`` with the figures of the last text that has some."""
+def text(s: Signals, t: Thresholds) -> str:
+    """``gpu_out_of_memory`` in words, with the numbers of the last text that has some."""
     lines = count(s)
     if lines is None:
-        return Evidence("gpu_out_of_memory", None, "no log was read")
+        return "out of GPU memory: unknown (no log read)"
     if not lines:
-        return Evidence("gpu_out_of_memory", False, "no out-of-memory line in the log lately")
-    times = f"out of GPU memory {lines} time{'s' if lines > 1 else ''} in the log lately"
+        return "no out-of-memory line in the log of the last 10 minutes"
+    times = f"out of GPU memory {lines} time{'s' if lines > 1 else ''} in the log of the last 10 minutes"
     told = [form.format(_size(s.oom[name])) for name, form in _PARTS if name in s.oom]
-    text = f"{times}; the last one: {', '.join(told)}" if told else f"{times}, without figures"
+    found = f"{times}; the last one: {', '.join(told)}" if told else f"{times}, without numbers"
     if fragmented(s.oom, t):
-        text += f" (fragmentation probable: {t['fragmentation_warning_bytes'] / _GB:.0f} GB or more lie in pieces)"
-    return Evidence("gpu_out_of_memory", True, text)
+        found += f" (probably fragmented: {t['fragmentation_warning_bytes'] / _GB:.0f} GB or more lie in pieces)"
+    return found
 
 
 def fragmented(figures: Mapping[str, float], t: Thresholds) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvpressure.diagnosis.evidence import percent
-from kvpressure.signals.model import Signals
-from kvpressure.thresholds import Thresholds
+from kvpressure.diagnosis.numbers import percent
+from kvpressure.model.signals import Signals
+from kvpressure.settings.thresholds import Thresholds
 
 
 def conditions(s: Signals, t: Thresholds) -> dict[str, bool | None]:

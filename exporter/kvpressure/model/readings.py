@@ -8,7 +8,7 @@ Rules that hold for every field here:
 * Times are Unix seconds as floats.
 
 Engine pages keep their values under canonical names (the constants below), so that signals never see the
-spelling of a particular vLLM version; ``sources.vllm.aliases`` is the only place that knows those.
+spelling of a particular server or version; the dialects in ``engines`` are the only place that knows those.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+from kvpressure.model.log_events import LogEvent
 
 # --- canonical names of what an engine page carries -------------------------------------------------------
 
@@ -29,6 +31,7 @@ KV_USAGE: Final = "kv_usage"  # ratio of KV blocks in use, evictable prefix bloc
 GENERATION_RATE: Final = "generation_rate"  # V0 <= 0.7 only: tokens per second as a gauge
 PROMPT_RATE: Final = "prompt_rate"  # V0 <= 0.7 only
 ASLEEP: Final = "asleep"  # 1 when sleep mode has offloaded the weights
+KV_CAPACITY: Final = "kv_capacity_tokens"  # tokens that the KV cache holds, where a gauge gives it
 
 # Counters
 PREEMPTIONS: Final = "preemptions"
@@ -131,7 +134,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """One engine (model, data-parallel rank) on a vLLM page, under canonical names."""
+    """One engine (model, data-parallel rank) on a metrics page, under canonical names. ``dialect``: whose spellings the page had."""
 
     model_name: str
     engine: str
@@ -139,16 +142,18 @@ class EngineReading:
     counters: Mapping[str, float] = field(default_factory=dict)
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     cache_config: Mapping[str, str] = field(default_factory=dict)
+    dialect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class EnginePage:
-    """One scrape of one vLLM API server.
+class Scrape:
+    """One scrape of one inference server.
 
-    ``error`` is a reason from the closed set of ``sources.vllm.fetch.REASONS`` when the scrape failed; then
+    ``error`` is a reason from the closed set of ``reasons.REASONS`` when the scrape failed; then
     ``engines`` is empty. ``exposition`` is the raw text, kept only while somebody records. ``bad_lines`` counts
     lines that looked wanted and could not be read, ``cut`` what limits left out: engines, series, plugin.
-    ``multi_process`` = several API servers (no process_* series). ``flavour`` is "v0", "v1" or "rust" when the page tells, else None.
+    ``multi_process`` = several API servers (no process_* series). ``flavour`` is a word of the dialect ("v0", "v1", "rust") when the page tells, else None. ``dialect``: of its
+    engines, else what discovery took the server for; "" = unknown.
     """
 
     target: str
@@ -169,6 +174,7 @@ class EnginePage:
     error: str | None = None
     duration_seconds: float | None = None
     exposition: str | None = None
+    dialect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +184,10 @@ class Termination:
     reason: str | None = None
     exit_code: int | None = None
     finished_at: float | None = None
+
+
+ALERT_REACHES: Final = ("off", "ticket")
+"""How far the alerts of a pod may go: none at all, or no further than a ticket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +209,20 @@ class ContainerReading:
     cpu_pressure_some_ratio: float | None = None
     memory_working_set_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    alerts: str | None = None  # one of ALERT_REACHES; None = as usual
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of an engine container's log, prefix and ANSI colours already removed."""
+    """One line of an engine container's log, prefix and ANSI colours already removed. ``event``: what a dialect recognised in it,
+    once, where it was read (``engines.registry.log_line``); ``None`` = nothing.
+    """
 
     namespace: str
     pod: str
     container: str
     line: str
+    event: LogEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +273,28 @@ class GpuOwner:
 
 
 @dataclass(frozen=True, slots=True)
+class Discovered:
+    """One container of this node that has a GPU or looks like an inference server, and what it was taken for.
+
+    ``result``: engine (scraped), no_target (an engine that is not scraped), not_engine. ``reason``: the sign of a scraped engine,
+    else why it is not scraped or not an engine; ``explanation`` says it in words. ``sign`` is "" where it is not an engine.
+    ``address``: where its metrics are, "" = none. ``complete``: all its arguments are visible, None = not an engine. ``gpus``: requested, by
+    resource.
+    """
+
+    namespace: str
+    pod: str
+    container: str
+    result: str
+    reason: str
+    sign: str
+    explanation: str
+    address: str
+    complete: bool | None
+    gpus: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCondition:
     """A condition of this node, e.g. ("MemoryPressure", True)."""
 
@@ -288,13 +324,14 @@ class Snapshot:
 
     time: float
     gpus: tuple[GpuReading, ...] = ()
-    pages: tuple[EnginePage, ...] = ()
+    pages: tuple[Scrape, ...] = ()
     containers: tuple[ContainerReading, ...] = ()
     owners: tuple[GpuOwner, ...] = ()
     logs: tuple[LogLine, ...] = ()
     allocator: tuple[AllocatorReading, ...] = ()
     steps: tuple[StepStats, ...] = ()
     node_conditions: tuple[NodeCondition, ...] = ()
+    discovered: tuple[Discovered, ...] = ()
     health: Mapping[str, SourceHealth] = field(default_factory=dict)
     targets: tuple[str, ...] | None = None
     process_pods: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # host pid -> (namespace, pod)

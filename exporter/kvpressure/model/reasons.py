@@ -1,4 +1,4 @@
-"""Why there is no page: the closed set of words that ``EnginePage.error`` and the ``reason`` label take."""
+"""Why there is no page: the closed set of words that ``Scrape.error`` and the ``reason`` label take."""
 
 from __future__ import annotations
 

@@ -2,12 +2,61 @@
 
 ``None`` means that an input is missing, so the signal is not known. Field names are unique over all classes:
 flattened they are the names under ``signals`` in the JSON of ``replay`` and ``/api/v1/diagnosis``.
+A field that is published declares its metric; that is the only place where the metric is declared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Final
+
+from kvpressure.model.metrics import ENGINE, Metric, gauge, published, publishes, quantiles
+
+_NO_KV: Final = "the engine has no KV usage gauge, or it stays 0 while requests are running"
+_WARMUP: Final = "too few samples in the window"
+_NO_SCOPE: Final = "the scope is unknown"
+_BATCH: Final = quantiles(
+    "effective_batch_size", "Quantiles of requests running over the last minute of samples.", absent=_WARMUP
+)
+_BATCH_SAMPLES: Final = Metric(
+    "batch_size_samples", "histogram", "Samples of requests_running, one for each scrape of the engine.", ENGINE
+)
+_BY_REASON: Final = gauge(
+    "requests_waiting_by_reason",
+    "Requests waiting, by reason: capacity (no free KV blocks or batch slots) or deferred (waiting for something else).",
+    "reason",
+    absent="the engine does not report reasons",
+)
+_TOKENS: Final = gauge("tokens_per_second", "Token throughput over the last 30 s.", "kind")
+_REQUEST_TOKENS: Final = quantiles(
+    "request_tokens", "Quantiles of prompt, output and max_tokens per request over 5 minutes.", "kind", absent=_WARMUP
+)
+_LATENCY: Final = quantiles(
+    "latency_seconds",
+    "Latency quantiles over the last minute from bucket differences.",
+    "phase",
+    absent="no finished observation in the window",
+)
+_FACTOR: Final = gauge(
+    "score_factor", "Factors of memory_high_compute_low_score.", "factor", absent="the factor is unknown"
+)
+_RESERVED: Final = gauge("memory_reserved_bytes", "Reserved bytes by scope.", "scope", absent=_NO_SCOPE)
+_ALLOCATED: Final = gauge("memory_allocated_bytes", "Allocated bytes by scope.", "scope", absent=_NO_SCOPE)
+_FRAGMENTATION: Final = gauge(
+    "fragmentation_bytes",
+    "Reserved minus allocated, by scope: allocator (torch, plugin only), kv_pool "
+    "(pool minus used), kv_block (waste inside blocks, estimate).",
+    "scope",
+    absent=_NO_SCOPE,
+)
+
+PROFILING: Final = "profiling"
+POWER: Final = "power"
+ESTIMATED: Final = "estimated_flops"
+UTILIZATION: Final = "utilization_weak"
+NO_ACTIVITY: Final = "none"
+LEVELS: Final = (PROFILING, POWER, ESTIMATED, UTILIZATION, NO_ACTIVITY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,38 +64,96 @@ class KvSignals:
     """KV cache: level, capacity, slope, exhaustion and preemption (``signals.kv``)."""
 
     kv_recorded: bool | None = None  # False = gauge missing, or constantly 0 while requests run
-    kv_used_ratio: float | None = None
-    kv_used_ratio_max: float | None = None  # over the last 60 s
+    kv_used_ratio: float | None = published(
+        gauge("kv_cache_used_ratio", "KV blocks in use, 0-1; evictable prefix blocks count as free.", absent=_NO_KV)
+    )
+    kv_used_ratio_max: float | None = published(
+        gauge("kv_cache_used_ratio_max", "Maximum of kv_cache_used_ratio over the last 60 s of samples.", absent=_NO_KV)
+    )
     kv_used_ratio_recent_max: float | None = None  # over the last 10 s
-    kv_used_ratio_recent_min: float | None = None
     kv_watermark_ratio: float | None = None  # share of the blocks kept free when a request is admitted
-    kv_capacity_tokens: float | None = None
-    kv_used_tokens: float | None = None
-    kv_slope_per_second: float | None = None
-    kv_seconds_to_full: float | None = None
-    kv_overcommit_ratio: float | None = None
-    preemption_rate: float | None = None  # per second over 60 s, larger of counter and immediate sign
+    kv_capacity_tokens: float | None = published(
+        gauge(
+            "kv_cache_capacity_tokens",
+            "KV capacity in tokens.",
+            absent="not in cache_config_info and not derivable from blocks (hybrid models)",
+        )
+    )
+    kv_used_tokens: float | None = published(
+        gauge("kv_cache_used_tokens", "Capacity times usage: token slots in occupied blocks.", absent=_NO_KV)
+    )
+    kv_slope_per_second: float | None = published(
+        gauge("kv_cache_usage_slope_per_second", "Change of KV usage per second over the last 15 s.", absent=_NO_KV)
+    )
+    kv_seconds_to_full: float | None = published(
+        gauge(
+            "kv_cache_seconds_to_full",
+            "Time until the cache is full at the present slope.",
+            absent="KV usage is not rising",
+        )
+    )
+    kv_overcommit_ratio: float | None = published(
+        gauge(
+            "kv_overcommit_ratio",
+            "Token demand that the arriving load can reach within the limits, divided by KV capacity. Above 1 the "
+            "configuration admits more than fits.",
+            absent="request lengths or KV capacity unknown",
+        )
+    )
+    preemption_rate: float | None = published(
+        gauge(
+            "preemption_rate",
+            "Preemptions per second over the last minute: the larger of the counter and the number "
+            "inferred from queue movement (running falls, waiting rises as much, nothing finishes).",
+        )
+    )
     preemptions_counted: float | None = None  # by the counter in the last 60 s
     preemptions_silent: float | None = (
         None  # by the immediate sign in the last 60 s, as far as the counter bears it out
     )
     preemptions_recent: float | None = None  # in the last 15 s, larger of counter and immediate sign
+    preemptions_lately: float | None = None  # in the last 30 s, larger of counter and immediate sign
     preemptions_per_running_minute: float | None = None
-    recomputed_tokens_rate: float | None = None
-    prefix_hit_ratio: float | None = None
+    recomputed_tokens_rate: float | None = published(
+        gauge(
+            "recomputed_tokens_estimate_rate",
+            "Tokens recomputed per second after preemptions (estimate: preemptions times mean request length).",
+            absent="no preemption rate or no request lengths",
+        )
+    )
+    prefix_hit_ratio: float | None = published(
+        gauge("prefix_cache_hit_ratio", "Prefix-cache hits per query over the last 5 minutes.")
+    )
+    prefix_hit_ratio_recent: float | None = None  # over the last half minute
+    prefix_hit_ratio_usual: float | None = None  # highest half minute of the last quarter of an hour
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSignals:
     """Effective batch size and its collapse (``signals.batch``)."""
 
-    batch_mean: float | None = None
-    batch_p50: float | None = None
-    batch_p95: float | None = None
-    batch_p99: float | None = None
-    batch_collapse_ratio: float | None = None
+    batch_mean: float | None = published(
+        gauge(
+            "effective_batch_size_mean",
+            "Mean number of decoding requests: rate of the inter-token latency sum (Little's law).",
+            absent="no inter-token histogram",
+        )
+    )
+    batch_p50: float | None = published(_BATCH, "0.5")
+    batch_p95: float | None = published(_BATCH, "0.95")
+    batch_p99: float | None = published(_BATCH, "0.99")
+    batch_collapse_ratio: float | None = published(
+        gauge(
+            "batch_collapse_ratio",
+            "1 - batch p95 / min(demand, limit), 0-1: missing share of the possible batch.",
+            absent="no demand",
+        )
+    )
     step_seconds: float | None = None  # mean inter-token latency over the last 30 s
-    running_histogram: Mapping[float, int] = field(default_factory=dict)  # cumulative since start, by bound
+    step_ratio: float | None = (
+        None  # the same against the fastest half minute of the last 15 minutes at a batch as large
+    )
+    running_histogram: Mapping[float, int] = published(_BATCH_SAMPLES, default=dict, total="running_samples_sum")
     running_samples_sum: float = 0.0
 
 
@@ -54,10 +161,10 @@ class BatchSignals:
 class LoadSignals:
     """Requests in flight against the limits (``signals.concurrency``)."""
 
-    running: float | None = None
-    waiting: float | None = None
-    waiting_capacity: float | None = None
-    waiting_deferred: float | None = None
+    running: float | None = published(gauge("requests_running", "Requests in the scheduler's running list."))
+    waiting: float | None = published(gauge("requests_waiting", "Requests waiting to be scheduled."))
+    waiting_capacity: float | None = published(_BY_REASON, "capacity")
+    waiting_deferred: float | None = published(_BY_REASON, "deferred")
     lora: bool = False  # adapters are served, for whose slots requests may wait
     waits_for_blocks: bool = (
         False  # requests may wait for KV blocks of other servers, or hold theirs until those have pulled them
@@ -65,46 +172,92 @@ class LoadSignals:
     kv_role: str | None = (
         None  # of a server whose KV blocks come from others or go to them; empty = one that is not told
     )
-    in_flight: float | None = None
-    limits: Mapping[str, float] = field(default_factory=dict)  # max concurrent by source of the limit
+    in_flight: float | None = published(
+        gauge("requests_in_flight", "Running plus waiting.", absent="the engine does not report one of them")
+    )
+    limits: Mapping[str, float] = published(
+        gauge(
+            "max_concurrent_requests",
+            "Maximum number of concurrent requests, by source of the limit.",
+            "source",
+        ),
+        default=dict,
+    )
     max_num_seqs: float | None = None
     max_num_seqs_source: str | None = None  # args, log, default, observed
-    concurrency_ratio: float | None = None
+    concurrency_ratio: float | None = published(
+        gauge("concurrency_ratio", "Requests in flight divided by the smallest known limit.", absent="no limit known")
+    )
     running_at_limit: bool | None = None  # in most of the recent samples
     running_at_limit_now: bool | None = None
     running_stands_still: bool | None = None  # at its highest, while requests wait and the cache has room
-    arrival_rate: float | None = None  # requests per second over 60 s
-    arrival_burst_ratio: float | None = None
+    arrival_burst_ratio: float | None = published(
+        gauge("arrival_burst_ratio", "Arrivals in the busiest 10 s against the 5-minute mean.", absent=_WARMUP)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSignals:
     """Length and shape of requests over five minutes (``signals.context``)."""
 
-    context_max_5m: float | None = None
-    context_mean: float | None = None
-    context_spike_ratio: float | None = None
+    context_max_5m: float | None = published(
+        gauge(
+            "context_length_max_tokens",
+            "Prompt plus output tokens of the longest request of the last 5 minutes.",
+            absent=_WARMUP,
+        )
+    )
+    context_mean: float | None = published(
+        gauge("context_length_mean_tokens", "Mean prompt plus output tokens per request.", absent=_WARMUP)
+    )
+    context_spike_ratio: float | None = published(
+        gauge(
+            "context_length_spike_ratio",
+            "Longest request of the last 5 minutes divided by the mean.",
+            absent=_WARMUP,
+        )
+    )
     prompt_mean: float | None = None
     output_mean: float | None = None
     context_limit: float | None = None  # max_model_len: no request is longer
-    prompt_quantiles: Mapping[str, float] = field(default_factory=dict)
-    output_quantiles: Mapping[str, float] = field(default_factory=dict)
-    max_tokens_quantiles: Mapping[str, float] = field(default_factory=dict)
-    stream_quantiles: Mapping[str, float] = field(default_factory=dict)
-    two_humps: bool | None = None
+    prompt_quantiles: Mapping[str, float] = published(_REQUEST_TOKENS, "prompt", default=dict)
+    output_quantiles: Mapping[str, float] = published(_REQUEST_TOKENS, "output", default=dict)
+    max_tokens_quantiles: Mapping[str, float] = published(_REQUEST_TOKENS, "max_tokens", default=dict)
+    stream_quantiles: Mapping[str, float] = published(
+        quantiles(
+            "stream_seconds", "Quantiles of end-to-end duration of finished requests over 5 minutes.", absent=_WARMUP
+        ),
+        default=dict,
+    )
+    bimodal_prompts: bool | None = published(
+        gauge("prompt_lengths_bimodal", "1 if short- and long-prompt requests share this server.", absent=_WARMUP)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class LatencySignals:
     """Latency by phase over the last minute against the engine's own baseline (``signals.latency``)."""
 
-    ttft: Mapping[str, float] = field(default_factory=dict)  # quantile -> seconds
-    inter_token: Mapping[str, float] = field(default_factory=dict)
-    e2e: Mapping[str, float] = field(default_factory=dict)
-    queue: Mapping[str, float] = field(default_factory=dict)
-    baseline_ratios: Mapping[str, float] = field(default_factory=dict)  # phase -> p95 / baseline p95
-    queue_mean_seconds: float | None = None
-    outside_engine_seconds: float | None = None
+    ttft: Mapping[str, float] = published(_LATENCY, "ttft", default=dict)
+    inter_token: Mapping[str, float] = published(_LATENCY, "inter_token", default=dict)
+    e2e: Mapping[str, float] = published(_LATENCY, "e2e", default=dict)
+    queue: Mapping[str, float] = published(_LATENCY, "queue", default=dict)
+    baseline_ratios: Mapping[str, float] = published(
+        gauge(
+            "latency_baseline_ratio",
+            "p95 latency against this engine's own baseline.",
+            "phase",
+            absent="no baseline yet",
+        ),
+        default=dict,
+    )
+    outside_engine_seconds: float | None = published(
+        gauge(
+            "outside_engine_seconds",
+            "Mean time per finished request outside the engine: tokenizer, API server, network.",
+            absent="no finished request in the window",
+        )
+    )
     outside_engine_share: float | None = None  # of mean e2e
 
 
@@ -112,12 +265,19 @@ class LatencySignals:
 class ThroughputSignals:
     """Token rates and their trend against demand (``signals.throughput``)."""
 
-    prompt_tokens_per_second: float | None = None
+    prompt_tokens_per_second: float | None = published(_TOKENS, "prompt")
     prompt_tokens_computed_per_second: float | None = None  # without those that the prefix cache or another server had
-    generation_tokens_per_second: float | None = None
-    generation_tokens_per_running: float | None = None
+    generation_tokens_per_second: float | None = published(_TOKENS, "generation")
+    throughput_trend_ratio: float | None = published(
+        gauge(
+            "throughput_trend_ratio",
+            "Generation throughput of the last minute against the best minute of the last 15, while demand "
+            "has not fallen.",
+            absent="too little history, or demand fell",
+        )
+    )
+    generation_tokens_per_running: float | None = None  # tokens per second of each running request
     finished_per_second: float | None = None
-    throughput_trend_ratio: float | None = None  # last minute / best minute of 15, demand not lower
     throughput_flat: bool | None = None  # did not follow rising demand, or fell while demand did not
 
 
@@ -126,7 +286,13 @@ class ProgressSignals:
     """Does anything move? (``signals.progress``)"""
 
     work_present: bool | None = None
-    progressing: bool | None = None  # token or request counters moved in the last seconds
+    progressing: bool | None = published(
+        gauge(
+            "engine_progressing",
+            "1 if token or request counters moved recently, 0 if requests are pending but nothing moves.",
+            absent="no requests pending",
+        )
+    )
     seconds_without_progress: float | None = None
     seconds_still: float | None = None  # neither counters nor gauges moved while work is said to be there
     http_moved: bool | None = None  # the API server answered requests since nothing moves
@@ -142,7 +308,11 @@ class ProgressSignals:
     page_error: str | None = None  # why the last of them failed
     tokens_flow: bool | None = None  # in the last 15 s
     tokens_lately: bool | None = None  # in the last few seconds
-    finished_flow: bool | None = None
+    finished_flow: bool | None = None  # requests finished in the last 15 s
+    queries_lately: bool | None = None  # the same in the last few seconds
+    queries_flow: bool | None = (
+        None  # prompts were looked up in the prefix cache in the last 15 s: requests are admitted
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +325,42 @@ class MemorySignals:
     kv_pool_bytes: float | None = None  # per GPU
     kv_pool_used_bytes: float | None = None
     kv_block_waste_bytes: float | None = None
-    allocator_reserved_bytes: float | None = None  # largest rank
-    allocator_allocated_bytes: float | None = None
+    allocator_reserved_bytes: float | None = published(_RESERVED, "allocator")  # largest rank
+    allocator_allocated_bytes: float | None = published(_ALLOCATED, "allocator")
     allocator_inactive_split_bytes: float | None = None
-    components: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = published(
+        gauge(
+            "memory_component_bytes",
+            "Device memory by component, per GPU: weights, kv_pool, activations (peak), graphs, context "
+            "(what a worker holds outside torch: driver context, NCCL, libraries), other.",
+            "component",
+            absent="not in the start-up log; context needs per-process memory from the driver, and the plugin",
+        ),
+        default=dict,
+    )
     idle_growth_bytes_per_hour: float | None = None
-    device_growth_bytes: float | None = None  # since readiness
+
+    @publishes(_RESERVED)
+    def reserved(self) -> Mapping[str, float | None]:
+        """Reserved bytes of the pool, and of the blocks in use."""
+        return {"kv_pool": self.kv_pool_bytes, "kv_block": self.kv_pool_used_bytes}
+
+    @publishes(_ALLOCATED)
+    def allocated(self) -> Mapping[str, float | None]:
+        """Bytes of the pool's blocks in use, and of the tokens in them."""
+        used, waste = self.kv_pool_used_bytes, self.kv_block_waste_bytes
+        return {"kv_pool": used, "kv_block": None if waste is None or used is None else used - waste}
+
+    @publishes(_FRAGMENTATION)
+    def fragmentation(self) -> Mapping[str, float]:
+        """Reserved and not allocated, by scope."""
+        reserved = {"allocator": self.allocator_reserved_bytes, **self.reserved()}
+        allocated = {"allocator": self.allocator_allocated_bytes, **self.allocated()}
+        return {
+            scope: max(0.0, size - used)
+            for scope, size in reserved.items()
+            if size is not None and (used := allocated[scope]) is not None
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +372,6 @@ class HostSignals:
     cpu_throttled_ratio: float | None = None
     cpu_pressure_ratio: float | None = None
     memory_used_ratio: float | None = None
-    memory_growth_per_hour_ratio: float | None = None
     restarts: float | None = None
     restarts_recent: float | None = None  # in the last 30 minutes, as far as they are known
     restarts_all_known: bool = True  # not so in the first half hour after the exporter started
@@ -197,11 +396,26 @@ class ComputeSignals:
     estimated_flops_per_second: float | None = None
     estimated_bytes_per_second: float | None = None
     estimated_peak_ratio: float | None = None  # the larger of both against the card's data sheet
-    activity_level: str = "none"  # profiling, power, estimated_flops, utilization_weak, none
-    score_memory_factor: float | None = None
-    score_compute_factor: float | None = None
-    score_demand_factor: float | None = None
-    memory_high_compute_low_score: float | None = None
+    activity_level: str = published(
+        gauge(
+            "score_evidence_level",
+            "1 for the level of evidence behind the compute factor: profiling, power, estimated_flops, "
+            "utilization_weak, none.",
+            "level",
+        ),
+        default=NO_ACTIVITY,
+        states=LEVELS,
+    )
+    score_memory_factor: float | None = published(_FACTOR, "memory")
+    score_compute_factor: float | None = published(_FACTOR, "compute")
+    score_demand_factor: float | None = published(_FACTOR, "demand")
+    memory_high_compute_low_score: float | None = published(
+        gauge(
+            "memory_high_compute_low_score",
+            "Product of three factors, 0-1: KV memory in demand, compute low, demand present.",
+            absent="a factor is unknown",
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,25 +437,22 @@ class Signals:
     events_known: bool = False  # a log of this container has been seen
     oom: Mapping[str, float] = field(default_factory=dict)  # what the last out-of-memory text among them says, in bytes
     gpu_faults: int | None = None  # XID and lost-GPU events of its GPUs lately
+    dialect: str = ""  # the name of the engine's inference server in ``engines.registry``; "" = unknown
+    extra: tuple[object, ...] = ()  # groups that were added to the registry (``signals.registry``)
+
+    def groups(self) -> Iterator[object]:
+        """Every group of signals, in the order in which they are published."""
+        yield from (getattr(self, name) for name in _GROUP_NAMES)
+        yield from self.extra
 
     def flat(self) -> dict[str, float | None]:
         """Every signal as name -> number; booleans as 0/1, mappings as ``name:key``, texts left out."""
         flat: dict[str, float | None] = {}
-        for group in (
-            self.kv,
-            self.batch,
-            self.load,
-            self.context,
-            self.latency,
-            self.throughput,
-            self.progress,
-            self.memory,
-            self.host,
-            self.compute,
-        ):
-            for name, value in _named(group):
+        for group in self.groups():
+            for item in fields(group):  # type: ignore[arg-type]  # every group is a dataclass
+                name, value = item.name, getattr(group, item.name)
                 if isinstance(value, Mapping):
-                    flat.update((f"{name}:{key}", float(item)) for key, item in value.items())
+                    flat.update((f"{name}:{key}", float(number)) for key, number in value.items())
                 elif value is None or isinstance(value, bool | int | float):
                     flat[name] = None if value is None else float(value)
         flat.update((f"log_events:{name}", float(count)) for name, count in self.events.items())
@@ -249,6 +460,29 @@ class Signals:
         return flat
 
 
-def _named(group: object) -> Iterator[tuple[str, object]]:
-    for item in fields(group):  # type: ignore[arg-type]  # every group is a dataclass
-        yield item.name, getattr(group, item.name)
+GROUPS: Final[tuple[type[object], ...]] = (
+    LoadSignals,
+    KvSignals,
+    ThroughputSignals,
+    ProgressSignals,
+    ComputeSignals,
+    BatchSignals,
+    ContextSignals,
+    LatencySignals,
+    MemorySignals,
+    HostSignals,
+)
+"""Every group, in the order in which their metrics are listed."""
+
+_GROUP_NAMES: Final = (
+    "kv",
+    "batch",
+    "load",
+    "context",
+    "latency",
+    "throughput",
+    "progress",
+    "memory",
+    "host",
+    "compute",
+)

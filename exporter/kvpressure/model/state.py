@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvpressure.readings import (
+from kvpressure.model.isolation import Failure
+from kvpressure.model.readings import (
     ContainerReading,
+    Discovered,
     EngineKey,
     EngineReading,
     GpuOwner,
@@ -15,7 +17,7 @@ from kvpressure.readings import (
     NodeCondition,
     SourceHealth,
 )
-from kvpressure.signals.model import Signals
+from kvpressure.model.signals import Signals
 
 VERDICTS: Final = (
     "idle",
@@ -31,6 +33,7 @@ STAGES: Final = ("building", "saturated", "thrashing", "failing")
 CONDITIONS: Final = (
     "memory_leak_idle",
     "kv_held_without_load",
+    "prefix_cache_collapsed",
     "allocator_fragmentation",
     "baseline_too_high",
     "host_memory_near_limit",
@@ -51,13 +54,36 @@ SIGNATURE_CONDITIONS: Final = (
 LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "max_model_len")
 
 
-@dataclass(frozen=True, slots=True)
 class Evidence:
-    """One named piece of evidence: true, false or not known, and a sentence with the numbers."""
+    """One named fact: true, false or unknown, and a sentence with the numbers, written when somebody reads it.
 
-    name: str
-    value: bool | None
-    text: str
+    ``shown`` = one of the published series of evidence; the others are in the JSON alone. Not a frozen dataclass, which takes three
+    times as long to make: there are some sixty for each engine and tick.
+    """
+
+    __slots__ = ("name", "sentence", "shown", "value")
+
+    def __init__(self, name: str, value: bool | None, sentence: str | Callable[[], str], shown: bool = True) -> None:
+        self.name = name
+        self.value = value
+        self.sentence = sentence
+        self.shown = shown
+
+    @property
+    def text(self) -> str:
+        """The sentence."""
+        return self.sentence if isinstance(self.sentence, str) else self.sentence()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Evidence):
+            return NotImplemented
+        return (self.name, self.value, self.shown, self.text) == (other.name, other.value, other.shown, other.text)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.value))
+
+    def __repr__(self) -> str:
+        return f"Evidence({self.name!r}, {self.value!r}, {self.text!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +91,8 @@ class Diagnosis:
     """The answer for one engine.
 
     ``supporting`` and ``opposing`` are the sentences for and against the verdict, ``missing`` what could not be
-    seen. ``since`` = when the verdict began to stand.
+    seen. ``since`` = when the verdict began to stand. ``row`` names the line of ``docs/verdicts.md`` that gave it,
+    ``grade`` how far it can be relied on, ``runner_up`` another verdict that is about as likely.
     """
 
     verdict: str
@@ -79,6 +106,9 @@ class Diagnosis:
     conditions: Mapping[str, bool | None] = field(default_factory=dict)
     documented_signature: Mapping[str, bool | None] = field(default_factory=dict)
     documented_signature_met: bool | None = None
+    row: str = ""
+    grade: str = "nothing"
+    runner_up: str | None = None
     signature_note: str = ""  # why signature and verdict differ, in words; empty when they agree
 
 
@@ -91,6 +121,20 @@ class Limit:
     explicit: bool | None = None
     source: str | None = None
     recommended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Requests that met a service-level objective, and all that count, since the engine started.
+
+    ``bound_seconds`` is the bucket bound that is used; None where the objective is no latency.
+    """
+
+    name: str
+    good: float
+    total: float
+    bound_seconds: float | None
+    target: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +154,41 @@ class EngineState:
     signals: Signals
     diagnosis: Diagnosis
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    objectives: tuple[Objective, ...] = ()
+    failure: Failure | None = None  # why nothing is known of it although it was read
+    dialect: str = ""  # the name of its inference server in ``engines.registry``; "" = unknown
+
+
+def engine_without_values(
+    key: EngineKey,
+    target: str,
+    container: str,
+    gpus: tuple[str, ...],
+    up: bool,
+    time: float,
+    since: float,
+    failure: Failure,
+) -> EngineState:
+    """An engine on which the exporter failed: its identity, unknown, and why; nothing measured and nothing of before."""
+    unknown = Diagnosis(
+        "unknown",
+        0.0,
+        None,
+        since,
+        missing=(failure.text,),
+        conditions=dict.fromkeys(CONDITIONS),
+        documented_signature=dict.fromkeys(SIGNATURE_CONDITIONS),
+    )
+    return EngineState(
+        key, target, container, gpus, up, None, None, None, None, {}, Signals(time=time), unknown, failure=failure
+    )
+
+
+def without_values(engine: EngineState, time: float, failure: Failure) -> EngineState:
+    """``engine`` where the exporter failed to show it."""
+    return engine_without_values(
+        engine.key, engine.target, engine.container, engine.gpus, engine.up, time, time, failure
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +200,7 @@ class ContainerState:
     cpu_used_ratio: float | None = None
     memory_used_ratio: float | None = None
     log_events: Mapping[str, int] = field(default_factory=dict)
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +225,21 @@ class GpuState:
     reading: GpuReading
     demand_ratio: float | None = None
     process_bytes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+def gpu_without_values(reading: GpuReading, failure: Failure) -> GpuState:
+    """A GPU on which the exporter failed: its identity, and why nothing else is known of it."""
+    known = GpuReading(
+        reading.uuid,
+        reading.index,
+        reading.vendor,
+        name=reading.name,
+        driver=reading.driver,
+        parent_uuid=reading.parent_uuid,
+        error=reading.error,
+    )
+    return GpuState(known, failure=failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +266,10 @@ class State:
     containers: tuple[ContainerState, ...] = ()
     targets: tuple[TargetState, ...] = ()
     node_conditions: tuple[NodeCondition, ...] = ()
+    discovered: tuple[Discovered, ...] = ()
     health: Mapping[str, SourceHealth] = field(default_factory=dict)
     expected_gpus: Mapping[str, int] = field(default_factory=dict)
     ticks: int = 0
     lag_seconds: float = 0.0
     recorder: RecorderHealth | None = None  # None = no flight recorder is kept
+    failures: Mapping[Failure, int] = field(default_factory=dict)  # of the pipeline since its start

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
 
-from kvpressure.readings import PROCESS_START, EngineKey, EnginePage
-from kvpressure.sources.vllm.reasons import SAME_SERVER, SEVERAL_SERVERS
-from kvpressure.state import TargetState
-from kvpressure.thresholds import Thresholds
-from kvpressure.tracks import EngineTrack
+from kvpressure.model.isolation import ENGINE, TAKE_IN, Failure, Guard, engine_name
+from kvpressure.model.readings import PROCESS_START, EngineKey, EngineReading, Scrape
+from kvpressure.model.reasons import INTERNAL, SAME_SERVER, SEVERAL_SERVERS
+from kvpressure.model.state import TargetState
+from kvpressure.pipeline.tracks import EngineTrack
+from kvpressure.settings.thresholds import Thresholds
 
 FORGET_SECONDS: Final = 300.0
 ABSENT: Final = "absent"  # why an engine is down whose page has only others
@@ -39,8 +40,9 @@ class _Target:
 class Engines:
     """All engines, each with its track, and the targets that their pages come from."""
 
-    def __init__(self, thresholds: Thresholds) -> None:
+    def __init__(self, thresholds: Thresholds, guard: Guard | None = None) -> None:
         self._thresholds = thresholds
+        self._guard = guard or Guard()
         self._tracks: dict[EngineKey, EngineTrack] = {}
         self._targets: dict[str, _Target] = {}
         self._known: Collection[str] | None = None
@@ -53,11 +55,11 @@ class Engines:
         """Scrape health of every target."""
         return tuple(target.state for target in self._targets.values())
 
-    def expect(self, targets: Collection[str] | None) -> None:
+    def set_targets(self, targets: Collection[str] | None) -> None:
         """These targets are read; ``None`` = not known."""
         self._known = None if targets is None else frozenset(targets)
 
-    def take(self, now: float, page: EnginePage, model_from_args: Callable[[EnginePage], str]) -> None:
+    def observe(self, now: float, page: Scrape, model_from_args: Callable[[Scrape], str]) -> None:
         """Give each engine of the page its reading; one that has none this time fails."""
         page = self._of_one_server(now, page)
         known = [
@@ -73,20 +75,38 @@ class Engines:
             if not known:
                 known = [self._new(now, page, (model_from_args(page), "0"))]
             for track in known:
-                track.tracker.fail(page.error or ABSENT)
+                track.lose(page.error or ABSENT)
                 track.seen_t = now
             return
         names = {(reading.model_name, reading.engine) for reading in page.engines}
-        self._lose([track for track in known if track.named not in names])
+        self._drop_missing([track for track in known if track.named not in names])
         of_page = {track.named: track for track in known}
         for reading in page.engines:
             name = (reading.model_name, reading.engine)
             track = of_page.get(name) or self._new(now, page, name)
             track.target, track.container, track.gpus = page.target, page.container, page.gpus
             track.seen_t = now
-            if track.tracker.observe(page, reading):
-                last = track.tracker.window.last
-                track.counters = {**last.counters, **last.page} if last else {}
+            self._observe_engine(now, track, page, reading)
+
+    def fail(self, now: float, page: Scrape, failure: Failure) -> None:
+        """The exporter could not take this page in: nothing is known of its engines."""
+        known = [track for track in self if track.target == page.target]
+        if not known:
+            key = EngineKey(page.namespace, page.pod, "", "0")
+            known = [self._tracks.setdefault(key, EngineTrack(key, page, self._thresholds, ("", "0")))]
+        for track in known:
+            track.begin_anew(now, failure)
+        target = self._targets.setdefault(page.target, _Target(TargetState(page.target, False, None, 0), now))
+        target.seen_t = now
+        target.errors[INTERNAL] = target.errors.get(INTERNAL, 0) + 1
+        target.state = TargetState(
+            page.target, False, page.duration_seconds, page.bad_lines, dict(target.errors), page.cut
+        )
+
+    def _observe_engine(self, now: float, track: EngineTrack, page: Scrape, reading: EngineReading) -> None:
+        taken = self._guard.run(TAKE_IN, ENGINE, lambda: engine_name(track.key), lambda: track.observe(page, reading))
+        if isinstance(taken, Failure):
+            track.begin_anew(now, taken)
 
     def forget(self, now: float) -> None:
         """Drop what is gone: engines whose target was removed at once, all others after a while (or when the clock stepped
@@ -106,11 +126,11 @@ class Engines:
         ]:
             del self._targets[name]
 
-    def _of_one_server(self, now: float, page: EnginePage) -> EnginePage:
+    def _of_one_server(self, now: float, page: Scrape) -> Scrape:
         """The page, counted; failed when its address stands for several servers, or for one that is read already."""
         target = self._targets.setdefault(page.target, _Target(TargetState(page.target, True, None, 0), now))
         target.seen_t = now
-        error = page.error or self._doubt(now, page, target)
+        error = page.error or self._identity_conflict(now, page, target)
         if error is not None:
             target.errors[error] = target.errors.get(error, 0) + 1
         target.state = TargetState(
@@ -118,7 +138,7 @@ class Engines:
         )
         return page if error == page.error else replace(page, engines=(), error=error)
 
-    def _doubt(self, now: float, page: EnginePage, target: _Target) -> str | None:
+    def _identity_conflict(self, now: float, page: Scrape, target: _Target) -> str | None:
         """A process that was replaced does not come back. One that answers again after another one has is one of several behind
         the same address; their counters in turn look like resets.
         """
@@ -138,7 +158,7 @@ class Engines:
                 return SAME_SERVER
         return None
 
-    def _new(self, now: float, page: EnginePage, named: tuple[str, str]) -> EngineTrack:
+    def _new(self, now: float, page: Scrape, named: tuple[str, str]) -> EngineTrack:
         """The track of an engine that this page is the first to name. It takes over that of the same name whose target is
         no longer read. While that one is, the smaller target has the name, whichever came first, and the other its container or
         port with it in the label ``engine``.
@@ -148,19 +168,19 @@ class Engines:
         other = self._tracks.get(key)
         if other is not None and self._is_other(now, other, page):
             if page.target > other.target:
-                key = self._key_apart(
+                key = self._disambiguate(
                     now, key, page.target, page.container if page.container != other.container else "", page
                 )
             else:
                 del self._tracks[key]
                 apart = other.container if other.container != page.container else ""
-                other.key = self._key_apart(now, key, other.target, apart, page)
+                other.key = self._disambiguate(now, key, other.target, apart, page)
                 self._tracks[other.key] = other
         if key not in self._tracks:
             self._tracks[key] = EngineTrack(key, page, self._thresholds, named)
         return self._tracks[key]
 
-    def _key_apart(self, now: float, key: EngineKey, target: str, container: str, page: EnginePage) -> EngineKey:
+    def _disambiguate(self, now: float, key: EngineKey, target: str, container: str, page: Scrape) -> EngineKey:
         """``key`` with what tells ``target`` from the others of the pod: the container's name where that does, else the port, else all."""
         apart = (container, str(urlsplit(target).port or ""), target)
         keys = [replace(key, engine=f"{key.engine}/{each}") for each in apart if each]
@@ -175,7 +195,7 @@ class Engines:
             keys[-1],
         )
 
-    def _is_other(self, now: float, track: EngineTrack, page: EnginePage) -> bool:
+    def _is_other(self, now: float, track: EngineTrack, page: Scrape) -> bool:
         """Whether another target of the same pod is read beside this one, and that is its engine."""
         if track.target == page.target or not self._is_read(track.target):
             return False
@@ -190,13 +210,13 @@ class Engines:
     def _is_read(self, target: str) -> bool:
         return self._known is None or target in self._known
 
-    def _lose(self, tracks: list[EngineTrack]) -> None:
+    def _drop_missing(self, tracks: list[EngineTrack]) -> None:
         """The page has these engines no more. A page that renames its engines every second is no reason to keep them all."""
         for track in tracks:
             if track.tracker.window.last is None:
                 del self._tracks[track.key]  # was only a name from the arguments until the page told the right one
         gone = sorted((track for track in tracks if track.key in self._tracks), key=lambda track: track.seen_t)
         for track in gone:
-            track.tracker.fail(ABSENT)
+            track.lose(ABSENT)
         for track in gone[: -max(1, MAX_GONE_ENGINES // len(self._targets))]:
             del self._tracks[track.key]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Final
 
-from kvpressure.readings import ContainerReading, GpuOwner
+from kvpressure.model.readings import ContainerReading, GpuOwner
 
 _FIELDS: Final = tuple(item.name for item in fields(ContainerReading))
 

@@ -6,28 +6,30 @@ seen for ``FORGET_SECONDS`` are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, TypeVar
 
-from kvpressure.args import EngineArgs
-from kvpressure.diagnosis import advice
-from kvpressure.engines import FORGET_SECONDS, Engines
-from kvpressure.readings import (
-    ContainerReading,
-    EnginePage,
-    GpuOwner,
-    GpuReading,
-    Snapshot,
+from kvpressure.advice import limits as advice
+from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Known
+from kvpressure.engines.registry import dialect
+from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.isolation import (
+    CONTAINER,
+    DIAGNOSIS,
+    ENGINE,
+    GPU,
+    SIGNALS,
+    TAKE_IN,
+    TARGET,
+    Failure,
+    Guard,
+    engine_name,
 )
-from kvpressure.signals import limits as limit_signals
-from kvpressure.signals import memory
-from kvpressure.signals.context import Shape
-from kvpressure.signals.engine import Surroundings
-from kvpressure.signals.limits import InForce
-from kvpressure.signals.model import KvSignals, Signals
-from kvpressure.signals.pool import from_configuration as pool_from_configuration
-from kvpressure.state import (
+from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, LogLine, Scrape, Snapshot, StepStats
+from kvpressure.model.signals import Signals
+from kvpressure.model.state import (
     LIMITS,
     ContainerState,
     Diagnosis,
@@ -35,15 +37,69 @@ from kvpressure.state import (
     GpuState,
     Limit,
     State,
+    engine_without_values,
+    gpu_without_values,
 )
-from kvpressure.thresholds import Thresholds, builtin
-from kvpressure.tracks import ContainerTrack, EngineTrack, GpuTrack
+from kvpressure.pipeline.engines import FORGET_SECONDS, Engines
+from kvpressure.pipeline.tracks import ContainerTrack, EngineTrack, GpuTrack
+from kvpressure.settings.thresholds import Thresholds, builtin
+from kvpressure.signals import memory
+from kvpressure.signals.compute import GpuWindow
+from kvpressure.signals.engine import CacheState
+from kvpressure.signals.engine_context import EngineContext, GpuContext, LimitContext, LogContext
+from kvpressure.signals.objectives import objectives
+from kvpressure.signals.pool import from_configuration as pool_from_configuration
+from kvpressure.signals.registry import extra_signals
 
+_NO_LIMITS: Final[Mapping[str, EffectiveLimit]] = {}
 MAX_COMMAND_LINES: Final = 256  # understood ones that are remembered
-_NO_SIGNALS: Final[Mapping[str, int]] = {}
-_NO_FIGURES: Final[Mapping[str, float]] = {}
 
 ContainerKey = tuple[str, str, str]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """First phase: an engine with its KV cache, before the memory of its GPUs, which depends on all their engines.
+
+    ``own_gpus``: those that hold its KV pool, ``None`` = not known which. ``empty_bytes``: what its pool has free on each.
+    """
+
+    context: EngineContext
+    cache: CacheState
+    limits: Mapping[str, EffectiveLimit]
+    own_gpus: tuple[str, ...] | None
+    empty_bytes: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """An engine on its way through the phases, with the failure that stopped it in the first one."""
+
+    track: EngineTrack
+    gpus: tuple[str, ...]
+    gathered: _Gathered | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuDemand:
+    """Second phase: how much of each GPU's memory its engines really need."""
+
+    windows: Mapping[str, GpuWindow]  # of GPUs that were read lately
+    empty_bytes: Mapping[str, Sequence[float | None]]  # by GPU, one for each engine on it
+
+    def of(self, uuid: str) -> float | None:
+        """The share of one GPU; ``None`` if it is not known."""
+        window = self.windows.get(uuid)
+        if window is None or window.last is None:
+            return None
+        return memory.demand_ratio(window.last, self.empty_bytes.get(uuid, ()))
+
+    def largest(self, uuids: Sequence[str]) -> float | None:
+        """The largest of several; ``None`` if one is not known."""
+        demands = [self.of(uuid) for uuid in uuids]
+        known = [demand for demand in demands if demand is not None]
+        return max(known) if known and len(known) == len(demands) else None
 
 
 class Pipeline:
@@ -51,7 +107,8 @@ class Pipeline:
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._thresholds = thresholds or builtin()
-        self._engines = Engines(self._thresholds)
+        self._guard = Guard()
+        self._engines = Engines(self._thresholds, self._guard)
         self._containers: dict[ContainerKey, ContainerTrack] = {}
         self._gpus: dict[str, GpuTrack] = {}
         self._args: dict[object, EngineArgs] = {}  # by command line and environment
@@ -60,41 +117,79 @@ class Pipeline:
         """Take one snapshot and say what is the case now."""
         now = snapshot.time
         for gpu in snapshot.gpus:
-            self._gpu(gpu.uuid).observe(now, gpu)
+            self._take_gpu(now, gpu)
         for reading in snapshot.containers:
-            track = self._container((reading.namespace, reading.pod, reading.container))
-            track.window.observe(now, reading)
-            track.seen_t = now
+            self._take_container(now, reading)
         for line in snapshot.logs:
-            self._container((line.namespace, line.pod, line.container)).take_line(now, line)
-        self._engines.expect(snapshot.targets)
+            self._take_line(now, line)
+        self._engines.set_targets(snapshot.targets)
         for page in snapshot.pages:
-            self._engines.take(now, page, self._model_from_args)
+            self._take_page(now, page)
         for stats in snapshot.steps:
-            named = [
-                engine
-                for engine in self._engines
-                if (engine.key.namespace, engine.key.pod, engine.named[1]) == (stats.namespace, stats.pod, stats.engine)
-            ]
-            if len(named) == 1:  # of two servers in a pod that count alike, nobody knows whose steps these are
-                named[0].tracker.steps.observe(stats)
+            self._take_steps(now, stats)
         owners = _owners_by_pod(snapshot)
         self._engines.forget(now)
         self._forget(now)
-        engines, empty_pools = self._engine_states(now, snapshot, owners)
+        subjects = [self._gather(now, track, snapshot, owners) for track in self._engines]
+        demand = self._gpu_demand(now, subjects)
         return State(
             time=now,
-            engines=engines,
-            gpus=self._gpu_states(snapshot, empty_pools),
+            engines=tuple(self._conclude(now, subject, demand) for subject in subjects),
+            gpus=tuple(self._gpu_state(snapshot, gpu, demand) for gpu in snapshot.gpus),
             owners=snapshot.owners,
             containers=self._container_states(snapshot),
             targets=self._engines.targets,
             node_conditions=snapshot.node_conditions,
+            discovered=snapshot.discovered,
             health=snapshot.health,
             expected_gpus=snapshot.expected_gpus,
+            failures=self._guard.counts,
         )
 
     # --- taking in ------------------------------------------------------------------------------------------
+
+    def _take_gpu(self, now: float, reading: GpuReading) -> None:
+        taken = self._guard.run(
+            TAKE_IN, GPU, lambda: reading.uuid, lambda: self._gpu(reading.uuid).observe(now, reading)
+        )
+        if isinstance(taken, Failure):
+            track = self._gpus[reading.uuid] = GpuTrack(self._thresholds)
+            track.seen_t, track.failure = now, taken
+
+    def _take_container(self, now: float, reading: ContainerReading) -> None:
+        track = self._container((reading.namespace, reading.pod, reading.container))
+        taken = self._guard.run(
+            TAKE_IN, CONTAINER, lambda: _container_name(reading), lambda: track.observe(now, reading)
+        )
+        if isinstance(taken, Failure):
+            track.begin_anew(now, taken)
+
+    def _take_line(self, now: float, line: LogLine) -> None:
+        """A line that cannot be taken in costs itself."""
+        track = self._container((line.namespace, line.pod, line.container))
+        self._guard.run(TAKE_IN, CONTAINER, lambda: _container_name(line), lambda: track.take_line(now, line))
+
+    def _take_page(self, now: float, page: Scrape) -> None:
+        taken = self._guard.run(
+            TAKE_IN, TARGET, lambda: page.target, lambda: self._engines.observe(now, page, self._model_from_args)
+        )
+        if isinstance(taken, Failure):
+            self._engines.fail(now, page, taken)
+
+    def _take_steps(self, now: float, stats: StepStats) -> None:
+        named = [
+            engine
+            for engine in self._engines
+            if (engine.key.namespace, engine.key.pod, engine.named[1]) == (stats.namespace, stats.pod, stats.engine)
+        ]
+        if len(named) != 1:  # of two servers in a pod that count alike, nobody knows whose steps these are
+            return
+        track = named[0]
+        taken = self._guard.run(
+            TAKE_IN, ENGINE, lambda: engine_name(track.key), lambda: track.tracker.steps.observe(stats)
+        )
+        if isinstance(taken, Failure):
+            track.begin_anew(now, taken)
 
     def _container(self, key: ContainerKey) -> ContainerTrack:
         if key not in self._containers:
@@ -106,15 +201,15 @@ class Pipeline:
             self._gpus[uuid] = GpuTrack(self._thresholds)
         return self._gpus[uuid]
 
-    def _parsed(self, page: EnginePage) -> EngineArgs:
-        key = (page.args, tuple(page.env.items()))
+    def _parsed(self, page: Scrape) -> EngineArgs:
+        key = (page.dialect, page.args, tuple(page.env.items()))
         if key not in self._args:
             if len(self._args) > MAX_COMMAND_LINES:
                 self._args.clear()
-            self._args[key] = limit_signals.from_page(page)
+            self._args[key] = dialect(page.dialect).read_command(page.args, page.env).args
         return self._args[key]
 
-    def _model_from_args(self, page: EnginePage) -> str:
+    def _model_from_args(self, page: Scrape) -> str:
         args = self._parsed(page)
         return args.served_model_name or args.model or ""
 
@@ -129,114 +224,167 @@ class Pipeline:
 
     # --- concluding -----------------------------------------------------------------------------------------
 
-    def _engine_states(
-        self,
-        now: float,
-        snapshot: Snapshot,
-        owners: Mapping[tuple[str, str], Sequence[GpuOwner]],
-    ) -> tuple[tuple[EngineState, ...], dict[str, list[float | None]]]:
-        first: list[
-            tuple[
-                EngineTrack,
-                Surroundings,
-                KvSignals,
-                Shape,
-                Mapping[str, InForce],
-                tuple[str, ...],
-                tuple[str, ...] | None,
-            ]
-        ] = []
-        empty_pools: dict[str, list[float | None]] = {}
-        for track in self._engines:
-            gpus = track.gpus or _gpus_of(track, owners.get((track.key.namespace, track.key.pod), ()))
-            around, found_limits = self._surroundings(now, track, gpus, snapshot)
-            cache, shape = track.tracker.kv_signals(around)
-            pool = around.facts.get("pool_bytes")
-            empty = None if pool is None or cache.kv_used_ratio is None else pool * (1.0 - cache.kv_used_ratio)
-            cards = self._cards(track, gpus, around)
-            for uuid in gpus if cards is None else cards:
-                empty_pools.setdefault(uuid, []).append(None if cards is None else empty)
-            first.append((track, around, cache, shape, found_limits, gpus, cards))
-        states = []
-        for track, around, cache, shape, found_limits, gpus, cards in first:
-            demands = [self._demand(now, uuid, empty_pools) for uuid in cards or ()]
-            known = [demand for demand in demands if demand is not None]
-            around = replace(around, demand=max(known) if known and len(known) == len(demands) else None)
-            states.append(self._engine_state(now, track, around, cache, shape, found_limits, gpus))
-        return tuple(states), empty_pools
+    def _gather(
+        self, now: float, track: EngineTrack, snapshot: Snapshot, owners: Mapping[tuple[str, str], Sequence[GpuOwner]]
+    ) -> _Subject:
+        gpus = track.gpus or _gpus_of(track, owners.get((track.key.namespace, track.key.pod), ()))
+        if track.failure is not None:
+            return _Subject(track, gpus, track.failure)
+        found = self._guarded(SIGNALS, track, partial(self._gathered, now, track, gpus, snapshot))
+        return _Subject(track, gpus, found)
 
-    def _cards(self, track: EngineTrack, gpus: tuple[str, ...], around: Surroundings) -> tuple[str, ...] | None:
-        """The cards that hold this engine's KV pool, of those that its container has; ``None`` when that cannot be told.
+    def _gathered(self, now: float, track: EngineTrack, gpus: tuple[str, ...], snapshot: Snapshot) -> _Gathered:
+        context, limits = self._context(now, track, gpus, snapshot, self._known(track, gpus))
+        cache = track.tracker.kv_signals(context)
+        pool, used = context.log.facts.get("pool_bytes"), cache.kv.kv_used_ratio
+        empty = None if pool is None or used is None else pool * (1.0 - used)
+        return _Gathered(context, cache, limits, self._own_gpus(track, gpus, context.limits.args), empty)
 
-        Data-parallel engines of one page share the container's cards. vLLM gives rank i the i-th part of the visible devices
-        (``set_device_control_env_var`` in its ``v1/engine/utils.py``), which are in the order of the driver.
+    def _gpu_demand(self, now: float, subjects: Sequence[_Subject]) -> _GpuDemand:
+        empty: dict[str, list[float | None]] = {}
+        for subject in subjects:
+            found = subject.gathered
+            if isinstance(found, Failure) or found.own_gpus is None:
+                uuids, size = subject.gpus, None
+            else:
+                uuids, size = found.own_gpus, found.empty_bytes
+            for uuid in uuids:
+                empty.setdefault(uuid, []).append(size)
+        fresh = {uuid: gpu.window for uuid, gpu in self._gpus.items() if self._fresh(gpu.window.last_t, now)}
+        return _GpuDemand(fresh, empty)
+
+    def _guarded(self, stage: str, track: EngineTrack, work: Callable[[], T]) -> T | Failure:
+        return self._guard.run(stage, ENGINE, lambda: engine_name(track.key), work)
+
+    def _conclude(self, now: float, subject: _Subject, demand: _GpuDemand) -> EngineState:
+        """Third phase: the engine's state; one without values when some stage failed."""
+        track = subject.track
+        found = self._concluded(now, subject, demand)
+        if not isinstance(found, Failure):
+            track.failed_since = None
+            return found
+        track.failed_since = now if track.failed_since is None else track.failed_since
+        was_read = track.tracker.error is None and self._fresh(track.seen_t, now)
+        return engine_without_values(
+            track.key, track.target, track.container, subject.gpus, was_read, now, track.failed_since, found
+        )
+
+    def _concluded(self, now: float, subject: _Subject, demand: _GpuDemand) -> EngineState | Failure:
+        track, gathered = subject.track, subject.gathered
+        if isinstance(gathered, Failure):
+            return gathered
+        signals = self._guarded(SIGNALS, track, partial(self._signals, track, gathered, demand))
+        if isinstance(signals, Failure):
+            return signals
+        work = partial(self._engine_state, now, track, signals, gathered.limits, subject.gpus)
+        return self._guarded(DIAGNOSIS, track, work)
+
+    def _signals(self, track: EngineTrack, gathered: _Gathered, demand: _GpuDemand) -> Signals:
+        signals = track.tracker.signals(gathered.context, gathered.cache, demand.largest(gathered.own_gpus or ()))
+        extra = [
+            group
+            for one in extra_signals()
+            if not isinstance(
+                group := self._guarded(SIGNALS, track, partial(one.compute, track.tracker.window, signals)), Failure
+            )
+        ]
+        return replace(signals, extra=tuple(extra)) if extra else signals
+
+    def _own_gpus(self, track: EngineTrack, gpus: tuple[str, ...], args: EngineArgs) -> tuple[str, ...] | None:
+        """The GPUs that hold this engine's KV pool, of those that its container has; ``None`` when that cannot be told.
+
+        Data-parallel engines of one page share the container's GPUs: rank i has the i-th part of the visible devices (vLLM:
+        ``set_device_control_env_var`` in its ``v1/engine/utils.py``), which are in the order of the driver.
         """
         page = track.tracker.page
         ranks = sorted((reading.engine for reading in page.engines), key=lambda name: (len(name), name)) if page else []
         if len(ranks) <= 1 or not gpus:
             return gpus
-        needs = around.args.engine_gpus
+        needs = args.engine_gpus
         known = [(gpu.window.last.index, uuid) for uuid in gpus if (gpu := self._gpus.get(uuid)) and gpu.window.last]
         if needs is None or len(known) != needs * len(ranks) or len(known) < len(gpus):
             return None
         rank = ranks.index(track.named[1])
         return tuple(uuid for _, uuid in sorted(known)[rank * needs : (rank + 1) * needs])
 
-    def _surroundings(
-        self, now: float, track: EngineTrack, gpus: Sequence[str], snapshot: Snapshot
-    ) -> tuple[Surroundings, Mapping[str, InForce]]:
-        key, page, reading = track.key, track.tracker.page, track.tracker.reading
-        container = self._containers.get((key.namespace, key.pod, track.container))
-        known_gpus = [self._gpus[uuid] for uuid in gpus if uuid in self._gpus]
-        windows = [gpu.window for gpu in known_gpus if self._fresh(gpu.window.last_t, now)]
-        facts = dict(container.facts) if container else {}
-        found_limits: Mapping[str, InForce] = {}
-        merged = EngineArgs()
-        if page is not None:
-            merged = (
-                self._parsed(page).merged(container.logged) if container and container.logged else self._parsed(page)
-            )
-            gpu = known_gpus[0].window.last if known_gpus else None  # the card stays what it is between two readings
-            found_limits = limit_signals.in_force(
-                self._parsed(page),
-                container.logged if container else None,
-                facts,
-                reading.cache_config if reading else {},
-                self._version(track),
-                page.flavour,
-                gpu,
-            )
-            if "pool_bytes" not in facts:
-                pool = pool_from_configuration(merged, reading.cache_config if reading else {}, len(page.engines))
-                if pool is not None:
-                    facts["pool_bytes"] = pool
-        pod = (key.namespace, key.pod)
+    def _known(self, track: EngineTrack, gpus: Sequence[str]) -> Known | None:
+        """What is known of an engine that has been read; ``None`` before its first page."""
+        page = track.tracker.page
+        if page is None:
+            return None
+        container = self._container_of(track)
+        return Known(
+            self._parsed(page),
+            container.logged if container else None,
+            container.facts if container else {},
+            track.tracker.reading,
+            self._version(track),
+            page.flavour,
+            # the GPU stays what it is between two readings
+            next((self._gpus[uuid].window.last for uuid in gpus if uuid in self._gpus), None),
+        )
+
+    def _context(
+        self, now: float, track: EngineTrack, gpus: Sequence[str], snapshot: Snapshot, known: Known | None
+    ) -> tuple[EngineContext, Mapping[str, EffectiveLimit]]:
+        container = self._container_of(track)
+        engine, page, last = _dialect_of(track), track.tracker.page, track.tracker.window.last
+        args, limits, features = EngineArgs(), _NO_LIMITS, Features()
+        if known is not None and page is not None:
+            args, limits = known.merged, engine.limits(known)
+            features = engine.features(args, page.flavour, tuple(last.gauges) if last else ())
+        seqs, length = limits.get("max_num_seqs"), limits.get("max_model_len")
+        pod = (track.key.namespace, track.key.pod)
         allocator = [rank for rank in snapshot.allocator if (rank.namespace, rank.pod) == pod]
-        others = any(owner.uuid in gpus and (owner.namespace, owner.pod) != pod for owner in snapshot.owners)
-        processes = _process_bytes_of(snapshot, pod) if allocator or others else {}
-        seqs, length = found_limits.get("max_num_seqs"), found_limits.get("max_model_len")
-        return Surroundings(
+        return EngineContext(
             now=now,
-            gpus=windows,
+            gpus=self._gpu_context(now, gpus, pod, snapshot, bool(allocator)),
+            log=self._log_context(now, track, container, args),
+            limits=LimitContext(
+                seqs.value if seqs else None,
+                seqs.source if seqs else None,
+                length.value if length else None,
+                args,
+                features,
+            ),
             container=container.window if container and self._fresh(container.window.last_t, now) else None,
             allocator=allocator,
-            processes=tuple(processes.values()),
-            others=others,
+        ), limits
+
+    def _log_context(
+        self, now: float, track: EngineTrack, container: ContainerTrack | None, args: EngineArgs
+    ) -> LogContext:
+        page, reading = track.tracker.page, track.tracker.reading
+        facts = dict(container.facts) if container else {}
+        if page is not None and "pool_bytes" not in facts:
+            pool = pool_from_configuration(args, _dialect_of(track).pool(args, reading, len(page.engines)))
+            if pool is not None:
+                facts["pool_bytes"] = pool
+        if container is None:
+            return LogContext(facts)
+        return LogContext(facts, container.recent_events(now), container.recent_oom(now), container.seen_log)
+
+    def _gpu_context(
+        self, now: float, gpus: Sequence[str], pod: tuple[str, str], snapshot: Snapshot, allocator: bool
+    ) -> GpuContext:
+        known = [self._gpus[uuid] for uuid in gpus if uuid in self._gpus]
+        windows = [gpu.window for gpu in known if self._fresh(gpu.window.last_t, now)]
+        others = any(owner.uuid in gpus and (owner.namespace, owner.pod) != pod for owner in snapshot.owners)
+        processes = _process_bytes_of(snapshot, pod) if allocator or others else {}
+        return GpuContext(
+            windows,
+            others,
             own_bytes=tuple(processes.get(gpu.last.uuid) for gpu in windows if gpu.last),
-            facts=facts,
-            events=container.recent_events(now) if container else _NO_SIGNALS,
-            events_known=container.seen_log if container else False,
-            oom=container.recent_oom(now) if container else _NO_FIGURES,
-            gpu_faults=sum(gpu.recent_faults(now) for gpu in known_gpus) if known_gpus else None,
-            max_num_seqs=seqs.value if seqs else None,
-            max_num_seqs_source=seqs.source if seqs else None,
-            max_model_len=length.value if length else None,
-            args=merged,
-        ), found_limits
+            processes=tuple(processes.values()),
+            faults=sum(gpu.recent_faults(now) for gpu in known) if known else None,
+        )
+
+    def _container_of(self, track: EngineTrack) -> ContainerTrack | None:
+        return self._containers.get((track.key.namespace, track.key.pod, track.container))
 
     def _version(self, track: EngineTrack) -> str | None:
-        """Version of vLLM: as logged at start, else as the discovery of the page knows it."""
-        container = self._containers.get((track.key.namespace, track.key.pod, track.container))
+        """Version of the server: as logged at start, else as the discovery of the page knows it."""
+        container = self._container_of(track)
         logged = container.version if container else None
         return logged or (track.tracker.page.version if track.tracker.page else None)
 
@@ -244,24 +392,15 @@ class Pipeline:
         """Whether a reading still describes this moment: its source may have died since."""
         return now - read_at <= self._thresholds["stale_page_seconds"]
 
-    def _demand(self, now: float, uuid: str, empty_pools: Mapping[str, Sequence[float | None]]) -> float | None:
-        gpu = self._gpus.get(uuid)
-        if gpu is None or gpu.window.last is None or not self._fresh(gpu.window.last_t, now):
-            return None
-        return memory.demand_ratio(gpu.window.last, empty_pools.get(uuid, ()))
-
     def _engine_state(
         self,
         now: float,
         track: EngineTrack,
-        around: Surroundings,
-        cache: KvSignals,
-        shape: Shape,
-        found_limits: Mapping[str, InForce],
+        signals: Signals,
+        found_limits: Mapping[str, EffectiveLimit],
         gpus: tuple[str, ...],
     ) -> EngineState:
         tracker, page = track.tracker, track.tracker.page
-        signals = tracker.signals(around, cache, shape)
         utilization = found_limits.get("gpu_memory_utilization")
         diagnosis = track.diagnoser.diagnose(
             signals, tracker.recent_waiting(), tracker.window.samples_seen, utilization.value if utilization else None
@@ -276,12 +415,14 @@ class Pipeline:
             error=tracker.error,
             version=self._version(track),
             flavour=page.flavour if page else None,
+            dialect=page.dialect if page else "",
             reading=tracker.reading if up else None,
             counters=track.counters if up else {},
             signals=signals
             if up
             else Signals(
                 time=now,
+                dialect=signals.dialect,
                 host=signals.host,
                 progress=signals.progress,
                 events=signals.events,
@@ -290,10 +431,11 @@ class Pipeline:
             ),
             diagnosis=diagnosis,
             limits=self._limits(track, signals, diagnosis, found_limits),
+            objectives=objectives(tracker.reading, track.counters, self._thresholds) if up and tracker.reading else (),
         )
 
     def _limits(
-        self, track: EngineTrack, s: Signals, diagnosis: Diagnosis, found: Mapping[str, InForce]
+        self, track: EngineTrack, s: Signals, diagnosis: Diagnosis, found: Mapping[str, EffectiveLimit]
     ) -> dict[str, Limit]:
         t = self._thresholds
         finished = s.context.context_max_5m if s.context.prompt_quantiles else None  # whole requests, not their prefill
@@ -320,34 +462,55 @@ class Pipeline:
             if values[name] is not None or recommended[name] is not None
         }
 
-    def _gpu_states(
-        self, snapshot: Snapshot, empty_pools: Mapping[str, Sequence[float | None]]
-    ) -> tuple[GpuState, ...]:
-        return tuple(
-            GpuState(
-                gpu, self._demand(snapshot.time, gpu.uuid, empty_pools), _process_bytes(gpu, snapshot.process_pods)
+    def _gpu_state(self, snapshot: Snapshot, gpu: GpuReading, demand: _GpuDemand) -> GpuState:
+        track = self._gpus.get(gpu.uuid)
+        found = (
+            track.failure
+            if track is not None and track.failure is not None
+            else self._guard.run(
+                SIGNALS,
+                GPU,
+                lambda: gpu.uuid,
+                lambda: GpuState(gpu, demand.of(gpu.uuid), _process_bytes(gpu, snapshot.process_pods)),
             )
-            for gpu in snapshot.gpus
         )
+        return gpu_without_values(gpu, found) if isinstance(found, Failure) else found
 
     def _container_states(self, snapshot: Snapshot) -> tuple[ContainerState, ...]:
         """Containers read now; one that only its log tells of, or whose source fails, has its events and nothing else."""
         states = []
         for key, track in self._containers.items():
-            window = track.window
-            if window.last is not None and window.last_t == snapshot.time:
-                states.append(
-                    ContainerState(
-                        window.last,
-                        window.throttled_ratio(),
-                        window.cpu_used_ratio(),
-                        window.memory_used_ratio(),
-                        dict(track.counts),
-                    )
+            found = (
+                track.failure
+                if track.failure is not None
+                else self._guard.run(
+                    SIGNALS, CONTAINER, partial("/".join, key), partial(_container_state, key, track, snapshot)
                 )
-            elif window.last is None or not snapshot.containers:
-                states.append(ContainerState(ContainerReading(*key), log_events=dict(track.counts)))
+            )
+            if isinstance(found, Failure):
+                states.append(ContainerState(ContainerReading(*key), log_events=dict(track.counts), failure=found))
+            elif found is not None:
+                states.append(found)
         return tuple(states)
+
+
+def _container_state(key: ContainerKey, track: ContainerTrack, snapshot: Snapshot) -> ContainerState | None:
+    window = track.window
+    if window.last is not None and window.last_t == snapshot.time:
+        return ContainerState(
+            window.last,
+            window.throttled_ratio(),
+            window.cpu_used_ratio(),
+            window.memory_used_ratio(),
+            dict(track.counts),
+        )
+    if window.last is None or not snapshot.containers:
+        return ContainerState(ContainerReading(*key), log_events=dict(track.counts))
+    return None
+
+
+def _container_name(of: ContainerReading | LogLine) -> str:
+    return f"{of.namespace}/{of.pod}/{of.container}"
 
 
 def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict[tuple[str, str], int]:
@@ -384,3 +547,8 @@ def _gpus_of(track: EngineTrack, owners: Iterable[GpuOwner]) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(owner.uuid for owner in owners if not track.container or owner.container in ("", track.container))
     )
+
+
+def _dialect_of(track: EngineTrack) -> EngineDialect:
+    reading, page = track.tracker.reading, track.tracker.page
+    return dialect(reading.dialect if reading else page.dialect if page else "")

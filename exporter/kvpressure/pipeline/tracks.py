@@ -6,18 +6,19 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from kvpressure.args import EngineArgs, from_log
 from kvpressure.diagnosis.diagnose import Diagnoser
-from kvpressure.diagnosis.longest import LongestRequest
-from kvpressure.readings import EngineKey, EnginePage, GpuReading, LogLine
+from kvpressure.diagnosis.longest_request import LongestRequest
+from kvpressure.model import ceilings
+from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.gpu_faults import LOST, hardware_faults
+from kvpressure.model.isolation import Failure
+from kvpressure.model.readings import ContainerReading, EngineKey, EngineReading, GpuReading, LogLine, Scrape
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.compute import GpuWindow
 from kvpressure.signals.engine import EngineTracker
 from kvpressure.signals.host import ContainerWindow
-from kvpressure.signals.logevents import match, strip
-from kvpressure.signals.score import GpuWindow
-from kvpressure.thresholds import Thresholds
 
 MAX_EVENTS_KEPT: Final = 512  # of one kind
-APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})  # errors of the application; the GPU is healthy
 _NO_FIGURES: Final[Mapping[str, float]] = {}
 
 
@@ -30,6 +31,7 @@ class ContainerTrack:
         "_oom",
         "counts",
         "facts",
+        "failure",
         "logged",
         "seen_log",
         "seen_t",
@@ -44,27 +46,40 @@ class ContainerTrack:
         self._events: dict[str, deque[float]] = {}  # times by event: a chatty one must not push out a rare one
         self.facts: dict[str, float] = {}
         self.logged: EngineArgs | None = None
-        self.version: str | None = None  # vLLM's own word
+        self.version: str | None = None  # the server's own word
         self._oom: tuple[float, Mapping[str, float]] | None = None  # when an out-of-memory text came, its figures
         self.seen_log = False
         self.seen_t = float("-inf")
+        self.failure: Failure | None = None  # of the last reading or line
+
+    def observe(self, t: float, reading: ContainerReading) -> None:
+        """Take a reading."""
+        self.window.observe(t, reading)
+        self.seen_t, self.failure = t, None
 
     def take_line(self, t: float, line: LogLine) -> None:
-        """Recognise a log line, count its event and keep the facts it carries."""
+        """Count the event of a log line and keep the facts it carries."""
         self.seen_log, self.seen_t = True, t
-        event = match(strip(line.line))
+        event = line.event
         if event is None:
             return
         self.counts[event.event] = self.counts.get(event.event, 0) + 1
         self._events.setdefault(event.event, deque(maxlen=MAX_EVENTS_KEPT)).append(t)
-        if event.event == "args":
-            self.logged = from_log(line.line)
-        if event.event == "engine_config":
-            self.version = str(event.values["version"])
-        values = {name: value for name, value in event.values.items() if isinstance(value, int | float)}
-        self.facts.update(_facts(event.event, values))
-        if event.event == "cuda_oom" and values:
-            self._oom = (t, values)
+        self.logged = event.arguments or self.logged
+        self.version = event.version or self.version
+        self.facts.update(event.facts)
+        if event.event == "cuda_oom":
+            values = {
+                name: value
+                for name, value in event.values.items()
+                if isinstance(value, int | float) and abs(value) <= ceilings.BYTES
+            }
+            self._oom = (t, values) if values else self._oom
+
+    def begin_anew(self, t: float, failure: Failure) -> None:
+        """Forget the readings; what the log told stays, as it is told only once."""
+        self.window = ContainerWindow()
+        self.seen_t, self.failure = t, failure
 
     def recent_events(self, now: float) -> dict[str, int]:
         """Events that are still news, by name."""
@@ -79,51 +94,29 @@ class ContainerTrack:
         return now - self._log_window <= t <= now
 
 
-def _facts(event: str, values: Mapping[str, float]) -> dict[str, float]:
-    """What a start-up line says that no metric carries; bytes are of one worker, i.e. per GPU."""
-    names: Mapping[str, Mapping[str, str]] = {
-        "pool_bytes": {"bytes": "pool_bytes"},
-        "weights_bytes": {"bytes": "weights_bytes"},
-        "graphs_bytes": {"bytes": "graphs_bytes"},
-        "max_num_batched_tokens": {"tokens": "max_num_batched_tokens"},
-        "max_model_len": {"tokens": "max_model_len"},
-        "engine_config": {"max_model_len": "max_model_len"},
-        "capacity": {"tokens": "capacity_tokens", "max_model_len": "max_model_len"},
-        "breakdown": {
-            "activation_bytes": "activations_bytes",
-            "graphs_bytes": "graphs_bytes",
-            "kv_bytes": "pool_bytes",
-        },
-    }
-    return {
-        fact: values[name]
-        for name, fact in names.get(event, {}).items()
-        if name in values and (values[name] > 0 or fact.endswith("_bytes"))
-    }
-
-
 class GpuTrack:
     """A GPU: its activity window and the faults seen lately."""
 
-    __slots__ = ("_fault_window", "_faults", "_xids", "seen_t", "window")
+    __slots__ = ("_codes", "_fault_window", "_faults", "failure", "seen_t", "window")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.window = GpuWindow()
         self._fault_window = thresholds["gpu_fault_window_seconds"]
-        self._xids: Mapping[int, int] | None = None
+        self._codes: Mapping[int, int] | None = None
         self._faults: deque[float] = deque(maxlen=MAX_EVENTS_KEPT)
         self.seen_t = float("-inf")
+        self.failure: Failure | None = None  # of the last reading
 
     def observe(self, t: float, gpu: GpuReading) -> None:
-        """Take a reading; new hardware XIDs and a lost device are faults."""
-        self.seen_t = t
+        """Take a reading; new errors of the hardware and a lost device are faults."""
+        self.seen_t, self.failure = t, None
         self.window.observe(t, gpu)
-        before = self._xids or {}
-        for xid, count in gpu.xid_errors.items():
-            if self._xids is not None and count > before.get(xid, 0) and xid not in APPLICATION_XIDS:
+        before = self._codes or {}
+        for code, count in hardware_faults(gpu).items():
+            if self._codes is not None and count > before.get(code, 0):
                 self._faults.append(t)
-        self._xids = dict(gpu.xid_errors)
-        if gpu.error in ("gpu_lost", "lost", "reset_required"):
+        self._codes = dict(gpu.xid_errors)
+        if gpu.error in LOST:
             self._faults.append(t)
 
     def recent_faults(self, now: float) -> int:
@@ -134,14 +127,51 @@ class GpuTrack:
 class EngineTrack:
     """An engine: tracker, diagnoser and identity."""
 
-    __slots__ = ("container", "counters", "diagnoser", "gpus", "key", "longest", "named", "seen_t", "target", "tracker")
+    __slots__ = (
+        "_thresholds",
+        "container",
+        "counters",
+        "diagnoser",
+        "failed_since",
+        "failure",
+        "gpus",
+        "key",
+        "longest",
+        "named",
+        "seen_t",
+        "target",
+        "tracker",
+    )
 
-    def __init__(self, key: EngineKey, page: EnginePage, thresholds: Thresholds, named: tuple[str, str]) -> None:
+    def __init__(self, key: EngineKey, page: Scrape, thresholds: Thresholds, named: tuple[str, str]) -> None:
         self.key = key
         self.named = named  # model and engine as the page calls them
-        self.tracker = EngineTracker(thresholds)
-        self.diagnoser = Diagnoser(thresholds)
-        self.longest = LongestRequest(thresholds)
+        self._thresholds = thresholds
+        self._begin()
+        self.failure: Failure | None = None  # of taking in what came last
+        self.failed_since: float | None = None  # since when it has been published without values
         self.target, self.container, self.gpus = page.target, page.container, page.gpus
         self.seen_t = page.time
+
+    def _begin(self) -> None:
+        self.tracker = EngineTracker(self._thresholds)
+        self.diagnoser = Diagnoser(self._thresholds)
+        self.longest = LongestRequest(self._thresholds)
         self.counters: Mapping[str, float] = {}
+
+    def observe(self, page: Scrape, reading: EngineReading) -> None:
+        """Take this engine's part of a good page."""
+        self.failure = None
+        if self.tracker.observe(page, reading):
+            last = self.tracker.window.last
+            self.counters = {**last.counters, **last.page} if last else {}
+
+    def lose(self, reason: str) -> None:
+        """The page could not be read, or does not have this engine."""
+        self.failure = None
+        self.tracker.fail(reason)
+
+    def begin_anew(self, t: float, failure: Failure) -> None:
+        """Forget what was taken in: part of a reading may be missing from it."""
+        self._begin()
+        self.seen_t, self.failure = t, failure

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Final
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
 
 from kvpressure import __version__
-from kvpressure.publish.engine_families import add_engine
-from kvpressure.publish.families import Families, clean
-from kvpressure.state import ContainerState, GpuState, State
+from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, PUBLISH, SOURCE, TARGET, Failure, Guard, engine_name
+from kvpressure.model.readings import ContainerReading, GpuReading, SourceHealth
+from kvpressure.model.state import (
+    ContainerState,
+    EngineState,
+    GpuState,
+    State,
+    TargetState,
+    gpu_without_values,
+    without_values,
+)
+from kvpressure.publish.engine_families import add_engine, engine_labels
+from kvpressure.publish.families import Families, Labels, clean
+from kvpressure.publish.metrics import CONTAINER as CONTAINER_LABELS
+from kvpressure.publish.metrics import ENGINE as ENGINE_LABELS
+from kvpressure.publish.metrics import GPU as GPU_LABELS
 
 _MEMORY_FIELDS: Final = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes")
 _BUILD: Final = (__version__, platform.python_version())
@@ -24,18 +37,18 @@ def _process() -> ProcessCollector:
     return ProcessCollector(registry=None)
 
 
-def collect(state: State) -> Iterator[Family]:
+def collect(state: State, guard: Guard | None = None) -> Iterator[Family]:
     """Every family that has a value in ``state``, and ``process_*`` of this process."""
-    yield from families(state).collect()
+    yield from families(state, guard).collect()
     yield from _process().collect()
 
 
-def families(state: State) -> Families:
-    """Everything of ``state`` under the names of the metric table."""
-    out = Families()
+def families(state: State, guard: Guard | None = None) -> Families:
+    """Everything of ``state`` under the names of the metric table; of what ``guard`` sees fail only the identity."""
+    out, guard = Families(), guard or Guard()
     split = _told_by_parts(state)
     for gpu in state.gpus:
-        _add_gpu(out, gpu, split.get(gpu.reading.uuid))
+        _try_gpu(out, guard, gpu, split.get(gpu.reading.uuid))
     _add_gpu_counts(out, state)
     for owner in state.owners:
         out.add(
@@ -50,13 +63,52 @@ def families(state: State) -> Families:
             1,
         )
     for engine in state.engines:
-        add_engine(out, engine)
+        _try_engine(out, guard, engine, state.time)
     for container in state.containers:
-        _add_container(out, container)
+        _try_container(out, guard, container)
+    for found in state.discovered:
+        place = (clean(found.namespace), clean(found.pod), clean(found.container))
+        out.add("container_discovery_info", (*place, found.result, found.reason), 1)
     for condition in state.node_conditions:
         out.add("node_condition", (clean(condition.type),), condition.status)
-    _add_exporter(out, state)
+    _add_exporter(out, guard, state)
     return out
+
+
+def _try_gpu(out: Families, guard: Guard, gpu: GpuState, reported_by_instances: frozenset[str] | None) -> None:
+    def instead(failure: Failure) -> None:
+        out.discard(GPU_LABELS, _gpu_labels(gpu.reading))
+        _add_gpu(out, gpu_without_values(gpu.reading, failure), reported_by_instances)
+
+    _try(guard, GPU, lambda: gpu.reading.uuid, lambda: _add_gpu(out, gpu, reported_by_instances), instead)
+
+
+def _try_engine(out: Families, guard: Guard, engine: EngineState, now: float) -> None:
+    def instead(failure: Failure) -> None:
+        out.discard(ENGINE_LABELS, engine_labels(engine.key))
+        add_engine(out, without_values(engine, now, failure))
+
+    _try(guard, ENGINE, lambda: engine_name(engine.key), lambda: add_engine(out, engine), instead)
+
+
+def _try_container(out: Families, guard: Guard, container: ContainerState) -> None:
+    reading = container.reading
+    _try(
+        guard,
+        CONTAINER,
+        lambda: f"{reading.namespace}/{reading.pod}/{reading.container}",
+        lambda: _add_container(out, container),
+        lambda _: out.discard(CONTAINER_LABELS, _container_labels(reading)),
+    )
+
+
+def _try(
+    guard: Guard, kind: str, name: Callable[[], str], work: Callable[[], None], instead: Callable[[Failure], None]
+) -> None:
+    """``work``, and when it fails ``instead``; nothing when that fails too."""
+    failure = guard.run(PUBLISH, kind, name, work)
+    if isinstance(failure, Failure):
+        guard.run(PUBLISH, kind, name, partial(instead, failure))
 
 
 def _told_by_parts(state: State) -> dict[str, frozenset[str]]:
@@ -69,27 +121,35 @@ def _told_by_parts(state: State) -> dict[str, frozenset[str]]:
     return found
 
 
-def _memory(gpu: GpuState, told_by_parts: frozenset[str] | None) -> dict[str, float | None]:
+def _memory(gpu: GpuState, reported_by_instances: frozenset[str] | None) -> dict[str, float | None]:
     """Device memory, so that sums count every byte once: of a card that is split only what its parts do not tell, and no
-    used ratio, which would alarm for what engines in its parts reserve. ``told_by_parts`` None = it is not split.
+    used ratio, which would alarm for what engines in its parts reserve. ``reported_by_instances`` None = it is not split.
     """
     reading = gpu.reading
     found: dict[str, float | None] = {
-        f"gpu_{name}": getattr(reading, name) for name in _MEMORY_FIELDS if name not in (told_by_parts or ())
+        f"gpu_{name}": getattr(reading, name) for name in _MEMORY_FIELDS if name not in (reported_by_instances or ())
     }
-    if told_by_parts is None:
+    if reported_by_instances is None:
         found["gpu_memory_used_ratio"] = reading.memory_used_ratio
     found["gpu_memory_demand_ratio"] = gpu.demand_ratio
     return found
 
 
-def _add_gpu(out: Families, gpu: GpuState, told_by_parts: frozenset[str] | None) -> None:
+def _gpu_labels(reading: GpuReading) -> Labels:
+    return clean(reading.uuid), str(reading.index), clean(reading.vendor)
+
+
+def _container_labels(reading: ContainerReading) -> Labels:
+    return clean(reading.namespace), clean(reading.pod), clean(reading.container)
+
+
+def _add_gpu(out: Families, gpu: GpuState, reported_by_instances: frozenset[str] | None) -> None:
     reading = gpu.reading
-    labels = (clean(reading.uuid), str(reading.index), clean(reading.vendor))
+    labels = _gpu_labels(reading)
     out.add("gpu_info", (*labels, clean(reading.name), clean(reading.driver)), 1)
     out.add("gpu_up", labels, reading.error is None)
     for name, value in (
-        *_memory(gpu, told_by_parts).items(),
+        *_memory(gpu, reported_by_instances).items(),
         ("gpu_utilization_ratio", reading.utilization_ratio),
         ("gpu_sm_activity_ratio", reading.sm_activity_ratio),
         ("gpu_tensor_activity_ratio", reading.tensor_activity_ratio),
@@ -124,32 +184,47 @@ def _add_gpu_counts(out: Families, state: State) -> None:
 
 def _add_container(out: Families, container: ContainerState) -> None:
     reading = container.reading
-    labels = (clean(reading.namespace), clean(reading.pod), clean(reading.container))
+    labels = _container_labels(reading)
     out.add("container_restarts_total", labels, reading.restarts)
     out.add("container_ready", labels, reading.ready)
     ended = reading.last_termination
     if ended is not None:
         code = "" if ended.exit_code is None else str(ended.exit_code)
         out.add("container_last_termination_info", (*labels, clean(ended.reason), code), 1)
+    if reading.alerts is not None:
+        out.add("container_alerts_info", (*labels, clean(reading.alerts)), 1)
     out.add("container_cpu_throttled_ratio", labels, container.cpu_throttled_ratio)
     out.add("container_cpu_used_ratio", labels, container.cpu_used_ratio)
     out.add("container_memory_used_ratio", labels, container.memory_used_ratio)
     out.each("log_events_total", labels, container.log_events)
 
 
-def _add_exporter(out: Families, state: State) -> None:
+def _add_source(out: Families, name: str, health: SourceHealth) -> None:
+    source = (clean(name),)
+    out.add("source_up", source, health.up)
+    out.add("source_last_success_timestamp_seconds", source, health.last_success)
+    out.add("source_duration_seconds", source, health.duration_seconds)
+    out.each("source_errors_total", source, health.errors)
+
+
+def _add_target(out: Families, target: TargetState) -> None:
+    where = (clean(target.target),)
+    out.each("target_errors_total", where, target.errors)
+    out.add("target_scrape_seconds", where, target.duration_seconds)
+    out.add("page_bad_lines", where, target.bad_lines if target.up else None)
+    out.each("page_cut", where, target.cut)
+
+
+def _add_exporter(out: Families, guard: Guard, state: State) -> None:
     for name, health in state.health.items():
-        source = (clean(name),)
-        out.add("source_up", source, health.up)
-        out.add("source_last_success_timestamp_seconds", source, health.last_success)
-        out.add("source_duration_seconds", source, health.duration_seconds)
-        out.each("source_errors_total", source, health.errors)
+        guard.run(PUBLISH, SOURCE, partial(str, name), partial(_add_source, out, name, health))
     for target in state.targets:
-        where = (clean(target.target),)
-        out.each("target_errors_total", where, target.errors)
-        out.add("target_scrape_seconds", where, target.duration_seconds)
-        out.add("page_bad_lines", where, target.bad_lines if target.up else None)
-        out.each("page_cut", where, target.cut)
+        guard.run(PUBLISH, TARGET, partial(str, target.target), partial(_add_target, out, target))
+    for failures in (state.failures, guard.counts):
+        for failure, count in failures.items():
+            out.add(
+                "isolated_failures_total", (failure.kind, clean(failure.name), failure.stage, failure.reason), count
+            )
     if state.recorder is not None:
         out.add("recorder_up", (), state.recorder.up)
         out.add("recorder_last_success_timestamp_seconds", (), state.recorder.last_success)

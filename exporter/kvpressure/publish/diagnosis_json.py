@@ -6,37 +6,34 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.publish.history import SLOT_SECONDS
+from kvpressure.model.isolation import CONTAINER, ENGINE, GPU, JSON, Failure, Guard, engine_name
+from kvpressure.model.readings import ContainerReading
+from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuState, Limit, State, gpu_without_values
 from kvpressure.publish.links import BOARDS
-from kvpressure.publish.view import EngineView, Surroundings, engine_view, headline
-from kvpressure.state import Diagnosis, GpuState, Limit, State
+from kvpressure.publish.page.history import SLOT_SECONDS
+from kvpressure.publish.page.view import EngineView, ViewContext, bare_view, engine_view, headline
+
+LARGEST: Final = sys.float_info.max  # larger whole numbers are none that a reader of JSON can take
 
 
-def diagnosis_document(state: State, node_name: str, around: Surroundings | None = None) -> dict[str, Any]:
+def diagnosis_document(state: State, node_name: str, around: ViewContext | None = None) -> dict[str, Any]:
     """A document of plain JSON values; numbers that JSON cannot say become null."""
-    around = around or Surroundings()
+    around = around or ViewContext()
     document = {
         "version": __version__,
         "node": node_name,
         "time": state.time,
         "headline": headline(state),
-        "engines": [_engine(engine_view(engine, state, around)) for engine in state.engines],
-        "gpus": [_gpu(gpu, state) for gpu in state.gpus],
-        "containers": [
-            {
-                **asdict(container.reading),
-                "cpu_throttled_ratio": container.cpu_throttled_ratio,
-                "cpu_used_ratio": container.cpu_used_ratio,
-                "memory_used_ratio": container.memory_used_ratio,
-                "log_events": container.log_events,
-            }
-            for container in state.containers
-        ],
+        "engines": [engine_entry(engine, state, around) for engine in state.engines],
+        "gpus": [_try_gpu(gpu, state, around.guard) for gpu in state.gpus],
+        "containers": [_try_container(container, around.guard) for container in state.containers],
+        "discovered": [_plain(asdict(found)) for found in state.discovered],
         "node_conditions": {condition.type: condition.status for condition in state.node_conditions},
         "sources": {
             name: {key: value for key, value in asdict(health).items() if key != "name"}
@@ -47,10 +44,61 @@ def diagnosis_document(state: State, node_name: str, around: Surroundings | None
         "ticks": state.ticks,
         "lag_seconds": state.lag_seconds,
         "recorder": asdict(state.recorder) if state.recorder else None,
+        "failures": [
+            {**asdict(failure), "count": count}
+            for failures in (state.failures, around.guard.counts)
+            for failure, count in failures.items()
+        ],
         "boards": {uid: around.links.board(uid).url or None for uid in BOARDS},
     }
     plain: dict[str, Any] = _plain(document)
     return plain
+
+
+def engine_entry(engine: EngineState, state: State, around: ViewContext) -> dict[str, Any]:
+    """One engine of the document; of one that cannot be shown its identity and why."""
+    found: dict[str, Any] | Failure = around.guard.run(
+        JSON, ENGINE, lambda: engine_name(engine.key), lambda: _plain(_engine(engine_view(engine, state, around)))
+    )
+    if not isinstance(found, Failure):
+        return found
+    bare: dict[str, Any] = _plain(_engine(bare_view(engine, state.time, around, found)))
+    return bare
+
+
+def _try_gpu(gpu: GpuState, state: State, guard: Guard) -> Any:
+    found = guard.run(JSON, GPU, lambda: gpu.reading.uuid, lambda: _plain(_gpu(gpu, state)))
+    return _plain(_gpu(gpu_without_values(gpu.reading, found), state)) if isinstance(found, Failure) else found
+
+
+def _try_container(container: ContainerState, guard: Guard) -> Any:
+    reading = container.reading
+    found = guard.run(
+        JSON,
+        CONTAINER,
+        lambda: f"{reading.namespace}/{reading.pod}/{reading.container}",
+        lambda: _plain(_container(container)),
+    )
+    if not isinstance(found, Failure):
+        return found
+    return _container(
+        ContainerState(ContainerReading(reading.namespace, reading.pod, reading.container), failure=found)
+    )
+
+
+def _container(container: ContainerState) -> dict[str, Any]:
+    return {
+        **asdict(container.reading),
+        "cpu_throttled_ratio": container.cpu_throttled_ratio,
+        "cpu_used_ratio": container.cpu_used_ratio,
+        "memory_used_ratio": container.memory_used_ratio,
+        "log_events": container.log_events,
+        "failure": _failure(container.failure),
+    }
+
+
+def _failure(failure: Failure | None) -> dict[str, str] | None:
+    return None if failure is None else {"stage": failure.stage, "reason": failure.reason}
 
 
 def _engine(view: EngineView) -> dict[str, Any]:
@@ -65,7 +113,9 @@ def _engine(view: EngineView) -> dict[str, Any]:
         "gpus": engine.gpus,
         "up": engine.up,
         "error": engine.error,
+        "failure": _failure(engine.failure),
         "version": engine.version,
+        "dialect": engine.dialect,
         "flavour": engine.flavour,
         **_diagnosis(engine.diagnosis),
         "condition_texts": {one.name: one.text for one in view.standings},
@@ -84,6 +134,9 @@ def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "verdict": diagnosis.verdict,
         "confidence": diagnosis.confidence,
+        "grade": diagnosis.grade,
+        "row": diagnosis.row,
+        "runner_up": diagnosis.runner_up,
         "stage": diagnosis.stage,
         "since": diagnosis.since,
         "evidence": {name: {"value": item.value, "text": item.text} for name, item in diagnosis.evidence.items()},
@@ -108,6 +161,7 @@ def _gpu(gpu: GpuState, state: State) -> dict[str, Any]:
     return {
         **{key: value for key, value in asdict(reading).items() if key != "processes"},
         "demand_ratio": gpu.demand_ratio,
+        "failure": _failure(gpu.failure),
         "owners": [
             {"namespace": owner.namespace, "pod": owner.pod, "container": owner.container, "shared": owner.shared}
             for owner in state.owners
@@ -125,6 +179,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
+    if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and abs(value) > LARGEST):
         return None
-    return value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(type(value).__name__)

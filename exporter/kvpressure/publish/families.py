@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from kvpressure.publish.metrics import BY_NAME, METRICS, Metric
+from kvpressure.model.metrics import PREFIX, Metric, Published
+from kvpressure.publish.metrics import table
 
 LABEL_LIMIT: Final = 256
 _SUFFIX: Final = {"counter": "_total", "info": "_info", "gauge": "", "histogram": "", "summary": ""}
@@ -45,7 +46,11 @@ class Families:
         """One sample of ``name`` (as in the table); booleans count as 1 and 0, ``None`` is no sample."""
         if value is None or not math.isfinite(value):
             return
-        self._values.setdefault(name, {}).setdefault(labels, value)
+        rows = self._values.get(name)
+        if rows is None:
+            self._values[name] = {labels: value}
+        else:
+            rows.setdefault(labels, value)
 
     def each(self, name: str, labels: Labels, values: Mapping[str, float | None]) -> None:
         """Samples that differ in the last label only."""
@@ -57,12 +62,24 @@ class Families:
         for state in names:
             self.add(name, (*labels, state), float(state == present))
 
+    def signal(self, labels: Labels, group: object, value: Any, published: Published) -> None:
+        """What a signal group declares to be published of one value of it."""
+        name, labels = published.metric.name, (*labels, *published.labels)
+        if published.states:
+            self.states(name, labels, published.states, value)
+        elif published.total:
+            self.histogram(name, labels, value, getattr(group, published.total))
+        elif value is not None and type(value) is not float and isinstance(value, Mapping):  # asking the last is dear
+            self.each(name, labels, value)
+        else:
+            self.add(name, labels, value)
+
     def histogram(self, name: str, labels: Labels, cumulative: Mapping[float, int], total: float) -> None:
         """A histogram from cumulative counts by upper bound; without counts no sample."""
         if not cumulative or labels in self._histograms or not math.isfinite(total):
             return
-        full = f"kvpressure_{name}"
-        named = dict(zip(BY_NAME[name].labels, labels, strict=True))
+        full = PREFIX + name
+        named = dict(zip(table()[name].labels, labels, strict=True))
         count = float(max(cumulative.values()))
         bounds = {**{bound: float(n) for bound, n in sorted(cumulative.items())}, math.inf: count}
         samples = [
@@ -72,21 +89,50 @@ class Families:
         samples += [Sample(f"{full}_count", named, count), Sample(f"{full}_sum", named, total)]
         self._histograms[labels] = samples
 
+    def discard(self, label_names: Labels, labels: Labels) -> None:
+        """Take back every sample of one subject: of metrics that begin with ``label_names``, those with these ``labels``."""
+        count = len(labels)
+        known = table()
+        for name, values in self._values.items():
+            if known[name].labels[:count] == label_names:
+                for key in [key for key in values if key[:count] == labels]:
+                    del values[key]
+        for key in [key for key in self._histograms if key[:count] == labels]:
+            del self._histograms[key]
+
     def collect(self) -> Iterator[Family]:
         """The families that have samples."""
-        for metric in METRICS:
-            family = _family(metric)
-            if metric.kind == "histogram":
+        for metric in table().values():
+            if metric.kind != "histogram":
+                if rows := self._values.get(metric.name):
+                    yield TableFamily(metric, rows)
+            elif self._histograms:
+                family = Family(_name(metric), metric.help, metric.kind)
                 family.samples = [sample for samples in self._histograms.values() for sample in samples]
-            else:
-                name = metric.full_name
-                family.samples = [
-                    Sample(name, dict(zip(metric.labels, labels, strict=True)), value)
-                    for labels, value in self._values.get(metric.name, {}).items()
-                ]
-            if family.samples:
                 yield family
 
 
-def _family(metric: Metric) -> Family:
-    return Family(metric.full_name.removesuffix(_SUFFIX[metric.kind]), metric.help, metric.kind)
+class TableFamily(Family):
+    """A family of the table with one value for each series. ``rows``: values by label values, in the order of the table."""
+
+    def __init__(self, metric: Metric, rows: Mapping[Labels, float]) -> None:
+        super().__init__(_name(metric), metric.help, metric.kind)
+        self.sample_name = metric.full_name
+        self.label_names = metric.labels
+        self.rows = rows
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The same as the library's samples, made when somebody looks."""
+        return [
+            Sample(self.sample_name, dict(zip(self.label_names, labels, strict=True)), value)
+            for labels, value in self.rows.items()
+        ]
+
+    @samples.setter
+    def samples(self, _: list[Sample]) -> None:
+        """The library sets them to none at first."""
+
+
+def _name(metric: Metric) -> str:
+    return metric.full_name.removesuffix(_SUFFIX[metric.kind])

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode
 
-from kvpressure.readings import EngineKey
+from kvpressure.diagnosis.conditions import DECLARED
+from kvpressure.model.readings import EngineKey
 
 BOARDS: Final = {
     "kvpressure-incident": "Incident",
@@ -15,26 +16,14 @@ BOARDS: Final = {
     "kvpressure-configuration": "Configuration and exporter health",
 }
 VERDICT_RUNBOOKS: Final = {
-    "kv_pressure": "VllmKVCachePressure",
-    "concurrency_limited": "VllmConcurrencyNearLimit",
-    "compute_bound": "VllmQueueTimeHigh",
-    "host_bound": "VllmHostBound",
-    "stalled": "VllmEngineStalled",
-    "unknown": "VllmEngineDown",
+    "kv_pressure": "InferenceKVCachePressure",
+    "concurrency_limited": "InferenceConcurrencyNearLimit",
+    "compute_bound": "InferenceQueueTimeHigh",
+    "host_bound": "InferenceHostBound",
+    "stalled": "InferenceEngineStalled",
+    "unknown": "InferenceEngineDown",
 }
-CONDITION_RUNBOOKS: Final = {
-    "memory_leak_idle": "VllmMemoryLeak",
-    "kv_held_without_load": "VllmKVHeldWithoutLoad",
-    "allocator_fragmentation": "VllmMemoryFragmentation",
-    "baseline_too_high": "VllmBaselineTooHigh",
-    "host_memory_near_limit": "VllmHostMemoryNearLimit",
-    "host_oom_killed": "VllmOOMKilled",
-    "gpu_out_of_memory": "VllmAllocationFailure",
-    "crash_loop": "VllmCrashLoop",
-    "gpu_fault": "GpuXidError",
-    "metrics_frozen": "VllmEngineStalled",
-    "documented_signature": "VllmDocumentedSignature",
-}
+CONDITION_RUNBOOKS: Final = {one.name: one.runbook for one in DECLARED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable
 from typing import Final
 
+from kvpressure.model.state import State
 from kvpressure.publish.collector import collect
 from kvpressure.publish.diagnosis_json import diagnosis_document
-from kvpressure.publish.exposition import CLASSIC_TYPE, OPENMETRICS_TYPE, encode, wants_openmetrics
-from kvpressure.publish.http import Request, Response, text_response
-from kvpressure.publish.view import Surroundings
-from kvpressure.state import State
+from kvpressure.publish.exposition import CLASSIC_TYPE, OPENMETRICS_TYPE, Encoder, wants_openmetrics
+from kvpressure.publish.page.view import ViewContext
+from kvpressure.publish.web.hosts import Hosts
+from kvpressure.publish.web.http import Request, Response, text_response
 
 GZIP_LEVEL: Final = 2  # on such repetitive text as good as 6, at half the time
 GZIP_FROM: Final = 1024
@@ -33,14 +34,17 @@ class Site:
         why_not_ready: Callable[[], str | None],
         node_name: str = "",
         telemetry_path: str = "/metrics",
-        around: Surroundings | None = None,
+        around: ViewContext | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         self._state = state
         self._why_unhealthy = why_unhealthy
         self._why_not_ready = why_not_ready
         self._node_name = node_name
         self._telemetry_path = telemetry_path
-        self._around = around or Surroundings()
+        self._around = around or ViewContext()
+        self._hosts = hosts or Hosts((node_name,))
+        self._encoder = Encoder()
         self._rendered_of: State | None = None
         self._rendered: dict[tuple[str, bool], bytes] = {}
         self._routes: dict[str, Callable[[Request], Response]] = {
@@ -56,6 +60,8 @@ class Site:
         route = self._routes.get(request.path)
         if route is None:
             return text_response(404)
+        if (refused := self._hosts.refuses(request.headers)) is not None:
+            return text_response(421, f"host name {refused[:253]!a} is not allowed; see --web.allowed-hosts")
         if request.method not in ("GET", "HEAD"):
             return text_response(405, headers={"Allow": "GET, HEAD"})
         return route(request)
@@ -65,7 +71,7 @@ class Site:
         state = self._state()
 
         def render() -> bytes:
-            return encode(collect(state), openmetrics=openmetrics)
+            return self._encoder.encode(collect(state, self._around.guard), openmetrics=openmetrics)
 
         kind = OPENMETRICS_TYPE if openmetrics else CLASSIC_TYPE
         return self._cached(state, kind, render, request, {"Vary": "Accept, Accept-Encoding"})
@@ -79,7 +85,7 @@ class Site:
         return self._cached(state, "application/json", render, request, {"Vary": "Accept-Encoding"})
 
     def _page(self, request: Request) -> Response:
-        from kvpressure.publish.page import page_headers, render_page
+        from kvpressure.publish.page.render import page_headers, render_page
 
         state = self._state()
         return self._cached(

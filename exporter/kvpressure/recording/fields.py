@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-LAST_SECOND: Final = 253_402_300_800.0  # of the year 9999
+from kvpressure.model import ceilings
+from kvpressure.printable import visible
+
 _MAX_DIGITS: Final = 18
 
 T = TypeVar("T")
@@ -20,6 +22,8 @@ class MalformedTick(ValueError):
 
 def describe(value: object) -> str:
     """A wrong value on one line, and not all of a long one."""
+    if isinstance(value, int) and abs(value) > ceilings.COUNT:
+        return f"{'-' if value < 0 else ''}1e{int(math.log10(abs(value)))}"
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -29,6 +33,11 @@ def read_text(value: object) -> str:
     if not isinstance(value, str):
         raise MalformedTick(f"expected text, found {describe(value)}")
     return value if value.isascii() else value.encode(errors="replace").decode()
+
+
+def read_name(value: object) -> str:
+    """A name as it may be shown: one line, nothing that a terminal obeys."""
+    return visible(read_text(value))
 
 
 def read_number(value: object) -> float:
@@ -46,12 +55,10 @@ def read_number(value: object) -> float:
 
 def read_whole(value: object) -> int:
     """A whole number."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    number = read_number(value)
-    if not number.is_integer():
-        raise MalformedTick(f"expected a whole number, found {describe(value)}")
-    return int(number)
+    number = ceilings.whole(value, ceilings.COUNT, -ceilings.COUNT)
+    if number is None:
+        raise MalformedTick(f"expected a whole number up to {ceilings.COUNT}, found {describe(value)}")
+    return number
 
 
 def read_amount(value: object) -> int:
@@ -63,10 +70,21 @@ def read_amount(value: object) -> int:
 
 
 def read_level(value: object) -> float:
-    """A ratio, a power, a time that passed: never below 0."""
+    """A power, a time that passed: never below 0."""
+    return _within(value, ceilings.SECONDS)
+
+
+def read_ratio(value: object) -> float:
+    """A share of time or of memory."""
+    return _within(value, ceilings.ACTIVITY)
+
+
+def _within(value: object, most: float) -> float:
     number = read_number(value)
     if number < 0:
         raise MalformedTick(f"expected a number from 0, found {describe(value)}")
+    if number > most:
+        raise MalformedTick(f"expected a number up to {most:g}, found {describe(value)}")
     return number
 
 
@@ -94,6 +112,11 @@ def read_list(value: object) -> list[Any]:
 def read_texts(value: object) -> tuple[str, ...]:
     """A list of texts."""
     return tuple(read_text(item) for item in read_list(value))
+
+
+def read_names(value: object) -> tuple[str, ...]:
+    """A list of names."""
+    return tuple(read_name(item) for item in read_list(value))
 
 
 def read_text_map(value: object) -> dict[str, str]:
@@ -146,7 +169,7 @@ def numbers_as_text(counts: Mapping[int, int]) -> dict[str, int]:
 def read_time(value: object) -> float:
     """Unix seconds up to the year 9999: what lies beyond is no time, and no database takes it."""
     time = read_number(value)
-    if not 0 <= time < LAST_SECOND:
+    if not 0 <= time < ceilings.MOMENT:
         raise MalformedTick(f"expected Unix seconds, found {describe(value)}")
     return time
 
@@ -154,7 +177,10 @@ def read_time(value: object) -> float:
 def read_moment(value: object) -> float:
     """Unix seconds, or a time as Kubernetes writes it (``2023-11-14T22:27:25Z``)."""
     if not isinstance(value, str):
-        return read_number(value)
+        number = read_number(value)
+        if abs(number) > ceilings.MOMENT:
+            raise MalformedTick(f"expected Unix seconds, found {describe(value)}")
+        return number
     try:
         moment = datetime.fromisoformat(value)
     except ValueError as error:

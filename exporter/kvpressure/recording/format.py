@@ -2,36 +2,40 @@
 
 A recording holds what was *read*, never what was concluded. The first line is the header, each further line a tick;
 every key of a tick but ``t`` may be missing or null, and unknown keys are ignored. Keys are the field names of
-``kvpressure.readings``; an engine page stands as ``exposition``, the raw text as scraped.
+``kvpressure.model.readings``; an engine page stands as ``exposition``, the raw text as scraped.
 
 Beyond the documented keys a tick may carry ``owners``, ``steps``, ``node_conditions``, ``targets``,
 ``process_pods``, ``expected_gpus`` and ``health``, and an engine
-``t`` (when the page was fetched, if not at the tick's time), ``env`` and ``version``.
+``t`` (when the page was fetched, if not at the tick's time), ``env``, ``version`` and ``dialect`` (of a page that does not show it).
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kvpressure import redaction
-from kvpressure.readings import (
+from kvpressure.engines import registry as engines
+from kvpressure.engines.registry import log_line
+from kvpressure.errors import InputError
+from kvpressure.model.readings import (
     AllocatorReading,
     ContainerReading,
-    EnginePage,
     GpuOwner,
     GpuProcess,
     GpuReading,
     LogLine,
     NodeCondition,
+    Scrape,
     Snapshot,
     SourceHealth,
     StepStats,
     Termination,
 )
+from kvpressure.printable import visible
 from kvpressure.recording.fields import (
     Field,
     MalformedTick,
@@ -49,24 +53,29 @@ from kvpressure.recording.fields import (
     read_list,
     read_moment,
     read_moments_by_number,
-    read_number,
+    read_name,
+    read_names,
     read_object,
     read_pods,
+    read_ratio,
     read_text,
     read_text_map,
     read_texts,
     read_time,
     read_whole,
 )
-from kvpressure.signals.logevents import match, strip
 
 FORMAT: Final = "kvpressure-recording"
 VERSION: Final = 1
-#: Builds the page of one engine entry; arguments as ``sources.vllm.exposition.page_from_text``.
-PageBuilder = Callable[..., EnginePage]
+LONG_LINE_BYTES: Final = 1024 * 1024  # up to which any line may be read
+MAX_VALUES: Final = 500_000  # of a longer one; a tick of 64 engines with batch sizes has 70 000
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_LINE_ENDS: Final = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+#: Builds the page of one engine entry; arguments as ``sources.vllm.exposition.parse_scrape``.
+PageBuilder = Callable[..., Scrape]
 
 
-class RecordingError(ValueError):
+class RecordingError(InputError):
     """A recording cannot be used at all; the text is one line naming the file and what is allowed."""
 
 
@@ -113,21 +122,15 @@ def header_from_json(line: bytes, where: str) -> Header:
 # --- records: the fields of each reading, used in both directions --------------------------------------------------
 
 
-def _env(env: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: redaction.REDACTED if redaction.is_secret(name) else redaction.text(value) for name, value in env.items()
-    }
+def _read_line(value: object) -> str:
+    """One line of a log: what would begin another one is shown as its escape."""
+    return "".join(visible(char) if char in _LINE_ENDS else char for char in read_text(value))
 
 
-def _log_line(line: str) -> str:
-    """A line that reports an event, without secrets. Of any other only that there was one: it may quote what users sent."""
-    return redaction.text(line) if match(strip(line)) is not None else redaction.REDACTED
-
-
-_CONTAINER_NAME: Final = fields(read_text, "namespace", "pod", "container", required=True)
-_HEADER: Final = (Field("interval_seconds", read_level), *fields(read_text, "node", "source"))
+_CONTAINER_NAME: Final = fields(read_name, "namespace", "pod", "container", required=True)
+_HEADER: Final = (Field("interval_seconds", read_level), *fields(read_name, "node", "source"))
 _PROCESS: Final = (Field("pid", read_amount, required=True), Field("used_bytes", read_amount))
-_TERMINATION: Final = (Field("reason", read_text), Field("exit_code", read_whole), Field("finished_at", read_moment))
+_TERMINATION: Final = (Field("reason", read_name), Field("exit_code", read_whole), Field("finished_at", read_moment))
 
 
 def _processes(value: object) -> tuple[GpuProcess, ...]:
@@ -135,23 +138,16 @@ def _processes(value: object) -> tuple[GpuProcess, ...]:
 
 
 _GPU: Final = (
-    Field("uuid", read_text, required=True),
+    Field("uuid", read_name, required=True),
     Field("index", read_amount),
-    Field("vendor", read_text),
-    *fields(read_text, "name", "driver", "pci_bus_id", "parent_uuid", "error"),
+    Field("vendor", read_name),
+    *fields(read_name, "name", "driver", "pci_bus_id", "parent_uuid", "error"),
     *fields(
         read_amount, "minor", "gpu_instance_id", "memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes"
     ),
-    *fields(
-        read_level,
-        "utilization_ratio",
-        "sm_activity_ratio",
-        "tensor_activity_ratio",
-        "dram_activity_ratio",
-        "power_watts",
-        "power_limit_watts",
-    ),
-    Field("throttle_reasons", read_texts, list),
+    *fields(read_ratio, "utilization_ratio", "sm_activity_ratio", "tensor_activity_ratio", "dram_activity_ratio"),
+    *fields(read_level, "power_watts", "power_limit_watts"),
+    Field("throttle_reasons", read_names, list),
     Field("xid_errors", read_counts_by_number, numbers_as_text, default={}),
     Field(
         "xid_last_times", read_moments_by_number, lambda times: {str(xid): at for xid, at in times.items()}, default={}
@@ -160,15 +156,19 @@ _GPU: Final = (
     Field("processes", _processes, lambda items: [encode(_PROCESS, item) for item in items], default=()),
 )
 _PAGE: Final = (
-    Field("target", read_text, required=True),
-    *fields(read_text, "namespace", "pod", "container", default=""),
-    Field("gpus", read_texts, list, default=()),
-    Field("args", read_texts, redaction.args, default=()),
-    Field("env", read_text_map, _env, default={}),
-    Field("error", read_text),
+    Field("target", read_name, required=True),
+    *fields(read_name, "namespace", "pod", "container", default=""),
+    Field("gpus", read_names, list, default=()),
+    Field("args", read_texts, engines.public_texts, default=()),
+    Field("env", read_text_map, engines.public_environment, default={}),
+    Field("error", read_name),
     Field("duration_seconds", read_level),
 )
-_PAGE_GIVEN: Final = (Field("t", read_time), *fields(read_text, "exposition", "version"))  # not for the builder
+_PAGE_GIVEN: Final = (
+    Field("t", read_time),
+    Field("exposition", read_text),
+    *fields(read_name, "version", "dialect"),
+)  # not for the builder
 _CONTAINER: Final = (
     *_CONTAINER_NAME,
     *fields(
@@ -180,33 +180,35 @@ _CONTAINER: Final = (
         "memory_limit_bytes",
     ),
     Field("ready", read_flag),
-    *fields(read_level, "cpu_usage_seconds", "cpu_limit_cores", "cpu_pressure_some_ratio"),
+    *fields(read_level, "cpu_usage_seconds", "cpu_limit_cores"),
+    Field("cpu_pressure_some_ratio", read_ratio),
+    Field("alerts", read_text),
     Field(
         "last_termination",
         lambda value: decode(Termination, _TERMINATION, value, ""),
         lambda value: encode(_TERMINATION, value),
     ),
 )
-_LOG: Final = (*_CONTAINER_NAME, Field("line", read_text, _log_line, required=True))
+_LOG: Final = (*_CONTAINER_NAME, Field("line", _read_line, engines.public_line, required=True))
 _ALLOCATOR: Final = (
-    *fields(read_text, "namespace", "pod", required=True),
+    *fields(read_name, "namespace", "pod", required=True),
     Field("rank", read_amount, required=True),
     *fields(read_amount, "allocated_bytes", "reserved_bytes", "inactive_split_bytes", "alloc_retries", "ooms"),
 )
 _STEPS: Final = (
-    *fields(read_text, "namespace", "pod", "engine", required=True),
-    *fields(read_number, "started", "written", required=True),
+    *fields(read_name, "namespace", "pod", "engine", required=True),
+    *fields(read_moment, "started", "written", required=True),
     *fields(read_amount, "steps", "decoded", required=True),
     Field("exact", read_flag, default=False),
     Field("preemptions", read_amount),
-    Field("kv_max", read_level),
+    Field("kv_max", read_ratio),
     Field("sizes", read_counts_by_number, numbers_as_text, default={}),
 )
-_OWNER: Final = (Field("uuid", read_text, required=True), *_CONTAINER_NAME, Field("shared", read_flag, default=False))
+_OWNER: Final = (Field("uuid", read_name, required=True), *_CONTAINER_NAME, Field("shared", read_flag, default=False))
 _HEALTH: Final = (
     Field("up", read_flag),
-    Field("reason", read_text),
-    Field("last_success", read_number),
+    Field("reason", read_name),
+    Field("last_success", read_moment),
     Field("duration_seconds", read_level),
     Field("errors", read_counts, dict, default={}),
 )
@@ -217,6 +219,8 @@ _HEALTH: Final = (
 
 def _parse(line: bytes) -> dict[str, Any]:
     """One JSON object. Raises ``MalformedTick``."""
+    if len(line) > LONG_LINE_BYTES and _values(line) > MAX_VALUES:
+        raise MalformedTick(f"more than {MAX_VALUES} values")
     try:
         body = json.loads(line)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
@@ -224,6 +228,12 @@ def _parse(line: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise MalformedTick(f"expected a JSON object, found {describe(body)}")
     return body
+
+
+def _values(line: bytes) -> int:
+    """How many values stand in JSON, about: each takes sixty bytes or more, and three on the line."""
+    bare = _STRING.sub(b"", line)
+    return bare.count(b",") + bare.count(b"[") + bare.count(b"{")
 
 
 def _entries(body: Mapping[str, Any], key: str, build: Callable[[object, str], T]) -> tuple[T, ...]:
@@ -246,13 +256,21 @@ def _gpus(body: Mapping[str, Any]) -> tuple[GpuReading, ...]:
     return _entries(body, "gpus", lambda entry, where: decode(build, _GPU, entry, where))
 
 
-def _page(entry: object, where: str, time: float, build: PageBuilder) -> EnginePage:
+def _logged(namespace: str, pod: str, container: str, line: str) -> LogLine:
+    """The line with its event: lines are kept raw and recognised once, when they are read."""
+    return log_line(namespace, pod, container, line)
+
+
+def _page(entry: object, where: str, time: float, build: PageBuilder) -> Scrape:
     body = read_object(entry)
     given: dict[str, Any] = decode(dict, _PAGE_GIVEN, body, where)
     page = decode(
         lambda **values: build(given.get("exposition"), time=given.get("t", time), **values), _PAGE, body, where
     )
-    return replace(page, version=given["version"]) if "version" in given else page
+    known = {name: given[name] for name in ("version", "dialect") if name in given}
+    if page.engines:
+        known.pop("dialect", None)  # the page itself shows whose it is
+    return replace(page, **known) if known else page
 
 
 def _health(body: Mapping[str, Any]) -> dict[str, SourceHealth]:
@@ -266,7 +284,7 @@ def _health(body: Mapping[str, Any]) -> dict[str, SourceHealth]:
 
 
 def tick_from_json(line: bytes, build: PageBuilder) -> Snapshot:
-    """Read one tick; ``build`` makes an ``EnginePage`` from raw text. Raises ``MalformedTick``."""
+    """Read one tick; ``build`` makes an ``Scrape`` from raw text. Raises ``MalformedTick``."""
     body = _parse(line)
     if body.get("t") is None:
         raise MalformedTick("'t' is missing")
@@ -281,12 +299,12 @@ def tick_from_json(line: bytes, build: PageBuilder) -> Snapshot:
         pages=_entries(body, "engines", lambda entry, where: _page(entry, where, time, build)),
         containers=_entries(body, "containers", lambda e, w: decode(ContainerReading, _CONTAINER, e, w)),
         owners=_entries(body, "owners", lambda e, w: decode(GpuOwner, _OWNER, e, w)),
-        logs=_entries(body, "logs", lambda e, w: decode(LogLine, _LOG, e, w)),
+        logs=_entries(body, "logs", lambda e, w: decode(_logged, _LOG, e, w)),
         allocator=_entries(body, "allocator", lambda e, w: decode(AllocatorReading, _ALLOCATOR, e, w)),
         steps=_entries(body, "steps", lambda e, w: decode(StepStats, _STEPS, e, w)),
         node_conditions=_entries(body, "node_conditions", _node_condition),
         health=_health(body),
-        targets=None if targets is None else read_texts(targets),
+        targets=None if targets is None else read_names(targets),
         process_pods={} if body.get("process_pods") is None else read_pods(body["process_pods"]),
         expected_gpus={} if body.get("expected_gpus") is None else read_counts(body["expected_gpus"]),
     )
@@ -297,7 +315,7 @@ def _node_condition(entry: object, where: str) -> NodeCondition:
     if "type" not in body:
         raise MalformedTick(f"{where}: 'type' is missing")
     status = body.get("status")
-    return NodeCondition(read_text(body["type"]), None if status is None else read_flag(status))
+    return NodeCondition(read_name(body["type"]), None if status is None else read_flag(status))
 
 
 def tick_to_json(snapshot: Snapshot) -> str:
@@ -325,8 +343,13 @@ def tick_to_json(snapshot: Snapshot) -> str:
     return json.dumps(body, separators=(",", ":"))
 
 
-def _page_entry(page: EnginePage, time: float) -> dict[str, object]:
+def _page_entry(page: Scrape, time: float) -> dict[str, object]:
     entry = encode(_PAGE, page)
-    given = {"t": None if page.time == time else page.time, "version": page.version, "exposition": page.exposition}
+    given = {
+        "t": None if page.time == time else page.time,
+        "version": page.version,
+        "dialect": None if page.engines else page.dialect or None,
+        "exposition": page.exposition,
+    }
     entry.update((key, value) for key, value in given.items() if value is not None)
     return entry

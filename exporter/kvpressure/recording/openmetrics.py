@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
+from kvpressure.model.state import State
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
-from kvpressure.state import State
 
 _BATCH: Final = 5_000
 _CACHE_KIB: Final = 8192

@@ -12,13 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, cast
 
-from kvpressure.readings import EnginePage, Snapshot
+from kvpressure.model.readings import Scrape, Snapshot
+from kvpressure.model.reasons import DNS, REASONS, REFUSED, RESET, TIMEOUT, UNREACHABLE
 from kvpressure.recording.fields import MalformedTick
 from kvpressure.recording.format import Header, RecordingError, header_from_json, tick_from_json
-from kvpressure.sources.vllm.exposition import Scanner, page_from_text
-from kvpressure.sources.vllm.reasons import DNS, REASONS, REFUSED, RESET, TIMEOUT, UNREACHABLE
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
-MAX_LINE_BYTES: Final = 64 * 1024 * 1024  # a page of a node full of engines is below 1 MiB
+MAX_LINE_BYTES: Final = 16 * 1024 * 1024  # a tick of a node full of engines is below 5 MiB
 _MAX_SCANNERS: Final = 1024
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -114,7 +114,7 @@ class Reader:
             line = self._stream.readline(MAX_LINE_BYTES)
         return None
 
-    def _page(self, text: str | None, *, target: str, error: str | None = None, **identity: Any) -> EnginePage:
+    def _page(self, text: str | None, *, target: str, error: str | None = None, **identity: Any) -> Scrape:
         """One engine's page; a scanner per target remembers the page's layout, which makes replay fast."""
         scanner = self._scanners.get(target)
         if scanner is None:
@@ -124,7 +124,7 @@ class Reader:
         if text is not None and self._rewrite is not None:
             text = self._rewrite(text)
         reason = None if error is None else _reason(error)
-        return page_from_text(text, target=target, error=reason, scanner=scanner, keep_text=self._keep, **identity)
+        return parse_scrape(text, target=target, error=reason, scanner=scanner, keep_text=self._keep, **identity)
 
 
 @lru_cache(maxsize=256)

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from kvpressure.readings import Snapshot
+from kvpressure.model.readings import Snapshot
+from kvpressure.model.state import RecorderHealth
 from kvpressure.recording.format import Header, tick_to_json
-from kvpressure.state import RecorderHealth
 
 log = logging.getLogger(__name__)
 

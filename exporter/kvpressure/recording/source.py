@@ -1,7 +1,7 @@
 """A recording, played at the speed of life through the protocol of every other source: for demos and tests.
 
 Moments are moved so that the first tick is now. When the recording has ended, the source is down with reason
-``ended``. Switch the live sources off beside it (``--no-collector.nvidia --no-collector.vllm ...``).
+``ended``. Switch the live sources off beside it (``--no-collector.nvidia --no-collector.engines ...``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from time import time
 from typing import Protocol
 
-from kvpressure.readings import ContainerReading, EnginePage, LogLine, Snapshot, StepStats
+from kvpressure.model.readings import ContainerReading, LogLine, Scrape, Snapshot, StepStats
 from kvpressure.recording.format import RecordingError
 from kvpressure.recording.reader import Reader
 from kvpressure.sources.base import Reading, SourceError
@@ -76,9 +76,7 @@ class RecordingSource:
         self._reader.__exit__(None, None, None)
 
     def _reading(self, last: Snapshot, due: list[Snapshot]) -> Reading:
-        pages: tuple[EnginePage, ...] = tuple(
-            replace(page, time=page.time + self._shift) for s in due for page in s.pages
-        )
+        pages: tuple[Scrape, ...] = tuple(replace(page, time=page.time + self._shift) for s in due for page in s.pages)
         logs: tuple[LogLine, ...] = tuple(line for s in due for line in s.logs)
         return Reading(
             gpus=last.gpus,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from kvpressure.readings import EngineKey
-from kvpressure.state import Diagnosis, EngineState
+from kvpressure.model.readings import EngineKey
+from kvpressure.model.state import Diagnosis, EngineState
 
 _MAX_ENGINES: Final = 4096  # followed at once; churn beyond that starts anew
 
@@ -27,6 +27,9 @@ def json_line(t: float, engine: EngineState) -> str:
             "engine": engine.key.engine,
             "verdict": answer.verdict,
             "confidence": answer.confidence,
+            "grade": answer.grade,
+            "row": answer.row,
+            "runner_up": answer.runner_up,
             "stage": answer.stage,
             "evidence": {name: item.value for name, item in answer.evidence.items()},
             "conditions": dict(answer.conditions),
@@ -78,7 +81,7 @@ class Timeline:
             return
         moved = (answer.verdict, answer.stage) != (known.verdict, known.stage)
         was = f"{_verdict(known.verdict, known.stage)} -> " if moved and known.verdict else ""
-        yield f"{was}{_verdict(answer.verdict, answer.stage)}, confidence {answer.confidence:.2f}"
+        yield f"{was}{_verdict(answer.verdict, answer.stage)}, confidence {answer.confidence:.2f}{_row(answer)}"
         if moved:
             yield from (f"for: {sentence}" for sentence in answer.supporting)
             yield from (f"against: {sentence}" for sentence in answer.opposing)
@@ -102,6 +105,14 @@ class Timeline:
 
 def _verdict(verdict: str, stage: str | None) -> str:
     return f"{verdict} ({stage})" if stage else verdict
+
+
+def _row(answer: Diagnosis) -> str:
+    """Grade, row and runner-up; empty for an answer that no rule gave."""
+    if not answer.row:
+        return ""
+    close = f"; also possible: {answer.runner_up}" if answer.runner_up else ""
+    return f" ({answer.grade}; rule: {answer.row}{close})"
 
 
 def _name(key: EngineKey) -> str:

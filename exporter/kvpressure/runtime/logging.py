@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+from typing import Final
 
 
 def configure(level: str, form: str) -> None:
@@ -19,8 +20,16 @@ def configure(level: str, form: str) -> None:
     logging.getLogger("urllib3").setLevel(logging.WARNING)
 
 
+_FIELDS: Final = "kvpressure_fields"
+
+
+def with_fields(**fields: str) -> dict[str, dict[str, str]]:
+    """``extra`` of a logging call: fields of their own beside the message; empty ones are left out."""
+    return {_FIELDS: {name: value for name, value in fields.items() if value}}
+
+
 class LineFormatter(logging.Formatter):
-    """A record as one line with ts, level, logger and msg; a traceback becomes the field ``trace``."""
+    """A record as one line with ts, level, logger and msg, then the fields of ``with_fields``; a traceback becomes ``trace``."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
@@ -33,6 +42,7 @@ class LineFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "msg": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
         }
         if record.exc_info:
             fields["trace"] = self.formatException(record.exc_info)

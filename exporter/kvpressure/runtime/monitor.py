@@ -1,6 +1,6 @@
 """The loop: gathers what the sources read into snapshots, and publishes what the pipeline concludes.
 
-Every source reads in a worker of its own (``kvpressure.worker``), so that a slow or hanging one delays nobody. A
+Every source reads in a worker of its own (``kvpressure.runtime.worker``), so that a slow or hanging one delays nobody. A
 tick takes what is there, never waits for a source, and publishes by one assignment to ``Monitor.state``; whoever
 renders only reads that attribute.
 """
@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvpressure.readings import Snapshot, SourceHealth
-from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError, SourceSpec, registry
-from kvpressure.sources.joins import join_containers, join_owners
-from kvpressure.state import RecorderHealth, State
-from kvpressure.worker import OnceLog, Worker, next_due
+from kvpressure.model.readings import Snapshot, SourceHealth
+from kvpressure.model.state import RecorderHealth, State
+from kvpressure.pipeline.joins import join_containers, join_owners
+from kvpressure.runtime.worker import OnceLog, Worker, next_due
+from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError
+from kvpressure.sources.catalog import SourceSpec, registry
 
 if TYPE_CHECKING:
-    from kvpressure.settings import Settings
+    from kvpressure.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ Listener = Callable[[Snapshot, State], None]
 
 
 class Observer(Protocol):
-    """What the monitor drives: ``kvpressure.pipeline.Pipeline``."""
+    """What the monitor drives: ``kvpressure.pipeline.pipeline.Pipeline``."""
 
     def observe(self, snapshot: Snapshot) -> State:
         """Take one snapshot, say what it means."""
@@ -117,7 +118,7 @@ class Monitor:
         now = self._clock()
         readings = [reading for worker in self.workers.values() if (reading := worker.take(now)) is not None]
         health = {name: worker.health(now) for name, worker in self.workers.items()}
-        snapshot = _snapshot(self._wall(), readings, health)
+        snapshot = self._gathered(self._wall(), readings, health)
         self._ticks += 1
         state = self._observe(snapshot)
         state = replace(
@@ -179,6 +180,22 @@ class Monitor:
             due = next_due(due, self.interval, self._clock())
             self._stop.wait(max(0.0, due - self._clock()))
 
+    def _gathered(self, now: float, readings: list[Reading], health: Mapping[str, SourceHealth]) -> Snapshot:
+        """The readings together; where two cannot be joined, those that can be gathered alone, which are of one source each."""
+        try:
+            return _snapshot(now, readings, health)
+        except Exception as error:
+            self._once.exception("joining the sources' readings failed", error)
+        alone: list[Reading] = []
+        for reading in readings:
+            try:
+                _snapshot(now, [*alone, reading], health)
+            except Exception as error:
+                self._once.exception("a source's reading cannot be joined", error)
+                continue
+            alone.append(reading)
+        return _snapshot(now, alone, health)
+
     def _observe(self, snapshot: Snapshot) -> State:
         """The pipeline's state; after an exception one that holds nothing but the sources' health."""
         started = self._clock()
@@ -215,6 +232,7 @@ def _snapshot(now: float, readings: Iterable[Reading], health: Mapping[str, Sour
         allocator=gathered("allocator"),
         steps=gathered("steps"),
         node_conditions=gathered("node_conditions"),
+        discovered=gathered("discovered"),
         health=health,
         targets=gathered("targets") if any(reading.targets is not None for reading in readings) else None,
         process_pods={pid: pod for reading in readings for pid, pod in (reading.process_pods or {}).items()},
@@ -275,7 +293,8 @@ def build_sources(settings: Settings) -> dict[str, tuple[SourceSpec, Source]]:
         )
 
         def build(spec: SourceSpec = spec) -> Source:
-            return spec.factory(settings)
+            built: Source = spec.factory(settings)
+            return built
 
         sources[name] = (tuned, DeferredSource(name, build))
     return sources

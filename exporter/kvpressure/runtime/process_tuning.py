@@ -1,14 +1,14 @@
 """How the serving process is tuned as a whole: what it holds on to, and what makes a scrape wait.
 
-``keep_small``: glibc gives every thread an arena of its own, and after the first large block it keeps all blocks of that
+``limit_malloc_arenas``: glibc gives every thread an arena of its own, and after the first large block it keeps all blocks of that
 size in them. A process with a thread for each engine then holds many times what its largest pages took: 108 instead of
 49 MiB with sixteen pages of 4 MiB.
 
-``keep_prompt``: a scrape waits for two things that are ours. A full garbage collection walks all objects, most of them
+``tune_gc``: a scrape waits for two things that are ours. A full garbage collection walks all objects, most of them
 modules that never go; and a thread that wants to run waits 5 ms for each turn while a tick computes. Side by side on a
 busy machine both together took the 99th percentile of a scrape from 254 to 108 ms, at the same CPU.
 
-``tidy``: what is collected seldom also gives its spare blocks back seldom, some 4 MiB over a day. Every ten minutes is enough.
+``collect_garbage``: what is collected seldom also gives its spare blocks back seldom, some 4 MiB over a day. Every ten minutes is enough.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TURN_SECONDS: Final = 0.001
 TIDY_SECONDS: Final = 600.0
 
 
-def keep_small() -> bool:
+def limit_malloc_arenas() -> bool:
     """Tell the C library, before threads are started. False where it is not glibc, which changes nothing else."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -37,7 +37,7 @@ def keep_small() -> bool:
     return all(answer == 1 for answer in answers)
 
 
-def keep_prompt() -> None:
+def tune_gc() -> None:
     """Collect seldom, and never what is there already; hand over between threads sooner. Call it after the imports."""
     gc.collect()
     gc.freeze()
@@ -45,6 +45,6 @@ def keep_prompt() -> None:
     sys.setswitchinterval(_TURN_SECONDS)
 
 
-def tidy() -> None:
+def collect_garbage() -> None:
     """Collect everything and give spare blocks back; some milliseconds. To be called every ``TIDY_SECONDS``."""
     gc.collect()

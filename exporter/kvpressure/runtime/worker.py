@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from kvpressure.readings import SourceHealth
-from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError, SourceSpec
+from kvpressure.model.readings import SourceHealth
+from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError
+from kvpressure.sources.catalog import SourceSpec
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class Worker:
         with self._lock:
             self._reading_since = started
         reason = None
+        counts: Mapping[str, int] | None = None
         reading = None
         try:
             reading = self.source.read()
@@ -113,12 +115,12 @@ class Worker:
             self._nothing_here(error.reason)
             return True
         except SourceError as error:
-            reason = error.reason
+            reason, counts = error.reason, error.counts
             log.debug("source %s: %s", self.spec.name, error)
         except Exception as error:
             reason = INTERNAL
             self._once.exception(f"source {self.spec.name} failed", error)
-        self._finish(started, reading, reason)
+        self._finish(started, reading, reason, counts)
         return True
 
     def take(self, now: float) -> Reading | None:
@@ -162,7 +164,9 @@ class Worker:
             self._overdue = True
             self._fail(TIMEOUT)
 
-    def _finish(self, started: float, reading: Reading | None, reason: str | None) -> None:
+    def _finish(
+        self, started: float, reading: Reading | None, reason: str | None, counts: Mapping[str, int] | None = None
+    ) -> None:
         now = self._clock()
         duration = now - started
         with self._lock:
@@ -172,7 +176,7 @@ class Worker:
             self._overdue = False
             self._health = replace(self._health, duration_seconds=duration)
             if reading is None:
-                self._fail(reason or INTERNAL)
+                self._fail(reason or INTERNAL, counts)
             elif known_late and duration > 2 * self.spec.deadline_seconds:
                 self._held = None  # already counted as a timeout
             else:
@@ -182,9 +186,7 @@ class Worker:
         self._unread = reading if self._unread is None else _merged(self._unread, reading)
         self._held = replace(reading, pages=None, logs=None) if self.spec.hold_seconds else None
         self._arrived = now
-        errors = self._health.errors
-        for reason, count in reading.errors.items():
-            errors = _counted(errors, reason, count)
+        errors = _counted(self._health.errors, reading.errors)
         self._health = replace(self._health, up=True, reason=None, last_success=self._wall(), errors=errors)
 
     def _nothing_here(self, reason: str) -> None:
@@ -194,15 +196,19 @@ class Worker:
             self._held = self._unread = None
             self._health = replace(self._health, up=None, reason=reason)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, counts: Mapping[str, int] | None = None) -> None:
+        """``counts`` None = failed once, for ``reason``."""
         self._held = None  # a failed reading is absent, not the one before
-        self._health = replace(self._health, up=False, reason=reason, errors=_counted(self._health.errors, reason, 1))
+        errors = _counted(self._health.errors, {reason: 1} if counts is None else counts)
+        self._health = replace(self._health, up=False, reason=reason, errors=errors)
 
 
-def _counted(errors: Mapping[str, int], reason: str, count: int) -> dict[str, int]:
-    if reason not in errors and len(errors) >= REASONS:
-        reason = "other"
-    return {**errors, reason: errors.get(reason, 0) + count}
+def _counted(errors: Mapping[str, int], new: Mapping[str, int]) -> dict[str, int]:
+    total = dict(errors)
+    for reason, count in new.items():
+        known = reason if reason in total or len(total) < REASONS else "other"
+        total[known] = total.get(known, 0) + count
+    return total
 
 
 def _merged(older: Reading, newer: Reading) -> Reading:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kvpressure.settings_options import Option
+from kvpressure.engines.registry import dialects
+from kvpressure.settings.options import Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +30,14 @@ class Group:
         )
 
 
-PACE: Final = Group(
-    "pace of the sources", "how often each source reads, and when a reading of it counts as hanging", ()
-)
+ENGINES: Final = Group("engines", "how inference servers are scraped", ("engine.", "plugin."))
+PACE: Final = Group("pace of the sources", "interval and deadline of each source", ())
 GROUPS: Final = (
     Group(
         "common",
-        "what most installations set",
+        "settings of most installations",
         (
-            "vllm.target",
+            "engine.target",
             "web.listen-address",
             "web.config.file",
             "thresholds",
@@ -46,16 +46,16 @@ GROUPS: Final = (
             "log.level",
         ),
     ),
-    Group("sources", "what is read; --no-collector.NAME switches one off", ("collector.",)),
-    Group("engines", "how vLLM servers are read", ("vllm.", "plugin.")),
+    Group("sources", "inputs; --no-collector.NAME turns one off", ("collector.",)),
+    ENGINES,
     Group("GPUs", "how GPUs are read", ("nvidia.", "gpu.amd.", "host.sys")),
     Group(
         "Kubernetes",
-        "where this node's pods, their GPUs, logs and cgroups are found",
+        "how to find this node's pods, their GPUs, logs and cgroups",
         ("kube.", "kubelet.", "host.", "log-positions"),
     ),
-    Group("web server", "what is served", ("web.",)),
-    Group("recordings", "the flight recorder, and playing what it wrote", ("record.", "recording.")),
+    Group("web server", "addresses, TLS and links", ("web.",)),
+    Group("recordings", "the flight recorder, and playback of recordings", ("record.", "recording.")),
     Group("running", "ticks and log lines", ("interval", "log.")),
     PACE,
 )
@@ -73,4 +73,11 @@ def grouped(options: Iterable[Option]) -> Mapping[Group, list[Option]]:
     found: dict[Group, list[Option]] = {group: [] for group in GROUPS}
     for option in sorted(options, key=lambda option: group_of(option.name).place(option.name) or 0):
         found[group_of(option.name)].append(option)
-    return {group: members for group, members in found.items() if members}
+    return {_described(group): members for group, members in found.items() if members}
+
+
+def _described(group: Group) -> Group:
+    """The group of engines names those that this process knows."""
+    if group is not ENGINES:
+        return group
+    return replace(group, text=f"{group.text}: {', '.join(one.title for one in dialects())}")

@@ -146,6 +146,16 @@ def _pages_url(raw: object) -> str:
     return raw.rstrip("/")
 
 
+def _host_name(raw: object) -> str:
+    if (
+        not isinstance(raw, str)
+        or len(raw) > 253
+        or not re.fullmatch(r"\.?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", raw)
+    ):
+        raise ValueError
+    return raw.lower()
+
+
 def _api_url(raw: object) -> str:
     if not isinstance(raw, str) or not re.fullmatch(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(:\d{1,5})?/?", raw):
         raise ValueError
@@ -153,7 +163,7 @@ def _api_url(raw: object) -> str:
 
 
 def _target(raw: object) -> Any:
-    from kvpressure.sources.vllm.targets import parse_target
+    from kvpressure.sources.scrape.targets import parse_target
 
     if not isinstance(raw, str):
         raise ValueError
@@ -161,7 +171,7 @@ def _target(raw: object) -> Any:
 
 
 def _thresholds_file(raw: object) -> Any:
-    from kvpressure import thresholds
+    from kvpressure.settings import thresholds
 
     if not isinstance(raw, str) or not raw:
         raise ValueError
@@ -178,13 +188,14 @@ FILE: Final = Kind("an existing file", _file, "FILE")
 DIRECTORY: Final = Kind("an existing directory", _directory, "DIRECTORY")
 ANY_PATH: Final = Kind("a path that starts with /; it need not exist", _path, "PATH")
 NAMESPACE: Final = Kind("the name of a namespace", _namespace, "NAMESPACE")
+HOST_NAME: Final = Kind("a host name, or a dot and a domain", _host_name, "NAME")
 API_URL: Final = Kind("http://HOST[:PORT] or https://HOST[:PORT]", _api_url, "URL")
 PAGES_URL: Final = Kind("an http:// or https:// address without spaces or quotes", _pages_url, "URL")
 TELEMETRY_PATH: Final = Kind(
     "a path that starts with / and has only letters, digits and . _ ~ / -", _telemetry_path, "PATH"
 )
 LISTEN_ADDRESS: Final = Kind(":PORT, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535", _listen_address, "ADDRESS")
-TARGET: Final = Kind("an address of a vLLM server, e.g. http://127.0.0.1:8000/metrics", _target, "TARGET")
+TARGET: Final = Kind("an address of an engine, e.g. http://127.0.0.1:8000/metrics", _target, "TARGET")
 THRESHOLDS_FILE: Final = Kind('a file of lines "name: value"', _thresholds_file, "FILE")
 
 

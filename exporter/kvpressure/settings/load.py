@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvpressure import yaml_nodes
-from kvpressure.settings_options import ENV_PREFIX, Option, SettingsError, shown
-from kvpressure.yaml_nodes import Node
+from kvpressure.renames import renamed
+from kvpressure.settings import yaml_lines as yaml_nodes
+from kvpressure.settings.extensions import VARIABLE as EXTENSIONS_VARIABLE
+from kvpressure.settings.options import ENV_PREFIX, Option, SettingsError, shown
+from kvpressure.settings.yaml_lines import Node
 
 # Kubernetes puts variables into every pod for each Service of the namespace; one named "kvpressure" must not
 # stop the start.
@@ -56,7 +58,7 @@ def from_environment(environ: Mapping[str, str], table: Mapping[str, Option]) ->
     """What the environment gives; of several values one stands on each line."""
     by_variable = {entry.env: name for name, entry in table.items()}
     for variable in sorted(environ):
-        if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
+        if not variable.startswith(ENV_PREFIX) or variable in (ENV_PREFIX + "CONFIG", EXTENSIONS_VARIABLE):
             continue
         if variable not in by_variable:
             if _SERVICE_LINK.fullmatch(variable):
@@ -98,8 +100,19 @@ def _walk(nodes: Mapping[str, Node], prefix: str, table: Mapping[str, Option]) -
     return found
 
 
-def _similar(name: str, known: Iterable[str]) -> str:
+def _similar(name: str, known: Collection[str]) -> str:
     import difflib
 
+    if now := renamed(name, known):
+        return f"; it is called {now} now"
+    if now := _group(name, known):
+        return f"; its settings are below {now} now"
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.85)
     return f"; did you mean {close[0]}?" if close else "; --help lists all"
+
+
+def _group(name: str, known: Collection[str]) -> str | None:
+    """What a mapping of settings is called now, e.g. ``engine`` for ``vllm: {target: ...}``."""
+    groups = {part for other in known for part in (other.rpartition(".")[0] + ".",)}
+    now = renamed(f"{name}.", groups)
+    return now.rstrip(".") if now else None

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import reprlib
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvpressure.settings_kinds import BOOL, SECONDS, Kind
+from kvpressure.errors import InputError
+from kvpressure.settings.kinds import BOOL, SECONDS, Kind
+from kvpressure.sources.catalog import registry
 
 ENV_PREFIX: Final = "KVPRESSURE_"
+_SHORT: Final = reprlib.Repr()  # never more than a few items: aliases can make a short file a value of millions
 
 
-class SettingsError(ValueError):
+class SettingsError(InputError):
     """A setting is wrong. The text is one line: where it stands, what is wrong, what is allowed."""
 
 
@@ -77,30 +80,14 @@ def _default_text(default: object) -> str:
 
 def shown(raw: object) -> str:
     """A wrong value as messages print it: on one line, and not all of a long one."""
-    text = repr(raw)
+    text = repr(raw[:100]) if isinstance(raw, str) else _SHORT.repr(raw)
     return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-@dataclass(frozen=True, slots=True)
-class CollectorSettings:
-    """Whether a source runs, how often it reads, and after how many seconds a read counts as hanging."""
-
-    enabled: bool
-    interval_seconds: float
-    deadline_seconds: float
-
-
-def registered_sources() -> Mapping[str, Any]:
-    """Every source by name (``SourceSpec``)."""
-    from kvpressure.sources.base import registry
-
-    return registry()
 
 
 def collector_options() -> dict[str, Option]:
     """The three options of each source."""
     table: dict[str, Option] = {}
-    for name, spec in registered_sources().items():
+    for name, spec in registry().items():
         for entry in (
             Option(f"collector.{name}", BOOL, f"Source: {spec.help}.", str(spec.default).lower()),
             Option(

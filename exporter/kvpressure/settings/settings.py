@@ -19,16 +19,17 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvpressure import thresholds as thresholds_model
-from kvpressure.settings_checks import check_together
-from kvpressure.settings_groups import PACE, grouped
-from kvpressure.settings_kinds import (
+from kvpressure.settings import thresholds as thresholds_model
+from kvpressure.settings.checks import check_together
+from kvpressure.settings.groups import PACE, grouped
+from kvpressure.settings.kinds import (
     ANY_PATH,
     API_URL,
     BOOL,
     COUNT,
     DIRECTORY,
     FILE,
+    HOST_NAME,
     LISTEN_ADDRESS,
     NAMESPACE,
     PAGES_URL,
@@ -42,31 +43,34 @@ from kvpressure.settings_kinds import (
     ListenAddress,
     one_of,
 )
-from kvpressure.settings_options import (
+from kvpressure.settings.load import Given, from_environment, from_fallbacks, from_file, from_flags
+from kvpressure.settings.options import (
     ENV_PREFIX,
-    CollectorSettings,
     Option,
     SettingsError,
     collector_options,
     option,
-    registered_sources,
 )
-from kvpressure.settings_read import Given, from_environment, from_fallbacks, from_file, from_flags
-from kvpressure.sources.shared import Shared
+from kvpressure.sources.catalog import CollectorSettings, registry
+from kvpressure.sources.kubernetes.discovery_state import Shared
 
 if TYPE_CHECKING:
-    from kvpressure.sources.vllm.targets import Target
-    from kvpressure.thresholds import Thresholds
+    from kvpressure.settings.thresholds import Thresholds
+    from kvpressure.sources.scrape.targets import Target
 
 
-__all__ = ["CollectorSettings", "Option", "Settings", "SettingsError", "add_arguments", "from_args", "options"]
+__all__ = ["Option", "Settings", "SettingsError", "add_arguments", "from_args", "options"]
 
 
 def _default_collectors() -> Mapping[str, CollectorSettings]:
     return {
         name: CollectorSettings(spec.default, spec.interval_seconds, spec.deadline_seconds)
-        for name, spec in registered_sources().items()
+        for name, spec in registry().items()
     }
+
+
+def _gpu_resources() -> tuple[str, ...]:
+    return tuple(name for spec in registry().values() if spec.gpus is not None for name in spec.gpus.resources)
 
 
 @dataclass(frozen=True)
@@ -77,46 +81,72 @@ class Settings:
         "web.listen-address",
         LISTEN_ADDRESS,
         (ListenAddress("", 9846),),
-        "Address to serve on; repeat for several. Port 0 takes a free one and logs it.",
+        "Address to serve on; repeat for several. Port 0 selects a free port and logs it.",
         repeat=True,
     )
-    telemetry_path: str = option("web.telemetry-path", TELEMETRY_PATH, "/metrics", "Path of the metrics page.")
+    telemetry_path: str = option("web.telemetry-path", TELEMETRY_PATH, "/metrics", "Path of the metrics endpoint.")
     web_config_file: Path | None = option(
         "web.config.file", FILE, None, "exporter-toolkit web configuration: TLS, client certificates, basic auth."
     )
+    health_addresses: tuple[ListenAddress, ...] = option(
+        "web.health-listen-address",
+        LISTEN_ADDRESS,
+        (),
+        "Address that serves only /-/healthy and /-/ready, in plain HTTP even if web.config.file asks for TLS; "
+        "for kubelet probes. Repeat for several.",
+        repeat=True,
+    )
     max_requests: int = option(
-        "web.max-requests", WHOLE, 20, "Requests answered at the same time; more get 503. 0 = no limit."
+        "web.max-requests",
+        WHOLE,
+        20,
+        "Maximum number of concurrent requests; a further one closes the slowest. 0 = no limit.",
     )
     runbook_url: str | None = option(
         "web.runbook-url",
         PAGES_URL,
         None,
-        "Where the runbooks are (base address); the page links to them.",
+        "Base address of the runbooks, for links on the triage page.",
+        shown="none",
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        "web.allowed-hosts",
+        HOST_NAME,
+        (),
+        "Host name under which browsers may open the exporter, such as that of an ingress; .example.com allows all names below it. "
+        "Addresses, names without a dot, *.svc, cluster.local and the node's name are always allowed. Repeat for several.",
+        repeat=True,
         shown="none",
     )
     dashboard_url: str | None = option(
-        "web.dashboard-url", PAGES_URL, None, "Grafana's base address; the page links to the boards.", shown="none"
+        "web.dashboard-url",
+        PAGES_URL,
+        None,
+        "Base address of Grafana, for links to the dashboards on the triage page.",
+        shown="none",
     )
     interval_seconds: float = option(
-        "interval", SECONDS, 1.0, "Time between two ticks: how often readings become a published state."
+        "interval", SECONDS, 1.0, "Time between two ticks, each of which publishes a new state."
     )
-    vllm_targets: tuple[Target, ...] = option(
-        "vllm.target",
+    engine_targets: tuple[Target, ...] = option(
+        "engine.target",
         TARGET,
         (),
-        "vLLM server to scrape when no Kubernetes discovery finds it; repeat for several.",
+        "Engine to scrape without Kubernetes discovery; repeat for several.",
         repeat=True,
     )
-    vllm_max_targets: int = option("vllm.max-targets", COUNT, 64, "Most vLLM servers that are read.")
-    vllm_timeout_seconds: float = option("vllm.timeout", SECONDS, 3.0, "Total time one scrape of an engine may take.")
-    vllm_pace: str = option(
-        "vllm.pace",
+    engine_max_targets: int = option("engine.max-targets", COUNT, 64, "Maximum number of engines to scrape.")
+    engine_timeout_seconds: float = option(
+        "engine.timeout", SECONDS, 3.0, "Timeout of one scrape of an engine, in total."
+    )
+    engine_pace: str = option(
+        "engine.pace",
         one_of("adaptive", "fixed"),
         "adaptive",
-        "How often an engine is scraped: every collector.vllm.interval under load and less often when calm, or always.",
+        "Scrape interval: collector.engines.interval under load and longer when calm (adaptive), or always the same (fixed).",
     )
     plugin_directory: Path | None = option(
-        "plugin.directory", ANY_PATH, None, "Where the plugin inside vLLM leaves its reports.", shown="none"
+        "plugin.directory", ANY_PATH, None, "Directory with the reports of the plugin inside vLLM.", shown="none"
     )
     nvidia_mig: bool = option("nvidia.mig", BOOL, True, "Read the MIG instances of a GPU.")
     nvidia_gpm: bool = option(
@@ -132,23 +162,19 @@ class Settings:
         "gpu.amd.backend",
         one_of("auto", "sysfs", "amdsmi"),
         "auto",
-        "Where AMD figures come from: files of the driver, AMD's library, or the files and then the library for gaps.",
+        "Source of AMD readings: driver files (sysfs), AMD's library (amdsmi), or files first and the library for gaps (auto).",
     )
     host_sys: Path = option("host.sys", DIRECTORY, Path("/sys"), "The host's sysfs.")
-    kube_selector: str | None = option(
-        "kube.selector", TEXT, None, "Label selector of the pods to look at.", shown="all"
-    )
+    kube_selector: str | None = option("kube.selector", TEXT, None, "Label selector of the pods to watch.", shown="all")
     kube_namespaces: tuple[str, ...] = option(
         "kube.namespaces",
         NAMESPACE,
         (),
-        "Namespace of the pods to look at; repeat for several.",
+        "Namespace of the pods to watch; repeat for several.",
         shown="all",
         repeat=True,
     )
-    kube_api_url: str | None = option(
-        "kube.api-url", API_URL, None, "API server.", shown="that of the cluster this runs in"
-    )
+    kube_api_url: str | None = option("kube.api-url", API_URL, None, "API server.", shown="this cluster's")
     kube_token_file: Path = option(
         "kube.token-file",
         ANY_PATH,
@@ -173,28 +199,29 @@ class Settings:
     kubelet_resources: tuple[str, ...] = option(
         "kubelet.resources",
         TEXT,
-        ("nvidia.com/", "amd.com/"),
-        "Resource name, or its beginning, that stands for GPUs; repeat for several.",
+        _gpu_resources,
+        "Resource name of GPUs, or its prefix; repeat for several.",
+        shown=" ".join(_gpu_resources()),
         repeat=True,
     )
     host_proc: Path = option("host.proc", ANY_PATH, Path("/proc"), "The host's /proc.")
     host_cgroup: Path = option("host.cgroup", ANY_PATH, Path("/sys/fs/cgroup"), "The host's cgroup v2 tree.")
     host_pod_logs: Path = option("host.pod-logs", ANY_PATH, Path("/var/log/pods"), "The host's log files of pods.")
     log_positions: Path | None = option(
-        "log-positions", ANY_PATH, None, "File that keeps how far the pods' logs were read.", shown="not kept"
+        "log-positions", ANY_PATH, None, "File for the read positions in the pods' logs.", shown="not kept"
     )
     record_directory: Path | None = option(
         "record.directory",
         ANY_PATH,
         None,
-        "Keep a rotating recording of what is read here (flight recorder).",
+        "Directory for a rotating recording of all readings (flight recorder).",
         shown="not kept",
     )
     record_max_bytes: int = option(
-        "record.max-size", SIZE, 64 * 2**20, "Largest size of one recording file.", shown="64MiB"
+        "record.max-size", SIZE, 64 * 2**20, "Maximum size of one recording file.", shown="64MiB"
     )
-    record_keep: int = option("record.keep", COUNT, 8, "Recording files that are kept, the newest.")
-    recording_file: Path | None = option("recording.file", FILE, None, "Recording that the source plays.", shown="none")
+    record_keep: int = option("record.keep", COUNT, 8, "Number of recording files to keep.")
+    recording_file: Path | None = option("recording.file", FILE, None, "Recording to play back.", shown="none")
     thresholds: Thresholds = option(
         "thresholds",
         THRESHOLDS_FILE,
@@ -306,7 +333,7 @@ def _build(given: Mapping[str, Given]) -> Settings:
     values = {attribute: given[name].value for name, attribute in static_options().items() if name in given}
     tick = values.get("interval_seconds", 0.0)
     collectors = {}
-    for name, spec in registered_sources().items():
+    for name, spec in registry().items():
 
         def pick(suffix: str, default: Any, name: str = name) -> Any:
             entry = given.get(f"collector.{name}{suffix}")

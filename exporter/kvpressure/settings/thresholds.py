@@ -1,4 +1,4 @@
-"""The one model of thresholds, read from ``thresholds.yaml`` and from the user's overrides.
+"""The one model of thresholds, read from ``thresholds.yaml``, ``constants.yaml`` and the user's overrides.
 
 Rules, dashboards, page, runbooks, docs and the verdict take every number from here.
 """
@@ -6,19 +6,24 @@ Rules, dashboards, page, runbooks, docs and the verdict take every number from h
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from kvpressure.errors import InputError
+
 _FILE: Final = Path(__file__).with_name("thresholds.yaml")
+_CONSTANTS: Final = Path(__file__).with_name("constants.yaml")
+_RETIRED: Final = re.compile(r"confidence_\w+|verdict_enter_samples")
 LARGEST: Final = 1e15  # of what has no natural end: products of two such numbers are still finite
 _YEAR: Final = 31_622_400.0
 
 
-class ThresholdError(ValueError):
+class ThresholdError(InputError):
     """A threshold is wrong; the text is one line: file and line, name, value, and what is allowed."""
 
 
@@ -73,7 +78,7 @@ def plain(value: float) -> str:
 class Threshold:
     """One number. ``documented`` = it stands in the guides with this value; ``source`` says where, ``reason``
     why this value, ``change`` when to change it. ``most`` narrows what the unit allows; ``not_above`` names a threshold
-    of which this one is the lower, or equal.
+    of which this one is the lower, or equal. ``constant`` = part of the program: it cannot be overridden.
     """
 
     name: str
@@ -86,6 +91,7 @@ class Threshold:
     overridden: bool = False
     most: float | None = None
     not_above: str | None = None
+    constant: bool = False
 
     @property
     def text(self) -> str:
@@ -125,6 +131,14 @@ class Thresholds(Mapping[str, float]):
         """All entries in the order of the file."""
         return tuple(self._entries.values())
 
+    def settable(self) -> tuple[Threshold, ...]:
+        """The entries that a user may override."""
+        return tuple(entry for entry in self._entries.values() if not entry.constant)
+
+    def constants(self) -> tuple[Threshold, ...]:
+        """The entries that are part of the program."""
+        return tuple(entry for entry in self._entries.values() if entry.constant)
+
     def override(self, values: Mapping[str, Any], where: str, lines: Mapping[str, str] | None = None) -> Thresholds:
         """A copy with some values replaced.
 
@@ -135,16 +149,23 @@ class Thresholds(Mapping[str, float]):
         entries = dict(self._entries)
         for name, raw in values.items():
             if name not in entries:
-                raise ThresholdError(f"{at[name]}: unknown threshold {_shown(name)}{_similar(name, entries)}")
+                raise ThresholdError(f"{at[name]}: {_unknown(name, self.settable())}")
+            if entries[name].constant:
+                raise ThresholdError(
+                    f"{at[name]}: {name} is no longer a threshold but a constant ({entries[name].text}); remove this line"
+                )
             value = raw["value"] if isinstance(raw, Mapping) and set(raw) == {"value"} else raw
             entries[name] = replace(entries[name], value=_number(entries[name], value, at[name]), overridden=True)
         _check_order(entries, at)
         return Thresholds(entries)
 
 
-def _similar(name: object, known: Mapping[str, Threshold]) -> str:
-    close = difflib.get_close_matches(str(name)[:100], known, n=1)
-    return f"; did you mean {close[0]}?" if close else "; allowed: the names in docs/thresholds.md"
+def _unknown(name: object, known: Sequence[Threshold]) -> str:
+    if isinstance(name, str) and _RETIRED.fullmatch(name):
+        return f"{name} is no longer a threshold: confidence follows from the rule's grade; remove this line"
+    close = difflib.get_close_matches(str(name)[:100], [entry.name for entry in known], n=1)
+    hint = f"; did you mean {close[0]}?" if close else "; allowed: the names in docs/thresholds.md"
+    return f"unknown threshold {_shown(name)}{hint}"
 
 
 def _shown(raw: object) -> str:
@@ -181,12 +202,14 @@ def _check_order(entries: Mapping[str, Threshold], at: Mapping[str, str]) -> Non
         )
 
 
-def _parse(text: str) -> dict[str, Threshold]:
-    """The built-in file. It is part of the package and checked by the same rules as the user's."""
+def _parse(text: str, constants: str) -> dict[str, Threshold]:
+    """The built-in files. They are part of the package and checked by the same rules as the user's."""
     import yaml
 
-    document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    entries = {name: Threshold(name=name, **body) for name, body in document.items()}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    entries = {name: Threshold(name=name, **body) for name, body in yaml.load(text, Loader=loader).items()}
+    for name, body in yaml.load(constants, Loader=loader).items():
+        entries[name] = Threshold(name=name, documented=False, change="", constant=True, **body)
     for name, entry in entries.items():
         entries[name] = replace(entry, value=_number(entry, entry.value, _FILE.name))
     _check_order(entries, dict.fromkeys(entries, _FILE.name))
@@ -196,7 +219,7 @@ def _parse(text: str) -> dict[str, Threshold]:
 @lru_cache(maxsize=1)
 def builtin() -> Thresholds:
     """The thresholds shipped with the package."""
-    return Thresholds(_parse(_FILE.read_text(encoding="utf-8")))
+    return Thresholds(_parse(_FILE.read_text(encoding="utf-8"), _CONSTANTS.read_text(encoding="utf-8")))
 
 
 def load(path: str | Path | None) -> Thresholds:
@@ -206,7 +229,7 @@ def load(path: str | Path | None) -> Thresholds:
     """
     if path is None:
         return builtin()
-    from kvpressure import yaml_nodes
+    from kvpressure.settings import yaml_lines as yaml_nodes
 
     try:
         root = yaml_nodes.read(path)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvpressure.errors import InputError
+
 NODE_LIMIT: Final = 10_000  # aliases can make a short file huge
 
 
-class YamlError(ValueError):
+class YamlError(InputError):
     """The file cannot be used; the text is one line that names the file and the line."""
 
 
@@ -49,6 +51,17 @@ class _Reader:
         self._path = path
         self._loader = loader
         self._count = 0
+        self._sizes: dict[int, int] = {}  # by node: aliases are counted as often as they stand, and looked at once
+
+    def _size(self, node: Any) -> int:
+        """Values in ``node`` and below, aliases written out. One that holds itself has more than any limit."""
+        known = self._sizes.get(id(node))
+        if known is None:
+            self._sizes[id(node)] = NODE_LIMIT + 1
+            below = node.value if isinstance(node.value, list) else []
+            parts = [part for entry in below for part in (entry if isinstance(entry, tuple) else (entry,))]
+            known = self._sizes[id(node)] = 1 + sum(map(self._size, parts))
+        return known
 
     def node(self, node: Any) -> Node:
         import yaml
@@ -58,6 +71,8 @@ class _Reader:
         if self._count > NODE_LIMIT:
             raise YamlError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
         if not isinstance(node, yaml.MappingNode):
+            if self._size(node) > NODE_LIMIT:
+                raise YamlError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
             return Node(self._construct(node, where), where)
         children: dict[str, Node] = {}
         for key, value in node.value:

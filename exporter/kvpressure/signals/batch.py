@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from kvpressure import readings as r
-from kvpressure.signals.model import BatchSignals
-from kvpressure.signals.steps import StepWindow
-from kvpressure.signals.window import HALF_MINUTE, MINUTE, EngineWindow, quantile
-from kvpressure.thresholds import Thresholds
+from kvpressure.model import readings as r
+from kvpressure.model.signals import BatchSignals
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.plugin_steps import StepWindow
+from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, EngineWindow, quantile
 
 RUNNING_BOUNDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, float("inf"))
 QUANTILES: Final = (0.5, 0.95, 0.99)
@@ -39,6 +40,32 @@ class RunningHistogram:
         return result
 
 
+class FastestStep:
+    """Step times by half minutes over the last fifteen, each with its batch."""
+
+    __slots__ = ("_points", "_thresholds")
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._points: deque[tuple[float, float, float]] = deque()
+
+    def ratio(self, t: float, step: float | None, batch: float | None) -> float | None:
+        """Present step time against the fastest at a batch nearly as large; ``None`` without one of another half minute."""
+        points = self._points
+        while points and not t - QUARTER_HOUR <= points[0][0] <= t:
+            points.popleft()
+        if step is None or batch is None or step <= 0:
+            return None
+        alike = [
+            fast
+            for at, fast, size in points
+            if t - at >= HALF_MINUTE and size * self._thresholds["demand_rose_ratio"] >= batch
+        ]
+        if not points or t - points[-1][0] >= HALF_MINUTE:
+            points.append((t, step, batch))
+        return step / min(alike) if alike else None
+
+
 def compute(
     window: EngineWindow,
     histogram: RunningHistogram,
@@ -46,6 +73,7 @@ def compute(
     t: Thresholds,
     steps: StepWindow | None = None,
     now: float = 0.0,
+    fastest: FastestStep | None = None,
 ) -> BatchSignals:
     """The batch of every step where the plugin counts them.
 
@@ -72,6 +100,7 @@ def compute(
         batch_p95=p95,
         batch_p99=p99,
         step_seconds=step,
+        step_ratio=None if fastest is None or window.last is None else fastest.ratio(window.last.t, step, mean),
         batch_collapse_ratio=collapse(window, p95, limit),
         running_histogram=histogram.cumulative(),
         running_samples_sum=histogram.total,

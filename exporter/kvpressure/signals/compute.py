@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kvpressure import readings as r
-from kvpressure.readings import GpuReading
-from kvpressure.signals.cards import peak
-from kvpressure.signals.model import ComputeSignals, KvSignals, LoadSignals
+from kvpressure.model import readings as r
+from kvpressure.model.readings import GpuReading
+from kvpressure.model.signals import (
+    ESTIMATED,
+    NO_ACTIVITY,
+    POWER,
+    PROFILING,
+    UTILIZATION,
+    ComputeSignals,
+    KvSignals,
+    LoadSignals,
+)
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.gpu_peaks import peak
 from kvpressure.signals.window import STEP_BACK_SECONDS, EngineWindow, History
-from kvpressure.thresholds import Thresholds
 
 ACTIVITY_SECONDS: Final = 15.0
-
-PROFILING: Final = "profiling"
-POWER: Final = "power"
-ESTIMATED: Final = "estimated_flops"
-UTILIZATION: Final = "utilization_weak"
-NONE: Final = "none"
-LEVELS: Final = (PROFILING, POWER, ESTIMATED, UTILIZATION, NONE)
 
 
 class GpuWindow:
@@ -111,7 +113,7 @@ def _level(activity: ComputeSignals) -> str:
         return POWER
     if activity.estimated_flops_per_second and activity.estimated_bytes_per_second:
         return ESTIMATED
-    return UTILIZATION if activity.gpu_utilization is not None else NONE
+    return UTILIZATION if activity.gpu_utilization is not None else NO_ACTIVITY
 
 
 def working(gpus: Sequence[GpuWindow], t: Thresholds) -> Sequence[GpuWindow]:
@@ -125,19 +127,31 @@ def _utilization(gpu: GpuReading) -> float | None:
     return gpu.utilization_ratio
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Some of the GPUs may not be this engine's; other pods have some of them too."""
+
+    within_pod: bool = False
+    with_others: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pressing:
+    """What presses on the GPUs: the KV cache, the load, and the largest share of memory really needed."""
+
+    kv: KvSignals
+    load: LoadSignals
+    memory_demand: float | None = None
+
+
 def compute(
     window: EngineWindow,
     gpus: Sequence[GpuWindow],
-    kv: KvSignals,
-    load: LoadSignals,
-    demand: float | None,
+    shared: Shared,
+    pressing: Pressing,
     t: Thresholds,
-    shared: bool = False,
-    others: bool = False,
 ) -> ComputeSignals:
-    """Activity, the three factors and their product; a factor that cannot be known leaves the score absent. ``shared`` =
-    some of the cards may not be this engine's, ``others`` = other pods have some of them too.
-    """
+    """Activity, the three factors and their product; a factor that cannot be known leaves the score absent."""
     utilizations = [mean for gpu in gpus if (mean := gpu.mean(_utilization)) is not None]
     gpus = working(gpus, t)
     read = window.rate(r.ESTIMATED_READ_BYTES, ACTIVITY_SECONDS)
@@ -146,8 +160,8 @@ def compute(
     moved = None if read is None else (read + (written or 0.0)) or None
     activity = ComputeSignals(
         gpu_utilization=_mean_over(gpus, _utilization),
-        gpus_shared=shared,
-        gpus_of_others=others,
+        gpus_shared=shared.within_pod,
+        gpus_of_others=shared.with_others,
         gpu_utilization_low=min(utilizations, default=None),
         gpu_utilization_high=max(utilizations, default=None),
         sm_activity=_mean_over(gpus, lambda g: g.sm_activity_ratio),
@@ -160,8 +174,8 @@ def compute(
     )
     level = _level(activity)
     low = compute_low(level, activity, t)
-    memory = memory_factor(kv, demand, t)
-    wanted = demand_factor(kv, load)
+    memory = memory_factor(pressing.kv, pressing.memory_demand, t)
+    wanted = demand_factor(pressing.kv, pressing.load)
     score = None if low is None or memory is None or wanted is None else low * memory * wanted
     return replace(
         activity,

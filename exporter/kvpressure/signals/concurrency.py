@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
-from kvpressure import readings as r
-from kvpressure.signals.model import LoadSignals
-from kvpressure.signals.window import FIVE_MINUTES, MINUTE, EngineWindow
-from kvpressure.thresholds import Thresholds
+from kvpressure.model import readings as r
+from kvpressure.model.signals import KvSignals, LoadSignals
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.kv import full_from
+from kvpressure.signals.window import FIVE_MINUTES, EngineWindow
 
 BURST_SECONDS: Final = 10.0  # of arrival_burst_ratio, as it is published
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLimit:
+    """``max_num_seqs`` as configured, and from where it is known: args, log or default."""
+
+    value: float | None = None
+    source: str | None = None
 
 
 def plateau(window: EngineWindow, full: float, t: Thresholds) -> float | None:
@@ -44,29 +54,26 @@ def reaching(limit: float, t: Thresholds) -> float:
 
 def compute(
     window: EngineWindow,
-    configured: float | None,
-    source: str | None,
-    capacity: float | None,
+    configured: SequenceLimit,
+    cache: KvSignals,
     mean_context: float | None,
-    full: float,
     t: Thresholds,
 ) -> LoadSignals:
-    """Load against the limits. ``configured`` is ``max_num_seqs`` from ``source`` (args, log or default), ``full`` the usage from
-    which on the cache may be what binds.
-    """
+    """Load against the limits."""
     running, waiting = window.gauge(r.RUNNING), window.last.waiting if window.last else None
-    level = plateau(window, full, t)
+    level = plateau(window, full_from("kv_near_full_ratio", cache.kv_watermark_ratio, t), t)
     limits: dict[str, float] = {}
-    if configured is not None and source is not None:
-        limits[source] = configured
-    if level is not None and (configured is None or (source == "default" and level < configured)):
+    if configured.value is not None and configured.source is not None:
+        limits[configured.source] = configured.value
+    if level is not None and (
+        configured.value is None or (configured.source == "default" and level < configured.value)
+    ):
         limits["observed"] = level
-    if capacity is not None and mean_context:
-        limits["kv_capacity"] = max(1.0, capacity / mean_context)
-    sequence_limit = limits.get("observed", configured)
+    if cache.kv_capacity_tokens is not None and mean_context:
+        limits["kv_capacity"] = max(1.0, cache.kv_capacity_tokens / mean_context, _fits_as_seen(window, t))
+    sequence_limit = limits.get("observed", configured.value)
     in_flight = window.last.in_flight if window.last else None
     smallest = min(limits.values(), default=None)
-    arrivals = arrival_rate(window)
     return LoadSignals(
         running=running,
         waiting=waiting,
@@ -76,24 +83,23 @@ def compute(
         in_flight=in_flight,
         limits=limits,
         max_num_seqs=sequence_limit,
-        max_num_seqs_source="observed" if "observed" in limits else source,
+        max_num_seqs_source="observed" if "observed" in limits else configured.source,
         concurrency_ratio=None if in_flight is None or not smallest else in_flight / smallest,
         running_at_limit=at_limit(window, sequence_limit, t),
         running_at_limit_now=None
         if running is None or sequence_limit is None
         else running >= reaching(sequence_limit, t),
-        arrival_rate=arrivals,
         arrival_burst_ratio=burst_ratio(window, t),
     )
 
 
-def arrival_rate(window: EngineWindow) -> float | None:
-    """Requests per second that arrived over the last minute."""
-    ends = window.ends(MINUTE, lambda sample: sample.arrived)
-    if ends is None:
-        return None
-    (begin, before), (end, after) = ends
-    return max(0.0, after - before) / (end - begin)
+def _fits_as_seen(window: EngineWindow, t: Thresholds) -> float:
+    """Requests that would fill the cache as those do that run: shared prefixes and requests half grown need less of it than their
+    lengths say. 0 where nothing runs or usage is unknown.
+    """
+    peak = max(window.gauge_values(r.KV_USAGE, t["kv_recent_seconds"]), default=0.0)
+    most = max(window.gauge_values(r.RUNNING, t["kv_recent_seconds"]), default=0.0)
+    return most / peak if peak > 0 else 0.0
 
 
 def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure import readings as r
-from kvpressure.signals.model import ContextSignals
+from kvpressure.model import readings as r
+from kvpressure.model.signals import ContextSignals
+from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import (
     FIVE_MINUTES,
     EngineWindow,
@@ -16,7 +17,6 @@ from kvpressure.signals.window import (
     Sample,
     histogram_increase,
 )
-from kvpressure.thresholds import Thresholds
 
 QUANTILES: Final = (("0.5", 0.5), ("0.95", 0.95), ("0.99", 0.99))
 
@@ -173,7 +173,7 @@ def compute(
         output_quantiles=quantiles(window, r.REQUEST_OUTPUT, FIVE_MINUTES),
         max_tokens_quantiles=quantiles(window, r.REQUEST_MAX_TOKENS, FIVE_MINUTES),
         stream_quantiles=quantiles(window, r.E2E, FIVE_MINUTES),
-        two_humps=two_humps(prompts[0], t) if prompts else None,
+        bimodal_prompts=bimodal_prompts(prompts[0], t) if prompts else None,
     )
 
 
@@ -186,7 +186,7 @@ def quantiles(window: EngineWindow, name: str, seconds: float) -> Mapping[str, f
     return {text: value for text, value in values if value is not None}
 
 
-def two_humps(increase: HistogramIncrease, t: Thresholds) -> bool | None:
+def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:
     """Short- and long-prompt requests on one server: two groups of buckets, each with a real share, far apart, and
     a valley between. ``None`` with too few requests to tell.
     """

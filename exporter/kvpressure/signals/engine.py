@@ -2,62 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from kvpressure import readings as r
-from kvpressure.args import EngineArgs
-from kvpressure.readings import AllocatorReading, EnginePage, EngineReading
-from kvpressure.signals import (
-    batch,
-    concurrency,
-    context,
-    host,
-    kv,
-    latency,
-    limits,
-    memory,
-    prefill,
-    progress,
-    score,
-    throughput,
-)
+from kvpressure.engines.registry import dialect
+from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, Scrape
+from kvpressure.model.signals import KvSignals, LoadSignals, Signals, ThroughputSignals
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals import batch, concurrency, context, host, kv, latency, memory, prefill, progress, throughput
+from kvpressure.signals import compute as score
 from kvpressure.signals.batch import RunningHistogram
-from kvpressure.signals.config import positive
+from kvpressure.signals.concurrency import SequenceLimit
 from kvpressure.signals.context import LongestContext
-from kvpressure.signals.host import ContainerWindow
+from kvpressure.signals.engine_context import EngineContext
 from kvpressure.signals.latency import Baseline
 from kvpressure.signals.memory import DeviceMemory, Held
-from kvpressure.signals.model import KvSignals, LoadSignals, Signals
-from kvpressure.signals.progress import Progress
-from kvpressure.signals.score import GpuWindow
-from kvpressure.signals.steps import StepWindow
+from kvpressure.signals.plugin_steps import StepWindow
+from kvpressure.signals.progress import Contact, Progress
 from kvpressure.signals.throughput import Trend
 from kvpressure.signals.window import MINUTE, EngineWindow
-from kvpressure.thresholds import Thresholds
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the engine's signals need besides its own page, at one moment."""
+class CacheState:
+    """The KV cache and the shape of requests: what can be said before the memory of the GPUs is known."""
 
-    now: float
-    gpus: Sequence[GpuWindow] = ()
-    demand: float | None = None
-    container: ContainerWindow | None = None
-    allocator: Sequence[AllocatorReading] = ()
-    processes: Sequence[int] = ()  # bytes of the pod's processes on each GPU that has some
-    others: bool = False  # other pods have some of the GPUs too: time slices, MPS
-    own_bytes: Sequence[int | None] = ()  # bytes of the pod's processes on each of ``gpus``
-    facts: Mapping[str, float] = field(default_factory=dict)
-    events: Mapping[str, int] = field(default_factory=dict)
-    events_known: bool = False
-    oom: Mapping[str, float] = field(default_factory=dict)
-    gpu_faults: int | None = None
-    max_num_seqs: float | None = None
-    max_num_seqs_source: str | None = None
-    max_model_len: float | None = None
-    args: EngineArgs = field(default_factory=EngineArgs)
+    kv: KvSignals
+    shape: context.Shape
 
 
 class EngineTracker:
@@ -66,6 +38,8 @@ class EngineTracker:
     __slots__ = (
         "_baseline",
         "_device",
+        "_fastest",
+        "_hits",
         "_longest",
         "_others",
         "_process_start",
@@ -87,7 +61,7 @@ class EngineTracker:
         self._thresholds = thresholds
         self.window = EngineWindow()
         self.reading: EngineReading | None = None
-        self.page: EnginePage | None = None
+        self.page: Scrape | None = None
         self.failing = 0
         self.error: str | None = None
         self.ever_positive = False
@@ -104,10 +78,12 @@ class EngineTracker:
         self.steps = StepWindow(t)
         self._longest = LongestContext(t["context_window_seconds"])
         self._trend = Trend(t)
+        self._hits = kv.HitRatio(t)
+        self._fastest = batch.FastestStep(t)
         self._progress = Progress(t)
         self._device = DeviceMemory(t)
 
-    def observe(self, page: EnginePage, reading: EngineReading) -> bool:
+    def observe(self, page: Scrape, reading: EngineReading) -> bool:
         """Take a good page. False if it is not newer than what is known, unless the clock stepped back far."""
         before = self.window.last
         if not self.window.observe(page.time, reading.gauges, reading.counters, reading.histograms, page.page):
@@ -141,23 +117,22 @@ class EngineTracker:
         """Requests waiting in the samples of the last seconds."""
         return self.window.waiting(self._thresholds["recent_window_seconds"])
 
-    def kv_signals(self, around: Surroundings) -> tuple[KvSignals, context.Shape]:
+    def kv_signals(self, around: EngineContext) -> CacheState:
         """KV signals and mean request shape; needed first, because device memory depends on them."""
         shape = context.shape(self.window, self._thresholds)
-        config = self.reading.cache_config if self.reading else {}
+        shown = self.reading and dialect(self.reading.dialect).capacity_tokens(self.reading, self.engines_on_page)
         found = kv.compute(
             self.window,
-            config,
-            self.engines_on_page,
+            shown or around.log.facts.get("capacity_tokens") or None,
             self.ever_positive,
-            around.facts.get("capacity_tokens"),
             shape,
-            around.max_num_seqs,
+            around.limits.max_num_seqs,
+            self._hits,
             self._thresholds,
         )
-        if around.args.watermark is not None:
-            found = replace(found, kv_watermark_ratio=around.args.watermark)
-        return self._with_exact_maxima(around.now, found), shape
+        if around.limits.args.watermark is not None:
+            found = replace(found, kv_watermark_ratio=around.limits.args.watermark)
+        return CacheState(self._with_exact_maxima(around.now, found), shape)
 
     def _with_exact_maxima(self, now: float, found: KvSignals) -> KvSignals:
         """The maxima over every step where the plugin tells them: a peak between two pages is a peak."""
@@ -173,83 +148,76 @@ class EngineTracker:
             kv_used_ratio_recent_max=max(found.kv_used_ratio_recent_max, lately),
         )
 
-    def signals(self, around: Surroundings, found: KvSignals, shape: context.Shape) -> Signals:
-        """All signals now."""
+    def signals(self, around: EngineContext, cache: CacheState, demand: float | None) -> Signals:
+        """All signals now. ``demand`` = largest share of memory really needed on one of its GPUs."""
         window, t = self.window, self._thresholds
-        load = concurrency.compute(
-            window,
-            around.max_num_seqs,
-            around.max_num_seqs_source,
-            found.kv_capacity_tokens,
-            shape.mean_context,
-            kv.full_from("kv_near_full_ratio", found.kv_watermark_ratio, t),
-            t,
-        )
-        lora, role = limits.takes_lora(around.args), limits.kv_role(around.args)
-        if lora or role is not None:
-            load = replace(load, lora=lora, kv_role=role, waits_for_blocks=limits.waits_for_blocks(around.args))
-        flow = throughput.compute(window, self._trend)
-        if load.kv_role not in (None, "kv_producer") and r.PROMPT_TOKENS_COMPUTED not in (
-            window.last.counters if window.last else {}
-        ):
-            flow = replace(flow, prompt_tokens_computed_per_second=None)  # another server may have computed them
-        age = None if window.last is None else max(0.0, around.now - window.last.t)
-        gpus = [gpu.last for gpu in around.gpus if gpu.last is not None]
-        held = memory.held(gpus, around.own_bytes if around.others else None)
+        load = self._load(around, cache)
+        held = memory.held(around.gpus.readings, around.gpus.own_bytes if around.gpus.others else None)
         self._follow_device(around, held, load)
         return Signals(
             time=around.now,
-            kv=found,
+            dialect=self.reading.dialect if self.reading else "",
+            kv=cache.kv,
             load=load,
-            batch=batch.compute(window, self._running, load.max_num_seqs, t, self.steps, around.now),
-            context=context.compute(window, self._longest, shape, around.max_model_len, t),
-            latency=latency.compute(window, self._baseline, self._calm(found, load), t),
-            throughput=flow,
-            progress=progress.compute(
-                window,
-                self._progress,
-                age if age is not None else 0.0,
-                self.failing,
-                t,
-                self.error,
-                self._ever_useful(),
-                self._prompt_at_once(around),
-            ),
+            batch=batch.compute(window, self._running, load.max_num_seqs, t, self.steps, around.now, self._fastest),
+            context=context.compute(window, self._longest, cache.shape, around.limits.max_model_len, t),
+            latency=latency.compute(window, self._baseline, self._calm(cache.kv, load), t),
+            throughput=self._throughput(load),
+            progress=progress.compute(window, self._progress, self._contact(around), t),
             memory=memory.compute(
-                found,
-                gpus,
+                cache.kv,
+                around,
                 self._device,
-                around.facts,
-                around.allocator,
-                around.processes,
-                around.demand,
-                load.running,
-                _block_size(self.reading),
                 held,
+                demand=demand,
+                running=load.running,
+                block_size=_block_size(self.reading),
             ),
             host=host.compute(window, around.container, around.now, t),
             compute=score.compute(
-                window, around.gpus, found, load, around.demand, t, self._cards_shared(around), around.others
+                window,
+                around.gpus.windows,
+                score.Shared(self._cards_shared(around), around.gpus.others),
+                score.Pressing(cache.kv, load, demand),
+                t,
             ),
-            events=around.events,
-            events_known=around.events_known,
-            oom=around.oom,
-            gpu_faults=around.gpu_faults,
+            events=around.log.events,
+            events_known=around.log.known,
+            oom=around.log.oom,
+            gpu_faults=around.gpus.faults,
         )
 
-    def _cards_shared(self, around: Surroundings) -> bool:
-        """Whether some of these cards may belong to another engine of the pod, or to none: it has more than this one needs."""
-        needs = around.args.engine_gpus
-        return len(around.gpus) > 1 and (self.engines_on_page > 1 if needs is None else len(around.gpus) > needs)
+    def _load(self, around: EngineContext, cache: CacheState) -> LoadSignals:
+        limits = around.limits
+        configured = SequenceLimit(limits.max_num_seqs, limits.max_num_seqs_source)
+        load = concurrency.compute(self.window, configured, cache.kv, cache.shape.mean_context, self._thresholds)
+        has = limits.features
+        if not has.lora and has.kv_role is None:
+            return load
+        return replace(load, lora=has.lora, kv_role=has.kv_role, waits_for_blocks=has.waits_for_blocks)
 
-    def _prompt_at_once(self, around: Surroundings) -> bool:
-        """Whether a prompt may be computed that no gauge shows growing."""
-        last, flavour = self.window.last, self.page.flavour if self.page else None
-        if (
-            last is None
-            or self._progress.seconds_without <= 0
-            or not prefill.whole_prompts(around.args, flavour, tuple(last.gauges))
+    def _throughput(self, load: LoadSignals) -> ThroughputSignals:
+        flow = throughput.compute(self.window, self._trend)
+        if load.kv_role not in (None, "kv_producer") and r.PROMPT_TOKENS_COMPUTED not in (
+            self.window.last.counters if self.window.last else {}
         ):
+            flow = replace(flow, prompt_tokens_computed_per_second=None)  # another server may have computed them
+        return flow
+
+    def _contact(self, around: EngineContext) -> Contact:
+        age = 0.0 if self.window.last is None else max(0.0, around.now - self.window.last.t)
+        return Contact(age, self.failing, self.error, self._ever_useful(), self._prompt_at_once(around))
+
+    def _cards_shared(self, around: EngineContext) -> bool:
+        """Whether some of these cards may belong to another engine of the pod, or to none: it has more than this one needs."""
+        needs = around.limits.args.engine_gpus
+        return len(around.gpus.windows) > 1 and (
+            self.engines_on_page > 1 if needs is None else len(around.gpus.windows) > needs
+        )
+
+    def _prompt_at_once(self, around: EngineContext) -> bool:
+        """Whether a prompt may be computed that no gauge shows growing."""
+        if self.window.last is None or self._progress.seconds_without <= 0 or not around.limits.features.whole_prompts:
             return False
         return prefill.admitted_last(self.window.since(self._thresholds["prefill_patience_seconds"]))
 
@@ -259,13 +227,13 @@ class EngineTracker:
         counts = [counters[name] for name in (r.PROMPT_TOKENS, r.GENERATION_TOKENS) if name in counters]
         return any(count > 0 for count in counts) if counts else None
 
-    def _follow_device(self, around: Surroundings, held: Sequence[Held], load: LoadSignals) -> None:
-        if around.others is not self._others:  # from here on other bytes are followed than before
+    def _follow_device(self, around: EngineContext, held: Sequence[Held], load: LoadSignals) -> None:
+        if around.gpus.others is not self._others:  # from here on other bytes are followed than before
             self._device.forget()
-            self._others = around.others
+            self._others = around.gpus.others
         idle = load.in_flight == 0
         used = max((float(card.bytes) for card in held), default=None)
-        self._device.observe(around.now, used, idle, ready=self.window.last is not None)
+        self._device.observe(around.now, used, idle)
 
     def _calm(self, found: KvSignals, load: LoadSignals) -> bool:
         """Whether this minute may teach the latency baseline: hardly a queue, cache not near full, tokens flowing."""
@@ -279,4 +247,4 @@ class EngineTracker:
 
 
 def _block_size(reading: EngineReading | None) -> float | None:
-    return positive(reading.cache_config.get("block_size")) if reading else None
+    return dialect(reading.dialect).block_size(reading) if reading else None

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.readings import GpuReading
+from kvpressure.model.readings import GpuReading
 
 
 @dataclass(frozen=True, slots=True)

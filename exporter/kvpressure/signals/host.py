@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from kvpressure import readings as r
-from kvpressure.readings import ContainerReading
-from kvpressure.signals.model import HostSignals
-from kvpressure.signals.window import HOUR, MINUTE, STEP_BACK_SECONDS, EngineWindow, History, slope
-from kvpressure.thresholds import Thresholds
+from kvpressure.model import readings as r
+from kvpressure.model.readings import ContainerReading
+from kvpressure.model.signals import HostSignals
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.window import MINUTE, STEP_BACK_SECONDS, EngineWindow, History
 
 MAX_RESTARTS_KEPT: Final = 64
 MILLICORE: Final = 0.001  # Kubernetes knows no smaller CPU limit
@@ -74,20 +74,6 @@ class ContainerWindow:
             return None
         return reading.memory_working_set_bytes / reading.memory_limit_bytes
 
-    def memory_growth_per_hour_ratio(self, t: Thresholds) -> float | None:
-        """Growth of the working set per hour, as a share of its present size; ``None`` with too little history."""
-        points = [
-            (at, float(c.memory_working_set_bytes)) for at, c in self.history if c.memory_working_set_bytes is not None
-        ]
-        if (
-            len(points) < t["trend_min_samples"]
-            or points[-1][0] - points[0][0] < t["growth_min_seconds"]
-            or points[-1][1] <= 0
-        ):
-            return None
-        rise = slope(points)
-        return None if rise is None else rise * HOUR / points[-1][1]
-
     def _pair(self, name: str) -> tuple[tuple[float, ContainerReading], tuple[float, ContainerReading]] | None:
         carriers = [entry for entry in self.history.since(self.last_t - MINUTE) if getattr(entry[1], name) is not None]
         return (carriers[0], carriers[-1]) if len(carriers) > 1 else None
@@ -110,7 +96,6 @@ def compute(window: EngineWindow, container: ContainerWindow | None, now: float,
         cpu_throttled_ratio=container.throttled_ratio(),
         cpu_pressure_ratio=container.last.cpu_pressure_some_ratio,
         memory_used_ratio=container.memory_used_ratio(),
-        memory_growth_per_hour_ratio=container.memory_growth_per_hour_ratio(t),
         restarts=None if container.last.restarts is None else float(container.last.restarts),
         restarts_recent=recent,
         restarts_all_known=all_known,

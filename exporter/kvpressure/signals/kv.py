@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from kvpressure import readings as r
-from kvpressure.signals.config import positive
+from kvpressure.model import readings as r
+from kvpressure.model.signals import KvSignals
+from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.context import Shape
-from kvpressure.signals.model import KvSignals
-from kvpressure.signals.window import FIVE_MINUTES, JITTER_SECONDS, MINUTE, EngineWindow, Sample, slope
-from kvpressure.thresholds import Thresholds
+from kvpressure.signals.window import (
+    FIVE_MINUTES,
+    HALF_MINUTE,
+    JITTER_SECONDS,
+    MINUTE,
+    QUARTER_HOUR,
+    EngineWindow,
+    Sample,
+    slope,
+)
 
 SLOPE_SECONDS: Final = 15.0  # of kv_cache_usage_slope_per_second, as it is published
 
@@ -36,24 +45,6 @@ def kv_recorded(window: EngineWindow, ever_positive: bool, t: Thresholds) -> boo
     return False if generated > 0 else None
 
 
-def capacity_tokens(config: Mapping[str, str], engines_on_page: int) -> float | None:
-    """Tokens the cache holds.
-
-    ``kv_cache_size_tokens`` where given (right for hybrid models). Else usable blocks times block size, which holds
-    for models with one KV group; ``num_gpu_blocks`` is summed over the data-parallel engines of a page and
-    block 0 is never used.
-    """
-    size = positive(config.get("kv_cache_size_tokens"))
-    if size:
-        return size
-    blocks = positive(config.get("num_gpu_blocks"))
-    block_size = positive(config.get("effective_attention_block_size")) or positive(config.get("block_size"))
-    if not blocks or not block_size:
-        return None
-    per_engine = blocks / max(1, engines_on_page)
-    return (per_engine - 1) * block_size if per_engine > 1 else None
-
-
 def immediate_signs(samples: Sequence[Sample], t: Thresholds) -> list[tuple[Sample, float]] | None:
     """Where requests seem to have been preempted, each with the sample before and how many: between two samples running falls,
     waiting rises by about as much, and nothing finishes. ``None`` without the three inputs.
@@ -72,12 +63,15 @@ def immediate_signs(samples: Sequence[Sample], t: Thresholds) -> list[tuple[Samp
     return found if seen else None
 
 
-def confirmed_share(signs: Sequence[tuple[Sample, float]], last: Sample, t: Thresholds) -> float:
-    """What share of the signs to believe: clients that give up together and come back look the same. The counter can be 20 s late
-    (measured on vLLM 0.32 with synchronous scheduling), not more, so signs older than that have to be in it, and what became of
-    them says what the newer ones are worth. All of them where the page does not count, and before any is that old.
+def confirmed_share(signs: Sequence[tuple[Sample, float]], samples: Sequence[Sample], t: Thresholds) -> float:
+    """What share of the signs to believe: clients that give up together and come back look the same.
+
+    vLLM counts a preemption with the next output of the preempted request: as long as that waits, the counter knows nothing. So
+    a sign has to be in the counter only once the queue has become shorter since (the preempted are admitted first) and some
+    time has passed; what became of such signs says what the others are worth. All of them where the page does not count.
     """
-    old = [(before, amount) for before, amount in signs if last.t - before.t > t["preemption_counter_lag_seconds"]]
+    last = samples[-1]
+    old = [(before, amount) for before, amount in signs if _to_be_counted(before, amount, samples, t)]
     counted = last.counters.get(r.PREEMPTIONS)
     if not old or counted is None:
         return 1.0
@@ -85,29 +79,56 @@ def confirmed_share(signs: Sequence[tuple[Sample, float]], last: Sample, t: Thre
     return 1.0 if begin is None else min(1.0, max(0.0, counted - begin) / sum(amount for _, amount in old))
 
 
+def _to_be_counted(before: Sample, amount: float, samples: Sequence[Sample], t: Thresholds) -> bool:
+    """The queue became shorter than with the preempted in it, and the counter has had its time since then."""
+    latest, with_them = samples[-1].t - t["preemption_counter_lag_seconds"], (before.waiting or 0.0) + amount
+    return any(before.t < s.t <= latest and s.waiting is not None and s.waiting < with_them for s in samples)
+
+
+class HitRatio:
+    """The prefix cache's hit ratio by half minutes, and the highest of the last quarter of an hour."""
+
+    __slots__ = ("_best", "_thresholds")
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._best: deque[tuple[float, float]] = deque()
+
+    def observe(self, window: EngineWindow) -> tuple[float | None, float | None]:
+        """The ratio of the last half minute and the usual one; ``None`` with too few prompts looked up."""
+        last = window.last
+        recent = _hit_ratio(window, HALF_MINUTE, self._thresholds["hit_ratio_min_tokens"])
+        if last is None:
+            return None, None
+        best = self._best
+        while best and not last.t - QUARTER_HOUR <= best[0][0] <= last.t:
+            best.popleft()
+        if recent is not None and (not best or last.t - best[-1][0] >= HALF_MINUTE):
+            best.append((last.t, recent))
+        return recent, max((ratio for _, ratio in best), default=None)
+
+
 def compute(
     window: EngineWindow,
-    config: Mapping[str, str],
-    engines_on_page: int,
+    capacity: float | None,
     ever_positive: bool,
-    logged_capacity: float | None,
     shape: Shape,
     max_num_seqs: float | None,
+    hit_ratio: HitRatio,
     t: Thresholds,
 ) -> KvSignals:
-    """All KV signals of one engine now."""
+    """All KV signals of one engine now; ``capacity`` in tokens."""
     recorded = kv_recorded(window, ever_positive, t)
-    capacity = capacity_tokens(config, engines_on_page) or logged_capacity or None
-    counted, silent, rate, recent_preemptions = _preemptions(window, t)
+    counted, silent, rate, recent_preemptions, lately = _preemptions(window, t)
+    hits, usual_hits = hit_ratio.observe(window)
     running = window.gauge_values(r.RUNNING, MINUTE)
     mean_running = sum(running) / len(running) if running else None
     context = shape.mean_context
     usage = window.gauge(r.KV_USAGE) if recorded is not False else None
-    peak = recent_max = recent_min = rise = seconds = None
+    peak = recent_max = rise = seconds = None
     if usage is not None:
         peak = max(window.gauge_values(r.KV_USAGE, t["kv_window_seconds"]))
-        recent = window.gauge_values(r.KV_USAGE, t["kv_recent_seconds"])
-        recent_max, recent_min = max(recent), min(recent)
+        recent_max = max(window.gauge_values(r.KV_USAGE, t["kv_recent_seconds"]))
         rise = slope([(s.t, s.gauges[r.KV_USAGE]) for s in window.since(SLOPE_SECONDS) if r.KV_USAGE in s.gauges])
         seconds = seconds_to_full(usage, rise, t)
     return KvSignals(
@@ -115,7 +136,6 @@ def compute(
         kv_used_ratio=usage,
         kv_used_ratio_max=peak,
         kv_used_ratio_recent_max=recent_max,
-        kv_used_ratio_recent_min=recent_min,
         kv_capacity_tokens=capacity,
         kv_used_tokens=None if usage is None or capacity is None else usage * capacity,
         kv_slope_per_second=rise,
@@ -125,9 +145,12 @@ def compute(
         preemptions_counted=counted,
         preemptions_silent=silent,
         preemptions_recent=recent_preemptions,
+        preemptions_lately=lately,
         preemptions_per_running_minute=None if rate is None or not mean_running else rate * MINUTE / mean_running,
         recomputed_tokens_rate=None if rate is None or context is None else rate * context,
-        prefix_hit_ratio=_hit_ratio(window),
+        prefix_hit_ratio=_hit_ratio(window, FIVE_MINUTES),
+        prefix_hit_ratio_recent=hits,
+        prefix_hit_ratio_usual=usual_hits,
     )
 
 
@@ -146,26 +169,31 @@ def seconds_to_full(usage: float, rise: float | None, t: Thresholds) -> float | 
     return seconds if seconds <= t["kv_forecast_seconds"] else None
 
 
-def _preemptions(window: EngineWindow, t: Thresholds) -> tuple[float | None, float | None, float | None, float | None]:
+def _preemptions(
+    window: EngineWindow, t: Thresholds
+) -> tuple[float | None, float | None, float | None, float | None, float | None]:
     """In the last minute: by the counter, by the immediate sign as far as it is believed, and the larger of both per second. In the
-    last seconds: the larger of both.
+    last seconds, and in the last half minute: the larger of both.
     """
     counted = window.increase_within(r.PREEMPTIONS, MINUTE)
     lately = window.increase_within(r.PREEMPTIONS, t["recent_window_seconds"])
     samples = window.since(MINUTE)
-    silent = fresh = None
+    half = window.increase_within(r.PREEMPTIONS, HALF_MINUTE)
+    silent = fresh = fresh_half = None
     if samples and (signs := immediate_signs(samples, t)) is not None:
-        share, last = confirmed_share(signs, samples[-1], t), samples[-1].t
+        share, last = confirmed_share(signs, samples, t), samples[-1].t
         silent = share * sum(amount for _, amount in signs)
         if len(window.since(t["recent_window_seconds"])) > 1:
             fresh = share * sum(
                 amount for before, amount in signs if last - before.t <= t["recent_window_seconds"] + JITTER_SECONDS
             )
+        fresh_half = share * sum(amount for before, amount in signs if last - before.t <= HALF_MINUTE + JITTER_SECONDS)
     span = samples[-1].t - samples[0].t if samples else 0.0
     amounts = [amount for amount in (counted[0] if counted else None, silent) if amount is not None]
     rate = max(amounts) / span if amounts and span > 0 else None
     recent = max((amount for amount in (lately[0] if lately else None, fresh) if amount is not None), default=None)
-    return (counted[0] if counted else None), silent, rate, recent
+    within = max((amount for amount in (half[0] if half else None, fresh_half) if amount is not None), default=None)
+    return (counted[0] if counted else None), silent, rate, recent, within
 
 
 def overcommit(window: EngineWindow, shape: Shape, capacity: float | None, max_num_seqs: float | None) -> float | None:
@@ -186,8 +214,9 @@ def overcommit(window: EngineWindow, shape: Shape, capacity: float | None, max_n
     return reach * context / capacity
 
 
-def _hit_ratio(window: EngineWindow) -> float | None:
-    queries, hits = window.increase(r.PREFIX_QUERIES, FIVE_MINUTES), window.increase(r.PREFIX_HITS, FIVE_MINUTES)
-    if queries is None or hits is None or queries[0] <= 0:
+def _hit_ratio(window: EngineWindow, seconds: float, least: float = 0.0) -> float | None:
+    """Share of the prompt tokens looked up that the prefix cache had; ``None`` unless more than ``least`` were looked up."""
+    queries, hits = window.increase(r.PREFIX_QUERIES, seconds), window.increase(r.PREFIX_HITS, seconds)
+    if queries is None or hits is None or queries[0] <= least:
         return None
     return min(1.0, hits[0] / queries[0])

@@ -6,13 +6,18 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from kvpressure import readings as r
+from kvpressure.model import readings as r
+from kvpressure.model.signals import LatencySignals
+from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.context import quantiles
-from kvpressure.signals.model import LatencySignals
 from kvpressure.signals.window import MINUTE, EngineWindow
-from kvpressure.thresholds import Thresholds
 
 PHASES: Final = (("ttft", r.TTFT), ("inter_token", r.INTER_TOKEN), ("e2e", r.E2E), ("queue", r.QUEUE))
+FLOORS: Final = {
+    "ttft": "ttft_floor_seconds",
+    "inter_token": "inter_token_floor_seconds",
+    "queue": "queue_floor_seconds",
+}
 BASELINE_VALUES: Final = 240  # kept: two hours of calm half-minutes
 
 
@@ -32,11 +37,22 @@ class Baseline:
 
     def learn(self, t: float, calm: bool, p95: Mapping[str, float]) -> None:
         """Take this half-minute's values if it was calm."""
-        if not calm or 0 <= t - self._last_t < self._thresholds["baseline_every_seconds"]:
+        if not calm or 0 <= t - self._last_t < self._thresholds["baseline_every_seconds"] or not self._good(p95):
             return
         self._last_t = t
         for phase, value in p95.items():
             self._values[phase].append(value)
+
+    def _good(self, p95: Mapping[str, float]) -> bool:
+        """Whether this moment was good for users: no phase is much slower than usual and above what alerts allow it as well. A
+        slow incident without a queue would else become the normal it is measured by.
+        """
+        t = self._thresholds
+        for phase, floor in FLOORS.items():
+            usual, now = self.value(phase), p95.get(phase)
+            if usual is not None and now is not None and now >= t["latency_rising_ratio"] * usual and now >= t[floor]:
+                return False
+        return True
 
     def value(self, phase: str) -> float | None:
         """The baseline p95 in seconds; ``None`` = not yet known."""
@@ -60,7 +76,6 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
     if window.last is not None:
         baseline.learn(window.last.t, calm, enough)
     ratios = {phase: p95 / base for phase, p95 in enough.items() if (base := baseline.value(phase)) is not None}
-    queue = window.observed(r.QUEUE, MINUTE)
     outside, share = outside_engine(window)
     return LatencySignals(
         ttft=by_phase.get("ttft", {}),
@@ -68,7 +83,6 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
         e2e=by_phase.get("e2e", {}),
         queue=by_phase.get("queue", {}),
         baseline_ratios=ratios,
-        queue_mean_seconds=queue[0].mean() if queue else None,
         outside_engine_seconds=outside,
         outside_engine_share=share,
     )

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.readings import AllocatorReading, GpuReading
-from kvpressure.signals.model import KvSignals, MemorySignals
+from kvpressure.model.readings import AllocatorReading, GpuReading
+from kvpressure.model.signals import KvSignals, MemorySignals
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.engine_context import EngineContext
 from kvpressure.signals.window import HOUR, slope
-from kvpressure.thresholds import Thresholds
 
 IDLE_STEP_SECONDS: Final = 30.0
 IDLE_POINTS: Final = 240
@@ -22,21 +23,18 @@ COMPONENT_EVENTS: Final = (
 
 
 class DeviceMemory:
-    """Follows the device memory of one engine: at readiness, and while it is idle."""
+    """Follows the device memory of one engine: while it is idle."""
 
-    __slots__ = ("_idle", "_thresholds", "at_start")
+    __slots__ = ("_idle", "_thresholds")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self.at_start: float | None = None
         self._idle: deque[tuple[float, float]] = deque(maxlen=IDLE_POINTS)
 
-    def observe(self, t: float, used: float | None, idle: bool, ready: bool) -> None:
-        """Take the used bytes. ``ready`` = the engine answered; an idle stretch ends with work."""
+    def observe(self, t: float, used: float | None, idle: bool) -> None:
+        """Take the used bytes; an idle stretch ends with work."""
         if used is None:
             return
-        if ready and self.at_start is None:
-            self.at_start = used
         if not idle:
             self._idle.clear()
         elif not self._idle or t - self._idle[-1][0] >= IDLE_STEP_SECONDS:
@@ -44,7 +42,6 @@ class DeviceMemory:
 
     def forget(self) -> None:
         """A new process: begin again."""
-        self.at_start = None
         self._idle.clear()
 
     def idle_growth_per_hour(self) -> float | None:
@@ -87,21 +84,19 @@ def demand_ratio(gpu: GpuReading, empty_pool_bytes: Sequence[float | None]) -> f
 
 def compute(
     kv: KvSignals,
-    gpus: Sequence[GpuReading],
+    context: EngineContext,
     device: DeviceMemory,
-    facts: Mapping[str, float],
-    allocator: Sequence[AllocatorReading],
-    processes: Sequence[int],
-    demand: float | None,
-    running: float | None,
-    block_size: float | None,
     on_cards: Sequence[Held] = (),
+    *,
+    demand: float | None = None,
+    running: float | None = None,
+    block_size: float | None = None,
 ) -> MemorySignals:
-    """Memory of one engine. ``facts`` are bytes read from start-up lines and configuration: pool_bytes, weights_bytes,
-    graphs_bytes, activations_bytes; pool and components are per GPU. ``processes``: memory of the pod's processes on
-    each of its GPUs. ``on_cards``: what its GPUs hold without other pods.
+    """Memory of one engine. The facts of its log and configuration are bytes: pool_bytes, weights_bytes, graphs_bytes,
+    activations_bytes; pool and components are per GPU. ``on_cards``: what its GPUs hold without other pods.
     """
-    ratios = [ratio for gpu in gpus if (ratio := gpu.memory_used_ratio) is not None]
+    facts, allocator = context.log.facts, context.allocator
+    ratios = [ratio for gpu in context.gpus.readings if (ratio := gpu.memory_used_ratio) is not None]
     most = max((card.bytes for card in on_cards), default=None)
     pool = facts.get("pool_bytes")
     pool_used = None if pool is None or kv.kv_used_ratio is None else pool * kv.kv_used_ratio
@@ -113,7 +108,6 @@ def compute(
         key=lambda a: (a.reserved_bytes or 0) - (a.allocated_bytes or 0),
         default=None,
     )
-    growth = None if device.at_start is None or most is None else most - device.at_start
     return MemorySignals(
         device_used_ratio=max(ratios, default=None),
         device_demand_ratio=demand,
@@ -124,9 +118,8 @@ def compute(
         allocator_reserved_bytes=worst.reserved_bytes if worst else None,
         allocator_allocated_bytes=worst.allocated_bytes if worst else None,
         allocator_inactive_split_bytes=worst.inactive_split_bytes if worst else None,
-        components=components(facts, outside_torch(processes, allocator), most),
+        components=components(facts, outside_torch(context.gpus.processes, allocator), most),
         idle_growth_bytes_per_hour=device.idle_growth_per_hour(),
-        device_growth_bytes=growth,
     )
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.readings import StepStats
+from kvpressure.model.readings import StepStats
+from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import MINUTE
-from kvpressure.thresholds import Thresholds
 
 MAX_REPORTS: Final = 256
+MAX_ENTRIES: Final = 8_192  # batch sizes that rose, each with its count, of all reports together; an engine makes 200 steps a second at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,39 +21,56 @@ class _Increase:
     t: float
     steps: int
     decoded: int
-    sizes: Mapping[int, int]
+    sizes: array[int]  # size and steps in turn: a hundred bytes less an entry than in a mapping
     kv_max: float | None
 
 
 class StepWindow:
     """What the plugin counted in the last minute. Keeps increases, which are small, not the counts."""
 
-    __slots__ = ("_increases", "_last", "_thresholds")
+    __slots__ = ("_entries", "_increases", "_last", "_thresholds")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._last: StepStats | None = None
-        self._increases: deque[_Increase] = deque(maxlen=MAX_REPORTS)
+        self._increases: deque[_Increase] = deque()
+        self._entries = 0
 
     def observe(self, stats: StepStats) -> None:
         """Take a report; one that is known already is passed over, a new process begins anew."""
         before, self._last = self._last, stats
         if before is None or (stats.started, stats.exact) != (before.started, before.exact) or _shrunk(before, stats):
             self._increases.clear()
+            self._entries = 0
             return
         if stats.written <= before.written:
             self._last = before
             return
-        sizes = {size: more for size, count in stats.sizes.items() if (more := count - before.sizes.get(size, 0))}
-        self._increases.append(
+        sizes = array("Q")
+        for size, count in stats.sizes.items():
+            if more := count - before.sizes.get(size, 0):
+                sizes.extend((size, more))
+        self._keep(
             _Increase(stats.written, stats.steps - before.steps, stats.decoded - before.decoded, sizes, stats.kv_max)
         )
+
+    def _keep(self, newest: _Increase) -> None:
+        """Add an increase; what is older than a minute goes, and the oldest where there are too many."""
+        self._increases.append(newest)
+        self._entries += len(newest.sizes)
+        while len(self._increases) > 1 and (
+            self._increases[0].t <= newest.t - MINUTE
+            or len(self._increases) > MAX_REPORTS
+            or self._entries > MAX_ENTRIES
+        ):
+            self._entries -= len(self._increases.popleft().sizes)
 
     def quantiles(self, now: float, *ranks: float) -> list[float] | None:
         """Batch sizes at these ranks (nearest rank) over the steps of the last minute; ``None`` without steps."""
         sizes: Counter[int] = Counter()
         for increase in self._since(now, MINUTE):
-            sizes.update(increase.sizes)
+            for size, steps in zip(increase.sizes[::2], increase.sizes[1::2], strict=True):
+                sizes[size] += steps
         total = sum(sizes.values())
         return [_at_rank(sizes, max(1, -int(-rank * total // 1))) for rank in ranks] if total else None
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from kvpressure import readings as r
-from kvpressure.args import EngineArgs
+from kvpressure.model import readings as r
 from kvpressure.signals.window import Sample
-
-
-def whole_prompts(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> bool:
-    """Whether a prompt is taken in whole: V0 allocates all of its blocks at once, and without chunked prefill it is one step."""
-    chunked = (args.values.get("enable_chunked_prefill") or "").lower()
-    return flavour == "v0" or r.SWAPPED in gauges or chunked == "false"
 
 
 def admitted_last(samples: Sequence[Sample]) -> bool:

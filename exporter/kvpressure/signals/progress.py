@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from kvpressure import readings as r
-from kvpressure.signals.model import ProgressSignals
+from kvpressure.model import readings as r
+from kvpressure.model.signals import ProgressSignals
+from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import REACH_SECONDS, EngineWindow, Sample
-from kvpressure.thresholds import Thresholds
 
-_USEFUL: Final = (r.PROMPT_TOKENS, r.GENERATION_TOKENS)
+_USEFUL: Final = (r.PROMPT_TOKENS, r.PROMPT_TOKENS_COMPUTED, r.GENERATION_TOKENS)
 _LEVELS: Final = (r.RUNNING, r.WAITING, r.SWAPPED, r.KV_USAGE)
 
 
@@ -87,7 +89,8 @@ def _progressed(before: Sample, after: Sample) -> bool:
         return True
     if (after.finished or 0.0) > (before.finished or 0.0):
         return True
-    return _count(after, r.ITERATION_TOKENS) > _count(before, r.ITERATION_TOKENS)
+    # the latter where tokens are counted only when their request ends
+    return any(_count(after, name) > _count(before, name) for name in (r.ITERATION_TOKENS, r.INTER_TOKEN))
 
 
 def _count(sample: Sample, name: str) -> float:
@@ -110,23 +113,29 @@ def _http(sample: Sample) -> float | None:
     return sum(answers) if answers else None
 
 
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """What is known of the server: age of its newest scrape, scrapes that failed in a row and why, whether anything came out of this
+    process so far, and whether a prompt may be computed that no gauge shows growing.
+    """
+
+    age_seconds: float = 0.0
+    failing: int = 0
+    error: str | None = None
+    ever_useful: bool | None = None
+    prompt_at_once: bool = False
+
+
 def compute(
     window: EngineWindow,
     progress: Progress,
-    age_seconds: float,
-    failing: int,
+    contact: Contact,
     t: Thresholds,
-    error: str | None = None,
-    ever_useful: bool | None = None,
-    prompt_at_once: bool = False,
 ) -> ProgressSignals:
-    """Progress now. ``age_seconds`` = age of the newest page, ``failing`` = failed scrapes in a row, ``error`` why,
-    ``ever_useful`` = anything came out of this process so far, ``prompt_at_once`` = a prompt may be computed that no gauge
-    shows growing.
-    """
+    """Progress now."""
     last = window.last
     if last is None:
-        return ProgressSignals(fresh_seconds=None, pages_failing=float(failing), page_error=error)
+        return ProgressSignals(fresh_seconds=None, pages_failing=float(contact.failing), page_error=contact.error)
     work = work_present(last)
     known = progress.counters_known
     seconds = t["flow_window_seconds"]
@@ -139,16 +148,18 @@ def compute(
         if work
         else None,
         connections_came=progress.connections_came() if work else None,
-        ever_useful=ever_useful,
+        ever_useful=contact.ever_useful,
         asleep=None if r.ASLEEP not in last.gauges else last.gauges[r.ASLEEP] > 0,
         http_moved=http_moved(window, progress.seconds_still),
-        fresh_seconds=age_seconds,
-        pages_failing=float(failing),
-        page_error=error,
+        fresh_seconds=contact.age_seconds,
+        pages_failing=float(contact.failing),
+        page_error=contact.error,
         tokens_flow=_flow(window, seconds),
         tokens_lately=_moved_lately(window, t["lately_seconds"]),
         finished_flow=_finished_flow(window, seconds),
-        prompt_at_once=prompt_at_once,
+        queries_lately=_moved_lately(window, t["lately_seconds"], (r.PREFIX_QUERIES,)),
+        queries_flow=_rose(window, r.PREFIX_QUERIES, seconds),
+        prompt_at_once=contact.prompt_at_once,
     )
 
 
@@ -162,14 +173,19 @@ def _flow(window: EngineWindow, seconds: float) -> bool | None:
     return None if rate is None else rate > 0
 
 
-def _moved_lately(window: EngineWindow, seconds: float) -> bool | None:
-    """Whether a token came since the sample that is ``seconds`` old; ``None`` without counters."""
+def _moved_lately(window: EngineWindow, seconds: float, names: Sequence[str] = _USEFUL) -> bool | None:
+    """Whether one of the counters, else a token, came since the sample that is ``seconds`` old; ``None`` without counters."""
     last = window.last
     samples = window.since(REACH_SECONDS)
     earlier = next((s for s in reversed(samples) if s.t <= samples[-1].t - seconds), None)
-    if last is None or earlier is None or not any(name in earlier.counters for name in _USEFUL):
+    if last is None or earlier is None or not any(name in earlier.counters for name in names):
         return None
-    return any(last.counters.get(name, 0.0) > earlier.counters.get(name, 0.0) for name in _USEFUL)
+    return any(last.counters.get(name, 0.0) > earlier.counters.get(name, 0.0) for name in names)
+
+
+def _rose(window: EngineWindow, name: str, seconds: float) -> bool | None:
+    found = window.increase(name, seconds)
+    return None if found is None else found[0] > 0
 
 
 def _finished_flow(window: EngineWindow, seconds: float) -> bool | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from kvpressure import readings as r
-from kvpressure.signals.model import ThroughputSignals
+from kvpressure.model import readings as r
+from kvpressure.model.signals import ThroughputSignals
+from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import HALF_MINUTE, MINUTE, EngineWindow
-from kvpressure.thresholds import Thresholds
 
 TREND_STEP_SECONDS: Final = 15.0
 TREND_SECONDS: Final = 900.0  # of throughput_trend_ratio, as it is published

@@ -16,7 +16,7 @@ from math import inf
 from operator import add, sub
 from typing import Final, Generic, TypeVar
 
-from kvpressure.readings import (
+from kvpressure.model.readings import (
     FINISHED_PREFIX,
     HTTP_PREFIX,
     PROCESS_CPU_SECONDS,
@@ -30,6 +30,7 @@ from kvpressure.readings import (
 MINUTE: Final = 60.0  # windows of the metrics, as they are published
 HALF_MINUTE: Final = 30.0
 FIVE_MINUTES: Final = 300.0
+QUARTER_HOUR: Final = 900.0
 HOUR: Final = 3600.0
 
 FINE_SECONDS: Final = 75.0  # every sample is kept this long

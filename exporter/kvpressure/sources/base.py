@@ -1,33 +1,36 @@
-"""The protocol every source follows, and the registry that gives each its flag, interval and deadline."""
+"""The protocol every source follows, what one reading brings, and how it fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
-from kvpressure.readings import (
+from kvpressure.model.readings import (
     AllocatorReading,
     ContainerReading,
-    EnginePage,
+    Discovered,
     GpuOwner,
     GpuReading,
     LogLine,
     NodeCondition,
+    Scrape,
     StepStats,
 )
 
-if TYPE_CHECKING:
-    from kvpressure.settings import Settings
-
 
 class SourceError(Exception):
-    """A source could not read at all. ``reason`` is one word of the source's closed set (it becomes a label)."""
+    """A source could not read at all. ``reason`` is one word of the source's closed set (it becomes a label).
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    ``counts`` is what failed since the last read, by reason, where that is not this once: a source that asks in a thread
+    of its own may fail often between two reads, or not at all.
+    """
+
+    def __init__(self, reason: str, detail: str = "", counts: Mapping[str, int] | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
+        self.counts = {reason: 1} if counts is None else dict(counts)
 
 
 class FatalSourceError(SourceError):
@@ -52,13 +55,14 @@ class Reading:
     """
 
     gpus: tuple[GpuReading, ...] | None = None
-    pages: tuple[EnginePage, ...] | None = None
+    pages: tuple[Scrape, ...] | None = None
     containers: tuple[ContainerReading, ...] | None = None
     owners: tuple[GpuOwner, ...] | None = None
     logs: tuple[LogLine, ...] | None = None
     allocator: tuple[AllocatorReading, ...] | None = None
     steps: tuple[StepStats, ...] | None = None
     node_conditions: tuple[NodeCondition, ...] | None = None
+    discovered: tuple[Discovered, ...] | None = None
     targets: tuple[str, ...] | None = None
     expected_gpus: dict[str, int] | None = None
     process_pods: dict[int, tuple[str, str]] | None = None
@@ -82,51 +86,3 @@ class Source(Protocol):
     def close(self) -> None:
         """Release what is held. Called once, possibly while ``read`` hangs in another thread."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class SourceSpec:
-    """An entry of the registry.
-
-    ``factory`` imports what it needs when called, so that a disabled source costs nothing. ``default`` says
-    whether the source is on without a flag; ``hold_seconds`` how long its last reading stays part of snapshots
-    between two reads (0 = only the tick it arrived in).
-    """
-
-    name: str
-    help: str
-    factory: Callable[[Settings], Source]
-    default: bool = True
-    interval_seconds: float = 1.0
-    deadline_seconds: float = 5.0
-    hold_seconds: float = 0.0
-
-
-_REGISTRY: dict[str, SourceSpec] = {}
-
-
-def register(spec: SourceSpec) -> SourceSpec:
-    """Add a source; its name becomes ``--collector.<name>`` and the ``source`` label. Names are unique."""
-    if spec.name in _REGISTRY:
-        raise ValueError(f"source {spec.name!r} registered twice")
-    _REGISTRY[spec.name] = spec
-    return spec
-
-
-def registry() -> dict[str, SourceSpec]:
-    """All sources by name, the built-in ones loaded."""
-    import kvpressure.sources.builtin  # noqa: F401  (registers them)
-
-    return dict(_REGISTRY)
-
-
-def lazy(module: str, attribute: str) -> Callable[[Any], Source]:
-    """A factory that imports ``module`` only when the source is switched on."""
-
-    def build(settings: Any) -> Source:
-        import importlib
-
-        source: Source = getattr(importlib.import_module(module), attribute)(settings)
-        return source
-
-    return build

@@ -1,53 +1,155 @@
-"""The built-in sources. Importing this module registers them; their code loads only when they are switched on."""
+"""The catalog of sources: pure data, from which settings, documents and the monitor take names, help and intervals.
+
+A source's code is imported only when it is switched on, by its ``factory``.
+"""
 
 from __future__ import annotations
 
-from kvpressure.sources.base import SourceSpec, lazy, register
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from kvpressure.errors import InputError
+from kvpressure.sources.gpu.amd import device_ids as amd_ids
+from kvpressure.sources.gpu.nvidia import device_ids as nvidia_ids
+from kvpressure.sources.vendors import GpuVendor
+
+GROUP: Final = "kvpressure.sources"
+"""Entry points of installed packages that offer a source; the name is the source's, and it loads to a ``SourceSpec``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """An entry of the catalog.
+
+    ``factory`` builds the source from the settings. ``default`` says whether the source is on without a flag;
+    ``hold_seconds`` how long its last reading stays part of snapshots between two reads (0 = only the tick it
+    arrived in). ``settings``: beginnings of the names of settings that only this source reads. ``gpus``: the vendor whose GPUs
+    it reads.
+    """
+
+    name: str
+    help: str
+    factory: Callable[[Any], Any]
+    default: bool = True
+    interval_seconds: float = 1.0
+    deadline_seconds: float = 5.0
+    hold_seconds: float = 0.0
+    settings: tuple[str, ...] = ()
+    gpus: GpuVendor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorSettings:
+    """Whether a source runs, how often it reads, and after how many seconds a read counts as hanging."""
+
+    enabled: bool
+    interval_seconds: float
+    deadline_seconds: float
+
+
+_REGISTRY: dict[str, SourceSpec] = {}
+
+
+def register(spec: SourceSpec) -> SourceSpec:
+    """Add a source; its name becomes ``--collector.<name>`` and the ``source`` label. Names are unique."""
+    if spec.name in _REGISTRY:
+        raise ValueError(f"source {spec.name!r} registered twice")
+    _REGISTRY[spec.name] = spec
+    return spec
+
+
+def remove(name: str) -> None:
+    """Forget a source that was added."""
+    _REGISTRY.pop(name, None)
+
+
+def adopt(name: str) -> SourceSpec | None:
+    """The source of this name, looked for among the entry points of installed packages if need be; None = nobody offers it.
+
+    Raises ``InputError`` for one that cannot be used.
+    """
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    from importlib.metadata import entry_points
+
+    offered = next(iter(entry_points(group=GROUP, name=name)), None)
+    if offered is None:
+        return None
+    try:
+        spec = offered.load()
+    except Exception as error:  # code of another package
+        raise InputError(f"source {name!r} ({offered.value}) does not load: {error}; allowed: one that does") from error
+    if not isinstance(spec, SourceSpec) or spec.name != name:
+        raise InputError(f"source {name!r} ({offered.value}) is no SourceSpec of that name; allowed: one")
+    return register(spec)
+
+
+def registry() -> dict[str, SourceSpec]:
+    """All sources by name."""
+    return dict(_REGISTRY)
+
+
+def lazy(module: str, attribute: str) -> Callable[[Any], Any]:
+    """A factory that imports ``module`` only when the source is switched on."""
+
+    def build(settings: Any) -> Any:
+        return getattr(import_module(module), attribute)(settings)
+
+    return build
+
 
 register(
     SourceSpec(
         name="nvidia",
         help="NVIDIA GPUs through NVML",
-        factory=lazy("kvpressure.sources.nvidia", "NvidiaSource"),
+        factory=lazy("kvpressure.sources.gpu.nvidia.source", "NvidiaSource"),
         interval_seconds=1.0,
         deadline_seconds=5.0,
         hold_seconds=3.0,
+        settings=("nvidia.",),
+        gpus=GpuVendor("0x10de", ("nvidia.com/",), "gpu.nvidia.com", nvidia_ids.from_plugin, nvidia_ids.from_dra),
     )
 )
 register(
     SourceSpec(
         name="amd",
         help="AMD GPUs through sysfs, or AMD SMI",
-        factory=lazy("kvpressure.sources.amd", "AmdSource"),
+        factory=lazy("kvpressure.sources.gpu.amd.source", "AmdSource"),
         interval_seconds=1.0,
         deadline_seconds=5.0,
         hold_seconds=3.0,
+        settings=("gpu.amd.",),
+        gpus=GpuVendor("0x1002", ("amd.com/",), "gpu.amd.com", amd_ids.from_plugin, amd_ids.from_dra),
     )
 )
 register(
     SourceSpec(
-        name="vllm",
-        help="metrics pages of vLLM engines",
-        factory=lazy("kvpressure.sources.vllm", "VllmSource"),
+        name="engines",
+        help="metrics endpoints of engines",
+        factory=lazy("kvpressure.sources.scrape.source", "EngineSource"),
         interval_seconds=1.0,
         deadline_seconds=5.0,
+        settings=("engine.",),
     )
 )
 register(
     SourceSpec(
         name="recording",
         help="a recording, played instead of live sources",
-        factory=lazy("kvpressure.sources.recording", "RecordingSource"),
+        factory=lazy("kvpressure.recording.source", "RecordingSource"),
         default=False,
         interval_seconds=1.0,
         deadline_seconds=5.0,
+        settings=("recording.",),
     )
 )
 register(
     SourceSpec(
         name="demo",
         help="a simulated node with engines and GPUs, on which an incident comes and goes",
-        factory=lazy("kvpressure.sources.demo", "DemoSource"),
+        factory=lazy("kvpressure.demo.source", "DemoSource"),
         default=False,
         interval_seconds=1.0,
         deadline_seconds=5.0,
@@ -59,7 +161,7 @@ register(
     SourceSpec(
         name="pods",
         help="engines among the pods of this node, from the API server",
-        factory=lazy("kvpressure.sources.pods", "PodsSource"),
+        factory=lazy("kvpressure.sources.kubernetes.pods", "PodsSource"),
         default=False,
         interval_seconds=2.0,
         deadline_seconds=10.0,
@@ -70,7 +172,7 @@ register(
     SourceSpec(
         name="node",
         help="conditions of this node, from the API server",
-        factory=lazy("kvpressure.sources.node", "NodeSource"),
+        factory=lazy("kvpressure.sources.kubernetes.node", "NodeSource"),
         default=False,
         interval_seconds=30.0,
         deadline_seconds=15.0,
@@ -81,7 +183,7 @@ register(
     SourceSpec(
         name="podresources",
         help="which container holds which GPU, from the kubelet",
-        factory=lazy("kvpressure.sources.podresources", "PodResourcesSource"),
+        factory=lazy("kvpressure.sources.kubernetes.podresources", "PodResourcesSource"),
         default=False,
         interval_seconds=10.0,
         deadline_seconds=8.0,
@@ -92,7 +194,7 @@ register(
     SourceSpec(
         name="procfs",
         help="which pod the processes on the GPUs belong to, from the host's /proc",
-        factory=lazy("kvpressure.sources.procfs", "ProcfsSource"),
+        factory=lazy("kvpressure.sources.host.procfs", "ProcfsSource"),
         default=False,
         interval_seconds=10.0,
         deadline_seconds=5.0,
@@ -103,7 +205,7 @@ register(
     SourceSpec(
         name="cgroup",
         help="CPU and memory of the engines' containers, from cgroup v2",
-        factory=lazy("kvpressure.sources.cgroup", "CgroupSource"),
+        factory=lazy("kvpressure.sources.host.cgroup", "CgroupSource"),
         default=False,
         interval_seconds=2.0,
         deadline_seconds=5.0,
@@ -112,9 +214,10 @@ register(
 )
 register(
     SourceSpec(
-        name="allocator",
+        name="plugin",
+        settings=("plugin.",),
         help="reports of the plugin inside vLLM: torch's allocator and every step's batch, from files",
-        factory=lazy("kvpressure.sources.allocator", "AllocatorSource"),
+        factory=lazy("kvpressure.sources.plugin_reports", "PluginSource"),
         default=False,
         interval_seconds=1.0,
         deadline_seconds=5.0,
@@ -125,7 +228,7 @@ register(
     SourceSpec(
         name="logs",
         help="events in the logs of the engines' containers, from files on the node",
-        factory=lazy("kvpressure.sources.logs", "LogsSource"),
+        factory=lazy("kvpressure.sources.host.container_logs", "LogsSource"),
         default=False,
         interval_seconds=1.0,
         deadline_seconds=5.0,

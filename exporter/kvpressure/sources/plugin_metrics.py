@@ -1,6 +1,6 @@
 """What the plugin inside vLLM shows on vLLM's own page, where ``PROMETHEUS_MULTIPROC_DIR`` is its way out.
 
-The other end is ``kvpressure.vllm_plugin.registry_gauges``. A page without the plugin costs one search.
+The other end is ``kvpressure_vllm.registry_gauges``. A page without the plugin costs one search.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvpressure.readings import AllocatorReading, StepStats
-from kvpressure.sources.vllm.bounds import MAX_ENGINES
+from kvpressure.model import ceilings
+from kvpressure.model.readings import AllocatorReading, StepStats
+from kvpressure.sources.scrape.memory_limits import MAX_ENGINES
 
 MAX_RANKS: Final = 1024  # GPUs of one server
 FRESH_SECONDS: Final = 15.0  # age of a worker's figures, and of a page that nothing has followed
 
-_LINE: Final = re.compile(rb"^kvpressure:(\w+)(?:\{([^}\n]*)\})? ([0-9.eE+-]+)\r?$", re.M)
-_LABEL: Final = re.compile(rb'(\w+)="([^"\\\n]*)"')
+_LINE: Final = re.compile(rb"^kvpressure:(\w+)(?:\{([^}\n]*)\})? (\S+)\r?$", re.M)
+_LABEL: Final = re.compile(rb'(?<!\w)(\w++)="([^"\\\n]*)"')
 _FIGURES: Final = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes", "alloc_retries", "ooms")
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """Reports of one page and when it came (Unix seconds)."""
+class PluginMetrics:
+    """Reports of one page and when it came (Unix seconds). ``bad_lines`` counts those that no plugin writes."""
 
     time: float
     allocator: tuple[AllocatorReading, ...]
     steps: tuple[StepStats, ...]
+    bad_lines: int = 0
 
 
 @dataclass
@@ -49,30 +51,32 @@ class _Found:
         if len(self.engines) > MAX_ENGINES or len(self.workers) > MAX_RANKS or len(self.written) > MAX_RANKS:
             raise ValueError("no server has so many")
         if name == "allocator" and labels["figure"] in _FIGURES:
-            self.workers[int(labels["rank"])][labels["figure"]] = int(value)
+            self.workers[_whole(labels["rank"], ceilings.IDENTIFIER)][labels["figure"]] = _whole(value, ceilings.BYTES)
         elif name == "written_seconds":
-            self.written[int(labels["rank"])] = value
+            self.written[_whole(labels["rank"], ceilings.IDENTIFIER)] = _number(value, ceilings.MOMENT)
         elif name == "engine_steps_total":
-            self.engines[labels["engine"]].sizes[labels["count"]][int(labels["size"])] = int(value)
+            self.engines[labels["engine"]].sizes[labels["count"]][_whole(labels["size"], ceilings.BATCH)] = _whole(
+                value, ceilings.COUNT
+            )
         elif name == "engine_sums_total":
-            self.engines[labels["engine"]].sums[labels["sum"]] = int(value)
+            self.engines[labels["engine"]].sums[labels["sum"]] = _whole(value, ceilings.COUNT)
         elif name == "engine_kv_max":
-            self.engines[labels["engine"]].kv_max = value
+            self.engines[labels["engine"]].kv_max = _number(value, ceilings.RATIO)
         elif name == "frontends":
-            self.frontends = value
+            self.frontends = _number(value, ceilings.COUNT)
 
 
-def read_inside(text: bytes, namespace: str, pod: str, now: float) -> Inside | None:
-    """What the plugin says on this page; ``None`` if it says nothing. Lines that make no sense are passed over."""
+def read_plugin_metrics(text: bytes, namespace: str, pod: str, now: float) -> PluginMetrics | None:
+    """What the plugin says on this page; ``None`` if it says nothing. Lines that make no sense are counted."""
     if b"\nkvpressure:" not in text:
         return None
-    found = _Found()
+    found, bad_lines = _Found(), 0
     for line in _LINE.finditer(text):
         labels = {name.decode(): value.decode(errors="replace") for name, value in _LABEL.findall(line[2] or b"")}
         try:
             found.take(line[1].decode(), labels, float(line[3]))
-        except (ValueError, KeyError, OverflowError):
-            continue
+        except (ValueError, KeyError):
+            bad_lines += 1
     allocator = tuple(
         AllocatorReading(namespace, pod, rank, **figures)
         for rank, figures in found.workers.items()
@@ -82,7 +86,7 @@ def read_inside(text: bytes, namespace: str, pod: str, now: float) -> Inside | N
     steps = tuple(
         _steps(StepStats(namespace, pod, name, 0.0, now, 0, 0, exact), engine) for name, engine in found.engines.items()
     )
-    return Inside(now, allocator, steps)
+    return PluginMetrics(now, allocator, steps, bad_lines)
 
 
 def _steps(known: StepStats, engine: _Engine) -> StepStats:
@@ -101,3 +105,14 @@ def _steps(known: StepStats, engine: _Engine) -> StepStats:
         engine.kv_max,
         sizes,
     )
+
+
+def _number(value: float, most: float) -> float:
+    known = ceilings.number(value, most)
+    if known is None:
+        raise ValueError("no plugin writes that")
+    return known
+
+
+def _whole(value: str | float, most: float) -> int:
+    return int(_number(float(value), most))

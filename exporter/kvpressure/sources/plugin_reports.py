@@ -1,4 +1,4 @@
-"""Reports of the plugin that runs inside vLLM (``kvpressure.vllm_plugin``), from files under one directory.
+"""Reports of the plugin that runs inside vLLM (``kvpressure_vllm``), from files under one directory.
 
 Where a file may lie, seen from ``--plugin.directory``:
 
@@ -7,35 +7,44 @@ Where a file may lie, seen from ``--plugin.directory``:
   directory is the kubelet's ``pods`` directory;
 * ``worker-*.json``: pods that share one directory; then the file itself says whose it is.
 
-Whoever may write a file may write anything: sizes and numbers of files are bounded, links are not followed, and the
-path says more about the pod than the content does. A file that was not written lately belongs to a process that has
+Whoever may write a file may write anything: sizes and numbers of files are bounded, of one directory and of all together,
+so that the small reports of honest pods are read first and hostile ones share what is left. Links are not followed, and
+the path says more about the pod than the content does. A file that was not written lately belongs to a process that has
 ended, and so does one last written before another process of its pod began.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvpressure.readings import AllocatorReading, StepStats
+from kvpressure.model import ceilings
+from kvpressure.model.readings import AllocatorReading, StepStats
 from kvpressure.sources.base import Reading, SourceError
 
 if TYPE_CHECKING:
-    from kvpressure.sources.shared import Shared
+    from kvpressure.sources.kubernetes.discovery_state import Shared
 
+FORMAT: Final = 1  # of the reports that are read; fields may be added to it, and are passed over
 FRESH_SECONDS: Final = 10.0
 MAX_FILE_BYTES: Final = 256 * 1024  # of 8 engines with 1 000 batch sizes each
 MAX_FILES: Final = 64  # in one directory: workers and API servers of one pod
 MAX_DIRECTORIES: Final = 256
+MAX_LISTED: Final = 1024  # names of one directory that are looked at
+MAX_DIRECTORY_BYTES: Final = 1024 * 1024  # read of one directory
+MAX_BYTES: Final = 4 * 1024 * 1024  # read of all directories together; eight busy engines write a tenth of it
+MAX_ENTRIES: Final = 32_768  # counts of batch sizes, of all directories together; eight busy engines have 16 000
+MAX_FILE_ENTRIES: Final = 16_384
+MAX_NAME_CHARS: Final = 256  # of an engine
 MAX_SIZES: Final = 8192
 MAX_ENGINES: Final = 64
 EMPTY_DIR: Final = "volumes/kubernetes.io~empty-dir/kvpressure"
@@ -43,13 +52,14 @@ EMPTY_DIR: Final = "volumes/kubernetes.io~empty-dir/kvpressure"
 NO_DIRECTORY: Final = "no_directory"  # the reasons of this source: a closed set
 NO_PERMISSION: Final = "no_permission"
 MALFORMED: Final = "malformed"
+NEWER_FORMAT: Final = "newer_format"  # of a plugin that is newer than this exporter
 TOO_LARGE: Final = "too_large"
 
 _NAME: Final = re.compile(r"(?:worker|frontend)-\d{1,10}\.json")
 _FIGURES: Final = ("allocated_bytes", "reserved_bytes", "inactive_split_bytes", "alloc_retries", "ooms")
 
 
-class AllocatorSettings(Protocol):
+class PluginSettings(Protocol):
     """What this source needs to be told."""
 
     @property
@@ -64,12 +74,20 @@ class AllocatorSettings(Protocol):
 
 
 class Malformed(ValueError):
-    """A report that is not one."""
+    """A report that is not one; ``reason`` is what it is counted under."""
+
+    reason = MALFORMED
+
+
+class NewerFormat(Malformed):
+    """A report in a format that came after this exporter."""
+
+    reason = NEWER_FORMAT
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One file: who wrote it when, and what it says (``body``)."""
+    """One file: who wrote it when, and what it says (``body``): a worker's figures, or the counts of each engine."""
 
     namespace: str
     pod: str
@@ -79,12 +97,12 @@ class Report:
     body: Mapping[str, Any]
 
 
-class AllocatorSource:
+class PluginSource:
     """All fresh reports under the directory."""
 
-    name = "allocator"
+    name = "plugin"
 
-    def __init__(self, settings: AllocatorSettings) -> None:
+    def __init__(self, settings: PluginSettings) -> None:
         if settings.plugin_directory is None:
             raise SourceError(NO_DIRECTORY, "--plugin.directory is not set")
         self._root = settings.plugin_directory
@@ -93,38 +111,49 @@ class AllocatorSource:
     def read(self) -> Reading:
         """Read every file. Those that cannot be read cost themselves and are counted."""
         errors: Counter[str] = Counter()
-        now = time()
-        reports: list[Report] = []
-        for pod, directory in self._directories():
-            for path in _files(directory, errors):
-                try:
-                    report = read_report(path, pod)
-                except SourceError as failure:
-                    errors[failure.reason] += 1
-                else:
-                    if report is not None and abs(now - report.written) <= FRESH_SECONDS:
-                        reports.append(report)
-        allocator, steps = readings(reports, errors)
-        return Reading(allocator=allocator, steps=steps, errors=dict(errors))
+        found = sorted(
+            (_listed(pod, path, errors) for pod, path in self._directories(errors)), key=lambda one: one.bytes
+        )
+        named = {one.pod for one in found}
+        allocator: list[AllocatorReading] = []
+        steps: list[StepStats] = []
+        left, entries = MAX_BYTES, MAX_ENTRIES
+        for others, directory in zip(range(len(found), 0, -1), found, strict=True):
+            reports, used = _reports(directory, min(MAX_DIRECTORY_BYTES, left // others), errors)
+            left -= used
+            if directory.pod is None:
+                reports = [report for report in reports if (report.namespace, report.pod) not in named]
+            of_workers, of_engines = readings(reports)
+            counted = sum(len(stats.sizes) for stats in of_engines)
+            if counted > entries // others:
+                errors[TOO_LARGE] += 1
+                of_engines, counted = (), 0
+            entries -= counted
+            allocator += of_workers
+            steps += of_engines
+        return Reading(allocator=tuple(allocator), steps=tuple(steps), errors=dict(errors))
 
-    def _directories(self) -> Iterator[tuple[tuple[str, str] | None, Path]]:
+    def _directories(self, errors: Counter[str]) -> Iterator[tuple[tuple[str, str] | None, Path]]:
         """Directories to look into, each with the pod that its path names, if it does."""
+        names: list[str] = []
         try:
-            names = [
-                entry.name
-                for _, entry in zip(range(MAX_DIRECTORIES), os.scandir(self._root), strict=False)
-                if entry.is_dir(follow_symlinks=False)
-            ]
+            with os.scandir(self._root) as entries:
+                for entry in islice(entries, MAX_LISTED):
+                    if entry.is_dir(follow_symlinks=False):
+                        names.append(entry.name)
         except PermissionError as error:
             raise SourceError(NO_PERMISSION, str(error)) from error
         except OSError as error:
             raise SourceError(NO_DIRECTORY, str(error)) from error
         yield None, self._root
         uids = {pod.uid: (pod.namespace, pod.name) for pod in self._shared.pods or ()}
-        for name in sorted(names):
+        named = [name for name in sorted(names) if name in uids or "_" in name]
+        if len(named) > MAX_DIRECTORIES:
+            errors[TOO_LARGE] += 1
+        for name in named[:MAX_DIRECTORIES]:
             if name in uids:
                 yield uids[name], self._root / name / EMPTY_DIR
-            elif "_" in name:  # neither namespaces nor pods have one in their names
+            else:  # neither namespaces nor pods have an underscore in their names
                 namespace, pod = name.split("_", 1)
                 yield (namespace, pod), self._root / name
 
@@ -132,18 +161,62 @@ class AllocatorSource:
         """Nothing is held."""
 
 
-def _files(directory: Path, errors: Counter[str]) -> list[Path]:
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    """The files of one directory and what they take together. ``pod``: whose it is, where the path says so."""
+
+    pod: tuple[str, str] | None
+    files: tuple[tuple[Path, int], ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.files)
+
+
+def _listed(pod: tuple[str, str] | None, directory: Path, errors: Counter[str]) -> _Directory:
+    """The reports in a directory, of its first names. Never more than that is listed: there may be millions."""
+    found: list[tuple[Path, int]] = []
     try:
         with os.scandir(directory) as entries:
-            found = [Path(entry.path) for entry in entries if _NAME.fullmatch(entry.name)]
+            for seen, entry in enumerate(entries):
+                if seen == MAX_LISTED:
+                    errors[TOO_LARGE] += 1
+                    break
+                if _NAME.fullmatch(entry.name):
+                    found.append((Path(entry.path), _size(entry)))
     except PermissionError:
         errors[NO_PERMISSION] += 1
-        return []
     except OSError:
-        return []  # a pod without the volume
+        pass  # a pod without the volume
     if len(found) > MAX_FILES:
         errors[TOO_LARGE] += 1
-    return sorted(found, key=lambda path: path.name)[:MAX_FILES]
+    return _Directory(pod, tuple(sorted(found, key=lambda file: file[0].name)[:MAX_FILES]))
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return min(entry.stat(follow_symlinks=False).st_size, MAX_FILE_BYTES + 1)
+    except OSError:
+        return 0
+
+
+def _reports(directory: _Directory, allowed: int, errors: Counter[str]) -> tuple[list[Report], int]:
+    """The fresh reports of a directory, and how many bytes were read; of more than ``allowed`` the last ones are not."""
+    now, used = time(), 0
+    reports: list[Report] = []
+    for path, size in directory.files:
+        if used + size > allowed:
+            errors[TOO_LARGE] += 1
+            break
+        used += size
+        try:
+            report = read_report(path, directory.pod)
+        except SourceError as failure:
+            errors[failure.reason] += 1
+        else:
+            if report is not None and abs(now - report.written) <= FRESH_SECONDS:
+                reports.append(report)
+    return reports, used
 
 
 def read_report(path: Path, pod: tuple[str, str] | None) -> Report | None:
@@ -170,7 +243,7 @@ def read_report(path: Path, pod: tuple[str, str] | None) -> Report | None:
     try:
         return parse(data, pod)
     except Malformed as error:
-        raise SourceError(MALFORMED, path.name) from error
+        raise SourceError(error.reason, path.name) from error
 
 
 def parse(data: bytes, pod: tuple[str, str] | None = None) -> Report:
@@ -179,18 +252,46 @@ def parse(data: bytes, pod: tuple[str, str] | None = None) -> Report:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Malformed from error
-    if not isinstance(body, dict) or body.get("kvpressure") != 1 or body.get("kind") not in ("worker", "frontend"):
+    if not isinstance(body, dict):
+        raise Malformed
+    written_in = body.get("kvpressure")
+    if isinstance(written_in, int) and written_in > FORMAT:
+        raise NewerFormat
+    if written_in != FORMAT or body.get("kind") not in ("worker", "frontend"):
         raise Malformed
     namespace, name = pod or (body.get("namespace"), body.get("pod"))
     if not isinstance(namespace, str) or not isinstance(name, str):
         raise Malformed
-    return Report(namespace, name, body["kind"], _seconds(body.get("started")), _seconds(body.get("written")), body)
+    kept = _worker(body) if body["kind"] == "worker" else _frontend(body)
+    return Report(namespace, name, body["kind"], _seconds(body.get("started")), _seconds(body.get("written")), kept)
 
 
-def readings(
-    reports: Iterable[Report],
-    errors: Counter[str],
-) -> tuple[tuple[AllocatorReading, ...], tuple[StepStats, ...]]:
+def _worker(body: Mapping[str, Any]) -> dict[str, int]:
+    """Rank and memory, checked. Nothing else of the file is kept."""
+    figures = {name: _count(body[name], ceilings.BYTES) for name in _FIGURES if body.get(name) is not None}
+    return {"rank": _count(body.get("rank"), ceilings.IDENTIFIER), **figures}
+
+
+def _frontend(body: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The counts of each engine, checked."""
+    found = body.get("engines")
+    if not isinstance(found, dict) or len(found) > MAX_ENGINES:
+        raise Malformed
+    engines = {name: _counts(counts) for name, counts in found.items() if len(name) <= MAX_NAME_CHARS}
+    if sum(len(counts["batch"]) + len(counts["running"]) for counts in engines.values()) > MAX_FILE_ENTRIES:
+        raise Malformed
+    return engines
+
+
+def _counts(counts: object) -> dict[str, Any]:
+    if not isinstance(counts, dict):
+        raise Malformed
+    known: dict[str, Any] = {name: _count(counts.get(name)) for name in ("steps", "decoded", "preemptions")}
+    known["kv_max"] = None if counts.get("kv_max") is None else _ratio(counts["kv_max"])
+    return {**known, **{name: _sizes(counts.get(name)) for name in ("batch", "running")}}
+
+
+def readings(reports: Iterable[Report]) -> tuple[tuple[AllocatorReading, ...], tuple[StepStats, ...]]:
     """What the reports say, those of earlier runs left out."""
     groups: dict[tuple[str, str, str], list[Report]] = defaultdict(list)
     for report in reports:
@@ -200,31 +301,22 @@ def readings(
     for (_, _, kind), group in groups.items():
         newest = max(report.started for report in group)
         alive = [report for report in group if report.written >= newest]
-        try:
-            if kind == "worker":
-                allocator += [_allocator(report) for report in alive]
-            else:
-                steps += _steps(alive)
-        except Malformed:
-            errors[MALFORMED] += 1
+        if kind == "worker":
+            allocator += [_allocator(report) for report in alive]
+        else:
+            steps += _steps(alive)
     return tuple(allocator), tuple(steps)
 
 
 def _allocator(report: Report) -> AllocatorReading:
-    figures = {name: _count(report.body[name]) for name in _FIGURES if report.body.get(name) is not None}
-    return AllocatorReading(report.namespace, report.pod, _count(report.body.get("rank")), **figures)
+    return AllocatorReading(report.namespace, report.pod, **report.body)
 
 
 def _steps(reports: list[Report]) -> list[StepStats]:
     """The engines of one pod over all its API servers."""
     engines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for report in reports:
-        found = report.body.get("engines")
-        if not isinstance(found, dict) or len(found) > MAX_ENGINES:
-            raise Malformed
-        for engine, counts in found.items():
-            if not isinstance(counts, dict):
-                raise Malformed
+        for engine, counts in report.body.items():
             engines[engine].append(counts)
     started, written = max(r.started for r in reports), min(r.written for r in reports)
     return [
@@ -237,19 +329,18 @@ def _engine(known: StepStats, parts: list[Mapping[str, Any]]) -> StepStats:
     exact = len(parts) == 1
     sizes: Counter[int] = Counter()
     for part in parts:
-        sizes.update(_sizes(part.get("batch" if exact else "running")))
-    maxima = [_ratio(part["kv_max"]) for part in parts if part.get("kv_max") is not None]
+        sizes.update(part["batch" if exact else "running"])
     return StepStats(
         known.namespace,
         known.pod,
         known.engine,
         known.started,
         known.written,
-        steps=sum(sizes.values()) if exact else sum(_count(part.get("steps")) for part in parts),
-        decoded=sum(_count(part.get("decoded")) for part in parts),
+        steps=sum(sizes.values()) if exact else sum(part["steps"] for part in parts),
+        decoded=sum(part["decoded"] for part in parts),
         exact=exact,
-        preemptions=sum(_count(part.get("preemptions")) for part in parts),
-        kv_max=max(maxima, default=None),
+        preemptions=sum(part["preemptions"] for part in parts),
+        kv_max=max((part["kv_max"] for part in parts if part["kv_max"] is not None), default=None),
         sizes=dict(sizes),
     )
 
@@ -258,25 +349,28 @@ def _sizes(value: object) -> dict[int, int]:
     if not isinstance(value, dict) or len(value) > MAX_SIZES:
         raise Malformed
     try:
-        return {_count(int(size)): _count(count) for size, count in value.items()}
+        return {_count(int(size), ceilings.BATCH): _count(count) for size, count in value.items()}
     except ValueError as error:
         raise Malformed from error
 
 
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+def _count(value: object, most: float = ceilings.COUNT) -> int:
+    known = ceilings.whole(value, most) if isinstance(value, int) else None
+    if known is None:
         raise Malformed
-    return value
+    return known
 
 
 def _seconds(value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise Malformed
-    return float(value)
+    return _believed(value, ceilings.MOMENT)
 
 
 def _ratio(value: object) -> float:
-    number = _seconds(value)
-    if not 0.0 <= number <= 1.0:
+    return _believed(value, ceilings.RATIO)
+
+
+def _believed(value: object, most: float) -> float:
+    known = ceilings.number(value, most)
+    if known is None:
         raise Malformed
-    return number
+    return known

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from kvpressure.cli import UsageError
+from kvpressure.errors import InputError
 
 MAX_BYTES: Final = 64 * 1024
 
 
 def read(path: str | None, option: str) -> str | None:
-    """The text without blanks around it; None when no file was named. Raises ``UsageError``, which never shows what is in it."""
+    """The text without blanks around it; None when no file was named. Raises ``InputError``, which never shows what is in it."""
     if path is None:
         return None
     allowed = "allowed: a text file with the secret and nothing else"
@@ -19,9 +19,9 @@ def read(path: str | None, option: str) -> str | None:
         with Path(path).open("rb") as stream:
             text = stream.read(MAX_BYTES + 1).decode("ascii").strip()
     except OSError as error:
-        raise UsageError(f"{option}: {path}: {error.strerror or error}; {allowed}") from error
+        raise InputError(f"{option}: {path}: {error.strerror or error}; {allowed}") from error
     except UnicodeDecodeError:
         text = ""
     if not text or len(text) > MAX_BYTES or any(char <= " " for char in text):
-        raise UsageError(f"{option}: {path}: no single line of printable characters; {allowed}")
+        raise InputError(f"{option}: {path}: no single line of printable characters; {allowed}")
     return text

@@ -44,7 +44,7 @@ def as_text(audited: Sequence[Audited], everything: bool) -> str:
             if item.set and item.result != "pass":
                 lines.append(f"         set: {item.set}")
         lines += [
-            f" {server.count('fail')} failed, {server.count('pass')} passed, {server.count('cannot see')} cannot be seen from here",
+            f" {server.count('fail')} failed, {server.count('pass')} passed, {server.count('cannot see')} not visible from here",
             "",
         ]
     return "\n".join(lines).rstrip()

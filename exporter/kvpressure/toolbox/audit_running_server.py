@@ -9,17 +9,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from kvpressure.args import EngineArgs, value_text
-from kvpressure.cli import UsageError
-from kvpressure.sources.vllm import Target
-from kvpressure.state import LIMITS
-from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox import fetch, live
+from kvpressure.engines.registry import dialect
+from kvpressure.errors import InputError
+from kvpressure.model.arguments import EngineArgs, value_text
+from kvpressure.model.state import LIMITS
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.sources.scrape.targets import Target
+from kvpressure.toolbox import fetch
+from kvpressure.toolbox import watch as live
 from kvpressure.toolbox.checklist import Seen
+from kvpressure.toolbox.document import engine_views
 from kvpressure.toolbox.inputs import watch_and_judge
-from kvpressure.toolbox.live import Around, Card
 from kvpressure.toolbox.manifests import Server, Surroundings
-from kvpressure.toolbox.view import EngineView, engines, items, mapping, number
+from kvpressure.toolbox.view import EngineView, items, mapping, number
+from kvpressure.toolbox.watch import Around, Card
 
 INFO_SECONDS: Final = 15.0  # vLLM collects its environment for the first answer
 _INFO_PATH: Final = "/server_info?config_format=json"  # in development mode only
@@ -40,7 +43,7 @@ def is_address(text: str) -> bool:
 def read(
     address: str, args: tuple[str, ...], card: Card | None, thresholds: Thresholds
 ) -> list[tuple[Server, Surroundings, Seen]]:
-    """Every engine behind ``address``, an exporter's or a vLLM server's. Raises ``UsageError``."""
+    """Every engine behind ``address``, an exporter's or a vLLM server's. Raises ``InputError``."""
     target = fetch.target_of(address, "URL")
     document = fetch.get_json(target, fetch.DIAGNOSIS_PATH)
     if isinstance(document, Mapping) and isinstance(document.get("engines"), list):
@@ -52,9 +55,9 @@ def read(
 
 
 def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[Server, Surroundings, Seen]]:
-    views = engines(document)
+    views = engine_views(document)
     if not views:
-        raise UsageError(f"{address}: the exporter knows no engine yet; allowed: an exporter with at least one")
+        raise InputError(f"{address}: the exporter knows no engine yet; allowed: an exporter with at least one")
     said = f"kvpressure exporter at {address}"
     around = Surroundings(
         monitor=said, gpu_exporter=said if items(document.get("gpus")) else None, place="from the exporter"
@@ -76,34 +79,33 @@ def _found(
         for name, where in _WHERE.items()
         if (value := number(mapping(info.get(where)).get(name))) is not None
     }
-    values["model"] = model or view.text("model_name") or None
+    values["model"] = model or view.engine.key.model_name or None
     known = {name for name, limit in limits.items() if limit.explicit is not None}
     explicit = frozenset(name for name, limit in limits.items() if limit.explicit) | {"model"}
     args = EngineArgs(values, explicit, complete=known == set(LIMITS))
     server = Server(
         "server",
-        view.text("namespace"),
-        view.text("pod") or view.text("target"),
-        view.text("container") or "vllm",
+        view.engine.key.namespace,
+        view.engine.key.pod or view.engine.target,
+        view.engine.container or dialect(view.engine.dialect).name,
         (),
         0,
         args,
-        version=view.text("version") or None,
+        version=view.engine.version,
         card=_card(view),
+        dialect=view.engine.dialect,
     )
-    humps = view.signal("two_humps")
+    context = view.signals.context.context_mean
     return (
         server,
         around,
         Seen(
-            capacity_tokens=view.signal("kv_capacity_tokens"),
-            context=view.shape("context_mean"),
-            bursts=view.signal("arrival_burst_ratio"),
-            two_humps=None if humps is None else bool(humps),
+            capacity_tokens=view.signals.kv.kv_capacity_tokens,
+            context=view.usual.context_mean if context is None else context,
+            bursts=view.signals.load.arrival_burst_ratio,
+            bimodal_prompts=view.signals.context.bimodal_prompts,
             conditions={
-                name: view.condition(name)
-                for name in mapping(view.data.get("conditions"))
-                if name != "documented_signature"
+                name: value for name, value in view.diagnosis.conditions.items() if name != "documented_signature"
             },
             watched=around.monitor is not None,
         ),
@@ -112,10 +114,9 @@ def _found(
 
 def _card(view: EngineView) -> Card | None:
     """The GPU, where one is seen and not merely stated."""
-    for gpu in view.gpus():
-        name, size = gpu.get("name"), number(gpu.get("memory_total_bytes"))
-        if isinstance(name, str) and name and size:
-            return Card(name, int(size))
+    for gpu in view.gpus:
+        if gpu.name and gpu.memory_total_bytes:
+            return Card(gpu.name, gpu.memory_total_bytes)
     return None
 
 

@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from math import floor
 from typing import Final, Literal
 
-from kvpressure.args import EngineArgs, default_limits, limits_in_force
-from kvpressure.capacity import CapacityError, kvbytes, models, plan, weights
+from kvpressure.capacity import kvbytes, models, plan, weights
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel
 from kvpressure.capacity.shapes import ModelShape
-from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox.live import Card
+from kvpressure.engines.base import EngineDialect, Known
+from kvpressure.engines.registry import dialect
+from kvpressure.model.arguments import EngineArgs
+from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.manifests import Server, Surroundings
+from kvpressure.toolbox.watch import Card
 
 Result = Literal["pass", "fail", "cannot see"]
 
@@ -45,7 +48,7 @@ class Seen:
     capacity_tokens: float | None = None
     context: float | None = None
     bursts: float | None = None
-    two_humps: bool | None = None
+    bimodal_prompts: bool | None = None
     conditions: Mapping[str, bool | None] = field(default_factory=dict)
     watched: bool = False
 
@@ -73,11 +76,25 @@ class Subject:
         return self.server.args
 
     def limit(self, name: str) -> float | None:
-        """The value in force: set, else vLLM's default for this version and card."""
-        card = self.card
-        defaults = default_limits(self.version, card.name if card else None, card.memory_bytes if card else None)
+        """The value in force: set, else the engine's default for this version and card."""
         length = self.args.max_model_len or (self.shape.max_model_len if self.shape else None)
-        return limits_in_force(self.args, defaults, length).get(name)
+        known = Known(
+            self.args,
+            facts={"max_model_len": float(length)} if length else {},
+            version=self.version,
+            gpu=self.card.reading() if self.card else None,
+        )
+        found = self.dialect.limits(known).get(name)
+        return None if found is None else found.value
+
+    @property
+    def dialect(self) -> EngineDialect:
+        """Its inference server."""
+        return dialect(self.server.dialect)
+
+    def flag(self, name: str) -> str:
+        """The flag that sets an argument."""
+        return self.dialect.flag(name)
 
     def found(self, name: str) -> str:
         """The value in force in words, and where it comes from."""
@@ -214,7 +231,9 @@ _WHY_REQUESTS: Final = "long or unbounded prompts are the most common trigger of
 def _requests(s: Subject) -> Iterator[Item]:
     args, edge = s.args, s.around
     length = args.max_model_len
-    limit = edge.body_limit or (f"--max-model-len {length} (vLLM answers 400 to longer prompts)" if length else None)
+    limit = edge.body_limit or (
+        f"{s.flag('max_model_len')} {length} (vLLM answers 400 to longer prompts)" if length else None
+    )
     full = args.is_explicit("max_model_len") is False
     yield Item(
         "input_limit",
@@ -222,8 +241,8 @@ def _requests(s: Subject) -> Iterator[Item]:
         "max input tokens enforced",
         "pass" if limit else "fail" if full else "cannot see",
         _WHY_REQUESTS,
-        limit or ("no --max-model-len: the model's whole context is open" if full else "not seen"),
-        "" if limit else f"--max-model-len {_length(s)}; and a body limit at the gateway",
+        limit or (f"no {s.flag('max_model_len')}: the model's whole context is open" if full else "not seen"),
+        "" if limit else f"{s.flag('max_model_len')} {_length(s)}; and a body limit at the gateway",
     )
     cap = _output_cap(args)
     found = edge.output_limit or (f"--override-generation-config max_new_tokens {cap}" if cap else None)
@@ -296,11 +315,13 @@ def _concurrency(s: Subject) -> Iterator[Item]:
     ]
     at, fitting = next(((at, number) for at, number in known if number), ("", 0))
     if fitting:
-        advice = f"--max-num-seqs {fitting} (what fits {at})"
+        advice = f"{s.flag('max_num_seqs')} {fitting} (what fits {at})"
     elif known:
-        advice = "a smaller --max-model-len, a larger card or more of them: not one request of this length fits"
+        advice = (
+            f"a smaller {s.flag('max_model_len')}, a larger card or more of them: not one request of this length fits"
+        )
     else:
-        advice = "--max-num-seqs N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output TOKENS"
+        advice = f"{s.flag('max_num_seqs')} N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output TOKENS"
     result = _explicit(s, "max_num_seqs")
     yield Item(
         "max_num_seqs_explicit",
@@ -321,17 +342,17 @@ def _apart(s: Subject) -> Item:
         "separate deployments for long- and short-context traffic",
         "one long request takes the room of many short ones",
     )
-    if s.seen is not None and s.seen.two_humps is not None:
+    if s.seen is not None and s.seen.bimodal_prompts is not None:
         return Item(
             name,
             _CONCURRENCY,
             text,
-            "fail" if s.seen.two_humps else "pass",
+            "fail" if s.seen.bimodal_prompts else "pass",
             why,
             "short and long requests share this server"
-            if s.seen.two_humps
+            if s.seen.bimodal_prompts
             else "the requests of the last minutes are of one kind",
-            "a deployment of their own for long prompts" if s.seen.two_humps else "",
+            "a deployment of their own for long prompts" if s.seen.bimodal_prompts else "",
         )
     lengths = {other.args.max_model_len for other in s.siblings if other.args.model == s.args.model} | {
         s.args.max_model_len
@@ -345,7 +366,7 @@ def _apart(s: Subject) -> Item:
         why,
         f"deployments of the same model with max_model_len {sorted(n for n in lengths if n)}"
         if apart
-        else "one deployment of this model; the traffic tells (request_shape_two_humps of the exporter)",
+        else "one deployment of this model; the traffic tells (prompt_lengths_bimodal of the exporter)",
     )
 
 
@@ -421,7 +442,7 @@ def _batching(s: Subject) -> Iterator[Item]:
         "it bounds the tokens of one step: the peak of activations and how long a prompt holds up decoding "
         "(what the cache holds is bounded by max_num_seqs)",
         found,
-        "" if result == "pass" else f"--max-num-batched-tokens {best:.0f}",
+        "" if result == "pass" else f"{s.flag('max_num_batched_tokens')} {best:.0f}",
     )
     yield _unseen(
         "batching_tested",
@@ -451,7 +472,7 @@ def _memory(s: Subject) -> Iterator[Item]:
     )
     found = s.found("gpu_memory_utilization")
     if s.args.kv_cache_memory_bytes is not None:
-        found += "; --kv-cache-memory-bytes sets the pool outright and overrides it"
+        found += f"; {s.flag('kv_cache_memory_bytes')} sets the pool outright and overrides it"
     result: Result = "cannot see" if share is None else "pass" if share <= usual else "fail"
     if share is None and _explicit(s, "gpu_memory_utilization") == "fail":
         result = "fail"
@@ -462,7 +483,7 @@ def _memory(s: Subject) -> Iterator[Item]:
         result,
         why,
         found,
-        "" if result == "pass" else f"--gpu-memory-utilization {usual:g}",
+        "" if result == "pass" else f"{s.flag('gpu_memory_utilization')} {usual:g}",
     )
     safe = share is not None and share <= lower
     result = "pass" if safe else "fail" if s.demanding and share is not None else "cannot see"
@@ -473,7 +494,7 @@ def _memory(s: Subject) -> Iterator[Item]:
         result,
         why,
         found + ("" if s.demanding or safe else "; whether the load is such is not known (--demanding)"),
-        "" if safe else f"--gpu-memory-utilization {lower:g} if it is",
+        "" if safe else f"{s.flag('gpu_memory_utilization')} {lower:g} if it is",
     )
     yield _unseen(
         "headroom_validated",

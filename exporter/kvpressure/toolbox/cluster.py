@@ -12,21 +12,24 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from kvpressure.cli import UsageError
-from kvpressure.readings import EnginePage, LogLine, Snapshot
-from kvpressure.signals.logevents import ALLOCATION_EVENTS, FACT_EVENTS, match, strip
-from kvpressure.sources.podspec import Engine, Pod, Policy, read_pod
-from kvpressure.sources.vllm import Scanner, Target, page_from_text
-from kvpressure.sources.vllm.reasons import HTTP_4XX, REFUSED, UNREACHABLE
-from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox import live, workload
+from kvpressure.engines.registry import public_line, recognise
+from kvpressure.errors import InputError
+from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
+from kvpressure.model.readings import LogLine, Scrape, Snapshot
+from kvpressure.model.reasons import HTTP_4XX, REFUSED, UNREACHABLE
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.sources.kubernetes.podspec import Engine, Pod, Policy, read_pod
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
+from kvpressure.sources.scrape.targets import Target
+from kvpressure.toolbox import watch as live
+from kvpressure.toolbox import workload
 from kvpressure.toolbox.history import judge
 from kvpressure.toolbox.inputs import Found, show_state
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
-from kvpressure.toolbox.live import Around
 from kvpressure.toolbox.progress import Progress
 from kvpressure.toolbox.triage import PodFacts
 from kvpressure.toolbox.view import mapping
+from kvpressure.toolbox.watch import Around
 
 MAX_PODS: Final = 32
 INTERVAL_SECONDS: Final = 2.0
@@ -59,7 +62,7 @@ class _Member:
 
 
 def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> Found:
-    """All steps for the pods that match. Raises ``UsageError`` when there are none or the cluster cannot be asked."""
+    """All steps for the pods that match. Raises ``InputError`` when there are none or the cluster cannot be asked."""
     kubectl = Kubectl(options.context)
     if options.workload:
         options.selector = workload.selector_of(
@@ -84,7 +87,6 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> Found:
         cases = judge(
             feed.watch(options.seconds, around),
             thresholds,
-            "",
             worst=False,
             on_state=show_state(progress, options.seconds),
         )
@@ -104,7 +106,7 @@ def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
     try:
         documents = kubectl.objects("pods", options.namespace, *(["-l", options.selector] if options.selector else []))
     except KubectlError as error:
-        raise UsageError(f"{where}: {error}") from error
+        raise InputError(f"{where}: {error}") from error
     documents = [item for item in documents if options.pod in (None, mapping(item.get("metadata")).get("name"))]
     policy = Policy(selected=bool(options.selector))
     found = [(pod, item) for item in documents if (pod := read_pod(item, policy)) is not None]
@@ -115,12 +117,12 @@ def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
         if engine.refusal != "no_endpoint"
     ]
     if not members:
-        raise UsageError(
+        raise InputError(
             f"{where}: {len(documents)} pods, none runs vLLM; allowed: a namespace and labels of vLLM pods "
             "(kubectl get pods --show-labels)"
         )
     if len(members) > MAX_PODS:
-        raise UsageError(f"{where}: {len(members)} engines; allowed: up to {MAX_PODS}, choose with -l or --pod")
+        raise InputError(f"{where}: {len(members)} engines; allowed: up to {MAX_PODS}, choose with -l or --pod")
     return members
 
 
@@ -165,9 +167,10 @@ def _read_logs(kubectl: Kubectl, member: _Member, news_seconds: float) -> _Log:
     head = read(f"--limit-bytes={LOG_HEAD_BYTES}") if running is not None else None
     previous = read("--previous", f"--tail={LOG_TAIL}") if member.engine.reading.restarts else None
     since = live.CLOCK.now() - news_seconds
-    lines = tuple(LogLine(*place, text) for text in _for_pipeline(head or [], running or [], since))
-    counted, shown = _count(running)
-    counted_before, shown_before = _count(previous)
+    dialect = member.engine.dialect
+    lines = tuple(_for_pipeline(place, dialect, head or [], running or [], since))
+    counted, shown = _count(running, dialect)
+    counted_before, shown_before = _count(previous, dialect)
     return _Log(
         counted, counted_before, lines, (*shown, *(f"previous: {text}" for text in shown_before)), tuple(errors)
     )
@@ -180,30 +183,33 @@ def _stamped(line: str) -> tuple[float | None, str]:
     return datetime.fromisoformat(found[1] + "+00:00").timestamp(), line[found.end() :]
 
 
-def _for_pipeline(head: Sequence[str], recent: Sequence[str], since: float) -> Iterator[str]:
+def _for_pipeline(
+    place: tuple[str, str, str], dialect: str, head: Sequence[str], recent: Sequence[str], since: float
+) -> Iterator[LogLine]:
     """Start-up facts of any age, and other events from ``since`` on: what a running exporter would hold."""
     for line in head:
-        _, text = _stamped(line)
-        event = match(strip(text))
-        if event is not None and event.event in FACT_EVENTS:
-            yield text
+        found = recognise(_stamped(line)[1], dialect)
+        if found is not None and found[1].event in FACT_EVENTS:
+            yield LogLine(*place, *found)
     for line in recent:
         t, text = _stamped(line)
-        event = match(strip(text))
-        if event is not None and event.event not in FACT_EVENTS and t is not None and t >= since:
-            yield text
+        if t is None or t < since:
+            continue
+        found = recognise(text, dialect)
+        if found is not None and found[1].event not in FACT_EVENTS:
+            yield LogLine(*place, *found)
 
 
-def _count(lines: Sequence[str] | None) -> tuple[dict[str, int] | None, list[str]]:
+def _count(lines: Sequence[str] | None, dialect: str) -> tuple[dict[str, int] | None, list[str]]:
     """Events by name, and the newest alarming lines."""
     if lines is None:
         return None, []
     counts: dict[str, int] = {}
     shown: list[str] = []
     for line in lines:
-        text = strip(_stamped(line)[1])
-        event = match(text)
-        if event is not None:
+        found = recognise(_stamped(line)[1], dialect)
+        if found is not None:
+            text, event = found
             counts[event.event] = counts.get(event.event, 0) + 1
             if event.event in ALLOCATION_EVENTS or event.event in (
                 "engine_dead",
@@ -211,8 +217,8 @@ def _count(lines: Sequence[str] | None) -> tuple[dict[str, int] | None, list[str
                 "preemption",
                 "host_oom",
             ):
-                shown.append(text[:160])
-    return counts, shown[-3:]
+                shown.append(text)
+    return counts, [public_line(text)[:160] for text in shown[-3:]]
 
 
 # --- events -----------------------------------------------------------------------------------------------
@@ -298,7 +304,7 @@ class _Feed:
             if member.target is not None:
                 try:
                     version = mapping(json.loads(self._get(member, member.target, "/version"))).get("version")
-                except (KubectlError, ValueError):
+                except (KubectlError, ValueError, RecursionError):
                     continue
                 if isinstance(version, str):
                     found[_name(member)] = version
@@ -307,7 +313,7 @@ class _Feed:
     def _get(self, member: _Member, target: Target, path: str) -> str:
         return self._kubectl.page(member.pod.namespace, member.pod.name, target.port, path, target.scheme)
 
-    def _page(self, member: _Member, scanner: Scanner) -> EnginePage:
+    def _page(self, member: _Member, scanner: Scanner) -> Scrape:
         target, text, error = member.target, None, None
         if target is None:
             error = UNREACHABLE
@@ -317,7 +323,7 @@ class _Feed:
             except KubectlError as failure:
                 error = _reason(str(failure))
                 self.errors[member.key] = str(failure)
-        return page_from_text(
+        return parse_scrape(
             text,
             target=_name(member),
             time=0.0,

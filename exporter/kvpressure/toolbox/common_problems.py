@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.signals.logevents import ALLOCATION_EVENTS
-from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox.view import EngineView, mapping, number
+from kvpressure.advice.wording import bytes_text
+from kvpressure.model.log_events import ALLOCATION_EVENTS
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.toolbox.view import EngineView
 
 FEW_REQUESTS: Final = 5.0  # guide "Finding the KV Cache Problem": "OOM crash with 5 concurrent requests"
 
@@ -32,55 +33,48 @@ def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thr
 
 def log_events(engine: EngineView) -> dict[str, int] | None:
     """Log events of the engine's container in the document; None when its log was not read."""
-    counted = [mapping(container.get("log_events")) for container in engine.containers() if "log_events" in container]
-    flat = {
-        name.removeprefix("log_events:"): value
-        for name, value in mapping(engine.data.get("signals")).items()
-        if name.startswith("log_events:")
-    }
+    counted = [container.log_events for container in engine.containers]
     merged: dict[str, int] = {}
-    for source in (*counted, flat):
-        for name, value in source.items():
-            count = number(value)
-            if count is not None:
-                merged[name] = max(merged.get(name, 0), int(count))
-    known = bool(merged) or engine.evidence("allocation_failure_logged") is not None
+    for source in (*counted, engine.signals.events if engine.engine.up else {}):
+        for name, count in source.items():
+            merged[name] = max(merged.get(name, 0), count)
+    known = bool(merged) or engine.plan_input.evidence("allocation_failure_logged") is not None
     return merged if known else None
 
 
 def _grows(engine: EngineView) -> Problem:
     leak, held = engine.condition("memory_leak_idle"), engine.condition("kv_held_without_load")
-    growth = engine.signal("idle_growth_bytes_per_hour")
+    growth = engine.signals.memory.idle_growth_bytes_per_hour
     present = True if leak or held else None if leak is None and held is None else False
     text = (
-        "KV blocks stay occupied while nothing runs"
+        "KV blocks stay in use while no request is running"
         if held
-        else f"idle memory grows {growth / 2**30:.2f} GiB an hour"
+        else f"idle memory grows by {bytes_text(growth)} per hour"
         if growth is not None
-        else "the KV cache empties when nothing runs"
+        else "the KV cache empties when no request is running"
         if held is False
-        else "needs an idle stretch and GPU memory (or KV usage)"
+        else "unknown: needs an idle period, and GPU memory or KV cache usage"
     )
     return Problem(
         "memory_grows_continuously",
-        "memory grows while idle and is not released",
+        "memory grows while the engine is idle",
         present,
         text,
         "a leak or an unbounded cache",
         "update vLLM, check what holds blocks (KV connector, aborted requests); "
-        "restart the worker to be free of it now",
+        "a restart of the worker releases it now",
     )
 
 
 def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> Problem:
     failures = sum((events or {}).get(name, 0) for name in ALLOCATION_EVENTS)
-    in_flight, longest = engine.signal("in_flight"), engine.signal("context_max_5m")
+    in_flight, longest = engine.signals.load.in_flight, engine.signals.context.context_max_5m
     few = in_flight is not None and in_flight <= FEW_REQUESTS
-    spike = engine.signal("context_spike_ratio")
+    spike = engine.signals.context.context_spike_ratio
     long_context = spike is not None and spike >= t["context_spike_ratio"]
     present = None if events is None else failures > 0 and (few or long_context)
     text = (
-        "no log was read"
+        "log not read"
         if events is None
         else f"{failures} allocation failures logged"
         + ("" if in_flight is None else f", {in_flight:.0f} requests in flight")
@@ -101,12 +95,14 @@ def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thres
 
 def _fragmentation(engine: EngineView) -> Problem:
     present = engine.condition("allocator_fragmentation")
-    reserved, allocated = engine.signal("allocator_reserved_bytes"), engine.signal("allocator_allocated_bytes")
-    text = "torch's allocator is not visible from outside: load the plugin in vLLM to see reserved and allocated"
+    memory = engine.signals.memory
+    reserved, allocated = memory.allocator_reserved_bytes, memory.allocator_allocated_bytes
+    text = "unknown: torch's allocator is visible only with the plugin inside vLLM"
     if reserved is not None and allocated is not None:
-        text = f"reserved {reserved / 1e9:.1f} GB, allocated {allocated / 1e9:.1f} GB"
+        text = f"reserved {bytes_text(reserved)}, allocated {bytes_text(allocated)}"
     elif engine.condition("gpu_out_of_memory"):
-        text += f"; the log: {engine.evidence_text('gpu_out_of_memory')}"
+        logged = engine.diagnosis.evidence.get("gpu_out_of_memory")
+        text += f"; the log: {logged.text if logged else ''}"
     return Problem(
         "fragmentation",
         "memory is free, yet allocation fails",
@@ -118,15 +114,15 @@ def _fragmentation(engine: EngineView) -> Problem:
 
 
 def _baseline(engine: EngineView) -> Problem:
-    used, limit = engine.signal("device_used_ratio"), engine.limit("gpu_memory_utilization").value
-    text = "GPU memory was not seen"
+    used, limit = engine.signals.memory.device_used_ratio, engine.limit("gpu_memory_utilization").value
+    text = "GPU memory unknown"
     if used is not None:
         text = f"GPU memory {used:.0%}" + ("" if limit is None else f" with gpu_memory_utilization {limit:g}")
     return Problem(
         "baseline_too_high",
-        "a fresh start uses more memory than expected",
+        "GPU memory is higher than expected after a start",
         engine.condition("baseline_too_high"),
         text,
-        "several model copies on the card, or cached data",
+        "several model copies on the GPU, or cached data",
         "look for a second process on the GPU; verify the tensor-parallel configuration",
     )

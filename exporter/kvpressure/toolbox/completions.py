@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
 
-from kvpressure.sources.vllm import Target
+from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox.view import items, mapping
 
 _LOW, _HIGH = 10, 990  # token ids that every vocabulary has

@@ -6,10 +6,11 @@ import json
 from dataclasses import replace
 from typing import Any, Final
 
-from kvpressure.cli import UsageError
+from kvpressure.errors import InputError
+from kvpressure.printable import visible_all
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.vllm.fetch import PageFetcher
-from kvpressure.sources.vllm.targets import Target, TargetError, parse_target
+from kvpressure.sources.scrape.fetch import Fetcher
+from kvpressure.sources.scrape.targets import Target, TargetError, parse_target
 
 TIMEOUT_SECONDS: Final = 5.0
 DIAGNOSIS_PATH: Final = "/api/v1/diagnosis"
@@ -18,7 +19,7 @@ EXPORTER_PORT: Final = 9846
 
 def get_text(target: Target, path: str, timeout: float = TIMEOUT_SECONDS) -> str:
     """The body at ``path`` of the target's server. Raises ``SourceError``."""
-    fetcher = PageFetcher(replace(target, path=path), timeout)
+    fetcher = Fetcher(replace(target, path=path), timeout)
     try:
         return fetcher.fetch().decode(errors="replace")
     finally:
@@ -28,29 +29,29 @@ def get_text(target: Target, path: str, timeout: float = TIMEOUT_SECONDS) -> str
 def get_json(target: Target, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
     """JSON at ``path``; None when there is none or it cannot be had."""
     try:
-        return json.loads(get_text(target, path, timeout))
+        return visible_all(json.loads(get_text(target, path, timeout)))
     except (SourceError, ValueError, RecursionError):
         return None
 
 
 def target_of(text: str, option: str) -> Target:
-    """A target from the command line. Raises ``UsageError`` naming the option."""
+    """A target from the command line. Raises ``InputError`` naming the option."""
     try:
         return parse_target(text)
     except TargetError as error:
-        raise UsageError(f"{option}: {error}") from error
+        raise InputError(f"{option}: {error}") from error
 
 
 def exporter_document(address: str, timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
-    """What a running exporter says. Raises ``UsageError`` when it cannot be had or is something else."""
+    """What a running exporter says. Raises ``InputError`` when it cannot be had or is something else."""
     target = target_of(address if "://" in address or ":" in address else f"{address}:{EXPORTER_PORT}", "--exporter")
     where = f"--exporter: {target.scheme}://{target.address}{DIAGNOSIS_PATH}"
     try:
-        document = json.loads(get_text(target, DIAGNOSIS_PATH, timeout))
+        document = visible_all(json.loads(get_text(target, DIAGNOSIS_PATH, timeout)))
     except SourceError as error:
-        raise UsageError(f"{where}: no answer ({error}); allowed: the address of a running exporter") from error
+        raise InputError(f"{where}: no answer ({error}); allowed: the address of a running exporter") from error
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("engines"), list):
-        raise UsageError(f"{where}: the answer is not an exporter's; allowed: the address of a running exporter")
+        raise InputError(f"{where}: the answer is not an exporter's; allowed: the address of a running exporter")
     return document

@@ -1,51 +1,45 @@
-"""New values in an existing vLLM command line, and as Helm values. Nothing is applied."""
+"""New values in an existing command line of an engine, and as Helm values. Nothing is applied."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-from kvpressure.args import option, value_text
-from kvpressure.cli import UsageError
-from kvpressure.commandline import parse
-
-_START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
-_HELM_NAMES: Final = {
-    "max_num_seqs": "maxNumSeqs",
-    "gpu_memory_utilization": "gpuMemoryUtilization",
-    "max_model_len": "maxModelLen",
-}
+from kvpressure.engines.registry import dialect
+from kvpressure.errors import InputError
+from kvpressure.model.arguments import value_text
 
 
 def with_values(
-    argv: Sequence[str], values: Mapping[str, float], env: Mapping[str, str] | None = None
+    argv: Sequence[str], values: Mapping[str, float], env: Mapping[str, str] | None = None, engine: str = ""
 ) -> tuple[str, ...]:
     """``argv`` with these arguments set; everything else stays as it is. ``env`` are the container's literal variables. Raises
-    ``UsageError`` when the command line cannot be changed with certainty: a script that starts vLLM in a way that is not
+    ``InputError`` when the command line cannot be changed with certainty: a script that starts the server in a way that is not
     understood, an option that a variable brings in behind the changed ones.
     """
-    words = list(argv)
-    script = next((index for index, word in enumerate(words) if " " in word and _START.search(word)), None)
-    if script is not None:
-        words[script] = _in_script(words[script], values)
+    words, one = list(argv), dialect(engine)
+    start = one.start_words
+    script = next((index for index, word in enumerate(words) if start and " " in word and start.search(word)), None)
+    if script is not None and start is not None:
+        words[script] = _in_script(words[script], {one.flag(name): value for name, value in values.items()}, start)
     else:
         for name, value in values.items():
-            words = _in_words(words, name, value_text(value))
-    before, seen = parse(argv, env).values, parse(words, env).values
+            words = _in_words(words, one.flag(name), value_text(value))
+    before, seen = one.read_command(argv, env).args.values, one.read_command(words, env).args.values
     wanted = {**before, **{name: value_text(value) for name, value in values.items()}}
-    wrong = [option(name) for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
+    wrong = [one.flag(name) or name for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
     if wrong:
-        raise UsageError(
+        raise InputError(
             f"the command line {shlex.join(argv)[:120]!r} cannot be changed with certainty ({', '.join(wrong)}); "
             "allowed: edit it by hand"
         )
     return tuple(words)
 
 
-def _in_words(words: Sequence[str], name: str, value: str) -> list[str]:
-    """The option's words replaced in place, or added at the end."""
+def _in_words(words: Sequence[str], flag: str, value: str) -> list[str]:
+    """The flag's words replaced in place, or added at the end."""
     result: list[str] = []
     placed, skip = False, False
     for word in words:
@@ -54,38 +48,37 @@ def _in_words(words: Sequence[str], name: str, value: str) -> list[str]:
             continue
         skip = False
         head, equals, _ = word.partition("=")
-        if head.startswith("--") and head[2:].replace("-", "_") == name:
+        if head.startswith("--") and head.replace("_", "-") == flag:
             if not placed:
                 result += [f"{head}={value}"] if equals else [head, value]
             placed, skip = True, not equals
             continue
         result.append(word)
-    return result if placed else [*result, option(name), value]
+    return result if placed else [*result, flag, value]
 
 
-def _in_script(script: str, values: Mapping[str, float]) -> str:
-    for name, value in values.items():
-        pattern = re.compile(rf"--{name.replace('_', '[-_]')}([= ]+)(\"[^\"]*\"|'[^']*'|[^\s;&|\\]+)")
+def _in_script(script: str, values: Mapping[str, float], start: re.Pattern[str]) -> str:
+    for flag, value in values.items():
+        name = flag[2:].replace("-", "[-_]")
+        pattern = re.compile(rf"--{name}([= ]+)(\"[^\"]*\"|'[^']*'|[^\s;&|\\]+)")
         if pattern.search(script):
-            script = pattern.sub(rf"{option(name)}\g<1>{value_text(value)}", script)
+            script = pattern.sub(rf"{flag}\g<1>{value_text(value)}", script)
         else:
-            script = _START.sub(rf"\g<0> {option(name)} {value_text(value)}", script, count=1)
+            script = start.sub(rf"\g<0> {flag} {value_text(value)}", script, count=1)
     return script
 
 
-def helm_values(values: Mapping[str, float]) -> dict[str, Any]:
-    """``vllmConfig`` of one entry of ``servingEngineSpec.modelSpec`` in the chart of vLLM's production stack."""
+def helm_values(values: Mapping[str, float], engine: str = "") -> dict[str, Any]:
+    """Values as the engine's usual chart names them, the others as ``extraArgs``."""
+    names = dialect(engine).helm_names
     named = {
-        _HELM_NAMES[name]: int(value) if value == int(value) else value
-        for name, value in values.items()
-        if name in _HELM_NAMES
+        names[name]: int(value) if value == int(value) else value for name, value in values.items() if name in names
     }
-    extra = [
-        word for name, value in values.items() if name not in _HELM_NAMES for word in (option(name), value_text(value))
-    ]
+    extra = as_words({name: value for name, value in values.items() if name not in names}, engine)
     return {**named, **({"extraArgs": extra} if extra else {})}
 
 
-def as_words(values: Mapping[str, float]) -> list[str]:
+def as_words(values: Mapping[str, float], engine: str = "") -> list[str]:
     """The arguments one by one, for charts that take a list."""
-    return [word for name, value in values.items() for word in (option(name), value_text(value))]
+    flag = dialect(engine).flag
+    return [word for name, value in values.items() if flag(name) for word in (flag(name), value_text(value))]

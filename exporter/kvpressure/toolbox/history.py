@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-from kvpressure.pipeline import Pipeline
-from kvpressure.publish.diagnosis_json import diagnosis_document
-from kvpressure.publish.view import Surroundings
-from kvpressure.readings import EngineKey, Snapshot
-from kvpressure.state import EngineState, State
-from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox.lifetime import since_start
-from kvpressure.toolbox.view import FINE, EngineView, engines
+from kvpressure.model.readings import EngineKey, Snapshot
+from kvpressure.model.state import EngineState, State
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.publish.page.view import ViewContext
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.toolbox.view import FINE, EngineView, engine_view
 
 MAX_CHANGES: Final = 200  # of one engine that are kept for the report
 _QUIET: Final = (*FINE, "unknown")
@@ -43,18 +41,15 @@ class Case:
 
     def without(self, unseen: Sequence[str]) -> Case:
         """The same, saying also that these were not seen."""
-        return replace(
-            self,
-            view=EngineView(
-                {**self.view.data, "missing": [*self.view.sentences("missing"), *unseen]}, self.view.document
-            ),
-        )
+        return replace(self, view=self.view.without(unseen))
 
 
 class _Track:
     """One engine over time."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: EngineKey, first: State) -> None:
+        self.key = key
+        self.last = first
         self.changes: list[Change] = []
         self.seconds: dict[str, float] = {}
         self.moments: dict[str, tuple[float, State]] = {}  # verdict -> its most confident moment
@@ -73,20 +68,25 @@ class _Track:
         known = self.moments.get(found.verdict)
         if known is None or found.confidence >= known[0]:
             self.moments[found.verdict] = (found.confidence, state)
-        self.last_t, self.final = state.time, found.verdict
+        self.last, self.last_t, self.final = state, state.time, found.verdict
 
-    def worst(self, last: State) -> State:
-        """The most confident moment of the trouble that lasted longest; the end when there was none."""
+    def worst(self) -> State:
+        """The most confident moment of the trouble that lasted longest; its end when there was none."""
         trouble = [verdict for verdict in self.moments if verdict not in _QUIET]
         if not trouble:
-            return last
+            return self.last
         return self.moments[max(trouble, key=lambda verdict: self.seconds.get(verdict, 0.0))][1]
+
+    def case(self, state: State, around: ViewContext) -> Case:
+        """The engine at the moment of ``state``, which has it."""
+        engine = next(engine for engine in state.engines if engine.key == self.key)
+        view = engine_view(engine, state, around)
+        return Case(view, state.time, tuple(self.changes), self.seconds, self.final)
 
 
 def judge(
     snapshots: Iterable[Snapshot],
     thresholds: Thresholds,
-    node: str,
     *,
     worst: bool,
     on_state: Callable[[State], None] | None = None,
@@ -98,27 +98,14 @@ def judge(
     for snapshot in snapshots:
         last = pipeline.observe(snapshot)
         for engine in last.engines:
-            tracks.setdefault(engine.key, _Track()).observe(last, engine)
+            tracks.setdefault(engine.key, _Track(engine.key, last)).observe(last, engine)
         if on_state is not None:
             on_state(last)
     if last is None:
         return []
-    around = Surroundings(thresholds=thresholds)
+    around = ViewContext(thresholds=thresholds)
     return [
-        _case(key, track, track.worst(last) if worst else last, node, around)
+        track.case(track.worst() if worst else last, around)
         for key, track in tracks.items()
         if worst or any(engine.key == key for engine in last.engines)
     ]
-
-
-def _case(key: EngineKey, track: _Track, state: State, node: str, around: Surroundings) -> Case:
-    """Documents are built only for what is reported."""
-    document = diagnosis_document(state, node, around)
-    view = next((view for view in engines(document) if _key(view.data) == key), EngineView({}, document))
-    reading = next((engine.reading for engine in state.engines if engine.key == key), None)
-    view = EngineView({**view.data, "since_start": since_start(reading)}, document)
-    return Case(view, state.time, tuple(track.changes), track.seconds, track.final)
-
-
-def _key(data: Mapping[str, Any]) -> EngineKey:
-    return EngineKey(str(data["namespace"]), str(data["pod"]), str(data["model_name"]), str(data["engine"]))

@@ -12,23 +12,26 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from kvpressure.args import GIB
-from kvpressure.capacity import CapacityError, models
+from kvpressure.capacity import models
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
-from kvpressure.cli import UsageError
-from kvpressure.readings import Snapshot
+from kvpressure.errors import InputError
+from kvpressure.model.arguments import GIB
+from kvpressure.model.readings import Snapshot
+from kvpressure.model.state import State
 from kvpressure.recording.format import RecordingError
 from kvpressure.recording.reader import Reader
-from kvpressure.sources.vllm import Target
-from kvpressure.state import State
-from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox import fetch, live, prometheus, secret
-from kvpressure.toolbox.beside import Beside
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.sources.scrape.targets import Target
+from kvpressure.toolbox import api_key as secret
+from kvpressure.toolbox import fetch, prometheus
+from kvpressure.toolbox import watch as live
+from kvpressure.toolbox.document import engine_views
 from kvpressure.toolbox.history import Case, judge
-from kvpressure.toolbox.live import Around, Card
 from kvpressure.toolbox.progress import Progress, bar
+from kvpressure.toolbox.related_series import PodSeries
 from kvpressure.toolbox.triage import PodFacts
-from kvpressure.toolbox.view import engines
+from kvpressure.toolbox.watch import Around, Card
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
 SILENT_SECONDS: Final = 5.0  # after that a server that never answered is given up
@@ -62,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("other inputs")
     group.add_argument("--exporter", metavar="URL", help="a running exporter (port 9846 where none is given)")
-    group.add_argument("--prometheus", metavar="URL", help="a Prometheus that scrapes vLLM; judges the past")
+    group.add_argument("--prometheus", metavar="URL", help="a Prometheus that scrapes vLLM; diagnoses the past")
     group.add_argument(
         "--since", type=duration, default=3600.0, metavar="T", help="how far back: 30m, 1h (default), up to 7d"
     )
@@ -83,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the server's command line, quoted: --args='--max-num-seqs 64'",
     )
     parser.add_argument(
-        "--gpu", metavar="NAME:GiB", type=card, help="the card, e.g. H100:80: it decides vLLM's defaults"
+        "--gpu", metavar="NAME:GiB", type=card, help="the GPU, e.g. H100:80; vLLM's defaults depend on it"
     )
     parser.add_argument(
         "--seconds",
@@ -92,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"how long live servers are watched, 5 to {MAX_SECONDS:g} (default 30)",
     )
-    parser.add_argument("--thresholds", metavar="FILE", help="judge with these thresholds")
+    parser.add_argument("--thresholds", metavar="FILE", help="thresholds to diagnose with")
 
 
 def duration(text: str) -> float:
@@ -113,11 +116,11 @@ def card(text: str) -> Card:
 
 
 def model_shape(text: str) -> ModelShape:
-    """The model that ``--model-config`` names. Raises ``UsageError``."""
+    """The model that ``--model-config`` names. Raises ``InputError``."""
     try:
         return models.find(text)[0]
     except CapacityError as error:
-        raise UsageError(f"--model-config: {error}") from error
+        raise InputError(f"--model-config: {error}") from error
 
 
 def arguments(text: str) -> tuple[str, ...]:
@@ -134,7 +137,7 @@ def given(options: argparse.Namespace) -> bool:
 
 
 def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> Found:
-    """Read what was asked for. Raises ``UsageError`` when it cannot be used, or when nobody answers."""
+    """Read what was asked for. Raises ``InputError`` when it cannot be used, or when nobody answers."""
     kinds = [
         name
         for name, value in (
@@ -147,13 +150,13 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     if options.namespace and not options.prometheus:
         kinds.append("-n NAMESPACE")
     if len(kinds) > 1:
-        raise UsageError(f"{' and '.join(kinds)}: allowed: one kind of input at a time")
+        raise InputError(f"{' and '.join(kinds)}: allowed: one kind of input at a time")
     if not 5 <= options.seconds <= MAX_SECONDS:
-        raise UsageError(f"--seconds: {options.seconds:g}; allowed: 5 to {MAX_SECONDS:g}")
+        raise InputError(f"--seconds: {options.seconds:g}; allowed: 5 to {MAX_SECONDS:g}")
     if options.selector and not options.namespace:
-        raise UsageError("-l: needs -n NAMESPACE")
+        raise InputError("-l: needs -n NAMESPACE")
     if options.workload and (not options.namespace or options.prometheus or options.selector):
-        raise UsageError("--workload: allowed: with -n NAMESPACE, and without -l and --prometheus")
+        raise InputError("--workload: allowed: with -n NAMESPACE, and without -l and --prometheus")
     if options.prometheus:
         return _prometheus(options, thresholds)
     if options.namespace:
@@ -166,7 +169,7 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     if not recordings:
         return _live(options, thresholds)
     if len(options.inputs) > 1:
-        raise UsageError(f"{recordings[0]}: a recording stands alone; allowed: one recording, or several URLs")
+        raise InputError(f"{recordings[0]}: a recording stands alone; allowed: one recording, or several URLs")
     return _recording(recordings[0], options, thresholds)
 
 
@@ -175,13 +178,13 @@ def _is_file(text: str) -> bool:
     if "://" in text:
         return False
     if not text:
-        raise UsageError("an empty name; allowed: a recording or an address")
+        raise InputError("an empty name; allowed: a recording or an address")
     path = Path(text)
     try:
         if path.is_dir():
-            raise UsageError(f"{text}: a directory; allowed: a recording or an address")
+            raise InputError(f"{text}: a directory; allowed: a recording or an address")
     except OSError as error:
-        raise UsageError(f"{text!r:.100}: {error.strerror}; allowed: a recording or an address") from error
+        raise InputError(f"{text!r:.100}: {error.strerror}; allowed: a recording or an address") from error
     looks = text.endswith((".gz", ".jsonl", ".json")) or text.startswith(("/", "./", "../", "~"))
     return path.is_file() or looks
 
@@ -194,33 +197,32 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     if options.args:
         targets = [replace(target, args=target.args or options.args) for target in targets]
     if len(targets) > live.MAX_TARGETS:
-        raise UsageError(f"{len(targets)} URLs; allowed: up to {live.MAX_TARGETS}")
+        raise InputError(f"{len(targets)} URLs; allowed: up to {live.MAX_TARGETS}")
     if len({target.name for target in targets}) < len(targets):
-        raise UsageError("URL: the same server twice; allowed: each once")
+        raise InputError("URL: the same server twice; allowed: each once")
     around = Around(versions=live.versions(targets), card=options.gpu)
     return Found(tuple(watch_and_judge(targets, around, options.seconds, thresholds)), _again(options.inputs), {})
 
 
 def watch_and_judge(targets: list[Target], around: Around, seconds: float, thresholds: Thresholds) -> list[Case]:
-    """Watch live pages and judge the last moment. Raises ``UsageError`` when none of them ever answered."""
+    """Watch live pages and judge the last moment. Raises ``InputError`` when none of them ever answered."""
     with Progress() as progress:
         cases = judge(
             _unless_silent(live.watch(targets, seconds, 1.0, around)),
             thresholds,
-            "",
             worst=False,
             on_state=show_state(progress, seconds),
         )
-    if not any(case.view.data.get("up") for case in cases) and not any(
+    if not any(case.view.engine.up for case in cases) and not any(
         case.changes and case.seconds.keys() - {"unknown"} for case in cases
     ):
         reasons = sorted(
             {
-                f"{case.view.text('target')}: {_WHY.get(case.view.text('error'), case.view.text('error') or 'no answer')}"
-                for case in cases
+                f"{engine.target}: {_WHY.get(engine.error or '', engine.error or 'no answer')}"
+                for engine in (case.view.engine for case in cases)
             }
         )
-        raise UsageError("; ".join(reasons) + "; allowed: the address of a running vLLM server")
+        raise InputError(f"could not scrape {'; '.join(reasons)}")
     return cases
 
 
@@ -238,15 +240,15 @@ def _unless_silent(snapshots: Iterable[Snapshot]) -> Iterator[Snapshot]:
 
 _WHY: Final = {
     "refused": "connection refused",
-    "dns": "the name is not known",
-    "timeout": "no answer in time",
-    "unreachable": "not reachable",
-    "http_4xx": "answers 4xx",
-    "http_5xx": "answers 5xx",
+    "dns": "host name not found",
+    "timeout": "timed out",
+    "unreachable": "host unreachable",
+    "http_4xx": "HTTP 4xx response",
+    "http_5xx": "HTTP 5xx response",
     "no_vllm_metrics": "no vLLM metrics there (another service, or --disable-log-stats)",
     "html": "HTML instead of metrics",
     "json": "JSON instead of metrics",
-    "empty": "an empty page",
+    "empty": "empty response",
 }
 
 
@@ -259,14 +261,14 @@ def show_state(progress: Progress, seconds: float) -> Callable[[State], None]:
         gone = state.time - start[0]
         engine = next((engine for engine in state.engines if engine.up), None)
         said = (
-            "no answer yet"
+            "no response yet"
             if engine is None
             else (
                 f"{engine.signals.load.running or 0:.0f} running, {engine.signals.load.waiting or 0:.0f} waiting, "
                 + (
                     f"KV {engine.signals.kv.kv_used_ratio:.0%}"
                     if engine.signals.kv.kv_used_ratio is not None
-                    else "KV not seen"
+                    else "KV unknown"
                 )
                 + f": {engine.diagnosis.verdict} ({engine.diagnosis.confidence:.2f})"
             )
@@ -292,14 +294,13 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
             cases = judge(
                 reader,
                 thresholds,
-                reader.header.node or "",
                 worst=True,
                 on_state=lambda state: progress.show(f"{path}: t={state.time:.0f}"),
             )
     except RecordingError as error:
-        raise UsageError(f"{error}; allowed: a recording (kvpressure record), or an address") from error
+        raise InputError(f"{error}; allowed: a recording (kvpressure record), or an address") from error
     if not cases:
-        raise UsageError(f"{path}: no engine in it; allowed: a recording with at least one readable tick")
+        raise InputError(f"{path}: no engine in it; allowed: a recording with at least one readable tick")
     shown = problems[:3] + ([f"{len(problems) - 3} more lines skipped"] if len(problems) > 3 else [])
     return Found(_filtered(cases, options), path, {}, tuple(shown))
 
@@ -328,7 +329,7 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> Found:
             ticks = prometheus.snapshots(api, query, server, now, options.gpu, beside)
             first = list(islice(ticks, _FIRST_TICKS))
             gap = _usual_gap(first)
-            found = judge(chain(first, ticks), thresholds, "", worst=True, on_state=show)
+            found = judge(chain(first, ticks), thresholds, worst=True, on_state=show)
             unseen = list(_unseen(beside, gap))
             cases += [case.without(unseen) for case in found]
             name = server.get("pod") or server.get("instance", "")
@@ -345,7 +346,7 @@ def _usual_gap(ticks: Sequence[Snapshot]) -> float:
     return median(gaps) if gaps else 0.0
 
 
-def _unseen(beside: Beside, gap: float) -> Iterator[str]:
+def _unseen(beside: PodSeries, gap: float) -> Iterator[str]:
     """What this way of looking cannot see, as far as nothing beside the server told it."""
     told = " ".join(beside.seen)
     missing = [
@@ -362,8 +363,8 @@ def _sparse(gap: float) -> Iterator[str]:
     """A warning when samples are too far apart for the windows of the signals."""
     if gap > SPARSE_SECONDS:
         yield (
-            f"samples are {gap:.0f} s apart: weak evidence. Short peaks are lost, verdicts come one sample late and are less "
-            "certain than from an exporter (1 s); --args with the server's limits helps"
+            f"samples are {gap:.0f} s apart: weak evidence. Short peaks are lost; verdicts are one sample late and less "
+            "confident than from an exporter (1 s). Give the server's limits with --args"
         )
 
 
@@ -374,16 +375,15 @@ def _exporter(options: argparse.Namespace) -> Found:
     address = options.exporter or f"http://127.0.0.1:{fetch.EXPORTER_PORT}"
     try:
         document = fetch.exporter_document(address)
-    except UsageError as error:
+    except InputError as error:
         if options.exporter:
             raise
-        raise UsageError(
-            f"nothing to look at, and no exporter here ({error}); allowed: a URL, a recording, --exporter, "
-            "--prometheus, or -n NAMESPACE"
+        raise InputError(
+            f"no input given and no exporter on this machine; give a URL, a recording, --exporter, --prometheus or -n NAMESPACE ({error})"
         ) from error
-    cases = [Case(view) for view in engines(document)]
+    cases = [Case(view) for view in engine_views(document)]
     if not cases:
-        raise UsageError(f"--exporter: {address}: it knows no engine yet; allowed: an exporter with at least one")
+        raise InputError(f"--exporter: {address}: the exporter has found no engine yet")
     return Found(_filtered(cases, options), f"--exporter {address}", {})
 
 
@@ -391,11 +391,11 @@ def _filtered(cases: list[Case], options: argparse.Namespace) -> tuple[Case, ...
     kept = tuple(
         case
         for case in cases
-        if options.pod in (None, case.view.text("pod")) and options.model in (None, case.view.text("model_name"))
+        if options.pod in (None, case.view.engine.key.pod) and options.model in (None, case.view.engine.key.model_name)
     )
     if not kept:
         known = ", ".join(sorted({case.view.name for case in cases})[:8])
-        raise UsageError(f"no engine matches --pod and --model; there are: {known}")
+        raise InputError(f"no engine matches --pod and --model; there are: {known}")
     return kept
 
 

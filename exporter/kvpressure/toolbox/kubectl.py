@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
+import tempfile
+import threading
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from kvpressure.cli import UsageError
+from kvpressure.errors import InputError
 
 READ_ONLY: Final = ("get", "logs")
 TIMEOUT_SECONDS: Final = 15.0
 MAX_BYTES: Final = 32 * 1024 * 1024
+_ERROR_BYTES: Final = 64 * 1024
+
+
+def _last_line(stream: IO[bytes]) -> str:
+    """The last line with something on it, of the last bytes."""
+    stream.seek(max(0, stream.seek(0, io.SEEK_END) - _ERROR_BYTES))
+    lines = [line for line in stream.read(_ERROR_BYTES).decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 class KubectlError(Exception):
@@ -20,36 +31,50 @@ class KubectlError(Exception):
 
 
 class Kubectl:
-    """Calls kubectl in one context. Raises ``UsageError`` when it is not installed."""
+    """Calls kubectl in one context. Raises ``InputError`` when it is not installed."""
 
     def __init__(self, context: str | None = None) -> None:
         found = shutil.which("kubectl")
         if found is None:
-            raise UsageError("-n: kubectl is not on the path; allowed: with kubectl installed, or a URL instead")
+            raise InputError("-n: kubectl is not on the path; allowed: with kubectl installed, or a URL instead")
         self._command = [found, *(["--context", context] if context else [])]
 
     def run(self, *arguments: str, limit: int = MAX_BYTES) -> str:
         """Standard output of ``kubectl ARGUMENTS``, cut after ``limit`` bytes. Raises ``KubectlError``."""
         if arguments[0] not in READ_ONLY:
             raise ValueError(f"kubectl {arguments[0]} is not a reading verb")
-        with subprocess.Popen(
-            [*self._command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
-        ) as process:
-            try:
-                output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
-            except subprocess.TimeoutExpired:
+        with (
+            tempfile.TemporaryFile() as errors,
+            subprocess.Popen(
+                [*self._command, *arguments], stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL
+            ) as process,
+        ):
+            late = threading.Event()
+
+            def give_up() -> None:
+                late.set()
                 process.kill()
-                raise KubectlError(f"kubectl {arguments[0]}: no answer in {TIMEOUT_SECONDS:.0f} s") from None
-            if process.returncode != 0:
-                lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-                raise KubectlError((lines[-1] if lines else f"kubectl {arguments[0]} failed")[:300])
+
+            timer = threading.Timer(TIMEOUT_SECONDS, give_up)
+            timer.start()
+            try:
+                output = process.stdout.read(limit + 1) if process.stdout else b""
+                if len(output) > limit:  # the rest would be thrown away
+                    process.kill()
+                status = process.wait()
+            finally:
+                timer.cancel()
+            if late.is_set():
+                raise KubectlError(f"kubectl {arguments[0]}: no answer in {TIMEOUT_SECONDS:.0f} s")
+            if status != 0 and len(output) <= limit:
+                raise KubectlError((_last_line(errors) or f"kubectl {arguments[0]} failed")[:300])
         return output[:limit].decode(errors="replace")
 
     def objects(self, kind: str, namespace: str, *more: str) -> list[Mapping[str, Any]]:
         """The items of ``kubectl get KIND -o json``. Raises ``KubectlError``."""
         try:
             document = json.loads(self.run("get", kind, "-n", namespace, *more, "-o", "json"))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise KubectlError(f"kubectl get {kind}: the answer is not JSON") from None
         items = document.get("items") if isinstance(document, dict) else None
         return [item for item in items or () if isinstance(item, Mapping)]
@@ -58,7 +83,7 @@ class Kubectl:
         """One object. Raises ``KubectlError``."""
         try:
             document = json.loads(self.run("get", kind, name, "-n", namespace, "-o", "json"))
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
             raise KubectlError(f"kubectl get {kind} {name}: the answer is not a JSON object")

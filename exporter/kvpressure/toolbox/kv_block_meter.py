@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from kvpressure import readings
-from kvpressure.cli import UsageError
-from kvpressure.readings import EnginePage, EngineReading
+from kvpressure.errors import InputError
+from kvpressure.model import readings
+from kvpressure.model.readings import EngineReading, Scrape
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.vllm import PageFetcher, Scanner, Target, page_from_text
+from kvpressure.sources.scrape.fetch import Fetcher
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
+from kvpressure.sources.scrape.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,11 @@ class Cache:
 
 
 class Meter:
-    """Reads one page again and again. Raises ``UsageError`` when it cannot be read or does not tell what is needed."""
+    """Reads one page again and again. Raises ``InputError`` when it cannot be read or does not tell what is needed."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._fetcher = PageFetcher(target, 5.0)
+        self._fetcher = Fetcher(target, 5.0)
         self._scanner = Scanner()
         self.cache = _cache(self._page(), target.name)
 
@@ -55,7 +57,7 @@ class Meter:
         """The level now; None when this reading failed."""
         try:
             page = self._page()
-        except UsageError:
+        except InputError:
             return None
         each = self.cache.blocks / max(1, self.cache.engines)
         usage = [engine.gauges.get(readings.KV_USAGE) for engine in page.engines]
@@ -67,15 +69,15 @@ class Meter:
             _sum(page.engines, readings.WAITING),
         )
 
-    def _page(self) -> EnginePage:
+    def _page(self) -> Scrape:
         name = self._target.name
         try:
             text = self._fetcher.fetch()
         except SourceError as error:
-            raise UsageError(f"{name}: no answer ({error}); allowed: the address of a running vLLM server") from error
-        page = page_from_text(text, target=name, time=time.time(), scanner=self._scanner)
+            raise InputError(f"{name}: no answer ({error}); allowed: the address of a running vLLM server") from error
+        page = parse_scrape(text, target=name, time=time.time(), scanner=self._scanner)
         if page.error is not None or not page.engines:
-            raise UsageError(
+            raise InputError(
                 f"{name}: {(page.error or 'no engine').replace('_', ' ')}; allowed: the address of a running vLLM server"
             )
         return page
@@ -85,7 +87,7 @@ def _sum(engines: tuple[EngineReading, ...], name: str) -> float:
     return sum(engine.gauges.get(name, 0.0) for engine in engines)
 
 
-def _cache(page: EnginePage, where: str) -> Cache:
+def _cache(page: Scrape, where: str) -> Cache:
     """Size of the cache; ``num_gpu_blocks`` is summed over the engines of a server already."""
     config = page.engines[0].cache_config
     count, size = _whole(config.get("num_gpu_blocks")), _whole(config.get("block_size"))
@@ -93,7 +95,7 @@ def _cache(page: EnginePage, where: str) -> Cache:
         tokens = _whole(config.get("kv_cache_size_tokens"))
         count = None if tokens is None else len(page.engines) * (tokens // size)
     if count is None or size is None or count <= len(page.engines):
-        raise UsageError(
+        raise InputError(
             f"{where}: the page does not tell the size of the KV cache (cache_config_info); allowed: vLLM 0.5.5 or later"
         )
     try:

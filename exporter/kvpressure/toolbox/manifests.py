@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure.args import GIB, EngineArgs
-from kvpressure.cli import UsageError
-from kvpressure.commandline import parse
-from kvpressure.sources.podspec import Policy, read_pod
-from kvpressure.toolbox.live import Card
+from kvpressure.engines.registry import default, dialect, dialects
+from kvpressure.errors import InputError
+from kvpressure.model.arguments import GIB, EngineArgs
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox.view import items, mapping
+from kvpressure.toolbox.watch import Card
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 _DEPTH: Final = 12  # how deep a pod template may lie in a document
@@ -53,6 +53,7 @@ class Server:
     env: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
+    dialect: str = ""
 
     @property
     def title(self) -> str:
@@ -87,7 +88,7 @@ def servers_of(document: Mapping[str, Any]) -> tuple[Server, ...]:
 
 
 def read_all(paths: Sequence[str]) -> Deployed:
-    """The servers in all files together, ``-`` = standard input. Raises ``UsageError``."""
+    """The servers in all files together, ``-`` = standard input. Raises ``InputError``."""
     documents: list[Mapping[str, Any]] = []
     servers: list[Server] = []
     for path in paths:
@@ -98,31 +99,54 @@ def read_all(paths: Sequence[str]) -> Deployed:
     where = ", ".join("standard input" if path == "-" else path for path in paths)
     if not servers:
         kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})[:8])
-        raise UsageError(
+        raise InputError(
             f"{where}: no container that runs vLLM (there is: {kinds or 'nothing'}); allowed: Kubernetes documents "
             "with a vLLM pod template"
         )
     return Deployed(tuple(servers), _surroundings(documents))
 
 
+def pod_documents(path: str) -> list[Mapping[str, Any]]:
+    """The pods in a file (- = standard input), and those that its pod templates would make. Raises ``InputError``."""
+    where = "standard input" if path == "-" else path
+    return [pod for document in _documents(_text(path, where), where) for pod in _as_pods(document)]
+
+
+def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    metadata = mapping(document.get("metadata"))
+    named = {
+        "namespace": str(metadata.get("namespace") or "default"),
+        "name": str(metadata.get("name") or metadata.get("generateName") or "pod"),
+        "uid": str(metadata.get("uid") or "template"),
+    }
+    running = {"phase": "Running", "podIP": "192.0.2.1"}  # of the range for documentation, never used
+    if document.get("kind") == "Pod":
+        yield {**document, "metadata": {**metadata, **named}, "status": {**running, **mapping(document.get("status"))}}
+        return
+    for place in _templates(document, (), _DEPTH):
+        own = mapping(place.template.get("metadata"))
+        yield {"metadata": {**own, **named}, "spec": place.template.get("spec"), "status": running}
+
+
 def from_command_line(argv: tuple[str, ...]) -> Server:
     """A server of which only the command line is known."""
-    return Server("args", "", "vllm", "vllm", argv, 0, parse(argv))
+    one = next((one for one in dialects() if one.may_start(argv, {}) and one.names_server(argv)), default())
+    return Server("args", "", one.name, one.name, argv, 0, one.read_command(argv).args, dialect=one.name)
 
 
 def _text(path: str, where: str) -> str:
     try:
         raw = sys.stdin.buffer.read(MAX_BYTES + 1) if path == "-" else _file(Path(path))
     except OSError as error:
-        raise UsageError(
+        raise InputError(
             f"{where}: {error.strerror or error}; allowed: a file with Kubernetes documents, or -"
         ) from error
     if len(raw) > MAX_BYTES:
-        raise UsageError(f"{where}: larger than {MAX_BYTES} bytes; allowed: up to that")
+        raise InputError(f"{where}: larger than {MAX_BYTES} bytes; allowed: up to that")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{where}: not UTF-8 text (byte {error.start}); allowed: YAML or JSON") from error
+        raise InputError(f"{where}: not UTF-8 text (byte {error.start}); allowed: YAML or JSON") from error
 
 
 def _file(path: Path) -> bytes:
@@ -139,7 +163,7 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
             if document is None:
                 continue
             if not isinstance(document, Mapping):
-                raise UsageError(
+                raise InputError(
                     f"{where}: a document is {type(document).__name__}, not a mapping; allowed: Kubernetes documents"
                 )
             opened = items(document.get("items")) if str(document.get("kind", "")).endswith("List") else [document]
@@ -147,13 +171,13 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
-        raise UsageError(
+        raise InputError(
             f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'}); allowed: Kubernetes documents"
         ) from error
     except (ValueError, RecursionError) as error:
-        if isinstance(error, UsageError):
+        if isinstance(error, InputError):
             raise
-        raise UsageError(f"{where}: not valid YAML ({type(error).__name__}); allowed: Kubernetes documents") from error
+        raise InputError(f"{where}: not valid YAML ({type(error).__name__}); allowed: Kubernetes documents") from error
 
 
 # --- servers ----------------------------------------------------------------------------------------------
@@ -171,7 +195,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[Server]:
             {  # as if it ran: the address is of the range for documentation and never used
                 "metadata": {
                     "namespace": str(metadata.get("namespace") or "default"),
-                    "name": str(metadata.get("name") or "vllm"),
+                    "name": str(metadata.get("name") or default().name),
                     "uid": "template",
                     "annotations": kept,
                     "labels": dict(mapping(own.get("labels"))),
@@ -201,7 +225,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[Server]:
                 engine.container,
                 (*command, *args),
                 len(command),
-                parse(engine.target.args, engine.target.env),
+                dialect(engine.dialect).read_command(engine.target.args, engine.target.env).args,
                 str(raw.get("image") or ""),
                 engine.target.version,
                 _card(spec),
@@ -210,6 +234,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[Server]:
                 env,
                 variables,
                 _owner(metadata),
+                engine.dialect,
             )
 
 
@@ -256,8 +281,10 @@ def _served_model(node: Mapping[str, Any], path: tuple[str | int, ...]) -> _Plac
         return _Place({"spec": predictor}, (*path, "predictor", "containers"))
     model = mapping(predictor.get("model"))
     runtime = str(model.get("runtime") or "") + str(mapping(model.get("modelFormat")).get("name") or "")
-    if model and ("vllm" in runtime.lower() or items(model.get("args"))):
-        container = {**model, "name": "kserve-container", "image": model.get("image") or "vllm"}
+    named = next((one.name for one in dialects() if one.name in runtime.lower()), "")
+    if model and (named or items(model.get("args"))):
+        image = model.get("image") or named or default().name
+        container = {**model, "name": "kserve-container", "image": image}
         return _Place({"spec": {**predictor, "containers": [container]}}, (*path, "predictor", "model"), single=True)
     return None
 
@@ -298,14 +325,14 @@ def _owner(metadata: Mapping[str, Any]) -> str:
 
 
 def _words(value: object, where: str) -> tuple[str, ...]:
-    """The words of a command line. Raises ``UsageError`` for one that is no string: the API server refuses those."""
+    """The words of a command line. Raises ``InputError`` for one that is no string: the API server refuses those."""
     for index, item in enumerate(items(value)):
         if not isinstance(item, str):
             found = (
                 type(item).__name__ if isinstance(item, list | dict) else json.dumps(item, default=str)[:60].strip('"')
             )
             quoted = "text" if isinstance(item, list | dict) or item is None else f'it in quotes, "{found}"'
-            raise UsageError(
+            raise InputError(
                 f"{where}/{index} is {found}, not a string; Kubernetes takes strings only; allowed: {quoted}"
             )
     return tuple(items(value))

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.args import option, value_text
-from kvpressure.publish.pressure import PressurePlan
-from kvpressure.toolbox import edge, flags, patches
+from kvpressure.advice.plan import PressurePlan
+from kvpressure.toolbox import flags, patches
+from kvpressure.toolbox import gateway_config as edge
 from kvpressure.toolbox.manifests import Server
 from kvpressure.toolbox.recovery import Outcome
-from kvpressure.toolbox.report import CAUSES, next_steps, verdict_words
+from kvpressure.toolbox.report import cause, next_steps, verdict_words
 from kvpressure.toolbox.view import EngineView
 
 PRESSURE: Final = "kv_pressure"
@@ -21,9 +21,9 @@ PRESSURE: Final = "kv_pressure"
 def not_pressure(engine: EngineView, again: str) -> list[str]:
     """What is said first when the verdict is another one."""
     lines = [
-        f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, confidence {engine.confidence:.2f} "
-        f"({CAUSES[engine.verdict]}).",
-        "A plan against KV pressure would not help, and lower limits can make it worse. Instead:",
+        f"THIS IS NOT KV PRESSURE: {verdict_words(engine.verdict, None)}, confidence {engine.diagnosis.confidence:.2f} "
+        f"({cause(engine)}).",
+        "The plan for KV pressure does not help here, and lower limits can make it worse. Instead:",
     ]
     return lines + [f"  {number}. {step}" for number, step in enumerate(next_steps(engine, again), 1)]
 
@@ -31,24 +31,20 @@ def not_pressure(engine: EngineView, again: str) -> list[str]:
 def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
     """The plan for a person."""
     lines = [
-        f"{engine.name}: {verdict_words(engine.verdict, engine.stage)}, confidence {engine.confidence:.2f}",
+        f"{engine.name}: {verdict_words(engine.verdict, engine.diagnosis.stage)}, confidence {engine.diagnosis.confidence:.2f}",
         "",
-        "Mitigation, in this order (nothing is applied by itself):",
+        "Mitigation, in this order (nothing is applied automatically):",
     ]
     for number, step in enumerate(plan.steps, 1):
         mark = {"do": "", "if it stays": " [if it stays]", "not here": " [not here]"}[step.advice]
         lines.append(f"{number}. {step.title}{mark}")
         lines.append(f"     {step.text}")
-        lines += [
-            f"     set:  {option(name)} {value_text(value)}"
-            for name, value in step.values.items()
-            if step.advice == "do"
-        ]
+        lines += [f"     set:  {flag}" for flag in step.flags]
         lines += [f"     cost: {step.cost}"] if step.cost else []
         lines += [f"     measured: {step.measured}"] if step.measured else []
         lines += [f"     $ {command}" for command in step.commands]
     if plan.values:
-        lines += ["", "all together: " + " ".join(flags.as_words(plan.values))]
+        lines += ["", "all together: " + " ".join(flags.as_words(plan.values, plan.dialect))]
     if edges:
         lines += ["", "--- Envoy Gateway ---", edge.envoy_gateway(plan.caps), "--- nginx ---", edge.nginx(plan.caps)]
     else:
@@ -63,8 +59,8 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
         "version": __version__,
         **engine.identity,
         "verdict": engine.verdict,
-        "stage": engine.stage,
-        "confidence": engine.confidence,
+        "stage": engine.diagnosis.stage,
+        "confidence": engine.diagnosis.confidence,
         "applies": applies,
         "instead": [] if applies else list(next_steps(engine, again)),
         "steps": [asdict(step) for step in plan.steps],
@@ -75,15 +71,15 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
 
 
 def as_patch(plan: PressurePlan, server: Server, applies: bool) -> str:
-    """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``UsageError`` when it cannot be made."""
+    """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``InputError`` when it cannot be made."""
     import yaml
 
     kind, content = patches.as_patch(server, plan.values)
-    head = ["# not KV pressure: this would not help"] if not applies else []
+    head = ["# not KV pressure: this does not help"] if not applies else []
     head += [
         f"# {patches.command(server, kind)}",
         f"# then: {patches.rollout(server)}",
-        "# sets " + " ".join(flags.as_words(plan.values)),
+        "# sets " + " ".join(flags.as_words(plan.values, plan.dialect)),
         *(f"# note: {note}" for note in patches.notes(server, plan.values)),
     ]
     return "\n".join(head) + "\n" + yaml.safe_dump(content, sort_keys=False, width=120).rstrip()
@@ -93,8 +89,8 @@ def as_helm(plan: PressurePlan, applies: bool) -> str:
     """Values for the production-stack chart, and as a list for others."""
     import yaml
 
-    head = ["# not KV pressure: this would not help"] if not applies else []
-    stack = {"servingEngineSpec": {"modelSpec": [{"vllmConfig": flags.helm_values(plan.values)}]}}
+    head = ["# not KV pressure: this does not help"] if not applies else []
+    stack = {"servingEngineSpec": {"modelSpec": [{"vllmConfig": flags.helm_values(plan.values, plan.dialect)}]}}
     return "\n".join(
         [
             *head,
@@ -102,7 +98,9 @@ def as_helm(plan: PressurePlan, applies: bool) -> str:
             yaml.safe_dump(stack, sort_keys=False).rstrip(),
             "# charts that take a list of arguments:",
             "# "
-            + yaml.safe_dump({"extraArgs": flags.as_words(plan.values)}, default_flow_style=True, width=1000).strip(),
+            + yaml.safe_dump(
+                {"extraArgs": flags.as_words(plan.values, plan.dialect)}, default_flow_style=True, width=1000
+            ).strip(),
         ]
     )
 
@@ -118,13 +116,13 @@ def _outcome(outcome: Outcome) -> Iterator[str]:
         mark = {True: "ok", False: "BAD", None: "?"}[check.ok]
         yield f"  {mark:4} {check.name}: {check.first} at first, {check.last} at the end"
     if outcome.verdict == "idle" and not outcome.recovered:
-        yield "nobody sends anything: whether it recovered shows only under traffic; watch again then (--verify-seconds makes it wait longer)"
+        yield "no traffic: recovery can only be checked under load. Verify again then (--verify-seconds waits longer)"
     elif not outcome.recovered and _well_at_the_end(outcome):
-        yield "well at the end, but not for half a minute in one go: watch again for longer (--verify-seconds)"
+        yield "recovered at the end, but not for 30 s without a break: verify again for longer (--verify-seconds)"
     elif not outcome.recovered:
-        yield "if it stays: the next step of the plan (kvpressure mitigate URL), or kvpressure diagnose URL: it may be something else"
+        yield "if it persists: the next step of the plan (kvpressure mitigate URL), or check for another cause (kvpressure diagnose URL)"
     elif not outcome.trouble:
-        yield "nothing was wrong while it was watched: if something was before, it is over"
+        yield "no problem while watched: an earlier problem is over"
 
 
 def _headline(outcome: Outcome) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from kvpressure import readings
-from kvpressure.capacity import CapacityError
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.load import Load, Request, from_quantiles
-from kvpressure.readings import EngineKey, EngineReading, Histogram
+from kvpressure.model import readings
+from kvpressure.model.readings import EngineKey, EngineReading, Histogram
 from kvpressure.recording.format import RecordingError
 from kvpressure.recording.reader import Reader
 

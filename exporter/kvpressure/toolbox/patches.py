@@ -12,9 +12,10 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from kvpressure.args import option
-from kvpressure.cli import UsageError
-from kvpressure.commandline import parse
+from kvpressure.engines.command import CUT
+from kvpressure.engines.registry import dialect
+from kvpressure.errors import InputError
+from kvpressure.redaction import REDACTED
 from kvpressure.toolbox import flags
 from kvpressure.toolbox.manifests import Server
 
@@ -34,12 +35,12 @@ _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
 def as_patch(server: Server, values: Mapping[str, float]) -> tuple[str, Any]:
-    """Type (``strategic`` or ``json``) and content of the patch. Raises ``UsageError`` when a patch of the workload cannot set the values."""
+    """Type (``strategic`` or ``json``) and content of the patch. Raises ``InputError`` when a patch of the workload cannot set the values."""
     _refuse(server)
     try:
-        changed = flags.with_values(server.argv, values, server.env)
-    except UsageError as error:
-        raise UsageError(f"{server.title}: {error}{_elsewhere(server)}") from None
+        changed = flags.with_values(server.argv, values, server.env, server.dialect)
+    except InputError as error:
+        raise InputError(f"{server.title}: {error}{_elsewhere(server)}") from None
     length = server.command_length
     parts = {"command": (server.argv[:length], changed[:length]), "args": (server.argv[length:], changed[length:])}
     new = {name: list(after) for name, (before, after) in parts.items() if before != after}
@@ -57,22 +58,26 @@ def as_patch(server: Server, values: Mapping[str, float]) -> tuple[str, Any]:
 def _refuse(server: Server) -> None:
     """Where a patch of the arguments would not reach vLLM, or nobody would obey it."""
     if server.kind == "Pod":
-        raise UsageError(
+        raise InputError(
             f"{server.title}: the arguments of a running pod cannot be changed; allowed: the workload that made it"
         )
     if not server.argv:
-        raise UsageError(
+        raise InputError(
             f"{server.title}: no command line stands in the workload, the image brings it{_elsewhere(server)}; allowed: edit it by hand"
+        )
+    if any(REDACTED in word or CUT in word for word in server.argv):
+        raise InputError(
+            f"{server.title}: values of the command line are hidden here; allowed: the manifest as it is (--manifest)"
         )
     hidden, seen = _hidden(server)
     if hidden:
         told = ", ".join(f"{name} from {server.variables.get(name, 'elsewhere')}" for name in hidden)
-        raise UsageError(
+        raise InputError(
             f"{server.title}: a variable brings in arguments ({told}), which a patch of the workload does not reach; allowed: "
             "set the values there"
         )
     if not seen:
-        raise UsageError(
+        raise InputError(
             f"{server.title}: a script hides part of the command line{_elsewhere(server)}; allowed: edit it by hand"
         )
 
@@ -82,7 +87,8 @@ def _hidden(server: Server) -> tuple[list[str], bool]:
     variables. A variable that is the value of an option, or the model, hides nothing.
     """
     unknown = sorted({name for word in server.argv for name in _VARIABLE.findall(word)} - server.env.keys())
-    as_value = parse(server.argv, {**server.env, **{name: f"value-of-{name}" for name in unknown}})
+    parse = dialect(server.dialect).read_command
+    as_value = parse(server.argv, {**server.env, **{name: f"value-of-{name}" for name in unknown}}).args
     told = " ".join(value for value in as_value.values.values() if value)
     free = [name for name in unknown if f"value-of-{name}" not in told]
     as_option = parse(
@@ -92,7 +98,7 @@ def _hidden(server: Server) -> tuple[list[str], bool]:
             **{name: f"--hidden-{index}=1" for index, name in enumerate(free)},
             **{name: "value" for name in unknown if name not in free},
         },
-    )
+    ).args
     hidden = [name for index, name in enumerate(free) if f"hidden_{index}" in as_option.values]
     return hidden, as_value.complete or "config" in as_value.values
 
@@ -122,10 +128,12 @@ def notes(server: Server, values: Mapping[str, float]) -> Iterator[str]:
         )
     if "config" in server.args.values:
         yield "options on the command line override the file of --config"
+    one = dialect(server.dialect)
+    given = one.read_command(server.argv).args.values
     for name in values:
-        before = parse(server.argv).values.get(name)
+        before = given.get(name)
         if before is not None and "$" in before:
-            yield f"{option(name)} was {before}; the patch writes the number instead of the variable"
+            yield f"{one.flag(name)} was {before}; the patch writes the number instead of the variable"
 
 
 def command(server: Server, kind: str) -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from kvpressure.capacity.kvbytes import Layout
-from kvpressure.thresholds import Thresholds
+from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.completions import Api, Ask, Completion
-from kvpressure.toolbox.meter import Cache, Level, Meter
+from kvpressure.toolbox.kv_block_meter import Cache, Level, Meter
 
 Verdict = Literal["as expected", "baseline too high", "leak", "duplication", "less than expected", "not measured"]
 

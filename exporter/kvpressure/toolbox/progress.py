@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
+from kvpressure.printable import control, visible
+
 
 class Progress:
     """``show`` replaces the line; leaving the block erases it."""
@@ -20,13 +22,14 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+            control("\r\033[K", sys.stderr)
 
     def show(self, text: str) -> None:
         """Say how it stands."""
         if self._live:
             self._shown = True
-            print(f"\r\033[K{text[:118]}", end="", file=sys.stderr, flush=True)
+            control("\r\033[K", sys.stderr)
+            print(visible(text[:118]), end="", file=sys.stderr, flush=True)
 
 
 def bar(done: float, whole: float, width: int = 20) -> str:

@@ -7,45 +7,31 @@ judged on its own, a stretch of ``CHUNK_SECONDS`` at a time, which bounds memory
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from kvpressure.cli import UsageError
-from kvpressure.readings import EnginePage, Snapshot
-from kvpressure.sources.vllm import Scanner, page_from_text
-from kvpressure.toolbox.beside import Beside
-from kvpressure.toolbox.live import Around, Card, snapshot
+from kvpressure.engines.registry import dialect, dialects, samples
+from kvpressure.errors import InputError
+from kvpressure.model.readings import RUNNING, Scrape, Snapshot
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
+from kvpressure.toolbox.related_series import PodSeries
 from kvpressure.toolbox.view import items, mapping
+from kvpressure.toolbox.watch import Around, Card, snapshot
 
 CHUNK_SECONDS: Final = 600
 MAX_SERVERS: Final = 16
 TIMEOUT_SECONDS: Final = 20.0
-MAX_ANSWER_BYTES: Final = 256 * 1024 * 1024
+ANSWER_SECONDS: Final = 60.0  # for an answer as a whole, however slowly it comes
+MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # ten minutes of 64 engines at one scrape a second have 40 MiB
+_PART_BYTES: Final = 256 * 1024
 
 _SERVER: Final = ("instance", "job", "namespace", "pod", "container")
-_NAMES: Final = (
-    "(ray_)?vllm[:_].+|process_(cpu_seconds_total|start_time_seconds|resident_memory_bytes)|http_requests_total"
-)
-_RUNNING: Final = "(ray_)?vllm[:_]num_requests_running"
-_PAGE_LABELS: Final = frozenset(
-    {
-        "engine",
-        "model_name",
-        "le",
-        "reason",
-        "finished_reason",
-        "source",
-        "status",
-        "method",
-        "handler",
-        "quantile",
-        "sleep_state",
-    }
-)
-_INFO: Final = "cache_config_info"  # its labels are its content
+_OF_PAGE: Final = "process_(cpu_seconds_total|start_time_seconds|resident_memory_bytes)|http_requests_total"
+_CLIENT_LABELS: Final = frozenset({"model_name", "le", "status", "method", "handler", "quantile"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +48,27 @@ class Query:
 
 
 class Prometheus:
-    """The HTTP API of Prometheus (or of what speaks like it). Raises ``UsageError`` for everything that goes wrong."""
+    """The HTTP API of Prometheus (or of what speaks like it). Raises ``InputError`` for everything that goes wrong."""
 
     def __init__(self, query: Query) -> None:
         import requests
 
         parts = urlsplit(query.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(
+            raise InputError(
                 f"--prometheus: {query.url!r:.120} is no address; allowed: http://HOST[:PORT][/PREFIX] or https://..."
             )
         self._url = query.url.rstrip("/")
         self._session = requests.Session()
         self._session.trust_env = False
+        self._session.headers["Accept-Encoding"] = "identity"  # what is packed has no size until it is unpacked
         if query.token is not None:
             self._session.headers["Authorization"] = f"Bearer {query.token}"
 
     def query(self, text: str, at: float) -> Sequence[Mapping[str, Any]]:
         """The result of an instant query."""
         import requests
+        import urllib3
 
         where = f"--prometheus: {self._url}"
         try:
@@ -91,51 +79,68 @@ class Prometheus:
                 stream=True,
                 allow_redirects=False,
             ) as answer:
-                body = answer.raw.read(MAX_ANSWER_BYTES + 1, decode_content=True)
+                packed = answer.headers.get("Content-Encoding", "identity").lower() != "identity"
+                body = b"" if packed else _bounded(answer.raw, time.monotonic() + ANSWER_SECONDS)
         except requests.RequestException as error:
-            raise UsageError(
+            raise InputError(
                 f"{where}: no answer ({_reason(error)}); allowed: the address of a running Prometheus"
             ) from error
-        except OSError as error:
-            raise UsageError(f"{where}: the answer broke off ({error})") from error
+        except (OSError, urllib3.exceptions.HTTPError) as error:
+            raise InputError(f"{where}: the answer broke off ({error})") from error
+        if body is None:
+            raise InputError(f"{where}: the answer takes longer than {ANSWER_SECONDS:.0f} s")
         if len(body) > MAX_ANSWER_BYTES:
-            raise UsageError(f"{where}: more than {MAX_ANSWER_BYTES} bytes; narrow it down with --pod or --model")
+            raise InputError(f"{where}: more than {MAX_ANSWER_BYTES} bytes; narrow it down with --pod or --model")
         try:
-            document = json.loads(body)
-        except ValueError:
+            document = None if packed else json.loads(body)
+        except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict) or document.get("status") != "success":
-            detail = mapping(document).get("error") or f"status {answer.status_code}"
-            raise UsageError(f"{where}: {str(detail)[:200]}; allowed: the address of a running Prometheus")
+            detail = mapping(document).get("error") or ("a packed answer" if packed else f"status {answer.status_code}")
+            raise InputError(f"{where}: {str(detail)[:200]}; allowed: the address of a running Prometheus")
         return [mapping(item) for item in items(mapping(document.get("data")).get("result"))]
 
 
+def _bounded(raw: Any, until: float) -> bytes | None:
+    """The body up to one byte more than is allowed; ``None`` if it is not there by ``until`` (monotonic seconds)."""
+    parts, size = [], 0
+    while size <= MAX_ANSWER_BYTES:
+        part = raw.read1(_PART_BYTES, decode_content=False)
+        if not part:
+            break
+        parts.append(part)
+        size += len(part)
+        if time.monotonic() > until:
+            return None
+    return b"".join(parts)
+
+
 def servers(prometheus: Prometheus, query: Query, now: float) -> list[Mapping[str, str]]:
-    """Identifying labels of every vLLM server that matches. Raises ``UsageError`` for none or too many."""
+    """Identifying labels of every vLLM server that matches. Raises ``InputError`` for none or too many."""
     labels = {**_matchers(query), **({"model_name": query.model} if query.model else {})}
-    selector = _selector(_RUNNING, labels)
+    selector = _selector(_running_names(), labels)
     found = prometheus.query(
         f"group by ({','.join(_SERVER)}) (last_over_time({selector}[{_seconds(query.since_seconds)}]))", now
     )
     result = [{name: str(value) for name, value in mapping(item.get("metric")).items()} for item in found]
     if not result:
-        raise UsageError(
+        raise InputError(
             f"--prometheus: {query.url}: no series like {selector} in the last {query.since_seconds:.0f} s"
         )
     if len(result) > MAX_SERVERS:
-        raise UsageError(
+        raise InputError(
             f"--prometheus: {len(result)} servers match; allowed: up to {MAX_SERVERS}, choose with --pod or --model"
         )
     return sorted(result, key=lambda item: sorted(item.items()))
 
 
-def beside_of(server: Mapping[str, str]) -> Beside:
+def beside_of(server: Mapping[str, str]) -> PodSeries:
     """What else may be known about a server's pod."""
-    return Beside(server.get("namespace", ""), server.get("pod", ""), server.get("container", ""))
+    return PodSeries(server.get("namespace", ""), server.get("pod", ""), server.get("container", ""))
 
 
 def snapshots(
-    prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, card: Card | None, beside: Beside
+    prometheus: Prometheus, query: Query, server: Mapping[str, str], now: float, card: Card | None, beside: PodSeries
 ) -> Iterator[Snapshot]:
     """What was scraped of one server, in order of time, with what ``beside`` finds around it."""
     around = Around(card=card)
@@ -147,10 +152,10 @@ def snapshots(
 
     while begin < now:
         end = min(now, begin + CHUNK_SECONDS)
-        rows = ask(_NAMES, server, begin, end)
+        rows = ask(_names(), server, begin, end)
         beside.load(ask, begin, end)
         for t, text in _pages(rows, begin, end):
-            page = page_from_text(
+            page = parse_scrape(
                 text,
                 target=server.get("instance", ""),
                 time=t,
@@ -164,7 +169,7 @@ def snapshots(
         begin = end
 
 
-def _joined(tick: Snapshot, beside: Beside) -> Snapshot:
+def _joined(tick: Snapshot, beside: PodSeries) -> Snapshot:
     """``tick`` with the container and the GPUs that other exporters told; a GPU that was stated gives way to a seen one."""
     gpus, containers = beside.gpus(tick.time), beside.containers(tick.time)
     if gpus:
@@ -173,7 +178,7 @@ def _joined(tick: Snapshot, beside: Beside) -> Snapshot:
     return replace(tick, containers=containers) if containers else tick
 
 
-def _only(page: EnginePage, model: str | None) -> EnginePage:
+def _only(page: Scrape, model: str | None) -> Scrape:
     if model is None:
         return page
     return replace(page, engines=tuple(engine for engine in page.engines if engine.model_name == model))
@@ -195,12 +200,30 @@ def _pages(rows: Sequence[Mapping[str, Any]], begin: float, end: float) -> Itera
 
 def _series(metric: Mapping[str, Any]) -> str:
     name = str(metric.get("__name__", ""))
+    sample = samples().get(name)
+    is_config = sample is not None and sample.family.kind == "config"  # its labels are its content
+    of_page = _CLIENT_LABELS | dialect(sample.dialect if sample else "").series_labels
     kept = {
         label: str(value)
         for label, value in metric.items()
-        if label in _PAGE_LABELS or (name.endswith(_INFO) and label not in ("__name__", *_SERVER))
+        if label in of_page or (is_config and label not in ("__name__", *_SERVER))
     }
     return name + "{" + ",".join(f"{label}={_quoted(value)}" for label, value in sorted(kept.items())) + "}"
+
+
+def _names() -> str:
+    """What the series of any engine and of its page are called, as a regular expression."""
+    return "|".join([*(one.series_pattern for one in dialects() if one.series_pattern), _OF_PAGE])
+
+
+def _running_names() -> str:
+    """The gauges of running requests, one of which every engine has."""
+    patterns = [re.compile(one.series_pattern) for one in dialects() if one.series_pattern]
+    return "|".join(
+        name
+        for name, sample in samples().items()
+        if sample.family.canonical == RUNNING and any(pattern.fullmatch(name) for pattern in patterns)
+    )
 
 
 def _matchers(query: Query) -> dict[str, str]:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from kvpressure.cli import UsageError
-from kvpressure.pipeline import Pipeline
-from kvpressure.sources.vllm import Target
-from kvpressure.state import EngineState
-from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox import live
-from kvpressure.toolbox.live import Around
+from kvpressure.errors import InputError
+from kvpressure.model.state import EngineState
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.sources.scrape.targets import Target
+from kvpressure.toolbox import watch as live
 from kvpressure.toolbox.progress import Progress, bar
+from kvpressure.toolbox.watch import Around
 
 SETTLED_SECONDS: Final = 30.0  # how long it has to be well
 _FINE: Final = ("healthy", "idle")
@@ -70,7 +70,7 @@ class _Watch:
 
 
 def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
-    """Watch ``target`` until it has been well for half a minute, or for ``seconds``. Raises ``UsageError`` when it never answers."""
+    """Watch ``target`` until it has been well for half a minute, or for ``seconds``. Raises ``InputError`` when it never answers."""
     pipeline, watch = Pipeline(thresholds), _Watch()
     checks: tuple[Check, ...] = ()
     gone = 0.0
@@ -92,7 +92,7 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
             if _settled(watch, snapshot.time):
                 return Outcome(True, seen.verdict, gone, checks, watch.trouble)
     if watch.first is None:
-        raise UsageError(f"--verify: {target.name}: no answer; allowed: the address of a running vLLM server")
+        raise InputError(f"--verify: {target.name}: no answer; allowed: the address of a running vLLM server")
     return Outcome(False, watch.last.verdict, gone, checks, watch.trouble)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final
 
-from kvpressure.readings import ContainerReading, GpuReading, Termination
+from kvpressure.model.readings import ContainerReading, GpuReading, Termination
 from kvpressure.toolbox.view import items, mapping
 
 AGE_SECONDS: Final = 120.0  # a sample older than this says nothing about now
@@ -70,7 +70,7 @@ def _pairs(values: object) -> Iterator[tuple[float, float]]:
 
 
 @dataclass(slots=True)
-class Beside:
+class PodSeries:
     """One pod. ``seen`` names what was found, in words."""
 
     namespace: str

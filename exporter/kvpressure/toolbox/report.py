@@ -8,33 +8,41 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.publish.triage import Step
-from kvpressure.thresholds import Thresholds
+from kvpressure.advice.triage import Step
+from kvpressure.advice.wording import words
+from kvpressure.diagnosis.conditions import DECLARED
+from kvpressure.publish.page.view import ORDER
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.toolbox.common_problems import Problem, common_problems, log_events
 from kvpressure.toolbox.history import Case
 from kvpressure.toolbox.inputs import Found
-from kvpressure.toolbox.problems import Problem, common_problems, log_events
 from kvpressure.toolbox.triage import PodFacts, triage
-from kvpressure.toolbox.view import FINE, EngineView, items, mapping
+from kvpressure.toolbox.view import FINE, EngineView
 
 CAUSES: Final = {
-    "kv_pressure": "the KV cache is full and requests wait for it or are pushed out",
-    "concurrency_limited": "max_num_seqs is reached while the cache has room",
-    "compute_bound": "prompts or decoding saturate the GPU; the cache does not bind",
-    "host_bound": "the GPU waits for the host: CPU, tokenization, API server or network",
-    "stalled": "work is present and nothing comes out",
-    "healthy": "tokens flow and nobody waits for long",
-    "idle": "nothing runs and nothing waits",
-    "unknown": "too little was seen to say",
+    "kv_pressure": "the KV cache is full; requests are queueing for it or being preempted",
+    "concurrency_limited": "max_num_seqs is reached; the KV cache is not full",
+    "compute_bound": "prefill or decode saturates the GPU; the KV cache is not the limit",
+    "host_bound": "the GPU waits for the host: CPU, tokenizer, API server or network",
+    "stalled": "requests are pending but no tokens are being produced",
+    "healthy": "tokens are being produced and queueing is short",
+    "idle": "no requests running or waiting",
+    "unknown": "not enough data for a verdict",
 }
-_MARKS: Final = {"fine": "ok", "look": "look", "bad": "BAD", "unknown": "?"}
-_SERIOUS: Final = (
-    "memory_leak_idle",
-    "kv_held_without_load",
-    "host_oom_killed",
-    "gpu_out_of_memory",
-    "crash_loop",
-    "gpu_fault",
+TWO_LIMITS: Final = (
+    "max_num_seqs is reached and the KV cache is full: do not raise max_num_seqs, it would cause preemptions"
 )
+
+
+def cause(view: EngineView) -> str:
+    """The verdict's cause in words."""
+    full = view.diagnosis.evidence.get("kv_full")
+    two = view.verdict == "concurrency_limited" and full is not None and full.value is True
+    return TWO_LIMITS if two else CAUSES[view.verdict]
+
+
+_MARKS: Final = {"fine": "ok", "look": "look", "bad": "BAD", "unknown": "?"}
+_SERIOUS: Final = tuple(one.name for one in DECLARED if one.serious)
 _MAX_CHANGES_SHOWN: Final = 12
 
 
@@ -55,13 +63,18 @@ class Answer:
 
 
 def answers(found: Found, thresholds: Thresholds) -> list[Answer]:
-    """One for each engine."""
-    return [_answer(case, found, thresholds) for case in found.cases]
+    """One for each engine, the worst first."""
+    return sorted((_answer(case, found, thresholds) for case in found.cases), key=_rank)
+
+
+def _rank(answer: Answer) -> tuple[bool, int]:
+    verdict = answer.case.view.verdict
+    return answer.fine, ORDER.index(verdict) if verdict in ORDER else len(ORDER)
 
 
 def _answer(case: Case, found: Found, thresholds: Thresholds) -> Answer:
     view = case.view
-    pod = found.facts.get((view.text("namespace"), view.text("pod")))
+    pod = found.facts.get((view.engine.key.namespace, view.engine.key.pod))
     return Answer(
         case,
         tuple(triage(view, pod)),
@@ -72,19 +85,19 @@ def _answer(case: Case, found: Found, thresholds: Thresholds) -> Answer:
 
 def next_steps(engine: EngineView, again: str) -> Iterator[str]:
     """What to do now, one line a step; the document's own plan, and the commands that go further."""
-    plan = mapping(engine.data.get("mitigation"))
-    for action in (mapping(item) for item in items(plan.get("actions"))):
-        flags = " ".join(str(item) for item in items(action.get("flags")))
-        title = str(action.get("title"))
-        if not title.startswith("Verify") and not title.endswith(": not now"):  # to verify is a command here
-            yield f"{action.get('title')}" + (f": {flags}" if flags else "")
+    for action in engine.plan.actions:
+        flags = " ".join(action.flags)
+        if not action.title.startswith("Verify") and not action.title.endswith(
+            ": not now"
+        ):  # to verify is a command here
+            yield action.title + (f": {flags}" if flags else "")
     if engine.verdict == "kv_pressure":
-        yield f"kvpressure mitigate {again}: the whole plan with costs, as text, kubectl patch or Helm values"
-        yield "kvpressure mitigate --verify URL afterwards: whether it recovers"
+        yield f"kvpressure mitigate {again}: the full plan with costs, as text, kubectl patch or Helm values"
+        yield "afterwards, kvpressure mitigate --verify URL: checks the recovery"
     elif engine.verdict in FINE:
-        yield "if users complain nevertheless, look in front of the server: gateway, routing, network, clients"
+        yield "if users still complain, check what is in front of the server: gateway, routing, network, clients"
     elif engine.verdict == "unknown":
-        yield "watch longer (--seconds 90), or run the exporter on the node: it sees GPU, pod and log too"
+        yield "watch longer (--seconds 90), or run the exporter on the node, which also reads GPU, pod and log"
 
 
 def _events(case: Case, pod: PodFacts | None) -> dict[str, int] | None:
@@ -110,9 +123,9 @@ def as_json(found: Found, answered: list[Answer]) -> dict[str, Any]:
             {
                 **answer.case.view.identity,
                 "verdict": answer.case.view.verdict,
-                "stage": answer.case.view.stage,
-                "confidence": answer.case.view.confidence,
-                "cause": CAUSES[answer.case.view.verdict],
+                "stage": answer.case.view.diagnosis.stage,
+                "confidence": answer.case.view.diagnosis.confidence,
+                "cause": cause(answer.case.view),
                 "fine": answer.fine,
                 "at": answer.case.at,
                 "final_verdict": answer.case.final or answer.case.view.verdict,
@@ -121,7 +134,7 @@ def as_json(found: Found, answered: list[Answer]) -> dict[str, Any]:
                 "triage": [asdict(step) for step in answer.steps],
                 "common_problems": [asdict(problem) for problem in answer.problems],
                 "next_steps": list(answer.next),
-                "engine": dict(answer.case.view.data),
+                "engine": answer.case.view.as_json(),
             }
             for answer in answered
         ],
@@ -132,21 +145,48 @@ def as_json(found: Found, answered: list[Answer]) -> dict[str, Any]:
 
 
 def as_text(found: Found, answered: list[Answer]) -> str:
-    """For a person at night: the verdict first."""
-    blocks = ["\n".join(_engine(answer)) for answer in answered]
+    """For a person at night: a headline for several engines, then those in trouble in full, then the others in a line each."""
+    several = len(answered) > 1
+    blocks = [headline(answered)] if several else []
+    blocks += ["\n".join(_brief(answer) if several and answer.fine else _engine(answer)) for answer in answered]
     return "\n\n".join(blocks + [f"note: {warning}" for warning in found.warnings])
+
+
+def headline(answered: list[Answer]) -> str:
+    """``3 engines: 1 KV pressure, 2 healthy. First: prod/chat-0.``"""
+    counts: dict[str, int] = {}
+    for answer in answered:
+        verdict = words(answer.case.view.verdict)
+        counts[verdict] = counts.get(verdict, 0) + 1
+    worst = answered[0]
+    first = "" if worst.fine else f" First: {worst.case.view.name}."
+    return f"{len(answered)} engines: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.{first}"
+
+
+def _brief(answer: Answer) -> Iterator[str]:
+    view = answer.case.view
+    yield view.name + (f"  {view.engine.target}" if view.engine.target else "")
+    yield f"VERDICT  {verdict_words(view.verdict, None)}, confidence {view.diagnosis.confidence:.2f}: {cause(view)}"
+
+
+def _rule(view: EngineView) -> Iterator[str]:
+    found = view.diagnosis
+    if found.row:
+        also = f"; also possible: {verdict_words(found.runner_up, None)}" if found.runner_up else ""
+        yield f"  rule:     {found.row} ({found.grade}){also}"
 
 
 def _engine(answer: Answer) -> Iterator[str]:
     view = answer.case.view
-    target = view.text("target")
+    found, target = view.diagnosis, view.engine.target
     yield view.name + (f"  {target}" if target else "")
-    yield f"VERDICT  {verdict_words(view.verdict, view.stage)}, confidence {view.confidence:.2f}: {CAUSES[view.verdict]}"
+    yield f"VERDICT  {verdict_words(view.verdict, found.stage)}, confidence {found.confidence:.2f}: {cause(view)}"
+    yield from _rule(view)
     yield from _time(answer.case)
-    for title, key in (("for", "supporting"), ("against", "opposing"), ("not seen", "missing")):
-        for sentence in view.sentences(key):
+    for title, sentences in (("for", found.supporting), ("against", found.opposing), ("unknown", found.missing)):
+        for sentence in sentences:
             yield f"  {title + ':':9} {sentence}"
-    true = [name for name, value in sorted((view.data.get("conditions") or {}).items()) if value is True]
+    true = [name for name, value in sorted(found.conditions.items()) if value is True]
     if true:
         yield f"  also:     {', '.join(name.replace('_', ' ') for name in true)}"
     yield ""
@@ -156,9 +196,8 @@ def _engine(answer: Answer) -> Iterator[str]:
         yield from (f"           {line}" for line in step.answers)
         if step.finding == "unknown" and step.command:
             yield f"           by hand: {step.command}"
-    _, _, note = view.signature()
-    if note:
-        yield f"  {note}"
+    if found.signature_note:
+        yield f"  {found.signature_note}"
     yield ""
     yield "common problems"
     for problem in answer.problems:
@@ -188,8 +227,8 @@ def _time(case: Case) -> Iterator[str]:
 
 def verdict_words(verdict: str, stage: str | None) -> str:
     """``KV PRESSURE (thrashing)``."""
-    words = verdict.replace("_", " ").upper()
-    return f"{words} ({stage})" if stage else words
+    name = verdict.replace("_", " ").upper()
+    return f"{name} ({stage})" if stage else name
 
 
 def clock(t: float) -> str:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from kvpressure.diagnosis import advice
-from kvpressure.signals.model import (
-    BatchSignals,
-    ContextSignals,
-    KvSignals,
-    LoadSignals,
-    MemorySignals,
-    Signals,
-)
-from kvpressure.state import LIMITS
-from kvpressure.thresholds import Thresholds
-from kvpressure.toolbox.live import Card
+from kvpressure.advice import limits as advice
+from kvpressure.model.readings import EngineKey
+from kvpressure.model.signals import BatchSignals, ContextSignals, KvSignals, LoadSignals, MemorySignals, Signals
+from kvpressure.model.state import LIMITS, Diagnosis, EngineState, Evidence, Limit
+from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.view import EngineView
+from kvpressure.toolbox.watch import Card
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class StatedEngine:
     """What was stated; None = not stated. Tokens and requests are counts, ``pool_bytes`` is of one GPU."""
 
     verdict: str
@@ -40,8 +33,8 @@ class Given:
     card: Card | None = None
 
 
-def engine_from(given: Given, t: Thresholds) -> EngineView:
-    """As if an exporter had said it."""
+def engine_from(given: StatedEngine, t: Thresholds) -> EngineView:
+    """As if the pipeline had concluded it."""
     context = (given.prompt_tokens or 0) + (given.output_tokens or 0) or None
     limits = {} if given.max_num_seqs is None else {"args": given.max_num_seqs}
     if given.capacity_tokens and context:
@@ -65,25 +58,31 @@ def engine_from(given: Given, t: Thresholds) -> EngineView:
         ),
         "max_model_len": None,
     }
-    data: dict[str, Any] = {
-        "verdict": given.verdict,
-        "confidence": 1.0,
-        "up": True,
-        "version": given.version,
-        "signals": signals.flat(),
-        "evidence": {"preempting": {"value": given.preempting or None, "text": "as given"}},
-        "conditions": {"gpu_out_of_memory": given.out_of_memory},
-        "limits": {
-            name: {"value": getattr(given, name), "explicit": None, "source": "given", "recommended": recommended[name]}
-            for name in LIMITS
-        },
-        "gpus": [],
-    }
-    gpus: list[dict[str, Any]] = []
-    if given.card is not None:
-        gpus = [asdict(given.card.reading())]
-        data["gpus"] = [gpus[0]["uuid"]]
-    return EngineView(data, {"engines": [data], "gpus": gpus})
+    preempting = Evidence("preempting", given.preempting or None, "as given")
+    gpus = () if given.card is None else (given.card.reading(),)
+    engine = EngineState(
+        key=EngineKey("", "", "", ""),
+        target="",
+        container="",
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        up=True,
+        error=None,
+        version=given.version,
+        flavour=None,
+        reading=None,
+        counters={},
+        signals=signals,
+        diagnosis=Diagnosis(
+            given.verdict,
+            1.0,
+            None,
+            0.0,
+            evidence={"preempting": preempting},
+            conditions={"gpu_out_of_memory": given.out_of_memory},
+        ),
+        limits={name: Limit(name, getattr(given, name), None, "given", recommended[name]) for name in LIMITS},
+    )
+    return EngineView(engine, gpus)
 
 
 def _p95(value: float | None) -> dict[str, float]:

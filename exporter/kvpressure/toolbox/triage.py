@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvpressure.publish.triage import OOM_EXIT_CODE, Finding, Step, gravest
-from kvpressure.signals.logevents import ALLOCATION_EVENTS, FACT_EVENTS
-from kvpressure.toolbox.view import EngineView, items, mapping, number
+from kvpressure.advice.triage import OOM_EXIT_CODE, Finding, Step, gravest
+from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
+from kvpressure.toolbox.view import EngineView
 
 _HARD: Final = ALLOCATION_EVENTS | {"host_oom", "engine_dead", "start_failed"}
 _PERIODIC: Final = frozenset({"stats", "iteration", "sleep"})
 _SHOWN: Final = 8
 _SHAPE_STEP: Final = 5
-_FINDINGS: Final[tuple[Finding, ...]] = ("fine", "look", "bad", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,7 @@ class PodFacts:
 
 def triage(engine: EngineView, pod: PodFacts | None = None) -> list[Step]:
     """All steps in the guide's order; empty when the document (of an older exporter) has none."""
-    steps = [_read(mapping(item)) for item in items(engine.data.get("triage"))]
-    steps = [_shape(step, engine) if step.number == _SHAPE_STEP else step for step in steps]
+    steps = [_shape(step, engine) if step.number == _SHAPE_STEP else step for step in engine.triage]
     if pod is None:
         return steps
     return [_REFINED[step.number](step, engine, pod) if step.number in _REFINED else step for step in steps]
@@ -45,37 +43,32 @@ def triage(engine: EngineView, pod: PodFacts | None = None) -> list[Step]:
 
 def _shape(step: Step, engine: EngineView) -> Step:
     """A short watch sees no request finish; the server's totals tell its usual shape."""
+    shape = engine.plan_input
     told = [
         f"{words} {value:.0f}"
-        for words, name in (("prompts", "prompt"), ("answers", "output"), ("max_tokens", "max_tokens"))
-        if (value := engine.shape(f"{name}_quantiles:0.95")) is not None
+        for words, value in (
+            ("prompts", shape.prompt_p95),
+            ("outputs", shape.output_p95),
+            ("max_tokens", shape.max_tokens_p95),
+        )
+        if value is not None
     ]
-    if not told or engine.signal("prompt_quantiles:0.95") is not None:
+    if not told or "0.95" in engine.signals.context.prompt_quantiles:
         return step
     return replace(step, answers=(*step.answers, f"Since the server started, p95 in tokens: {', '.join(told)}."))
 
 
-def _read(step: Mapping[str, object]) -> Step:
-    finding: Finding = next((one for one in _FINDINGS if one == step.get("finding")), "unknown")
-    return Step(
-        int(number(step.get("number")) or 0),
-        str(step.get("question") or ""),
-        finding,
-        tuple(str(answer) for answer in items(step.get("answers"))),
-        str(step.get("command") or ""),
-    )
-
-
 def _pods(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
-    where = f"Phase {pod.phase or 'not known'}" + (f" on node {pod.node}." if pod.node else ".")
+    where = f"Phase {pod.phase or 'unknown'}" + (f" on node {pod.node}." if pod.node else ".")
     return replace(step, finding=step.finding if pod.phase == "Running" else "bad", answers=(*step.answers, where))
 
 
 def _restarts(step: Step, engine: EngineView, _pod: PodFacts) -> Step:
     """A container that was killed counts here however long ago: kubectl sees one moment, not the last half hour."""
-    ended = [mapping(container.get("last_termination")) for container in engine.containers()]
-    killed = any(end.get("reason") == "OOMKilled" or end.get("exit_code") == OOM_EXIT_CODE for end in ended)
-    restarts = sum(number(container.get("restarts")) or 0 for container in engine.containers())
+    readings = [container.reading for container in engine.containers]
+    ended = [reading.last_termination for reading in readings if reading.last_termination is not None]
+    killed = any(end.reason == "OOMKilled" or end.exit_code == OOM_EXIT_CODE for end in ended)
+    restarts = sum(reading.restarts or 0 for reading in readings)
     return replace(step, finding="bad" if killed and restarts else "look" if restarts else step.finding)
 
 
@@ -104,13 +97,13 @@ def _events(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
     return replace(
         step,
         finding="look",
-        answers=(f"{len(pod.events)} events that amplify trouble; they are not its cause:", *pod.events[-_SHOWN:]),
+        answers=(f"{len(pod.events)} events that make memory pressure worse (not its cause):", *pod.events[-_SHOWN:]),
     )
 
 
 def _endpoint(step: Step, engine: EngineView, pod: PodFacts) -> Step:
-    where = f"Port {pod.port} of the pod." if pod.port else "The pod declares no port to read."
-    if engine.data.get("up") is True:
+    where = f"Port {pod.port} of the pod." if pod.port else "The pod declares no metrics port."
+    if engine.engine.up:
         return replace(step, answers=(*step.answers, where))
     return replace(step, finding="bad", answers=(*step.answers, where, *([pod.page_error] if pod.page_error else ())))
 

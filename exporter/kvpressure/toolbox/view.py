@@ -1,150 +1,116 @@
-"""One engine of a diagnosis document, read with care: the document may come from an exporter of another version."""
+"""One engine as the commands report on it: the state that the pipeline concluded, with what belongs to it.
+
+An exporter's document is read into the same objects (``toolbox.document``), so that nothing below asks where they came from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from typing import Any, Final
 
-from kvpressure.state import VERDICTS
+from kvpressure.advice import mitigation, triage
+from kvpressure.advice.plan import PlanInput
+from kvpressure.model.readings import GpuReading
+from kvpressure.model.signals import ContextSignals, Signals
+from kvpressure.model.state import ContainerState, Diagnosis, EngineState, Limit, State
+from kvpressure.publish.diagnosis_json import engine_entry
+from kvpressure.publish.page.view import ViewContext
+from kvpressure.toolbox.since_start import since_start
 
 FINE: Final = ("healthy", "idle")
 """Verdicts with nothing to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitView:
-    """A limit as published: in force, set by somebody, where it was read, what to set."""
-
-    value: float | None = None
-    explicit: bool | None = None
-    source: str | None = None
-    recommended: float | None = None
+def _no_entry() -> Mapping[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One engine: ``data`` is its entry under ``engines``, ``document`` the whole answer."""
+    """One engine. ``gpus`` and ``containers`` are its own, ``usual`` the shape of its requests since the server started; ``entry`` makes
+    what JSON output says about it.
+    """
 
-    data: Mapping[str, Any]
-    document: Mapping[str, Any]
+    engine: EngineState
+    gpus: tuple[GpuReading, ...] = ()
+    containers: tuple[ContainerState, ...] = ()
+    triage: tuple[triage.Step, ...] = ()
+    plan: mitigation.Plan = field(default_factory=lambda: mitigation.Plan(""))
+    usual: ContextSignals = field(default_factory=ContextSignals)
+    entry: Callable[[], Mapping[str, Any]] = _no_entry
 
     @property
     def name(self) -> str:
         """Namespace, pod and model as far as they are known."""
-        pod = "/".join(part for part in (self.text("namespace"), self.text("pod")) if part)
-        rank = self.text("engine")
-        return (
-            " ".join(part for part in (pod, self.text("model_name"), f"engine {rank}" if rank else "") if part)
-            or "engine"
-        )
+        key = self.engine.key
+        pod = "/".join(part for part in (key.namespace, key.pod) if part)
+        rank = f"engine {key.engine}" if key.engine else ""
+        return " ".join(part for part in (pod, key.model_name, rank) if part) or "engine"
 
     @property
     def identity(self) -> dict[str, str]:
         """The labels of its series."""
-        return {key: self.text(key) for key in ("namespace", "pod", "model_name", "engine")}
+        key = self.engine.key
+        return {"namespace": key.namespace, "pod": key.pod, "model_name": key.model_name, "engine": key.engine}
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """What was concluded about it."""
+        return self.engine.diagnosis
 
     @property
     def verdict(self) -> str:
-        """One of ``VERDICTS``; anything else counts as unknown."""
-        verdict = self.text("verdict")
-        return verdict if verdict in VERDICTS else "unknown"
+        """One of ``VERDICTS``."""
+        return self.engine.diagnosis.verdict
 
     @property
-    def confidence(self) -> float:
-        """0-1."""
-        return number(self.data.get("confidence")) or 0.0
+    def signals(self) -> Signals:
+        """Its signals."""
+        return self.engine.signals
 
     @property
-    def stage(self) -> str | None:
-        """Stage of KV pressure, if there is one."""
-        return self.text("stage") or None
-
-    @property
-    def version(self) -> str | None:
-        """Version of vLLM."""
-        return self.text("version") or None
-
-    @property
-    def address(self) -> str:
-        """Of its server; empty when it was not read over HTTP."""
-        target = self.text("target").removesuffix("/metrics")
-        return target if target.startswith("http") else ""
-
-    def gpu_bytes(self) -> list[float]:
-        """Memory of each of its GPUs."""
-        return [size for gpu in self.gpus() if (size := number(gpu.get("memory_total_bytes"))) is not None]
-
-    def text(self, key: str) -> str:
-        """A text of the entry; empty when missing."""
-        value = self.data.get(key)
-        return value if isinstance(value, str) else ""
-
-    def sentences(self, key: str) -> tuple[str, ...]:
-        """``supporting``, ``opposing`` or ``missing``."""
-        return tuple(item for item in items(self.data.get(key)) if isinstance(item, str))
-
-    def signal(self, name: str) -> float | None:
-        """A signal by its flat name, e.g. ``kv_used_ratio`` or ``prompt_quantiles:0.95``."""
-        return number(mapping(self.data.get("signals")).get(name))
-
-    def shape(self, name: str) -> float | None:
-        """A signal of request shape; where no request finished in the window, its value since the server started."""
-        value = self.signal(name)
-        return value if value is not None else number(mapping(self.data.get("since_start")).get(name))
-
-    def evidence(self, name: str) -> bool | None:
-        """Named evidence."""
-        return flag(mapping(mapping(self.data.get("evidence")).get(name)).get("value"))
-
-    def evidence_text(self, name: str) -> str:
-        """What is said about named evidence, with the numbers; empty if it is not there."""
-        text = mapping(mapping(self.data.get("evidence")).get(name)).get("text")
-        return text if isinstance(text, str) else ""
+    def plan_input(self) -> PlanInput:
+        """The engine as the plan against KV pressure takes it."""
+        sizes = tuple(float(gpu.memory_total_bytes) for gpu in self.gpus if gpu.memory_total_bytes is not None)
+        return PlanInput(self.engine, self.usual, sizes)
 
     def condition(self, name: str) -> bool | None:
         """A condition that stands beside the verdict."""
-        return flag(mapping(self.data.get("conditions")).get(name))
+        return self.diagnosis.conditions.get(name)
 
-    def signature(self) -> tuple[bool | None, Mapping[str, bool | None], str]:
-        """The documented signature: met, its conditions, and why it differs from the verdict."""
-        found = mapping(self.data.get("documented_signature"))
-        conditions = {name: flag(value) for name, value in mapping(found.get("conditions")).items()}
-        note = found.get("note")
-        return flag(found.get("met")), conditions, note if isinstance(note, str) else ""
-
-    def limit(self, name: str) -> LimitView:
+    def limit(self, name: str) -> Limit:
         """A limit; all None when it is not known."""
-        found = mapping(mapping(self.data.get("limits")).get(name))
-        source = found.get("source")
-        return LimitView(
-            number(found.get("value")),
-            flag(found.get("explicit")),
-            source if isinstance(source, str) else None,
-            number(found.get("recommended")),
-        )
+        return self.engine.limits.get(name) or Limit(name)
 
-    def containers(self) -> list[Mapping[str, Any]]:
-        """The pod's containers in the document; the engine's own where it is named."""
-        own = [
-            found
-            for item in items(self.document.get("containers"))
-            if (found := mapping(item)).get("namespace") == self.data.get("namespace")
-            and found.get("pod") == self.data.get("pod")
-        ]
-        named = [item for item in own if item.get("container") == self.data.get("container")]
-        return named or own
+    def without(self, unseen: Sequence[str]) -> EngineView:
+        """The same, saying also that these were not seen."""
+        diagnosis = replace(self.diagnosis, missing=(*self.diagnosis.missing, *unseen))
+        return replace(self, engine=replace(self.engine, diagnosis=diagnosis))
 
-    def gpus(self) -> list[Mapping[str, Any]]:
-        """The GPUs of this engine in the document."""
-        wanted = items(self.data.get("gpus"))
-        return [found for item in items(self.document.get("gpus")) if (found := mapping(item)).get("uuid") in wanted]
+    def as_json(self) -> dict[str, Any]:
+        """Its entry of an exporter's document, with what this view knows beyond it."""
+        shape = {item.name for item in fields(ContextSignals)}
+        flat = Signals(0.0, context=self.usual).flat().items()
+        usual = {name: value for name, value in flat if value is not None and name.partition(":")[0] in shape}
+        return {**self.entry(), "missing": list(self.diagnosis.missing), **({"since_start": usual} if usual else {})}
 
 
-def engines(document: Mapping[str, Any]) -> list[EngineView]:
-    """All engines of a document."""
-    return [EngineView(mapping(item), document) for item in items(document.get("engines")) if isinstance(item, Mapping)]
+def engine_view(engine: EngineState, state: State, around: ViewContext) -> EngineView:
+    """The view of an engine of ``state``."""
+    key = engine.key
+    in_pod = [one for one in state.containers if (one.reading.namespace, one.reading.pod) == (key.namespace, key.pod)]
+    named = [one for one in in_pod if one.reading.container == engine.container]
+    return EngineView(
+        engine,
+        tuple(gpu.reading for gpu in state.gpus if gpu.reading.uuid in engine.gpus),
+        tuple(named or in_pod),
+        triage.steps(engine, state, around.thresholds),
+        mitigation.plan(engine, around.thresholds),
+        since_start(engine.reading),
+        lambda: engine_entry(engine, state, around),
+    )
 
 
 def mapping(value: object) -> Mapping[str, Any]:

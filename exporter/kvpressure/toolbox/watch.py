@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvpressure.readings import ContainerReading, EnginePage, GpuReading, LogLine, Snapshot
-from kvpressure.settings import CollectorSettings, Settings
-from kvpressure.sources.vllm import Target, VllmSource
+from kvpressure.model.readings import ContainerReading, GpuReading, LogLine, Scrape, Snapshot
+from kvpressure.settings.settings import Settings
+from kvpressure.sources.catalog import CollectorSettings
+from kvpressure.sources.scrape.source import EngineSource
+from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox.view import mapping
 
@@ -66,13 +68,13 @@ def watch(
 ) -> Iterator[Snapshot]:
     """A snapshot every ``interval`` for ``seconds``, the last one at the end of them."""
     clock = clock or CLOCK
-    source = VllmSource(
+    source = EngineSource(
         Settings(
-            collectors={VllmSource.name: CollectorSettings(True, interval, TIMEOUT_SECONDS)},
-            vllm_targets=tuple(targets),
-            vllm_timeout_seconds=TIMEOUT_SECONDS,
-            vllm_max_targets=MAX_TARGETS,
-            vllm_pace="fixed",
+            collectors={EngineSource.name: CollectorSettings(True, interval, TIMEOUT_SECONDS)},
+            engine_targets=tuple(targets),
+            engine_timeout_seconds=TIMEOUT_SECONDS,
+            engine_max_targets=MAX_TARGETS,
+            engine_pace="fixed",
         )
     )
     try:
@@ -90,7 +92,7 @@ def watch(
         source.close()
 
 
-def snapshot(now: float, pages: Sequence[EnginePage], around: Around, first: bool) -> Snapshot:
+def snapshot(now: float, pages: Sequence[Scrape], around: Around, first: bool) -> Snapshot:
     """One tick of ``pages`` with what is known around them."""
     card = around.card
     placed = tuple(

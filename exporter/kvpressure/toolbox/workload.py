@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvpressure.cli import UsageError
+from kvpressure.errors import InputError
 from kvpressure.toolbox import manifests
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.manifests import Server
@@ -17,40 +17,40 @@ _DEPTH: Final = 4  # pod, ReplicaSet, Deployment, and what made that
 
 
 def of_name(kubectl: Kubectl, namespace: str, name: str) -> Mapping[str, Any]:
-    """The object that ``KIND/NAME`` names. Raises ``UsageError``."""
+    """The object that ``KIND/NAME`` names. Raises ``InputError``."""
     if _NAME.fullmatch(name) is None:
-        raise UsageError(f"--workload: {name!r:.80}; allowed: KIND/NAME, e.g. deploy/chat")
+        raise InputError(f"--workload: {name!r:.80}; allowed: KIND/NAME, e.g. deploy/chat")
     kind, _, rest = name.partition("/")
     try:
         return kubectl.object(kind, rest, namespace)
     except KubectlError as error:
-        raise UsageError(f"--workload: {name}: {error}") from error
+        raise InputError(f"--workload: {name}: {error}") from error
 
 
 def selector_of(workload: Mapping[str, Any], name: str) -> str:
-    """The labels of its pods, as kubectl takes them. Raises ``UsageError`` when it has none that can be written so."""
+    """The labels of its pods, as kubectl takes them. Raises ``InputError`` when it has none that can be written so."""
     labels = mapping(mapping(mapping(workload.get("spec")).get("selector")).get("matchLabels"))
     if not labels:
-        raise UsageError(f"--workload: {name}: it says no labels of its pods; allowed: -l LABELS")
+        raise InputError(f"--workload: {name}: it says no labels of its pods; allowed: -l LABELS")
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def server_of(workload: Mapping[str, Any], container: str) -> Server:
-    """The vLLM container of a workload. Raises ``UsageError`` for none, or for several where ``container`` names none of them."""
+    """The vLLM container of a workload. Raises ``InputError`` for none, or for several where ``container`` names none of them."""
     found = manifests.servers_of(workload)
     named = [server for server in found if server.container == container] or list(found)
     title = f"{workload.get('kind')} {mapping(workload.get('metadata')).get('name')}"
     if not named:
-        raise UsageError(f"{title}: no container in it that runs vLLM; allowed: --manifest FILE")
+        raise InputError(f"{title}: no container in it that runs vLLM; allowed: --manifest FILE")
     if len(named) > 1:
-        raise UsageError(
+        raise InputError(
             f"{title}: {len(named)} vLLM containers ({', '.join(server.container for server in named)}); allowed: --manifest FILE"
         )
     return named[0]
 
 
 def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str) -> Server:
-    """The server in the outermost object that made ``pod`` and still has a pod template of its own. Raises ``UsageError``."""
+    """The server in the outermost object that made ``pod`` and still has a pod template of its own. Raises ``InputError``."""
     try:
         document = kubectl.object("pod", pod, namespace)
         best: Mapping[str, Any] = document
@@ -74,7 +74,7 @@ def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str) -> Server
             if manifests.servers_of(document):
                 best = document
     except KubectlError as error:
-        raise UsageError(f"the workload of pod {pod}: {error}; allowed: --manifest FILE") from error
+        raise InputError(f"the workload of pod {pod}: {error}; allowed: --manifest FILE") from error
     return server_of(best, container)
 
 

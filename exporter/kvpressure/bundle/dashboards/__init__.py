@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvpressure.bundle.boards import configuration, incident, memory, workload
-from kvpressure.bundle.boards.builder import Board, Site
+from kvpressure.bundle.dashboards import configuration, incident, memory, workload
+from kvpressure.bundle.dashboards.builder import Board, Site
 
 _BOARDS: Final[dict[str, Callable[[Site], Board]]] = {
     "kvpressure-incident": incident.build,
@@ -19,7 +19,7 @@ _BOARDS: Final[dict[str, Callable[[Site], Board]]] = {
 }
 
 
-def render_boards(site: Site) -> dict[str, dict[str, Any]]:
+def render_dashboards(site: Site) -> dict[str, dict[str, Any]]:
     """Every board: file name without suffix (which is the uid) -> Grafana's JSON model."""
     return {uid: build(site).model(uid, site) for uid, build in _BOARDS.items()}
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvpressure.advice.triage import NOTABLE_EVENTS
 from kvpressure.bundle.values import Values
-from kvpressure.publish.triage import TELLING_EVENTS
-from kvpressure.signals.logevents import ALLOCATION_EVENTS
-from kvpressure.thresholds import Thresholds
+from kvpressure.model.log_events import ALLOCATION_EVENTS
+from kvpressure.settings.thresholds import Thresholds
 
 SCHEMA_VERSION: Final = 39
 WIDTH: Final = 24
@@ -27,7 +27,7 @@ POD: Final = "cluster, namespace, pod"
 GREEN, YELLOW, ORANGE, RED, BLUE = "#009E73", "#F0E442", "#E69F00", "#D55E00", "#56B4E9"
 WINE, PURPLE = "#882255", "#CC79A7"
 LOG_EVENTS: Final = "|".join(
-    sorted(ALLOCATION_EVENTS | TELLING_EVENTS)
+    sorted(ALLOCATION_EVENTS | NOTABLE_EVENTS)
 )  # lines that tell of trouble, not facts of the start
 TOP: Final = 20  # rows of a table of the worst
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.bundle.boards.builder import (
+from kvpressure.bundle.dashboards.builder import (
     BY_ENGINE,
     CONTAINER,
     ENGINE,
@@ -66,7 +66,7 @@ def _tiles(site: Site) -> list[Json]:
             f"count({engine('limit_explicit', by='limit')} == 0) or vector(0)",
             "short",
             none,
-            "VllmLimitNotExplicit",
+            "InferenceLimitNotExplicit",
         ),
         stat(
             site,
@@ -77,7 +77,7 @@ def _tiles(site: Site) -> list[Json]:
             steps(
                 site, (YELLOW, "gpu_memory_utilization_long_context"), (ORANGE, "gpu_memory_utilization_recommended")
             ),
-            "VllmGpuMemoryUtilizationHigh",
+            "InferenceGpuMemoryUtilizationHigh",
         ),
         stat(
             site,
@@ -86,7 +86,7 @@ def _tiles(site: Site) -> list[Json]:
             f"count({engine('engine_up')} == 0) or vector(0)",
             "short",
             none,
-            "VllmEngineDown",
+            "InferenceEngineDown",
         ),
         stat(
             site,
@@ -146,7 +146,7 @@ def _limits(site: Site) -> Json:
         queries,
         columns,
         overrides,
-        alert="VllmLimitNotExplicit",
+        alert="InferenceLimitNotExplicit",
         order="pod",
     )
 
@@ -164,7 +164,7 @@ def _versions(site: Site) -> Json:
             )
         ],
         columns,
-        alert="VllmEngineDown",
+        alert="InferenceEngineDown",
     )
 
 
@@ -179,7 +179,7 @@ def _limits_over_time(site: Site, board: Board) -> None:
             steps(
                 site, (YELLOW, "gpu_memory_utilization_long_context"), (ORANGE, "gpu_memory_utilization_recommended")
             ),
-            "VllmGpuMemoryUtilizationHigh",
+            "InferenceGpuMemoryUtilizationHigh",
             top=1,
         ),
         12,
@@ -200,7 +200,7 @@ def _limits_over_time(site: Site, board: Board) -> None:
             ],
             "short",
             None,
-            "VllmLimitNotExplicit",
+            "InferenceLimitNotExplicit",
         ),
         12,
         8,
@@ -217,7 +217,7 @@ def _pods(site: Site, board: Board) -> None:
             [Query(f"max {by} (kvpressure_container_restarts_total{{{CONTAINER}}})", "{{pod}}", optional=NOT_A_POD)],
             "short",
             steps(site, (RED, "crash_loop_restarts")),
-            "VllmCrashLoop",
+            "InferenceCrashLoop",
         ),
         8,
         8,
@@ -235,7 +235,7 @@ def _pods(site: Site, board: Board) -> None:
                 )
             ],
             {"pod": "Pod", "container": "Container", "reason": "Reason", "exit_code": "Exit code"},
-            alert="VllmOOMKilled",
+            alert="InferenceOOMKilled",
         ),
         8,
         8,
@@ -257,7 +257,7 @@ def _pods(site: Site, board: Board) -> None:
             ],
             "percentunit",
             steps(site, (YELLOW, "cpu_throttled_ratio"), (ORANGE, "cpu_saturated_ratio")),
-            "VllmHostBound",
+            "InferenceHostBound",
         ),
         8,
         8,
@@ -276,7 +276,7 @@ def _pods(site: Site, board: Board) -> None:
             ],
             "percentunit",
             steps(site, (ORANGE, "host_memory_limit_ratio")),
-            "VllmHostMemoryNearLimit",
+            "InferenceHostMemoryNearLimit",
             top=1,
         ),
         8,
@@ -296,7 +296,7 @@ def _pods(site: Site, board: Board) -> None:
             ],
             "cpm",
             None,
-            "VllmAllocationFailure",
+            "InferenceAllocationFailure",
         ),
         8,
         8,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.bundle.boards.builder import BY_ENGINE, CONTAINER, ENGINE, GPU, Site, engine
-from kvpressure.bundle.boards.worst import worst
+from kvpressure.bundle.dashboards.builder import BY_ENGINE, CONTAINER, ENGINE, GPU, Site, engine
+from kvpressure.bundle.dashboards.ranking import worst
 from kvpressure.bundle.text import words
 
 QUEUED: Final = ("kv_pressure", "concurrency_limited", "compute_bound", "host_bound")
@@ -138,7 +138,7 @@ FACTS: Final = (
         "waiting",
         QUEUED,
         ("queue_present", "queue_for_capacity"),
-        engine("requests_waiting", 'reason="all"'),
+        engine("requests_waiting"),
         "requests wait",
     ),
     Fact(

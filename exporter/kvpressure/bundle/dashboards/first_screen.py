@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.bundle.boards.builder import (
+from kvpressure.bundle.dashboards.builder import (
     BLUE,
     BY_ENGINE,
     ENGINE,
@@ -33,8 +33,8 @@ from kvpressure.bundle.boards.builder import (
     texts,
     timeseries,
 )
-from kvpressure.bundle.boards.why import fact_texts, facts_of_the_worst
-from kvpressure.bundle.boards.worst import lines, trouble, worst, worst_gpus
+from kvpressure.bundle.dashboards.evidence_rows import fact_texts, facts_of_the_worst
+from kvpressure.bundle.dashboards.ranking import lines, trouble, worst, worst_gpus
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 
 SCREEN: Final = 20  # grid rows
@@ -122,7 +122,7 @@ def _engines(site: Site) -> Json:
         Query(worst(engine("verdict_confidence")), table=True),
         Query(worst(engine("kv_cache_used_ratio_max")), table=True),
         Query(worst(fullest_gpu("gpu:kvpressure_memory_needed:ratio")), table=True),
-        Query(worst(engine("requests_waiting", 'reason="all"')), table=True),
+        Query(worst(engine("requests_waiting")), table=True),
         Query(worst(engine("requests_running")), table=True),
         Query(
             worst(engine("documented_signature_met")), table=True, optional="too few of its conditions can be evaluated"
@@ -158,7 +158,7 @@ def _engines(site: Site) -> Json:
         queries,
         columns,
         _engine_columns(site),
-        alert="VllmKVCachePressure",
+        alert="InferenceKVCachePressure",
     )
 
 
@@ -294,7 +294,7 @@ def _graphs(site: Site) -> list[Json]:
             [Query(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
-            "VllmKVCachePressure",
+            "InferenceKVCachePressure",
             top=1,
             small=True,
         ),
@@ -321,12 +321,12 @@ def _graphs(site: Site) -> list[Json]:
             "Requests: waiting, and running (dashed)",
             "Requests waiting, all reasons, and running.",
             [
-                Query(lines("requests_waiting", 'reason="all"'), "{{pod}} waiting"),
+                Query(lines("requests_waiting"), "{{pod}} waiting"),
                 Query(lines("requests_running"), "{{pod}} running"),
             ],
             "short",
             None,
-            "VllmQueueTimeHigh",
+            "InferenceQueueTimeHigh",
             overrides=[dashed("/ running$/")],
             small=True,
         ),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvpressure.bundle.boards import first_screen
-from kvpressure.bundle.boards.builder import (
+from kvpressure.bundle.dashboards import first_screen
+from kvpressure.bundle.dashboards.builder import (
     CONTAINER,
     ENGINE,
     GREEN,
@@ -30,16 +30,8 @@ from kvpressure.bundle.boards.builder import (
     texts,
     timeseries,
 )
-from kvpressure.bundle.boards.first_screen import FIRING, VERDICTS, fullest_gpu
-from kvpressure.bundle.boards.worst import (
-    RANKS,
-    lines,
-    quantiles,
-    verdict_rank,
-    worst,
-    worst_gpus,
-    worst_pods,
-)
+from kvpressure.bundle.dashboards.first_screen import FIRING, VERDICTS, fullest_gpu
+from kvpressure.bundle.dashboards.ranking import RANKS, lines, quantiles, verdict_rank, worst, worst_gpus, worst_pods
 
 
 def build(site: Site) -> Board:
@@ -79,7 +71,7 @@ def _tiles(site: Site) -> list[Json]:
             engine("kv_cache_used_ratio_max"),
             ratio,
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
-            "VllmKVCachePressure",
+            "InferenceKVCachePressure",
         ),
         extreme(
             site,
@@ -94,7 +86,7 @@ def _tiles(site: Site) -> list[Json]:
             site,
             "Longest queue",
             "Requests waiting, all reasons.",
-            engine("requests_waiting", 'reason="all"'),
+            engine("requests_waiting"),
             "short",
             steps(site, (ORANGE, "traffic_min_requests")),
         ),
@@ -105,7 +97,7 @@ def _tiles(site: Site) -> list[Json]:
             engine("concurrency_ratio"),
             ratio,
             steps(site, (ORANGE, "concurrency_warning_ratio")),
-            "VllmConcurrencyNearLimit",
+            "InferenceConcurrencyNearLimit",
         ),
         extreme(
             site,
@@ -114,7 +106,7 @@ def _tiles(site: Site) -> list[Json]:
             engine("preemption_rate"),
             "reqps",
             neutral(),
-            "VllmKVCachePressure",
+            "InferenceKVCachePressure",
         ),
         extreme(
             site,
@@ -140,7 +132,7 @@ def _tiles(site: Site) -> list[Json]:
             f"max by (pod) (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})",
             ratio,
             steps(site, (ORANGE, "cpu_throttled_ratio")),
-            "VllmHostBound",
+            "InferenceHostBound",
             optional=NOT_A_POD,
         ),
     ]
@@ -220,7 +212,7 @@ def _signature(site: Site) -> Json:
         ],
         texts(v1=("holds", "text")),
         colors,
-        "VllmDocumentedSignature",
+        "InferenceDocumentedSignature",
     )
 
 
@@ -233,7 +225,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             [Query(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
-            "VllmKVCachePressure",
+            "InferenceKVCachePressure",
             top=1,
         ),
         8,
@@ -244,10 +236,10 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             site,
             "Waiting by reason",
             "capacity: for room in the cache or the batch. deferred: LoRA, grammar, remote KV.",
-            [Query(lines("requests_waiting", by="reason"), "{{pod}} {{reason}}")],
+            [Query(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
             "short",
             None,
-            "VllmQueueTimeHigh",
+            "InferenceQueueTimeHigh",
         ),
         8,
         8,
@@ -263,7 +255,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             ],
             "short",
             None,
-            "VllmConcurrencyNearLimit",
+            "InferenceConcurrencyNearLimit",
             overrides=[dashed("/ limit /")],
         ),
         8,
@@ -277,7 +269,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             [Query(lines("preemption_rate"), "{{pod}} {{engine}}")],
             "reqps",
             None,
-            "VllmKVCachePressure",
+            "InferenceKVCachePressure",
         ),
         8,
         8,
@@ -290,7 +282,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             [Query(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
-            "VllmKVCacheExhaustionAhead",
+            "InferenceKVCacheExhaustionAhead",
         ),
         8,
         8,
@@ -303,7 +295,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             [Query(lines("fragmentation_bytes", by="scope"), "{{pod}} {{scope}}")],
             "decbytes",
             steps(site, (ORANGE, "fragmentation_warning_bytes")),
-            "VllmMemoryFragmentation",
+            "InferenceMemoryFragmentation",
         ),
         8,
         8,
@@ -312,9 +304,9 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
 
 def _users(site: Site, board: Board) -> None:
     for phase, title, alert in (
-        ("ttft", "Time to first token", "VllmTimeToFirstTokenHigh"),
-        ("inter_token", "Time between tokens", "VllmTokenLatencyHigh"),
-        ("queue", "Time in the queue", "VllmQueueTimeHigh"),
+        ("ttft", "Time to first token", "InferenceTimeToFirstTokenHigh"),
+        ("inter_token", "Time between tokens", "InferenceTokenLatencyHigh"),
+        ("queue", "Time in the queue", "InferenceQueueTimeHigh"),
     ):
         board.add(
             timeseries(
@@ -350,7 +342,7 @@ def _users(site: Site, board: Board) -> None:
             [Query(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
             "s",
             None,
-            "VllmHostBound",
+            "InferenceHostBound",
         ),
         8,
         8,
@@ -392,7 +384,7 @@ def _compute(site: Site, board: Board) -> None:
             ],
             "short",
             steps(site, (GREEN, "signature_batch_size"), base=ORANGE),
-            "VllmBatchCollapse",
+            "InferenceBatchCollapse",
             overrides=[dashed("/ mean$/")],
         ),
         8,
@@ -410,7 +402,7 @@ def _compute(site: Site, board: Board) -> None:
             ],
             "percentunit",
             steps(site, (GREEN, "signature_utilization_ratio"), base=YELLOW),
-            "VllmDocumentedSignature",
+            "InferenceDocumentedSignature",
             top=1,
         ),
         8,
@@ -440,7 +432,10 @@ def _requests_and_pod(site: Site, board: Board) -> None:
             site,
             "Context length",
             "Longest context of five minutes, and the mean.",
-            [Query(lines("context_length_tokens", by="stat"), "{{pod}} {{stat}}")],
+            [
+                Query(lines("context_length_max_tokens"), "{{pod}} longest"),
+                Query(lines("context_length_mean_tokens"), "{{pod}} mean"),
+            ],
             "short",
         ),
         6,
@@ -495,7 +490,7 @@ def _requests_and_pod(site: Site, board: Board) -> None:
             ],
             "short",
             None,
-            "VllmHostBound",
+            "InferenceHostBound",
         ),
         6,
         8,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvpressure.bundle.boards.builder import (
+from kvpressure.bundle.dashboards.builder import (
     BLUE,
     GPU,
     ORANGE,
@@ -28,7 +28,7 @@ from kvpressure.bundle.boards.builder import (
     timeseries,
     top,
 )
-from kvpressure.bundle.boards.worst import lines, worst, worst_gpus
+from kvpressure.bundle.dashboards.ranking import lines, worst, worst_gpus
 
 NO_PLUGIN = "the allocator's numbers need the plugin inside vLLM"
 NO_FAULT = "no such event since the exporter started"
@@ -62,7 +62,7 @@ def _tiles(site: Site) -> list[Json]:
             f"max({engine('kv_cache_used_ratio_max')})",
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
-            "VllmKVCachePressure",
+            "InferenceKVCachePressure",
         ),
         stat(
             site,
@@ -71,7 +71,7 @@ def _tiles(site: Site) -> list[Json]:
             f"min({engine('kv_cache_seconds_to_full')})",
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
-            "VllmKVCacheExhaustionAhead",
+            "InferenceKVCacheExhaustionAhead",
             optional="no cache fills",
         ),
         stat(
@@ -81,7 +81,7 @@ def _tiles(site: Site) -> list[Json]:
             f"max({engine('kv_overcommit_ratio')})",
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
-            "VllmKVCacheOvercommitted",
+            "InferenceKVCacheOvercommitted",
         ),
         stat(
             site,
@@ -99,7 +99,7 @@ def _tiles(site: Site) -> list[Json]:
             "max(" + engine("fragmentation_bytes", 'scope="allocator"') + ")",
             "decbytes",
             steps(site, (ORANGE, "fragmentation_warning_bytes")),
-            "VllmMemoryFragmentation",
+            "InferenceMemoryFragmentation",
             optional=NO_PLUGIN,
         ),
         stat(
@@ -109,7 +109,7 @@ def _tiles(site: Site) -> list[Json]:
             f"max({engine('preemption_rate')})",
             "reqps",
             neutral(ORANGE),
-            "VllmKVCachePressure",
+            "InferenceKVCachePressure",
         ),
     ]
 
@@ -177,7 +177,7 @@ def _fullest(site: Site) -> Json:
         columns,
         overrides,
         sort="KV cache",
-        alert="VllmKVCachePressure",
+        alert="InferenceKVCachePressure",
     )
 
 
@@ -236,7 +236,7 @@ def _cache(site: Site, board: Board) -> None:
             ],
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
-            "VllmKVCachePressure",
+            "InferenceKVCachePressure",
             top=1,
             overrides=[dashed("/ max$/")],
         ),
@@ -251,7 +251,7 @@ def _cache(site: Site, board: Board) -> None:
             [Query(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
-            "VllmKVCacheExhaustionAhead",
+            "InferenceKVCacheExhaustionAhead",
         ),
         8,
         8,
@@ -264,7 +264,7 @@ def _cache(site: Site, board: Board) -> None:
             [Query(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
-            "VllmKVCacheOvercommitted",
+            "InferenceKVCacheOvercommitted",
         ),
         8,
         8,
@@ -295,7 +295,7 @@ def _cache(site: Site, board: Board) -> None:
             ],
             "reqps",
             None,
-            "VllmKVCachePressure",
+            "InferenceKVCachePressure",
             overrides=[
                 matching("/ tokens again$/", ("unit", "short"), ("custom.axisPlacement", "right")),
                 dashed("/ tokens again$/"),
@@ -349,7 +349,7 @@ def _memory(site: Site, board: Board) -> None:
             [Query(lines("memory_component_bytes", by="component"), "{{pod}} {{component}}")],
             "decbytes",
             None,
-            "VllmBaselineTooHigh",
+            "InferenceBaselineTooHigh",
         ),
         8,
         8,
@@ -369,7 +369,7 @@ def _memory(site: Site, board: Board) -> None:
             ],
             "decbytes",
             steps(site, (ORANGE, "fragmentation_warning_bytes")),
-            "VllmMemoryFragmentation",
+            "InferenceMemoryFragmentation",
         ),
         8,
         8,
@@ -390,7 +390,7 @@ def _memory(site: Site, board: Board) -> None:
             ],
             "decbytes",
             None,
-            "VllmBaselineTooHigh",
+            "InferenceBaselineTooHigh",
         ),
         8,
         8,
@@ -416,7 +416,7 @@ def _memory(site: Site, board: Board) -> None:
                 )
             ],
             texts(v1=("holds", ORANGE)),
-            alert="VllmMemoryLeak",
+            alert="InferenceMemoryLeak",
         ),
         8,
         8,
@@ -459,7 +459,7 @@ def _score(site: Site, board: Board) -> None:
             ],
             "percentunit",
             None,
-            "VllmDocumentedSignature",
+            "InferenceDocumentedSignature",
             top=1,
         ),
         12,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.bundle.boards.builder import BY_ENGINE, ENGINE, POD, TOP, Query, engine
-from kvpressure.publish.view import ORDER
+from kvpressure.bundle.dashboards.builder import BY_ENGINE, ENGINE, POD, TOP, Query, engine
+from kvpressure.publish.page.view import ORDER
 
 RANKS: Final = {verdict: rank for rank, verdict in enumerate(reversed(ORDER), 1)}  # the larger, the worse
 
@@ -22,7 +22,7 @@ def verdict_rank(at: str = "") -> str:
 
 def trouble() -> str:
     """Verdict's rank plus a fraction that grows with the queue: the order of engines, the largest first."""
-    waiting = f'max by ({BY_ENGINE}) (kvpressure_requests_waiting{{{ENGINE},reason="all"}} @ end())'
+    waiting = f"max by ({BY_ENGINE}) (kvpressure_requests_waiting{{{ENGINE}}} @ end())"
     unknown = (
         f"max by ({BY_ENGINE}) (0 * kvpressure_verdict{{{ENGINE}}} @ end())"  # an engine that is not read has no queue
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvpressure.bundle.boards.builder import (
+from kvpressure.bundle.dashboards.builder import (
     ENGINE,
     GREEN,
     MEDIAN_DASHED,
@@ -30,7 +30,7 @@ from kvpressure.bundle.boards.builder import (
     timeseries,
     top,
 )
-from kvpressure.bundle.boards.worst import lines, quantiles, worst, worst_gpus, worst_model, worst_pods
+from kvpressure.bundle.dashboards.ranking import lines, quantiles, worst, worst_gpus, worst_model, worst_pods
 
 VLLM_BUCKETS = "vLLM's own histograms, if the same Prometheus scrapes vLLM too"
 NO_GPM = "on cards without GPM, and while it is switched off"
@@ -73,7 +73,7 @@ def _tiles(site: Site) -> list[Json]:
             f"max({engine('concurrency_ratio')})",
             "percentunit",
             steps(site, (ORANGE, "concurrency_warning_ratio")),
-            "VllmConcurrencyNearLimit",
+            "InferenceConcurrencyNearLimit",
         ),
         stat(
             site,
@@ -82,7 +82,7 @@ def _tiles(site: Site) -> list[Json]:
             f"max({engine('batch_collapse_ratio')})",
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
-            "VllmBatchCollapse",
+            "InferenceBatchCollapse",
         ),
         stat(
             site,
@@ -91,7 +91,7 @@ def _tiles(site: Site) -> list[Json]:
             f"max({engine('context_length_spike_ratio')})",
             "none",
             steps(site, (ORANGE, "context_spike_ratio")),
-            "VllmContextLengthSpike",
+            "InferenceContextLengthSpike",
         ),
         stat(
             site,
@@ -108,7 +108,7 @@ def _tiles(site: Site) -> list[Json]:
             f"max({engine('latency_baseline_ratio', by='phase')})",
             "none",
             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
-            "VllmTokenLatencyHigh",
+            "InferenceTokenLatencyHigh",
             optional=NO_BASELINE,
         ),
     ]
@@ -118,7 +118,7 @@ def _busiest(site: Site) -> Json:
     base = engine("requests_in_flight")
     queries = [
         Query(f"topk({TOP}, {base})", table=True),
-        Query(top(base, engine("requests_waiting", 'reason="all"')), table=True),
+        Query(top(base, engine("requests_waiting")), table=True),
         Query(top(base, engine("effective_batch_size", 'quantile="0.95"')), table=True),
         Query(top(base, engine("request_tokens", 'kind="prompt",quantile="0.95"')), table=True),
         Query(top(base, engine("request_tokens", 'kind="output",quantile="0.95"')), table=True),
@@ -156,7 +156,7 @@ def _busiest(site: Site) -> Json:
         columns,
         overrides,
         sort="In flight",
-        alert="VllmQueueTimeHigh",
+        alert="InferenceQueueTimeHigh",
     )
 
 
@@ -169,7 +169,7 @@ def _batching(site: Site, board: Board) -> None:
             [*quantiles("effective_batch_size"), Query(lines("effective_batch_size_mean"), "{{pod}} mean")],
             "short",
             steps(site, (GREEN, "signature_batch_size"), base=ORANGE),
-            "VllmBatchCollapse",
+            "InferenceBatchCollapse",
             overrides=[dashed("/ (p50|mean)$/")],
         ),
         8,
@@ -181,12 +181,12 @@ def _batching(site: Site, board: Board) -> None:
             "Requests running",
             "Samples by how many requests ran, all chosen engines.",
             Query(
-                f"sum by (le) (increase(kvpressure_running_requests_bucket{{{ENGINE}}}[$__rate_interval]))",
+                f"sum by (le) (increase(kvpressure_batch_size_samples_bucket{{{ENGINE}}}[$__rate_interval]))",
                 "{{le}}",
                 heat=True,
             ),
             "short",
-            "VllmBatchCollapse",
+            "InferenceBatchCollapse",
         ),
         8,
         8,
@@ -199,7 +199,7 @@ def _batching(site: Site, board: Board) -> None:
             [Query(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
-            "VllmBatchCollapse",
+            "InferenceBatchCollapse",
             top=1,
         ),
         8,
@@ -216,7 +216,7 @@ def _batching(site: Site, board: Board) -> None:
             ],
             "short",
             None,
-            "VllmConcurrencyNearLimit",
+            "InferenceConcurrencyNearLimit",
             overrides=[dashed("/ limit /")],
         ),
         8,
@@ -227,10 +227,10 @@ def _batching(site: Site, board: Board) -> None:
             site,
             "Waiting by reason",
             "capacity: for room in the cache or the batch. deferred: LoRA, grammar, remote KV.",
-            [Query(lines("requests_waiting", by="reason"), "{{pod}} {{reason}}")],
+            [Query(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
             "short",
             None,
-            "VllmQueueTimeHigh",
+            "InferenceQueueTimeHigh",
         ),
         8,
         8,
@@ -243,7 +243,7 @@ def _batching(site: Site, board: Board) -> None:
             [Query(lines("concurrency_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "concurrency_warning_ratio")),
-            "VllmConcurrencyNearLimit",
+            "InferenceConcurrencyNearLimit",
         ),
         8,
         8,
@@ -264,7 +264,7 @@ def _shape(site: Site, board: Board) -> None:
                 quantiles("request_tokens", f'kind="{kind}"'),
                 "short",
                 None,
-                "VllmContextLengthSpike",
+                "InferenceContextLengthSpike",
                 overrides=[MEDIAN_DASHED],
             ),
             12,
@@ -283,7 +283,7 @@ def _shape(site: Site, board: Board) -> None:
                     optional=VLLM_BUCKETS,
                 ),
                 "short",
-                "VllmMixedContextLengths",
+                "InferenceMixedContextLengths",
             ),
             12,
             8,
@@ -293,10 +293,13 @@ def _shape(site: Site, board: Board) -> None:
             site,
             "Context length",
             "Prompt plus answer: longest of five minutes, and the mean.",
-            [Query(lines("context_length_tokens", by="stat"), "{{pod}} {{stat}}")],
+            [
+                Query(lines("context_length_max_tokens"), "{{pod}} longest"),
+                Query(lines("context_length_mean_tokens"), "{{pod}} mean"),
+            ],
             "short",
             None,
-            "VllmContextLengthSpike",
+            "InferenceContextLengthSpike",
             overrides=[dashed("/ mean$/")],
         ),
         6,
@@ -310,7 +313,7 @@ def _shape(site: Site, board: Board) -> None:
             [Query(lines("context_length_spike_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "context_spike_ratio")),
-            "VllmContextLengthSpike",
+            "InferenceContextLengthSpike",
         ),
         6,
         8,
@@ -334,13 +337,13 @@ def _shape(site: Site, board: Board) -> None:
             "While short- and long-prompt requests share an engine: split them.",
             [
                 Query(
-                    worst(engine("request_shape_two_humps") + " == 1"),
+                    worst(engine("prompt_lengths_bimodal") + " == 1"),
                     "{{pod}} {{engine}}",
                     optional="no engine serves both",
                 )
             ],
             texts(v1=("mixed", ORANGE)),
-            alert="VllmMixedContextLengths",
+            alert="InferenceMixedContextLengths",
         ),
         6,
         8,
@@ -349,9 +352,9 @@ def _shape(site: Site, board: Board) -> None:
 
 def _latency(site: Site, board: Board) -> None:
     for phase, title, alert, floor in (
-        ("ttft", "Time to first token", "VllmTimeToFirstTokenHigh", "ttft_floor_seconds"),
-        ("inter_token", "Time between tokens", "VllmTokenLatencyHigh", "inter_token_floor_seconds"),
-        ("queue", "Time in the queue", "VllmQueueTimeHigh", "queue_floor_seconds"),
+        ("ttft", "Time to first token", "InferenceTimeToFirstTokenHigh", "ttft_floor_seconds"),
+        ("inter_token", "Time between tokens", "InferenceTokenLatencyHigh", "inter_token_floor_seconds"),
+        ("queue", "Time in the queue", "InferenceQueueTimeHigh", "queue_floor_seconds"),
     ):
         board.add(
             timeseries(
@@ -387,7 +390,7 @@ def _latency(site: Site, board: Board) -> None:
             [Query(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
             "s",
             None,
-            "VllmHostBound",
+            "InferenceHostBound",
         ),
         8,
         8,
@@ -427,7 +430,7 @@ def _throughput(site: Site, board: Board) -> None:
             [Query(lines("throughput_trend_ratio"), "{{pod}} {{engine}}", optional="little history, or demand fell")],
             "percentunit",
             None,
-            "VllmDocumentedSignature",
+            "InferenceDocumentedSignature",
         ),
         8,
         8,
@@ -452,7 +455,7 @@ def _throughput(site: Site, board: Board) -> None:
             ],
             "reqps",
             None,
-            "VllmRequestsRejected",
+            "InferenceRequestsFailing",
         ),
         8,
         8,
@@ -471,7 +474,7 @@ def _throughput(site: Site, board: Board) -> None:
             ],
             "percentunit",
             steps(site, (GREEN, "signature_utilization_ratio"), base=YELLOW),
-            "VllmDocumentedSignature",
+            "InferenceDocumentedSignature",
             top=1,
         ),
         12,

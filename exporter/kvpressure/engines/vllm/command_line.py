@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from kvpressure.args import MAX_TEXT, EngineArgs
+from kvpressure.engines import shell
+from kvpressure.engines.branches import taken
+from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded
+from kvpressure.engines.shell import BEFORE_PROGRAM, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
+from kvpressure.model.arguments import EngineArgs
+from kvpressure.redaction import REDACTED
 
-_UNKNOWN: Final = "\x00"  # stands for text that a variable or substitution would have brought
-_UNKNOWN_WORDS: Final = _UNKNOWN * 2  # for what brings any number of words, however it is quoted: an array
-_SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _NOT_MODELS: Final = frozenset(
     {
         "python",
@@ -22,6 +23,7 @@ _NOT_MODELS: Final = frozenset(
         "dumb-init",
         "uv",
         "uvicorn",
+        "tritonserver",
         "nsys",
         "numactl",
         "torchrun",
@@ -52,7 +54,6 @@ _FLAG = re.compile(
 _VALUED: Final = frozenset(
     {"log_config_file", "show_hidden_metrics_for_version"}
 )  # named like a flag, yet with a value
-_BEFORE_PROGRAM: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "(", "--"})
 _WRAPPERS: Final = frozenset({"exec", "env", "tini", "dumb-init", "nohup", "time", "command"})
 # Programs that never serve a model; what stands in no list may.
 _FOREIGN: Final = frozenset(
@@ -103,6 +104,9 @@ _FOREIGN: Final = frozenset(
         "free",
         "ps",
         "top",
+        "pgrep",
+        "pkill",
+        "killall",
         "grep",
         "sed",
         "awk",
@@ -144,6 +148,8 @@ _FOREIGN: Final = frozenset(
         "lmcache_controller",
         "mooncake_master",
         "vllm-router",
+        "uvicorn",
+        "gunicorn",
         "guidellm",
         "genai-perf",
         "lm_eval",
@@ -157,19 +163,66 @@ _NO_SERVERS: Final = frozenset(
 )  # subcommands of vllm
 _CLIENT = re.compile(
     r"(?:\S*[._-])?(?:client|router|bench|benchmarks?|download|downloader)(?:\.py)?|(?:benchmark|download)_\S*|"
-    r"vllm\.benchmarks\.\S+|vllm_router\.\S+|http\.server",
+    r"vllm\.benchmarks\.\S+|vllm_router\.\S+|http\.server|dynamo\.(?!vllm$)\S+|planner\S*",
     re.IGNORECASE,
 )  # a program or module, by its whole name
-_SHELL_OPTION = re.compile(r"[-+][A-Za-z]+|--[a-z-]*|-")
-_SET = re.compile(r"[A-Za-z_]\w*=")
 _NUMBER = re.compile(r"-\d+(?:\.\d+)?")
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
-_REFERENCE = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*)\)")
-_POSITIONAL = re.compile(r"\"?\$[@*]\"?")
-_SUBSTITUTION = re.compile(r"\$\(\([^()]*+(?:\([^()]*+\)[^()]*+)*+\)\)|\$\([^()]*\)|`[^`]*`")
-_ARRAY = re.compile(r"\$(?:\{[A-Za-z_]\w*\[[@*]\][^}]*\}|\{[@*]\}|[@*])")
-_LEFT = re.compile(r"\$(?:\{[^}]*+\}?|\(|[\w#?!$-])")  # a variable or substitution that is not understood
-_ASSIGNMENT = re.compile(r"(?:^|[;&\n])[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]*)")
+_REFERENCE = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*+)\)")
+_SERVER = re.compile(r"vllm(?<!\wvllm)(?:\s++serve\b|\.entrypoints\b)")
+_WRAPPER = re.compile(r"\S*/vllm/inference_api\.py|dynamo\.vllm|huggingfaceserver")
+"""Programs that run vLLM inside and set some of its arguments: KAITO, NVIDIA Dynamo's worker, KServe's Hugging Face server."""
+_WRAPPER_NAMES: Final = {"model_id": "model", "model_name": "served_model_name"}  # KServe's Hugging Face server
+START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
+"""What starts the server in a script, with its model."""
+_PYTHON = re.compile(r"python[\d.]*+")
+_MODULE = re.compile(r"(?:\S*[/.])?api_server(?:\.py)?")
+
+
+def read(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, entry_point: bool = False, named: bool | None = None
+) -> Command:
+    """A container's command followed by its args, and its environment (literal values only). Never raises.
+
+    ``entry_point``: the words go to an image's own entry point, so that the first may be a model. ``named``: whether the text
+    names a server of vLLM, where ``argv`` is only the part of it that ``bounded`` keeps.
+    """
+    known = dict(env or {})
+    room = shell.Room(MAX_WORD)
+    tokens = [_kubernetes(item, known, room) for item in bounded(argv)]
+    script = shell.script_of(tokens)
+    found = shell.Script([tokens] if tokens else [], True) if script is None else shell.read(*script, known, room)
+    commands, understood = taken(found.commands), found.understood
+    started = next((command for command in commands if _anchor(command) is not None), None)
+    words = (
+        started
+        if started is not None
+        else [word for command in commands if not _starts_ray(command) for word in command]
+    )
+    args = _arguments(words, known, understood, of_program=started is not None or script is None)
+    other = understood and bool(commands) and all(_is_foreign(command) for command in commands)
+    if entry_point and tokens and base(tokens[0]) not in _NOT_MODELS | SHELLS | {"vllm"}:
+        other = False
+    starts = started is not None or (not other and (names_server(argv) if named is None else named))
+    return Command(args, starts, other and not starts)
+
+
+def _starts_ray(command: Sequence[str]) -> bool:
+    """Whether a command starts a node of Ray: its options are not the engine's."""
+    return "start" in command[1:4] and any(base(word) == "ray" for word in command[:3])
+
+
+def names_server(argv: Sequence[str]) -> bool:
+    """Whether the text, understood or not, has the words that start vLLM's server."""
+    text = " ".join(map(str, argv))
+    return "vllm" in text and _SERVER.search(text) is not None
+
+
+def may_be_vllm(argv: Sequence[str], env: Mapping[str, str] | None = None) -> bool:
+    """Whether anything in the command line, or in a variable that it may use, looks like the start of vLLM's server. Cheap."""
+    words = [*map(str, argv)]
+    if any("$" in word for word in words):
+        words += (env or {}).values()
+    return any("vllm" in word or "serve" in word for word in words)
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> EngineArgs:
@@ -178,55 +231,60 @@ def parse(argv: Sequence[str], env: Mapping[str, str] | None = None) -> EngineAr
     Understands ``vllm serve MODEL``, ``python -m vllm.entrypoints...``, bare arguments of an image's entry point,
     ``sh -c "..."`` scripts, ``$(VAR)`` of Kubernetes and ``$VAR`` of the shell. Never raises.
     """
-    known = dict(env or {})
-    tokens = [_kubernetes(str(item)[:MAX_TEXT], known) for item in argv]
-    shelled = _script(tokens)
-    if shelled is not None:
-        tokens = _shell_tokens(*shelled, known)
-    rest, model, complete = _engine_part(tokens)
+    return read(argv, env).args
+
+
+def _arguments(tokens: Sequence[str], env: Mapping[str, str], understood: bool, of_program: bool) -> EngineArgs:
+    """``of_program``: the words are those of a server or of an image's entry point, not of a whole script."""
+    rest, model, complete = _engine_part(tokens) if of_program else (tokens, None, False)
     options = list(_options(rest))
     values = {name: value for name, value in options if name}
     if model is not None:
-        values.setdefault("model", None if _UNKNOWN in model else model)
-    complete = complete and "config" not in values and not _hides_options(options, rest, model)
+        values.setdefault("model", None if UNKNOWN in model else model)
+    wrapped = any(map(_WRAPPER.fullmatch, tokens)) or not _WRAPPER_NAMES.keys().isdisjoint(values)
+    for name, of_engine in _WRAPPER_NAMES.items():
+        if name in values:
+            values.setdefault(of_engine, values.pop(name))
+    complete = (
+        complete and understood and not wrapped and "config" not in values and not _hides_options(options, rest, model)
+    )
     return EngineArgs(
-        values, frozenset(values), complete, {name: value for name, value in known.items() if name.startswith("VLLM_")}
+        values, frozenset(values), complete, {name: value for name, value in env.items() if name.startswith("VLLM_")}
     )
 
 
 def _hides_options(options: Iterable[tuple[str, str | None]], rest: Sequence[str], model: str | None) -> bool:
     """Whether a variable may have brought in further options. Where a value is expected it brings one word, mostly."""
-    if any(token and not token.strip(_UNKNOWN) for token in rest):
+    if any(token == CUT or (token and not token.strip(UNKNOWN)) for token in rest):
         return True
-    if model is not None and not model.strip(_UNKNOWN) and (not rest or model == _UNKNOWN_WORDS):
+    if model is not None and not model.strip(UNKNOWN) and (not rest or model == UNKNOWN_WORDS):
         return True
     return any(
-        _UNKNOWN in name
-        or (not name and word is not None and (_UNKNOWN in word or _REFERENCE.search(word) is not None))
+        UNKNOWN in name or (not name and word is not None and (UNKNOWN in word or _REFERENCE.search(word) is not None))
         for name, word in options
     )
 
 
 def starts_server(argv: Sequence[str]) -> bool:
     """Whether the command line names vLLM's server: ``vllm serve``, its module, or a script that runs one of them."""
-    return any(_anchor(command) is not None for command in _commands_of(argv))
+    return may_be_vllm(argv) and read(argv).starts_server
+
+
+def endpoints(args: EngineArgs) -> Endpoints:
+    """Headless ranks serve nothing; with an external load balancer each data-parallel rank of the node serves on a port of its own."""
+    port_each = args.values.get("data_parallel_multi_port_external_lb") == "True"
+    serves = args.values.get("headless") != "True" and ((args.integer("node_rank") or 0) <= 0 or port_each)
+    ranks = args.integer("data_parallel_size_local")
+    if ranks is None and not {"data_parallel_size_local", "nnodes", "data_parallel_start_rank"} & args.explicit:
+        ranks = args.data_parallel_size  # all ranks are here
+    return Endpoints(serves, port_each, ranks)
 
 
 def runs_something_else(argv: Sequence[str], entry_point: bool = False) -> bool:
     """Whether every program in the command line is known to be no server of vLLM: ``sleep``, ``vllm bench``, another server.
-    Any other program may start one. ``entry_point``: the words go to an image's own entry point, so that the first may be a model.
+    Any other program may start one. ``entry_point``: see ``read``.
     """
-    commands = _commands_of(argv)
-    if entry_point and argv and _base(str(argv[0])) not in _NOT_MODELS | _SHELLS | {"vllm"}:
-        return False
-    return bool(commands) and all(_is_foreign(command) for command in commands)
-
-
-def _commands_of(argv: Sequence[str]) -> list[list[str]]:
-    """The simple commands that the words are, or that the script among them has."""
-    tokens = [str(item)[:MAX_TEXT] for item in argv]
-    shelled = _script(tokens)
-    return [command for command in ([tokens] if shelled is None else _commands(*shelled, {})) if command]
+    return read(argv, entry_point=entry_point).other_program
 
 
 def _is_foreign(command: Sequence[str]) -> bool:
@@ -234,105 +292,41 @@ def _is_foreign(command: Sequence[str]) -> bool:
         (
             index
             for index, word in enumerate(command)
-            if word not in _BEFORE_PROGRAM and _base(word) not in _WRAPPERS and not _SET.match(word)
+            if word not in BEFORE_PROGRAM and base(word) not in _WRAPPERS and not SET.match(word)
         ),
         None,
     )
     if start is None:  # words of the shell or assignments at most, else something that was not understood
-        return all(word != "--" and (word in _BEFORE_PROGRAM or _SET.match(word)) for word in command)
-    program, following = _base(command[start]), [word for word in command[start + 1 :] if not word.startswith("-")]
+        return all(word != "--" and (word in BEFORE_PROGRAM or SET.match(word)) for word in command)
+    program, following = base(command[start]), [word for word in command[start + 1 :] if not word.startswith("-")]
     if program == "vllm":
         return bool(following) and following[0] in _NO_SERVERS
-    if re.fullmatch(r"python[\d.]*", program):
-        return bool(following) and _CLIENT.fullmatch(_base(following[0])) is not None
+    if _PYTHON.fullmatch(program):
+        return bool(following) and _CLIENT.fullmatch(base(following[0])) is not None
     return program in _FOREIGN or _CLIENT.fullmatch(program) is not None
 
 
-def _expand(pattern: re.Pattern[str], text: str, value_of: Callable[[re.Match[str]], str]) -> str:
-    """Replace variables. Values may be long and named often, so that what they bring in is bounded."""
-    room = MAX_TEXT
-
-    def value(found: re.Match[str]) -> str:
-        nonlocal room
-        brought = value_of(found)
-        room -= len(brought)
-        return brought if room >= 0 else _UNKNOWN
-
-    return pattern.sub(value, text[:MAX_TEXT])
-
-
-def _kubernetes(text: str, env: Mapping[str, str]) -> str:
+def _kubernetes(text: str, env: Mapping[str, str], room: shell.Room) -> str:
     """Expand ``$(VAR)`` the way the kubelet does; unknown names stay as they are, ``$$(VAR)`` is an escape."""
     if "$(" not in text:
         return text
-    return _expand(_REFERENCE, text, lambda m: m[0][1:] if m[0].startswith("$$") else env.get(m[1], m[0]))
 
+    def value(found: re.Match[str]) -> str:
+        if found[0].startswith("$$"):
+            return found[0][1:]
+        brought = env.get(found[1])
+        return found[0] if brought is None else brought if room.takes(brought) else UNKNOWN
 
-def _script(tokens: Sequence[str]) -> tuple[str, Sequence[str]] | None:
-    """The script and its positional parameters, when the tokens run a shell with ``-c``."""
-    for index, token in enumerate(tokens[:-1]):
-        if re.fullmatch(r"-[a-z]*c", token) and index and any(_base(t) in _SHELLS for t in tokens[:index]):
-            at = index + 1
-            while at < len(tokens) and _SHELL_OPTION.fullmatch(tokens[at]):  # between -c and its script, up to --
-                last = tokens[at] in ("-", "--")
-                at += 2 if re.fullmatch(r"[-+][A-Za-z]*[oO]", tokens[at]) else 1  # -o pipefail
-                if last:
-                    break
-            return (tokens[at], tokens[at + 2 :]) if at < len(tokens) else None
-    return None
-
-
-def _base(token: str) -> str:
-    return token.rsplit("/", 1)[-1]
-
-
-def _shell_tokens(script: str, parameters: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """Words of the one simple command in ``script`` that starts vLLM (all words when none does)."""
-    commands = _commands(script, parameters, env)
-    return next((command for command in commands if _anchor(command) is not None), [w for c in commands for w in c])
-
-
-def _commands(script: str, parameters: Sequence[str], env: Mapping[str, str]) -> list[list[str]]:
-    """Words of every simple command in ``script``, and of every one that is given to ``eval`` there."""
-    known = {**env, **{m[1]: m[2].strip("\"'") for m in _ASSIGNMENT.finditer(script)}}
-    positional = shlex.join(parameters)
-    text = _expand(_POSITIONAL, script.replace("\\\n", " "), lambda _: positional)
-    text = _ARRAY.sub(_UNKNOWN_WORDS, text)
-    for _ in range(2):  # one in another
-        text = _SUBSTITUTION.sub(_UNKNOWN, text)
-    for _ in range(3):  # a variable may name another one
-        text = _expand(_VARIABLE, text, lambda m: known.get(m[1] or m[3] or "", _UNKNOWN if m[2] is None else m[2]))
-    commands: list[list[str]] = []
-    for command in _split(_LEFT.sub(_UNKNOWN, text)):
-        start = next((index for index, word in enumerate(command) if word not in _BEFORE_PROGRAM), 0)
-        commands += _split(" ".join(command[start + 1 :])) if command[start : start + 1] == ["eval"] else [command]
-    return commands
-
-
-def _split(text: str) -> list[list[str]]:
-    """Words of every simple command in a text whose variables are replaced."""
-    lexer = shlex.shlex(text[:MAX_TEXT], posix=True, punctuation_chars=";|&\n")
-    lexer.whitespace, lexer.whitespace_split = " \t\r", True
-    try:
-        words = list(lexer)
-    except ValueError:  # an unclosed quotation
-        words = text.split()
-    commands: list[list[str]] = [[]]
-    for word in words:
-        if word.strip(";|&\n"):
-            commands[-1].append(word)
-        else:
-            commands.append([])
-    return commands
+    return _REFERENCE.sub(value, text)
 
 
 def _anchor(tokens: Sequence[str]) -> int | None:
     """Index of the first token after the words that start a vLLM server."""
     for index, token in enumerate(tokens):
         following = tokens[index + 1] if index + 1 < len(tokens) else ""
-        if _base(token) == "vllm" and following == "serve":
+        if base(token) == "vllm" and following == "serve":
             return index + 2
-        if token.startswith("vllm.entrypoints.") or re.search(r"(?:^|[/.])api_server(?:\.py)?$", token):
+        if token.startswith("vllm.entrypoints.") or _MODULE.fullmatch(token) or _WRAPPER.fullmatch(token):
             return index + 1
     return 1 if tokens[:1] == ["serve"] else None
 
@@ -342,14 +336,14 @@ def _engine_part(tokens: Sequence[str]) -> tuple[Sequence[str], str | None, bool
     start = _anchor(tokens)
     if start is not None:
         rest = tokens[start:]
-        if rest and not rest[0].startswith("-"):
+        if rest and not rest[0].startswith("-") and rest[0] != CUT:
             return rest[1:], rest[0], True
         return rest, None, True
     if not tokens or tokens[0].startswith("-"):
         return tokens, None, bool(tokens)
     first = tokens[0]
     entry_point_model = (
-        _base(first) not in _NOT_MODELS | _SHELLS
+        base(first) not in _NOT_MODELS | SHELLS
         and not first.endswith((".sh", ".py"))
         and (len(tokens) == 1 or tokens[1].startswith("-"))
     )
@@ -372,7 +366,7 @@ def _options(tokens: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         if value is None and name.startswith("no_"):
             yield name[3:], "False"
         else:
-            yield name, "True" if value is None else None if _UNKNOWN in value else value
+            yield name, "True" if value is None else None if UNKNOWN in value or value == REDACTED else value
 
 
 def _name(token: str) -> tuple[str, str | None]:

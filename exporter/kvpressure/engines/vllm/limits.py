@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from kvpressure.args import EngineArgs, default_limits, limits_in_force
-from kvpressure.commandline import parse
-from kvpressure.readings import EnginePage, GpuReading
-from kvpressure.signals.config import positive
-from kvpressure.state import LIMITS
+from kvpressure.engines.base import EffectiveLimit, Features, Known
+from kvpressure.engines.vllm.arguments import default_limits, limits_in_force
+from kvpressure.engines.vllm.cache_config import positive
+from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.readings import SWAPPED
+from kvpressure.model.state import LIMITS
 
 V0_MAX_NUM_SEQS: Final = 256.0
 KV_TRANSFER: Final = "kv_transfer_config"
@@ -23,20 +23,6 @@ SYNCHRONOUS: Final = (
     "LMCacheConnectorV1",
     "LMCacheConnector",
 )  # load blocks within the step: nothing waits for them, nobody pulls them
-
-
-@dataclass(frozen=True, slots=True)
-class InForce:
-    """``source``: args, log, metrics, default."""
-
-    value: float
-    explicit: bool | None
-    source: str
-
-
-def from_page(page: EnginePage) -> EngineArgs:
-    """Arguments of the pod's command line; empty when none were seen."""
-    return parse(page.args, page.env)
 
 
 def takes_lora(args: EngineArgs) -> bool:
@@ -67,25 +53,31 @@ def waits_for_blocks(args: EngineArgs) -> bool:
     return role is not None and not (role == "kv_both" and _kv_field(args, "kv_connector") in SYNCHRONOUS)
 
 
-def in_force(
-    args: EngineArgs,
-    logged: EngineArgs | None,
-    facts: Mapping[str, float],
-    config: Mapping[str, str],
-    version: str | None,
-    flavour: str | None,
-    gpu: GpuReading | None,
-) -> dict[str, InForce]:
-    """All limits that are known, from the best source: arguments, start-up log, metrics, default by version and card."""
-    merged = args if logged is None else args.merged(logged)
-    defaults = dict(
-        default_limits(version, gpu.name if gpu else None, gpu.memory_total_bytes if gpu else None, flavour=flavour)
+def features(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> Features:
+    """What the arguments make of the server. V0 allocates all blocks of a prompt at once; without chunked prefill it is one step."""
+    chunked = (args.values.get("enable_chunked_prefill") or "").lower()
+    return Features(
+        takes_lora(args),
+        kv_role(args),
+        waits_for_blocks(args),
+        flavour == "v0" or SWAPPED in gauges or chunked == "false",
     )
-    if flavour == "v0":
+
+
+def in_force(known: Known) -> dict[str, EffectiveLimit]:
+    """All limits that are known, from the best source: arguments, start-up log, metrics, default by version and GPU."""
+    merged, gpu, facts = known.merged, known.gpu, known.facts
+    config = known.reading.cache_config if known.reading else {}
+    defaults = dict(
+        default_limits(
+            known.version, gpu.name if gpu else None, gpu.memory_total_bytes if gpu else None, flavour=known.flavour
+        )
+    )
+    if known.flavour == "v0":
         defaults.setdefault("max_num_seqs", V0_MAX_NUM_SEQS)
     length = facts.get("max_model_len") or _max_model_len(config)
     values = limits_in_force(merged, defaults, length)
-    found: dict[str, InForce] = {}
+    found: dict[str, EffectiveLimit] = {}
     for name in LIMITS:
         value = values.get(name)
         explicit = merged.is_explicit(name)
@@ -95,31 +87,24 @@ def in_force(
             value = positive(config.get(name))
         if value is None:
             continue
-        found[name] = InForce(value, explicit, _source(name, args, logged, facts, config, explicit))
-    _lower_by_active_seqs(found, merged, args)
+        found[name] = EffectiveLimit(value, explicit, _source(name, known, config, explicit))
+    _lower_by_active_seqs(found, merged, known.args)
     return found
 
 
-def _lower_by_active_seqs(found: dict[str, InForce], merged: EngineArgs, args: EngineArgs) -> None:
+def _lower_by_active_seqs(found: dict[str, EffectiveLimit], merged: EngineArgs, args: EngineArgs) -> None:
     """``--max-num-active-seqs`` lowers the running batch below ``max_num_seqs``: the smaller of both binds."""
     active, seqs = merged.max_num_active_seqs, found.get("max_num_seqs")
     if active is not None and (seqs is None or active < seqs.value):
-        found["max_num_seqs"] = InForce(
+        found["max_num_seqs"] = EffectiveLimit(
             float(active), True, "args" if "max_num_active_seqs" in args.explicit else "log"
         )
 
 
-def _source(
-    name: str,
-    args: EngineArgs,
-    logged: EngineArgs | None,
-    facts: Mapping[str, float],
-    config: Mapping[str, str],
-    explicit: bool | None,
-) -> str:
-    if name in args.explicit:
+def _source(name: str, known: Known, config: Mapping[str, str], explicit: bool | None) -> str:
+    if name in known.args.explicit:
         return "args"
-    if (logged is not None and name in logged.explicit) or name in facts:
+    if (known.logged is not None and name in known.logged.explicit) or name in known.facts:
         return "log"
     if name == "gpu_memory_utilization" and name in config:
         return "metrics"

@@ -10,80 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from math import isfinite
 from typing import Final
 
-from kvpressure.args import parse_logged
-
-MAX_LINE: Final = 16384  # characters looked at; the longest start-up line of a real server has about 6 000
+from kvpressure.engines.vllm.arguments import from_log, parse_logged
+from kvpressure.model import ceilings
+from kvpressure.model.log_events import MAX_LINE, LogEvent
 
 Values = dict[str, float | str]
 
-
-@dataclass(frozen=True, slots=True)
-class LogEvent:
-    """One recognised line. ``event`` is one of ``EVENTS``; which ``values`` an event can carry stands there."""
-
-    event: str
-    values: Mapping[str, float | str] = field(default_factory=dict)
-
-
-# Closed set: event -> what it means and what its values are. A value is missing when the line does not give it.
-EVENTS: Final[Mapping[str, str]] = {
-    "cuda_oom": "the device allocator failed at run time: runtime, requested_bytes, total_bytes, free_bytes, "
-    "allocated_bytes, private_pool_bytes, reserved_unallocated_bytes",
-    "warmup_oom": "out of device memory while warming up: stage, dummy_requests",
-    "load_oom": "out of device memory while loading the model",
-    "no_kv_blocks": "start failed: nothing left for the KV pool",
-    "context_too_long": "start failed: one request of max_model_len does not fit: max_model_len, needed_bytes, "
-    "available_bytes, estimated_max_model_len, capacity_tokens",
-    "memory_profiling_failed": "start failed: the device is in use by others: free_bytes, total_bytes, utilization, "
-    "desired_bytes",
-    "host_oom": "a worker was killed because the node ran low on memory (Ray)",
-    "preemption": "V0 warning, at the first and every 50th preemption: mode, cumulative",
-    "engine_dead": "the engine process failed or is gone",
-    "start_failed": "the engine did not start",
-    "broadcast_wait": "a process waits for another: seconds",
-    "stats": "periodic line: flavour (v0, v1, rust), engine, engines, prompt_rate, generation_rate (tokens/s), running, "
-    "waiting, deferred, swapped, preemptions (of the interval), kv_usage, cpu_kv_usage, prefix_hit_ratio",
-    "iteration": "one engine step: index, context_requests, context_tokens, generation_requests, generation_tokens, "
-    "elapsed_seconds, kv_usage",
-    "capacity": "size of the KV cache: tokens, max_model_len, max_concurrency, device_blocks, cpu_blocks",
-    "pool_bytes": "memory for the KV pool of one worker: bytes, or shortfall_bytes when negative",
-    "weights_bytes": "memory of the weights of one worker: bytes, seconds",
-    "graphs_bytes": "memory of CUDA graphs of one worker: bytes, seconds",
-    "breakdown": "memory of one worker after profiling: consumed_bytes (weights and non-torch), weights_bytes, "
-    "non_torch_bytes, activation_bytes, graphs_bytes, kv_bytes",
-    "max_num_batched_tokens": "token budget of a step in force: tokens",
-    "max_model_len": "context limit in force: tokens",
-    "args": "arguments as logged at start: form (non_default, all) and every argument by name",
-    "engine_config": "configuration in force: version, model, max_model_len, tensor_parallel_size, "
-    "pipeline_parallel_size, data_parallel_size, kv_cache_dtype, ...",
-    "sleep": "sleep mode: freed_bytes, used_bytes, seconds",
-    "kv_padding": "a hybrid model pads layers: waste_ratio, an upper bound",
-}
-
-ALLOCATION_EVENTS: Final = frozenset(
-    {"cuda_oom", "warmup_oom", "load_oom", "no_kv_blocks", "context_too_long", "memory_profiling_failed"}
-)
-"""Events that mean "an allocation failed" (the documented log check of the triage)."""
-
-FACT_EVENTS: Final = frozenset(
-    {
-        "capacity",
-        "pool_bytes",
-        "weights_bytes",
-        "graphs_bytes",
-        "breakdown",
-        "max_num_batched_tokens",
-        "max_model_len",
-        "args",
-        "engine_config",
-        "kv_padding",
-    }
-)
-"""Events that stay true for the life of the engine, however old the line is."""
 
 # --- prefixes ---------------------------------------------------------------------------------------------
 
@@ -499,3 +434,44 @@ def match(line: str) -> LogEvent | None:
             if values is not None:
                 return LogEvent(event, values)
     return None
+
+
+_FACTS: Final[Mapping[str, Mapping[str, str]]] = {  # event -> name of the value -> name of the fact
+    "pool_bytes": {"bytes": "pool_bytes"},
+    "weights_bytes": {"bytes": "weights_bytes"},
+    "graphs_bytes": {"bytes": "graphs_bytes"},
+    "max_num_batched_tokens": {"tokens": "max_num_batched_tokens"},
+    "max_model_len": {"tokens": "max_model_len"},
+    "engine_config": {"max_model_len": "max_model_len"},
+    "capacity": {"tokens": "capacity_tokens", "max_model_len": "max_model_len"},
+    "breakdown": {
+        "activation_bytes": "activations_bytes",
+        "graphs_bytes": "graphs_bytes",
+        "kv_bytes": "pool_bytes",
+    },
+}
+
+
+def recognise(line: str) -> LogEvent | None:
+    """The event of a stripped line with the facts, arguments and version that it carries, or None."""
+    event = match(line)
+    if event is None:
+        return None
+    values = {
+        name: value
+        for name, value in event.values.items()
+        if isinstance(value, int | float) and abs(value) <= ceilings.BYTES
+    }
+    facts = {
+        fact: values[name]
+        for name, fact in _FACTS.get(event.event, {}).items()
+        if name in values and (values[name] > 0 or fact.endswith("_bytes"))
+    }
+    version = event.values.get("version") if event.event == "engine_config" else None
+    return LogEvent(
+        event.event,
+        event.values,
+        facts,
+        from_log(line) if event.event == "args" else None,
+        None if version is None else str(version),
+    )

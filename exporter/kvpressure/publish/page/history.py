@@ -6,10 +6,12 @@ import math
 import threading
 from array import array
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
-from kvpressure.readings import EngineKey, Snapshot
-from kvpressure.state import EngineState, State
+from kvpressure.model.isolation import ENGINE, PAGE, Guard, engine_name
+from kvpressure.model.readings import EngineKey, Snapshot
+from kvpressure.model.state import EngineState, State
 
 SLOT_SECONDS: Final = 10.0
 SLOTS: Final = 90
@@ -50,6 +52,7 @@ class History:
     """
 
     def __init__(self) -> None:
+        self.guard = Guard()
         self._rings: dict[EngineKey, _Ring] = {}
         self._lock = threading.Lock()
 
@@ -67,7 +70,7 @@ class History:
                     ring = self._rings[engine.key] = _Ring(slot)
                 ring.advance(slot)
                 if engine.up:
-                    _take(ring, slot, engine)
+                    self.guard.run(PAGE, ENGINE, partial(engine_name, engine.key), partial(_take, ring, slot, engine))
 
     def of(self, key: EngineKey) -> Mapping[str, Points]:
         """Series of one engine, oldest first, the newest slot last; empty for an engine that was never seen."""

@@ -8,32 +8,43 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__
-from kvpressure.publish import wording
-from kvpressure.publish.sparkline import HEIGHT, MINUTES, WIDTH, Sparkline, sparkline
-from kvpressure.publish.view import EngineView, Surroundings, boards, engine_views, headline
-from kvpressure.state import State
+from kvpressure.advice import wording
+from kvpressure.model.isolation import ENGINE, GPU, PAGE, SOURCE, Failure, engine_name
+from kvpressure.model.readings import SourceHealth
+from kvpressure.model.state import GpuState, State
+from kvpressure.printable import visible_lines
+from kvpressure.publish.page.sparkline import HEIGHT, MINUTES, WIDTH, Sparkline, sparkline
+from kvpressure.publish.page.view import EngineView, ViewContext, boards, engine_views, headline
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markupsafe import Markup
 
 _FOLDER: Final = Path(__file__).with_name("templates")
 FINDINGS: Final = {"fine": "fine", "look": "look here", "bad": "bad", "unknown": "not known"}
 
 
-@lru_cache(maxsize=1)
-def _template() -> Template:
-    """The compiled page. jinja2 is imported by the first view, so that an exporter nobody looks at is lighter."""
+def _visible(value: object) -> object:
+    """What a template shows, without characters that a browser obeys; markup is ours."""
+    return visible_lines(value) if type(value) is str else value
+
+
+@lru_cache(maxsize=8)
+def _template(name: str) -> Template:
+    """A compiled part of the page. jinja2 is imported by the first view, so that an exporter nobody looks at is lighter."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
+        finalize=_visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -45,8 +56,9 @@ def _template() -> Template:
         clock=wording.clock_text,
         number=wording.number_text,
         words=wording.words,
+        reason=wording.reason_text,
     )
-    return environment.get_template("page.html.j2")
+    return environment.get_template(name)
 
 
 @lru_cache(maxsize=2)
@@ -81,14 +93,12 @@ class Chart:
     line: Sparkline
 
 
-def render_page(state: State, node: str, telemetry_path: str, around: Surroundings) -> str:
+def render_page(state: State, node: str, telemetry_path: str, around: ViewContext) -> str:
     """The page for ``state`` as HTML, every value escaped."""
     from markupsafe import Markup
 
-    def charts(view: EngineView) -> list[Chart]:
-        return _charts(view, around)
-
-    return _template().render(
+    parts = _Parts(state, around)
+    return _template("page.html.j2").render(
         state=state,
         node=node,
         telemetry_path=telemetry_path,
@@ -97,18 +107,71 @@ def render_page(state: State, node: str, telemetry_path: str, around: Surroundin
         engines=engine_views(state, around),
         boards=boards(around),
         links=around.links,
-        charts=charts,
-        findings=FINDINGS,
-        confident=around.thresholds["confident"],
-        width=WIDTH,
-        height=HEIGHT,
-        minutes=MINUTES,
+        article=parts.article,
+        gpu_row=parts.gpu_row,
+        source_row=parts.source_row,
         style=Markup(_asset("page.css")),
         script=Markup(_asset("page.js")),
     )
 
 
-def _charts(view: EngineView, around: Surroundings) -> list[Chart]:
+class _Parts:
+    """The parts of the page, each rendered apart: one that fails is a line that says so."""
+
+    def __init__(self, state: State, around: ViewContext) -> None:
+        self._state = state
+        self._around = around
+
+    def article(self, view: EngineView) -> Markup:
+        """One engine."""
+        key = view.state.key
+        return self._part(
+            ENGINE,
+            engine_name(key),
+            '<article class="unknown"><h3>{}</h3><p><strong>{}</strong></p></article>',
+            "engine.html.j2",
+            lambda: {
+                "view": view,
+                "charts": _charts(view, self._around),
+                "findings": FINDINGS,
+                "confident": self._around.thresholds["confident"],
+                "width": WIDTH,
+                "height": HEIGHT,
+                "minutes": MINUTES,
+            },
+        )
+
+    def gpu_row(self, gpu: GpuState) -> Markup:
+        """One GPU."""
+        return self._part(
+            GPU,
+            gpu.reading.uuid,
+            '<tr><th scope="row">{}</th><td colspan="6">{}</td></tr>',
+            "gpu.html.j2",
+            lambda: {"gpu": gpu},
+        )
+
+    def source_row(self, name: str, health: SourceHealth) -> Markup:
+        """One source."""
+        return self._part(
+            SOURCE,
+            name,
+            '<tr><th scope="row">{}</th><td colspan="3">{}</td></tr>',
+            "source.html.j2",
+            lambda: {"name": name, "health": health},
+        )
+
+    def _part(self, kind: str, name: str, instead: str, template: str, values: Callable[[], dict[str, Any]]) -> Markup:
+        from markupsafe import Markup
+
+        def render() -> str:
+            return _template(template).render(state=self._state, **values())
+
+        found = self._around.guard.run(PAGE, kind, lambda: name, render)
+        return Markup(instead).format(name, found.text) if isinstance(found, Failure) else Markup(found)
+
+
+def _charts(view: EngineView, around: ViewContext) -> list[Chart]:
     """The engine's last minutes; without history the present values."""
     t, signals = around.thresholds, view.state.signals
     limit = signals.load.max_num_seqs

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.publish.history import SLOT_SECONDS, SLOTS
+from kvpressure.publish.page.history import SLOT_SECONDS, SLOTS
 
 WIDTH: Final = 180
 HEIGHT: Final = 40

@@ -9,15 +9,16 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvpressure.publish.history import History, Points
+from kvpressure.advice.condition_text import Standing, standings
+from kvpressure.advice.mitigation import Plan, plan
+from kvpressure.advice.triage import Step, steps
+from kvpressure.advice.wording import number_text, reason_text, words
+from kvpressure.model.isolation import ENGINE, PAGE, Failure, Guard, engine_name
+from kvpressure.model.readings import EngineKey
+from kvpressure.model.state import EngineState, State, without_values
 from kvpressure.publish.links import BOARDS, Link, Links
-from kvpressure.publish.mitigation import Plan, plan
-from kvpressure.publish.standing import Standing, standings
-from kvpressure.publish.triage import Step, steps
-from kvpressure.publish.wording import number_text, words
-from kvpressure.readings import EngineKey
-from kvpressure.state import EngineState, State
-from kvpressure.thresholds import Thresholds, builtin
+from kvpressure.publish.page.history import History, Points
+from kvpressure.settings.thresholds import Thresholds, builtin
 
 # Harm first; what is fine comes last. The boards rank engines by it as well.
 ORDER: Final = (
@@ -34,12 +35,17 @@ CALM: Final = ("healthy", "idle")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ViewContext:
     """What the page and the JSON need beside the state: thresholds, the last minutes, and where boards and runbooks are."""
 
     thresholds: Thresholds = field(default_factory=builtin)
     history: History = field(default_factory=History)
     links: Links = field(default_factory=Links)
+
+    @property
+    def guard(self) -> Guard:
+        """What counts the subjects that cannot be shown: the history's own, as it fails for the same engines."""
+        return self.history.guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class EngineView:
         return self.state.diagnosis.verdict in CALM and not self.holding
 
 
-def engine_view(engine: EngineState, state: State, around: Surroundings) -> EngineView:
+def engine_view(engine: EngineState, state: State, around: ViewContext) -> EngineView:
     """The view of one engine."""
     diagnosis = engine.diagnosis
     beside = standings(engine, around.thresholds)
@@ -83,13 +89,32 @@ def engine_view(engine: EngineState, state: State, around: Surroundings) -> Engi
     )
 
 
-def engine_views(state: State, around: Surroundings) -> list[EngineView]:
+def bare_view(engine: EngineState, time: float, around: ViewContext, failure: Failure) -> EngineView:
+    """The view of an engine that cannot be shown: who it is, and why."""
+    return EngineView(
+        without_values(engine, time, failure),
+        _anchor(engine.key),
+        (),
+        Plan(failure.text),
+        {},
+        around.links.board("kvpressure-incident", engine.key),
+        (),
+        (),
+    )
+
+
+def _guarded_view(engine: EngineState, state: State, around: ViewContext) -> EngineView:
+    view = around.guard.run(PAGE, ENGINE, lambda: engine_name(engine.key), lambda: engine_view(engine, state, around))
+    return bare_view(engine, state.time, around, view) if isinstance(view, Failure) else view
+
+
+def engine_views(state: State, around: ViewContext) -> list[EngineView]:
     """All engines, those in trouble first."""
-    views = [engine_view(engine, state, around) for engine in state.engines]
+    views = [_guarded_view(engine, state, around) for engine in state.engines]
     return sorted(views, key=lambda view: (view.calm, _rank(view), view.state.key))
 
 
-def boards(around: Surroundings) -> list[Link]:
+def boards(around: ViewContext) -> list[Link]:
     """Every board."""
     return [around.links.board(uid) for uid in BOARDS]
 
@@ -98,11 +123,12 @@ def headline(state: State) -> str:
     """The node in one sentence."""
     total = len(state.engines)
     if not total:
-        return "No engine is known on this node."
+        return "No engine found on this node."
     counts: dict[str, int] = {}
     for engine in sorted(state.engines, key=lambda one: _rank_of(one.diagnosis.verdict)):
-        counts[engine.diagnosis.verdict] = counts.get(engine.diagnosis.verdict, 0) + 1
-    parts = ", ".join(f"{number_text(count)} {words(verdict)}" for verdict, count in counts.items())
+        shown = words(engine.diagnosis.verdict) if engine.up else f"down ({reason_text(engine.error)})"
+        counts[shown] = counts.get(shown, 0) + 1
+    parts = ", ".join(f"{number_text(count)} {shown}" for shown, count in counts.items())
     return f"{total} engine{'s' if total > 1 else ''}: {parts}."
 
 

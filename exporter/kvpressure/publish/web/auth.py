@@ -13,7 +13,7 @@ import os
 from collections import OrderedDict
 from typing import Final
 
-from kvpressure.publish.webconfig import WebConfig
+from kvpressure.publish.web.webconfig import WebConfig
 
 WRONG_REMEMBERED: Final = 512
 # Of a random password that nobody has: compared with when the user is unknown.

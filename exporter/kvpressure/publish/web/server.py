@@ -2,8 +2,9 @@
 
 A connection costs no thread. Every phase of it has a total deadline (TLS handshake, head of the request, writing
 the answer, waiting for the next request), so that dripping does not prolong it. When all places are taken, the
-connection that has waited longest for its client makes room: any number of silent clients only push out each other,
-and a scrape, which takes milliseconds, gets through. A request never reads a body.
+peer (address) with the most of them loses the one that has waited longest for its client: any number of silent clients
+only push out each other, and a scrape, which takes milliseconds, gets through. Answers under way have places of their own by
+the same rule. A request never reads a body.
 """
 
 from __future__ import annotations
@@ -15,23 +16,16 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from kvpressure.publish.auth import Authenticator
-from kvpressure.publish.http import (
-    HEAD_LIMIT,
-    BadRequest,
-    Request,
-    Response,
-    head_of,
-    parse_head,
-    text_response,
-)
-from kvpressure.publish.webconfig import WebConfig, WebConfigFile
-from kvpressure.settings_kinds import ListenAddress
+from kvpressure.publish.web.auth import Authenticator
+from kvpressure.publish.web.http import HEAD_LIMIT, BadRequest, Request, Response, head_of, parse_head, text_response
+from kvpressure.publish.web.webconfig import WebConfig, WebConfigFile
+from kvpressure.settings.kinds import ListenAddress
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +33,22 @@ HANDSHAKE_SECONDS: Final = 5.0
 HEAD_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 30.0
 WRITE_SECONDS: Final = 10.0
-STALLED_SECONDS: Final = 1.0  # an answer whose client has taken nothing for this long gives up its place
 STOP_SECONDS: Final = 0.8
 CONNECTIONS: Final = 256
+PEER_CONNECTIONS: Final = 128  # of one address
+TLS_CONNECTIONS: Final = 64  # with TLS, where one takes 0.3 MiB
+PEER_TLS_CONNECTIONS: Final = 32
 PASSWORDS_WAITING: Final = 8  # comparisons with bcrypt that may wait; further unknown logins get 503
+HEALTH_PATHS: Final = ("/-/healthy", "/-/ready")
 CHUNK: Final = 64 * 1024  # bytes that an answer may hold in memory beyond the shared body
 
 
 class ListenError(Exception):
-    """An address cannot be listened on; the text is one line."""
+    """``address`` cannot be listened on; the text is one line."""
+
+    def __init__(self, address: ListenAddress, problem: str) -> None:
+        super().__init__(f"cannot listen on {address}: {problem}")
+        self.address = address
 
 
 class Handler(Protocol):
@@ -58,17 +59,42 @@ class Handler(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """What a listener serves, and on whose conditions."""
+
+    handler: Handler
+    web: WebConfigFile
+
+
 @dataclass(eq=False, slots=True)
 class _Connection:
     socket: socket.socket
+    peer: str  # its address
+    door: _Door
     since: float  # when the present phase began, or bytes last moved in an answer
     task: asyncio.Task[None] | None = None
     opened: bool = False  # from then on the loop's transport owns the socket
     answering: bool = False
 
 
+class HealthOnly:
+    """A handler that passes the health checks on and knows no other path."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    def answer(self, request: Request) -> Response:
+        """The response of the handler to a health check, 404 to all else."""
+        return self._handler.answer(request) if request.path in HEALTH_PATHS else text_response(404)
+
+
 class Server:
-    """Serves ``handler`` on ``addresses``. ``start`` binds and returns; ``stop`` is bounded by ``STOP_SECONDS``."""
+    """Serves ``handler`` on ``addresses``, and its health checks alone, without TLS and password, on ``health``.
+
+    ``start`` binds and returns; ``stop`` is bounded by ``STOP_SECONDS``. One loop serves both, so that a health check
+    that is answered proves that scrapes are answered too.
+    """
 
     def __init__(
         self,
@@ -76,26 +102,29 @@ class Server:
         handler: Handler,
         web: WebConfigFile | None = None,
         max_requests: int = 20,
+        health: Sequence[ListenAddress] = (),
     ) -> None:
-        self._requested = addresses
-        self._handler = handler
-        self._web = web or WebConfigFile(None)
+        front = _Door(handler, web or WebConfigFile(None))
+        side = _Door(HealthOnly(handler), WebConfigFile(None))
+        self._requested = [(address, front) for address in addresses] + [(address, side) for address in health]
         self._max_requests = max_requests
         self._auth = Authenticator()
         self._passwords_waiting = 0
         self._connections: dict[_Connection, None] = {}
         self._places = _places()
-        self._listeners: list[socket.socket] = []
+        self._listeners: dict[socket.socket, _Door] = {}
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="password")
 
     def start(self) -> list[ListenAddress]:
-        """Listen and serve. Returns the addresses with their real ports. Raises ``ListenError``."""
+        """Listen and serve. Returns the addresses with their real ports, those of health checks last. Raises
+        ``ListenError``.
+        """
         try:
-            for address in self._requested:
-                self._listeners += _listen(address)
+            for address, door in self._requested:
+                self._listeners |= dict.fromkeys(_listen(address), door)
         except ListenError:
             self._close_listeners()
             raise
@@ -118,7 +147,7 @@ class Server:
             self._loop.close()
 
     async def _serve(self) -> None:
-        acceptors = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
+        acceptors = [asyncio.create_task(self._accept(*entry)) for entry in self._listeners.items()]
         await self._stopping.wait()
         for acceptor in acceptors:
             acceptor.cancel()
@@ -137,29 +166,37 @@ class Server:
         for listener in self._listeners:
             listener.close()
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket, door: _Door) -> None:
         while True:
             try:
-                client, _ = await self._loop.sock_accept(listener)
-                self._admit(client)
+                client, address = await self._loop.sock_accept(listener)
+                self._admit(client, str(address[0]), door)
             except OSError as error:  # no descriptors left, most likely: make room, and do not spin
                 log.debug("accepting a connection failed: %s", error)
-                self._evict()
+                self._evict(self._connections)
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0)  # a flood of connections must not keep the others from their turn
 
-    def _admit(self, client: socket.socket) -> None:
-        if len(self._connections) >= self._places:
-            self._evict()
-        connection = _Connection(client, self._loop.time())
+    def _admit(self, client: socket.socket, peer: str, door: _Door) -> None:
+        tls = door.web.current().tls is not None
+        places = min(self._places, TLS_CONNECTIONS) if tls else self._places
+        of_peer = [one for one in self._connections if one.peer == peer]
+        if len(of_peer) >= min(places, PEER_TLS_CONNECTIONS if tls else PEER_CONNECTIONS):
+            self._evict(of_peer)
+        while len(self._connections) >= places:
+            self._evict(self._connections)
+        connection = _Connection(client, peer, door, self._loop.time())
         self._connections[connection] = None
         connection.task = self._loop.create_task(self._attend(connection))
         with contextlib.suppress(OSError):  # the client may be gone already
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the tail of an answer must not wait
 
-    def _evict(self) -> None:
-        """Close the connection that has waited longest for its client, answers under way last."""
-        victim = min(self._connections, key=lambda one: (one.answering, one.since), default=None)
+    def _evict(self, among: Collection[_Connection]) -> None:
+        """Of the peer that has the most connections among these, close the one that has waited longest for its client, answers
+        under way last.
+        """
+        of_peer = Counter(one.peer for one in among)
+        victim = min(among, key=lambda one: (-of_peer[one.peer], one.answering, one.since), default=None)
         if victim is not None:
             self._drop(victim)
 
@@ -174,7 +211,7 @@ class Server:
         """One connection from its handshake to its end; whatever happens to it stays in here."""
         writer: asyncio.StreamWriter | None = None
         try:
-            config = self._web.current()
+            config = connection.door.web.current()
             connection.opened = True
             reader, writer = await self._open(connection.socket, config)
             if _san_allowed(writer, config):
@@ -209,7 +246,7 @@ class Server:
             connection.since = self._loop.time()
             start = b"" if first else await _first_byte(reader)
             first = False
-            config = self._web.current()
+            config = connection.door.web.current()
             request: Request | None = None
             try:
                 request = parse_head(start + await _rest_of_head(reader))
@@ -241,25 +278,22 @@ class Server:
                 self._passwords_waiting -= 1
         if not allowed:
             return text_response(401, headers={"WWW-Authenticate": 'Basic realm="kvpressure", charset="UTF-8"'})
-        if not self._take_place(connection):
-            return text_response(503, "too many requests at the same time", {"Retry-After": "1"})
+        self._take_place(connection)
         try:
-            return self._handler.answer(request)
+            return connection.door.handler.answer(request)
         except Exception:
             log.exception("answering %s failed", request.path)
             return text_response(500)
 
-    def _take_place(self, connection: _Connection) -> bool:
-        """Count the request among those being answered; one whose client takes nothing makes room."""
+    def _take_place(self, connection: _Connection) -> None:
+        """Count the request among those being answered. An answer waits for nothing but its client, so the one whose client has
+        taken nothing for the longest time makes room.
+        """
         answering = [one for one in self._connections if one.answering]
         if self._max_requests and len(answering) >= self._max_requests:
-            slowest = min(answering, key=lambda one: one.since)
-            if self._loop.time() - slowest.since < STALLED_SECONDS:
-                return False
-            self._drop(slowest)
+            self._evict(answering)
         connection.since = self._loop.time()
         connection.answering = True
-        return True
 
     async def _send(
         self,
@@ -341,9 +375,9 @@ def _listen(address: ListenAddress) -> list[socket.socket]:
                 for family, where in dict.fromkeys((entry[0], entry[4][:2]) for entry in found)
             ]
     except socket.gaierror as error:
-        raise ListenError(f"cannot listen on {address}: {error.strerror}") from error
+        raise ListenError(address, error.strerror or "no such host") from error
     except OSError as error:
-        raise ListenError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
+        raise ListenError(address, os.strerror(error.errno or 0)) from error
     for listener in listeners:
         listener.setblocking(False)
     return listeners

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kvpressure import yaml_nodes
-from kvpressure.publish.tls import TlsError, context_from
-from kvpressure.settings_kinds import SECONDS
-from kvpressure.yaml_nodes import Node
+from kvpressure.errors import InputError
+from kvpressure.publish.web.tls import TlsError, context_from
+from kvpressure.settings import yaml_lines as yaml_nodes
+from kvpressure.settings.kinds import SECONDS
+from kvpressure.settings.yaml_lines import Node
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-class WebConfigError(ValueError):
+class WebConfigError(InputError):
     """The web configuration is wrong; the text is one line: where, what, what is allowed."""
 
 
@@ -122,7 +123,10 @@ class WebConfigFile:
 
     def _read_again(self, path: Path) -> None:
         try:
-            self._config = parse(path)
+            config = parse(path)
+            if weaker := _weaker(self._config, config):
+                raise WebConfigError(f"{path}: {weaker} is gone; allowed: a restart, where that is meant")
+            self._config = config
         except WebConfigError as error:
             if str(error) != self._problem:
                 log.error("web configuration not usable, the last good one stays: %s", error)
@@ -132,6 +136,17 @@ class WebConfigFile:
             self._seen = _signature(self._config.files)
             self._problem = ""
             log.info("web configuration read again")
+
+
+def _weaker(before: WebConfig, after: WebConfig) -> str:
+    """What protects the server before and not after; empty if nothing does. A file that is being written is short for a moment."""
+    if before.tls is not None and after.tls is None:
+        return "tls_server_config"
+    if before.users and not after.users:
+        return "basic_auth_users"
+    if before.tls is not None and after.tls is not None and after.tls.verify_mode < before.tls.verify_mode:
+        return "client_auth_type"
+    return "client_allowed_sans" if before.allowed_sans and not after.allowed_sans else ""
 
 
 def _signature(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:

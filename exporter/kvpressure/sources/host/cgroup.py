@@ -8,14 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from kvpressure.readings import ContainerReading
+from kvpressure.model.readings import ContainerReading
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.podspec import Engine, Pod
-
-if TYPE_CHECKING:
-    from kvpressure.settings import Settings
+from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.podspec import Engine, Pod
 
 REASONS: Final = ("no_cgroup_tree", "not_cgroup_v2", "pods_unknown", "permission_denied", "unreadable", "no_cgroup")
 """Reasons of this source. ``no_cgroup`` counts containers that were looked for and not found."""
@@ -29,6 +27,15 @@ MAX_DIRECTORIES: Final = 20_000
 _LEADS: Final = re.compile(r"kubepods|kubelet|besteffort|burstable|guaranteed")
 
 
+class CgroupSettings(Protocol):
+    """The settings that this source needs."""
+
+    @property
+    def shared(self) -> Shared: ...
+    @property
+    def host_cgroup(self) -> Path: ...
+
+
 class CgroupSource:
     """Readings of containers; fields whose file is missing are None. ``pods`` is asked at every read."""
 
@@ -36,7 +43,7 @@ class CgroupSource:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CgroupSettings,
         pods: Callable[[], Sequence[Pod] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -1,6 +1,6 @@
 """The source of log events: follows the logs of the engines' containers on this node.
 
-Only lines that ``signals.logevents`` recognises leave this source. A line older than ``RECENT_SECONDS`` when it is
+Only lines that the engine's dialect recognises leave this source, with the event that they report. A line older than ``RECENT_SECONDS`` when it is
 first seen (this process has just started) counts only if it states a fact that still holds, such as the arguments:
 an old crash is no news. How far each log was read survives a restart in ``--log-positions``.
 """
@@ -13,16 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-from kvpressure.readings import LogLine
-from kvpressure.signals.logevents import FACT_EVENTS, match, strip
+from kvpressure.engines import registry
+from kvpressure.model.log_events import FACT_EVENTS
+from kvpressure.model.readings import LogLine
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.logfile import ContainerLog, Entry, Position
-from kvpressure.sources.podspec import Pod
-
-if TYPE_CHECKING:
-    from kvpressure.settings import Settings
+from kvpressure.sources.host.log_files import ContainerLog, Entry, Position
+from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.podspec import Pod
 
 REASONS: Final = (
     "no_log_directory",
@@ -49,6 +48,17 @@ MISSING_SECONDS: Final = 30.0
 Key = tuple[str, str, str, str]  # namespace, pod, uid, container
 
 
+class LogsSettings(Protocol):
+    """The settings that this source needs."""
+
+    @property
+    def shared(self) -> Shared: ...
+    @property
+    def host_pod_logs(self) -> Path: ...
+    @property
+    def log_positions(self) -> Path | None: ...
+
+
 class LogsSource:
     """Recognised lines of the engines' logs. ``pods`` is asked at every read."""
 
@@ -56,7 +66,7 @@ class LogsSource:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LogsSettings,
         pods: Callable[[], Sequence[Pod] | None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -66,6 +76,7 @@ class LogsSource:
         self._clock = clock
         self._logs: dict[Key, ContainerLog] = {}
         self._missing: dict[Key, float] = {}
+        self._dialects: dict[Key, str] = {}  # the engine's name, as discovery knows it
         self._leaving: set[Key] = set()
         self._turn = 0
         self._file = settings.log_positions
@@ -107,6 +118,11 @@ class LogsSource:
         """Follow the logs of the engines there are, and of those that have just gone once more."""
         wanted = {(pod.namespace, pod.name, pod.uid, engine.container): pod for pod in pods for engine in pod.engines}
         gone = {key for key in self._logs if key not in wanted}
+        self._dialects = {key: self._dialects.get(key, "") for key in gone} | {
+            (pod.namespace, pod.name, pod.uid, engine.container): engine.dialect
+            for pod in pods
+            for engine in pod.engines
+        }
         for key in gone & self._leaving:
             self._logs.pop(key).close()
         self._leaving = gone - self._leaving
@@ -151,21 +167,23 @@ class LogsSource:
         if log.skipped > skipped:
             errors["skipped"] += 1
         count = 0
-        for text in self._recognised(entries):
+        for line in self._recognised(key, entries):
             count += 1
             if count <= MAX_LINES:
-                yield LogLine(key[0], key[1], key[3], text)
+                yield line
         if count > MAX_LINES:
             errors["too_many_lines"] += count - MAX_LINES
 
-    def _recognised(self, entries: Sequence[Entry]) -> Iterator[str]:
+    def _recognised(self, key: Key, entries: Sequence[Entry]) -> Iterator[LogLine]:
         since = self._clock() - RECENT_SECONDS
+        engine = self._dialects.get(key, "")
         for entry in entries:
-            event = match(entry.text)
-            if event is None:
+            found = registry.recognise(entry.text, engine)
+            if found is None:
                 continue
+            message, event = found
             if event.event in FACT_EVENTS or (entry.time or since) >= since:
-                yield strip(entry.text)
+                yield LogLine(key[0], key[1], key[3], message, event)
 
     # --- positions ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from kvpressure.signals.logevents import MAX_LINE, WORDS
+from kvpressure.engines.registry import log_words
+from kvpressure.model.log_events import MAX_LINE
 
 CHUNK_BYTES: Final = 65536
 HEAD_BYTES: Final = 512 * 1024  # of a log that is new here: its start-up lines
@@ -29,7 +30,6 @@ MAX_FILES: Final = 1000  # names in one directory that are looked at
 
 _LIVE: Final = re.compile(r"(\d{1,9})\.log")
 _ROTATED: Final = re.compile(r"(\d{1,9})\.log\.(\d{8}-\d{6})(\.gz)?")
-_WORDS: Final = tuple(word.encode() for word in WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,7 @@ class Tail:
     """An open file, read from ``offset`` on. With ``end`` it stops there; ``cut`` = the first line is a rest."""
 
     def __init__(self, path: Path, offset: int = 0, end: int | None = None, cut: bool = False) -> None:
+        self._words = tuple(word.encode() for word in log_words())
         self.path = path
         self.offset = offset  # of the next byte to read
         self.done = offset  # of the first byte not yet part of a complete message
@@ -165,7 +166,7 @@ class Tail:
         first_is_rest, self._cut = self._cut, False
         self._carry = b""
         self._keep(rest)
-        if self._joiner.open or b" P " in text or any(word in text for word in _WORDS):
+        if self._joiner.open or b" P " in text or any(word in text for word in self._words):
             found = text.split(b"\n")
             for line in found[1:] if first_is_rest else found:
                 entry = self._joiner.entry(line)

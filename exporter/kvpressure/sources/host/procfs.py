@@ -11,16 +11,15 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from kvpressure.readings import GpuReading
+from kvpressure.model.readings import GpuReading
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.devices import Device
-from kvpressure.sources.podresources import Claim, owners_of
-from kvpressure.sources.podspec import Pod
-
-if TYPE_CHECKING:
-    from kvpressure.settings import Settings
+from kvpressure.sources.kubernetes.discovery import leaders
+from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.podresources import Claim, owners_of
+from kvpressure.sources.kubernetes.podspec import Pod
+from kvpressure.sources.vendors import Device
 
 MAX_CGROUP_BYTES: Final = 65536
 
@@ -33,6 +32,15 @@ _CGROUP: Final = re.compile(
     r"(?:[^\n]*?([0-9a-f]{64}))?"
 )
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of the host's pid namespace, fixed in the kernel
+
+
+class ProcfsSettings(Protocol):
+    """The settings that this source needs."""
+
+    @property
+    def shared(self) -> Shared: ...
+    @property
+    def host_proc(self) -> Path: ...
 
 
 def pod_of_cgroup(text: str) -> tuple[str, str] | None:
@@ -51,7 +59,7 @@ class ProcfsSource:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ProcfsSettings,
         gpus: Callable[[], Sequence[GpuReading]] | None = None,
         pods: Callable[[], Sequence[Pod] | None] | None = None,
     ) -> None:
@@ -69,6 +77,7 @@ class ProcfsSource:
         pods = self._pods()
         if pods is None:
             raise SourceError("pods_unknown", "no pod has been listed yet")
+        of_worker = leaders(pods)
         by_uid = {uid: pod for pod in pods for uid in pod.uids}
         errors: Counter[str] = Counter()
         claims: list[Claim] = []
@@ -79,9 +88,13 @@ class ProcfsSource:
                 if found is None:
                     continue
                 pod, container = found
-                process_pods[process.pid] = (pod.namespace, pod.name) if pod else ("", "")
-                if pod is not None:
-                    claims.append(Claim(pod.namespace, pod.name, container, Device(gpu.uuid)))
+                if pod is None:
+                    process_pods[process.pid] = ("", "")
+                    continue
+                own = (pod.namespace, pod.name, container)
+                place = of_worker.get(own[:2], own)  # a worker's GPUs belong to its leader's engine
+                process_pods[process.pid] = place[:2]
+                claims.append(Claim(*place, Device(gpu.uuid)))
         return Reading(owners=tuple(owners_of(claims)), process_pods=process_pods, errors=dict(errors))
 
     def close(self) -> None:

@@ -3,7 +3,11 @@
 The official client costs 50 MiB and 8 times the CPU. Here: the service account's token is read again for every
 request (it is rotated about once an hour), the CA for every connection; no redirects, no proxies; answers are
 bounded in time and size. ``Watcher`` keeps a view of one collection: list, then watch from the list's version with
-bookmarks, list again after 410 Gone, back off with jitter after failures.
+bookmarks, list again after 410 Gone, back off with jitter unless the watch worked, for as long as ``Retry-After`` asks.
+
+A list is answered from the API server's cache (``resourceVersion=0``, as the kubelet does) and in pages where the server
+makes them: many take ``limit`` only without a version. It is therefore read item by item in any case. After 410 Gone the
+next list is a consistent one, without pages: the cache may be what is behind, and a continuation may be what was forgotten.
 """
 
 from __future__ import annotations
@@ -17,12 +21,14 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 from kvpressure.sources.base import SourceError
+from kvpressure.sources.kubernetes.json_list import CHUNK, ListError, read_list
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +44,24 @@ REASONS: Final = (
     "api_forbidden",
     "api_not_found",
     "api_throttled",
+    "api_gone",
     "api_error",
     "api_bad_answer",
 )
-"""Why the API server could not be asked, or did not answer."""
+"""Why the API server could not be asked, or did not answer. ``api_gone``: it has forgotten the version that a watch begins with."""
 
-MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024  # of one object
+MAX_LIST_BYTES: Final = 1024 * 1024 * 1024  # passes through, an item at a time
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024  # an object in etcd has at most 1.5 MiB
-REQUEST_SECONDS: Final = 10.0
+PAGE_ITEMS: Final = 50
+MAX_PAGES: Final = 1000
+REQUEST_SECONDS: Final = 10.0  # for an object, and of silence in a list
+LIST_SECONDS: Final = 300.0  # for a list or one page of it, however slowly it comes
+RETRY_AFTER_SECONDS: Final = 120.0  # the longest wait that the server may ask for
 SILENCE_SECONDS: Final = 120.0  # bookmarks come about once a minute; longer silence = connect again
 WATCH_SECONDS: Final = (300, 600)  # asked of the server, drawn at random so that nodes do not reconnect together
 BACKOFF_SECONDS: Final = (0.5, 30.0)
+WORKED_SECONDS: Final = 30.0  # a watch that lasted so long is begun again at once, although it brought nothing
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 _STATUS: Final = {401: "api_unauthorized", 403: "api_forbidden", 404: "api_not_found", 429: "api_throttled"}
@@ -58,7 +71,15 @@ class Gone(SourceError):
     """410: the version asked for is too old; list again."""
 
     def __init__(self, detail: str = "") -> None:
-        super().__init__("api_error", detail or "410 Gone")
+        super().__init__("api_gone", detail or "410 Gone")
+
+
+class Throttled(SourceError):
+    """The server asks to wait ``retry_after`` seconds."""
+
+    def __init__(self, reason: str, detail: str, retry_after: float) -> None:
+        super().__init__(reason, detail)
+        self.retry_after = retry_after
 
 
 class KubeApi:
@@ -85,12 +106,27 @@ class KubeApi:
         connection = self._connect(REQUEST_SECONDS)
         try:
             response = self._request(connection, path, parameters)
-            body = _read(response, connection, deadline)
+            body = b"".join(_chunks(response, connection, MAX_ANSWER_BYTES, deadline))
         except (OSError, http.client.HTTPException) as error:
             raise _failure(error) from error
         finally:
             connection.close()
         return _object(body)
+
+    def items(self, path: str, parameters: Mapping[str, str]) -> Generator[dict[str, Any], None, Mapping[str, Any]]:
+        """The objects of a list, one at a time as they come; in the end the list's metadata. Raises ``SourceError``."""
+        deadline = time.monotonic() + LIST_SECONDS
+        connection = self._connect(REQUEST_SECONDS)
+        try:
+            response = self._request(connection, path, parameters)
+            chunks = _chunks(response, connection, MAX_LIST_BYTES, deadline, REQUEST_SECONDS)
+            return (yield from read_list(chunks, MAX_EVENT_BYTES))
+        except ListError as error:
+            raise SourceError("api_bad_answer", f"{path}: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _failure(error) from error
+        finally:
+            connection.close()
 
     def watch(
         self,
@@ -145,7 +181,7 @@ class KubeApi:
         if response.status == 410:
             raise Gone
         if response.status != 200:
-            raise SourceError(_STATUS.get(response.status, "api_error"), f"{path}: status {response.status}")
+            raise _refusal(response.status, f"{path}: status {response.status}", response.getheader("Retry-After"))
         return response
 
     def _headers(self, connection: http.client.HTTPConnection) -> dict[str, str]:
@@ -169,25 +205,39 @@ def _keep_alive(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _read(response: http.client.HTTPResponse, connection: http.client.HTTPConnection, deadline: float) -> bytes:
-    """The whole body within the deadline, however slowly it drips."""
-    parts: list[bytes] = []
+def _chunks(
+    response: http.client.HTTPResponse,
+    connection: http.client.HTTPConnection,
+    most_bytes: int,
+    deadline: float,
+    silence_seconds: float = float("inf"),
+) -> Iterator[bytes]:
+    """The body as it comes: all of it before ``deadline``, with no silence longer than ``silence_seconds``."""
     size = 0
     while True:
-        left = deadline - time.monotonic()
+        left = min(deadline - time.monotonic(), silence_seconds)
         if left <= 0:
             raise TimeoutError("answer too slow")
         if connection.sock is not None:
             connection.sock.settimeout(left)
-        part = response.read1(1 << 20)
+        part = response.read1(CHUNK)
         if not part:
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
-            return b"".join(parts)
+            return
         size += len(part)
-        if size > MAX_ANSWER_BYTES:
+        if size > most_bytes:
             raise SourceError("api_bad_answer", "answer too large")
-        parts.append(part)
+        yield part
+
+
+def _refusal(status: object, detail: str, retry_after: object) -> SourceError:
+    """What a status other than 200 means; ``retry_after`` is the server's wish in seconds, if it has one."""
+    reason = _STATUS.get(status if isinstance(status, int) else 0, "api_error")
+    wish = str(retry_after)
+    if wish.isascii() and wish.isdecimal() and len(wish) < 10:
+        return Throttled(reason, detail, min(float(wish), RETRY_AFTER_SECONDS))
+    return SourceError(reason, detail)
 
 
 def _failure(error: Exception) -> SourceError:
@@ -219,8 +269,9 @@ def _event(line: bytes) -> dict[str, Any]:
     if event["type"] == "ERROR":
         if found.get("code") == 410:
             raise Gone(str(found.get("message", "")))
-        code = found.get("code")
-        raise SourceError(_STATUS.get(code if isinstance(code, int) else 0, "api_error"), str(found.get("message", "")))
+        details = found.get("details")
+        wish = details.get("retryAfterSeconds") if isinstance(details, dict) else None
+        raise _refusal(found.get("code"), str(found.get("message", "")), wish)
     return event
 
 
@@ -234,8 +285,9 @@ def version_of(found: Mapping[str, Any]) -> str:
 class Watcher:
     """Keeps up with one collection in a thread of its own.
 
-    ``replace(items)`` is called with the whole collection after a list, ``change(type, object)`` for every ADDED,
-    MODIFIED and DELETED. ``error`` says why the view may be out of date; None while it is current.
+    ``replace(items)`` is called with the whole collection, an iterator to be read to its end: it goes on as the
+    list comes, and raises ``SourceError`` when the list breaks off; ``change(type, object)`` for every ADDED, MODIFIED and DELETED. ``error`` says
+    why the view may be out of date; None while it is current.
     """
 
     def __init__(
@@ -243,7 +295,7 @@ class Watcher:
         api: KubeApi,
         path: str,
         parameters: Mapping[str, str],
-        replace: Callable[[list[dict[str, Any]]], None],
+        replace: Callable[[Iterator[dict[str, Any]]], None],
         change: Callable[[str, dict[str, Any]], None],
         backoff_seconds: tuple[float, float] = BACKOFF_SECONDS,
     ) -> None:
@@ -256,7 +308,10 @@ class Watcher:
         self._replace = replace
         self._change = change
         self._least, self._most = backoff_seconds
+        self._idle = 4 * self._least  # after a watch that ended at once, without fault: asking again soon gains nothing
         self._version = ""
+        self._consistent = False  # the next list may not come from the server's cache
+        self._worked = False  # the last watch brought an event or lasted
         self._stop = threading.Event()
         self._sock: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name=f"watch{path.replace('/', '-')}", daemon=True)
@@ -276,17 +331,20 @@ class Watcher:
                 log.debug("watch was already closed")
 
     def _run(self) -> None:
-        wait = self._least
+        failing, idle = self._least, self._idle
         while not self._stop.is_set():
-            started = time.monotonic()
+            self._worked, failed, asked = False, True, 0.0
             try:
                 if not self._version:
                     self._list()
                 self._follow()
+                failed = False
             except Gone as error:
-                log.debug("watch of %s: %s", self._path, error)
-                self._version = ""
+                failed = False
+                self._version, self._consistent = "", True
+                self._fail(error, outdated=not self._worked)
             except SourceError as error:
+                asked = error.retry_after if isinstance(error, Throttled) else 0.0
                 if error.reason in ("api_error", "api_bad_answer"):
                     self._version = ""  # the server may not like the version: start over
                 self._fail(error)
@@ -294,20 +352,38 @@ class Watcher:
                 log.exception("watch of %s failed", self._path)
                 self._version = ""
                 self._fail(SourceError("api_bad_answer", str(error)))
-            if time.monotonic() - started > self._most:
-                wait = self._least  # it had worked for long
-            self._stop.wait(wait * random.uniform(0.5, 1.0))
-            wait = self._least if self.error is None else min(self._most, wait * 2)
+            if self._worked:
+                failing, idle = self._least, self._idle
+            wait = failing if failed else self._least if self._worked else idle
+            # not all nodes at once: a little sooner than we would, a little later than the server asks
+            self._stop.wait(max(wait * random.uniform(0.75, 1.0), asked * random.uniform(1.0, 1.25)))
+            failing, idle = (
+                (min(self._most, failing * 2), self._idle) if failed else (self._least, min(self._most, idle * 2))
+            )
 
     def _list(self) -> None:
-        document = self._api.get(self._path, self._parameters)
-        items = document.get("items")
-        version = version_of(document)
-        if not isinstance(items, list) or not version:
-            raise SourceError("api_bad_answer", f"{self._path}: no list")
-        self._replace([item for item in items if isinstance(item, dict)])
-        self._version = version
+        with closing(self._pages()) as items:
+            self._replace(items)
+        self._consistent = False
         self._good()
+
+    def _pages(self) -> Generator[dict[str, Any], None, None]:
+        """Every item of the collection. The version is known when the last one has been read."""
+        first = {} if self._consistent else {"limit": str(PAGE_ITEMS), "resourceVersion": "0"}
+        metadata = yield from self._api.items(self._path, {**self._parameters, **first})
+        pages = 1
+        while token := metadata.get("continue"):
+            if self._stop.is_set():
+                return
+            pages += 1
+            if pages > MAX_PAGES:
+                raise SourceError("api_bad_answer", f"{self._path}: more than {MAX_PAGES} pages")
+            more = {"limit": str(PAGE_ITEMS), "continue": str(token)}
+            metadata = yield from self._api.items(self._path, {**self._parameters, **more})
+        version = version_of({"metadata": metadata})
+        if not version:
+            raise SourceError("api_bad_answer", f"{self._path}: no list")
+        self._version = version
 
     def _follow(self) -> None:
         parameters = {
@@ -315,8 +391,16 @@ class Watcher:
             "resourceVersion": self._version,
             "timeoutSeconds": str(random.randint(*WATCH_SECONDS)),
         }
+        started = time.monotonic()
+        try:
+            self._take(parameters)
+        finally:
+            self._worked = self._worked or time.monotonic() - started > WORKED_SECONDS
+
+    def _take(self, parameters: Mapping[str, str]) -> None:
         for event in self._api.watch(self._path, parameters, self._opened):
             self._good()
+            self._worked = True
             if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
                 self._change(event["type"], event["object"])
             self._version = version_of(event["object"]) or self._version
@@ -334,10 +418,11 @@ class Watcher:
         self.error = None
         self.synced.set()
 
-    def _fail(self, error: SourceError) -> None:
+    def _fail(self, error: SourceError, outdated: bool = True) -> None:
         if self._stop.is_set():
             return
         log.debug("watch of %s: %s", self._path, error)
-        self.error = error.reason
+        if outdated:
+            self.error = error.reason
         self.errors[error.reason] = self.errors.get(error.reason, 0) + 1
         self.synced.set()

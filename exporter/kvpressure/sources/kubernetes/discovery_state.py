@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvpressure.readings import GpuReading, Snapshot
-    from kvpressure.sources.podspec import Pod
-    from kvpressure.sources.vllm.targets import Target
+    from kvpressure.model.readings import GpuReading, Snapshot
+    from kvpressure.sources.kubernetes.podspec import Pod
+    from kvpressure.sources.scrape.targets import Target
 
 
 class Shared:

@@ -1,8 +1,8 @@
 """The source that asks the kubelet which container holds which GPU: PodResources API v1 over its unix socket.
 
-One ``List`` a read, every 10 seconds by default (the kubelet limits callers, and a List has side effects there). The
-kubelet replaces its socket when it restarts; that is seen by the file and the channel opened anew. Kubelets before
-1.34 also list pods that have ended: among pods that claim the same exclusive device those known to run win.
+One ``List`` a read, every 10 seconds by default (the kubelet limits callers, and a List has side effects there), each on
+a connection of its own: the kubelet replaces its socket when it restarts. Kubelets before 1.34 also list pods that have
+ended: among pods that claim the same exclusive device those known to run win.
 """
 
 from __future__ import annotations
@@ -10,15 +10,23 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Final, Protocol
 
-from kvpressure.readings import GpuOwner, GpuReading
+from kvpressure.model.readings import GpuOwner, GpuReading
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.devices import Device, from_dra, from_plugin
-from kvpressure.sources.podspec import Pod
-
-if TYPE_CHECKING:
-    from kvpressure.settings import Settings
+from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin, is_gpu_driver
+from kvpressure.sources.kubernetes.discovery import leaders
+from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.grpc_call import CallError, unary
+from kvpressure.sources.kubernetes.podresources_message import (
+    ContainerResources,
+    MessageError,
+    TooManyFieldsError,
+    read_pods,
+)
+from kvpressure.sources.kubernetes.podspec import Pod
+from kvpressure.sources.vendors import Device
 
 METHOD: Final = "/v1.PodResourcesLister/List"
 CALL_SECONDS: Final = 4.0
@@ -43,6 +51,17 @@ REASONS: Final = (
 ENDED_PHASES: Final = ("Succeeded", "Failed")
 
 
+class PodResourcesSettings(Protocol):
+    """The settings that this source needs."""
+
+    @property
+    def shared(self) -> Shared: ...
+    @property
+    def kubelet_socket(self) -> Path: ...
+    @property
+    def kubelet_resources(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A container that holds a device."""
@@ -60,7 +79,7 @@ class PodResourcesSource:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: PodResourcesSettings,
         gpus: Callable[[], Sequence[GpuReading]] | None = None,
         pods: Callable[[], Sequence[Pod] | None] | None = None,
     ) -> None:
@@ -69,112 +88,57 @@ class PodResourcesSource:
         self._prefixes = settings.kubelet_resources
         self._gpus = gpus or (lambda: shared.gpus)
         self._pods = pods or (lambda: shared.pods)
-        self._channel: Any = None
-        self._file: tuple[int, int, int] | None = (
-            None  # of the socket; an inode is used again, its time of change is not
-        )
 
     def read(self) -> Reading:
         """Owners of every GPU. Raises ``SourceError`` when the kubelet cannot be asked."""
         claims, errors = self._claims(self._list())
-        owners = owners_of(running(claims, self._pods() or ()))
+        pods = self._pods() or ()
+        owners = owners_of(joined(running(claims, pods), pods))
         if len(owners) > MAX_OWNERS:
             errors["too_many_devices"] += len(owners) - MAX_OWNERS
         return Reading(owners=tuple(owners[:MAX_OWNERS]), errors=dict(errors))
 
     def close(self) -> None:
-        """Close the channel."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+        """Nothing is held between two reads."""
 
-    def _list(self) -> Any:
-        """One ``List``. A failed call drops the channel, so that the next one starts clean."""
-        import grpc
-
-        from kvpressure.sources._podresources import api_pb2
-
-        self._open()
-        call = self._channel.unary_unary(
-            METHOD,
-            request_serializer=api_pb2.ListPodResourcesRequest.SerializeToString,
-            response_deserializer=api_pb2.ListPodResourcesResponse.FromString,
-        )
+    def _list(self) -> bytes:
+        """The answer to one ``List``."""
         try:
-            return call(api_pb2.ListPodResourcesRequest(), timeout=CALL_SECONDS)
-        except grpc.RpcError as error:
-            self.close()
-            raise SourceError(_reason(error), _details(error)) from error
-
-    def _open(self) -> None:
-        try:
-            found = self._socket.stat()
+            self._socket.stat()
         except OSError as error:
-            self.close()
             reason = "permission_denied" if isinstance(error, PermissionError) else "no_socket"
             raise SourceError(reason, f"{self._socket}: {error.strerror}") from error
-        file = (found.st_dev, found.st_ino, found.st_ctime_ns)
-        if self._channel is not None and file == self._file:
-            return
-        import grpc
+        try:
+            return unary(self._socket, METHOD, b"", CALL_SECONDS, MAX_ANSWER_BYTES)
+        except CallError as error:
+            raise SourceError(error.reason, str(error)) from error
 
-        self.close()
-        self._file = file
-        self._channel = grpc.insecure_channel(
-            f"unix://{self._socket}",
-            options=(
-                ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.use_local_subchannel_pool", 1),
-            ),
-        )
-
-    def _claims(self, answer: Any) -> tuple[list[Claim], Counter[str]]:
+    def _claims(self, answer: bytes) -> tuple[list[Claim], Counter[str]]:
         gpus = self._gpus()
         claims: list[Claim] = []
         errors: Counter[str] = Counter()
-        for pod in answer.pod_resources:
-            for container in pod.containers:
-                for device in self._devices(container, gpus):
-                    if device is None:
-                        errors["unknown_device"] += 1
-                    else:
-                        claims.append(Claim(pod.namespace, pod.name, container.name, device))
+        try:
+            for pod in read_pods(answer):
+                for container in pod.containers:
+                    for device in self._devices(container, gpus):
+                        if device is None:
+                            errors["unknown_device"] += 1
+                        else:
+                            claims.append(Claim(pod.namespace, pod.name, container.name, device))
+        except TooManyFieldsError as error:
+            raise SourceError("too_large", str(error)) from error
+        except MessageError as error:
+            raise SourceError("bad_answer", str(error)) from error
         return claims, errors
 
-    def _devices(self, container: Any, gpus: Sequence[GpuReading]) -> Iterator[Device | None]:
+    def _devices(self, container: ContainerResources, gpus: Sequence[GpuReading]) -> Iterator[Device | None]:
         for group in container.devices:
             if group.resource_name.startswith(self._prefixes):
                 for device_id in group.device_ids:
                     yield from_plugin(device_id, gpus)
-        for resource in container.dynamic_resources:
-            for claimed in resource.claim_resources:
-                if claimed.driver_name in ("gpu.nvidia.com", "gpu.amd.com"):
-                    yield from_dra(claimed.driver_name, claimed.device_name, gpus)
-
-
-def _reason(error: Any) -> str:
-    import grpc
-
-    code, details = error.code(), _details(error)
-    if code == grpc.StatusCode.UNAVAILABLE and "ermission denied" in details:
-        return "permission_denied"
-    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        return "too_large"
-    if code == grpc.StatusCode.INTERNAL and "deserializ" in details:
-        return "bad_answer"
-    names = {
-        grpc.StatusCode.UNAVAILABLE: "unavailable",
-        grpc.StatusCode.DEADLINE_EXCEEDED: "timeout",
-        grpc.StatusCode.UNIMPLEMENTED: "unimplemented",
-        grpc.StatusCode.RESOURCE_EXHAUSTED: "throttled",
-        grpc.StatusCode.PERMISSION_DENIED: "permission_denied",
-    }
-    return names.get(code, "error")
-
-
-def _details(error: Any) -> str:
-    return str(error.details() or "")
+        for claimed in container.claimed:
+            if is_gpu_driver(claimed.driver_name):
+                yield from_dra(claimed.driver_name, claimed.device_name, gpus)
 
 
 def running(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
@@ -190,6 +154,16 @@ def running(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
         exclusive = not device.shared and len({(claim.namespace, claim.pod) for claim in group}) > 1
         kept += alive if exclusive and alive else group
     return kept
+
+
+def joined(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
+    """``claims`` with those of worker pods given to the engine that the worker is part of, if its leader is on this node."""
+    of_worker = leaders(pods)
+    return [
+        claim if place is None else Claim(*place, claim.device)
+        for claim in claims
+        for place in (of_worker.get((claim.namespace, claim.pod)),)
+    ]
 
 
 def owners_of(claims: Iterable[Claim]) -> list[GpuOwner]:

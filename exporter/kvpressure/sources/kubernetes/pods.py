@@ -8,17 +8,26 @@ reason then (its series are absent), but the engines keep being scraped.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.kube import BACKOFF_SECONDS, KubeApi, Watcher
-from kvpressure.sources.kube import REASONS as KUBE_REASONS
-from kvpressure.sources.podspec import OTHER_PROGRAM, REFUSALS, SAME_ADDRESS, Pod, Policy, read_pod
-from kvpressure.sources.vllm.targets import Target
-
-if TYPE_CHECKING:
-    from kvpressure.settings import Settings
+from kvpressure.sources.kubernetes.api import BACKOFF_SECONDS, KubeApi, Watcher
+from kvpressure.sources.kubernetes.api import REASONS as KUBE_REASONS
+from kvpressure.sources.kubernetes.discovery import discovered
+from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.podspec import (
+    CONTAINER_MISSING,
+    OTHER_PROGRAM,
+    REFUSALS,
+    SAME_ADDRESS,
+    CommandLines,
+    Pod,
+    Policy,
+    read_pod,
+)
+from kvpressure.sources.scrape.targets import Target
 
 SYNC_SECONDS: Final = 5.0  # how long the first read waits for the first list
 MAX_PODS: Final = 2000  # kept of one watch; a node has 110 by default and rarely more than 500
@@ -28,7 +37,28 @@ REASONS: Final = (*KUBE_REASONS, *(reason for reason in REFUSALS if reason != "n
 and containers that are no engine for their program alone."""
 
 
-def api_of(settings: Settings) -> KubeApi:
+class PodsSettings(Protocol):
+    """The settings that this source needs."""
+
+    @property
+    def shared(self) -> Shared: ...
+    @property
+    def node_name(self) -> str: ...
+    @property
+    def kube_api_url(self) -> str | None: ...
+    @property
+    def kube_token_file(self) -> Path: ...
+    @property
+    def kube_ca_file(self) -> Path: ...
+    @property
+    def kube_selector(self) -> str | None: ...
+    @property
+    def kube_namespaces(self) -> tuple[str, ...]: ...
+    @property
+    def kube_engine_tls(self) -> str: ...
+
+
+def api_of(settings: PodsSettings) -> KubeApi:
     """The client that the settings describe."""
     return KubeApi(settings.kube_api_url, settings.kube_token_file, settings.kube_ca_file)
 
@@ -47,6 +77,7 @@ class _View:
         self._policy = policy
         self._lock = threading.Lock()
         self._pods: dict[str, Pod] = {}
+        self._command_lines = CommandLines()  # the watcher's thread only
         self.dropped = 0
         self.watcher = Watcher(api, path, parameters, self._replace, self._change, backoff_seconds)
 
@@ -54,16 +85,28 @@ class _View:
         with self._lock:
             return list(self._pods.values())
 
-    def _replace(self, items: list[dict[str, Any]]) -> None:
-        pods = [pod for item in items if (pod := read_pod(item, self._policy)) is not None]
+    def _replace(self, items: Iterator[dict[str, Any]]) -> None:
+        pods: dict[str, Pod] = {}
+        dropped = 0
+        for pod in map(self._read, items):  # nothing here holds an item while the next one is decoded
+            if pod is not None and (pod.uid in pods or len(pods) < MAX_PODS):
+                pods[pod.uid] = pod
+            else:
+                dropped += pod is not None
+        self._command_lines.keep(pods)
         with self._lock:
-            self.dropped = max(0, len(pods) - MAX_PODS)
-            self._pods = {pod.uid: pod for pod in pods[:MAX_PODS]}
+            self.dropped = dropped
+            self._pods = pods
+
+    def _read(self, item: dict[str, Any]) -> Pod | None:
+        return read_pod(item, self._policy, self._command_lines)
 
     def _change(self, kind: str, item: dict[str, Any]) -> None:
-        pod = read_pod(item, self._policy)
+        pod = self._read(item)
         if pod is None:
             return
+        if kind == "DELETED":
+            self._command_lines.forget(pod.uid)
         with self._lock:
             if kind == "DELETED":
                 self._pods.pop(pod.uid, None)
@@ -79,7 +122,7 @@ class PodsSource:
     name = "pods"
 
     def __init__(
-        self, settings: Settings, api: KubeApi | None = None, backoff_seconds: tuple[float, float] = BACKOFF_SECONDS
+        self, settings: PodsSettings, api: KubeApi | None = None, backoff_seconds: tuple[float, float] = BACKOFF_SECONDS
     ) -> None:
         self._shared = settings.shared
         parameters = {"fieldSelector": f"spec.nodeName={settings.node_name}"}
@@ -103,7 +146,7 @@ class PodsSource:
         self._sync()
         failed = [view.watcher.error for view in self._views if view.watcher.error is not None]
         if len(failed) == len(self._views):
-            raise SourceError(failed[0], "the view of this node's pods is out of date")
+            raise SourceError(failed[0], "the view of this node's pods is out of date", self._new_errors())
         self._publish()
         errors = self._new_errors()
         current = [pod for view in self._views if view.watcher.error is None for pod in view.pods()]
@@ -111,7 +154,7 @@ class PodsSource:
             (engine.reading for pod in current for engine in pod.engines),
             key=lambda reading: (reading.namespace, reading.pod, reading.container),
         )
-        return Reading(containers=tuple(readings), errors=errors)
+        return Reading(containers=tuple(readings), discovered=discovered(current), errors=errors)
 
     def close(self) -> None:
         """End the watches."""
@@ -157,6 +200,12 @@ class PodsSource:
             if engine.refusal is not None and engine.refusal != "no_endpoint"
         }
         refused |= {(OTHER_PROGRAM, pod.uid, name) for pod in self._shared.pods or () for name in pod.others}
+        refused |= {
+            (row.reason, pod.uid, row.container)
+            for pod in self._shared.pods or ()
+            for row in pod.rows
+            if row.reason == CONTAINER_MISSING
+        }
         refused |= self._colliding
         for reason, _, _ in refused - self._reported:
             new[reason] = new.get(reason, 0) + 1

@@ -9,34 +9,50 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cache, cached_property
 from typing import Any, Final
 
-from kvpressure import redaction
-from kvpressure.args import EngineArgs
-from kvpressure.commandline import parse, runs_something_else, starts_server
-from kvpressure.readings import ContainerReading, Termination
-from kvpressure.sources.vllm.targets import DEFAULT_PATH, DEFAULT_PORT, MAX_PATH_CHARS, Target, TargetError
+from kvpressure.engines.base import EngineDialect
+from kvpressure.engines.command import Command, Host, bounded
+from kvpressure.engines.registry import default, dialects, public_environment
+from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.readings import ALERT_REACHES, ContainerReading, Termination
+from kvpressure.sources.kubernetes import endpoint
+from kvpressure.sources.kubernetes.discovery import (
+    NAMED,
+    OF_ARGUMENTS,
+    OF_COMMAND,
+    OF_IMAGE,
+    OF_SELECTOR,
+    Group,
+    Row,
+    group_of,
+    named_after,
+    reason_of,
+)
+from kvpressure.sources.scrape.targets import MAX_PATH_CHARS, Target, TargetError
 
 MAX_CONTAINERS: Final = 64  # of one pod that are looked at
-MAX_ARGS: Final = 1024
+MAX_COMMAND_CHARACTERS: Final = 16384  # of the command lines of one pod, and of the variables of each container
+MAX_KEPT_CHARACTERS: Final = 8 * 1024 * 1024  # of the command lines of all pods that need not be read again
 MAX_RANKS: Final = 64  # of one container that are scraped each on a port of its own; a node has 16 GPUs at most
 
-PORT_ANNOTATIONS: Final = ("kvpressure.io/port", "prometheus.io/port")
-PATH_ANNOTATIONS: Final = ("kvpressure.io/path", "prometheus.io/path")
-SCHEME_ANNOTATIONS: Final = ("kvpressure.io/scheme", "prometheus.io/scheme")
+PORT_ANNOTATIONS: Final = tuple(prefix + "port" for prefix in endpoint.PREFIXES)
 SCRAPE_ANNOTATION: Final = "kvpressure.io/scrape"  # "false" leaves the pod alone
+ALERTS_KEY: Final = "kvpressure.io/alerts"  # annotation or label: "off" or "ticket", how far its alerts may go
 CONTAINER_ANNOTATION: Final = "kvpressure.io/container"  # the engine, where it cannot be told by its command
 
 SAME_ADDRESS: Final = "same_address"
 OTHER_PROGRAM: Final = "other_program"
+CONTAINER_MISSING: Final = "annotated_container_missing"
 REFUSALS: Final = (
     "no_pod_ip",
-    "port_not_declared",
-    "port_of_the_node",
+    *endpoint.REFUSALS,
     "bad_path",
+    CONTAINER_MISSING,
     SAME_ADDRESS,
     "ranks_not_known",
     OTHER_PROGRAM,
@@ -45,31 +61,16 @@ REFUSALS: Final = (
 """Why an engine has no target, or not all of its targets. ``no_endpoint`` is normal: a worker of an engine that is served
 elsewhere. ``same_address``: another engine has that page already. ``ranks_not_known``: each data-parallel rank has a port
 of its own, and how many there are is not visible. ``other_program``: a container that is no engine for its program alone, see
-``Pod.others``."""
+``Pod.others``. ``annotated_container_missing``: ``kvpressure.io/container`` names none of the pod's containers."""
 
-_PORT_NAMES: Final = ("metrics", "http-metrics", "vllm", "http", "api", "openai", "serve", "server")
-_NODE_PORTS: Final = frozenset({2379, 2380, 2381, 6443, 9100, 10248, 10249, 10250, 10255, 10256, 10257, 10259})
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
 _CONTAINER_ID: Final = re.compile(r"[a-z0-9.-]+://([0-9a-f]{8,128})")
-_OF_VLLM: Final = frozenset(
-    {
-        "model",
-        "served_model_name",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "gpu_memory_utilization",
-        "tensor_parallel_size",
-        "kv_cache_dtype",
-        "enforce_eager",
-    }
-)
 _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A container that runs vLLM. ``target`` None = it has no page of its own, ``refusal`` says why. ``ranks`` are further
+    """A container that runs an inference server. ``dialect`` is its engine's name, "" = unknown. ``target`` None = it has no page of its own, ``refusal`` says why. ``ranks`` are further
     pages of the same container, where each data-parallel rank serves one; with a target, ``refusal`` says why some are missing.
     """
 
@@ -79,6 +80,7 @@ class Engine:
     target: Target | None = None
     refusal: str | None = None
     ranks: tuple[Target, ...] = ()
+    dialect: str = ""
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -89,8 +91,9 @@ class Engine:
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A pod of this node. ``uids`` are the names under which the kernel may know it (a static pod has two);
-    ``containers`` maps container ids to names. ``others`` are the containers with an image of vLLM that would be engines if
-    their command did not name another program.
+    ``containers`` maps container ids to names. ``others`` are the containers with an engine's image that would be engines if
+    their command did not name another program. ``rows`` explain every container with a GPU or that looks like an inference server.
+    ``group``: the pods that it forms one engine with, None = none.
     """
 
     namespace: str
@@ -101,6 +104,8 @@ class Pod:
     containers: Mapping[str, str] = field(default_factory=dict)
     engines: tuple[Engine, ...] = ()
     others: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    group: Group | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +120,105 @@ class Policy:
     template: bool = False
 
 
-def read_pod(document: Mapping[str, Any], policy: Policy) -> Pod | None:
-    """The pod in an API object; None when it has no identity."""
+class _CommandLine:
+    """What one container is told to run. Read once, and only if somebody asks."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], entry_point: bool, characters: int) -> None:
+        self.argv = bounded(argv, characters)
+        used = {name for part in self.argv for name in _VARIABLE.findall(part)}
+        self.env = _bounded_env(
+            {name: value for name, value in env.items() if name in used or name.startswith(_environment_names())}
+        )
+        self.characters = sum(map(len, self.argv)) + sum(len(name) + len(value) for name, value in self.env.items())
+        self._entry_point = entry_point
+        self._likely = [(one, one.names_server(argv)) for one in dialects() if one.may_start(argv, env)]
+        self._named = {one.name: named for one, named in self._likely}
+        self._read: dict[str, Command] = {}
+
+    def read(self, one: EngineDialect) -> Command:
+        """What the words mean to this engine."""
+        if one.name not in self._read:
+            named = self._named.get(one.name, False)
+            self._read[one.name] = one.read_command(self.argv, self.env, self._entry_point, named)
+        return self._read[one.name]
+
+    @cached_property
+    def starts(self) -> EngineDialect | None:
+        """The engine whose server is started for certain."""
+        return next((one for one, _ in self._likely if self.read(one).starts_server), None)
+
+    @cached_property
+    def shown(self) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        """What may be known of words and variables: they end up in recordings."""
+        engine = self.starts or default()
+        return engine.public_words(self.read(engine).args) if self.argv else (), public_environment(self.env)
+
+
+@cache
+def _names_of(engines: tuple[EngineDialect, ...]) -> tuple[str, ...]:
+    return tuple(beginning for one in engines for beginning in one.environment)
+
+
+def _environment_names() -> tuple[str, ...]:
+    return _names_of(dialects())
+
+
+def _bounded_env(env: Mapping[str, str]) -> Mapping[str, str]:
+    left, kept = MAX_COMMAND_CHARACTERS, {}
+    for name, value in env.items():
+        if len(name) + len(value) <= left:
+            left -= len(name) + len(value)
+            kept[name] = value
+    return kept
+
+
+class CommandLines:
+    """The command lines of pods that were read before: most changes of a pod are of its status. For one thread."""
+
+    def __init__(self, most_characters: int = MAX_KEPT_CHARACTERS) -> None:
+        self._pods: dict[str, tuple[int, list[_CommandLine]]] = {}  # by uid, the last used last
+        self._left = most_characters
+
+    def of(
+        self, uid: str, containers: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
+    ) -> list[_CommandLine]:
+        """The command line of each container. ``fields``: the pod's metadata, which variables may refer to."""
+        given = [(tuple(_argv(c)), _environment(c, fields or {}), not _list(c.get("command"))) for c in containers]
+        mark = hash(tuple((argv, tuple(env.items()), entry_point) for argv, env, entry_point in given))
+        before = self._pods.pop(uid, None)
+        if before is not None and before[0] == mark:
+            self._pods[uid] = before
+            return before[1]
+        self._release(before)
+        lines, left = [], MAX_COMMAND_CHARACTERS
+        for argv, env, entry_point in given:
+            lines.append(_CommandLine(argv, env, entry_point, left))
+            left = max(0, left - sum(map(len, lines[-1].argv)))
+        self._pods[uid] = (mark, lines)
+        self._left -= _weight(lines)
+        while self._left < 0:
+            self._release(self._pods.pop(next(iter(self._pods))))
+        return lines
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        self._release(self._pods.pop(uid, None))
+
+    def keep(self, uids: Iterable[str]) -> None:
+        """Forget all other pods."""
+        for uid in self._pods.keys() - set(uids):
+            self.forget(uid)
+
+    def _release(self, pod: tuple[int, list[_CommandLine]] | None) -> None:
+        self._left += 0 if pod is None else _weight(pod[1])
+
+
+def _weight(lines: list[_CommandLine]) -> int:
+    return 500 + sum(500 + 2 * line.characters for line in lines)  # read and shown
+
+
+def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: CommandLines | None = None) -> Pod | None:
+    """The pod in an API object; None when it has no identity. ``command_lines``: those of its earlier states."""
     metadata, spec, status = (_dict(document.get(part)) for part in ("metadata", "spec", "status"))
     namespace, name, uid = (_text(metadata.get(part)) for part in ("namespace", "name", "uid"))
     if not (namespace and name and uid):
@@ -127,12 +229,13 @@ def read_pod(document: Mapping[str, Any], policy: Policy) -> Pod | None:
     ids.pop("", None)
     static = _text(_dict(metadata.get("annotations")).get("kubernetes.io/config.hash"))
     pod = _Raw(namespace, name, _dict(metadata.get("labels")), _dict(metadata.get("annotations")), spec, status)
-    chosen, others = _engine_containers(pod, policy)
-    found = [_Found(container, _argv(container), _environment(container)) for container in chosen]
+    everyone = _found(pod, uid, metadata, command_lines or CommandLines())
+    found, others = _engine_containers(pod, policy, everyone)
     annotated = _annotated(pod, found)
     engines = [
         _engine(pod, one, statuses.get(_text(one.container.get("name")), {}), policy, one is annotated) for one in found
     ]
+    kept = tuple(engines if policy.template else _apart(engines))
     return Pod(
         namespace,
         name,
@@ -140,8 +243,10 @@ def read_pod(document: Mapping[str, Any], policy: Policy) -> Pod | None:
         _text(status.get("phase")),
         frozenset({uid, static} - {""}),
         ids,
-        tuple(engines if policy.template else _apart(engines)),
-        tuple(_text(container.get("name")) for container in others),
+        kept,
+        tuple(_text(one.container.get("name")) for one in others),
+        tuple(_rows(pod, everyone, dict(zip(map(id, found), kept, strict=True)))),
+        group_of(namespace, pod.labels),
     )
 
 
@@ -161,95 +266,43 @@ class _Raw:
 # --- which containers ---------------------------------------------------------------------------------------
 
 
-def _engine_containers(pod: _Raw, policy: Policy) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The containers that are engines, and those of vLLM's image that only their program keeps from being taken for one."""
-    if _text(pod.annotations.get(SCRAPE_ANNOTATION)).lower() == "false":
-        return [], []
-    containers = _containers(pod)[:MAX_CONTAINERS]
-    named = _text(pod.annotations.get(CONTAINER_ANNOTATION))
-    if named:
-        return [c for c in containers if c["name"] == named], []
-    # Sidecars and clients are called after vLLM too: what starts a server goes before what is only named after it.
-    certain = [c for c in containers if _starts_engine(c)]
-    if certain:
-        return certain, []
-    images = [c for c in containers if _of_vllm(c)]
-    likely = [c for c in images if not _runs_something_else(c)]
-    engines = _with_gpu(likely)
-    if not engines and policy.selected:
-        engines = [c for c in containers if _has_gpu(c)] or (containers if len(containers) == 1 else [])
-    return engines, [c for c in _with_gpu(images) if c not in likely and c not in engines]
-
-
-def _containers(pod: _Raw) -> list[Mapping[str, Any]]:
-    """What keeps running in a pod: containers, and init containers that Kubernetes restarts (native sidecars)."""
-    sidecars = [c for c in _dicts(pod.spec.get("initContainers")) if c.get("restartPolicy") == "Always"]
-    return [c for c in (*_dicts(pod.spec.get("containers")), *sidecars) if _text(c.get("name"))]
-
-
-def _starts_engine(container: Mapping[str, Any]) -> bool:
-    """Whether vLLM's server is started for certain: by name, or by arguments of it for the entry point of its image."""
-    argv = _argv(container)
-    if starts_server(argv):
-        return True
-    if not argv or _list(container.get("command")) or not _of_vllm(container):
-        return False
-    named = _OF_VLLM if argv[0].startswith("-") else _OF_VLLM - {"model"}  # any word may look like a model
-    return bool(named & parse(argv).explicit)
-
-
-def _runs_something_else(container: Mapping[str, Any]) -> bool:
-    return runs_something_else(_argv(container), entry_point=not _list(container.get("command")))
-
-
-def _of_vllm(container: Mapping[str, Any]) -> bool:
-    repository = _text(container.get("image")).split("@")[0].lower()
-    image = re.sub(r":[^/]*$", "", repository)
-    return "vllm" in image and "router" not in image and "operator" not in image
-
-
-def _with_gpu(containers: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those with a GPU, where any has one."""
-    return [c for c in containers if _has_gpu(c)] or containers
-
-
-def _has_gpu(container: Mapping[str, Any]) -> bool:
-    claims = _list(_dict(container.get("resources")).get("claims"))
-    return bool(claims) or any("gpu" in name or "/mig-" in name for name in map(str, _limits(container)))
-
-
-def _argv(container: Mapping[str, Any]) -> list[str]:
-    parts = [*_list(container.get("command")), *_list(container.get("args"))]
-    return [part for part in parts if isinstance(part, str)][:MAX_ARGS]
-
-
-def _has_endpoint(pod: _Raw, argv: list[str], args: EngineArgs) -> bool:
-    """Workers of an engine that spans pods serve nothing: headless ranks, Ray workers, LeaderWorkerSet workers."""
-    if args.values.get("headless") == "True" or ((args.integer("node_rank") or 0) > 0 and not _port_each(args)):
-        return False
-    if starts_server(argv):
-        return True
-    worker = _text(pod.labels.get("ray.io/node-type")) == "worker" or _text(
-        pod.labels.get("leaderworkerset.sigs.k8s.io/worker-index")
-    ) not in ("", "0")
-    ray_worker = "ray" in argv and "start" in argv and "--head" not in argv
-    return not (worker or ray_worker)
-
-
-# --- one engine ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """A container that is taken for an engine. ``env`` are its literal variables."""
+    """A container and what it is told to run."""
 
     container: Mapping[str, Any]
-    argv: list[str]
-    env: Mapping[str, str]
+    line: _CommandLine
+
+    @property
+    def engine(self) -> EngineDialect | None:
+        """The engine that the command line, else the image, names."""
+        return self.line.starts or self.of_image
+
+    @property
+    def of_image(self) -> EngineDialect | None:
+        """The engine that the image is named after."""
+        name = self.image
+        return next((one for one in dialects() if one.of_image(name)), None)
+
+    @property
+    def image(self) -> str:
+        """Name and tag of the image, lower case, without registry and path: anything may stand in a path."""
+        return ":".join(_image(self.container)[1:]).lower()
+
+    @property
+    def host(self) -> Host | None:
+        """The program around the engine that publishes its metrics."""
+        return self.dialect.host(self.image, self.line.argv, self.line.env, self.args)
+
+    @property
+    def dialect(self) -> EngineDialect:
+        """The engine, or the default one where nothing names it."""
+        return self.engine or default()
 
     @property
     def args(self) -> EngineArgs:
-        return parse(self.argv, self.env)
+        """Its arguments."""
+        return self.line.read(self.dialect).args
 
     @property
     def ports(self) -> list[tuple[int, str]]:
@@ -263,22 +316,173 @@ class _Found:
         ]
 
 
-def _environment(container: Mapping[str, Any]) -> Mapping[str, str]:
-    return {
-        _text(item.get("name")): item["value"]
-        for item in _dicts(container.get("env"))
-        if isinstance(item.get("value"), str)
+def _found(pod: _Raw, uid: str, metadata: Mapping[str, Any], command_lines: CommandLines) -> list[_Found]:
+    if _opted_out(pod):
+        return []
+    containers = _containers(pod)[:MAX_CONTAINERS]
+    lines = command_lines.of(uid, containers, metadata)
+    return [_Found(container, line) for container, line in zip(containers, lines, strict=True)]
+
+
+def _opted_out(pod: _Raw) -> bool:
+    return _text(pod.annotations.get(SCRAPE_ANNOTATION)).lower() == "false"
+
+
+def _engine_containers(pod: _Raw, policy: Policy, containers: list[_Found]) -> tuple[list[_Found], list[_Found]]:
+    """The containers that are engines, and those of an engine's image that only their program keeps from being taken for one."""
+    named = _named(pod)
+    if named:
+        return [c for c in containers if c.container["name"] == named], []
+    # Sidecars and clients are called after an engine too: what starts a server goes before what is only named after it.
+    certain = [c for c in containers if _starts_engine(c)]
+    if certain:
+        return certain, []
+    images = [c for c in containers if c.of_image is not None]
+    likely = [c for c in images if not c.line.read(c.dialect).other_program]
+    engines = [c for c in likely if policy.template or _has_gpu(c.container)]
+    if not engines and policy.selected:
+        engines = [c for c in containers if _has_gpu(c.container)] or (containers if len(containers) == 1 else [])
+    return engines, [c for c in _with_gpu(images) if c not in likely and c not in engines]
+
+
+def _named(pod: _Raw) -> str:
+    return endpoint.annotation(pod.annotations, CONTAINER_ANNOTATION)
+
+
+def _sign(pod: _Raw, found: _Found) -> str:
+    """What an engine was recognised by."""
+    if _named(pod):
+        return NAMED
+    if found.line.starts is not None:
+        return OF_COMMAND
+    if _starts_engine(found):
+        return OF_ARGUMENTS
+    return OF_IMAGE if found.of_image is not None else OF_SELECTOR
+
+
+def _rows(pod: _Raw, containers: list[_Found], engines: Mapping[int, Engine]) -> Iterable[Row]:
+    """What became of every container with a GPU or that looks like an inference server."""
+    named = _named(pod)
+    if _opted_out(pod):
+        for container in _containers(pod)[:MAX_CONTAINERS]:
+            if _has_gpu(container):
+                yield Row(_text(container["name"]), "opted_out", gpus=_gpus(container))
+        return
+    if named and not any(c.container["name"] == named for c in containers):
+        yield Row(named[:253], CONTAINER_MISSING)
+    worker = (group := group_of(pod.namespace, pod.labels)) is not None and not group.leads
+    for found in containers:
+        name, gpus = _text(found.container["name"]), _gpus(found.container)
+        engine = engines.get(id(found))
+        if engine is not None:
+            complete = found.args.complete and None not in found.args.values.values()
+            yield Row(name, engine.refusal or "", _sign(pod, found), engine.target, complete, gpus, len(engine.ranks))
+            continue
+        image = _text(found.container.get("image")).lower()
+        named_engine, other = found.engine is not None, named_after(image)
+        if not (_has_gpu(found.container) or named_engine or other):
+            continue
+        runs_other = found.line.read(found.dialect).other_program
+        reason = reason_of(bool(named), named_engine, runs_other, _has_gpu(found.container), worker, other)
+        yield Row(name, reason, gpus=gpus)
+
+
+def _containers(pod: _Raw) -> list[Mapping[str, Any]]:
+    """What keeps running in a pod: containers, and init containers that Kubernetes restarts (native sidecars)."""
+    sidecars = [c for c in _dicts(pod.spec.get("initContainers")) if c.get("restartPolicy") == "Always"]
+    return [c for c in (*_dicts(pod.spec.get("containers")), *sidecars) if _text(c.get("name"))]
+
+
+def _starts_engine(found: _Found) -> bool:
+    """Whether an engine's server is started for certain: by name, or by arguments of it for the entry point of its image."""
+    if found.line.starts is not None:
+        return True
+    if _list(found.container.get("command")) or found.of_image is None:
+        return False
+    return found.of_image.takes_words(found.line.argv, found.args)
+
+
+def _image(container: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Path (with its slash), name and tag of the image."""
+    path, slash, last = _text(container.get("image")).partition("@")[0].rpartition("/")
+    name, _, tag = last.partition(":")
+    return path + slash, name, tag
+
+
+def _with_gpu(containers: list[_Found]) -> list[_Found]:
+    """Those with a GPU, where any has one."""
+    return [c for c in containers if _has_gpu(c.container)] or containers
+
+
+def _has_gpu(container: Mapping[str, Any]) -> bool:
+    return any(_gpus(container).values())
+
+
+def _gpus(container: Mapping[str, Any]) -> Mapping[str, int]:
+    """The GPUs that a container asks for, by resource. Claims count one each: how many devices one has is not in the pod."""
+    asked = {
+        name: int(quantity(value) or 0)
+        for name, value in list(_limits(container).items())[:64]
+        if isinstance(name, str) and ("gpu" in name or "/mig-" in name)
     }
+    claims = len(_list(_dict(container.get("resources")).get("claims")))
+    return {**asked, "claims": claims} if claims else asked
+
+
+def _argv(container: Mapping[str, Any]) -> list[str]:
+    parts = [*_list(container.get("command")), *_list(container.get("args"))]
+    return [part for part in parts if isinstance(part, str)]
+
+
+def _has_endpoint(pod: _Raw, found: _Found) -> bool:
+    """Workers of an engine that spans pods serve nothing: headless ranks, Ray workers, LeaderWorkerSet workers."""
+    argv = found.line.argv
+    if _named(pod) or endpoint.annotation(pod.annotations, endpoint.EXPLICIT + "port"):
+        return True
+    if not found.dialect.endpoints(found.args).serves:
+        return False
+    if found.line.starts is not None or ((host := found.host) is not None and host.every_pod):
+        return True
+    worker = _text(pod.labels.get("ray.io/node-type")) == "worker" or _text(
+        pod.labels.get("leaderworkerset.sigs.k8s.io/worker-index")
+    ) not in ("", "0")
+    ray_worker = "ray" in argv and "start" in argv and "--head" not in argv
+    return not (worker or ray_worker)
+
+
+# --- one engine ---------------------------------------------------------------------------------------------
+
+
+def _environment(container: Mapping[str, Any], metadata: Mapping[str, Any]) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for item in _dicts(container.get("env")):
+        value = item.get("value") if "value" in item else _field(item, metadata)
+        if isinstance(value, str):
+            found[_text(item.get("name"))] = value
+    return found
+
+
+_FIELD: Final = re.compile(r"metadata\.(name|namespace|uid|(labels|annotations)\['([^']{1,317})'\])")
+
+
+def _field(variable: Mapping[str, Any], metadata: Mapping[str, Any]) -> object:
+    """What a variable gets from the pod's own metadata (downward API); None when it comes from elsewhere."""
+    path = _text(_dict(_dict(variable.get("valueFrom")).get("fieldRef")).get("fieldPath"))
+    found = _FIELD.fullmatch(path)
+    if found is None:
+        return None
+    return _dict(metadata.get(found[2])).get(found[3]) if found[2] else metadata.get(found[1])
 
 
 def _annotated(pod: _Raw, engines: list[_Found]) -> _Found | None:
     """The engine that the pod's port annotation is about: there is one annotation and perhaps several engines."""
     if len(engines) == 1:
         return engines[0]
+    explicit = bool(endpoint.annotation(pod.annotations, endpoint.EXPLICIT + "port"))
     port = pod.annotation(PORT_ANNOTATIONS)
     declaring = [one for one in engines if any(str(number) == port for number, _ in one.ports)]
-    listening = [one for one in declaring if str(one.args.port or DEFAULT_PORT) == port]
-    return next(iter(listening or declaring), None)
+    listening = [one for one in declaring if str(one.args.port or one.dialect.default_port) == port]
+    return next(iter(listening or declaring or (engines if explicit else [])), None)
 
 
 def _apart(engines: list[Engine]) -> list[Engine]:
@@ -300,13 +504,14 @@ def _engine(pod: _Raw, found: _Found, status: Mapping[str, Any], policy: Policy,
     args = found.args
     target, refusal = None, None
     ranks: tuple[Target, ...] = ()
-    if not _has_endpoint(pod, found.argv, args):
+    if not _has_endpoint(pod, found):
         refusal = "no_endpoint"
     elif _text(pod.status.get("phase")) == "Running":
         target, refusal = _target(pod, found, args, policy, annotated)
     if target is not None:
-        target = _with_command(target, found)
-        ranks, refusal = _ranks(pod, found, args, target)
+        words, env = found.line.shown
+        target = replace(target, args=words, env=env)
+        ranks, refusal = _ranks(pod, found, target)
     return Engine(
         _text(found.container["name"]),
         _hex(status.get("containerID")),
@@ -314,38 +519,22 @@ def _engine(pod: _Raw, found: _Found, status: Mapping[str, Any], policy: Policy,
         target,
         refusal,
         ranks,
+        found.engine.name if found.engine is not None else "",
     )
 
 
-def _with_command(target: Target, found: _Found) -> Target:
-    """Command line and the variables it needs, without what looks like a secret: they end up in recordings."""
-    used = {name for part in found.argv for name in _VARIABLE.findall(part)}
-    env = {
-        name: value
-        for name, value in found.env.items()
-        if (name in used or name.startswith("VLLM_")) and not redaction.is_secret(name)
-    }
-    return replace(target, args=tuple(redaction.args(found.argv)), env=env)
-
-
-def _port_each(args: EngineArgs) -> bool:
-    """Whether every data-parallel rank of the node serves a page of its own, on consecutive ports."""
-    return args.values.get("data_parallel_multi_port_external_lb") == "True"
-
-
-def _ranks(pod: _Raw, found: _Found, args: EngineArgs, first: Target) -> tuple[tuple[Target, ...], str | None]:
+def _ranks(pod: _Raw, found: _Found, first: Target) -> tuple[tuple[Target, ...], str | None]:
     """The pages after the first, and why some are missing."""
-    if not _port_each(args):
+    endpoints = found.dialect.endpoints(found.args)
+    if not endpoints.port_each:
         return (), None
-    count = args.integer("data_parallel_size_local")
-    if count is None and not {"data_parallel_size_local", "nnodes", "data_parallel_start_rank"} & args.explicit:
-        count = args.data_parallel_size  # all ranks are here
+    count = endpoints.ranks
     if count is None:
         return (), "ranks_not_known"
     ports = [first.port + rank for rank in range(1, min(count, MAX_RANKS)) if first.port + rank < 65536]
     if pod.spec.get("hostNetwork") is not True:
         return tuple(replace(first, port=port) for port in ports), None
-    declared = {number for number, _ in found.ports} - _NODE_PORTS
+    declared = {number for number, _ in found.ports} - endpoint.NODE_PORTS
     refusal = None if declared.issuperset(ports) else "port_not_declared"
     return tuple(replace(first, port=port) for port in ports if port in declared), refusal
 
@@ -357,13 +546,14 @@ def _target(
         host = str(ipaddress.ip_address(_text(pod.status.get("podIP"))))
     except ValueError:
         return None, "no_pod_ip"
-    port, refusal = _port(pod, found, args, annotated and not _port_each(args))
-    path = pod.annotation(PATH_ANNOTATIONS) or DEFAULT_PATH
+    annotations = pod.annotations if annotated and not found.dialect.endpoints(args).port_each else _without_ports(pod)
+    port, refusal = endpoint.port(_server(pod, found, args, policy), annotations)
     if port is None:
         return None, refusal
+    path = endpoint.path(pod.annotations, port, found.dialect.default_path)
     if not _PATH.fullmatch(path) or ".." in path or len(path) > MAX_PATH_CHARS:
         return None, "bad_path"
-    https = pod.annotation(SCHEME_ANNOTATIONS) == "https" or "ssl_keyfile" in args.explicit
+    https = endpoint.scheme(pod.annotations, port) == "https" or "ssl_keyfile" in args.explicit
     try:
         return Target(
             host,
@@ -374,37 +564,29 @@ def _target(
             pod=pod.name,
             container=_text(found.container["name"]),
             verify=policy.verify_tls or not https,
-            version=_version(_text(found.container.get("image"))),
+            version=None if found.of_image is None else found.of_image.image_version(*_image(found.container)[1:]),
+            dialect=found.engine.name if found.engine is not None else "",
         ), None
     except TargetError:
         return None, "bad_path"
 
 
-def _version(image: str) -> str | None:
-    """Version of vLLM out of the tag of an image that is named after it; its log tells better."""
-    found = re.search(r"vllm[\w.-]*:v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d+)?)(?=[+@_-]|$)", image)
-    return found[1] if found else None
+def _without_ports(pod: _Raw) -> Mapping[str, Any]:
+    return {name: value for name, value in pod.annotations.items() if name not in PORT_ANNOTATIONS}
 
 
-def _port(pod: _Raw, found: _Found, args: EngineArgs, annotated_here: bool) -> tuple[int | None, str | None]:
-    """The annotated port if declared, the command line's, a declared one by name or number, else vLLM's default."""
-    declared = found.ports
-    numbers = [number for number, _ in declared]
-    on_host = pod.spec.get("hostNetwork") is True
-    annotated = pod.annotation(PORT_ANNOTATIONS) if annotated_here else ""
-    by_name = {name: number for number, name in reversed(declared)}
-    choices = [
-        next((number for number in numbers if str(number) == annotated), None),
-        args.port if args.port in numbers or not on_host else None,
-        DEFAULT_PORT if DEFAULT_PORT in numbers else None,
-        *(by_name.get(name) for name in _PORT_NAMES),
-        *numbers[:1],
-        None if on_host else DEFAULT_PORT,
-    ]
-    port = next((choice for choice in choices if choice is not None), None)
-    if port is None:
-        return None, "port_not_declared"
-    return (None, "port_of_the_node") if on_host and port in _NODE_PORTS else (port, None)
+def _server(pod: _Raw, found: _Found, args: EngineArgs, policy: Policy) -> endpoint.Server:
+    """What the pod shows about the server's port."""
+    host = found.host
+    return endpoint.Server(
+        found.ports,
+        args.port,
+        "port" in args.explicit and args.port is None and not policy.template,
+        found.dialect.default_port if host is None else host.port,
+        found.dialect.port_names,
+        pod.spec.get("hostNetwork") is True,
+        "uds" in args.explicit and not policy.template,
+    )
 
 
 def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerReading:
@@ -420,7 +602,14 @@ def _reading(pod: _Raw, container: Mapping[str, Any], status: Mapping[str, Any])
         last_termination=_termination(pod, status),
         cpu_limit_cores=quantity(limits.get("cpu")),
         memory_limit_bytes=None if memory is None else int(memory),
+        alerts=_alerts(pod),
     )
+
+
+def _alerts(pod: _Raw) -> str | None:
+    """How far the alerts of a pod may go, where its annotation or label says so."""
+    text = pod.annotation((ALERTS_KEY,)) or _text(pod.labels.get(ALERTS_KEY)).strip()
+    return text if text in ALERT_REACHES else None
 
 
 def _termination(pod: _Raw, status: Mapping[str, Any]) -> Termination | None:

@@ -17,9 +17,7 @@ import zlib
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
-from kvpressure.sources.base import SourceError
-from kvpressure.sources.vllm.bounds import SMALL_PAGE_BYTES, Lease
-from kvpressure.sources.vllm.reasons import (
+from kvpressure.model.reasons import (
     BAD_ENCODING,
     DNS,
     HTTP_4XX,
@@ -34,14 +32,17 @@ from kvpressure.sources.vllm.reasons import (
     TOO_LARGE,
     UNREACHABLE,
 )
-from kvpressure.sources.vllm.targets import Target
+from kvpressure.sources.base import SourceError
+from kvpressure.sources.scrape.memory_limits import SMALL_PAGE_BYTES, Reservation
+from kvpressure.sources.scrape.targets import Target
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["DNS", "REASONS", "REFUSED", "RESET", "TIMEOUT", "UNREACHABLE", "PageFetcher"]
+__all__ = ["DNS", "REASONS", "REFUSED", "RESET", "TIMEOUT", "UNREACHABLE", "Fetcher"]
 
 MAX_HEADER_BYTES: Final = 64 * 1024
+MAX_HEADERS: Final = 100
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # as sent; a page of 64 engines has 3.3 MiB
 MAX_TEXT_BYTES: Final = MAX_BODY_BYTES  # unpacked
 
@@ -72,10 +73,61 @@ class _Wire(io.RawIOBase):
         return io.BufferedReader(self)
 
 
+class _Response(http.client.HTTPResponse):
+    """A response whose headers are a plain dictionary, lower case, the first of a name.
+
+    The library hands headers to the parser for mail, which costs as much as all the rest of a fetch.
+    """
+
+    def begin(self) -> None:
+        """Read status and headers, and find out how the body ends, as the library does (RFC 9112, 6.3)."""
+        version, status, _ = self._read_status()  # type: ignore[attr-defined]
+        while status == http.client.CONTINUE:
+            _read_headers(self.fp)
+            version, status, _ = self._read_status()  # type: ignore[attr-defined]
+        if not version.startswith(("HTTP/1.", "HTTP/0.9")):
+            raise http.client.UnknownProtocol(version)
+        self.code = self.status = status
+        self.version = 10 if version in ("HTTP/1.0", "HTTP/0.9") else 11
+        fields = _read_headers(self.fp)
+        self.headers = self.msg = cast(http.client.HTTPMessage, fields)
+        self.chunked = fields.get("transfer-encoding", "").lower() == "chunked"
+        self.chunk_left = None
+        self.length = None if self.chunked else _length(fields.get("content-length", ""))
+        if status == http.client.NO_CONTENT:
+            self.length = 0
+        unknown = self.length is None and not self.chunked
+        self.will_close = unknown or self._check_close()  # type: ignore[attr-defined]
+
+
+def _read_headers(lines: io.BufferedIOBase) -> dict[str, str]:
+    """Headers up to the empty line. Lines that are none are passed over."""
+    headers: dict[str, str] = {}
+    for _ in range(MAX_HEADERS):
+        line = lines.readline(MAX_HEADER_BYTES + 1)
+        if len(line) > MAX_HEADER_BYTES:
+            raise http.client.LineTooLong("header line")
+        if line in (b"\r\n", b"\n", b""):
+            return headers
+        name, colon, value = line.decode("latin-1").partition(":")
+        if colon and name == name.strip():
+            headers.setdefault(name.lower(), value.strip())
+    raise http.client.HTTPException(f"more than {MAX_HEADERS} headers")
+
+
+def _length(text: str) -> int | None:
+    """``Content-Length``; None where it is none, and the body ends with the connection."""
+    try:
+        length = int(text)
+    except ValueError:
+        return None
+    return length if length >= 0 else None
+
+
 class _Claim:
     """The deadline of one fetch, and its claim on memory."""
 
-    def __init__(self, lease: Lease | None, deadline: float) -> None:
+    def __init__(self, lease: Reservation | None, deadline: float) -> None:
         self._lease = lease
         self.deadline = deadline
 
@@ -85,7 +137,7 @@ class _Claim:
             self._lease.grow(amount - self._lease.taken, _remaining(self.deadline))
 
 
-class PageFetcher:
+class Fetcher:
     """Fetches the page of one target and keeps the connection. One ``fetch`` at a time; ``close`` from anywhere."""
 
     def __init__(self, target: Target, timeout_seconds: float) -> None:
@@ -97,7 +149,7 @@ class PageFetcher:
         self._closed = False
         self._busy = threading.Lock()
 
-    def fetch(self, lease: Lease | None = None) -> bytes:
+    def fetch(self, lease: Reservation | None = None) -> bytes:
         """The page as text, still encoded. Raises ``SourceError`` with one of ``REASONS``.
 
         A large page claims its memory from ``lease`` before it is read; without one it is read in any case.
@@ -142,12 +194,12 @@ class PageFetcher:
     def _exchange(self, sock: socket.socket, wire: _Wire, claim: _Claim) -> bytes:
         sock.settimeout(_remaining(claim.deadline))
         sock.sendall(self._request)
-        response = http.client.HTTPResponse(cast(socket.socket, wire), method="GET")
+        response = _Response(cast(socket.socket, wire), method="GET")
         try:
             response.begin()
             _check_status(response.status)
             body = _read_body(response, wire, claim)
-            encoding = (response.getheader("Content-Encoding") or "identity").strip().lower()
+            encoding = (response.headers.get("content-encoding") or "identity").lower()
             keep = not response.will_close
         finally:
             response.close()

@@ -9,21 +9,32 @@ and the result is the same as that of a layout which never saw them.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from operator import itemgetter
+from sys import getsizeof
 from typing import Any, Final, TypeVar
 
-from kvpressure.readings import EngineReading, Histogram
-from kvpressure.sources.vllm.aliases import CONFIG_LABELS, Family, Sample
-from kvpressure.sources.vllm.bounds import MAX_ENGINES
-from kvpressure.sources.vllm.series import BadLine, TooMany
+from kvpressure.engines.base import EngineDialect
+from kvpressure.engines.registry import dialect
+from kvpressure.engines.series import Family, Sample
+from kvpressure.model import ceilings
+from kvpressure.model.readings import EngineReading, Histogram
+from kvpressure.printable import visible
+from kvpressure.sources.scrape.lines import BadLine, TooMany
+from kvpressure.sources.scrape.memory_limits import MAX_ENGINES, REMEMBERED_BYTES
 
 UNWANTED: Final = -1
 MAX_OWNERS: Final = 4 * MAX_ENGINES  # engines and models whose series are placed, before the first of them are chosen
-MAX_BUCKETS: Final = 64  # of one histogram; vLLM's longest has 23
-MAX_VALUES: Final = 32  # of a label that makes a name, of one engine; vLLM has five reasons for a request to end
+MAX_BUCKETS: Final = 64  # of one histogram; the longest known has 23
+MAX_VALUES: Final = 32  # of a label that makes a name, of one engine; there are five reasons for a request to end
 MAX_SLOTS: Final = 32_768  # 64 engines need about 17 000
+MAX_NAME_CHARS: Final = 256  # of a model or an engine; it stands in each of their series
+MAX_CONFIGS: Final = 4 * MAX_ENGINES  # cache_config_info series; an engine has one
+SLOT_BYTES: Final = 300  # of a series: its key, its field and its last value
+GROUP_BYTES: Final = 1_024  # of an engine or a model, beside its name
 
 Values = Sequence[float | None]
 _Key = TypeVar("_Key")
@@ -95,7 +106,7 @@ class _Buckets:
         return Histogram(bounds, counts, total, count), sound
 
     def _there(self, values: Values) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Bounds and counts of the buckets that this page has."""
+        """ScrapeLimits and counts of the buckets that this page has."""
         picked = self._pick(values)
         if None not in picked:
             return self._bounds, picked  # type: ignore[return-value]
@@ -105,7 +116,7 @@ class _Buckets:
 
 
 class _Group:
-    """All fields of one owner: an engine, a model (what has no engine label), or the page.
+    """All fields of one owner: an engine, a model (what names no engine), or the page.
 
     Lists are kept oldest spelling first, so that in ``dict`` order the newest one that is there wins.
     """
@@ -114,19 +125,21 @@ class _Group:
         self.gauges: list[_Scalar] = []
         self.counters: list[_Scalar] = []
         self.histograms: list[_Buckets] = []
-        self._by_name: dict[tuple[str, str, int], _Scalar | _Buckets] = {}
+        self._by_name: dict[tuple[Any, ...], _Scalar | _Buckets] = {}
+        self.slots: dict[tuple[Any, ...], int] = {}  # what tells a series apart among those of this owner -> slot
 
     def scalar(self, family: Family, canonical: str, age: int) -> _Scalar:
         key = (family.kind, canonical, age)
         known = self._by_name.get(key)
         if not isinstance(known, _Scalar):
-            known = _Scalar(canonical, age, sum if family.kind == "page" and family.label else max)
+            joined = sum if family.join == "sum" or (family.kind == "page" and family.label) else max
+            known = _Scalar(canonical, age, joined)
             self._by_name[key] = known
             (self.counters if family.kind == "counter" else self.gauges).append(known)
         return known
 
-    def buckets(self, canonical: str, age: int) -> _Buckets:
-        key = ("histogram", canonical, age)
+    def buckets(self, canonical: str, age: int, copy: bytes | None) -> _Buckets:
+        key = ("histogram", canonical, age, copy)
         known = self._by_name.get(key)
         if not isinstance(known, _Buckets):
             known = self._by_name[key] = _Buckets(canonical, age)
@@ -146,13 +159,28 @@ class _Group:
     def read_histograms(self, values: Values) -> tuple[dict[str, Histogram], int]:
         """The histograms that the page has, and how many of them had unsound buckets."""
         found: dict[str, Histogram] = {}
+        ages: dict[str, int] = {}
         unsound = 0
         for each in self.histograms:
             histogram, sound = each.value(values)
             unsound += not sound
             if histogram is not None:
-                found[each.canonical] = histogram
+                name = each.canonical
+                # of one age there are several only where a family adds up
+                found[name] = _added(found[name], histogram) if ages.get(name) == each.age else histogram
+                ages[name] = each.age
         return found, unsound
+
+
+def _added(one: Histogram, other: Histogram) -> Histogram:
+    """Both together; without buckets where theirs differ."""
+    alike = one.bounds == other.bounds
+    return Histogram(
+        one.bounds if alike else (),
+        tuple(a + b for a, b in zip(one.counts, other.counts, strict=True)) if alike else (),
+        None if one.sum is None or other.sum is None else one.sum + other.sum,
+        None if one.count is None or other.count is None else one.count + other.count,
+    )
 
 
 def _read(scalars: list[_Scalar], values: Values) -> dict[str, float]:
@@ -161,9 +189,10 @@ def _read(scalars: list[_Scalar], values: Values) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """One ``cache_config_info`` series. ``engine`` None: it holds for every engine of the page."""
+    """One series whose labels are the configuration. ``engine`` None: it holds for every engine of the dialect."""
 
     slot: int
+    dialect: str
     engine: str | None
     labels: Mapping[str, str]
 
@@ -171,13 +200,16 @@ class _Config:
 class Layout:
     """Slots for the wanted series of a page, and the reading of engines from slot values."""
 
-    def __init__(self) -> None:
-        self.ceilings: list[float] = []  # by slot: the largest value that makes sense
-        self._identities: dict[tuple[Any, ...], int] = {}
+    def __init__(self, most_bytes: int = REMEMBERED_BYTES) -> None:
+        self.most_bytes = most_bytes  # beyond it no further series gets a slot
+        self.ceilings: list[float] = []  # by slot: the largest value that is believed
         self._page = _Group()
-        self._models: dict[str, _Group] = {}
-        self._engines: dict[tuple[str, ...], _Group] = {}  # by model and engine
+        self._models: dict[tuple[str, ...], _Group] = {}  # by dialect and model
+        self._servers: dict[tuple[str, ...], _Group] = {}  # by dialect and model: of all engines together
+        self._engines: dict[tuple[str, ...], _Group] = {}  # by dialect, model and engine
         self._configs: list[_Config] = []
+        self._config_slots: dict[bytes, int] = {}
+        self.bytes = 0  # memory that the series take, at least as much as they really do
         self._sorted = True
         self.full = False  # a series was refused for want of room
         self.refused = 0  # so many series, of all pages
@@ -194,43 +226,53 @@ class Layout:
         """
         family = sample.family
         if family.kind == "config":
-            return self._place_config(labels)
+            return self._place_config(dialect(sample.dialect), labels)
         canonical = family.canonical_for(labels)
-        if canonical is None:
+        owner = _owner(sample, labels)
+        if canonical is None or owner is None:
             return UNWANTED
-        owner = _owner(family, labels)
-        if owner[0] != "page" and "model_name" not in labels:
-            return UNWANTED  # a router repeats gauges of its servers under vLLM's names; every vLLM names its model
+        if any(len(name) > MAX_NAME_CHARS for name in owner):
+            raise BadLine("name too long")
         part: str | float = _bound(labels) if sample.part == "bucket" else sample.part
-        identity = (*owner, family.kind, canonical, sample.age, part, _copy(family, labels))
-        known = self._identities.get(identity)
+        group = self._group(owner)
+        copy = _copy(family, labels)
+        identity = (family.kind, canonical, sample.age, part, copy)
+        known = group.slots.get(identity)
         if known is not None:
             return known
-        group = self._group(owner)
         if family.kind == "histogram":
-            buckets = group.buckets(canonical, sample.age)
+            buckets = group.buckets(canonical, sample.age, copy)
             slot = self._next_slot(family.ceiling, full=sample.part == "bucket" and buckets.full)
             buckets.add(part, slot)
         else:
             slot = self._next_slot(family.ceiling, full=group.has_enough(family))
-            group.scalar(family, canonical, sample.age).slots.append(slot)
-        self._identities[identity] = slot
+            for name in (canonical, family.also.get(canonical)):
+                if name is not None:
+                    group.scalar(family, name, sample.age).slots.append(slot)
+        group.slots[identity] = slot
+        self.bytes += getsizeof(canonical)
         return slot
 
-    def _place_config(self, labels: Mapping[str, str]) -> int:
-        engine = _engine(labels) if "engine" in labels else None
-        kept = {name: labels[name] for name in sorted(CONFIG_LABELS & labels.keys()) if labels[name] != "None"}
-        identity = ("config", engine, *kept.items())
-        known = self._identities.get(identity)
+    def _place_config(self, whose: EngineDialect, labels: Mapping[str, str]) -> int:
+        engine = _identity(whose, labels)[1]
+        kept = {
+            name: visible(labels[name])
+            for name in sorted(whose.config_labels & labels.keys())
+            if labels[name] != "None"
+        }
+        identity = _digest((whose.name, f"{engine}", *(f"{name}={value}" for name, value in kept.items())))
+        known = self._config_slots.get(identity)
         if known is None:
-            known = self._identities[identity] = self._next_slot(math.inf)
-            self._configs.append(_Config(known, engine, kept))
+            known = self._config_slots[identity] = self._next_slot(math.inf, full=len(self._configs) >= MAX_CONFIGS)
+            self._configs.append(_Config(known, whose.name, None if engine is None else engine or "0", kept))
+            self.bytes += getsizeof(kept) + sum(getsizeof(name) + getsizeof(value) for name, value in kept.items())
         return known
 
     def _next_slot(self, ceiling: float, full: bool = False) -> int:
-        if full or len(self.ceilings) >= MAX_SLOTS:
+        if full or len(self.ceilings) >= MAX_SLOTS or self.bytes > self.most_bytes:
             raise self._too_many()
         self.ceilings.append(ceiling)
+        self.bytes += SLOT_BYTES
         self._sorted = False
         return len(self.ceilings) - 1
 
@@ -242,75 +284,97 @@ class Layout:
     def _group(self, owner: tuple[str, ...]) -> _Group:
         if owner[0] == "page":
             return self._page
+        if owner[0] == "server":
+            return self._servers.get(owner[1:]) or self._new_group(self._servers, owner[1:])
         if owner[0] == "model":
-            return self._models.get(owner[1]) or self._new_group(self._models, owner[1])
+            return self._models.get(owner[1:]) or self._new_group(self._models, owner[1:])
         return self._engines.get(owner[1:]) or self._new_group(self._engines, owner[1:])
 
     def _new_group(self, groups: dict[_Key, _Group], key: _Key) -> _Group:
         if len(groups) >= MAX_OWNERS:
             raise self._too_many()
         groups[key] = group = _Group()
+        self.bytes += GROUP_BYTES + sum(map(getsizeof, key if isinstance(key, tuple) else (key,)))
         return group
 
     def read(self, values: Values) -> tuple[tuple[EngineReading, ...], dict[str, float], int]:
         """Engines and page values of one scan, and how many histograms had unsound buckets."""
         self._sort()
         configs = self._present_configs(values)
-        engines: list[EngineReading] = []
         unsound_histograms = 0
-        for (model, engine), group in self._engines.items():
+        found: list[tuple[tuple[str, ...], dict[str, float], dict[str, float], dict[str, Histogram]]] = []
+        for named, group in self._engines.items():
             gauges, counters = _read(group.gauges, values), _read(group.counters, values)
             histograms, unsound = group.read_histograms(values)
             unsound_histograms += unsound
-            if not (gauges or counters or histograms):
-                continue
-            if model in self._models:
-                counters = {**_read(self._models[model].counters, values), **counters}
-            config = configs.get(engine, configs.get(None, {}))
-            engines.append(EngineReading(model, engine, gauges, counters, histograms, config))
+            if gauges or counters or histograms:
+                found.append((named, gauges, counters, histograms))
+        alone = Counter(named[:2] for named, *_ in found) if self._servers else Counter()
+        engines: list[EngineReading] = []
+        for (whose, model, engine), gauges, counters, histograms in found:
+            for groups in (self._models, *([self._servers] if alone[whose, model] == 1 else [])):
+                shared = groups.get((whose, model))
+                if shared is not None:
+                    counters = {**_read(shared.counters, values), **counters}
+                    common, unsound = shared.read_histograms(values)
+                    unsound_histograms += unsound
+                    histograms = {**common, **histograms}
+            config = configs.get((whose, engine), configs.get((whose, None), {}))
+            engines.append(EngineReading(model, engine, gauges, counters, histograms, config, whose))
         if len(engines) > 1:
-            engines.sort(key=lambda each: (each.model_name, len(each.engine), each.engine))
+            engines.sort(key=lambda each: (each.model_name, len(each.engine), each.engine, each.dialect))
         return tuple(engines), _read(self._page.gauges, values), unsound_histograms
 
-    def _present_configs(self, values: Values) -> dict[str | None, Mapping[str, str]]:
-        return {each.engine: each.labels for each in self._configs if values[each.slot] is not None}
+    def _present_configs(self, values: Values) -> dict[tuple[str, str | None], Mapping[str, str]]:
+        return {(each.dialect, each.engine): each.labels for each in self._configs if values[each.slot] is not None}
 
     def _sort(self) -> None:
         """Bring fields into an order that does not depend on what earlier pages had."""
         if self._sorted:
             return
-        for group in (self._page, *self._models.values(), *self._engines.values()):
+        for group in (self._page, *self._models.values(), *self._servers.values(), *self._engines.values()):
             group.sort()
         self._configs.sort(key=lambda each: tuple(each.labels.items()))
         self._sorted = True
 
 
-def _engine(labels: Mapping[str, str]) -> str:
-    """The engine label, "0" without one. Under Ray several replicas share a page: the replica is part of it."""
-    engine = labels.get("engine") or "0"
-    replica = labels.get("ReplicaId")
-    return f"{engine}/{replica}" if replica else engine
+def _identity(whose: EngineDialect, labels: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Model and engine that a series names, without characters that do not print."""
+    model, engine = whose.identify(labels)
+    return None if model is None else visible(model), None if engine is None else visible(engine)
 
 
-def _owner(family: Family, labels: Mapping[str, str]) -> tuple[str, ...]:
-    if family.kind == "page":
+def _owner(sample: Sample, labels: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The page, a model or an engine, the latter two in their dialect; ``None`` for a series that names no model."""
+    if sample.family.kind == "page":
         return ("page",)
-    model = labels.get("model_name", "")
-    if family.per_model and "engine" not in labels:
-        return ("model", model)
-    return ("engine", model, _engine(labels))
+    model, engine = _identity(dialect(sample.dialect), labels)
+    if model is None:
+        return None
+    if sample.family.per_model and engine is None:
+        return ("model", sample.dialect, model)
+    if sample.family.per_server and engine is None:
+        return ("server", sample.dialect, model)
+    return ("engine", sample.dialect, model, engine or "0")
 
 
-def _copy(family: Family, labels: Mapping[str, str]) -> tuple[str, ...]:
-    """What tells series apart that are joined to one value: handlers, processes, kinds of sleep.
+def _digest(texts: Iterable[str]) -> bytes:
+    """Stands for texts of any length where they only tell series apart."""
+    return blake2b("\0".join(texts).encode(errors="replace"), digest_size=16).digest()
+
+
+def _copy(family: Family, labels: Mapping[str, str]) -> bytes | None:
+    """What tells series apart that are joined to one value: handlers, processes, kinds of sleep, names that add up. Their labels are
+    not kept.
 
     vLLM 0.9.2 to 0.11 lacked a multi-process mode for the KV gauge and shows it once a process, with a ``pid``.
     """
     if family.kind == "page":
-        return tuple(f"{name}={value}" for name, value in sorted(labels.items()))
-    if family.kind == "gauge":
-        return (labels.get("pid", ""), labels.get(family.label, ""))
-    return ()
+        return _digest(f"{name}={value}" for name, value in sorted(labels.items()))
+    added = (family.names[0],) if family.join == "sum" else ()
+    if family.kind == "gauge" or added:
+        return _digest((*added, *(labels.get(name, "") for name in family.copies), labels.get(family.label, "")))
+    return None
 
 
 def _bound(labels: Mapping[str, str]) -> float:
@@ -318,6 +382,6 @@ def _bound(labels: Mapping[str, str]) -> float:
         bound = float(labels["le"])
     except (KeyError, ValueError):
         raise BadLine("bucket without a bound") from None
-    if math.isnan(bound):
-        raise BadLine("bucket without a bound")
+    if not (0.0 <= bound <= ceilings.COUNT or bound == math.inf):
+        raise BadLine("bucket with a bound that cannot be")
     return bound

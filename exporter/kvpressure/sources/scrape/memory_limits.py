@@ -11,21 +11,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from kvpressure.model.reasons import CROWDED
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.vllm.reasons import CROWDED
 
 MAX_ENGINES: Final = 64  # of all targets of a node together, and of one page; 8 GPUs have 56 MIG instances
-SMALL_PAGE_BYTES: Final = 256 * 1024  # pages up to this size wait for nobody; that of one engine has 60 KiB
+SMALL_PAGE_BYTES: Final = 128 * 1024  # pages up to this size wait for nobody; that of one engine has 60 KiB
 LARGE_PAGES_BYTES: Final = 8 * 1024 * 1024  # of larger pages in memory at the same time
 REMEMBERED_BYTES: Final = (
     16 * 1024 * 1024
 )  # of all scanners together; a page of 64 engines with long names needs 13 alone
-PLUGIN_LINES: Final = 32 * 1024  # that the plugin inside vLLM writes on its page
-PLUGIN_LINES_EACH: Final = 1024  # an engine has two for each size of a batch that it has seen
+PLUGIN_LINES: Final = 16 * 1024  # that the plugin inside vLLM writes on its page
+PLUGIN_LINES_EACH: Final = 512  # an engine has two for each size of a batch that it has seen
+SCANS: Final = 2  # pages taken apart at the same time: one thread runs at a time, each holds what it has begun
+LAYOUT_BYTES: Final = (
+    2 * 1024 * 1024
+)  # of the series of one page while it is taken apart, at least; 8 engines have 1 MiB
 REMEMBERED_EACH: Final = 256 * 1024  # what every scanner may have of it at least
 
 
-class Share:
+class FairShare:
     """An amount that several users share: each may have an equal part at least, and what the others leave unused.
 
     ``each`` is the least that anybody gets, however many there are. Safe to use from several threads.
@@ -60,10 +64,10 @@ class Share:
             return max(self._each, self._total // max(1, len(self._used)), self._total - others)
 
 
-class Lease:
+class Reservation:
     """A page's claim on the memory for large pages: nothing at first."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: MemoryPool) -> None:
         self._room = room
         self.taken = 0
 
@@ -74,7 +78,7 @@ class Lease:
         self.taken += amount
 
 
-class Room:
+class MemoryPool:
     """Memory for the large pages of all targets; small ones need none of it."""
 
     def __init__(self, total: int = LARGE_PAGES_BYTES) -> None:
@@ -82,9 +86,9 @@ class Room:
         self._changed = threading.Condition()
 
     @contextmanager
-    def lease(self) -> Iterator[Lease]:
+    def lease(self) -> Iterator[Reservation]:
         """A claim for one page, given back at the end."""
-        lease = Lease(self)
+        lease = Reservation(self)
         try:
             yield lease
         finally:
@@ -104,12 +108,13 @@ class Room:
             self._changed.notify_all()
 
 
-class Bounds:
-    """The bounds of one source: all its targets share them. ``scanning`` is held while a large page is taken apart."""
+class ScrapeLimits:
+    """The bounds of one source: all its targets share them. ``scanning`` is held while a large page is taken apart, ``scans`` for any."""
 
     def __init__(self) -> None:
-        self.room = Room()
+        self.room = MemoryPool()
         self.scanning = threading.Lock()
-        self.engines = Share(MAX_ENGINES)
-        self.remembered = Share(REMEMBERED_BYTES, REMEMBERED_EACH)
-        self.plugin_lines = Share(PLUGIN_LINES, PLUGIN_LINES_EACH)
+        self.scans = threading.Semaphore(SCANS)
+        self.engines = FairShare(MAX_ENGINES)
+        self.remembered = FairShare(REMEMBERED_BYTES, REMEMBERED_EACH)
+        self.plugin_lines = FairShare(PLUGIN_LINES, PLUGIN_LINES_EACH)

@@ -1,6 +1,6 @@
-"""From the text of a metrics page to an ``EnginePage``: what live fetching and replay of recordings have in common.
+"""From the text of a metrics page to an ``Scrape``: what live fetching and replay of recordings have in common.
 
-Lines are picked by sample name, so that classic text and OpenMetrics, wrong ``TYPE`` lines (vLLM's Rust frontend)
+Lines are picked by sample name, so that classic text and OpenMetrics, wrong ``TYPE`` lines
 and any mixture are read alike. Nothing that a page may contain raises: a bad line costs that line.
 """
 
@@ -11,30 +11,12 @@ from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Final
 
-from kvpressure.readings import (
-    GENERATION_RATE,
-    PREEMPTIONS,
-    PREFIX_QUERIES,
-    PROCESS_CPU_SECONDS,
-    PROCESS_RSS_BYTES,
-    PROCESS_START,
-    PROMPT_RATE,
-    SWAPPED,
-    EnginePage,
-    EngineReading,
-)
-from kvpressure.sources.vllm.aliases import SAMPLES
-from kvpressure.sources.vllm.bounds import MAX_ENGINES, Bounds
-from kvpressure.sources.vllm.layout import UNWANTED, Layout
-from kvpressure.sources.vllm.reasons import (
-    EMPTY,
-    HTML,
-    INVALID_UTF8,
-    JSON,
-    NO_VLLM_METRICS,
-    TOO_LARGE,
-)
-from kvpressure.sources.vllm.series import MAX_LINE_CHARS, BadLine, TooMany, labels_from, name_of, number_from
+from kvpressure.engines import registry
+from kvpressure.model.readings import EngineReading, Scrape
+from kvpressure.model.reasons import EMPTY, HTML, INVALID_UTF8, JSON, NO_VLLM_METRICS, TOO_LARGE
+from kvpressure.sources.scrape.layout import UNWANTED, Layout
+from kvpressure.sources.scrape.lines import MAX_LINE_CHARS, BadLine, TooMany, labels_from, name_of, number_from
+from kvpressure.sources.scrape.memory_limits import LAYOUT_BYTES, MAX_ENGINES, ScrapeLimits
 
 MAX_LINES: Final = 100_000  # 64 engines have about 30 000
 MAX_KEY_CHARS: Final = 4_096
@@ -42,17 +24,17 @@ PART_BYTES: Final = 64 * 1024  # of a page is taken apart at once
 CUT_ENGINES: Final = "engines"
 CUT_SERIES: Final = "series"
 _ENTRY_BYTES: Final = 96  # of remembering a line, beside its text: the place in a dictionary that has just grown
-_SLOT_BYTES: Final = 320  # of a series in the layout, its owner and its last value
 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What a page holds. ``error`` says why there are no engines; the other fields are as in ``EnginePage``."""
+    """What a page holds. ``error`` says why there are no engines; the other fields are as in ``Scrape``."""
 
     engines: tuple[EngineReading, ...] = ()
     page: Mapping[str, float] = field(default_factory=dict)
     flavour: str | None = None
     multi_process: bool | None = None
+    dialect: str = ""
     bad_lines: int = 0
     cut: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
@@ -65,12 +47,13 @@ class Scanner:
     this target's part of what ``bounds`` gives to all of its node. Not for use by two threads at once.
     """
 
-    def __init__(self, bounds: Bounds | None = None) -> None:
-        self._bounds = bounds or Bounds()
+    def __init__(self, bounds: ScrapeLimits | None = None) -> None:
+        self._bounds = bounds or ScrapeLimits()
         self._shares = (self._bounds.engines, self._bounds.remembered)
         for share in self._shares:
             share.join(self)
         self._most_bytes = 0
+        self._samples = registry.samples()
         self._forget()
 
     def close(self) -> None:
@@ -79,9 +62,13 @@ class Scanner:
             share.leave(self)
 
     def _forget(self) -> None:
-        self._layout = Layout()
+        self._layout = Layout(max(self._most_bytes, LAYOUT_BYTES))
         self._slots: dict[str, int] = {}  # text of a line up to its value -> slot or UNWANTED
-        self._remembered_bytes = 0
+        self._line_bytes = 0  # of the lines that are remembered
+
+    @property
+    def _remembered_bytes(self) -> int:
+        return self._line_bytes + self._layout.bytes
 
     def scan(self, text: str | bytes) -> ScanResult:
         """Read one page."""
@@ -90,6 +77,7 @@ class Scanner:
         if raw.count(b"\n") > MAX_LINES:
             return ScanResult(error=TOO_LARGE)
         self._most_bytes = self._bounds.remembered.allowed(self)
+        self._layout.most_bytes = max(self._most_bytes, LAYOUT_BYTES)
         fresh = not self._slots
         try:
             values, bad_lines = self._scan_lines(raw)
@@ -107,8 +95,10 @@ class Scanner:
         cut = {reason: count for reason, count in cut.items() if count > 0}
         if not engines:
             return ScanResult(bad_lines=bad_lines, cut=cut, page=page, error=_why_no_engines(raw))
-        flavour = _flavour(raw, engines)
-        return ScanResult(engines, page, flavour, _multi_process(raw, page, flavour), bad_lines, cut)
+        whose = engines[0].dialect
+        of_dialect = [engine for engine in engines if engine.dialect == whose]
+        kind = registry.dialect(whose).page_kind(raw, of_dialect, page)
+        return ScanResult(engines, page, kind.flavour, kind.multi_process, whose, bad_lines, cut)
 
     def _keep_within(self, engines: int, allowed: int) -> None:
         """Note what this page takes, and forget its layout if that is more than this target's part."""
@@ -158,7 +148,7 @@ class Scanner:
             self._remember(key, UNWANTED)
             return False
         name, end = name_of(line[:MAX_LINE_CHARS])
-        sample = SAMPLES.get(name)
+        sample = self._samples.get(name)
         if sample is None:
             if key.endswith("}") or key == name:  # else a timestamp follows, and no two lines are alike
                 self._remember(key, UNWANTED)
@@ -171,7 +161,6 @@ class Scanner:
             slot = self._layout.place(sample, labels)
             if slot == len(values):
                 values.append(None)
-                self._remembered_bytes += _SLOT_BYTES
             if number == last and line[end:].strip(" \t") == number:
                 self._remember(key, slot)
             if slot == UNWANTED:
@@ -189,7 +178,7 @@ class Scanner:
     def _remember(self, key: str, slot: int) -> None:
         if key and len(key) <= MAX_KEY_CHARS and self._remembered_bytes <= self._most_bytes:
             self._slots[key] = slot
-            self._remembered_bytes += getsizeof(key) + _ENTRY_BYTES
+            self._line_bytes += getsizeof(key) + _ENTRY_BYTES
 
 
 def _why_no_engines(text: bytes) -> str:
@@ -203,51 +192,7 @@ def _why_no_engines(text: bytes) -> str:
     return NO_VLLM_METRICS
 
 
-def _has_label(text: bytes, name: bytes) -> bool:
-    return b'{%b="' % name in text or b',%b="' % name in text
-
-
-def _is_openmetrics(text: bytes) -> bool:
-    return text[-16:].rstrip().endswith(b"# EOF")
-
-
-def _flavour(text: bytes, engines: Sequence[EngineReading]) -> str | None:
-    """Which vLLM wrote the page, where the page tells.
-
-    V0 alone had swapping and throughput gauges. Of the rest, only the Rust frontend answers OpenMetrics under names
-    with a colon, and it has no ``cache_config_info``. V1 alone has an engine label (from 0.8 on), prefix cache
-    counters and ``kv_cache_usage_perc``; before it had the label, V1 counted no preemptions. Ray relabels.
-    """
-    v0_only = {SWAPPED, GENERATION_RATE, PROMPT_RATE}
-    if any(v0_only & engine.gauges.keys() for engine in engines):
-        return "v0"
-    if _is_openmetrics(text) and b"cache_config_info" not in text and b"vllm:num_requests_running" in text:
-        return "rust"
-    counters = {name for engine in engines for name in engine.counters}
-    if _has_label(text, b"engine") or b"kv_cache_usage_perc" in text or PREFIX_QUERIES in counters:
-        return "v1"
-    if PREEMPTIONS in counters and b"ray_vllm" not in text:
-        return "v0"
-    return None
-
-
-def _multi_process(text: bytes, page: Mapping[str, float], flavour: str | None) -> bool | None:
-    """Several API servers behind this page? ``None`` when it cannot be told.
-
-    Python's client shows ``process_*`` with one process only, so those settle it, and so do ``pid`` labels. Their
-    absence alone proves nothing: the Rust frontend, V0 and Ray never had them, recorders strip lines. It counts on
-    a classic V1 page that still has its HELP lines, that is, one as served.
-    """
-    if page.keys() & {PROCESS_CPU_SECONDS, PROCESS_RSS_BYTES, PROCESS_START}:
-        return False
-    if _has_label(text, b"pid"):
-        return True
-    if flavour == "v1" and b"# HELP vllm:" in text and not _is_openmetrics(text):
-        return True
-    return None
-
-
-def page_from_text(
+def parse_scrape(
     text: str | bytes | None,
     *,
     target: str,
@@ -263,11 +208,12 @@ def page_from_text(
     duration_seconds: float | None = None,
     scanner: Scanner | None = None,
     keep_text: bool = False,
-) -> EnginePage:
+    dialect: str = "",
+) -> Scrape:
     """The page of ``target`` as read at ``time`` (Unix seconds). The same text always gives the same page.
 
     ``error`` is the reason why the scrape failed; then ``text`` is not looked at. ``scanner`` is the target's own,
-    for speed. ``keep_text`` puts the raw text into the page, for a recording.
+    for speed. ``keep_text`` puts the raw text into the page, for a recording. ``dialect``: what discovery takes the server for.
     """
     if error is not None:
         result = ScanResult(error=error)
@@ -276,7 +222,7 @@ def page_from_text(
     else:
         result = (scanner or Scanner()).scan(text)
     kept = text.decode(errors="replace") if isinstance(text, bytes) and keep_text else text
-    return EnginePage(
+    return Scrape(
         target=target,
         time=time,
         namespace=namespace,
@@ -295,4 +241,5 @@ def page_from_text(
         error=result.error,
         duration_seconds=duration_seconds,
         exposition=kept if keep_text and isinstance(kept, str) else None,
+        dialect=result.dialect or dialect,
     )

@@ -6,6 +6,8 @@ what the fastest of the last answers took, since slower ones waited behind other
 (several API servers, many engines on a page) are therefore read less often. What it costs us to take a page apart
 counts as well: one with a hundred thousand lines is no reason to spend a core on it.
 
+A target that fails again and again is asked less often as well, and so is one whose failures cost us CPU.
+
 A sign of load makes the next pages fast at once. One that the next page confirms keeps them fast for a minute; one that it
 does not was a request that came in just then, as they do all the time on a healthy server.
 """
@@ -15,8 +17,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from kvpressure import readings as r
-from kvpressure.readings import EnginePage, EngineReading
+from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, Scrape
 
 CALM_INTERVAL: Final = 5.0  # seconds
 SLOWEST_INTERVAL: Final = 12.0  # pages older than 15 s count as stale
@@ -28,16 +30,20 @@ LOOK_PAGES: Final = 3  # fast ones after a first sign of load
 BUSY_KV: Final = 0.5
 FELL_TO: Final = 0.5  # of the largest batch of the last minute
 FELL_FROM: Final = 4.0  # smaller batches come and go
+PATIENCE: Final = 3  # failures in a row that change nothing; each further one doubles the interval
+FAILING_INTERVAL: Final = CALM_INTERVAL  # at most: an engine that comes back is seen soon
 EARLY: Final = 0.1  # of the interval: reads do not fall on the same point of every second
 
 
-class Pace:
+class ScrapeInterval:
     """The pace of one target. ``fast`` is the interval under load, in seconds; the first minute counts as load."""
 
-    __slots__ = ("_busy_until", "_costs", "_fast", "_peak", "_sign", "_started", "_tokens")
+    __slots__ = ("_busy_until", "_costs", "_failed_cost", "_failures", "_fast", "_peak", "_sign", "_started", "_tokens")
 
     def __init__(self, fast: float) -> None:
         self._fast = fast
+        self._failures = 0  # in a row
+        self._failed_cost = 0.0  # seconds of our CPU for the last attempt, if that failed
         self._started: float | None = None
         self._busy_until: float | None = None
         self._sign = False  # of load, on the last page
@@ -59,20 +65,36 @@ class Pace:
         """Seconds between two pages at present."""
         busy = self._busy_until is None or now < self._busy_until
         wanted = self._fast if busy else max(self._fast, CALM_INTERVAL)
-        cheap = min(self._costs, default=0.0) / (BUSY_SHARE if busy else CALM_SHARE)
-        return max(wanted, min(cheap, SLOWEST_INTERVAL))
+        cost = max(min(self._costs, default=0.0), self._failed_cost)
+        cheap = cost / (BUSY_SHARE if busy else CALM_SHARE)
+        return max(wanted, min(cheap, SLOWEST_INTERVAL), self._patience())
 
-    def observe(self, page: EnginePage, now: float, scan_seconds: float = 0.0) -> None:
+    def _patience(self) -> float:
+        """Seconds between two attempts at a target that fails, 0 while it does not."""
+        if self._failures < PATIENCE:
+            return 0.0
+        return min(self._fast * 2.0 ** min(self._failures - PATIENCE + 1, 16), FAILING_INTERVAL)
+
+    def observe(self, page: Scrape, now: float, scan_seconds: float = 0.0) -> None:
         """Take a page that took us ``scan_seconds`` of CPU. One that failed says nothing about the load."""
         if page.error is not None:
+            self._failures += 1
+            self._failed_cost = scan_seconds  # of ours alone: the rest of the time was spent waiting
             return
+        self._failures, self._failed_cost = 0, 0.0
         if page.duration_seconds is not None:
             self._costs.append(page.duration_seconds + scan_seconds)
+        self._forget_all_but({engine.engine for engine in page.engines})
         loaded = [self._loaded(engine, now) for engine in page.engines]  # each keeps a history
         before, self._sign = self._sign, any(loaded)
         if self._sign:
             until = now + (CALM_AFTER if before else (LOOK_PAGES + 0.5) * self._fast)
             self._busy_until = max(until, self._busy_until or 0.0)
+
+    def _forget_all_but(self, engines: set[str]) -> None:
+        """An engine that left the page begins anew: names may be new on every page."""
+        self._peak = {engine: peak for engine, peak in self._peak.items() if engine in engines}
+        self._tokens = {engine: tokens for engine, tokens in self._tokens.items() if engine in engines}
 
     def _loaded(self, engine: EngineReading, now: float) -> bool:
         """A filling cache, a queue, a batch that falls, or requests that get nothing."""

@@ -12,47 +12,49 @@ from queue import Empty, SimpleQueue
 from time import monotonic, thread_time, time
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvpressure.readings import EnginePage
+from kvpressure.model.readings import Scrape
+from kvpressure.model.reasons import INTERNAL
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.vllm.bounds import Bounds, Lease
-from kvpressure.sources.vllm.exposition import Scanner, page_from_text
-from kvpressure.sources.vllm.fetch import PageFetcher
-from kvpressure.sources.vllm.inside import FRESH_SECONDS, Inside, read_inside
-from kvpressure.sources.vllm.pace import Pace
-from kvpressure.sources.vllm.reasons import INTERNAL
-from kvpressure.sources.vllm.targets import Target
+from kvpressure.sources.plugin_metrics import FRESH_SECONDS, PluginMetrics, read_plugin_metrics
+from kvpressure.sources.scrape.fetch import Fetcher
+from kvpressure.sources.scrape.memory_limits import Reservation, ScrapeLimits
+from kvpressure.sources.scrape.new_engines import NewEngines
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
+from kvpressure.sources.scrape.scrape_interval import ScrapeInterval
+from kvpressure.sources.scrape.targets import Target
 
 if TYPE_CHECKING:
-    from kvpressure.settings import CollectorSettings
-    from kvpressure.sources.shared import Shared
+    from kvpressure.sources.catalog import CollectorSettings
+    from kvpressure.sources.kubernetes.discovery_state import Shared
 
 CUT_PLUGIN: Final = "plugin"  # its lines on a page, when they are more than this target's part
+CUT_NEW_ENGINES: Final = "new_engines"  # names that were not on earlier pages, when they come too fast
 WAIT_SHARE: Final = 0.8  # of the interval: how long a read waits for pages
 TARGET_LIMIT: Final = "target_limit"  # error of the source: more targets than allowed, the last ones are not read
 
 log = logging.getLogger(__name__)
 
 
-class VllmSettings(Protocol):
+class EngineSettings(Protocol):
     """What this source needs to be told."""
 
     @property
-    def vllm_targets(self) -> tuple[Target, ...]:
+    def engine_targets(self) -> tuple[Target, ...]:
         """Targets from the command line."""
         ...
 
     @property
-    def vllm_pace(self) -> str:
+    def engine_pace(self) -> str:
         """``fixed``: every read asks every target. ``adaptive``: one that is calm is asked less often."""
         ...
 
     @property
-    def vllm_timeout_seconds(self) -> float:
+    def engine_timeout_seconds(self) -> float:
         """Deadline of one fetch as a whole."""
         ...
 
     @property
-    def vllm_max_targets(self) -> int:
+    def engine_max_targets(self) -> int:
         """How many targets are read at most."""
         ...
 
@@ -75,31 +77,34 @@ class VllmSettings(Protocol):
 class _Feed:
     """One target with what is kept between its pages."""
 
-    def __init__(self, target: Target, timeout_seconds: float, pace: Pace | None, bounds: Bounds) -> None:
+    def __init__(
+        self, target: Target, timeout_seconds: float, pace: ScrapeInterval | None, bounds: ScrapeLimits
+    ) -> None:
         self.target = target
         self.pace = pace
-        self.fetcher = PageFetcher(target, timeout_seconds)
+        self.fetcher = Fetcher(target, timeout_seconds)
         self._bounds = bounds
         self._scanner = Scanner(bounds)
+        self._new_engines = NewEngines()
         bounds.plugin_lines.join(self)
         self.scan_seconds = 0.0  # of our own CPU for its last page
-        self.inside: Inside | None = None  # what the plugin says on the page, if it does
+        self.inside: PluginMetrics | None = None  # what the plugin says on the page, if it does
         self.in_flight = False
         self.late = False  # its last page took longer than a read waits
 
-    def page(self, keep_text: bool) -> EnginePage:
+    def page(self, keep_text: bool) -> Scrape:
         """Fetch and read the page now. Failures are in the page."""
         with self._bounds.room.lease() as lease:
-            started = monotonic()
+            started, fetching = monotonic(), thread_time()
             text, error = self._fetched(lease)
-            duration = monotonic() - started
-            with self._bounds.scanning if lease.taken else nullcontext():
+            duration, fetching = monotonic() - started, thread_time() - fetching
+            with self._bounds.scanning if lease.taken else nullcontext(), self._bounds.scans:
                 before = thread_time()
                 page = self._page(text, error, duration, keep_text)
-                self.scan_seconds = thread_time() - before
+                self.scan_seconds = thread_time() - before + (fetching if error is not None else 0.0)
                 return page
 
-    def failed(self) -> EnginePage:
+    def failed(self) -> Scrape:
         """The page after a mistake of ours."""
         return self._page(None, INTERNAL, None, keep_text=False)
 
@@ -109,21 +114,21 @@ class _Feed:
         self._scanner.close()
         self._bounds.plugin_lines.leave(self)
 
-    def _fetched(self, lease: Lease) -> tuple[bytes | None, str | None]:
+    def _fetched(self, lease: Reservation) -> tuple[bytes | None, str | None]:
         try:
             return self.fetcher.fetch(lease), None
         except SourceError as failure:
             return None, failure.reason
 
-    def _page(self, text: bytes | None, error: str | None, duration: float | None, keep_text: bool) -> EnginePage:
+    def _page(self, text: bytes | None, error: str | None, duration: float | None, keep_text: bool) -> Scrape:
         target = self.target
         lines = 0 if text is None else text.count(b"\nkvpressure:")
         crowded = lines > 0 and lines > self._bounds.plugin_lines.allowed(self)
         self._bounds.plugin_lines.use(self, 0 if crowded else lines)
         self.inside = (
-            read_inside(text, target.namespace, target.pod, time()) if text and lines and not crowded else None
+            read_plugin_metrics(text, target.namespace, target.pod, time()) if text and lines and not crowded else None
         )
-        page = page_from_text(
+        page = parse_scrape(
             text,
             target=target.name,
             time=time(),
@@ -134,12 +139,17 @@ class _Feed:
             args=target.args,
             env=target.env,
             version=target.version,
+            dialect=target.dialect,
             error=error,
             duration_seconds=duration,
             scanner=self._scanner,
             keep_text=keep_text,
         )
-        return replace(page, cut={**page.cut, CUT_PLUGIN: 1}) if crowded else page
+        bad_lines = page.bad_lines + (self.inside.bad_lines if self.inside else 0)
+        engines, refused = self._new_engines.admit(page.engines, monotonic())
+        cut = {CUT_PLUGIN: int(crowded), CUT_NEW_ENGINES: refused}
+        cut = {**page.cut, **{reason: count for reason, count in cut.items() if count}}
+        return replace(page, bad_lines=bad_lines, engines=engines, cut=cut)
 
 
 class _Pool:
@@ -175,30 +185,30 @@ class _Pool:
                 self._jobs_open -= 1
 
 
-class VllmSource:
+class EngineSource:
     """All targets of this node. ``read`` returns the pages that came since the last one.
 
     A target that is slow is waited for once; after that its pages are taken when they come, and a page that is
     still being fetched is not asked for again. ``set_targets`` may be called from any thread.
     """
 
-    name = "vllm"
+    name = "engines"
 
-    def __init__(self, settings: VllmSettings) -> None:
-        self._timeout = settings.vllm_timeout_seconds
-        self._max_targets = settings.vllm_max_targets
-        self._adaptive = settings.vllm_pace == "adaptive"
+    def __init__(self, settings: EngineSettings) -> None:
+        self._timeout = settings.engine_timeout_seconds
+        self._max_targets = settings.engine_max_targets
+        self._adaptive = settings.engine_pace == "adaptive"
         self._interval = settings.collectors[self.name].interval_seconds
         self._wait = min(WAIT_SHARE * self._interval, self._timeout)
         self.keep_exposition = settings.keep_exposition
-        self._results: SimpleQueue[tuple[_Feed, EnginePage]] = SimpleQueue()
+        self._results: SimpleQueue[tuple[_Feed, Scrape]] = SimpleQueue()
         self._pool = _Pool(self._max_targets, self._work)
-        self._bounds = Bounds()
+        self._bounds = ScrapeLimits()
         self._lock = threading.Lock()
         self._feeds: dict[str, _Feed] = {}
         self._refused = 0
         self._closed = False
-        self._given = settings.vllm_targets
+        self._given = settings.engine_targets
         self._shared = settings.shared
         self._discovered: tuple[Target, ...] = ()
         self.set_targets(self._given)
@@ -227,7 +237,9 @@ class VllmSource:
     def _feed(self, name: str, target: Target) -> _Feed:
         known = self._feeds.get(name)
         if known is None or (known.target.verify, known.target.ca) != (target.verify, target.ca):
-            return _Feed(target, self._timeout, Pace(self._interval) if self._adaptive else None, self._bounds)
+            return _Feed(
+                target, self._timeout, ScrapeInterval(self._interval) if self._adaptive else None, self._bounds
+            )
         known.target = target
         return known
 
@@ -269,10 +281,10 @@ class VllmSource:
         """Whether this read asks the target: not while it is still answering, and at its pace."""
         return not feed.in_flight and (feed.pace is None or feed.pace.due(monotonic()))
 
-    def _collect(self, awaited: set[_Feed]) -> list[tuple[_Feed, EnginePage]]:
+    def _collect(self, awaited: set[_Feed]) -> list[tuple[_Feed, Scrape]]:
         """All results that are there, waiting a while for those of ``awaited``."""
         until = monotonic() + self._wait
-        results: list[tuple[_Feed, EnginePage]] = []
+        results: list[tuple[_Feed, Scrape]] = []
         while True:
             try:
                 left = until - monotonic()

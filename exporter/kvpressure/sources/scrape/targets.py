@@ -1,11 +1,11 @@
-"""Which metrics pages to read: the ``--vllm.target`` option.
+"""Which metrics pages to read: the ``--engine.target`` option.
 
 ::
 
     [NAMESPACE/POD=]URL[;KEY=VALUE]...
 
 ``URL`` is ``http://host:port/path``, ``https://...`` or just ``host`` or ``host:port``. Without a scheme it is http
-on port 8000 (vLLM's own), with a scheme the port is that scheme's usual one; the path is ``/metrics``. Keys:
+on the engine's own port (vLLM: 8000), with a scheme the port is that scheme's usual one; the path is ``/metrics``. Keys:
 
 * ``namespace``, ``pod``, ``container``: the identity of the engine's series. Without a pod, ``host:port`` stands in
   for it, so that two targets never share an identity.
@@ -25,8 +25,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-DEFAULT_PORT: Final = 8000
-DEFAULT_PATH: Final = "/metrics"
+from kvpressure.engines.registry import default
+from kvpressure.errors import InputError
+
+DEFAULT_PORT: Final = default().default_port  # where nothing says what the server is
+DEFAULT_PATH: Final = default().default_path
 MAX_PATH_CHARS: Final = 512
 ADDRESSES: Final = "http://HOST[:PORT][/PATH], https://..., HOST or HOST:PORT"
 KEYS: Final = ("namespace", "pod", "container", "gpus", "tls", "ca", "args")
@@ -38,7 +41,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _GPU: Final = re.compile(r"[!-~]{1,128}")
 
 
-class TargetError(ValueError):
+class TargetError(InputError):
     """A target that cannot be used: what is wrong with it, and what is allowed."""
 
     def __init__(self, what: str, allowed: str) -> None:
@@ -51,7 +54,7 @@ class TargetError(ValueError):
 class Target:
     """One metrics page and what is known about the engine behind it.
 
-    ``version`` is vLLM's, where discovery can tell. ``ca`` is a file of certificates to trust instead of the system's; ``verify`` False accepts any certificate.
+    ``version`` is the server's and ``dialect`` its engine's name, where discovery can tell. ``ca`` is a file of certificates to trust instead of the system's; ``verify`` False accepts any certificate.
     Raises ``TargetError`` for an address that no request could be written for.
     """
 
@@ -68,6 +71,7 @@ class Target:
     verify: bool = True
     ca: str | None = None
     version: str | None = None
+    dialect: str = ""
 
     def __post_init__(self) -> None:
         if self.scheme not in ("http", "https"):
@@ -92,7 +96,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """The target that one ``--vllm.target`` value means. Raises ``TargetError``."""
+    """The target that one ``--engine.target`` value means. Raises ``TargetError``."""
     owner = _OWNER.match(text)
     options = {"namespace": owner[1], "pod": owner[2]} if owner else {}
     url, _, rest = text[owner.end() if owner else 0 :].partition(";")

@@ -11,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.readings import GpuProcess
-from kvpressure.sources.amd.files import Files, names
+from kvpressure.model.readings import GpuProcess
+from kvpressure.sources.gpu.amd.files import Files, names
 
 _FRAME_BUFFER_HEAPS: Final = (1, 2)  # public and private device memory; others are system memory
 _MAX_PROCESSES: Final = 1024

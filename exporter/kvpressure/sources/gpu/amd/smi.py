@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvpressure.sources.amd.files import BUSY, NO_PERMISSION
+from kvpressure.sources.gpu.amd.files import BUSY, NO_PERMISSION
 
 MISSING: Final = "amdsmi_missing"  # the package or the library is not there, or they do not fit together at all
 MISMATCH: Final = "amdsmi_mismatch"  # wrapper and library are not of one release, or contradict sysfs

@@ -15,15 +15,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final, Protocol
 
-from kvpressure.readings import GpuProcess, GpuReading
-from kvpressure.sources.amd import kfd, smi, sysfs
-from kvpressure.sources.amd.files import LOST, Files
+from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.sources.base import NothingHere, Reading, SourceError
-
-if TYPE_CHECKING:
-    from kvpressure.settings import Settings
+from kvpressure.sources.gpu.amd import kfd, smi, sysfs
+from kvpressure.sources.gpu.amd.files import LOST, Files
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +33,23 @@ _MEMORY: Final = ("memory_total_bytes", "memory_used_bytes")
 _ACTIVITY: Final = ("utilization_ratio", "power_watts", "power_limit_watts")
 
 
+class AmdSettings(Protocol):
+    """The settings that this source needs."""
+
+    @property
+    def host_sys(self) -> Path: ...
+    @property
+    def node_name(self) -> str: ...
+    @property
+    def amd_backend(self) -> str: ...
+
+
 class AmdSource:
     """Reads every AMD GPU of the node; see the module. ``clock`` gives monotonic seconds."""
 
     name = "amd"
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: AmdSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = str(settings.host_sys).rstrip("/")
         self._node = settings.node_name
         self._backend = settings.amd_backend

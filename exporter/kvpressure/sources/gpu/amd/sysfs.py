@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kvpressure.readings import GpuProcess, GpuReading
-from kvpressure.sources.amd import kfd
-from kvpressure.sources.amd.files import LOST, NO_PERMISSION, Files, names
+from kvpressure.model.readings import GpuProcess, GpuReading
+from kvpressure.sources.gpu.amd import kfd
+from kvpressure.sources.gpu.amd.files import LOST, NO_PERMISSION, Files, names
 
 VENDOR: Final = "amd"
 _PCI_VENDOR: Final = "0x1002"

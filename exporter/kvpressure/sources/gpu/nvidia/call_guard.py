@@ -50,7 +50,7 @@ class Job(Generic[T]):
         return self._value  # type: ignore[return-value]  # set when there is no error
 
 
-class Lanes:
+class HangGuard:
     """One thread for work that returns, and as many given-up ones as calls hang. Used by one caller at a time."""
 
     def __init__(self, name: str) -> None:

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import pynvml
 
-from kvpressure.readings import GpuProcess, GpuReading
-from kvpressure.sources.nvidia import codes, fields
-from kvpressure.sources.nvidia.gpm import Activity, Gpm
-from kvpressure.sources.nvidia.identity import Identity
-from kvpressure.sources.nvidia.mig import Mig
-from kvpressure.sources.nvidia.options import NvidiaOptions
-from kvpressure.sources.nvidia.query import Ask, Queries
-from kvpressure.sources.nvidia.samples import UtilizationSamples
+from kvpressure.model.readings import GpuProcess, GpuReading
+from kvpressure.sources.gpu.nvidia import codes, fields
+from kvpressure.sources.gpu.nvidia.gpm import Activity, Gpm
+from kvpressure.sources.gpu.nvidia.identity import Identity
+from kvpressure.sources.gpu.nvidia.mig import Mig
+from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
+from kvpressure.sources.gpu.nvidia.query import Ask, Queries
+from kvpressure.sources.gpu.nvidia.samples import UtilizationSamples
 
 SLOW_SECONDS: Final = 10.0
 """How often what changes seldom or costs much is read: process lists, the power limit, MIG, missing identity."""

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import pynvml
 
-from kvpressure.readings import GpuReading
-from kvpressure.sources.nvidia import codes
+from kvpressure.model.readings import GpuReading
+from kvpressure.sources.gpu.nvidia import codes
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 import pynvml
 
-from kvpressure.readings import GpuProcess
-from kvpressure.sources.nvidia.query import Ask
+from kvpressure.model.readings import GpuProcess
+from kvpressure.sources.gpu.nvidia.query import Ask
 
 NOT_AVAILABLE: Final = 0xFFFFFFFF  # NVML's "no value" in 32 bits
 

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import pynvml
 
-from kvpressure.sources.nvidia import codes, fields
-from kvpressure.sources.nvidia.query import Ask, Queries
+from kvpressure.sources.gpu.nvidia import codes, fields
+from kvpressure.sources.gpu.nvidia.query import Ask, Queries
 
 SHORTEST_SPAN_SECONDS: Final = 0.1  # NVML wants samples further apart than this
 ROUNDED_UP_TO: Final = 101.0  # a quotient of counters may end a little above 100 %

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-NVIDIA: Final = "0x10de"
-AMD: Final = "0x1002"
+from kvpressure.sources.catalog import registry
+
 DISPLAY_CLASSES: Final = ("0x03", "0x12")  # display controllers and processing accelerators
 
 
-def others_only(sysfs: Path) -> bool:
-    """True when this node certainly is another vendor's: it has a GPU of theirs and none of NVIDIA.
+def others_only(sysfs: Path, own: str = "nvidia") -> bool:
+    """True when this node certainly is another vendor's: it has a GPU that another source of the catalog reads, and none of ``own``.
 
     A node on which no GPU is to be seen at all is not: its bus may be hidden, or its driver be what is missing.
     """
@@ -22,4 +22,5 @@ def others_only(sysfs: Path) -> bool:
                 vendors.add((device / "vendor").read_text().strip())
         except OSError:
             continue  # unplugged while looking
-    return AMD in vendors and NVIDIA not in vendors
+    ids = {name: spec.gpus.pci_id for name, spec in registry().items() if spec.gpus is not None}
+    return ids[own] not in vendors and any(pci_id in vendors for pci_id in ids.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvpressure.readings import GpuReading
+from kvpressure.model.readings import GpuReading
 
 VENDOR: Final = "nvidia"
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import pynvml
 
-from kvpressure.readings import GpuProcess, GpuReading
-from kvpressure.sources.nvidia import fields
-from kvpressure.sources.nvidia.gpm import Activity
-from kvpressure.sources.nvidia.identity import Identity
-from kvpressure.sources.nvidia.query import Ask, Queries
+from kvpressure.model.readings import GpuProcess, GpuReading
+from kvpressure.sources.gpu.nvidia import fields
+from kvpressure.sources.gpu.nvidia.gpm import Activity
+from kvpressure.sources.gpu.nvidia.identity import Identity
+from kvpressure.sources.gpu.nvidia.query import Ask, Queries
 
 MOST_INSTANCES: Final = 64
 

@@ -28,7 +28,7 @@ class NvidiaOptions:
 
     @classmethod
     def of(cls, settings: Any) -> NvidiaOptions:
-        """From ``kvpressure.settings.Settings``; attributes that are not there keep their defaults."""
+        """From ``kvpressure.settings.settings.Settings``; attributes that are not there keep their defaults."""
         given = {
             field.name: getattr(settings, f"nvidia_{field.name}")
             for field in fields(cls)

@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import pynvml
 
-from kvpressure.sources.nvidia import codes
+from kvpressure.sources.gpu.nvidia import codes
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pynvml
 
-from kvpressure.sources.nvidia import fields
-from kvpressure.sources.nvidia.query import Ask
+from kvpressure.sources.gpu.nvidia import fields
+from kvpressure.sources.gpu.nvidia.query import Ask
 
 _UNION_FIELD: Final = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",

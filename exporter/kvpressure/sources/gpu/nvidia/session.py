@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import pynvml
 
-from kvpressure.sources.nvidia import codes
-from kvpressure.sources.nvidia.device import Device
-from kvpressure.sources.nvidia.events import EventLog, EventWatch
-from kvpressure.sources.nvidia.identity import Identity
-from kvpressure.sources.nvidia.options import NvidiaOptions
-from kvpressure.sources.nvidia.query import DeviceDown, LibraryDown, Queries
+from kvpressure.sources.gpu.nvidia import codes
+from kvpressure.sources.gpu.nvidia.device import Device
+from kvpressure.sources.gpu.nvidia.events import EventLog, EventWatch
+from kvpressure.sources.gpu.nvidia.identity import Identity
+from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
+from kvpressure.sources.gpu.nvidia.query import DeviceDown, LibraryDown, Queries
 
 MOST_DEVICES: Final = 256
 """More GPUs than a node has; a count above it is no count."""

@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvpressure.readings import GpuReading
+from kvpressure.model.readings import GpuReading
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, SourceError
-from kvpressure.sources.nvidia import codes, hardware
-from kvpressure.sources.nvidia.backoff import Backoff
-from kvpressure.sources.nvidia.device import Device
-from kvpressure.sources.nvidia.events import EventLog
-from kvpressure.sources.nvidia.identity import VENDOR, Identity
-from kvpressure.sources.nvidia.lanes import Hung, Job, Lanes
-from kvpressure.sources.nvidia.options import NvidiaOptions
-from kvpressure.sources.nvidia.query import DeviceDown, LibraryDown, Queries
-from kvpressure.sources.nvidia.session import NODE, Found, Session
+from kvpressure.sources.gpu.nvidia import codes, hardware
+from kvpressure.sources.gpu.nvidia.backoff import Backoff
+from kvpressure.sources.gpu.nvidia.call_guard import HangGuard, Hung, Job
+from kvpressure.sources.gpu.nvidia.device import Device
+from kvpressure.sources.gpu.nvidia.events import EventLog
+from kvpressure.sources.gpu.nvidia.identity import VENDOR, Identity
+from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
+from kvpressure.sources.gpu.nvidia.query import DeviceDown, LibraryDown, Queries
+from kvpressure.sources.gpu.nvidia.session import NODE, Found, Session
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class NvidiaSource:
         self._options = NvidiaOptions.of(settings)
         self._clock = clock
         self._lock = threading.Lock()  # close() may be called while read() runs
-        self._lanes = Lanes("nvml")
+        self._lanes = HangGuard("nvml")
         self._queries = Queries(clock)
         self._events = EventLog()
         self._session = Session(self._queries, clock, self._options, self._events)

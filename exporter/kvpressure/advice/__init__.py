@@ -1,0 +1,1 @@
+"""What to do about a diagnosis: limits, plan, triage and the sentences that explain them."""

@@ -1,0 +1,106 @@
+"""The conditions beside the verdict in words: each value has its sentence, with its number and the threshold it is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvpressure.advice.wording import bytes_text, number_text, percent_text, seconds_text
+from kvpressure.diagnosis import oom
+from kvpressure.diagnosis.conditions import BY_NAME, baseline_limit
+from kvpressure.model.state import EngineState
+from kvpressure.settings.thresholds import Thresholds
+
+OWN_LINE: Final = "documented_signature"  # shown with its five parts elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A condition: true, false or ``None`` for unknown, and the sentence of that value."""
+
+    name: str
+    value: bool | None
+    text: str
+
+
+def standings(engine: EngineState, t: Thresholds) -> tuple[Standing, ...]:
+    """Every condition of ``engine`` but the documented signature, which has a line of its own."""
+    return tuple(
+        Standing(name, value, _text(name, value, engine, t))
+        for name, value in engine.diagnosis.conditions.items()
+        if name != OWN_LINE
+    )
+
+
+def _text(name: str, value: bool | None, engine: EngineState, t: Thresholds) -> str:
+    declared = BY_NAME[name]
+    form = declared.unknown if value is None else declared.true if value else declared.false
+    return form.format_map(_Numbers(engine, t))
+
+
+def _fragmented(engine: EngineState, _t: Thresholds) -> str:
+    memory = engine.signals.memory
+    both = (memory.allocator_reserved_bytes, memory.allocator_allocated_bytes)
+    return bytes_text(None if both[0] is None or both[1] is None else both[0] - both[1])
+
+
+def _utilization(engine: EngineState) -> float | None:
+    limit = engine.limits.get("gpu_memory_utilization")
+    return limit.value if limit is not None else None
+
+
+def _device(engine: EngineState, _t: Thresholds) -> str:
+    memory = engine.signals.memory
+    return percent_text(memory.device_used_ratio if memory.own_used_ratio is None else memory.own_used_ratio)
+
+
+def _baseline_from(engine: EngineState, t: Thresholds) -> str:
+    configured = _utilization(engine)
+    return percent_text(None if configured is None else baseline_limit(configured, t))
+
+
+def _ended(engine: EngineState, _t: Thresholds) -> str:
+    host = engine.signals.host
+    code = "" if host.last_exit_code is None else f", exit code {number_text(host.last_exit_code)}"
+    return f"{host.last_termination_reason}{code}" if host.last_termination_reason else "no termination seen"
+
+
+_NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {
+    "leak": lambda e, _t: bytes_text(e.signals.memory.idle_growth_bytes_per_hour),
+    "leak_from": lambda _e, t: bytes_text(t["memory_leak_bytes_per_hour"]),
+    "kv": lambda e, _t: percent_text(e.signals.kv.kv_used_ratio),
+    "in_flight": lambda e, _t: number_text(e.signals.load.in_flight),
+    "held_from": lambda _e, t: percent_text(t["kv_held_ratio"]),
+    "held_stretches": lambda _e, t: number_text(t["kv_held_stretches"]),
+    "held_seconds": lambda _e, t: seconds_text(t["kv_held_seconds"]),
+    "hits": lambda e, _t: percent_text(e.signals.kv.prefix_hit_ratio_recent),
+    "usual_hits": lambda e, _t: percent_text(e.signals.kv.prefix_hit_ratio_usual),
+    "fragmented": _fragmented,
+    "fragmented_from": lambda _e, t: bytes_text(t["fragmentation_warning_bytes"]),
+    "split_from": lambda _e, t: percent_text(t["fragmented_split_ratio"]),
+    "split": lambda e, _t: bytes_text(e.signals.memory.allocator_inactive_split_bytes),
+    "device": _device,
+    "utilization": lambda e, _t: percent_text(_utilization(e)),
+    "baseline_from": _baseline_from,
+    "host_memory": lambda e, _t: percent_text(e.signals.host.memory_used_ratio),
+    "host_memory_from": lambda _e, t: percent_text(t["host_memory_limit_ratio"]),
+    "ended": _ended,
+    "restarts": lambda e, _t: f"{number_text(e.signals.host.restarts_recent)} restarts in half an hour",
+    "loop_from": lambda _e, t: number_text(t["crash_loop_restarts"]),
+    "oom": lambda e, t: oom.text(e.signals, t),
+    "faults": lambda e, _t: number_text(e.signals.gpu_faults),
+    "still": lambda e, _t: seconds_text(e.signals.progress.seconds_still),
+    "still_from": lambda _e, t: seconds_text(t["no_progress_seconds"]),
+}
+
+
+class _Numbers(dict[str, str]):
+    """The numbers of sentences by name, each written when it is asked for."""
+
+    def __init__(self, engine: EngineState, t: Thresholds) -> None:
+        super().__init__()
+        self._engine, self._t = engine, t
+
+    def __missing__(self, name: str) -> str:
+        return _NUMBERS[name](self._engine, self._t)

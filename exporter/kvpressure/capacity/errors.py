@@ -1,0 +1,7 @@
+"""The error of this package."""
+
+from kvpressure.errors import InputError
+
+
+class CapacityError(InputError):
+    """The question cannot be answered as asked; one line saying what, where and what is allowed."""

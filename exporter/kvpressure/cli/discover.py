@@ -1,0 +1,52 @@
+"""``kvpressure discover``: which containers are taken for engines, by which sign, and why the others are not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from kvpressure.errors import InputError
+from kvpressure.toolbox import discovering
+
+_EXAMPLES = """\
+examples:
+  kvpressure discover --exporter 10.0.0.7
+      what the exporter on a node found
+  kvpressure discover -n inference
+      reads the pods through kubectl (get; nothing is changed)
+  kvpressure discover -f pod.yaml --format json
+      pods, or the pod templates of Deployments and other workloads
+
+Exit status: 0 every engine that was found can be scraped (or there is none), 1 one cannot, 2 the input cannot be used.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--exporter", metavar="ADDRESS", help="a running exporter: host, host:port or URL")
+    where.add_argument("-n", "--namespace", metavar="NAMESPACE", help="a namespace, read through kubectl")
+    where.add_argument("-f", "--filename", metavar="FILE", action="append", help="YAML or JSON, - = standard input")
+    parser.add_argument("-l", "--selector", metavar="LABELS", help="only pods with these labels; needs -n")
+    parser.add_argument("--context", metavar="CONTEXT", help="kubectl's context; needs -n")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print one entry for each container. Raises ``InputError``."""
+    for flag in ("selector", "context"):
+        if getattr(options, flag) is not None and not options.namespace:
+            raise InputError(f"--{flag}: allowed: together with -n NAMESPACE")
+    if options.exporter:
+        entries = discovering.of_exporter(options.exporter)
+    elif options.namespace:
+        entries = discovering.of_namespace(options.namespace, options.selector, options.context)
+    else:
+        entries = discovering.of_files(options.filename)
+    print(json.dumps(list(entries), indent=2) if options.format == "json" else discovering.text(entries))
+    refused = [
+        entry for entry in entries if entry.get("result") == "no_target" and entry.get("reason") != "no_endpoint"
+    ]
+    return 1 if refused else 0

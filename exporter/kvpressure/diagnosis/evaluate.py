@@ -1,0 +1,167 @@
+"""The evaluator of the rules: the first verdict of the table whose conditions hold, with its row, grade and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from typing import Final
+
+from kvpressure.diagnosis.logic import ALWAYS, Condition, Facts
+
+
+class Grade(IntEnum):
+    """How far an answer can be relied on. The bar of confidence lies between ``likely`` and ``doubtful``."""
+
+    NOTHING = 0  # there was nothing to judge by
+    GUESS = auto()
+    DOUBTFUL = auto()
+    LIKELY = auto()
+    STRONG = auto()
+    CERTAIN = auto()
+
+    @property
+    def confidence(self) -> float:
+        """The number that is published for it."""
+        return GRADE_CONFIDENCE[self]
+
+
+GRADE_CONFIDENCE: Final = (0.0, 0.4, 0.6, 0.75, 0.85, 0.95)
+
+
+GOOD: Final = frozenset({"healthy", "idle"})  # they hold only where no other does
+ONE_SCRAPE_AT_MOST: Final = Grade.DOUBTFUL  # whatever the table says
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a verdict: what has to hold, and how far the answer can be relied on then.
+
+    ``verdict`` replaces the table's; empty = the whole table does not apply and the next one is asked.
+    """
+
+    name: str
+    when: Condition
+    grade: Grade
+    missing: str = ""
+    verdict: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lower:
+    """Lowers the grade: by so many grades, or to ``at_most``."""
+
+    when: Condition
+    by: int = 0
+    at_most: Grade = Grade.CERTAIN
+    missing: str = ""
+    against: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A verdict as a table. ``supports`` and ``against`` are leaves: the fact's sentence is shown where the leaf holds.
+
+    ``missing``: (fact, what to call it) shown where the fact is unknown. ``at_once`` = spans many samples, needs no second.
+    """
+
+    name: str
+    title: str
+    rows: Sequence[Row]
+    requires: Condition = ALWAYS
+    unless: Sequence[Condition] = ()
+    lower: Sequence[Lower] = ()
+    stages: Sequence[tuple[str, Condition]] = ()
+    supports: Sequence[Condition] = ()
+    against: Sequence[Condition] = ()
+    missing: Sequence[tuple[str, str]] = ()
+    at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the table says: verdict, row and grade. ``supporting`` and ``opposing`` name facts, ``missing`` says what was not seen;
+    ``{fact}`` in it stands for that fact's sentence.
+    """
+
+    verdict: str
+    grade: Grade
+    row: str = ""
+    stage: str | None = None
+    supporting: tuple[str, ...] = ()
+    opposing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    at_once: bool = False
+    runner_up: str | None = None
+
+    @property
+    def confidence(self) -> float:
+        """The grade as the published number."""
+        return self.grade.confidence
+
+
+def find(table: Verdict, facts: Facts) -> Finding | None:
+    """What one verdict's table says; ``None`` where it does not apply."""
+    if not table.requires.test(facts) or any(one.test(facts) for one in table.unless):
+        return None
+    row = next((row for row in table.rows if row.when.test(facts)), None)
+    if row is None or row.verdict == "":
+        return None
+    most = ONE_SCRAPE_AT_MOST if facts["first_reading"] else Grade.CERTAIN
+    grade, lowered = min(row.grade, most), [one for one in table.lower if one.when.test(facts)]
+    for one in lowered:
+        grade = min(grade, one.at_most, Grade(max(Grade.GUESS, grade - one.by)) if grade else grade)
+    said = [text for text in (row.missing, *(one.missing for one in lowered)) if text]
+    against = [leaf.name for leaf in table.against if leaf.test(facts)]
+    against += [name for one in lowered for name in one.against if name not in against]
+    return Finding(
+        row.verdict or table.name,
+        grade,
+        f"{table.title}: {row.name}",
+        _stage(table, facts) if (row.verdict or table.name) == "kv_pressure" else None,
+        tuple(leaf.name for leaf in table.supports if leaf.test(facts) and leaf.name not in against),
+        tuple(against),
+        (*said, *(text for name, text in table.missing if facts[name] is None)),
+        table.at_once,
+    )
+
+
+def _stage(table: Verdict, facts: Facts) -> str | None:
+    return next((stage for stage, when in table.stages if when.test(facts)), None)
+
+
+def decide(tables: Sequence[Verdict], facts: Facts) -> Finding:
+    """The first verdict that holds, and as runner-up the next other one that is as good or one grade worse and not a guess."""
+    found = _findings(tables, facts)
+    first = next(found)
+    if first.grade <= Grade.GUESS or first.at_once or first.verdict in GOOD:
+        return first
+    close = (
+        other.verdict
+        for other in found
+        if other.verdict not in (first.verdict, "unknown") and other.grade >= max(Grade.DOUBTFUL, first.grade - 1)
+    )
+    return _with_runner_up(first, next(close, None))
+
+
+def _findings(tables: Sequence[Verdict], facts: Facts) -> Iterator[Finding]:
+    for table in tables:
+        found = find(table, facts)
+        if found is not None:
+            yield found
+
+
+def _with_runner_up(found: Finding, runner_up: str | None) -> Finding:
+    if runner_up is None:
+        return found
+    return Finding(
+        found.verdict,
+        found.grade,
+        found.row,
+        found.stage,
+        found.supporting,
+        found.opposing,
+        found.missing,
+        found.at_once,
+        runner_up,
+    )

@@ -1,0 +1,1001 @@
+"""Facts: everything a rule may read, each true, false or unknown, with one sentence for each of the three.
+
+A fact is declared once: its name, what it is called in ``docs/verdicts.md``, how it is found, and its sentences. Numbers
+in braces are those of ``_NUMBERS``; sentences are written only where somebody reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from kvpressure.diagnosis import oom
+from kvpressure.diagnosis.conditions import prefix_collapsed
+from kvpressure.diagnosis.gpu_facts import GpuFacts
+from kvpressure.diagnosis.numbers import NOT_KNOWN, number, percent
+from kvpressure.engines.registry import dialect
+from kvpressure.model.log_events import ALLOCATION_EVENTS
+from kvpressure.model.signals import Signals
+from kvpressure.model.state import Evidence
+from kvpressure.settings.thresholds import Thresholds
+from kvpressure.signals.kv import full_from
+
+SLOW: Final = "timeout"  # the reason of a page that did not come in time
+
+
+class Recent:
+    """What the last seconds of samples looked like, beyond the newest one."""
+
+    __slots__ = ("samples", "waiting_mean", "waiting_share")
+
+    def __init__(self, waiting: Sequence[float]) -> None:
+        self.samples = len(waiting)
+        self.waiting_share = sum(1 for value in waiting if value > 0) / len(waiting) if waiting else None
+        self.waiting_mean = sum(waiting) / len(waiting) if waiting else None
+
+
+class View:
+    """What facts are found in: the signals, the last seconds' queue, the thresholds, how many readings there were."""
+
+    __slots__ = ("gpu", "readings", "recent", "s", "t")
+
+    def __init__(self, s: Signals, recent: Recent, t: Thresholds, readings: int) -> None:
+        self.s, self.recent, self.t, self.readings = s, recent, t, readings
+        self.gpu = GpuFacts(s.compute, t)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One input of the rules. ``shown`` = one of the published series of evidence: those that dashboards and rules use."""
+
+    name: str
+    title: str
+    find: Callable[[View], bool | None]
+    true: str
+    false: str
+    unknown: str
+    shown: bool = True
+
+
+class Gathered(Mapping[str, Evidence]):
+    """All facts about one engine at one moment; sentences are written when somebody reads them."""
+
+    __slots__ = ("_view", "values_by_name")
+
+    def __init__(self, view: View, values_by_name: dict[str, bool | None]) -> None:
+        self._view, self.values_by_name = view, values_by_name
+
+    def __getitem__(self, name: str) -> Evidence:
+        value, fact = self.values_by_name[name], BY_NAME[name]
+        return Evidence(name, value, partial(_sentence, fact, value, self._view), fact.shown)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_name)
+
+    def __len__(self) -> int:
+        return len(self.values_by_name)
+
+
+def gather(view: View) -> Gathered:
+    """All facts about one engine now, by name."""
+    return Gathered(view, {name: find(view) for name, find in FINDERS})
+
+
+def _sentence(fact: Fact, value: bool | None, view: View) -> str:
+    form = fact.unknown if value is None else fact.true if value else fact.false
+    return form.format_map(_Numbers(view))
+
+
+def least(value: float | None, at_least: float) -> bool | None:
+    """Whether a value reaches a level; ``None`` if it is unknown."""
+    return None if value is None else value >= at_least
+
+
+def _full(v: View) -> bool | None:
+    return least(v.s.kv.kv_used_ratio_recent_max, _level(v, "kv_full_ratio"))
+
+
+def _near(v: View) -> bool | None:
+    return least(v.s.kv.kv_used_ratio_recent_max, _level(v, "kv_near_full_ratio"))
+
+
+def _near_now(v: View) -> bool | None:
+    return least(v.s.kv.kv_used_ratio, _level(v, "kv_near_full_ratio"))
+
+
+def _level(v: View, name: str) -> float:
+    return full_from(name, v.s.kv.kv_watermark_ratio, v.t)
+
+
+def _trickle(v: View) -> bool | None:
+    """A request that finishes counts as a token: embeddings generate none."""
+    tokens, finished, running = (
+        v.s.throughput.generation_tokens_per_running,
+        v.s.throughput.finished_per_second,
+        v.s.load.running,
+    )
+    if tokens is None or not running:
+        return None
+    return tokens + (finished or 0.0) / running < v.t["trickle_tokens_per_second"]
+
+
+def _held_idle(v: View) -> bool | None:
+    work, usage = v.s.progress.work_present, v.s.kv.kv_used_ratio
+    return None if work is None or usage is None else not work and usage >= v.t["kv_held_ratio"]
+
+
+def _preempting(v: View) -> bool | None:
+    counted, silent = v.s.kv.preemptions_counted, v.s.kv.preemptions_silent
+    if counted is None and silent is None:
+        return None
+    return max(counted or 0.0, silent or 0.0) >= v.t["preemptions_min"]
+
+
+def _much(v: View) -> bool | None:
+    return least(v.s.kv.preemptions_per_running_minute, v.t["thrashing_preemptions_per_running_minute"])
+
+
+def _source_is(*sources: str) -> Callable[[View], bool | None]:
+    return lambda v: None if v.s.load.max_num_seqs_source is None else v.s.load.max_num_seqs_source in sources
+
+
+def _long_prompt(s: Signals) -> float | None:
+    """The prompt that only one in twenty exceeds: vLLM admits a request when its whole prompt fits, and one that does not
+    fit holds up all behind it.
+    """
+    return s.context.prompt_quantiles.get("0.95", s.context.prompt_mean)
+
+
+def _free(s: Signals) -> float | None:
+    """Tokens of the cache that were free for a new request at its fullest lately."""
+    kv = s.kv
+    if kv.kv_used_ratio_recent_max is None or kv.kv_capacity_tokens is None:
+        return None
+    return max(0.0, 1.0 - (kv.kv_watermark_ratio or 0.0) - kv.kv_used_ratio_recent_max) * kv.kv_capacity_tokens
+
+
+def _blocked(v: View, prompt: float | None) -> bool | None:
+    """Such a prompt does not fit into the free blocks although the cache is not full. Below the usual level only where
+    vLLM says that requests wait for capacity.
+    """
+    peak, share = v.s.kv.kv_used_ratio_recent_max, v.recent.waiting_share
+    if peak is None or share is None:
+        return None
+    warm = peak >= v.t["kv_head_of_line_ratio"] or (v.s.load.waiting_capacity or 0.0) > 0
+    if not warm or share < 1.0:
+        return False
+    free = _free(v.s)
+    return None if free is None or prompt is None else free < prompt
+
+
+def _any_fits(v: View) -> bool | None:
+    """Whether the cache has room for whatever prompt is next: the long ones that were seen, and from half full on one as
+    long as the server allows, because the one that blocks has not been seen yet.
+    """
+    s = v.s
+    free, long, limit = _free(s), _long_prompt(s), s.context.context_limit
+    if free is None or (long is None and limit is None):
+        return None
+    if long is not None and free < long:
+        return False
+    if limit is None or (s.kv.kv_used_ratio_recent_max or 0.0) < v.t["kv_warm_ratio"]:
+        return True
+    return free >= limit
+
+
+def _queue(v: View) -> bool | None:
+    share = v.recent.waiting_share
+    return None if share is None else share >= v.t["queue_share_ratio"] and (v.s.load.waiting or 0.0) > 0
+
+
+def _short(v: View) -> bool | None:
+    """Whether those that wait are few and wait a moment only, as some always do between two steps of a busy engine.
+    ``None`` where nobody tells how long the few wait.
+    """
+    seconds, running, mean = v.s.latency.queue.get("0.95"), v.s.load.running, v.recent.waiting_mean
+    if running is None or mean is None:
+        return None
+    if mean >= v.t["calm_queue_ratio"] * running:
+        return False
+    return None if seconds is None else seconds < v.t["queue_short_seconds"]
+
+
+def _for_capacity(v: View) -> bool | None:
+    """Unknown where vLLM (before 0.20) does not tell what waits for a LoRA slot or for KV blocks from elsewhere."""
+    queue, load = _queue(v), v.s.load
+    if not queue:
+        return queue
+    if load.waiting_deferred is None:
+        return None if load.lora or load.waits_for_blocks else True
+    return not (load.waiting is not None and load.waiting_deferred >= load.waiting > 0)
+
+
+def _prefill(v: View) -> bool | None:
+    flow = v.s.throughput
+    computed, generated = _computed(v), flow.generation_tokens_per_second
+    if computed is None or generated is None:
+        return None
+    return computed > 0 and computed >= v.t["prefill_tokens_ratio"] * generated
+
+
+def _computed(v: View) -> float | None:
+    flow = v.s.throughput
+    if flow.prompt_tokens_computed_per_second is None and v.s.load.kv_role in (None, "kv_producer"):
+        return flow.prompt_tokens_per_second
+    return flow.prompt_tokens_computed_per_second
+
+
+def _stuck(name: str) -> Callable[[View], bool | None]:
+    return lambda v: least(v.s.progress.seconds_without_progress, v.t[name])
+
+
+def _fresh(v: View) -> bool | None:
+    """A single answer that comes too late says that the server is slow; any other failure, or a second one, that nobody may
+    be there, however young the last page is.
+    """
+    progress = v.s.progress
+    if progress.fresh_seconds is None:
+        return None
+    gone = int(progress.pages_failing or 0) > (1 if progress.page_error == SLOW else 0)
+    return not gone and progress.fresh_seconds <= v.t["stale_page_seconds"]
+
+
+def _outside(v: View) -> bool | None:
+    return least(v.s.latency.outside_engine_share, v.t["outside_engine_share_ratio"])
+
+
+def _worst_ratio(v: View) -> tuple[str, float] | None:
+    return max(v.s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
+
+
+def _multiplied(v: View) -> bool | None:
+    worst = _worst_ratio(v)
+    return least(None if worst is None else worst[1], v.t["latency_multiplied_ratio"])
+
+
+def _fell(v: View) -> bool | None:
+    trend = v.s.throughput.throughput_trend_ratio
+    return None if trend is None else trend <= v.t["throughput_collapsed_ratio"]
+
+
+def _allocation(v: View) -> int:
+    return sum(v.s.events.get(name, 0) for name in ALLOCATION_EVENTS)
+
+
+def _out_of_memory(v: View) -> bool | None:
+    lines = oom.count(v.s)
+    return None if lines is None else lines > 0
+
+
+def _held_for_others(v: View) -> bool | None:
+    """Hardly anything runs, so whoever holds the blocks may be a server that has yet to pull them."""
+    load = v.s.load
+    held = load.waits_for_blocks and load.kv_role != "kv_consumer"
+    return held and (load.running or 0.0) < v.t["host_min_requests"]
+
+
+_LEVEL_TEXT: Final = "KV cache {kv} now, recent peak {peak}"
+_ROOM: Final = "free: {free}; prompts: mean {prompt_mean} tokens, p95 {prompt_p95}, max_model_len {context_limit}"
+_LIMIT_TEXT: Final = "{running} running of max_num_seqs {limit} ({limit_source})"
+_QUEUE_TEXT: Final = "{waiting} requests waiting, {running} running{deferred}"
+_RATES: Final = "{prompt_rate} prompt and {generated_rate} generated tokens/s"
+_PREEMPTIONS: Final = "{counted} in the last minute by {engine}'s counter, {silent} inferred from queue movement"
+
+FACTS: Final[tuple[Fact, ...]] = (
+    Fact(
+        "kv_full",
+        "KV cache full",
+        _full,
+        f"{_LEVEL_TEXT} (full at {{kv_full}})",
+        f"{_LEVEL_TEXT}: not full (full at {{kv_full}})",
+        "KV cache usage: unknown ({kv_why})",
+    ),
+    Fact(
+        "kv_near_full",
+        "KV cache nearly full",
+        _near,
+        f"{_LEVEL_TEXT} (nearly full at {{kv_near}})",
+        f"{_LEVEL_TEXT}: not nearly full (nearly full at {{kv_near}})",
+        "KV cache usage: unknown ({kv_why})",
+    ),
+    Fact(
+        "kv_near_full_now",
+        "KV cache nearly full at this moment",
+        _near_now,
+        "KV cache {kv} now (nearly full at {kv_near})",
+        "KV cache {kv} now: not nearly full (nearly full at {kv_near})",
+        "KV cache usage now: unknown ({kv_why})",
+        shown=False,
+    ),
+    Fact(
+        "kv_warm",
+        "KV cache half full",
+        lambda v: (v.s.kv.kv_used_ratio_recent_max or 0.0) >= v.t["kv_warm_ratio"],
+        _LEVEL_TEXT,
+        _LEVEL_TEXT,
+        _LEVEL_TEXT,
+        shown=False,
+    ),
+    Fact(
+        "kv_rising",
+        "KV usage rising",
+        lambda v: None if v.s.kv.kv_slope_per_second is None else v.s.kv.kv_slope_per_second > 0,
+        "KV usage is rising",
+        "KV usage is not rising",
+        "KV usage trend: unknown",
+        shown=False,
+    ),
+    Fact(
+        "kv_held_idle",
+        "KV cache held with nothing in flight",
+        _held_idle,
+        "KV cache {kv} held with nothing in flight",
+        "no KV blocks held without requests",
+        "KV blocks held without requests: unknown",
+        shown=False,
+    ),
+    Fact(
+        "head_of_line_blocked",
+        "a long prompt (p95) does not fit",
+        lambda v: _blocked(v, _long_prompt(v.s)),
+        f"a p95 prompt does not fit into the KV cache: {_ROOM}",
+        f"no prompt is held up by the KV cache: {_ROOM}",
+        f"whether a long prompt fits: unknown ({_ROOM})",
+    ),
+    Fact(
+        "mean_prompt_blocked",
+        "an average prompt does not fit",
+        lambda v: _blocked(v, v.s.context.prompt_mean),
+        f"an average prompt does not fit into the KV cache: {_ROOM}",
+        f"an average prompt fits into the KV cache: {_ROOM}",
+        f"whether an average prompt fits: unknown ({_ROOM})",
+        shown=False,
+    ),
+    Fact(
+        "any_prompt_fits",
+        "any prompt fits",
+        _any_fits,
+        f"the KV cache has room for the longest prompt: {_ROOM}",
+        f"the next prompt may not fit into the KV cache: {_ROOM}",
+        f"whether the next prompt fits: unknown ({_ROOM})",
+        shown=False,
+    ),
+    Fact(
+        "preempting",
+        "preemptions in the last minute",
+        _preempting,
+        f"{{preemptions}}: {_PREEMPTIONS}",
+        f"no {{preemptions}} ({_PREEMPTIONS})",
+        "{preemptions}: unknown (no counter, and no queue movement seen)",
+    ),
+    Fact(
+        "preempting_now",
+        "preemptions in the last seconds",
+        lambda v: least(v.s.kv.preemptions_recent, v.t["preemptions_min"]),
+        "{recent_preemptions} {preemptions} in the last {recent_seconds} s",
+        "no {preemptions} in the last {recent_seconds} s",
+        "preemptions in the last seconds: unknown",
+        shown=False,
+    ),
+    Fact(
+        "preempted_lately",
+        "preemptions in the last 30 s",
+        lambda v: least(v.s.kv.preemptions_lately, v.t["preemptions_min"]),
+        "preemptions in the last 30 s",
+        "no preemptions in the last 30 s",
+        "preemptions in the last 30 s: unknown",
+        shown=False,
+    ),
+    Fact(
+        "prefix_cache_collapsed",
+        "prefix cache hits collapsed",
+        lambda v: prefix_collapsed(v.s, v.t),
+        "prefix cache hit ratio {hits} in the last 30 s, {usual_hits} at its best in the last 15 minutes",
+        "prefix cache hit ratio {hits} in the last 30 s, {usual_hits} at its best in the last 15 minutes",
+        "prefix cache hit ratio: unknown (too few prompts looked up, or caching off)",
+        shown=False,
+    ),
+    Fact(
+        "preemptions_borne_out",
+        "the counter confirms the preemptions",
+        lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
+        f"{{preemptions}} confirmed by {{engine}}'s counter: {_PREEMPTIONS}",
+        f"{{preemptions}} not confirmed by {{engine}}'s counter: {_PREEMPTIONS}",
+        "preemption counter: unknown (not on the metrics endpoint)",
+        shown=False,
+    ),
+    Fact(
+        "preempting_much",
+        "one preemption a minute per running request",
+        _much,
+        "{per_running} {preemptions} a minute per running request",
+        "{per_running} {preemptions} a minute per running request",
+        "preemptions per running request: unknown",
+        shown=False,
+    ),
+    Fact(
+        "running_falls_waiting_rises",
+        "preemptions inferred from queue movement",
+        lambda v: least(v.s.kv.preemptions_silent, v.t["preemptions_min"]),
+        "{silent} requests went from running back to waiting while none finished",
+        "no request went from running back to waiting",
+        "requests going from running back to waiting: unknown",
+    ),
+    Fact(
+        "running_at_limit",
+        "max_num_seqs reached",
+        lambda v: v.s.load.running_at_limit,
+        f"max_num_seqs reached: {_LIMIT_TEXT}",
+        f"max_num_seqs not reached: {_LIMIT_TEXT}",
+        "max_num_seqs: unknown ({running} running)",
+    ),
+    Fact(
+        "running_at_limit_now",
+        "max_num_seqs reached at this moment",
+        lambda v: v.s.load.running_at_limit_now,
+        f"at max_num_seqs now: {_LIMIT_TEXT}",
+        f"below max_num_seqs now: {_LIMIT_TEXT}",
+        "max_num_seqs: unknown",
+        shown=False,
+    ),
+    Fact(
+        "limit_is_told",
+        "max_num_seqs read from arguments or log",
+        _source_is("args", "log"),
+        "max_num_seqs {limit} is from the {limit_source}",
+        "max_num_seqs {limit} is not from arguments or log ({limit_source})",
+        "max_num_seqs: unknown",
+        shown=False,
+    ),
+    Fact(
+        "limit_is_default",
+        "max_num_seqs is the version's default",
+        _source_is("default"),
+        "max_num_seqs {limit} is this version's default",
+        "max_num_seqs {limit} is not a default ({limit_source})",
+        "max_num_seqs: unknown",
+        shown=False,
+    ),
+    Fact(
+        "limit_is_observed",
+        "max_num_seqs inferred from a batch that stands still",
+        _source_is("observed"),
+        "limit of {limit} inferred: the batch stands still below it while requests wait",
+        "max_num_seqs {limit} is not inferred ({limit_source})",
+        "max_num_seqs: unknown",
+        shown=False,
+    ),
+    Fact(
+        "running_stands_still",
+        "batch size stands still",
+        lambda v: v.s.load.running_stands_still,
+        "{running} running for a while, no more and no fewer",
+        "number of running requests varies ({running} now)",
+        "whether the number of running requests varies: unknown",
+        shown=False,
+    ),
+    Fact(
+        "something_runs",
+        "requests running",
+        lambda v: None if v.s.load.running is None else v.s.load.running > 0,
+        "{running} requests running",
+        "no request running",
+        "running requests: unknown",
+        shown=False,
+    ),
+    Fact(
+        "several_run",
+        "two or more requests running",
+        lambda v: (v.s.load.running or 0.0) >= v.t["host_min_requests"],
+        "{running} requests running",
+        "{running} requests running",
+        "running requests: unknown",
+        shown=False,
+    ),
+    Fact(
+        "queue_present",
+        "requests waiting",
+        _queue,
+        _QUEUE_TEXT,
+        f"no lasting queue: {_QUEUE_TEXT}",
+        "waiting requests: unknown",
+    ),
+    Fact(
+        "waiting_now",
+        "requests waiting at this moment",
+        lambda v: None if v.s.load.waiting is None else v.s.load.waiting > 0,
+        _QUEUE_TEXT,
+        "no request waiting",
+        "waiting requests: unknown",
+        shown=False,
+    ),
+    Fact(
+        "queue_short",
+        "queue short",
+        _short,
+        "the queue is short: mean {waiting_mean} waiting of {running} running, queue time p95 {queue_p95} s",
+        "the queue is not short: mean {waiting_mean} waiting of {running} running, queue time p95 {queue_p95} s",
+        "how long requests wait: unknown (mean {waiting_mean} waiting of {running} running)",
+        shown=False,
+    ),
+    Fact(
+        "waited_lately",
+        "any request waiting in the last seconds",
+        lambda v: None if v.recent.waiting_share is None else v.recent.waiting_share > 0,
+        "mean queue of the last seconds: {waiting_mean}",
+        "nobody waited in the last seconds",
+        "queue of the last seconds: unknown",
+        shown=False,
+    ),
+    Fact(
+        "queue_for_capacity",
+        "requests waiting for capacity",
+        _for_capacity,
+        _QUEUE_TEXT,
+        f"no queue for capacity: {_QUEUE_TEXT}",
+        f"what the queue waits for: unknown ({_QUEUE_TEXT})",
+    ),
+    Fact(
+        "waits_for_blocks",
+        "the server exchanges KV blocks with others",
+        lambda v: v.s.load.waits_for_blocks,
+        "requests may wait for KV blocks of other servers",
+        "requests do not wait for KV blocks of other servers",
+        "KV transfer: unknown",
+        shown=False,
+    ),
+    Fact(
+        "blocks_held_for_others",
+        "KV blocks may be held for another server",
+        _held_for_others,
+        "KV blocks may be held until another server has pulled them",
+        "KV blocks are not held for another server",
+        "KV transfer: unknown",
+        shown=False,
+    ),
+    Fact(
+        "page_fresh",
+        "metrics fresh",
+        _fresh,
+        "last scrape {age} s ago{failing}",
+        "metrics are stale: last scrape {age} s ago{failing}",
+        "metrics never read{page_error}",
+        shown=False,
+    ),
+    Fact(
+        "first_reading",
+        "only one scrape so far",
+        lambda v: v.readings <= 1,
+        "only one scrape so far",
+        "{readings} scrapes so far",
+        "scrapes: unknown",
+        shown=False,
+    ),
+    Fact(
+        "work_present",
+        "requests in flight",
+        lambda v: v.s.progress.work_present,
+        "{in_flight} requests in flight",
+        "no requests in flight",
+        "requests in flight: unknown",
+    ),
+    Fact(
+        "tokens_flow",
+        "tokens flowing",
+        lambda v: v.s.progress.tokens_flow,
+        f"tokens are flowing: {_RATES}",
+        "no tokens in the last seconds",
+        "tokens: unknown (no second scrape, or no counters)",
+        shown=False,
+    ),
+    Fact(
+        "tokens_lately",
+        "tokens in the last moment",
+        lambda v: v.s.progress.tokens_lately,
+        f"tokens came in the last moment: {_RATES}",
+        "no tokens in the last moment",
+        "tokens in the last moment: unknown",
+        shown=False,
+    ),
+    Fact(
+        "no_progress",
+        "no progress for 8 s",
+        _stuck("no_progress_seconds"),
+        "requests are pending, but no tokens, finished requests or steps with output for {stuck} s",
+        "requests are making progress",
+        "progress: unknown (no requests in flight, or no counters)",
+    ),
+    Fact(
+        "no_progress_long",
+        "no progress for 20 s",
+        _stuck("stalled_seconds"),
+        "no progress for {stuck} s",
+        "requests made progress in the last {stalled_from} s",
+        "progress: unknown",
+        shown=False,
+    ),
+    Fact(
+        "no_progress_very_long",
+        "no progress for 90 s",
+        _stuck("prefill_patience_seconds"),
+        "no progress for {stuck} s",
+        "requests made progress in the last {patience} s",
+        "progress: unknown",
+        shown=False,
+    ),
+    Fact(
+        "gauges_still",
+        "no gauge moving",
+        lambda v: (v.s.progress.seconds_still or 0.0) >= v.t["no_progress_seconds"],
+        "no gauge or counter has moved for {still} s",
+        "gauges are moving",
+        "movement of gauges: unknown",
+        shown=False,
+    ),
+    Fact(
+        "ever_useful",
+        "a token has come out since the start",
+        lambda v: v.s.progress.ever_useful,
+        "the process has produced tokens since its start",
+        "nothing has come out since the process started",
+        "whether the process ever produced a token: unknown",
+        shown=False,
+    ),
+    Fact(
+        "prompt_at_once",
+        "a prompt was admitted last and is computed whole",
+        lambda v: v.s.progress.prompt_at_once,
+        "a prompt was admitted last, and is computed in one step",
+        "no prompt is computed in one step",
+        "whether a prompt is computed in one step: unknown",
+        shown=False,
+    ),
+    Fact(
+        "http_answers",
+        "HTTP server answering",
+        lambda v: v.s.progress.http_moved,
+        "the API server has answered requests since",
+        "the API server has answered no request since",
+        "HTTP answers: unknown",
+        shown=False,
+    ),
+    Fact(
+        "clients_gone",
+        "client connections closed",
+        lambda v: v.s.progress.connections_dropped,
+        "most clients have closed their connections since the last output",
+        "clients have kept their connections since the last output",
+        "client connections: unknown",
+        shown=False,
+    ),
+    Fact(
+        "finishing",
+        "requests finishing",
+        lambda v: v.s.progress.finished_flow,
+        "requests finished in the last seconds",
+        "no request finished in the last seconds",
+        "finished requests: unknown",
+        shown=False,
+    ),
+    Fact(
+        "prompts_looked_up",
+        "prompts admitted",
+        lambda v: v.s.progress.queries_flow,
+        "prompts were admitted in the last seconds (prefix-cache queries rose)",
+        "no prompt was admitted in the last seconds",
+        "admitted prompts: unknown (no prefix-cache counters)",
+        shown=False,
+    ),
+    Fact(
+        "prompts_lately",
+        "prompts admitted in the last moment",
+        lambda v: v.s.progress.queries_lately,
+        "prompts were admitted in the last moment (prefix-cache queries rose)",
+        "no prompt was admitted in the last moment",
+        "prompts admitted in the last moment: unknown (no prefix-cache counters)",
+        shown=False,
+    ),
+    Fact(
+        "tokens_trickle",
+        "hardly any tokens for running requests",
+        _trickle,
+        "running requests hardly get tokens: {per_request} tokens/s each",
+        "running requests get {per_request} tokens/s each",
+        "tokens per running request: unknown",
+        shown=False,
+    ),
+    Fact(
+        "steps_slower",
+        "steps twice as slow as before",
+        lambda v: least(v.s.batch.step_ratio, v.t["steps_slower_ratio"]),
+        "a step takes {step_ratio} × as long as at its fastest with a batch as large",
+        "a step takes {step_ratio} × as long as at its fastest with a batch as large",
+        "step time against before: unknown",
+        shown=False,
+    ),
+    Fact(
+        "prefill_dominates",
+        "prefill dominates",
+        _prefill,
+        f"prefill dominates: {_RATES}{{cached}}",
+        f"prefill does not dominate: {_RATES}{{cached}}",
+        f"share of prefill: unknown ({_RATES}{{cached}})",
+    ),
+    Fact(
+        "clients_came",
+        "clients came since the last output",
+        lambda v: v.s.progress.connections_came,
+        "clients have connected since the last output",
+        "no clients have connected since the last output",
+        "client connections: unknown",
+        shown=False,
+    ),
+    Fact(
+        "engine_asleep",
+        "engine asleep",
+        lambda v: v.s.progress.asleep,
+        "the engine is asleep (weights offloaded)",
+        "the engine is awake",
+        "sleep mode: unknown (not on the metrics endpoint)",
+        shown=False,
+    ),
+    Fact(
+        "gpu_starved",
+        "GPU starved",
+        lambda v: v.gpu.starved,
+        "GPU starved: {gpu} (starved below {starved})",
+        "GPU not starved: {gpu} (starved below {starved})",
+        "GPU activity: unknown ({gpu})",
+    ),
+    Fact(
+        "gpu_saturated",
+        "GPU saturated",
+        lambda v: v.gpu.saturated,
+        "GPU saturated: {gpu}",
+        "GPU not saturated: {gpu}",
+        "whether the GPU is saturated: unknown ({gpu})",
+    ),
+    Fact(
+        "gpu_works",
+        "GPU units busy or power high",
+        lambda v: v.gpu.works,
+        "GPU working hard: {gpu}",
+        "GPU not working hard: {gpu}",
+        "how hard the GPU works: unknown ({gpu})",
+        shown=False,
+    ),
+    Fact(
+        "gpu_computes",
+        "GPU computing at its peak",
+        lambda v: v.gpu.computes,
+        "GPU computing at its peak: {gpu}",
+        "GPU not computing at its peak: {gpu}",
+        "how much the GPU computes: unknown ({gpu})",
+        shown=False,
+    ),
+    Fact(
+        "gpu_utilization_low",
+        "GPU utilization low",
+        lambda v: v.gpu.low,
+        "GPU utilization low: {gpu}",
+        "GPU utilization not low: {gpu}",
+        "GPU utilization: unknown ({gpu})",
+    ),
+    Fact(
+        "gpu_idle",
+        "GPU idle",
+        lambda v: v.gpu.idle,
+        "GPU idle: {gpu}",
+        "GPU not idle: {gpu}",
+        "whether the GPU is idle: unknown ({gpu})",
+    ),
+    Fact(
+        "gpu_unseen",
+        "no GPU activity readable",
+        lambda v: v.gpu.unseen,
+        "no GPU activity is readable",
+        "GPU activity is readable",
+        "GPU activity: unknown",
+        shown=False,
+    ),
+    Fact(
+        "gpu_of_others",
+        "other pods use the GPU too",
+        lambda v: v.s.compute.gpus_of_others,
+        "other pods use the same GPU",
+        "no other pod uses the GPU",
+        "GPU sharing: unknown",
+        shown=False,
+    ),
+    Fact(
+        "gpu_shared",
+        "the GPU's activity may be another's",
+        lambda v: v.s.compute.gpus_shared or v.s.compute.gpus_of_others,
+        "the GPU's activity may be another engine's or pod's",
+        "the GPU's activity is this engine's",
+        "GPU sharing: unknown",
+        shown=False,
+    ),
+    Fact(
+        "cpu_throttled",
+        "CPU throttled",
+        lambda v: least(v.s.host.cpu_throttled_ratio, v.t["cpu_throttled_ratio"]),
+        "CPU throttled in {throttled} of its periods",
+        "CPU not throttled ({throttled} of its periods)",
+        "CPU throttling: unknown (no container cgroup read)",
+    ),
+    Fact(
+        "cpu_throttled_mostly",
+        "CPU throttled most of the time",
+        lambda v: (v.s.host.cpu_throttled_ratio or 0.0) >= v.t["cpu_throttled_most_ratio"],
+        "CPU throttled in {throttled} of its periods",
+        "CPU not throttled most of the time",
+        "CPU throttling: unknown",
+        shown=False,
+    ),
+    Fact(
+        "cpu_contended",
+        "CPU contended",
+        lambda v: least(v.s.host.cpu_pressure_ratio, v.t["cpu_pressure_ratio"]),
+        "CPU contention: processes waited for a CPU {contended} of the time",
+        "no CPU contention (processes waited {contended} of the time)",
+        "CPU contention: unknown (no pressure reading of the container)",
+    ),
+    Fact(
+        "cpu_saturated",
+        "CPU at its limit",
+        lambda v: least(v.s.host.cpu_used_ratio, v.t["cpu_saturated_ratio"]),
+        "CPU {cpu_used} of its limit used",
+        "CPU below its limit ({cpu_used} used)",
+        "CPU use: unknown (no limit, or no container read)",
+    ),
+    Fact(
+        "api_server_saturated",
+        "API server uses a whole core",
+        lambda v: least(v.s.host.api_cpu_cores, v.t["api_cpu_cores"]),
+        "API server saturated: {api_cores} cores used",
+        "API server not saturated ({api_cores} cores used)",
+        "API server CPU: unknown",
+        shown=False,
+    ),
+    Fact(
+        "outside_engine_time",
+        "time lost outside the engine",
+        _outside,
+        "{outside} of end-to-end time is spent outside the engine",
+        "only {outside} of end-to-end time is spent outside the engine",
+        "time outside the engine: unknown (latency histograms missing)",
+    ),
+    Fact(
+        "latency_multiplied",
+        "latency at least twice its baseline",
+        _multiplied,
+        "latency multiplied: {worst_phase} p95 is {worst_ratio} × its baseline",
+        "latency near its baseline: {worst_phase} p95 is {worst_ratio} × its baseline",
+        "latency against baseline: unknown (no baseline yet, or too few requests)",
+    ),
+    Fact(
+        "throughput_fell",
+        "throughput at most half",
+        _fell,
+        "throughput fell to {trend} of its recent best with no fewer requests",
+        "throughput is {trend} of its recent best",
+        "throughput trend: unknown (less than two minutes of comparable load)",
+        shown=False,
+    ),
+    Fact(
+        "allocation_failure_logged",
+        "allocation failure in the log",
+        lambda v: _allocation(v) > 0 if v.s.events_known else None,
+        "{allocations} allocation failures in the log of the last 10 minutes",
+        "no allocation failures in the log of the last 10 minutes",
+        "allocation failures: unknown (no log read)",
+        shown=False,
+    ),
+    Fact("gpu_out_of_memory", "out of GPU memory in the log", _out_of_memory, "{oom}", "{oom}", "{oom}", shown=False),
+)
+FINDERS: Final = tuple((fact.name, fact.find) for fact in FACTS)
+BY_NAME: Final[Mapping[str, Fact]] = {fact.name: fact for fact in FACTS}
+
+
+def title(name: str) -> str:
+    """What a fact is called in words."""
+    return BY_NAME[name].title
+
+
+def _cached(v: View) -> str:
+    computed, prompt = _computed(v), v.s.throughput.prompt_tokens_per_second
+    if computed is None and prompt is not None:
+        return "; share computed here: unknown"
+    if computed == prompt:
+        return ""
+    return f"; {number(computed)} of the prompt's computed, the rest was cached"
+
+
+def _failing(v: View) -> str:
+    failing = int(v.s.progress.pages_failing or 0)
+    if not failing:
+        return ""
+    times = "attempt" if failing == 1 else f"{failing} attempts"
+    return f", last {times} failed ({v.s.progress.page_error or NOT_KNOWN})"
+
+
+def _free_text(v: View) -> str:
+    free = _free(v.s)
+    return NOT_KNOWN if free is None else f"{free:.0f} tokens"
+
+
+def _deferred(v: View) -> str:
+    deferred = v.s.load.waiting_deferred
+    return "" if deferred is None else f" ({number(deferred)} deferred)"
+
+
+_NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
+    "engine": lambda v: dialect(v.s.dialect).title,
+    "preemptions": lambda v: dialect(v.s.dialect).preemptions,
+    "kv": lambda v: percent(v.s.kv.kv_used_ratio),
+    "peak": lambda v: percent(v.s.kv.kv_used_ratio_recent_max),
+    "kv_full": lambda v: percent(_level(v, "kv_full_ratio")),
+    "kv_near": lambda v: percent(_level(v, "kv_near_full_ratio")),
+    "kv_why": lambda v: "not recorded by this engine" if v.s.kv.kv_recorded is False else "not read yet",
+    "to_full": lambda v: number(v.s.kv.kv_seconds_to_full),
+    "free": _free_text,
+    "prompt_mean": lambda v: number(v.s.context.prompt_mean),
+    "prompt_p95": lambda v: number(_long_prompt(v.s)),
+    "context_limit": lambda v: number(v.s.context.context_limit),
+    "counted": lambda v: number(v.s.kv.preemptions_counted),
+    "silent": lambda v: number(v.s.kv.preemptions_silent),
+    "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),
+    "recent_seconds": lambda v: number(v.t["recent_window_seconds"]),
+    "per_running": lambda v: number(v.s.kv.preemptions_per_running_minute, 1),
+    "running": lambda v: number(v.s.load.running),
+    "hits": lambda v: percent(v.s.kv.prefix_hit_ratio_recent),
+    "usual_hits": lambda v: percent(v.s.kv.prefix_hit_ratio_usual),
+    "per_request": lambda v: number(v.s.throughput.generation_tokens_per_running, 1),
+    "step_ratio": lambda v: number(v.s.batch.step_ratio, 1),
+    "waiting": lambda v: number(v.s.load.waiting),
+    "waiting_mean": lambda v: number(v.recent.waiting_mean, 1),
+    "deferred": _deferred,
+    "queue_p95": lambda v: number(v.s.latency.queue.get("0.95"), 2),
+    "limit": lambda v: number(v.s.load.max_num_seqs),
+    "limit_source": lambda v: v.s.load.max_num_seqs_source or "source unknown",
+    "age": lambda v: number(v.s.progress.fresh_seconds),
+    "failing": _failing,
+    "page_error": lambda v: f": {v.s.progress.page_error}" if v.s.progress.page_error else "",
+    "readings": lambda v: str(v.readings),
+    "in_flight": lambda v: number(v.s.load.in_flight),
+    "prompt_rate": lambda v: number(v.s.throughput.prompt_tokens_per_second),
+    "generated_rate": lambda v: number(v.s.throughput.generation_tokens_per_second),
+    "cached": _cached,
+    "stuck": lambda v: number(v.s.progress.seconds_without_progress),
+    "still": lambda v: number(v.s.progress.seconds_still),
+    "stalled_from": lambda v: number(v.t["stalled_seconds"]),
+    "patience": lambda v: number(v.t["prefill_patience_seconds"]),
+    "gpu": lambda v: v.gpu.text(),
+    "starved": lambda v: percent(v.t["gpu_starved_ratio"]),
+    "throttled": lambda v: percent(v.s.host.cpu_throttled_ratio),
+    "contended": lambda v: percent(v.s.host.cpu_pressure_ratio),
+    "cpu_used": lambda v: percent(v.s.host.cpu_used_ratio),
+    "api_cores": lambda v: number(v.s.host.api_cpu_cores, 2),
+    "outside": lambda v: percent(v.s.latency.outside_engine_share),
+    "worst_phase": lambda v: (_worst_ratio(v) or (NOT_KNOWN, 0.0))[0],
+    "worst_ratio": lambda v: number((_worst_ratio(v) or ("", None))[1], 1),
+    "trend": lambda v: percent(v.s.throughput.throughput_trend_ratio),
+    "allocations": lambda v: str(_allocation(v)),
+    "at_least": lambda v: "" if v.s.host.restarts_all_known else "at least ",
+    "restarts": lambda v: number(v.s.host.restarts_recent),
+    "oom": lambda v: oom.text(v.s, v.t),
+}
+
+
+class _Numbers(dict[str, str]):
+    """The numbers of sentences by name, each written when it is asked for."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__()
+        self._view = view
+
+    def __missing__(self, name: str) -> str:
+        return _NUMBERS[name](self._view)

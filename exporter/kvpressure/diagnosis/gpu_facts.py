@@ -1,0 +1,123 @@
+"""What the GPU's activity says about one engine, by the best evidence that there is."""
+
+from __future__ import annotations
+
+from kvpressure.diagnosis.numbers import percent
+from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals
+from kvpressure.settings.thresholds import Thresholds
+
+
+class GpuFacts:
+    """Starved, saturated, working hard, computing, low, idle: each true, false or ``None``."""
+
+    __slots__ = ("_between", "_gpu", "computes", "idle", "low", "saturated", "starved", "unseen", "works")
+
+    def __init__(self, gpu: ComputeSignals, t: Thresholds) -> None:
+        self._gpu, self._between = gpu, False
+        self.unseen = gpu.activity_level == NO_ACTIVITY
+        self.starved, self.saturated = _activity(gpu, t)
+        self.works = _works(gpu, t)
+        self.computes = _computes(gpu, t)
+        used, low, high = gpu.gpu_utilization, gpu.gpu_utilization_low, gpu.gpu_utilization_high
+        waiting, still, busy = (
+            t["host_queue_utilization_ratio"],
+            t["gpu_idle_ratio"],
+            t["compute_bound_utilization_ratio"],
+        )
+        self.low = None if used is None else used < waiting
+        self.idle = None if used is None else used <= still
+        if gpu.gpus_shared and low is not None and high is not None:
+            self._between = True
+            self.low = _of_some(low < waiting, high < waiting)
+            self.idle = _of_some(low <= still, high <= still)
+            self.starved = _of_some(low < t["gpu_starved_ratio"], self.starved)
+            self.saturated = _of_some(self.saturated or high >= busy, low >= busy)
+        if gpu.gpus_of_others:  # what the card does is at most what this engine does on it, and may be none of it
+            self.starved, self.low, self.idle = self.starved or None, self.low or None, self.idle or None
+            self.saturated, self.works = (False if said is False else None for said in (self.saturated, self.works))
+
+    def text(self) -> str:
+        """The numbers that there are."""
+        gpu = self._gpu
+        text = _text(gpu)
+        if self._between:
+            text += (
+                f" (between {percent(gpu.gpu_utilization_low)} and {percent(gpu.gpu_utilization_high)}; which of these GPUs "
+                "this engine uses: unknown)"
+            )
+        if gpu.gpus_of_others:
+            text += " (shared with other pods; this engine's part: unknown)"
+        return text
+
+
+def _of_some(any_card: bool | None, every_card: bool | None) -> bool | None:
+    """What holds for the cards of one engine, if nobody says which of all these they are."""
+    if every_card:
+        return True
+    return None if any_card else any_card
+
+
+def _at_least(value: float | None, level: float) -> bool:
+    return value is not None and value >= level
+
+
+def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | None]:
+    """Starved and saturated: by profiling where it is, else by all of the rest.
+
+    Without profiling only utilization proves a starved GPU (no kernel ran): small models at their best draw little power
+    and have little work, so that much of either disproves it and little says nothing. Saturated is what any of them says;
+    a small estimate alone does not disprove it.
+    """
+    if gpu.activity_level == PROFILING and gpu.tensor_activity is not None:
+        busiest = max(gpu.tensor_activity, gpu.dram_activity or 0.0, gpu.sm_activity or 0.0)
+        return (
+            busiest < t["gpu_starved_ratio"],
+            gpu.tensor_activity >= t["tensor_busy_ratio"] or _at_least(gpu.dram_activity, t["dram_busy_ratio"]),
+        )
+    used, power, work = gpu.gpu_utilization, gpu.power_ratio, gpu.estimated_peak_ratio
+    busiest_card = used if gpu.gpu_utilization_high is None else gpu.gpu_utilization_high
+    starved = None if busiest_card is None else busiest_card < t["gpu_starved_ratio"]
+    if used is None and (_at_least(power, t["power_starved_ratio"]) or _at_least(work, t["gpu_starved_ratio"])):
+        starved = False
+    saturated = None if used is None and power is None else False
+    if (
+        _at_least(used, t["compute_bound_utilization_ratio"])
+        or _at_least(power, t["power_prefill_ratio"])
+        or _at_least(work, t["dram_busy_ratio"])
+    ):
+        saturated = True
+    return starved, saturated
+
+
+def _text(gpu: ComputeSignals) -> str:
+    if gpu.activity_level == PROFILING and gpu.tensor_activity is not None:
+        return (
+            f"tensor activity {percent(gpu.tensor_activity)}, SM {percent(gpu.sm_activity)}, DRAM "
+            f"{percent(gpu.dram_activity)}"
+        )
+    parts = (
+        (gpu.gpu_utilization, "NVML utilization {}"),
+        (gpu.power_ratio, "power {} of the limit"),
+        (gpu.estimated_peak_ratio, "estimated work {} of the GPU's peak"),
+    )
+    text = ", ".join(form.format(percent(value)) for value, form in parts if value is not None)
+    return text or "no GPU mapped to this pod, or none readable"
+
+
+def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:
+    """Whether the GPU works hard by what it does: busy units, power, or vLLM's estimate; a duty cycle does not tell."""
+    if gpu.activity_level == PROFILING:
+        parts = ((gpu.tensor_activity, "tensor_busy_ratio"), (gpu.dram_activity, "dram_busy_ratio"))
+    else:
+        parts = ((gpu.power_ratio, "power_prefill_ratio"), (gpu.estimated_peak_ratio, "dram_busy_ratio"))
+    known = [value >= t[least] for value, least in parts if value is not None]
+    return any(known) if known else None
+
+
+def _computes(gpu: ComputeSignals, t: Thresholds) -> bool | None:
+    """Whether the GPU computes as much as it can. Busy memory does not say so: a larger batch reads the weights once for more
+    requests.
+    """
+    if gpu.activity_level == PROFILING:
+        return None if gpu.tensor_activity is None else gpu.tensor_activity >= t["tensor_busy_ratio"]
+    return None if gpu.power_ratio is None else gpu.power_ratio >= t["power_prefill_ratio"]

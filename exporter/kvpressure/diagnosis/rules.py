@@ -1,0 +1,537 @@
+"""The rules: every verdict as a short table, asked in the order of ``TABLES``. The first that holds is the answer.
+
+The order is the order of vetoes: what makes every other number meaningless comes first (no scrape, sleep, no progress),
+then nothing to do (idle), then a queue that no resource of the engine explains (deferred), then the binding resource
+(cache, sequence limit, host, GPU), then healthy. ``docs/verdicts.md`` is written from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from kvpressure.diagnosis.evaluate import Grade, Lower, Row, Verdict
+from kvpressure.diagnosis.logic import ALWAYS, Condition, maybe, no, unknown, unsure, yes
+
+CERTAIN, STRONG, LIKELY, DOUBTFUL, GUESS = Grade.CERTAIN, Grade.STRONG, Grade.LIKELY, Grade.DOUBTFUL, Grade.GUESS
+
+_KV: Final = ("kv_full", "KV usage")
+_LIMIT: Final = ("running_at_limit", "max_num_seqs (arguments, start-up log, or version and GPU)")
+_GPU: Final = ("gpu_saturated", "GPU activity")
+_THROTTLED: Final = ("cpu_throttled", "CPU throttling of the container")
+_CPU: Final = ("cpu_saturated", "CPU use of the container")
+_TOKENS: Final = ("tokens_flow", "token counters")
+_WORK: Final = ("work_present", "running and waiting requests")
+_QUEUE: Final = ("queue_present", "waiting requests")
+
+_UNSORTED: Final = "how many of the waiting requests wait for a LoRA slot or for KV blocks from elsewhere (vLLM reports it from 0.20 on)"
+_DEFERRED: Final = "what the deferred requests wait for: LoRA slots, a grammar, or KV blocks from elsewhere"
+
+
+def _all_yes(*names: str) -> tuple[Condition, ...]:
+    return tuple(yes(name) for name in names)
+
+
+# --- named conditions -----------------------------------------------------------------------------------------------
+
+queue_unsorted = (yes("queue_present") & unknown("queue_for_capacity")).called("queue of unknown cause")
+deferred = (yes("queue_present") & no("queue_for_capacity")).called("all deferred")
+lasting_queue = (yes("queue_present") & unsure("queue_short")).called("lasting queue")
+cache_queue = (yes("queue_for_capacity") | (queue_unsorted & yes("kv_near_full"))).called("queue for the cache")
+pushed = (
+    yes("preempting")
+    & maybe("kv_near_full_now")
+    & (yes("preempting_now") | (maybe("preempted_lately") & maybe("waited_lately")))
+).called("preempting")
+may_not_fit = (no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits"))).called("next prompt may not fit")
+harmed = (lasting_queue | yes("latency_multiplied") | yes("outside_engine_time") | yes("throughput_fell")).called(
+    "users suffer"
+)
+
+# --- nothing to judge by --------------------------------------------------------------------------------------------
+
+NO_SCRAPE: Final = Verdict(
+    "unknown",
+    "No fresh metrics",
+    at_once=True,
+    requires=unsure("page_fresh"),
+    rows=(Row("no scrape", ALWAYS, Grade.NOTHING, "{page_fresh}"),),
+    supports=(unsure("page_fresh"),),
+)
+
+ASLEEP: Final = Verdict(
+    "unknown",
+    "Asleep",
+    requires=yes("engine_asleep") & maybe("work_present"),
+    rows=(
+        Row("asleep", ALWAYS, GUESS, "what the engine does when it is awake: it is asleep, its weights are offloaded"),
+    ),
+    supports=_all_yes("engine_asleep", "work_present"),
+)
+
+# --- no progress: a state machine whose states are these rows ---------------------------------------------------------
+
+_computing = (
+    yes("kv_rising")
+    & unsure("gauges_still")
+    & yes("something_runs")
+    & unsure("preempting")
+    & unsure("kv_full")
+    & unsure("no_progress_very_long")
+).called("a long prefill is filling the cache")
+_one_step = (unsure("no_progress_very_long") & yes("something_runs") & unsure("preempting") & unsure("kv_full")).called(
+    "one long step is possible"
+)
+_clients_gone = (yes("clients_gone") | (unknown("clients_gone") & no("http_answers"))).called("clients seem to be gone")
+_gpu_silent = (yes("gpu_idle") | (yes("gpu_shared") & unknown("gpu_idle"))).called("GPU silent")
+
+LONG_PREFILL: Final = Verdict(
+    "compute_bound",
+    "Long prefill",
+    requires=yes("no_progress") & _computing & yes("queue_present"),
+    rows=(Row("long prefill, requests waiting", ALWAYS, DOUBTFUL),),
+    supports=_all_yes("queue_present", "work_present"),
+    against=_all_yes("no_progress"),
+    missing=(_GPU,),
+)
+
+NO_PROGRESS: Final = Verdict(
+    "stalled",
+    "No progress",
+    at_once=True,
+    requires=yes("no_progress"),
+    unless=(_computing,),
+    rows=(
+        Row("suspicious", unsure("no_progress_long"), GUESS, "whether it moves again", verdict="unknown"),
+        Row(
+            "first request",
+            no("ever_useful") & yes("something_runs") & unsure("no_progress_very_long"),
+            GUESS,
+            "what a first answer takes: nothing has come out since the start, so kernels may be compiled for the first request",
+            verdict="unknown",
+        ),
+        Row(
+            "long step on a CPU",
+            _one_step & yes("gpu_unseen") & yes("cpu_saturated"),
+            GUESS,
+            "when the present step ends: the model seems to compute on the CPU, which is busy",
+            verdict="unknown",
+        ),
+        Row(
+            "long step, a whole prompt",
+            _one_step & yes("prompt_at_once") & unsure("gpu_idle"),
+            GUESS,
+            "when the present step ends: a prompt was let in last, and it is computed as a whole",
+            verdict="unknown",
+        ),
+        Row("all deferred", unsure("something_runs") & deferred, DOUBTFUL, verdict=""),
+        Row(
+            "queue of unknown cause",
+            unsure("something_runs") & queue_unsorted & yes("waits_for_blocks"),
+            DOUBTFUL,
+            _UNSORTED,
+        ),
+        Row(
+            "frozen",
+            yes("gauges_still")
+            & (
+                (unsure("waiting_now") & maybe("gpu_idle") & _clients_gone)
+                | (yes("gpu_idle") & yes("clients_gone") & unsure("http_answers"))
+            ),
+            GUESS,
+            "whether requests are really there: no gauge moves and the clients seem to be gone, so the gauges may be left over "
+            "from aborted requests",
+            verdict="unknown",
+        ),
+        Row(
+            "stalled or left-over gauges",
+            yes("gauges_still") & no("waiting_now") & _gpu_silent & unsure("clients_came"),
+            DOUBTFUL,
+            "whether requests are really there: nobody waits and the GPU is idle, so the gauges may be left over from aborted "
+            "requests, whose clients or gateway keep their connections",
+        ),
+        Row("stalled, seen", yes("queue_present") | yes("gpu_idle"), STRONG),
+        Row("stalled", ALWAYS, LIKELY),
+    ),
+    supports=_all_yes("no_progress", "work_present", "gpu_idle", "clients_came"),
+    against=_all_yes("tokens_flow"),
+)
+
+# --- nothing to do, or nothing that the engine's resources explain ----------------------------------------------------
+
+NOBODY_ANSWERED: Final = Verdict(
+    "unknown",
+    "Nobody answered",
+    requires=(yes("prompts_looked_up") & no("tokens_flow") & no("finishing"))
+    | (no("work_present") & yes("prompts_lately") & no("tokens_lately")),
+    rows=(
+        Row(
+            "requests come and none is answered",
+            ALWAYS,
+            GUESS,
+            "why no request is answered: prompts are admitted and nothing comes out; clients may time out before their first token",
+        ),
+    ),
+    supports=(yes("prompts_looked_up"), no("tokens_flow"), no("finishing")),
+)
+
+IDLE: Final = Verdict(
+    "idle",
+    "Idle",
+    requires=no("work_present") & unsure("tokens_lately"),
+    unless=(yes("cpu_saturated"),),  # requests may be prepared that the engine has not seen yet
+    rows=(
+        Row("nothing in flight, no tokens", no("tokens_lately"), CERTAIN),
+        Row("nothing in flight", ALWAYS, DOUBTFUL, "whether tokens came in the last moment: gauges may lag behind"),
+    ),
+    supports=(no("work_present"), no("tokens_lately")),
+    against=_all_yes("kv_held_idle"),
+)
+
+DEFERRED: Final = Verdict(
+    "unknown",
+    "All deferred",
+    requires=deferred,
+    rows=(
+        Row(
+            "deferred, cache full",
+            yes("kv_full") & maybe("waits_for_blocks"),
+            DOUBTFUL,
+            "whether the cache keeps them waiting: all are deferred, waiting for KV blocks of another server",
+            verdict="kv_pressure",
+        ),
+        Row("deferred", ALWAYS, GUESS, _DEFERRED),
+    ),
+    stages=(("saturated", yes("kv_full")),),
+    supports=(no("queue_for_capacity"), yes("kv_full")),
+)
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+_known_limit = (yes("limit_is_told") | yes("limit_is_default")).called("max_num_seqs known")
+
+KV_PRESSURE: Final = Verdict(
+    "kv_pressure",
+    "KV pressure",
+    unless=(
+        no("work_present"),
+        yes("running_at_limit") & _known_limit & maybe("running_at_limit_now") & ~pushed,
+    ),
+    rows=(
+        Row("full, preempting, queue", yes("kv_full") & pushed & cache_queue, CERTAIN),
+        Row(
+            "full, preempting, not counted",
+            yes("kv_full") & pushed & ~cache_queue & no("preemptions_borne_out"),
+            DOUBTFUL,
+        ),
+        Row("full, preempted are back", yes("kv_full") & (pushed | cache_queue) & no("waited_lately"), STRONG),
+        Row("full, short queue", yes("kv_full") & cache_queue & yes("queue_short") & ~pushed, DOUBTFUL),
+        Row("full, below the limit", yes("kv_full") & (pushed | cache_queue) & no("running_at_limit"), CERTAIN),
+        Row("full", yes("kv_full") & (pushed | cache_queue), STRONG),
+        Row("nearly full, preempting", yes("kv_near_full") & pushed & maybe("preemptions_borne_out"), STRONG),
+        Row("nearly full, preempting, not counted", yes("kv_near_full") & pushed, DOUBTFUL),
+        Row("average prompt does not fit", yes("queue_for_capacity") & yes("mean_prompt_blocked"), LIKELY),
+        Row(
+            "long prompt does not fit", cache_queue & yes("head_of_line_blocked") & unsure("running_at_limit"), DOUBTFUL
+        ),
+        Row(
+            "nearly full, queue",
+            yes("kv_near_full") & lasting_queue & cache_queue & unsure("running_at_limit"),
+            DOUBTFUL,
+        ),
+        Row("preempting, usage unknown", pushed & unknown("kv_near_full"), DOUBTFUL),
+    ),
+    lower=(
+        Lower(
+            yes("blocks_held_for_others"),
+            at_most=DOUBTFUL,
+            missing="whether the blocks are held until another server has pulled them",
+        ),
+    ),
+    stages=(
+        ("failing", yes("allocation_failure_logged")),
+        (
+            "thrashing",
+            yes("preempting") & (yes("preempting_much") | (no("preempting_much") & yes("latency_multiplied"))),
+        ),
+        ("saturated", yes("kv_full") | yes("preempting")),
+        ("building", ALWAYS),
+    ),
+    supports=_all_yes(
+        "kv_full",
+        "queue_for_capacity",
+        "preempting",
+        "running_falls_waiting_rises",
+        "head_of_line_blocked",
+        "latency_multiplied",
+        "gpu_out_of_memory",
+    ),
+    against=_all_yes("running_at_limit", "prefill_dominates"),
+    missing=(_KV, _LIMIT, _GPU),
+)
+
+# --- the sequence limit -----------------------------------------------------------------------------------------------
+
+_gpu_at_peak = (yes("gpu_computes") & yes("gpu_works")).called("GPU at its peak")
+_gpu_may_bind = (
+    (unknown("gpu_computes") | yes("gpu_of_others")) & maybe("gpu_saturated") & yes("prefill_dominates")
+).called("prefill may saturate the GPU")
+
+CONCURRENCY_LIMITED: Final = Verdict(
+    "concurrency_limited",
+    "Concurrency limited",
+    requires=yes("running_at_limit") & lasting_queue,
+    unless=(yes("limit_is_observed") & yes("prefill_dominates"),),  # it stands still because prompts take all the time
+    rows=(
+        Row(
+            "limit and cache reached at once",
+            yes("kv_full"),
+            DOUBTFUL,
+            "which of the two binds: with a higher max_num_seqs the cache would, so do not raise it",
+        ),
+        Row("limit read", yes("limit_is_told"), CERTAIN),
+        Row("limit is a default", yes("limit_is_default"), STRONG),
+        Row("limit inferred", ALWAYS, LIKELY),
+    ),
+    lower=(
+        Lower(
+            unknown("kv_full") | unknown("queue_short") | (yes("limit_is_observed") & may_not_fit),
+            by=2,
+        ),
+        Lower(unknown("tokens_flow"), by=3),  # a scheduler that has stopped looks just like this
+        Lower(_gpu_at_peak, at_most=DOUBTFUL, against=("gpu_works",)),
+        Lower(_gpu_may_bind, at_most=DOUBTFUL, against=("prefill_dominates",)),
+        Lower(may_not_fit, against=("any_prompt_fits",)),
+    ),
+    supports=_all_yes("running_at_limit", "queue_present"),
+    against=_all_yes("kv_full", "gpu_starved"),
+    missing=(_KV, _TOKENS),
+)
+
+# --- the host ---------------------------------------------------------------------------------------------------------
+
+_busy = (yes("tokens_flow") | yes("work_present")).called("busy")
+_suffers = (harmed | maybe("gpu_utilization_low")).called("users suffer or the GPU may wait")
+_seen = (harmed & no("gpu_saturated")).called("users suffer and the GPU waits")
+_short_of_cpu = (yes("cpu_throttled") | yes("cpu_contended")) & unsure("gpu_saturated") & _busy & _suffers
+_cpu_full = yes("cpu_saturated") & unsure("gpu_saturated") & (_busy | yes("gpu_idle")) & _suffers
+_gpu_low = yes("gpu_utilization_low")
+_starved = yes("gpu_starved") & yes("tokens_flow") & yes("several_run")
+_stopped = (yes("cpu_throttled_mostly") & _gpu_low & no("gpu_saturated") & maybe("latency_multiplied")).called(
+    "CPU mostly throttled and the GPU waits"
+)
+
+HOST_BOUND: Final = Verdict(
+    "host_bound",
+    "Host bound",
+    rows=(
+        Row("CPU short, GPU waits", _short_of_cpu & _gpu_low & (_stopped | _seen), STRONG),
+        Row("CPU short", _short_of_cpu & ~_gpu_low & _seen, LIKELY),
+        Row("CPU short, no harm seen", _short_of_cpu, DOUBTFUL),
+        Row("CPU full, GPU waits", _cpu_full & _gpu_low & _busy & _seen, STRONG),
+        Row("CPU full", _cpu_full, DOUBTFUL),
+        Row("GPU starved", _starved & (maybe("latency_multiplied") | _seen), LIKELY),
+        Row("GPU starved, latency as ever", _starved, DOUBTFUL),
+        Row("API server", yes("api_server_saturated") & yes("outside_engine_time") & unsure("kv_near_full"), LIKELY),
+        Row(
+            "API server, time outside unknown",
+            yes("api_server_saturated")
+            & unknown("outside_engine_time")
+            & unsure("gpu_saturated")
+            & unsure("kv_near_full")
+            & unsure("latency_multiplied")
+            & ~lasting_queue
+            & _busy,
+            DOUBTFUL,
+            "how much time requests spend outside the engine",
+        ),
+        Row(
+            "queue without a reason in the engine",
+            lasting_queue
+            & yes("queue_for_capacity")
+            & _gpu_low
+            & no("kv_near_full")
+            & yes("tokens_flow")
+            & unsure("prefill_dominates"),
+            DOUBTFUL,
+        ),
+    ),
+    lower=(Lower(queue_unsorted, at_most=DOUBTFUL, missing=_UNSORTED),),
+    supports=_all_yes(
+        "cpu_throttled",
+        "cpu_contended",
+        "cpu_saturated",
+        "outside_engine_time",
+        "gpu_starved",
+        "api_server_saturated",
+        "gpu_utilization_low",
+        "queue_present",
+        "latency_multiplied",
+        "throughput_fell",
+    ),
+    against=_all_yes("kv_near_full", "gpu_saturated"),
+    missing=(_GPU, _THROTTLED, _CPU),
+)
+
+# --- the GPU ----------------------------------------------------------------------------------------------------------
+
+COMPUTE_BOUND: Final = Verdict(
+    "compute_bound",
+    "Compute bound",
+    requires=lasting_queue,
+    unless=(yes("kv_full"), yes("running_at_limit") & unsure("limit_is_observed")),
+    rows=(
+        Row("prefill, GPU not saturated", yes("prefill_dominates") & no("gpu_saturated"), GUESS),
+        Row("prefill saturates the GPU", yes("prefill_dominates") & yes("gpu_saturated") & no("kv_near_full"), STRONG),
+        Row("prefill", yes("prefill_dominates"), DOUBTFUL),
+        Row("GPU saturated, cache nearly full", yes("gpu_saturated") & maybe("kv_near_full"), GUESS),
+        Row("GPU works hard", yes("gpu_saturated") & yes("gpu_works"), LIKELY),
+        Row("GPU utilization high", yes("gpu_saturated"), DOUBTFUL),
+    ),
+    lower=(
+        Lower(
+            yes("running_stands_still") & (no("running_at_limit") | yes("limit_is_observed")),
+            at_most=DOUBTFUL,
+            against=("running_stands_still",),
+        ),
+        Lower(may_not_fit, at_most=DOUBTFUL, against=("any_prompt_fits",)),
+        Lower(unknown("queue_short"), at_most=DOUBTFUL),
+        Lower(queue_unsorted, at_most=DOUBTFUL, missing=_UNSORTED),
+    ),
+    supports=_all_yes("prefill_dominates", "gpu_saturated", "queue_present"),
+    against=_all_yes("kv_near_full"),
+    missing=(_KV, _GPU),
+)
+
+# --- healthy, and nothing of all this ---------------------------------------------------------------------------------
+
+users_may_suffer = (
+    yes("latency_multiplied")
+    | yes("throughput_fell")
+    | yes("steps_slower")
+    | (yes("api_server_saturated") & maybe("outside_engine_time"))
+).called("users may suffer")
+
+HEALTHY: Final = Verdict(
+    "healthy",
+    "Healthy",
+    requires=yes("tokens_flow"),
+    unless=(lasting_queue,),
+    rows=(
+        Row(
+            "prefill starves decoding",
+            yes("prefill_dominates") & (yes("tokens_trickle") | (yes("throughput_fell") & yes("kv_rising"))),
+            DOUBTFUL,
+            verdict="compute_bound",
+        ),
+        Row(
+            "hardly any tokens",
+            yes("tokens_trickle"),
+            GUESS,
+            "why running requests hardly get tokens although nobody waits",
+            verdict="unknown",
+        ),
+        Row(
+            "slower and slower",
+            yes("latency_multiplied") & yes("throughput_fell"),
+            GUESS,
+            "why requests are slow although nobody waits",
+            verdict="unknown",
+        ),
+        Row(
+            "requests unknown",
+            unknown("queue_present") & unknown("something_runs"),
+            GUESS,
+            "whether requests run or wait",
+            verdict="unknown",
+        ),
+        Row(
+            "tokens flow, nobody waits",
+            no("no_progress")
+            & ~unknown("queue_present")
+            & ~unknown("kv_full")
+            & ~(yes("kv_full") & (yes("preempting") | yes("waited_lately")))
+            & ~users_may_suffer,
+            STRONG,
+        ),
+        Row("tokens flow, users may suffer", users_may_suffer, DOUBTFUL, "why requests are slow although nobody waits"),
+        Row("tokens flow", ALWAYS, DOUBTFUL),
+    ),
+    supports=(yes("tokens_flow"), yes("queue_short"), no("queue_present"), yes("prefill_dominates"), yes("kv_rising")),
+    against=_all_yes(
+        "kv_full",
+        "preempting",
+        "prefix_cache_collapsed",
+        "tokens_trickle",
+        "steps_slower",
+        "latency_multiplied",
+        "throughput_fell",
+        "api_server_saturated",
+        "cpu_throttled",
+    ),
+    missing=(_QUEUE, _KV),
+)
+
+UNDECIDED: Final = Verdict(
+    "unknown",
+    "Undecided",
+    rows=(
+        Row("queue of unknown cause", queue_unsorted, GUESS, _UNSORTED),
+        Row(
+            "another limit than the one read",
+            lasting_queue
+            & yes("running_stands_still")
+            & no("running_at_limit")
+            & yes("limit_is_told")
+            & no("kv_near_full"),
+            GUESS,
+            "what limits the batch: it stands still below max_num_seqs with room in the cache, so the arguments may be outdated",
+        ),
+        Row("first scrape", yes("first_reading"), GUESS, "a second reading"),
+        Row("no rule applies", ALWAYS, GUESS),
+    ),
+    supports=_all_yes("queue_present", "work_present", "kv_near_full"),
+    missing=(_TOKENS, _WORK, _KV, _LIMIT, _GPU, _THROTTLED),
+)
+
+SYNTHETIC: Final = frozenset(
+    {
+        "Host bound: CPU short, GPU waits",
+        "Host bound: CPU short",
+        "Host bound: CPU full, GPU waits",
+        "Host bound: API server",
+        "KV pressure: full, preempted are back",
+        "KV pressure: average prompt does not fit",
+        "Compute bound: prefill saturates the GPU",
+        "Compute bound: GPU works hard",
+    }
+)
+"""Rows that no recording of a real server and no public incident has shown yet: at most doubtful until one does."""
+
+
+def _capped(table: Verdict) -> Verdict:
+    rows = tuple(
+        replace(row, grade=min(row.grade, DOUBTFUL)) if f"{table.title}: {row.name}" in SYNTHETIC else row
+        for row in table.rows
+    )
+    return replace(table, rows=rows)
+
+
+DEFERRED_HOST: Final = 6  # place of the host's table where every waiting request is deferred: a short CPU explains it
+DESIGNED: Final = (
+    NO_SCRAPE,
+    ASLEEP,
+    LONG_PREFILL,
+    NO_PROGRESS,
+    NOBODY_ANSWERED,
+    IDLE,
+    replace(HOST_BOUND, requires=deferred),
+    DEFERRED,
+    KV_PRESSURE,
+    CONCURRENCY_LIMITED,
+    HOST_BOUND,
+    COMPUTE_BOUND,
+    HEALTHY,
+    UNDECIDED,
+)
+TABLES: Final = tuple(_capped(table) for table in DESIGNED)

@@ -1,0 +1,1 @@
+"""Inference servers: one folder for each, behind the protocol of ``base``."""

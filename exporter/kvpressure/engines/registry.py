@@ -1,0 +1,166 @@
+"""The dialects there are: built-in ones by the table below, others through the entry points of installed packages.
+
+A package offers a dialect under the entry point group ``kvpressure.engines``; the entry point's name is the dialect's, and it loads
+to an ``EngineDialect``. Entry points are looked at only when somebody names one (``settings.extensions``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Final
+
+from kvpressure.engines.base import EngineDialect
+from kvpressure.engines.series import PAGE_SAMPLES, Sample
+from kvpressure.errors import InputError
+from kvpressure.model.log_events import LogEvent
+from kvpressure.model.readings import LogLine
+from kvpressure.redaction import REDACTED
+
+GROUP: Final = "kvpressure.engines"
+BUILT_IN: Final[Mapping[str, str]] = {  # name -> module and attribute; the first is asked first
+    "vllm": "kvpressure.engines.vllm.dialect:VLLM",
+    "sglang": "kvpressure.engines.sglang.dialect:SGLANG",
+}
+_added: dict[str, EngineDialect] = {}
+
+
+@cache
+def _built_in(name: str) -> EngineDialect:
+    module, _, attribute = BUILT_IN[name].partition(":")
+    found: EngineDialect = getattr(import_module(module), attribute)
+    return found
+
+
+@cache
+def _all() -> tuple[EngineDialect, ...]:
+    return (*(_built_in(name) for name in BUILT_IN), *_added.values())
+
+
+def dialects() -> tuple[EngineDialect, ...]:
+    """Every dialect in use, the built-in ones first."""
+    return _all()
+
+
+def default() -> EngineDialect:
+    """The dialect of an engine of which nobody knows what it is."""
+    return _built_in(next(iter(BUILT_IN)))
+
+
+def dialect(name: str) -> EngineDialect:
+    """The dialect of this name; the default one for "" and for names that this installation lacks (an older recording's)."""
+    return _built_in(name) if name in BUILT_IN else _added.get(name) or default()
+
+
+def add(found: EngineDialect) -> None:
+    """Use a dialect beside those there are. One of the same name is replaced, but for built-in ones."""
+    if found.name in BUILT_IN:
+        raise InputError(f"engine {found.name!r} is built in; allowed: another name")
+    _added[found.name] = found
+    _forget_tables()
+
+
+def remove(name: str) -> None:
+    """Use a dialect that was added no longer."""
+    _added.pop(name, None)
+    _forget_tables()
+
+
+def offers(name: str) -> bool:
+    """Whether there is an engine of this name, built in or offered by an installed package."""
+    if name in BUILT_IN or name in _added:
+        return True
+    from importlib.metadata import entry_points
+
+    return bool(entry_points(group=GROUP, name=name))
+
+
+def adopt(name: str) -> EngineDialect:
+    """The dialect of this name, looked for among the entry points of installed packages if need be. Raises ``InputError``."""
+    if name in BUILT_IN or name in _added:
+        return dialect(name)
+    from importlib.metadata import entry_points
+
+    offered = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in offered:
+        known = sorted({*BUILT_IN, *_added, *offered})
+        raise InputError(f"unknown engine {name!r}; allowed: {', '.join(known)}")
+    try:
+        found = offered[name].load()
+    except Exception as error:  # code of another package
+        raise InputError(
+            f"engine {name!r} ({offered[name].value}) does not load: {error}; allowed: a package of this release"
+        ) from error
+    if not isinstance(found, EngineDialect) or found.name != name:
+        raise InputError(f"engine {name!r} ({offered[name].value}) is no EngineDialect of that name; allowed: one")
+    add(found)
+    return found
+
+
+# --- tables over all dialects, made once ---------------------------------------------------------------------------
+
+
+@cache
+def samples() -> Mapping[str, Sample]:
+    """Every sample name that is read, of every dialect. Of two that claim a name the first has it."""
+    table: dict[str, Sample] = {}
+    for one in reversed(dialects()):
+        table.update(one.samples)
+    return {**table, **PAGE_SAMPLES}
+
+
+@cache
+def log_words() -> tuple[str, ...]:
+    """At least one of these is in every line that some dialect recognises."""
+    return tuple(dict.fromkeys(word for one in dialects() for word in one.log_words))
+
+
+def _forget_tables() -> None:
+    for table in (_all, samples, log_words):
+        table.cache_clear()
+
+
+def recognise(text: str, engine: str = "") -> tuple[str, LogEvent] | None:
+    """The message of a log line and the event that it reports: to the dialect of that name, else to the first that understands it."""
+    for one in (dialect(engine),) if engine else dialects():
+        for word in one.log_words:
+            if word in text:
+                break
+        else:
+            continue
+        message = one.strip(text)
+        event = one.recognise(message)
+        if event is not None:
+            return message, event
+    return None
+
+
+def log_line(namespace: str, pod: str, container: str, text: str, engine: str = "") -> LogLine:
+    """A line of a container's log with the event that it reports, if any."""
+    found = recognise(text, engine)
+    message, event = found if found is not None else (dialect(engine).strip(text), None)
+    return LogLine(namespace, pod, container, message, event)
+
+
+# --- what may leave the node ---------------------------------------------------------------------------------------
+
+
+def public_texts(argv: Sequence[str]) -> list[str]:
+    """A command line as a recording keeps it: of the dialect whose server it names, else of the first whose server it may start."""
+    words = tuple(argv)
+    if not words:
+        return []
+    likely = [one for one in dialects() if one.may_start(words, {})] or [default()]
+    engine = next((one for one in likely if one.names_server(words)), likely[0])
+    return list(engine.public_words(engine.read_command(words).args))
+
+
+def public_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of every dialect, with the values that may be known."""
+    return {name: value for one in dialects() for name, value in one.public_environment(env).items()}
+
+
+def public_line(text: str) -> str:
+    """What of a log line may be kept by the first dialect that recognises it; of any other only that there was one."""
+    return next((kept for one in dialects() if (kept := one.public_line(text)) is not None), REDACTED)

@@ -1,0 +1,116 @@
+"""How a dialect maps the series of a metrics page to canonical readings: families, and the table made of them.
+
+A family lists its spellings newest first; when a page carries several, the newest counts. Spellings are written without prefix and
+without a counter's ``_total``; every prefix and both counter forms are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from kvpressure.model import ceilings
+from kvpressure.model import readings as r
+
+Kind = Literal["gauge", "counter", "histogram", "page", "config"]
+Part = Literal["value", "bucket", "sum", "count"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric under all its names.
+
+    ``canonical`` is its name here. A family that a label splits has ``label`` instead, with the label values that
+    count in ``values`` (value -> canonical name), or ``canonical`` as a prefix of whatever the value is.
+    ``ceiling`` is the largest value that is believed. ``per_model`` families have no label of the engine: what they
+    report holds for every engine of the model. ``join``: how series that are one value come together, e.g. those of
+    several processes (``copies`` names the labels that tell them apart); with ``sum`` families of one canonical name add up.
+    ``also``: canonical name -> a further one to which the value counts as well. ``per_server`` families have no label of the engine
+    either: what they report is of all engines of the server together, and an engine's own only where it is the one of its model.
+    """
+
+    kind: Kind
+    names: tuple[str, ...]
+    canonical: str = ""
+    label: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+    ceiling: float = ceilings.COUNT
+    per_model: bool = False
+    per_server: bool = False
+    join: Literal["max", "sum"] = "max"
+    copies: tuple[str, ...] = ("pid",)
+    also: Mapping[str, str] = field(default_factory=dict)
+
+    def canonical_for(self, labels: Mapping[str, str]) -> str | None:
+        """The canonical name of a series with these labels; ``None`` when nobody wants that series."""
+        if not self.label:
+            return self.canonical
+        value = labels.get(self.label)
+        if value is None:
+            return None
+        return self.values.get(value) if self.values else self.canonical + value
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one sample name means: part of which family, how old that spelling is (0 = newest), and in whose dialect."""
+
+    family: Family
+    age: int
+    part: Part = "value"
+    dialect: str = ""
+
+
+def gauge(canonical: str, *names: str, ceiling: float = ceilings.REQUESTS) -> Family:
+    """A gauge under these names, newest first."""
+    return Family("gauge", names, canonical, ceiling=ceiling)
+
+
+def counter(canonical: str, *names: str, ceiling: float = ceilings.COUNT) -> Family:
+    """A counter under these names, newest first."""
+    return Family("counter", names, canonical, ceiling=ceiling)
+
+
+def histogram(canonical: str, *names: str) -> Family:
+    """A histogram under these names, newest first."""
+    return Family("histogram", names, canonical)
+
+
+# Status is a class ("2xx") by default and a code ("200") when the instrumentation does not group.
+_STATUSES: Final = {
+    f"{c}{rest}": f"{r.HTTP_PREFIX}{c}xx" for c in "12345" for rest in ("xx", *(f"{n:02d}" for n in range(100)))
+}
+PAGE_FAMILIES: Final = (
+    Family("page", ("process_cpu_seconds_total",), r.PROCESS_CPU_SECONDS, ceiling=ceilings.SECONDS),
+    Family("page", ("process_resident_memory_bytes",), r.PROCESS_RSS_BYTES, ceiling=ceilings.BYTES),
+    Family("page", ("process_start_time_seconds",), r.PROCESS_START, ceiling=ceilings.MOMENT),
+    Family("page", ("process_open_fds",), r.PROCESS_OPEN_FDS),
+    Family("page", ("http_requests_total",), label="status", values=_STATUSES),
+)
+"""What any server in Python has beside its own series: Prometheus' client and its FastAPI instrumentation."""
+PAGE_SAMPLES: Final[Mapping[str, Sample]] = {
+    name: Sample(family, 0) for family in PAGE_FAMILIES for name in family.names
+}
+
+
+def _suffixes(kind: Kind) -> tuple[tuple[str, Part], ...]:
+    """The endings under which samples of a kind appear. A counter has ``_total`` or, from old clients, nothing."""
+    if kind == "histogram":
+        return ("_bucket", "bucket"), ("_sum", "sum"), ("_count", "count")
+    if kind == "counter":
+        return ("_total", "value"), ("", "value")
+    return (("", "value"),)
+
+
+def table(
+    dialect: str, families: Iterable[Family], prefixes: tuple[str, ...], bare_names: tuple[str, ...] = ()
+) -> dict[str, Sample]:
+    """Every sample name of these families as it stands on a page. ``bare_names`` are also accepted without a prefix."""
+    found: dict[str, Sample] = {}
+    for family in families:
+        for age, name in enumerate(family.names):
+            heads = (*prefixes, "") if name in bare_names else prefixes
+            for suffix, part in _suffixes(family.kind):
+                found.update({head + name + suffix: Sample(family, age, part, dialect) for head in heads})
+    return found

@@ -1,0 +1,1 @@
+"""SGLang: its series, command line, log lines, limits and words."""

@@ -1,0 +1,124 @@
+"""The one table from the sample names of any SGLang release to the canonical names of ``readings``.
+
+The scheduler writes its gauges after a prefill batch and every 40 decode steps; the tokenizer process writes tokens, requests and
+latencies for the whole server, without a rank. Sources: releases 0.4.1 to 0.5.23; pages under ``tests/fixtures/sglang``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from kvpressure.engines.series import Family, Sample, counter, gauge, table
+from kvpressure.model import ceilings
+from kvpressure.model import readings as r
+
+PREFIXES: Final = ("sglang:", "sglang_", "ray_sglang:", "ray_sglang_")
+SERIES_PATTERN: Final = "(ray_)?sglang[:_].+"
+SERIES_LABELS: Final = frozenset(
+    {
+        "engine_type",
+        "tp_rank",
+        "pp_rank",
+        "dp_rank",
+        "moe_ep_rank",
+        "priority",
+        "is_streaming",
+        "cache_source",
+        "mode",
+    }
+)
+CONFIG_LABELS: Final = frozenset({"page_size", "num_pages"})
+CONTEXT: Final = "context_length"  # gauge of the context limit, from 0.5.14
+
+# Requests that wait for something else than KV: a grammar, or the other half of a prefill/decode pair. One spelling has one family,
+# for they add up and no release has two of the same.
+DEFERRED_QUEUES: Final = (
+    "num_grammar_queue_reqs",
+    "num_prefill_prealloc_queue_reqs",  # to 0.5.9
+    "num_prefill_bootstrap_queue_reqs",  # from 0.5.14
+    "num_prefill_infight_queue_reqs",  # to 0.4.9
+    "num_prefill_inflight_queue_reqs",  # from 0.5.2
+    "num_decode_prealloc_queue_reqs",
+    "num_decode_transfer_queue_reqs",
+    "num_decode_host_receive_queue_reqs",
+)
+
+
+def _queue(name: str) -> Family:
+    return Family(
+        "gauge",
+        (name,),
+        r.WAITING_DEFERRED,
+        ceiling=ceilings.REQUESTS,
+        join="sum",
+        also={r.WAITING_DEFERRED: r.WAITING},
+    )
+
+
+def _of_server(kind: str, canonical: str, *names: str) -> Family:
+    """What the tokenizer process counts for all engines of the server; the parts by ``is_streaming`` (0.5.23) add up."""
+    return Family(
+        "histogram" if kind == "histogram" else "counter",
+        names,
+        canonical,
+        per_server=True,
+        join="sum",
+        copies=("is_streaming", "cache_source"),
+    )
+
+
+FAMILIES: Final = (
+    gauge(r.RUNNING, "num_running_reqs"),
+    Family("gauge", ("num_queue_reqs",), r.WAITING, ceiling=ceilings.REQUESTS, join="sum"),
+    *map(_queue, DEFERRED_QUEUES),
+    gauge(r.KV_USAGE, "token_usage", ceiling=ceilings.RATIO),
+    gauge(r.KV_CAPACITY, "max_total_num_tokens", ceiling=ceilings.COUNT),  # 0.5.6
+    gauge(CONTEXT, "context_len", ceiling=ceilings.COUNT),  # 0.5.14
+    counter(r.PREEMPTIONS, "num_retracted_requests", "total_retracted_reqs"),  # the old one a gauge, 0.4.9 to 0.5.2
+    Family(
+        "counter",
+        ("realtime_tokens",),
+        label="mode",
+        values={
+            "prefill_compute": r.PROMPT_TOKENS_COMPUTED,
+            "prefill_cache": r.PREFIX_HITS,
+            "decode": r.GENERATION_TOKENS,
+        },
+        join="sum",
+        also={r.PROMPT_TOKENS_COMPUTED: r.PREFIX_QUERIES, r.PREFIX_HITS: r.PREFIX_QUERIES},
+    ),  # 0.5.9; moves while requests run
+    _of_server("histogram", r.TTFT, "time_to_first_token_seconds"),
+    _of_server("histogram", r.INTER_TOKEN, "inter_token_latency_seconds"),  # 0.4.6; the older one is no time of a step
+    _of_server("histogram", r.E2E, "e2e_request_latency_seconds"),
+    Family("histogram", ("queue_time_seconds", "queue_time_s"), r.QUEUE),
+    _of_server("histogram", r.REQUEST_PROMPT, "prompt_tokens_histogram"),
+    _of_server("histogram", r.REQUEST_OUTPUT, "generation_tokens_histogram"),
+    Family("config", ("cache_config_info",)),
+)
+AT_END: Final = (
+    _of_server("counter", r.PROMPT_TOKENS, "prompt_tokens"),
+    _of_server("counter", r.GENERATION_TOKENS, "generation_tokens"),
+    _of_server("counter", r.FINISHED_PREFIX + "any", "num_requests"),
+)
+"""Counters that move when a request ends; those above of the same name are newer."""
+
+SAMPLES: Final[Mapping[str, Sample]] = {
+    **{name: replace(sample, age=1) for name, sample in table("sglang", AT_END, PREFIXES).items()},
+    **table("sglang", FAMILIES, PREFIXES),
+}
+
+
+def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """The model and the engine that a series names: its data-parallel rank and pipeline stage, and the replica under Ray.
+
+    No engine's are the parts by priority (the total has an empty one) and the repetitions by further tensor-parallel ranks. With
+    data-parallel attention the rank differs for each engine and tells nothing.
+    """
+    rank, stage, replica = labels.get("dp_rank"), labels.get("pp_rank") or "0", labels.get("ReplicaId")
+    if labels.get("priority") or (rank is None and labels.get("tp_rank", "0") != "0"):
+        return None, None
+    parts = [rank or "0", *([f"pp{stage}"] if stage != "0" else []), *([replica] if replica else [])]
+    named = rank is not None or "pp_rank" in labels or replica
+    return labels.get("model_name"), "/".join(parts) if named else None

@@ -1,0 +1,223 @@
+"""Arguments of an SGLang server in their normal form, what follows from them, and the command lines that start it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from kvpressure import redaction
+from kvpressure.engines import shell
+from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded
+from kvpressure.engines.shell import UNKNOWN, base
+from kvpressure.model.arguments import EngineArgs
+from kvpressure.redaction import REDACTED
+
+OPTIONS: Final[Mapping[str, str]] = {  # normal form -> as SGLang calls it
+    "model": "model_path",
+    "max_num_seqs": "max_running_requests",
+    "max_num_batched_tokens": "chunked_prefill_size",
+    "gpu_memory_utilization": "mem_fraction_static",
+    "max_model_len": "context_length",
+    "block_size": "page_size",
+    "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "data_parallel_size": "dp_size",
+}
+_NORMAL: Final[Mapping[str, str]] = {
+    **{own: name for name, own in OPTIONS.items()},
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size",
+}
+NO_FLAG: Final = frozenset({"watermark", "max_num_active_seqs", "kv_cache_memory_bytes", "num_gpu_blocks_override"})
+_TEXTS: Final = frozenset(  # options whose words are names, types or modes
+    [
+        "attention_backend",
+        "device",
+        "disaggregation_mode",
+        "disaggregation_transfer_backend",
+        "dtype",
+        "grammar_backend",
+        "kv_cache_dtype",
+        "load_balance_method",
+        "load_format",
+        "model",
+        "quantization",
+        "reasoning_parser",
+        "sampling_backend",
+        "schedule_policy",
+        "served_model_name",
+        "speculative_algorithm",
+        "tool_call_parser",
+    ]
+)
+_FLAG: Final = re.compile(r"(?:enable|disable|allow|skip|trust|show|is|log)_\w+")
+_VALUED: Final = re.compile(r"log_level(?:_http)?|log_requests_level|log_requests_format")
+_NUMBER: Final = re.compile(r"-?\d{1,15}(?:\.\d{1,12})?")
+_TEXT: Final = re.compile(r"[\w.:/@+\-]{1,512}")
+_OPTION: Final = re.compile(r"[a-z]{1,24}\d{0,2}(?:_[a-z]{1,24}\d{0,2}){0,9}")
+_REFERENCE: Final = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*+)\)")
+_NAMED: Final = re.compile(r"\bsglang\.launch_server\b|\bsglang[ \t]++serve\b|\bsgl_jax\.launch_server\b")
+START: Final = re.compile(r"(\bsglang\.launch_server\b|\bsglang[ \t]+serve\b|\bsgl_jax\.launch_server\b)")
+"""What starts the server in a script."""
+_MODULES: Final = ("sglang.launch_server", "sgl_jax.launch_server")
+_OTHER: Final = re.compile(r"sglang_router\.\S+|sglang\.(?:bench|test|profiler)\S*|sleep|tail|cat|nginx|envoy|curl")
+_OF_SGLANG: Final = frozenset({"model", "max_num_seqs", "gpu_memory_utilization", "max_num_batched_tokens"})
+_TAG: Final = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d{1,9})?)(?=[+_-]|$)")
+
+
+def option(name: str) -> str:
+    """The flag of an argument of the normal form; "" = there is none."""
+    return "" if name in NO_FLAG else "--" + OPTIONS.get(name, name).replace("_", "-")
+
+
+def may_start(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether anything in the command line, or in a variable that it may use, looks like the start of SGLang's server. Cheap."""
+    words = [*map(str, argv)]
+    if any("$" in word for word in words):
+        words += env.values()
+    return any("sglang" in word or "sgl_jax" in word for word in words)
+
+
+def names_server(argv: Sequence[str]) -> bool:
+    """Whether the text, understood or not, has the words that start SGLang's server."""
+    return _NAMED.search(" ".join(map(str, argv))) is not None
+
+
+def read(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, entry_point: bool = False, named: bool | None = None
+) -> Command:
+    """A container's command followed by its args, and its environment; as ``base.ReadCommand``. Never raises."""
+    known = dict(env or {})
+    room = shell.Room(MAX_WORD)
+    tokens = [_kubernetes(word, known, room) for word in bounded(argv)]
+    script = shell.script_of(tokens)
+    found = shell.Script([tokens] if tokens else [], True) if script is None else shell.read(*script, known, room)
+    started = next((rest for command in found.commands if (rest := _after_start(command)) is not None), None)
+    words = started if started is not None else tokens if script is None and _bare(tokens) else None
+    args = _arguments(words, found.understood, known) if words is not None else EngineArgs()
+    starts = started is not None or (names_server(argv) if named is None else named)
+    other = not starts and not entry_point and found.understood and bool(found.commands)
+    return Command(args, starts, other and all(any(map(_OTHER.fullmatch, map(base, one))) for one in found.commands))
+
+
+def _after_start(command: Sequence[str]) -> Sequence[str] | None:
+    """The words after those that start the server; ``None`` where nothing starts it."""
+    for index, word in enumerate(command):
+        following = command[index + 1] if index + 1 < len(command) else ""
+        if base(word) == "sglang" and following == "serve":
+            return command[index + 2 :]
+        if word in _MODULES or word.endswith("sglang/launch_server.py"):
+            return command[index + 1 :]
+    return None
+
+
+def _bare(tokens: Sequence[str]) -> bool:
+    return bool(tokens) and tokens[0].startswith("-")
+
+
+def _arguments(words: Sequence[str], understood: bool, env: Mapping[str, str]) -> EngineArgs:
+    options = list(_options(words))
+    values = {name: value for name, value in options if name}
+    hidden = any(UNKNOWN in name for name in values) or any(
+        UNKNOWN in (word or "") for name, word in options if not name
+    )
+    complete = understood and not hidden and "config" not in values and CUT not in words
+    complete = complete and not any(_REFERENCE.search(word) for word in words if not word.startswith("--"))
+    shown = {name: value for name, value in values.items() if UNKNOWN not in name}
+    own = {name: value for name, value in env.items() if name.startswith(("SGLANG_", "SGL_"))}
+    return EngineArgs(shown, frozenset(shown), complete, own)
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """``(normal name, value)`` of every option; a flag is ``True``. Words beside them have no name."""
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not word.startswith("--") or len(word) < 3:
+            yield "", word
+            continue
+        head, equals, value = word[2:].partition("=")
+        name = head.replace("-", "_")
+        name = _NORMAL.get(name, name)
+        given: str | None = value if equals else None
+        flag = _FLAG.fullmatch(name) and not _VALUED.fullmatch(name)
+        if given is None and not flag and index < len(words) and _is_value(words[index]):
+            given = words[index]
+            index += 1
+            while name == "lora_paths" and index < len(words) and _is_value(words[index]):
+                index += 1
+        yield name, "True" if given is None else None if UNKNOWN in given or given == REDACTED else given
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or _NUMBER.fullmatch(word) is not None
+
+
+def _kubernetes(text: str, env: Mapping[str, str], room: shell.Room) -> str:
+    """Expand ``$(VAR)`` the way the kubelet does; unknown names stay as they are, ``$$(VAR)`` is an escape."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[0].startswith("$$"):
+            return found[0][1:]
+        brought = env.get(found[1])
+        return found[0] if brought is None else brought if room.takes(brought) else UNKNOWN
+
+    return _REFERENCE.sub(value, text) if "$(" in text else text
+
+
+# --- Kubernetes ----------------------------------------------------------------------------------------------------
+
+
+def of_image(image: str) -> bool:
+    """Whether an image is one of SGLang's server: its router is called after it too."""
+    return "sglang" in image and "router" not in image and "gateway" not in image
+
+
+def takes_words(_argv: Sequence[str], args: EngineArgs) -> bool:
+    """Whether words for the entry point of an image are arguments of SGLang."""
+    return bool(_OF_SGLANG & args.explicit)
+
+
+def image_version(name: str, tag: str) -> str | None:
+    """SGLang's version out of the tag of an image that is named after it."""
+    found = _TAG.match(tag) if "sglang" in name else None
+    return found[1] if found else None
+
+
+def endpoints(args: EngineArgs) -> Endpoints:
+    """Further nodes serve nothing; all data-parallel ranks are behind one port."""
+    return Endpoints(serves=(args.integer("node_rank") or 0) <= 0)
+
+
+# --- what may leave the node -----------------------------------------------------------------------------------------
+
+
+def public_words(args: EngineArgs) -> tuple[str, ...]:
+    """A command line written anew from what may be known of these arguments."""
+    shown = ["python3", "-m", "sglang.launch_server"]
+    for name, text in args.values.items():
+        if _OPTION.fullmatch(name):
+            shown.append(
+                f"--{OPTIONS.get(name, name).replace('_', '-')}={REDACTED if text is None else _public(name, text)}"
+            )
+    return (*shown, *(() if args.complete or "config" in args.values else (CUT,)))
+
+
+def public_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """SGLang's own variables, those beyond numbers and true or false without their values."""
+    return {
+        name: _public(name, text)
+        for name, text in env.items()
+        if name.startswith(("SGLANG_", "SGL_")) and re.fullmatch(r"\w{1,64}", name) and not redaction.is_secret(name)
+    }
+
+
+def _public(name: str, text: str) -> str:
+    if redaction.is_secret(name):
+        return REDACTED
+    if _NUMBER.fullmatch(text) or text.lower() in {"true", "false", "none", "null", "auto"}:
+        return text
+    return text if name in _TEXTS and _TEXT.fullmatch(text) and redaction.text(text) == text else REDACTED

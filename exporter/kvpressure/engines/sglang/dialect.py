@@ -1,0 +1,45 @@
+"""SGLang as a dialect: every question of ``EngineDialect`` and the module that answers it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvpressure.engines.base import EngineDialect
+from kvpressure.engines.sglang import aliases, arguments, limits, log_lines, page
+
+SGLANG: Final = EngineDialect(
+    name="sglang",
+    title="SGLang",
+    may_start=arguments.may_start,
+    names_server=arguments.names_server,
+    read_command=arguments.read,
+    of_image=arguments.of_image,
+    takes_words=arguments.takes_words,
+    image_version=arguments.image_version,
+    environment=("SGLANG_", "SGL_"),
+    default_port=30000,
+    port_names=("sglang",),
+    endpoints=arguments.endpoints,
+    samples=aliases.SAMPLES,
+    identify=aliases.identify,
+    config_labels=aliases.CONFIG_LABELS,
+    page_kind=page.kind,
+    log_words=log_lines.WORDS,
+    strip=log_lines.strip,
+    recognise=log_lines.recognise,
+    public_words=arguments.public_words,
+    public_environment=arguments.public_environment,
+    public_line=log_lines.public_line,
+    limits=limits.in_force,
+    default_limits=limits.default_limits,
+    reference_version=limits.REFERENCE_VERSION,
+    capacity_tokens=limits.capacity_tokens,
+    block_size=limits.block_size,
+    pool=limits.pool,
+    features=limits.features,
+    flag=arguments.option,
+    preemptions="retractions",
+    start_words=arguments.START,
+    series_pattern=aliases.SERIES_PATTERN,
+    series_labels=aliases.SERIES_LABELS,
+)

@@ -1,0 +1,116 @@
+"""The limits of an SGLang engine, its KV pool, and what its arguments make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kvpressure.engines.base import EffectiveLimit, Features, Known, Pool
+from kvpressure.engines.sglang.aliases import CONTEXT
+from kvpressure.model import readings as r
+from kvpressure.model.arguments import GIB, EngineArgs, parse_version
+from kvpressure.model.readings import EngineReading
+
+REFERENCE_VERSION: Final = "0.5.23"  # whose defaults are assumed where nothing is said
+SLOTS: Final = (2048.0, 4096.0)  # fewest and most request slots
+SPECULATIVE_SEQS: Final = 48.0
+ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
+LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+# ``--mem-fraction-static`` is none of them: it leaves out activations, so that a device fuller than that is as it should be.
+
+
+def in_force(known: Known) -> dict[str, EffectiveLimit]:
+    """All limits that are known: the start-up log's, which alone are true, then arguments, the page and defaults."""
+    return {name: limit for name in LIMITS if (limit := _limit(name, known)) is not None}
+
+
+def _limit(name: str, known: Known) -> EffectiveLimit | None:
+    merged = known.merged
+    explicit = merged.is_explicit(name)
+    logged = known.facts.get(name)
+    if logged:
+        return EffectiveLimit(logged, explicit, "log")
+    given = merged.integer(name)
+    if given:
+        return EffectiveLimit(given / _shared_by(name, merged), True, "args")
+    if name in merged.explicit:
+        return None  # set to what is not visible, or to none (-1)
+    gauges = known.reading.gauges if known.reading else {}
+    if name == "max_model_len":
+        length = gauges.get(CONTEXT)
+        return EffectiveLimit(length, explicit, "metrics") if length else None
+    if explicit is not False:
+        return None  # nobody knows whether it was left at its default
+    found = _default_seqs(known, gauges) if name == "max_num_seqs" else _default_chunk(known)
+    return None if found is None else EffectiveLimit(found, False, "default")
+
+
+def _shared_by(name: str, args: EngineArgs) -> float:
+    """With data-parallel attention the ranks share what is given."""
+    shares = name in ("max_num_seqs", "max_num_batched_tokens") and args.values.get("enable_dp_attention") == "True"
+    return float(args.data_parallel_size or 1) if shares else 1.0
+
+
+def _default_seqs(known: Known, gauges: Mapping[str, float]) -> float | None:
+    """The smaller of half the pool's tokens and the request slots; ``None`` without the pool's size or the context limit."""
+    if "speculative_algorithm" in known.merged.values:
+        return SPECULATIVE_SEQS
+    pool = known.facts.get("capacity_tokens") or gauges.get(r.KV_CAPACITY)
+    context = known.facts.get("max_model_len") or known.merged.max_model_len or gauges.get(CONTEXT)
+    if not pool:
+        return None
+    if pool / 2 <= SLOTS[0]:
+        return float(pool // 2)
+    if not context:
+        return None
+    return float(min(pool // 2, min(max(pool / context * 512, SLOTS[0]), SLOTS[1]) // 1))
+
+
+def _default_chunk(known: Known) -> float | None:
+    gpu = known.gpu
+    found = default_limits(known.version, gpu.name if gpu else None, gpu.memory_total_bytes if gpu else None)
+    chunk = found.get("max_num_batched_tokens")
+    return None if chunk is None else chunk / _shared_by("max_num_batched_tokens", known.merged)
+
+
+def default_limits(version: str | None, _gpu_name: str | None, gpu_bytes: float | None) -> Mapping[str, float]:
+    """The default chunk of a prefill by release and device memory. The limit of running requests follows from the pool instead."""
+    release = parse_version(version)
+    if release is None or gpu_bytes is None:
+        return {}
+    gib = gpu_bytes / GIB
+    if release >= (0, 5, 6):
+        return {"max_num_batched_tokens": 2048 if gib < 35 else 4096 if gib < 60 else 8192 if gib < 160 else 16384}
+    if release < (0, 5, 0):
+        return {"max_num_batched_tokens": 2048 if gib < 25 else 8192}
+    return {}  # changed somewhere between
+
+
+def capacity_tokens(reading: EngineReading, _engines_on_page: int) -> float | None:
+    """Tokens that the KV pool of one engine holds, from 0.5.6."""
+    return reading.gauges.get(r.KV_CAPACITY) or None
+
+
+def block_size(reading: EngineReading) -> float | None:
+    """Tokens of a page, as the labels of 0.5.9 tell."""
+    text = reading.cache_config.get("page_size", "")
+    return float(text) if text.isdecimal() and len(text) <= 6 and int(text) > 0 else None
+
+
+def pool(args: EngineArgs, reading: EngineReading | None, _engines_on_page: int) -> Pool:
+    """The pool in tokens: as the page counts it, else as ``--max-total-tokens`` caps it is not known."""
+    tokens = None if reading is None else reading.gauges.get(r.KV_CAPACITY)
+    if not tokens:
+        return Pool()
+    return Pool(blocks=int(tokens), block_size=1, dtype=args.kv_cache_dtype or "auto")
+
+
+def features(args: EngineArgs, flavour: str | None, _gauges: Sequence[str]) -> Features:
+    """What the arguments make of the server; its half of a prefill/decode pair is on the page too."""
+    role = ROLES.get(args.values.get("disaggregation_mode") or flavour or "")
+    return Features(
+        lora="enable_lora" in args.values or "lora_paths" in args.values,
+        kv_role=role,
+        waits_for_blocks=role is not None,
+        whole_prompts=args.values.get("max_num_batched_tokens") == "-1",
+    )

@@ -1,0 +1,524 @@
+"""The simple commands of a shell script, as far as they can be told without running it.
+
+Scripts come out of pods that anybody may have written. One pass over the text: nothing is read twice but what ``eval`` and
+shells in shells are given, to a fixed depth, and what variables bring in is bounded. Pure; never raises.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+UNKNOWN: Final = "\x00"  # stands for text that a variable or substitution would have brought
+UNKNOWN_WORDS: Final = UNKNOWN * 2  # for what brings any number of words, however it is quoted: an array
+
+BEFORE_PROGRAM: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "(", "--"})
+SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
+SET: Final = re.compile(r"([A-Za-z_]\w*+)(\+?)=")
+
+_MAX_DEPTH: Final = 24  # of expansions in one another
+_MAX_STEPS: Final = 8192  # a script of 16 KiB takes about 5 000
+_MAX_NESTED: Final = 2  # of scripts in one another
+_OPENS: Final = frozenset({"if", "while", "until", "for", "case", "select"})
+_CLOSES: Final = frozenset({"fi", "done", "esac"})
+_NAMES_ITS_VARIABLE: Final = frozenset({"for", "select", "read", "unset"})
+_DECLARES: Final = frozenset({"export", "local", "declare", "readonly", "typeset"})
+_BEFORE_ASSIGNMENT: Final = _DECLARES | BEFORE_PROGRAM
+
+_PLAIN: Final = re.compile(r"[^\s;|&()<>\"'\\$`#]++")
+_BLANKS: Final = re.compile(r"[ \t\r\f\v]++")
+_QUOTED_PLAIN: Final = re.compile(r"[^\"\\$`]++")
+_DEFAULT_PLAIN: Final = re.compile(r"[^}\"'\\$`]++")
+_SKIPPED: Final = {"(": re.compile(r"[^()\"'\\`]++"), "{": re.compile(r"[^{}\"'\\`]++")}
+_NAME: Final = re.compile(r"[A-Za-z_]\w*+")
+_BRACE: Final = re.compile(r"([A-Za-z_]\w*+)(\}|:?[-=])")
+_REDIRECTION: Final = re.compile(r"&>>?|>[>&|]?|<<<|<<-?|<[&>]?")
+_SHELL_OPTION: Final = re.compile(r"[-+][A-Za-z]++|--[a-z-]*+|-")
+_COMMAND_OPTION: Final = re.compile(r"-[a-z]*c")
+_NAMED_OPTION: Final = re.compile(r"[-+][A-Za-z]*[oO]")
+
+_Put = Callable[[str, bool], None]  # text, and whether blanks in it end a word
+
+
+class NotUnderstood(Exception):
+    """An unclosed quotation, or more than is looked at."""
+
+
+class Room:
+    """How many characters variables may still bring in, and how many steps may still be taken."""
+
+    def __init__(self, characters: int, steps: int = _MAX_STEPS) -> None:
+        self._left = characters
+        self._steps = steps
+
+    def takes(self, text: str) -> bool:
+        """Whether ``text`` still fits; it is charged then."""
+        if len(text) >= self._left:
+            return False
+        self._left -= len(text) + 1
+        return True
+
+    def step(self) -> None:
+        """Take one step. Raises ``NotUnderstood`` when there were too many."""
+        self._steps -= 1
+        if self._steps < 0:
+            raise NotUnderstood
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """``commands``: words of every simple command. ``understood``: the whole script was read."""
+
+    commands: list[list[str]]
+    understood: bool
+
+
+def script_of(tokens: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """The script and its positional parameters, when the tokens run a shell with ``-c``."""
+    shell = False
+    for index, token in enumerate(tokens[:-1]):
+        if shell and _COMMAND_OPTION.fullmatch(token):
+            at = index + 1
+            while at < len(tokens) and _SHELL_OPTION.fullmatch(tokens[at]):  # between -c and its script, up to --
+                last = tokens[at] in ("-", "--")
+                at += 2 if _NAMED_OPTION.fullmatch(tokens[at]) else 1  # -o pipefail
+                if last:
+                    break
+            return (tokens[at], tokens[at + 2 :]) if at < len(tokens) else None
+        shell = shell or base(token) in SHELLS
+    return None
+
+
+def base(token: str) -> str:
+    """The last part of a path."""
+    return token.rsplit("/", 1)[-1]
+
+
+def read(text: str, parameters: Sequence[str], variables: Mapping[str, str], room: Room) -> Script:
+    """The commands of a script; ``variables`` are those of its environment. What is not known becomes ``UNKNOWN``."""
+    scan = _Scan(text, parameters, dict(variables), room, 0)
+    understood = scan.run()
+    return Script(scan.commands, understood)
+
+
+class _Scan:
+    """One pass over a script. Positions only grow."""
+
+    def __init__(
+        self, text: str, parameters: Sequence[str], variables: MutableMapping[str, str], room: Room, nested: int
+    ) -> None:
+        self.commands: list[list[str]] = []
+        self._text = text
+        self._parameters = parameters
+        self._variables = variables
+        self._room = room
+        self._nested = nested
+        self._understood = True
+        self._command: list[str] = []
+        self._word: list[str] | None = None
+        self._splits = True  # blanks that a variable brings end the word: not in an assignment
+        self._redirection = ""
+        self._heredocs: list[tuple[str, bool]] = []  # their last line, and whether tabs may stand before it
+        self._depth = 0
+        self._blocks = 0  # conditions and loops that are open
+        self._chained = False  # the command stands after && or ||
+
+    def run(self) -> bool:
+        """Whether the text was understood to its end."""
+        try:
+            self._run()
+        except NotUnderstood:
+            self._understood = False
+        self._end_command("")
+        return self._understood
+
+    def _run(self) -> None:
+        text, position = self._text, 0
+        while position < len(text):
+            self._room.step()
+            found = _PLAIN.match(text, position)
+            if found is not None:
+                position = found.end()
+                self._put(found[0], False)
+                continue
+            sign = text[position]
+            step = _STEPS.get(sign)
+            position = step(self, position) if step is not None else self._literal(position)
+
+    # --- signs outside quotes: each gives the position after it -------------------------------------------------
+
+    def _literal(self, position: int) -> int:
+        if self._text[position].isspace():
+            self._end_word()
+        else:
+            self._put(self._text[position], False)
+        return position + 1
+
+    def _blank(self, position: int) -> int:
+        self._end_word()
+        found = _BLANKS.match(self._text, position)
+        return found.end() if found is not None else position + 1
+
+    def _newline(self, position: int) -> int:
+        self._end_command("\n")
+        position += 1
+        for last, tabs in self._heredocs:
+            position = self._heredoc(position, last, tabs)
+        self._heredocs = []
+        return position
+
+    def _separator(self, position: int) -> int:
+        text = self._text
+        if text.startswith("&>", position):
+            return self._redirect(position)
+        twice = text[position : position + 2]
+        sign = twice if twice in ("&&", "||", ";;") else text[position]
+        self._end_command(sign)
+        return position + len(sign)
+
+    def _parenthesis(self, position: int) -> int:
+        if self._text[position] == "(" and self._word is not None and SET.fullmatch("".join(self._word)):
+            end = self._skip(position + 1, "(")  # an array
+            self._put(UNKNOWN_WORDS, False)
+            return end
+        self._end_command(";")
+        return position + 1
+
+    def _comment(self, position: int) -> int:
+        if self._word is not None:
+            return self._literal(position)
+        end = self._text.find("\n", position)
+        return len(self._text) if end < 0 else end
+
+    def _escape(self, position: int) -> int:
+        following = self._text[position + 1 : position + 2]
+        if following == "\n":
+            self._end_word()
+        else:
+            self._put(following, False)
+        return position + 2
+
+    def _single(self, position: int) -> int:
+        return self._verbatim(position, self._put)
+
+    def _double(self, position: int) -> int:
+        if self._text.startswith('"$@"', position):
+            self._put_parameters()
+            return position + 4
+        self._put("", False)
+        return self._quoted(position + 1, self._put)
+
+    def _dollar(self, position: int) -> int:
+        return self._expansion(position, False, self._put)
+
+    def _backtick(self, position: int) -> int:
+        return self._substitution(position, self._put)
+
+    def _redirect(self, position: int) -> int:
+        text = self._text
+        if text[position] in "<>" and text.startswith("(", position + 1):
+            end = self._skip(position + 2, "(")
+            self._put(UNKNOWN, False)
+            return end
+        if self._word is not None and "".join(self._word).isdigit():
+            self._word = None  # the number of a file, not an argument
+        self._end_word()
+        found = _REDIRECTION.match(text, position)
+        self._redirection = found[0] if found is not None else ">"
+        return position + len(self._redirection)
+
+    # --- quotes and expansions: what they bring goes to ``put`` ---------------------------------------------------
+
+    def _verbatim(self, position: int, put: _Put) -> int:
+        """What stands between single quotes; ``position`` is that of the first."""
+        end = self._text.find("'", position + 1)
+        if end < 0:
+            raise NotUnderstood
+        put(self._text[position + 1 : end], False)
+        return end + 1
+
+    def _quoted(self, position: int, put: _Put) -> int:
+        """What stands between double quotes; ``position`` is behind the first."""
+        text = self._text
+        while True:
+            self._room.step()
+            found = _QUOTED_PLAIN.match(text, position)
+            if found is not None:
+                put(found[0], False)
+                position = found.end()
+            sign = text[position : position + 1]
+            if sign == '"':
+                return position + 1
+            if sign == "\\":
+                following = text[position + 1 : position + 2]
+                put(" " if following == "\n" else following if following in '"\\$`' else sign + following, False)
+                position += 2
+            elif sign == "$":
+                position = self._expansion(position, True, put)
+            elif sign == "`":
+                position = self._substitution(position, put)
+            else:
+                raise NotUnderstood
+
+    def _substitution(self, position: int, put: _Put) -> int:
+        end = self._text.find("`", position + 1)
+        if end < 0:
+            raise NotUnderstood
+        put(UNKNOWN, False)
+        return end + 1
+
+    def _expansion(self, position: int, quoted: bool, put: _Put) -> int:
+        """What begins with ``$`` at ``position``."""
+        text = self._text
+        sign = text[position + 1 : position + 2]
+        if sign == "{":
+            return self._brace(position + 2, quoted, put)
+        if sign == "(":
+            end = self._skip(position + 2, "(")
+            put(UNKNOWN, False)
+            return end
+        found = _NAME.match(text, position + 1)
+        if found is not None:
+            put(self._value(self._variables.get(found[0], UNKNOWN)), not quoted)
+            return found.end()
+        if sign and sign in "@*":
+            put(self._value(" ".join(self._parameters)), not quoted)
+            return position + 2
+        if sign and sign in "0123456789#?!$-":
+            put(UNKNOWN, False)
+            return position + 2
+        if not (sign and sign in "'\"" and not quoted):  # $'...' and $"..." are quotations
+            put("$", False)
+        return position + 1
+
+    def _brace(self, position: int, quoted: bool, put: _Put) -> int:
+        """``${...}``; ``position`` is behind the brace."""
+        text = self._text
+        found = _BRACE.match(text, position)
+        if found is None:
+            name = _NAME.match(text, position)
+            many = (
+                text.startswith(("[@]", "[*]"), name.end())
+                if name is not None
+                else text[position : position + 1] in ("@", "*")
+            )
+            end = self._skip(position, "{")
+            put(UNKNOWN_WORDS if many else UNKNOWN, False)
+            return end
+        value = self._variables.get(found[1])
+        if found[2] == "}":
+            put(self._value(UNKNOWN if value is None else value), not quoted)
+            return found.end()
+        given = value is not None and (value != "" or ":" not in found[2])
+        if given and value is not None:
+            put(self._value(value), not quoted)
+        return self._default(found.end(), quoted, _nowhere if given else put)
+
+    def _default(self, position: int, quoted: bool, put: _Put) -> int:
+        """The text after ``:-`` up to its brace."""
+        text = self._text
+        self._deeper()
+        while True:
+            self._room.step()
+            found = _DEFAULT_PLAIN.match(text, position)
+            if found is not None:
+                put(found[0], not quoted)
+                position = found.end()
+            sign = text[position : position + 1]
+            if sign == "}":
+                self._depth -= 1
+                return position + 1
+            if sign == '"':
+                position = self._quoted(position + 1, put)
+            elif sign == "'" and not quoted:
+                position = self._verbatim(position, put)
+            elif sign == "$":
+                position = self._expansion(position, quoted, put)
+            elif sign == "`":
+                position = self._substitution(position, put)
+            elif sign:
+                escaped = sign == "\\"
+                put(text[position + escaped : position + escaped + 1], False)
+                position += 1 + escaped
+            else:
+                raise NotUnderstood
+
+    def _skip(self, position: int, opening: str) -> int:
+        """The position behind the bracket that closes the one before ``position``."""
+        text, plain, closing, open_here = self._text, _SKIPPED[opening], ")" if opening == "(" else "}", 1
+        self._deeper()
+        while open_here:
+            self._room.step()
+            found = plain.match(text, position)
+            if found is not None:
+                position = found.end()
+            sign = text[position : position + 1]
+            if sign == opening:
+                open_here += 1
+            elif sign == closing:
+                open_here -= 1
+            elif sign == '"':
+                position = self._quoted(position + 1, _nowhere) - 1
+            elif sign == "'":
+                position = self._verbatim(position, _nowhere) - 1
+            elif sign == "`":
+                position = self._substitution(position, _nowhere) - 1
+            elif sign == "\\":
+                position += 1
+            else:
+                raise NotUnderstood
+            position += 1
+        self._depth -= 1
+        return position
+
+    def _deeper(self) -> None:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise NotUnderstood
+
+    def _value(self, text: str) -> str:
+        return text if self._room.takes(text) else UNKNOWN
+
+    # --- words and commands -----------------------------------------------------------------------------------------
+
+    def _put(self, text: str, splits: bool) -> None:
+        if self._word is None:
+            if splits and not text.strip():
+                return
+            self._word = []
+            self._splits = True
+        if not (splits and self._splits):
+            self._word.append(text)
+            if len(self._word) == 1 and SET.match(text) and self._may_assign():
+                self._splits = False
+            return
+        pieces = text.split()
+        if not pieces or text[0].isspace():
+            self._end_word()
+        for index, piece in enumerate(pieces):
+            self._room.step()
+            if index:
+                self._end_word()
+            if self._word is None:
+                self._word = []
+            self._word.append(piece)
+        if text[-1:].isspace():
+            self._end_word()
+
+    def _may_assign(self) -> bool:
+        """Whether the word stands where an assignment may stand."""
+        return not self._command or SET.match(self._command[-1]) is not None or self._command[-1] in _BEFORE_ASSIGNMENT
+
+    def _put_parameters(self) -> None:
+        for index, parameter in enumerate(self._parameters):
+            if index:
+                self._end_word()
+            self._put(self._value(parameter), False)
+
+    def _end_word(self) -> None:
+        if self._word is None:
+            return
+        word, self._word, self._splits = "".join(self._word), None, True
+        redirection, self._redirection = self._redirection, ""
+        if redirection in ("<<", "<<-"):
+            self._heredocs.append((word, redirection == "<<-"))
+        elif not redirection:
+            self._command.append(word)
+
+    def _end_command(self, separator: str) -> None:
+        self._end_word()
+        self._redirection = ""
+        command, self._command = self._command, []
+        if command:
+            self._follow(command)
+        if separator != "\n" or command:
+            self._chained = separator in ("&&", "||")
+
+    def _follow(self, command: list[str]) -> None:
+        """Take what the command assigns, and look into the script that it runs."""
+        start = next((index for index, word in enumerate(command) if word not in BEFORE_PROGRAM), len(command))
+        program = command[start] if start < len(command) else ""
+        opened = sum(word in _OPENS for word in command[: start + 1])
+        self._blocks = max(0, self._blocks + opened - (program in _CLOSES))
+        if program in _NAMES_ITS_VARIABLE:
+            self._variables.update(
+                dict.fromkeys(
+                    command[start + 1 :] if program in ("read", "unset") else command[start + 1 : start + 2], UNKNOWN
+                )
+            )
+        elif program in _DECLARES or SET.match(program):
+            self._assign(command[start:])
+        if program == "eval" and self._nested < _MAX_NESTED:
+            self._look_into(" ".join(command[start + 1 :]), self._parameters, self._variables)
+            return
+        shelled = script_of(command) if self._nested < _MAX_NESTED else None
+        if shelled is None:
+            self.commands.append(command)
+        else:
+            self._look_into(*shelled, self._variables)
+
+    def _assign(self, words: Sequence[str]) -> None:
+        for word in words:
+            found = SET.match(word)
+            if found is None:
+                if word in _DECLARES or word.startswith("-"):
+                    continue
+                return
+            name, value = found[1], word[found.end() :]
+            before = self._variables.get(name)
+            if found[2]:
+                value = (UNKNOWN if before is None else self._value(before)) + value
+            sure = not self._chained and not self._blocks
+            self._variables[name] = value if sure or value == before else UNKNOWN
+
+    def _look_into(self, text: str, parameters: Sequence[str], variables: MutableMapping[str, str]) -> None:
+        scan = _Scan(text, parameters, variables, self._room, self._nested + 1)
+        understood = scan.run()
+        self.commands += scan.commands
+        if variables is self._variables:  # else it is a text, which may have been meant for something else
+            self._understood = self._understood and understood
+
+    def _heredoc(self, position: int, last: str, tabs: bool) -> int:
+        """The position behind the text up to the line ``last``. It may be a script, and is looked into as one."""
+        text, start = self._text, position
+        while position < len(text):
+            newline = text.find("\n", position)
+            end = len(text) if newline < 0 else newline
+            self._room.step()
+            line = text[position:end]
+            if (line.lstrip("\t") if tabs else line) == last:
+                break
+            position = end + 1
+        else:
+            end = position
+        if self._nested < _MAX_NESTED:
+            self._look_into(text[start:position], (), ChainMap({}, self._variables))
+        return end
+
+
+def _nowhere(_text: str, _splits: bool) -> None:
+    """What is not wanted."""
+
+
+_STEPS: Final[Mapping[str, Callable[[_Scan, int], int]]] = {
+    " ": _Scan._blank,
+    "\t": _Scan._blank,
+    "\r": _Scan._blank,
+    "\n": _Scan._newline,
+    ";": _Scan._separator,
+    "&": _Scan._separator,
+    "|": _Scan._separator,
+    "(": _Scan._parenthesis,
+    ")": _Scan._parenthesis,
+    "#": _Scan._comment,
+    "\\": _Scan._escape,
+    "'": _Scan._single,
+    '"': _Scan._double,
+    "$": _Scan._dollar,
+    "`": _Scan._backtick,
+    "<": _Scan._redirect,
+    ">": _Scan._redirect,
+}

@@ -1,0 +1,1 @@
+"""vLLM: its series, arguments, limits, log lines and defaults."""

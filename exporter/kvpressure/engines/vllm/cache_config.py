@@ -1,0 +1,57 @@
+"""The KV pool as the labels of vLLM's ``cache_config_info`` and its arguments describe it."""
+
+from __future__ import annotations
+
+from kvpressure.engines.base import Pool
+from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.ceilings import LABEL
+from kvpressure.model.readings import EngineReading
+
+
+def positive(text: str | None) -> float | None:
+    """The number that a label says, if it is above 0 and believable; ``None`` for anything else ("None", "nan", "x")."""
+    try:
+        value = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return value if value is not None and 0 < value <= LABEL else None
+
+
+def capacity_tokens(reading: EngineReading, engines_on_page: int) -> float | None:
+    """Tokens the cache holds.
+
+    ``kv_cache_size_tokens`` where given (right for hybrid models). Else usable blocks times block size, which holds
+    for models with one KV group; ``num_gpu_blocks`` is summed over the data-parallel engines of a page and
+    block 0 is never used.
+    """
+    config = reading.cache_config
+    size = positive(config.get("kv_cache_size_tokens"))
+    if size:
+        return size
+    blocks = positive(config.get("num_gpu_blocks"))
+    tokens = positive(config.get("effective_attention_block_size")) or block_size(reading)
+    if not blocks or not tokens:
+        return None
+    per_engine = blocks / max(1, engines_on_page)
+    return (per_engine - 1) * tokens if per_engine > 1 else None
+
+
+def block_size(reading: EngineReading) -> float | None:
+    """Tokens in a KV block."""
+    return positive(reading.cache_config.get("block_size"))
+
+
+def pool(args: EngineArgs, reading: EngineReading | None, engines_on_page: int) -> Pool:
+    """``--kv-cache-memory-bytes`` is the pool itself, unless the number of blocks is overridden besides. ``num_gpu_blocks`` is summed
+    over the engines of a page.
+    """
+    config = reading.cache_config if reading else {}
+    overridden = "num_gpu_blocks_override" in args.explicit or "num_gpu_blocks_override" in config
+    if args.kv_cache_memory_bytes and not overridden:
+        return Pool(bytes=float(args.kv_cache_memory_bytes))
+    blocks, size = positive(config.get("num_gpu_blocks")), positive(config.get("block_size"))
+    if blocks is None or size is None:
+        return Pool()
+    return Pool(
+        blocks=int(blocks) // max(1, engines_on_page), block_size=int(size), dtype=config.get("cache_dtype", "auto")
+    )

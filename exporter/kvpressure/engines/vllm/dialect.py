@@ -1,0 +1,63 @@
+"""vLLM as a dialect: every question of ``EngineDialect`` and the module that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kvpressure.engines.base import EngineDialect
+from kvpressure.engines.vllm import (
+    aliases,
+    arguments,
+    cache_config,
+    command_line,
+    limits,
+    log_lines,
+    page,
+    pods,
+    public,
+)
+
+
+def _default_limits(version: str | None, gpu_name: str | None, gpu_bytes: float | None) -> Mapping[str, float]:
+    return arguments.default_limits(version, gpu_name, gpu_bytes)
+
+
+VLLM: Final = EngineDialect(
+    name="vllm",
+    title="vLLM",
+    may_start=command_line.may_be_vllm,
+    names_server=command_line.names_server,
+    read_command=command_line.read,
+    of_image=pods.of_image,
+    host=pods.host,
+    takes_words=pods.takes_words,
+    image_version=pods.image_version,
+    environment=("VLLM_", "DYN_SYSTEM_PORT"),
+    default_port=8000,
+    port_names=("vllm",),
+    endpoints=command_line.endpoints,
+    samples=aliases.SAMPLES,
+    identify=aliases.identify,
+    config_labels=aliases.CONFIG_LABELS,
+    page_kind=page.kind,
+    log_words=log_lines.WORDS,
+    strip=log_lines.strip,
+    recognise=log_lines.recognise,
+    public_words=public.written,
+    public_environment=public.environment,
+    public_line=public.event_line,
+    limits=limits.in_force,
+    default_limits=_default_limits,
+    reference_version=arguments.REFERENCE_VERSION,
+    capacity_tokens=cache_config.capacity_tokens,
+    block_size=cache_config.block_size,
+    pool=cache_config.pool,
+    features=limits.features,
+    flag=arguments.option,
+    flags_since={"watermark": "0.24"},
+    start_words=command_line.START,
+    helm_names=pods.HELM_NAMES,
+    series_pattern=aliases.SERIES_PATTERN,
+    series_labels=aliases.SERIES_LABELS,
+)

@@ -1,0 +1,68 @@
+"""Which vLLM wrote a metrics page, and whether several API servers share it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvpressure.engines.base import PageKind
+from kvpressure.model.readings import (
+    GENERATION_RATE,
+    PREEMPTIONS,
+    PREFIX_QUERIES,
+    PROCESS_CPU_SECONDS,
+    PROCESS_RSS_BYTES,
+    PROCESS_START,
+    PROMPT_RATE,
+    SWAPPED,
+    EngineReading,
+)
+
+
+def kind(text: bytes, engines: Sequence[EngineReading], page: Mapping[str, float]) -> PageKind:
+    """The flavour (v0, v1, rust) and whether several API servers share the page, as far as it tells."""
+    flavour = _flavour(text, engines)
+    return PageKind(flavour, _multi_process(text, page, flavour))
+
+
+def _has_label(text: bytes, name: bytes) -> bool:
+    return b'{%b="' % name in text or b',%b="' % name in text
+
+
+def _is_openmetrics(text: bytes) -> bool:
+    return text[-16:].rstrip().endswith(b"# EOF")
+
+
+def _flavour(text: bytes, engines: Sequence[EngineReading]) -> str | None:
+    """Which vLLM wrote the page, where the page tells.
+
+    V0 alone had swapping and throughput gauges. Of the rest, only the Rust frontend answers OpenMetrics under names
+    with a colon, and it has no ``cache_config_info``. V1 alone has an engine label (from 0.8 on), prefix cache
+    counters and ``kv_cache_usage_perc``; before it had the label, V1 counted no preemptions. Ray relabels.
+    """
+    v0_only = {SWAPPED, GENERATION_RATE, PROMPT_RATE}
+    if any(v0_only & engine.gauges.keys() for engine in engines):
+        return "v0"
+    if _is_openmetrics(text) and b"cache_config_info" not in text and b"vllm:num_requests_running" in text:
+        return "rust"
+    counters = {name for engine in engines for name in engine.counters}
+    if _has_label(text, b"engine") or b"kv_cache_usage_perc" in text or PREFIX_QUERIES in counters:
+        return "v1"
+    if PREEMPTIONS in counters and b"ray_vllm" not in text:
+        return "v0"
+    return None
+
+
+def _multi_process(text: bytes, page: Mapping[str, float], flavour: str | None) -> bool | None:
+    """Several API servers behind this page? ``None`` when it cannot be told.
+
+    Python's client shows ``process_*`` with one process only, so those settle it, and so do ``pid`` labels. Their
+    absence alone proves nothing: the Rust frontend, V0 and Ray never had them, recorders strip lines. It counts on
+    a classic V1 page that still has its HELP lines, that is, one as served.
+    """
+    if page.keys() & {PROCESS_CPU_SECONDS, PROCESS_RSS_BYTES, PROCESS_START}:
+        return False
+    if _has_label(text, b"pid"):
+        return True
+    if flavour == "v1" and b"# HELP vllm:" in text and not _is_openmetrics(text):
+        return True
+    return None

@@ -1,0 +1,81 @@
+"""vLLM in Kubernetes: its images and what their entry points take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from kvpressure.engines.command import Host
+from kvpressure.model.arguments import EngineArgs
+
+_OF_VLLM: Final = frozenset(
+    {
+        "model",
+        "served_model_name",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "gpu_memory_utilization",
+        "tensor_parallel_size",
+        "kv_cache_dtype",
+        "enforce_eager",
+    }
+)
+_TAG: Final = re.compile(r"v?(\d{1,3}\.\d{1,3}\.\d{1,3}(?:[.+-]?(?:rc|post|dev)\d{1,9})?)(?=[+_-]|$)")
+HELM_NAMES: Final = {
+    "max_num_seqs": "maxNumSeqs",
+    "gpu_memory_utilization": "gpuMemoryUtilization",
+    "max_model_len": "maxModelLen",
+}
+"""``vllmConfig`` of one entry of ``servingEngineSpec.modelSpec`` in the chart of vLLM's production stack."""
+
+
+_NOT_SERVERS: Final = ("router", "operator", "dashboard", "client", "bench")
+_HOST_IMAGES: Final = ("huggingfaceserver", "ray-llm")
+RAY_AGENT: Final = "ray-llm"
+"""Ray's image for Ray Serve LLM: every pod with a GPU runs engines, whose metrics Ray's agent publishes."""
+
+
+def of_image(image: str) -> bool:
+    """Whether an image (its name and tag) is one that serves vLLM: routers and operators are called after it too."""
+    name, _, tag = image.partition(":")
+    if name in _HOST_IMAGES:
+        return True
+    if name == "tritonserver":
+        return "vllm" in tag
+    return "vllm" in name and not any(word in name for word in _NOT_SERVERS)
+
+
+def host(image: str, argv: Sequence[str], env: Mapping[str, str], args: EngineArgs) -> Host | None:
+    """The program around vLLM that publishes its metrics on a port of its own; None = vLLM itself does."""
+    name = image.partition(":")[0]
+    if name == "huggingfaceserver" or _names(argv, "huggingfaceserver"):
+        return Host("KServe Hugging Face server", args.integer("http_port") or 8080)
+    if _names(argv, "/vllm/inference_api.py"):
+        return Host("KAITO", 5000)
+    if _names(argv, "dynamo.vllm"):
+        text = env.get("DYN_SYSTEM_PORT", "")
+        return Host("NVIDIA Dynamo", int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None)
+    if name == "tritonserver":
+        off = args.values.get("allow_metrics") in ("False", "false", "0")
+        return Host("Triton", None if off else args.integer("metrics_port") or 8002)
+    return Host("Ray Serve", 8080, every_pod=True) if name == RAY_AGENT else None
+
+
+def _names(argv: Sequence[str], text: str) -> bool:
+    return any(text in word for word in argv)
+
+
+def takes_words(argv: Sequence[str], args: EngineArgs) -> bool:
+    """Whether words for the entry point of vLLM's image are arguments of vLLM: any word may look like a model."""
+    if not argv:
+        return False
+    named = _OF_VLLM if argv[0].startswith("-") else _OF_VLLM - {"model"}
+    return bool(named & args.explicit)
+
+
+def image_version(name: str, tag: str) -> str | None:
+    """Version of vLLM out of the tag of an image that is named after it; its log tells better."""
+    found = _TAG.match(tag) if "vllm" in name else None
+    return found[1] if found else None

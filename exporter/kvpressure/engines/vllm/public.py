@@ -1,0 +1,305 @@
+"""What of a command line, an environment and a log line may leave the node: what is known to be no secret, and nothing else.
+
+A command line is written anew from what was understood of it: options by name, with their values where a value is a number, true or
+false, or where the option is known to hold no secret (a model's name, a type, a backend). Any other option is a name without a
+value. What was not understood does not leave at all; its place is marked, so that nothing is taken for complete. No text of a script,
+no expanded variable and no unknown word can come through, however it is spelled.
+
+Log lines are kept if they are an event's: numbers, plain words and known fields of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from kvpressure import redaction
+from kvpressure.engines.command import CUT
+from kvpressure.engines.vllm.arguments import option, parse_logged
+from kvpressure.engines.vllm.command_line import parse
+from kvpressure.engines.vllm.log_lines import recognise, strip
+from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.log_events import LogEvent
+from kvpressure.redaction import REDACTED
+
+MAX_VALUE: Final = 512  # characters of a value, or of one text in JSON
+MAX_JSON: Final = 16_384
+MAX_PARTS: Final = 2_048  # words of a log line, and blanks between them
+MAX_TRIES: Final = 600  # to do without words of it
+
+OPTIONS: Final = frozenset(  # whose texts are names, types or modes
+    [
+        "all2all_backend",
+        "attention_backend",
+        "attn_type",
+        "block_size",
+        "chat_template_content_format",
+        "code_revision",
+        "config_format",
+        "convert",
+        "data_parallel_backend",
+        "decoding_config",
+        "device",
+        "disaggregation_mode",
+        "distributed_executor_backend",
+        "dtype",
+        "enable_chunked_prefill",
+        "expert_placement_strategy",
+        "fp8_kv_cache_dtype",
+        "generation_config",
+        "gpu_memory_utilization",
+        "guided_decoding_backend",
+        "hf_config_path",
+        "io_processor_plugin",
+        "kv_cache_dtype",
+        "kv_connector",
+        "kv_offloading_backend",
+        "kv_role",
+        "load_format",
+        "logprobs_mode",
+        "mamba_cache_dtype",
+        "mamba_ssm_cache_dtype",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "mm_encoder_attn_backend",
+        "mm_encoder_tp_mode",
+        "mm_processor_cache_type",
+        "mode",
+        "model",
+        "model_impl",
+        "model_tag",
+        "moe_backend",
+        "optimization_level",
+        "performance_mode",
+        "pooler_config",
+        "prefix_caching_hash_algo",
+        "quantization",
+        "quantization_param_path",
+        "reasoning_backend",
+        "reasoning_parser",
+        "response_role",
+        "revision",
+        "runner",
+        "runner_type",
+        "scheduler_policy",
+        "scheduling_policy",
+        "served_model_name",
+        "skip_tokenizer_init",
+        "structured_outputs_config",
+        "task",
+        "tokenizer",
+        "tokenizer_mode",
+        "tokenizer_revision",
+        "tool_call_parser",
+        "uvicorn_log_level",
+        "version",
+        "worker_type",
+    ]
+)
+JSON_OPTIONS: Final = frozenset(  # whose JSON holds limits and modes; texts in it stay under these keys only
+    [
+        "additional_config",
+        "attention_config",
+        "cache_config",
+        "compilation_config",
+        "default_chat_template_kwargs",
+        "eplb_config",
+        "hf_overrides",
+        "kernel_config",
+        "kv_events_config",
+        "kv_transfer_config",
+        "limit_mm_per_prompt",
+        "model_loader_extra_config",
+        "override_generation_config",
+        "override_neuron_config",
+        "parallel_config",
+        "rope_scaling",
+        "scheduler_config",
+        "speculative_config",
+    ]
+)
+JSON_KEYS: Final = frozenset(
+    [
+        "backend",
+        "cudagraph_mode",
+        "device",
+        "draft_model",
+        "dtype",
+        "kv_buffer_device",
+        "kv_cache_dtype",
+        "kv_connector",
+        "kv_role",
+        "level",
+        "method",
+        "mode",
+        "model",
+        "model_type",
+        "quantization",
+        "rope_type",
+        "type",
+    ]
+)
+VARIABLES: Final = frozenset(
+    [
+        "VLLM_ATTENTION_BACKEND",
+        "VLLM_LOGGING_LEVEL",
+        "VLLM_TARGET_DEVICE",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+        "VLLM_FLASHINFER_MOE_BACKEND",
+        "VLLM_KV_CACHE_LAYOUT",
+        "VLLM_ALL2ALL_BACKEND",
+        "VLLM_USE_MODELSCOPE",
+        "VLLM_USE_V1",
+    ]
+)
+
+_NUMBER: Final = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,12})?(?:[eE][-+]?\d{1,3})?[kKmMgGtT]?|[-+]?\.\d{1,12}")
+_WORD: Final = frozenset({"true", "false", "none", "null", "auto"})
+_TEXT: Final = re.compile(rf"[\w.:/@+\-]{{1,{MAX_VALUE}}}")
+_OPTION: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.]{0,63}")
+_NEW_OPTION: Final = re.compile(r"[a-z]{1,24}\d{0,2}(?:[_.][a-z]{1,24}\d{0,2}){0,9}")  # as programs name theirs
+_FIELD: Final = re.compile(  # name=value of a configuration that is logged
+    r"(?P<name>[A-Za-z_]\w{0,63})=(?P<value>'[^']*+'|\"[^\"]*+\"|[^\s,(){}\[\]'\"]++)"
+)
+_HIDDEN: Final = re.compile(rf"{re.escape(REDACTED)}(?:[\s]*{re.escape(REDACTED)})+")
+
+
+def value(name: str, text: str) -> str:
+    """``text`` as the value of option ``name``, or ``REDACTED``."""
+    last = name.rpartition(".")[2]
+    if redaction.is_secret(name) or redaction.is_secret(last):
+        return REDACTED
+    if _NUMBER.fullmatch(text) or text.lower() in _WORD:
+        return text
+    if name in JSON_OPTIONS:
+        return _json_text(text)
+    known = name in OPTIONS or (name.partition(".")[0] in JSON_OPTIONS and last in JSON_KEYS)
+    return _name_text(text) if known else REDACTED
+
+
+def _name_text(text: str) -> str:
+    """A name, a path or a type; nothing that holds a login or looks like a token."""
+    return text if _TEXT.fullmatch(text) and redaction.text(text) == text else REDACTED
+
+
+def _json_text(text: str) -> str:
+    if len(text) > MAX_JSON:
+        return REDACTED
+    try:
+        return json.dumps(_json(json.loads(text), ""))
+    except (ValueError, RecursionError):
+        return REDACTED
+
+
+def _json(node: Any, name: str) -> Any:
+    if isinstance(node, dict):
+        return {key: _json(item, key) for key, item in node.items() if _OPTION.fullmatch(key)}
+    if isinstance(node, list):
+        return [_json(item, name) for item in node]
+    if node is None or isinstance(node, bool):
+        return node
+    if redaction.is_secret(name):
+        return REDACTED
+    if isinstance(node, int | float):
+        return node if _NUMBER.fullmatch(str(node)) else REDACTED
+    return _name_text(node) if name in JSON_KEYS else REDACTED
+
+
+def args(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """A command line that means the same, written from what may be known of ``argv``. Twice is once; nothing stays nothing."""
+    return written(parse(argv, env)) if argv else ()
+
+
+def written(read: EngineArgs) -> tuple[str, ...]:
+    """A command line with what may be known of these arguments."""
+    shown = ["vllm", "serve"]
+    for name, text in read.values.items():
+        if name in OPTIONS or name in JSON_OPTIONS or _NEW_OPTION.fullmatch(name):
+            shown.append(f"{option(name)}={REDACTED if text is None else value(name, text)}")
+    return (*shown, *(() if read.complete or "config" in read.values else (CUT,)))
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The engine's own variables, those beyond numbers and known modes without their values."""
+    return {
+        name: value(name, text) if name not in VARIABLES else _name_text(text)
+        for name, text in env.items()
+        if name.startswith("VLLM_") and _OPTION.fullmatch(name) and not redaction.is_secret(name)
+    }
+
+
+@lru_cache(maxsize=256)
+def log_line(line: str) -> str:
+    """What of a log line may be kept: of an event's its known fields and the words by which it is read; ``REDACTED`` of any
+    other.
+    """
+    message = strip(line)
+    event = recognise(message)
+    if event is None:
+        return REDACTED
+    if event.event == "args":
+        return _logged_arguments(message)
+    parts = _parts(message)
+    known = recognise("".join(parts))
+    if known is None or known.event != event.event or len(parts) > MAX_PARTS:
+        return REDACTED
+    return _HIDDEN.sub(REDACTED, "".join(_needed(parts, known)))
+
+
+def event_line(line: str) -> str | None:
+    """``log_line`` of an event's line, ``None`` of any other."""
+    kept = log_line(line)
+    return None if kept == REDACTED else kept
+
+
+def _logged_arguments(message: str) -> str:
+    form, values = parse_logged(message)
+    fields = [
+        (name, "None" if text is None else repr(value(name, text)))
+        for name, text in values.items()
+        if name in OPTIONS or name in JSON_OPTIONS or _NEW_OPTION.fullmatch(name)
+    ]
+    if form == "all":
+        return f"args: Namespace({', '.join(f'{name}={text}' for name, text in fields)})"
+    return "non-default args: {" + ", ".join(f"{name!r}: {text}" for name, text in fields) + "}"
+
+
+def _parts(message: str) -> list[str]:
+    """The message in words and the blanks between them; of fields the values that may be known."""
+    parts: list[str] = []
+    position = 0
+    for found in _FIELD.finditer(message):
+        parts += re.split(r"(\s+)", message[position : found.start()])
+        quote = found["value"][0] if found["value"][0] in "'\"" else ""
+        inner = found["value"].strip(quote) if quote else found["value"]
+        parts.append(f"{found['name']}={quote}{value(found['name'], inner)}{quote}")
+        position = found.end()
+    return [part for part in (*parts, *re.split(r"(\s+)", message[position:])) if part]
+
+
+def _needed(parts: list[str], event: LogEvent) -> list[str]:
+    """``parts`` with each word hidden that the event is read without."""
+    hidden = list(parts)
+    tries = MAX_TRIES
+    work = [(0, len(parts))]
+    while work:
+        start, end = work.pop()
+        before = hidden[start:end]
+        masked = [part if part.isspace() or _FIELD.fullmatch(part) else REDACTED for part in before]
+        if masked == before:
+            continue
+        if tries <= 0:
+            return [REDACTED]
+        tries -= 1
+        hidden[start:end] = masked
+        if recognise("".join(hidden)) == event:
+            continue
+        hidden[start:end] = before
+        if end - start > 1:
+            middle = (start + end) // 2
+            work += [(middle, end), (start, middle)]
+    return hidden

@@ -1,0 +1,1 @@
+"""The vocabulary: frozen data that every other package shares; imports nothing of the project."""

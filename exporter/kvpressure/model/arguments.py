@@ -1,0 +1,195 @@
+"""Arguments of an inference server in their normal form, and numbers as command lines spell them.
+
+Names are those of the limits and properties that the rest of the package knows, whatever flag of whichever server they came
+from; a dialect adds its own other arguments under their own names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvpressure.model import ceilings
+
+GIB: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """Arguments by name: ``max_num_seqs``, ``max_num_batched_tokens``, ``gpu_memory_utilization``, ``max_model_len``,
+    ``tensor_parallel_size`` ... as the properties below read them.
+
+    ``values``: the text given, None when it is given but not visible (an environment variable from a secret, a shell
+    substitution). ``explicit``: the names that somebody set. ``complete``: the whole command line was seen, so that a
+    name missing from ``explicit`` was left at its default. ``env``: the variables that the server itself reads.
+    """
+
+    values: Mapping[str, str | None] = field(default_factory=dict)
+    explicit: frozenset[str] = frozenset()
+    complete: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def is_explicit(self, name: str) -> bool | None:
+        """True = set, False = left at its default, None = not known."""
+        if name in self.explicit:
+            return True
+        return False if self.complete else None
+
+    def integer(self, name: str) -> int | None:
+        """The value as an integer, ``8k`` = 8000 and ``8K`` = 8192; None when absent, bad or below 0."""
+        return human_int(self.values.get(name))
+
+    def number(self, name: str) -> float | None:
+        """The value as a finite number, else None."""
+        return _float(self.values.get(name))
+
+    def merged(self, other: EngineArgs) -> EngineArgs:
+        """Both together, ``other`` (e.g. the logged arguments, which include a config file) on top."""
+        return EngineArgs(
+            {**self.values, **other.values},
+            self.explicit | other.explicit,
+            self.complete or other.complete,
+            {**self.env, **other.env},
+        )
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        """Most requests in the running batch."""
+        return _positive(self.integer("max_num_seqs"))
+
+    @property
+    def max_num_active_seqs(self) -> int | None:
+        """Most requests in the running batch where that is fewer than ``max_num_seqs``."""
+        return _positive(self.integer("max_num_active_seqs"))
+
+    @property
+    def max_num_batched_tokens(self) -> int | None:
+        """Token budget of one engine step."""
+        return _positive(self.integer("max_num_batched_tokens"))
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Context limit in tokens; ``auto`` and -1 mean "not known yet" and give None."""
+        return _positive(self.integer("max_model_len"))
+
+    @property
+    def gpu_memory_utilization(self) -> float | None:
+        """Share of device memory the server may take, above 0 and at most 1."""
+        value = self.number("gpu_memory_utilization")
+        return value if value is not None and 0 < value <= 1 else None
+
+    @property
+    def watermark(self) -> float | None:
+        """Share of KV blocks kept free on admission, 0-1."""
+        value = self.number("watermark")
+        return value if value is not None and 0 <= value <= 1 else None
+
+    @property
+    def kv_cache_memory_bytes(self) -> int | None:
+        """Size of the KV pool of one GPU where it was set outright."""
+        return _positive(self.integer("kv_cache_memory_bytes"))
+
+    @property
+    def block_size(self) -> int | None:
+        """Tokens in a KV block."""
+        return _positive(self.integer("block_size"))
+
+    @property
+    def num_gpu_blocks_override(self) -> int | None:
+        """KV blocks where they were set outright."""
+        return _positive(self.integer("num_gpu_blocks_override"))
+
+    @property
+    def tensor_parallel_size(self) -> int | None:
+        """GPUs that share one layer."""
+        return _positive(self.integer("tensor_parallel_size"))
+
+    @property
+    def pipeline_parallel_size(self) -> int | None:
+        """Pipeline stages."""
+        return _positive(self.integer("pipeline_parallel_size"))
+
+    @property
+    def data_parallel_size(self) -> int | None:
+        """Engines behind one server."""
+        return _positive(self.integer("data_parallel_size"))
+
+    @property
+    def engine_gpus(self) -> int | None:
+        """GPUs of one engine; None where the arguments do not tell."""
+        if not self.complete and not {"tensor_parallel_size", "pipeline_parallel_size"} & self.explicit:
+            return None
+        return (self.tensor_parallel_size or 1) * (self.pipeline_parallel_size or 1)
+
+    @property
+    def decode_context_parallel_size(self) -> int | None:
+        """Ranks that each hold a part of the tokens."""
+        return _positive(self.integer("decode_context_parallel_size"))
+
+    @property
+    def port(self) -> int | None:
+        """Port of the API server, 1-65535."""
+        value = self.integer("port")
+        return value if value is not None and 0 < value < 65536 else None
+
+    @property
+    def kv_cache_dtype(self) -> str | None:
+        """Element type of the KV cache, e.g. ``fp8``; ``auto`` = the model's."""
+        return self.values.get("kv_cache_dtype")
+
+    @property
+    def model(self) -> str | None:
+        """Model name or path."""
+        return self.values.get("model") or self.values.get("model_tag")
+
+    @property
+    def served_model_name(self) -> str | None:
+        """The first served name, which is the ``model_name`` label; the model's own name when none is set."""
+        return self.values.get("served_model_name") or self.model
+
+
+def _positive(value: int | None) -> int | None:
+    return value if value is not None and value > 0 else None
+
+
+def _float(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return value if value is not None and abs(value) <= ceilings.LABEL else None
+
+
+_SUFFIX: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_INT = re.compile(r"(\d{1,18})(\.\d{1,9})?([kKmMgGtT])?")
+
+
+def human_int(text: str | None) -> int | None:
+    """An integer as command lines take it: plain, ``25.6k`` = 25600 (decimal), ``8K`` = 8192 (binary, whole
+    numbers only). Anything else, negative numbers included, is None.
+    """
+    found = _INT.fullmatch(text.strip()) if text is not None else None
+    if found is None:
+        return None
+    whole, fraction, suffix = found.groups()
+    if fraction is None:
+        return int(whole) * _SUFFIX.get(suffix or "", 1)
+    if suffix is None or suffix.isupper():
+        return None
+    return int(float(whole + fraction) * _SUFFIX[suffix])
+
+
+def value_text(value: float) -> str:
+    """A value as it stands on a command line."""
+    return f"{value:.0f}" if value == int(value) else f"{value:g}"
+
+
+Version = tuple[int, int, int]
+
+
+def parse_version(text: str | None) -> Version | None:
+    """``0.9.1``, ``v0.6.3.post1``, ``0.27.0+cpu`` ... as three numbers; None for anything else."""
+    found = re.match(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?", text.strip()) if text else None
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))

@@ -1,0 +1,36 @@
+"""The largest values that are believed of anything read from outside, by kind of quantity, in one place.
+
+What is negative, not finite or above its ceiling is absent and counted where it enters. The ceilings leave room for a node
+far larger than any that exists, and products of several of them are still finite.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+REQUESTS: Final = 1e9  # running or waiting at one moment in one engine
+BATCH: Final = 2**20  # requests of one step
+COUNT: Final = 2**60  # tokens, requests, steps or events since a process began
+BYTES: Final = 2**60  # of memory
+WORK: Final = 1e27  # FLOPs, and bytes moved, since a process began: an exaFLOP/s for thirty years
+RATE: Final = 1e12  # of anything a second
+SECONDS: Final = 1e15  # durations, and sums of those of all requests
+MOMENT: Final = 253_402_300_800.0  # Unix seconds: the end of the year 9999, which no date passes
+RATIO: Final = 1.0001  # shares, with room for rounding
+ACTIVITY: Final = 1.5  # shares of time that a driver measured, which may count a little more than there was
+LEVEL: Final = 1e9  # watts, cores
+IDENTIFIER: Final = 2**32  # indexes, ranks, process ids, codes
+LABEL: Final = 1e15  # numbers in the labels and arguments of an engine: tokens, blocks, requests, bytes
+
+
+def number(value: object, most: float, least: float = 0.0) -> float | None:
+    """``value`` if it is a number from ``least`` to ``most``, else ``None``. A whole number of any length may come."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if least <= value <= most else None
+
+
+def whole(value: object, most: float, least: float = 0.0) -> int | None:
+    """``value`` if it is a whole number from ``least`` to ``most``, else ``None``."""
+    known = number(value, most, least)
+    return int(value) if known is not None and known.is_integer() else None  # type: ignore[call-overload]

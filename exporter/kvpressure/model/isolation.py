@@ -1,0 +1,129 @@
+"""Each engine, GPU and container is handled apart: what one of them raises costs the others nothing.
+
+A ``Guard`` runs one subject's part of the work. When that raises, the guard counts and logs the failure and returns it; whoever
+called publishes the subject as unknown, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, TypeVar
+
+from kvpressure.model.readings import EngineKey
+
+log = logging.getLogger(__name__)
+
+TAKE_IN: Final = "take_in"
+SIGNALS: Final = "signals"
+DIAGNOSIS: Final = "diagnosis"
+PUBLISH: Final = "publish"
+PAGE: Final = "page"
+JSON: Final = "json"
+STAGES: Final = (TAKE_IN, SIGNALS, DIAGNOSIS, PUBLISH, PAGE, JSON)
+
+ENGINE: Final = "engine"
+GPU: Final = "gpu"
+CONTAINER: Final = "container"
+TARGET: Final = "target"
+SOURCE: Final = "source"
+KINDS: Final = (ENGINE, GPU, CONTAINER, TARGET, SOURCE)
+
+_REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (ArithmeticError, "arithmetic"),
+    (LookupError, "lookup"),
+    (RecursionError, "resources"),
+    (MemoryError, "resources"),
+    (ValueError, "value"),
+    (TypeError, "type"),
+    (AttributeError, "type"),
+)
+INTERNAL: Final = "internal"
+REASONS: Final = (*dict.fromkeys(reason for _, reason in _REASONS), INTERNAL)
+
+MAX_COUNTED: Final = 256  # failures counted and logged apart; those of further subjects count as "other"
+MAX_NAME: Final = 256
+OTHER: Final = "other"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Which subject failed, at which stage, and why: a reason from ``REASONS``."""
+
+    kind: str
+    name: str
+    stage: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """The failure as a sentence."""
+        return f"kvpressure itself failed on this {self.kind} (stage: {self.stage}, reason: {self.reason}); its log names the place"
+
+
+def engine_name(key: EngineKey) -> str:
+    """An engine's name in failures."""
+    return f"{key.namespace}/{key.pod}/{key.model_name}/{key.engine}"
+
+
+class Guard:
+    """Runs the work for one subject at a time and counts what failed. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Failure, int] = {}
+        self._logged: set[tuple[str, str, str, str]] = set()
+        self._lock = threading.Lock()
+
+    def run(self, stage: str, kind: str, name: Callable[[], str], work: Callable[[], T]) -> T | Failure:
+        """What ``work`` returns, or the failure when it raises. ``name`` is only asked for a name then."""
+        try:
+            return work()
+        except Exception as error:
+            return self._failed(stage, kind, name, error)
+
+    @property
+    def counts(self) -> Mapping[Failure, int]:
+        """How often each failed since the start."""
+        with self._lock:
+            return dict(self._counts)
+
+    def _failed(self, stage: str, kind: str, name: Callable[[], str], error: Exception) -> Failure:
+        reason = next((reason for raised, reason in _REASONS if isinstance(error, raised)), INTERNAL)
+        failure = Failure(kind, _shown(name), stage, reason)
+        logged = (kind, failure.name, stage, type(error).__name__)
+        with self._lock:
+            known = failure in self._counts or len(self._counts) < MAX_COUNTED
+            counted = failure if known else Failure(kind, OTHER, stage, reason)
+            self._counts[counted] = self._counts.get(counted, 0) + 1
+            first = logged not in self._logged and len(self._logged) < MAX_COUNTED
+            if first:
+                self._logged.add(logged)
+        if first:  # without the exception's text, which may quote what came from outside
+            log.error(
+                "%s %s failed at stage %s: %s at %s; all others are published, repetitions are not logged",
+                kind,
+                failure.name,
+                stage,
+                type(error).__name__,
+                _place(error.__traceback__),
+            )
+            log.debug("traceback of the failure", exc_info=error)
+        return failure
+
+
+def _shown(name: Callable[[], str]) -> str:
+    try:
+        return "".join(char if char.isprintable() else "?" for char in name()[:MAX_NAME])
+    except Exception:
+        return OTHER
+
+
+def _place(trace: TracebackType | None) -> str:
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "an unknown place" if trace is None else f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}"

@@ -1,0 +1,124 @@
+"""What a metric is, and how a signal declares the one that publishes it: beside its value, on the same field.
+
+The collector, the table of metrics and ``docs/metrics.md`` derive from these declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import Field, dataclass, field, fields
+from operator import attrgetter
+from typing import Any, Final, Literal, TypeVar
+
+PREFIX: Final = "kvpressure_"
+
+# A summary is quantiles over a window here, without count and sum.
+Kind = Literal["gauge", "counter", "info", "histogram", "summary"]
+
+ENGINE: Final = ("namespace", "pod", "model_name", "engine")
+GPU: Final = ("uuid", "gpu", "vendor")
+CONTAINER: Final = ("namespace", "pod", "container")
+
+_DECLARED: Final = "kvpressure.published"
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family. ``name`` is without prefix; counters carry ``_total`` and infos ``_info`` in it. ``absent`` says
+    when the series is missing, which is part of its meaning.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    absent: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """Name as it stands on ``/metrics``."""
+        return PREFIX + self.name
+
+
+def gauge(name: str, help: str, *labels: str, absent: str = "") -> Metric:
+    """A gauge of one engine; ``labels`` are those beyond the engine's own."""
+    return Metric(name, "gauge", help, (*ENGINE, *labels), absent)
+
+
+def quantiles(name: str, help: str, *labels: str, absent: str = "") -> Metric:
+    """Quantiles of one engine; ``labels`` are those between the engine's own and ``quantile``."""
+    return Metric(name, "summary", help, (*ENGINE, *labels, "quantile"), absent)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A value of a signal group as samples of ``metric``: ``labels`` follow the engine's own. A mapping has a sample for each key,
+    which is the last label. ``states`` = the value is a text, and the metric a state set of these. ``total`` names the sum of a histogram.
+    """
+
+    metric: Metric
+    labels: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    total: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How one publication is read from its group."""
+
+    read: Callable[[Any], Any]
+    published: Published
+
+
+def published(metric: Metric, *labels: str, default: Any = None, states: tuple[str, ...] = (), total: str = "") -> Any:
+    """A dataclass field whose value is published; ``default`` may be a type of mapping."""
+    declared = {_DECLARED: Published(metric, labels, states, total)}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=declared)
+    return field(default=default, metadata=declared)
+
+
+def publishes(metric: Metric, *labels: str) -> Callable[[_F], _F]:
+    """Publish what a method of a signal group derives from its fields."""
+
+    def mark(method: _F) -> _F:
+        setattr(method, _DECLARED, Published(metric, labels))
+        return method
+
+    return mark
+
+
+_OUTPUTS: Final[dict[type[Any], tuple[Output, ...]]] = {}  # by group: there are as many as classes of signals
+
+
+def outputs(group: type[Any]) -> tuple[Output, ...]:
+    """Everything that a signal group publishes, in the order of its declaration."""
+    if group not in _OUTPUTS:
+        _OUTPUTS[group] = _outputs(group)
+    return _OUTPUTS[group]
+
+
+def _outputs(group: type[Any]) -> tuple[Output, ...]:
+    found = [Output(attrgetter(item.name), said) for item in fields(group) if (said := _declared(item)) is not None]
+    for method in vars(group).values():
+        said = getattr(method, _DECLARED, None)
+        if isinstance(said, Published):
+            found.append(Output(method, said))
+    return tuple(found)
+
+
+def _declared(item: Field[Any]) -> Published | None:
+    said = item.metadata.get(_DECLARED)
+    return said if isinstance(said, Published) else None
+
+
+def metrics_of(groups: Sequence[type[Any]]) -> Iterator[Metric]:
+    """The metrics that signal groups publish, each once."""
+    seen: dict[str, Metric] = {}
+    for group in groups:
+        for output in outputs(group):
+            metric = output.published.metric
+            if metric.name not in seen:
+                seen[metric.name] = metric
+                yield metric

@@ -1,0 +1,1 @@
+"""Snapshots in, published state out: the pure path that live, demo and replay share."""

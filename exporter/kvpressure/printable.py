@@ -1,0 +1,84 @@
+r"""Text from outside made visible: what a terminal or a browser would obey instead of showing.
+
+A model's name, a label, a log line may hold escape sequences that rewrite the screen, bidirectional controls that turn a line
+round, or line ends that forge one. Each such character is shown as its escape (``\x1b``, ``\u202e``). Pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import unicodedata
+from collections.abc import Iterator
+from typing import Any, Final, TextIO, cast
+
+_OBEYED: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_OF_LINES: Final = frozenset("\n\t")
+
+
+def visible(text: str) -> str:
+    """``text`` on one line: every character that is obeyed rather than shown as its escape."""
+    return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
+
+
+def visible_lines(text: str) -> str:
+    """As ``visible``, but lines and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if char in _OF_LINES else _shown(char) for char in text)
+
+
+def visible_all(value: Any) -> Any:
+    """A document as JSON gives it, every text and key in it as ``visible``. Raises ``RecursionError`` where it is nested too deep."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, list):
+        return [visible_all(item) for item in value]
+    if isinstance(value, dict):
+        return {visible(str(key)): visible_all(item) for key, item in value.items()}
+    return value
+
+
+def _shown(char: str) -> str:
+    return char.encode("unicode_escape").decode() if unicodedata.category(char) in _OBEYED else char
+
+
+class _Visible:
+    """A text stream that writes nothing a terminal would obey, but for what goes through ``control``."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write ``text`` as ``visible_lines``; returns its length, as streams do."""
+        self._stream.write(visible_lines(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write each line."""
+        for line in lines:
+            self.write(line)
+
+    def control(self, text: str) -> None:
+        """Write ``text`` as it is: the command's own control sequences."""
+        self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def visible_streams() -> Iterator[None]:
+    """Standard output and error show all that is printed meanwhile, whoever wrote the text."""
+    with (
+        contextlib.redirect_stdout(cast(TextIO, _Visible(sys.stdout))),
+        contextlib.redirect_stderr(cast(TextIO, _Visible(sys.stderr))),
+    ):
+        yield
+
+
+def control(text: str, stream: TextIO) -> None:
+    """Write the command's own control sequences (back to the start of the line, clear it), and flush."""
+    write = getattr(stream, "control", stream.write)
+    write(text)
+    stream.flush()

@@ -1,0 +1,30 @@
+"""Names of settings and alerts that have changed, so that a file with an old one is refused with the new one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+#: beginning of an old name -> beginning of the new one
+_BEGINNINGS: Final = {
+    "collector.vllm": "collector.engines",
+    "collector.allocator": "collector.plugin",
+    "vllm.": "engine.",
+    "KVPRESSURE_COLLECTOR_VLLM": "KVPRESSURE_COLLECTOR_ENGINES",
+    "KVPRESSURE_COLLECTOR_ALLOCATOR": "KVPRESSURE_COLLECTOR_PLUGIN",
+    "KVPRESSURE_VLLM_": "KVPRESSURE_ENGINE_",
+    "--collector.vllm": "--collector.engines",
+    "--no-collector.vllm": "--no-collector.engines",
+    "--collector.allocator": "--collector.plugin",
+    "--no-collector.allocator": "--no-collector.plugin",
+    "--vllm.": "--engine.",
+    "Vllm": "Inference",
+}
+
+
+def renamed(name: str, known: Collection[str]) -> str | None:
+    """What ``name`` is called now; ``None`` if it is no old name of one of ``known``."""
+    for old, new in _BEGINNINGS.items():
+        if name.startswith(old) and (found := new + name.removeprefix(old)) in known:
+            return found
+    return None

@@ -1,0 +1,1 @@
+"""The running process: loop, workers, logging, memory tuning."""

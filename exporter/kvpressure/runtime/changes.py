@@ -1,0 +1,81 @@
+"""Log what changes on the node: targets up or down, engines found or lost, verdicts. One line a change, never one a tick."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from kvpressure.model.readings import EngineKey, Snapshot
+from kvpressure.model.state import EngineState, State, TargetState
+from kvpressure.runtime.logging import with_fields
+
+log = logging.getLogger(__name__)
+
+_CALM: Final = ("healthy", "idle")
+
+
+class ChangeLog:
+    """A monitor listener; for one thread. Unchanged ticks log nothing."""
+
+    def __init__(self) -> None:
+        self._targets: dict[str, bool] = {}
+        self._engines: dict[EngineKey, EngineState] = {}
+
+    def __call__(self, snapshot: Snapshot, state: State) -> None:
+        """Log the differences to the tick before."""
+        reasons = {page.target: page.error for page in snapshot.pages if page.error is not None}
+        for target in state.targets:
+            if self._targets.get(target.target) is not target.up:
+                _target(target, reasons.get(target.target) or "")
+        for name in self._targets.keys() - {target.target for target in state.targets}:
+            log.info("target removed", extra=with_fields(target=name))
+        self._targets = {target.target: target.up for target in state.targets}
+        self._compare({engine.key: engine for engine in state.engines})
+
+    def _compare(self, engines: dict[EngineKey, EngineState]) -> None:
+        for key in sorted(self._engines.keys() - engines.keys()):
+            log.info("engine lost", extra=with_fields(**_identity(self._engines[key])))
+        for key, engine in engines.items():
+            before = self._engines.get(key)
+            if before is None:
+                log.info("engine found", extra=with_fields(**_identity(engine)))
+            if _standing(before) != _standing(engine):
+                _verdict(before, engine)
+        self._engines = engines
+
+
+def _target(target: TargetState, reason: str) -> None:
+    if target.up:
+        log.info("target up", extra=with_fields(target=target.target))
+    else:
+        log.warning("target down", extra=with_fields(target=target.target, reason=reason))
+
+
+def _verdict(before: EngineState | None, engine: EngineState) -> None:
+    found = engine.diagnosis
+    log.log(
+        logging.INFO if found.verdict in _CALM else logging.WARNING,
+        "verdict changed",
+        extra=with_fields(
+            **_identity(engine),
+            verdict=found.verdict,
+            stage=found.stage or "",
+            confidence=f"{found.confidence:.2f}",
+            before=before.diagnosis.verdict if before is not None else "",
+        ),
+    )
+
+
+def _identity(engine: EngineState) -> dict[str, str]:
+    key = engine.key
+    return {
+        "namespace": key.namespace,
+        "pod": key.pod,
+        "model": key.model_name,
+        "engine": key.engine,
+        "target": engine.target,
+    }
+
+
+def _standing(engine: EngineState | None) -> tuple[str, str | None] | None:
+    return None if engine is None else (engine.diagnosis.verdict, engine.diagnosis.stage)

@@ -1,0 +1,1 @@
+"""Flags, environment, configuration file and thresholds."""

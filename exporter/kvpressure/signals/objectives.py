@@ -1,0 +1,49 @@
+"""Requests that met an objective, counted from the engine's own histograms and counters.
+
+The objectives are thresholds, so that the exporter and the rules read the same numbers. A latency is judged by the largest
+bucket bound that is not above its objective, because the engine counts in buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, Histogram
+from kvpressure.model.state import Objective
+from kvpressure.settings.thresholds import Thresholds
+
+_LATENCIES = {"ttft": r.TTFT, "inter_token": r.INTER_TOKEN, "e2e": r.E2E}
+_GOOD = ("stop", "length")
+
+
+def objectives(reading: EngineReading, counters: Mapping[str, float], thresholds: Thresholds) -> tuple[Objective, ...]:
+    """Every objective that is set (its target is above 0) and that the engine's metrics allow to judge."""
+    return tuple(_each(reading, counters, thresholds))
+
+
+def _each(reading: EngineReading, counters: Mapping[str, float], t: Thresholds) -> Iterator[Objective]:
+    for name, histogram in _LATENCIES.items():
+        target = t[f"objective_{name}_ratio"]
+        found = reading.histograms.get(histogram)
+        if target > 0 and found is not None:
+            yield from _latency(name, found, t[f"objective_{name}_seconds"], target)
+    target = t["objective_availability_ratio"]
+    if target > 0:
+        good = sum(counters.get(r.FINISHED_PREFIX + reason, 0.0) for reason in _GOOD)
+        yield Objective("availability", good, good + _failed(counters), None, target)
+
+
+def _latency(name: str, histogram: Histogram, objective: float, target: float) -> Iterator[Objective]:
+    """Nothing where no bucket bound is at or below the objective."""
+    known = [pair for pair in zip(histogram.bounds, histogram.counts, strict=False) if pair[0] <= objective]
+    if known and histogram.counts:
+        bound, good = known[-1]
+        yield Objective(name, good, histogram.counts[-1], bound, target)
+
+
+def _failed(counters: Mapping[str, float]) -> float:
+    """Failed requests; a 5xx and reason error may be the same request, so the larger count stands for both."""
+    refused = sum(value for name, value in counters.items() if name.startswith(r.REJECTED_PREFIX))
+    failed = max(counters.get(r.FINISHED_PREFIX + "error", 0.0), counters.get(r.HTTP_PREFIX + "5xx", 0.0))
+    return max(refused, failed)

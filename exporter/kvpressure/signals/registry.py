@@ -1,0 +1,68 @@
+"""Signals that are added from outside: a dataclass whose fields declare their metrics, and a function that computes it.
+
+A distribution offers one under the entry point group ``kvpressure.signals``; it is looked up only when it is asked for by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, is_dataclass
+from typing import Any, Final
+
+from kvpressure.errors import InputError
+from kvpressure.model.metrics import metrics_of
+from kvpressure.model.signals import GROUPS, Signals
+from kvpressure.signals.window import EngineWindow
+
+ENTRY_POINTS: Final = "kvpressure.signals"
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraSignal:
+    """``compute`` makes a ``group`` from an engine's history and what is known about it already. It must not keep either."""
+
+    name: str
+    group: type[Any]
+    compute: Callable[[EngineWindow, Signals], object]
+
+
+_EXTRA: Final[dict[str, ExtraSignal]] = {}
+
+
+def register(signal: ExtraSignal) -> None:
+    """Add a signal for every engine. Raises ``ValueError`` if its metrics or fields clash with others."""
+    if not is_dataclass(signal.group):
+        raise ValueError(f"signal {signal.name}: {signal.group!r} is no dataclass")
+    others = [*GROUPS, *(one.group for one in _EXTRA.values() if one.name != signal.name)]
+    taken = {metric.name for metric in metrics_of(others)} & {metric.name for metric in metrics_of([signal.group])}
+    if taken:
+        raise ValueError(f"signal {signal.name}: metrics that exist already: {', '.join(sorted(taken))}")
+    _EXTRA[signal.name] = signal
+
+
+def forget(name: str) -> None:
+    """Take a signal back."""
+    _EXTRA.pop(name, None)
+
+
+def extra_signals() -> Iterable[ExtraSignal]:
+    """Everything that was added."""
+    return _EXTRA.values()
+
+
+def adopt(name: str) -> bool:
+    """Add the signal that an installed package offers under this name; False if none does. Raises ``InputError`` for one that does not
+    load or clashes.
+    """
+    from importlib.metadata import entry_points  # only when asked for: it reads every installed package
+
+    found = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
+    if found is None:
+        return False
+    try:
+        register(found.load())
+    except Exception as error:  # code of another package
+        raise InputError(
+            f"signal {name!r} ({found.value}) cannot be used: {error}; allowed: an ExtraSignal of this release"
+        ) from error
+    return True

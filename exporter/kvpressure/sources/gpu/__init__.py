@@ -1,0 +1,1 @@
+"""GPUs: one folder for each vendor."""

@@ -1,0 +1,1 @@
+"""Files of the node: /proc, cgroups, container logs."""

@@ -1,0 +1,1 @@
+"""The API server and the kubelet of this node."""

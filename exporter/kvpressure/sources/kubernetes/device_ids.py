@@ -1,0 +1,60 @@
+"""Which GPU a device id of a device plugin or DRA driver means. Pure.
+
+The vendors of the catalog know their own forms; what all share is here: ``::<replica>`` behind an id when the GPU is time-sliced or under
+MPS, ``/vgpu<n>`` on GKE, the UUID of a GPU that was read, and its PCI address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kvpressure.model.readings import GpuReading
+from kvpressure.sources.catalog import registry
+from kvpressure.sources.vendors import Device, GpuVendor
+
+_REPLICA: Final = re.compile(r"::\d{1,6}$")
+_VGPU: Final = re.compile(r"/vgpu\d{1,6}$")
+_PCI: Final = re.compile(r"(?:[0-9a-fA-F]{0,4})([0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])")
+
+
+def vendors() -> Iterator[tuple[str, GpuVendor]]:
+    """Every vendor whose GPUs a source reads, by the source's name."""
+    for name, spec in registry().items():
+        if spec.gpus is not None:
+            yield name, spec.gpus
+
+
+def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> Device | None:
+    """The GPU of a device plugin's id. ``gpus`` are needed for ids that are no UUIDs; None = unknown."""
+    plain = _VGPU.sub("", _REPLICA.sub("", device_id))
+    found = next((found for _, vendor in vendors() if (found := vendor.from_plugin(plain, gpus)) is not None), None)
+    found = found or _as_read(plain, gpus)
+    return replace(found, shared=True) if found is not None and plain != device_id else found
+
+
+def from_dra(driver: str, device_name: str, gpus: Sequence[GpuReading]) -> Device | None:
+    """The GPU of a DRA driver's device name."""
+    return next((vendor.from_dra(device_name, gpus) for _, vendor in vendors() if vendor.dra_driver == driver), None)
+
+
+def is_gpu_driver(driver: str) -> bool:
+    """Whether a DRA driver hands out GPUs that are read here."""
+    return bool(driver) and any(vendor.dra_driver == driver for _, vendor in vendors())
+
+
+def _as_read(name: str, gpus: Sequence[GpuReading]) -> Device | None:
+    """The GPU of this UUID or PCI address, of one that has parts the first part that has the address too."""
+    address = _address(name)
+    matching = [gpu for gpu in gpus if gpu.uuid == name or (address and _address(gpu.pci_bus_id or "") == address)]
+    own_parts = [gpu for gpu in matching if gpu.parent_uuid is not None and gpu.gpu_instance_id is None]
+    gpu = next(iter(own_parts), None) or next((gpu for gpu in matching if gpu.parent_uuid is None), None)
+    return None if gpu is None else Device(gpu.uuid)
+
+
+def _address(text: str) -> str:
+    """A PCI address as sysfs writes it (NVML gives the domain eight digits); "" for anything else."""
+    found = _PCI.fullmatch(text)
+    return found[1].lower() if found else ""

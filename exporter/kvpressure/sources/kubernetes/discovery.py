@@ -1,0 +1,197 @@
+"""What became of a container: taken for an engine by which sign, or not, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from kvpressure.model.readings import Discovered
+
+if TYPE_CHECKING:
+    from kvpressure.sources.kubernetes.podspec import Pod
+    from kvpressure.sources.scrape.targets import Target
+
+NAMED: Final = "annotation"
+OF_COMMAND: Final = "command"
+OF_ARGUMENTS: Final = "arguments"
+OF_IMAGE: Final = "image"
+OF_SELECTOR: Final = "selector"
+SIGNS: Final[Mapping[str, str]] = {
+    NAMED: "the annotation kvpressure.io/container names it",
+    OF_COMMAND: "its command starts an inference server",
+    OF_ARGUMENTS: "its arguments are those of an inference server",
+    OF_IMAGE: "its image is an inference server's and it has a GPU",
+    OF_SELECTOR: "the label selector of the exporter selects its pod",
+}
+"""What an engine is recognised by, from the strongest sign to the weakest."""
+
+REASONS: Final[Mapping[str, str]] = {
+    "opted_out": "the annotation kvpressure.io/scrape is false",
+    "other_container_named": "the annotation kvpressure.io/container names another container",
+    "other_program": "its command runs a program that is not an inference server",
+    "other_server": "an inference server that kvpressure does not support",
+    "nim": "NVIDIA NIM: its metrics have other names and are not supported",
+    "worker": "a worker of an engine that another pod serves",
+    "no_gpu": "its image is an inference server's, but it has no GPU and no command that starts one",
+    "other_container": "another container of the pod starts the inference server",
+    "no_sign": "it has a GPU, but neither its command nor its image names an inference server",
+}
+"""Why a container is not an engine."""
+
+NO_TARGET: Final[Mapping[str, str]] = {
+    "no_endpoint": "a worker of an engine that another pod serves",
+    "not_running": "its pod is not running",
+    "no_pod_ip": "its pod has no IP address",
+    "port_not_declared": "its pod is on the host network and does not declare the port",
+    "port_of_the_node": "the port belongs to a component of the node",
+    "port_of_a_sidecar": "the port belongs to a service mesh sidecar",
+    "port_unknown": "its command takes the port from a variable whose value is not in the pod",
+    "bad_port": "the annotation kvpressure.io/port is not a port number",
+    "unix_socket": "it listens on a Unix socket",
+    "metrics_off": "it publishes no metrics with its present settings",
+    "bad_path": "the path or scheme of its metrics is not valid",
+    "annotated_container_missing": "the annotation kvpressure.io/container names no container of the pod",
+    "same_address": "another engine already has this address",
+    "ranks_not_known": "the number of its data-parallel ranks is unknown",
+}
+"""Why an engine is not scraped, or not on all of its ports."""
+
+_OTHER_SERVERS: Final = (
+    "text-generation-inference",
+    "text-embeddings-inference",
+    "tritonserver",
+    "tensorrt-llm",
+    "trtllm",
+    "lmdeploy",
+    "sglang",
+    "ollama",
+    "llama.cpp",
+    "mlserver",
+    "torchserve",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One container. ``sign`` "" = it is not an engine, for ``reason``; a sign with a ``reason`` is an engine without a target, or
+    without all of them. ``complete``: all of its arguments are visible. ``gpus``: requested, by resource.
+    """
+
+    container: str
+    reason: str = ""
+    sign: str = ""
+    target: Target | None = None
+    complete: bool = False
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    ranks: int = 0
+
+    @property
+    def result(self) -> str:
+        """Engine = it is scraped, no_target = an engine that is not, not_engine."""
+        if not self.sign:
+            return "not_engine"
+        return "engine" if self.target is not None else "no_target"
+
+    @property
+    def why(self) -> str:
+        """The reason, else the sign; "not_running" for an engine that nothing else keeps from being scraped."""
+        return self.reason or (self.sign if self.target is not None else "not_running")
+
+    @property
+    def explanation(self) -> str:
+        """``why`` in words."""
+        return {**SIGNS, **REASONS, **NO_TARGET}.get(self.why, self.why)
+
+
+def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:
+    """The rows of these pods as a reading."""
+    return tuple(
+        Discovered(
+            pod.namespace,
+            pod.name,
+            row.container,
+            row.result,
+            row.why,
+            row.sign,
+            row.explanation,
+            "" if row.target is None else row.target.name,
+            row.complete if row.sign else None,
+            row.gpus,
+        )
+        for pod in pods
+        for row in pod.rows
+    )
+
+
+def named_after(image: str) -> str:
+    """Which server other than a supported engine an image (lower case) is: ``nim``, ``other_server`` or ""."""
+    name = image.partition("@")[0]
+    if "/nim/" in f"/{name}":
+        return "nim"
+    last = name.rpartition("/")[2].partition(":")[0]
+    return "other_server" if any(word in last for word in _OTHER_SERVERS) else ""
+
+
+def reason_of(named: bool, of_engine: bool, runs_other: bool, gpu: bool, worker: bool, other: str) -> str:
+    """Why a container is not an engine. ``named``: another one is by annotation; ``of_engine``: image or command name an engine."""
+    if named:
+        return "other_container_named"
+    if of_engine and runs_other:
+        return "other_program"
+    if other:
+        return other
+    if worker and gpu:
+        return "worker"
+    if of_engine:
+        return "other_container" if gpu else "no_gpu"
+    return "no_sign"
+
+
+# --- engines that span pods ---------------------------------------------------------------------------------
+
+_LWS: Final = "leaderworkerset.sigs.k8s.io/"
+_GROUPS: Final = (  # the labels that pods of one engine share, the label of the leader and its value
+    ((_LWS + "name", _LWS + "group-index"), _LWS + "worker-index", "0"),
+    (("ray.io/cluster",), "ray.io/node-type", "head"),
+    (("kaito.sh/workspace",), "apps.kubernetes.io/pod-index", "0"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pods that a controller made to work together. ``leads``: this pod is the one that may serve for all."""
+
+    key: tuple[str, ...]
+    leads: bool
+
+
+def group_of(namespace: str, labels: Mapping[str, Any]) -> Group | None:
+    """The group that a pod's labels name; None where they name none."""
+    for same, leader, value in _GROUPS:
+        values = [labels.get(name) for name in same]
+        place = labels.get(leader)
+        if isinstance(place, str) and all(isinstance(text, str) and text for text in values):
+            return Group((namespace, same[0], *map(str, values)), place == value)
+    return None
+
+
+def leaders(pods: Iterable[Pod]) -> Mapping[tuple[str, str], tuple[str, str, str]]:
+    """Namespace and name of each worker pod, with namespace, pod and container of the engine that it works for.
+
+    Labels alone join nothing: a pod with metrics of its own is an engine of its own, and the leader must serve exactly one.
+    """
+    known = list(pods)
+    serving = {
+        pod.group.key: [(pod.namespace, pod.name, engine.container) for engine in pod.engines if engine.targets]
+        for pod in known
+        if pod.group is not None and pod.group.leads
+    }
+    return {
+        (pod.namespace, pod.name): engines[0]
+        for pod in known
+        if pod.group is not None
+        and not pod.group.leads
+        and len(engines := serving.get(pod.group.key, [])) == 1
+        and not any(engine.targets for engine in pod.engines)
+    }

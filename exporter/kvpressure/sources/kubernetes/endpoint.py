@@ -1,0 +1,153 @@
+"""Which port, path and scheme a container's metrics have: annotations, the command line, declared ports, the default. Pure.
+
+``kvpressure.io`` annotations are explicit and win over everything else. Those of Prometheus and KServe are hints that other
+software writes too (Istio and Linkerd write them for their sidecars): they count only for a port that the container declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+EXPLICIT: Final = "kvpressure.io/"
+HINTS: Final = ("prometheus.io/", "prometheus.kserve.io/")
+PREFIXES: Final = (EXPLICIT, *HINTS)
+
+SIDECAR_PORTS: Final = frozenset({15020, 15021, 15090, 4143, 4191})  # Istio, Linkerd
+NODE_PORTS: Final = frozenset({2379, 2380, 2381, 6443, 9100, 10248, 10249, 10250, 10255, 10256, 10257, 10259})
+
+PORT_NOT_DECLARED: Final = "port_not_declared"
+PORT_OF_THE_NODE: Final = "port_of_the_node"
+PORT_OF_A_SIDECAR: Final = "port_of_a_sidecar"
+PORT_UNKNOWN: Final = "port_unknown"
+BAD_PORT: Final = "bad_port"
+UNIX_SOCKET: Final = "unix_socket"
+METRICS_OFF: Final = "metrics_off"
+REFUSALS: Final = (
+    PORT_NOT_DECLARED,
+    PORT_OF_THE_NODE,
+    PORT_OF_A_SIDECAR,
+    PORT_UNKNOWN,
+    BAD_PORT,
+    UNIX_SOCKET,
+    METRICS_OFF,
+)
+
+_METRICS_NAMES: Final = ("metrics", "http-metrics")
+_SERVER_NAMES: Final = ("http", "api", "openai", "serve", "server")
+_OTHER_NAMES: Final = frozenset({"ssh", "grpc", "nixl", "gcs", "client", "dashboard"})
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a pod shows about the port of one server. ``asked``: the command line's port, ``asked_unknown``: it names one whose value
+    is not visible. ``default``: without either, None = no metrics endpoint then. ``names``: port names of this engine.
+    """
+
+    declared: Sequence[tuple[int, str]]
+    asked: int | None
+    asked_unknown: bool
+    default: int | None
+    names: tuple[str, ...]
+    on_host: bool
+    unix_socket: bool = False
+
+
+def annotation(annotations: Mapping[str, Any], name: str) -> str:
+    """The text of an annotation without blanks around it; "" when absent or not a text."""
+    found = annotations.get(name)
+    return found.strip() if isinstance(found, str) else ""
+
+
+def port(server: Server, annotations: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    """The port of the metrics, else the reason why there is none."""
+    explicit = annotation(annotations, EXPLICIT + "port")
+    found, refusal = _explicit(server, explicit) if explicit else _found(server, annotations)
+    if found in SIDECAR_PORTS:
+        return None, PORT_OF_A_SIDECAR
+    if server.on_host and found in NODE_PORTS:
+        return None, PORT_OF_THE_NODE
+    return found, refusal
+
+
+def _explicit(server: Server, text: str) -> tuple[int | None, str | None]:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
+        return None, BAD_PORT
+    number = int(text)
+    if server.on_host and number not in NODE_PORTS and number not in _numbers(server):
+        return None, PORT_NOT_DECLARED
+    return number, None
+
+
+def _found(server: Server, annotations: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    hinted = _hinted(server, annotations)
+    if hinted is not None:
+        return hinted, None
+    if server.unix_socket:
+        return None, UNIX_SOCKET
+    numbers = _numbers(server)
+    if server.asked is not None and (server.asked in numbers or not server.on_host):
+        return server.asked, None
+    if server.default is None:
+        return None, METRICS_OFF
+    of_names = _by_name(server)
+    silent = not server.asked_unknown and not server.on_host
+    found = next(
+        (
+            number
+            for number in (
+                server.default if server.default in numbers and not server.asked_unknown else None,
+                *of_names,
+                *(number for number, name in server.declared if _may_serve(number, name)),
+                server.default if silent else None,
+            )
+            if number is not None
+        ),
+        None,
+    )
+    if found is not None:
+        return found, None
+    return None, PORT_UNKNOWN if server.asked_unknown else PORT_NOT_DECLARED
+
+
+def _hinted(server: Server, annotations: Mapping[str, Any]) -> int | None:
+    """The declared port that an annotation of Prometheus or KServe names."""
+    numbers = _numbers(server)
+    for prefix in HINTS:
+        text = annotation(annotations, prefix + "port")
+        hinted = next((number for number in numbers if str(number) == text), None)
+        if hinted is not None and hinted not in SIDECAR_PORTS:
+            return hinted
+    return None
+
+
+def _by_name(server: Server) -> Iterable[int | None]:
+    by_name = {name: number for number, name in reversed(server.declared) if number not in SIDECAR_PORTS}
+    return (by_name.get(name) for name in (*_METRICS_NAMES, *server.names, *_SERVER_NAMES))
+
+
+def _may_serve(number: int, name: str) -> bool:
+    return number not in SIDECAR_PORTS and number != 22 and name not in _OTHER_NAMES
+
+
+def _numbers(server: Server) -> list[int]:
+    return [number for number, _ in server.declared]
+
+
+def path(annotations: Mapping[str, Any], port: int, default: str) -> str:
+    """The path of the metrics. An annotated path counts only for the port that the same writer names, if any."""
+    return _beside(annotations, "path", port) or default
+
+
+def scheme(annotations: Mapping[str, Any], port: int) -> str:
+    """The annotated scheme, "" = none; see ``path``."""
+    return _beside(annotations, "scheme", port)
+
+
+def _beside(annotations: Mapping[str, Any], name: str, port: int) -> str:
+    for prefix in PREFIXES:
+        text = annotation(annotations, prefix + name)
+        if text and annotation(annotations, prefix + "port") in ("", str(port)):
+            return text
+    return ""

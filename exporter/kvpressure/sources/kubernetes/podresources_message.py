@@ -1,0 +1,154 @@
+"""Reads the kubelet's ``ListPodResourcesResponse`` (PodResources API v1): the fields that name devices, no others.
+
+The messages are few and the wire format is small; the protobuf library would cost more memory than the answer. Fields are
+numbered as in ``pkg/apis/podresources/v1/api.proto`` of kubernetes/kubelet; unknown ones are skipped, as protobuf does.
+Every byte is looked at once for each level of nesting, and there are four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+MAX_FIELDS: Final = 200_000
+"""Fields looked at in one answer; a node of 500 pods has some thousands."""
+
+_VARINT, _FIXED64, _BYTES, _GROUP, _GROUP_END, _FIXED32 = range(6)
+_MAX_VARINT_BYTES: Final = 10
+_MAX_FIELD_NUMBER: Final = (1 << 29) - 1
+
+
+class MessageError(ValueError):
+    """Bytes that are no such message."""
+
+
+class TooManyFieldsError(MessageError):
+    """More fields than ``MAX_FIELDS``."""
+
+
+class ContainerDevices(NamedTuple):
+    """Devices of one resource name that a device plugin gave to a container."""
+
+    resource_name: str
+    device_ids: tuple[str, ...]
+
+
+class ClaimedDevice(NamedTuple):
+    """A device that a DRA driver gave to a container."""
+
+    driver_name: str
+    device_name: str
+
+
+class ContainerResources(NamedTuple):
+    """What a container holds."""
+
+    name: str
+    devices: tuple[ContainerDevices, ...]
+    claimed: tuple[ClaimedDevice, ...]
+
+
+class PodResources(NamedTuple):
+    """What the containers of a pod hold."""
+
+    namespace: str
+    name: str
+    containers: tuple[ContainerResources, ...]
+
+
+def read_pods(answer: bytes) -> Iterator[PodResources]:
+    """The pods of an answer, one at a time. Raises ``MessageError`` where the bytes are wrong."""
+    reader = _Reader(answer)
+    for span in reader.spans(0, len(answer), 1)[1]:
+        yield reader.pod(*span)
+
+
+class _Reader:
+    """One answer and how much of it was read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._fields = 0
+
+    def pod(self, start: int, end: int) -> PodResources:
+        found = self.spans(start, end, 1, 2, 3)
+        containers = tuple(self._container(*span) for span in found[3])
+        return PodResources(self._last(found[2]), self._last(found[1]), containers)
+
+    def _container(self, start: int, end: int) -> ContainerResources:
+        found = self.spans(start, end, 1, 2, 5)
+        devices = tuple(self._devices(*span) for span in found[2])
+        resources = (self.spans(*span, 4)[4] for span in found[5])
+        claimed = tuple(self._claimed(*span) for spans in resources for span in spans)
+        return ContainerResources(self._last(found[1]), devices, claimed)
+
+    def _devices(self, start: int, end: int) -> ContainerDevices:
+        found = self.spans(start, end, 1, 2)
+        return ContainerDevices(self._last(found[1]), tuple(self._text(*span) for span in found[2]))
+
+    def _claimed(self, start: int, end: int) -> ClaimedDevice:
+        found = self.spans(start, end, 2, 4)
+        return ClaimedDevice(self._last(found[2]), self._last(found[4]))
+
+    def _last(self, spans: list[tuple[int, int]]) -> str:
+        """A text of which the last counts; "" where it is not there. All are checked, as protobuf does."""
+        return [self._text(*span) for span in spans][-1] if spans else ""
+
+    def _text(self, start: int, end: int) -> str:
+        try:
+            return self._data[start:end].decode()
+        except UnicodeDecodeError as error:
+            raise MessageError("text that is not UTF-8") from error
+
+    def spans(self, start: int, end: int, *wanted: int) -> dict[int, list[tuple[int, int]]]:
+        """Where the texts and messages with the numbers ``wanted`` are between ``start`` and ``end``."""
+        found: dict[int, list[tuple[int, int]]] = {number: [] for number in wanted}
+        groups: list[int] = []
+        at = start
+        while at < end:
+            self._fields += 1
+            if self._fields > MAX_FIELDS:
+                raise TooManyFieldsError(f"more than {MAX_FIELDS} fields")
+            tag, at = self._varint(at, end)
+            number, kind = tag >> 3, tag & 7
+            if not 0 < number <= _MAX_FIELD_NUMBER:
+                raise MessageError("no such field number")
+            first = at
+            if kind == _BYTES:
+                length, first = self._varint(at, end)
+                at = first + length
+                if number in found and not groups:
+                    found[number].append((first, at))
+            else:
+                at = self._skip(number, kind, at, end, groups)
+            if at > end:
+                raise MessageError("cut off")
+        if groups:
+            raise MessageError("a group without an end")
+        return found
+
+    def _skip(self, number: int, kind: int, at: int, end: int, groups: list[int]) -> int:
+        """Where the field after this one begins. Groups may nest: ``groups`` are those that are open."""
+        if kind == _VARINT:
+            return self._varint(at, end)[1]
+        if kind == _FIXED64:
+            return at + 8
+        if kind == _FIXED32:
+            return at + 4
+        if kind == _GROUP:
+            groups.append(number)
+        elif kind != _GROUP_END or not groups or groups.pop() != number:
+            raise MessageError("no such field")
+        return at
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        """The number at ``at``, and where it ends."""
+        value = 0
+        for place in range(_MAX_VARINT_BYTES):
+            if at + place >= end:
+                raise MessageError("cut off")
+            byte = self._data[at + place]
+            value |= (byte & 0x7F) << (7 * place)
+            if byte < 0x80:
+                return value, at + place + 1
+        raise MessageError("a number without an end")

@@ -1,0 +1,63 @@
+"""What discovery makes of the containers of a node, of a namespace or of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from kvpressure.errors import InputError
+from kvpressure.sources.kubernetes.discovery import discovered
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
+from kvpressure.toolbox import fetch
+from kvpressure.toolbox.kubectl import Kubectl, KubectlError
+from kvpressure.toolbox.manifests import pod_documents
+from kvpressure.toolbox.view import mapping
+
+_RESULTS: Final = {"engine": "engine", "no_target": "engine, not scraped", "not_engine": "not an engine"}
+
+
+def of_exporter(address: str) -> list[Mapping[str, Any]]:
+    """The containers that a running exporter sees. Raises ``InputError``."""
+    found = fetch.exporter_document(address).get("discovered")
+    if not isinstance(found, list):
+        raise InputError(f"--exporter: {address} does not report discovery; allowed: an exporter of this release")
+    return [mapping(entry) for entry in found]
+
+
+def of_namespace(namespace: str, selector: str | None, context: str | None) -> list[Mapping[str, Any]]:
+    """The containers of a namespace's pods, as an exporter on their nodes would see them. Raises ``InputError``."""
+    more = ["-l", selector] if selector else []
+    try:
+        documents = Kubectl(context).objects("pods", namespace, *more)
+    except KubectlError as error:
+        raise InputError(f"-n {namespace}: {error}") from error
+    return _of_pods(documents, Policy(selected=bool(selector)))
+
+
+def of_files(paths: Iterable[str]) -> list[Mapping[str, Any]]:
+    """The containers of pods and pod templates in files. Raises ``InputError``."""
+    return _of_pods((document for path in paths for document in pod_documents(path)), Policy())
+
+
+def _of_pods(documents: Iterable[Mapping[str, Any]], policy: Policy) -> list[Mapping[str, Any]]:
+    pods = [pod for document in documents if (pod := read_pod(document, policy)) is not None]
+    return [asdict(entry) for entry in discovered(pods)]
+
+
+def text(entries: Iterable[Mapping[str, Any]]) -> str:
+    """One paragraph for each container."""
+    return "\n".join(_paragraph(entry) for entry in entries) or "no container with a GPU or an inference server"
+
+
+def _paragraph(entry: Mapping[str, Any]) -> str:
+    name = "/".join(str(entry.get(part) or "–") for part in ("namespace", "pod", "container"))
+    lines = [f"{name}: {_RESULTS.get(str(entry.get('result')), 'unknown')} ({entry.get('reason')})"]
+    lines.append(f"  why: {entry.get('explanation')}")
+    if entry.get("address"):
+        lines.append(f"  metrics: {entry['address']}")
+    gpus = ", ".join(f"{resource}: {count}" for resource, count in mapping(entry.get("gpus")).items())
+    lines += [f"  GPUs requested: {gpus}"] if gpus else []
+    if entry.get("complete") is not None:
+        lines.append(f"  arguments: {'all visible' if entry['complete'] else 'partly visible'}")
+    return "\n".join(lines)

@@ -1,0 +1,202 @@
+"""An exporter's diagnosis document as the objects that the pipeline makes: read once, with care, as it may come from another version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from types import UnionType
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+
+from kvpressure.advice.mitigation import Action, Plan
+from kvpressure.advice.triage import Finding, Step
+from kvpressure.model.readings import ContainerReading, EngineKey, GpuReading, Termination
+from kvpressure.model.signals import Signals
+from kvpressure.model.state import VERDICTS, ContainerState, Diagnosis, EngineState, Evidence, Limit
+from kvpressure.toolbox.view import EngineView, flag, items, mapping, number
+
+_FINDINGS: Final[tuple[Finding, ...]] = ("fine", "look", "bad", "unknown")
+T = TypeVar("T")
+
+
+def engine_views(document: Mapping[str, Any]) -> list[EngineView]:
+    """All engines of a document."""
+    time = number(document.get("time")) or 0.0
+    return [_view(entry, document, time) for entry in _objects(document.get("engines"))]
+
+
+def _view(entry: Mapping[str, Any], document: Mapping[str, Any], time: float) -> EngineView:
+    engine = _engine(entry, time)
+    plan = mapping(entry.get("mitigation"))
+    actions = [
+        Action(_text(item, "title"), _text(item, "text"), _texts(item, "flags"), _texts(item, "commands"))
+        for item in _objects(plan.get("actions"))
+    ]
+    return EngineView(
+        engine,
+        tuple(_gpu(item) for item in _objects(document.get("gpus")) if item.get("uuid") in engine.gpus),
+        tuple(_containers(engine, document)),
+        tuple(_step(item) for item in _objects(entry.get("triage"))),
+        Plan(_text(plan, "summary"), tuple(actions)),
+        entry=lambda: entry,
+    )
+
+
+def _engine(entry: Mapping[str, Any], time: float) -> EngineState:
+    return EngineState(
+        key=EngineKey(*(_text(entry, name) for name in ("namespace", "pod", "model_name", "engine"))),
+        target=_text(entry, "target"),
+        container=_text(entry, "container"),
+        gpus=_texts(entry, "gpus"),
+        up=entry.get("up") is True,
+        error=_text(entry, "error") or None,
+        version=_text(entry, "version") or None,
+        flavour=_text(entry, "flavour") or None,
+        dialect=_text(entry, "dialect"),
+        reading=None,
+        counters=_numbers(entry.get("counters")),
+        signals=signals_from(mapping(entry.get("signals")), time),
+        diagnosis=_diagnosis(entry),
+        limits={name: _limit(name, mapping(found)) for name, found in mapping(entry.get("limits")).items()},
+    )
+
+
+def _diagnosis(entry: Mapping[str, Any]) -> Diagnosis:
+    verdict, signature = _text(entry, "verdict"), mapping(entry.get("documented_signature"))
+    evidence = {name: mapping(found) for name, found in mapping(entry.get("evidence")).items()}
+    return Diagnosis(
+        verdict=verdict if verdict in VERDICTS else "unknown",
+        confidence=number(entry.get("confidence")) or 0.0,
+        stage=_text(entry, "stage") or None,
+        since=number(entry.get("since")) or 0.0,
+        evidence={
+            name: Evidence(name, flag(found.get("value")), _text(found, "text")) for name, found in evidence.items()
+        },
+        supporting=_texts(entry, "supporting"),
+        opposing=_texts(entry, "opposing"),
+        missing=_texts(entry, "missing"),
+        conditions=_flags(entry.get("conditions")),
+        documented_signature=_flags(signature.get("conditions")),
+        documented_signature_met=flag(signature.get("met")),
+        signature_note=_text(signature, "note"),
+    )
+
+
+def _limit(name: str, found: Mapping[str, Any]) -> Limit:
+    return Limit(
+        name,
+        number(found.get("value")),
+        flag(found.get("explicit")),
+        _text(found, "source") or None,
+        number(found.get("recommended")),
+    )
+
+
+def _step(step: Mapping[str, Any]) -> Step:
+    return Step(
+        int(number(step.get("number")) or 0),
+        _text(step, "question"),
+        next((one for one in _FINDINGS if one == step.get("finding")), "unknown"),
+        _texts(step, "answers"),
+        _text(step, "command"),
+    )
+
+
+def _gpu(found: Mapping[str, Any]) -> GpuReading:
+    size = number(found.get("memory_total_bytes"))
+    return GpuReading(
+        _text(found, "uuid"),
+        int(number(found.get("index")) or 0),
+        _text(found, "vendor"),
+        name=_text(found, "name") or None,
+        memory_total_bytes=None if size is None else int(size),
+    )
+
+
+def _containers(engine: EngineState, document: Mapping[str, Any]) -> list[ContainerState]:
+    """The engine's own, or all of its pod where that is not named."""
+    key = engine.key
+    in_pod = [
+        _container(item)
+        for item in _objects(document.get("containers"))
+        if (item.get("namespace"), item.get("pod")) == (key.namespace, key.pod)
+    ]
+    return [one for one in in_pod if one.reading.container == engine.container] or in_pod
+
+
+def _container(found: Mapping[str, Any]) -> ContainerState:
+    ended, restarts = found.get("last_termination"), number(found.get("restarts"))
+    reading = ContainerReading(
+        _text(found, "namespace"),
+        _text(found, "pod"),
+        _text(found, "container"),
+        restarts=None if restarts is None else int(restarts),
+        ready=flag(found.get("ready")),
+        last_termination=_termination(ended) if isinstance(ended, Mapping) else None,
+    )
+    events = {name: int(count) for name, count in _numbers(found.get("log_events")).items()}
+    return ContainerState(reading, log_events=events)
+
+
+def _termination(found: Mapping[str, Any]) -> Termination:
+    code = number(found.get("exit_code"))
+    return Termination(
+        _text(found, "reason") or None, None if code is None else int(code), number(found.get("finished_at"))
+    )
+
+
+def signals_from(flat: Mapping[str, Any], time: float) -> Signals:
+    """Signals from their flat names (the reverse of ``Signals.flat``); what is not known by name or is no number is left out."""
+    values = {name: value for name, raw in flat.items() if (value := number(raw)) is not None}
+    by_field: dict[str, dict[str, float]] = {}
+    for name, value in values.items():
+        field, colon, key = name.partition(":")
+        if colon:
+            by_field.setdefault(field, {})[key] = value
+    groups = {name: _group(kind, values, by_field) for name, kind in _groups().items()}
+    events = {name: int(count) for name, count in by_field.get("log_events", {}).items()}
+    return Signals(time, events=events, events_known=bool(events), oom=by_field.get("oom", {}), **groups)
+
+
+@lru_cache(maxsize=1)
+def _groups() -> dict[str, type[Any]]:
+    """The classes of signals by their name in ``Signals``."""
+    hints = get_type_hints(Signals)
+    return {item.name: hints[item.name] for item in fields(Signals) if is_dataclass(hints[item.name])}
+
+
+def _group(kind: type[T], values: Mapping[str, float], by_field: Mapping[str, Mapping[str, float]]) -> T:
+    hints = get_type_hints(kind)
+    found: dict[str, Any] = {}
+    for item in fields(kind):  # type: ignore[arg-type]  # every group is a dataclass
+        hint = hints[item.name]
+        if get_origin(hint) is not None and get_origin(hint) is not UnionType:
+            if get_args(hint)[0] is str:
+                found[item.name] = by_field.get(item.name, {})
+        elif item.name in values:
+            found[item.name] = values[item.name] != 0 if bool in (hint, *get_args(hint)) else values[item.name]
+    return kind(**found)
+
+
+# --- plain values -----------------------------------------------------------------------------------------
+
+
+def _objects(value: object) -> Iterator[Mapping[str, Any]]:
+    return (item for item in items(value) if isinstance(item, Mapping))
+
+
+def _text(found: Mapping[str, Any], name: str) -> str:
+    value = found.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _texts(found: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    return tuple(item for item in items(found.get(name)) if isinstance(item, str))
+
+
+def _flags(value: object) -> dict[str, bool | None]:
+    return {name: flag(item) for name, item in mapping(value).items()}
+
+
+def _numbers(value: object) -> dict[str, float]:
+    return {name: found for name, item in mapping(value).items() if (found := number(item)) is not None}

@@ -1,0 +1,175 @@
+"""Loads read from files: traces (CSV or JSON lines) and recordings of this project."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import IO, Final
+
+from kvpressure.capacity.errors import CapacityError
+from kvpressure.capacity.load import BURST_SECONDS, MAX_LENGTH, MAX_SAMPLES, Load, Request
+from kvpressure.toolbox.observed import from_recording
+
+_PROMPT_KEYS: Final = (
+    "input_tokens",
+    "prompt_tokens",
+    "input_length",
+    "contexttokens",
+    "num_prefill_tokens",
+    "request tokens",
+)
+_OUTPUT_KEYS: Final = (
+    "output_tokens",
+    "completion_tokens",
+    "output_length",
+    "generatedtokens",
+    "num_decode_tokens",
+    "response tokens",
+)
+_TIME_KEYS: Final = ("t_s", "arrived_at", "timestamp_s")
+_MAX_LINE: Final = 1_000_000
+
+
+def from_file(path: Path) -> Load:
+    """From a trace (CSV with a header line, or JSON lines; gzip or plain) or a recording of this project.
+
+    Raises ``CapacityError`` naming the file, the line and what is allowed.
+    """
+    first = _first_line(path)
+    if '"kvpressure-recording"' in first:
+        return from_recording(path)
+    return _from_trace(path)
+
+
+def _open(path: Path) -> IO[str]:
+    with path.open("rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+    return (
+        gzip.open(path, "rt", encoding="utf-8", errors="replace")
+        if zipped
+        else path.open(encoding="utf-8", errors="replace")
+    )
+
+
+def _first_line(path: Path) -> str:
+    try:
+        with _open(path) as stream:
+            return stream.readline(_MAX_LINE)
+    except (OSError, EOFError) as error:
+        raise CapacityError(
+            f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording"
+        ) from error
+
+
+def _from_trace(path: Path) -> Load:
+    sample: list[Request] = []
+    stride, seen = 1, 0
+    arrivals = _Arrivals()
+    try:
+        with _open(path) as stream:
+            for time, request in _rows(stream, path):
+                arrivals.add(time)
+                if seen % stride == 0:
+                    sample.append(request)
+                seen += 1
+                if len(sample) >= 2 * MAX_SAMPLES:
+                    sample, stride = sample[::2], stride * 2
+    except (OSError, EOFError) as error:
+        raise CapacityError(
+            f"{path}: {getattr(error, 'strerror', None) or error}; allowed: a trace or a recording"
+        ) from error
+    if not sample:
+        raise CapacityError(f"{path}: no requests; allowed: one request a line")
+    return Load(tuple(sample), burst_ratio=arrivals.burst_ratio())
+
+
+class _Arrivals:
+    """Arrivals in the busiest ten seconds against the mean."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._first: float | None = None
+        self._last = 0.0
+        self._count = self._most = 0
+
+    def add(self, time: float | None) -> None:
+        """Take the next arrival; rows without a time, or out of order, do not count."""
+        if time is None or (self._first is not None and time < self._last):
+            return
+        self._first = time if self._first is None else self._first
+        self._last = time
+        self._count += 1
+        self._recent.append(time)
+        while self._recent[0] <= time - BURST_SECONDS:
+            self._recent.popleft()
+        self._most = max(self._most, len(self._recent))
+
+    def burst_ratio(self) -> float | None:
+        """None for less than a minute of times."""
+        span = self._last - (self._first or 0.0)
+        return self._most * span / (self._count * BURST_SECONDS) if span >= 60 else None
+
+
+def _rows(stream: IO[str], path: Path) -> Iterator[tuple[float | None, Request]]:
+    lines = iter(lambda: stream.readline(_MAX_LINE), "")
+    first = next(lines, "")
+    if first.lstrip().startswith("{"):
+        yield from (
+            _row(_json(line, path, number), path, number)
+            for number, line in enumerate(_chain(first, lines), 1)
+            if line.strip()
+        )
+        return
+    reader = csv.reader(_chain(first, lines))
+    header = [name.strip().lower() for name in next(reader, [])]
+    try:
+        for cells in reader:
+            if cells:
+                yield _row(dict(zip(header, cells, strict=False)), path, reader.line_num)
+    except csv.Error as error:
+        raise CapacityError(f"{path}:{reader.line_num}: {error}; allowed: comma-separated values") from error
+
+
+def _chain(first: str, rest: Iterable[str]) -> Iterator[str]:
+    yield first
+    yield from rest
+
+
+def _json(line: str, path: Path, number: int) -> Mapping[str, object]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        raise CapacityError(f"{path}:{number}: no JSON object; allowed: one request a line")
+    return {str(key).lower(): value for key, value in row.items()}
+
+
+def _row(row: Mapping[str, object], path: Path, number: int) -> tuple[float | None, Request]:
+    prompt, output = _length(row, _PROMPT_KEYS, path, number), _length(row, _OUTPUT_KEYS, path, number)
+    time = next((row[key] for key in _TIME_KEYS if key in row), None)
+    try:
+        seconds = None if time is None else float(str(time))
+    except ValueError:
+        seconds = None
+    return None if seconds is None or not isfinite(seconds) else seconds, Request(prompt, output, float(max(1, output)))
+
+
+def _length(row: Mapping[str, object], keys: Sequence[str], path: Path, number: int) -> int:
+    found = next((key for key in keys if key in row), None)
+    if found is None:
+        raise CapacityError(
+            f"{path}:{number}: no column of prompt or output lengths; allowed: {keys[0]} (also {', '.join(keys[1:])})"
+        )
+    try:
+        value = float(str(row[found]))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MAX_LENGTH:
+        raise CapacityError(f"{path}:{number}: {found} is {row[found]!r:.50}; allowed: a number of tokens")
+    return int(value)

@@ -19,24 +19,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kvpressure import runtime
-from kvpressure.monitor import Monitor
-from kvpressure.pipeline import Pipeline
-from kvpressure.publish.http import Request
-from kvpressure.publish.site import Site
-from kvpressure.publish.view import Surroundings
-from kvpressure.readings import (
+from kvpressure.engines.registry import log_line
+from kvpressure.model.readings import (
     ContainerReading,
-    EnginePage,
     GpuOwner,
     GpuReading,
-    LogLine,
     NodeCondition,
+    Scrape,
     Termination,
 )
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.publish.page.view import ViewContext
+from kvpressure.publish.site import Site
+from kvpressure.publish.web.http import Request
+from kvpressure.runtime import process_tuning as runtime
+from kvpressure.runtime.monitor import Monitor
 from kvpressure.sources.base import Reading, SourceSpec
-from kvpressure.sources.vllm.bounds import Bounds
-from kvpressure.sources.vllm.exposition import Scanner, page_from_text
+from kvpressure.sources.scrape.memory_limits import Bounds
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
 PAGES: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "recordings" / "vllm-cpu" / "d_kv_pressure.jsonl.gz"
 GIB: Final = 2**30
@@ -125,7 +125,7 @@ class Node:
         """Everything that the sources of a node read."""
         self.churn()
         logs = [
-            LogLine("inference", pod.name, "vllm", self.chance.choice(LINES))
+            log_line("inference", pod.name, "vllm", self.chance.choice(LINES))
             for pod in self._pods
             if self._happens("log lines", 60)
         ]
@@ -146,12 +146,12 @@ class Node:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _page(self, pod: Pod) -> EnginePage:
+    def _page(self, pod: Pod) -> Scrape:
         text = self._bodies[pod.page % len(self._bodies)].replace(
             b'model_name="tiny"', b'model_name="%b"' % pod.model.encode()
         )
         pod.page += 1
-        return page_from_text(
+        return parse_scrape(
             text,
             target=f"http://{pod.name}:8000/metrics",
             time=self.now,
@@ -217,7 +217,7 @@ class Exporter:
         self._monitor = Monitor(
             {"simulated": (spec, node)}, Pipeline(), node.step, clock=lambda: node.now, wall=lambda: node.now
         )
-        around = Surroundings()
+        around = ViewContext()
         self._monitor.add_listener(around.history.observe)
         self._site = Site(
             lambda: self._monitor.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=around
@@ -258,10 +258,10 @@ def main() -> int:
     parser.add_argument("--hours", type=int, default=24)
     parser.add_argument("--step", type=float, default=10.0, help="seconds between two ticks")
     options = parser.parse_args()
-    runtime.keep_small()
+    runtime.limit_malloc_arenas()
     node = Node(now=1_700_000_000.0, step=options.step)
     exporter = Exporter(node)
-    runtime.keep_prompt()
+    runtime.tune_gc()
     exporter.run(CALM_SECONDS)
     calm_series = exporter.series()
     print(f"calm: {resident_mib():.1f} MiB, {calm_series} series")

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.sources.gpu.nvml_stub import LIBRARY, SOURCE, Gpu, World, environment, write
+
 from benchmarks.node import cpu_seconds, free_port, node, rss_mib
-from nvml_stub import LIBRARY, SOURCE, Gpu, World, environment, write
 
 ROOT: Final = Path(__file__).parents[1]
 VENV: Final = ROOT / "build" / "bench-compare"
@@ -85,11 +86,11 @@ def _kvpressure(port: int, _: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "kvpressure.cli",
+        "kvpressure",
         "serve",
         "--web.listen-address",
         f"127.0.0.1:{port}",
-        "--no-collector.vllm",
+        "--no-collector.engines",
         "--no-collector.amd",
     ]
 

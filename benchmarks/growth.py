@@ -10,8 +10,9 @@ import argparse
 import sys
 from typing import Final
 
+from tests.sources.gpu.nvml_stub import Gpu, Mig, World
+
 from benchmarks.node import measure
-from nvml_stub import Gpu, Mig, World
 
 CARDS: Final = 8
 SIZES: Final = (8, 16, 32, 64)

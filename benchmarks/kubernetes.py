@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.node import RSS_BUDGET_MIB
-from kube import node as kubernetes
-from nvml_stub import GIB, Gpu, build
+from tests.sources.gpu.nvml_stub import GIB, Gpu, build
+from tests.sources.kubernetes import node as kubernetes
 
 GPUS = 8
+RSS_BUDGET_MIB = 50.0
 
 
 def main() -> int:

@@ -44,7 +44,7 @@ def write_recording(path: Path, ticks: int) -> None:
 
 def measure(recording: Path, arguments: Sequence[str]) -> tuple[float, int]:
     """CPU seconds and largest resident bytes of one ``kvpressure replay``."""
-    command = [sys.executable, "-m", "kvpressure.cli", "replay", str(recording), *arguments]
+    command = [sys.executable, "-m", "kvpressure", "replay", str(recording), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

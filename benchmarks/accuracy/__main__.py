@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.accuracy import report, show
+from benchmarks.accuracy import ablation, data, report, rows, show
 from benchmarks.accuracy.score import PARTS, score
 
 
@@ -27,9 +28,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="with --verbose: the items that nothing is tuned on; look, but do not tune on them",
     )
+    parser.add_argument(
+        "--ablate",
+        action="store_true",
+        help="first replay everything that is judged with inputs taken away, and keep the table",
+    )
+    parser.add_argument(
+        "--untouched",
+        action="store_true",
+        help="score the untouched incidents and keep the result; refused when that was done",
+    )
     parser.add_argument("--jobs", type=int, default=None, help="processes (default: one a core)")
     options = parser.parse_args(argv)
     began = time.perf_counter()
+    if options.ablate:
+        found = ablation.ablate(ablation.names(), options.jobs)
+        report.ABLATION_FILE.write_text(json.dumps(ablation.rows(found), indent=1) + "\n", encoding="utf-8")
+        for answer in ablation.newly_wrong(found):
+            print(f"{answer.name}, {answer.taken} taken away: {answer.verdict}, wrong and confident")
+    if options.untouched:
+        if report.UNTOUCHED_FILE.exists():
+            parser.error(f"--untouched: scored already, see {report.UNTOUCHED_FILE.name}; they are scored once")
+        kept = report.untouched(score((data.UNTOUCHED,), options.jobs).answers)
+        report.UNTOUCHED_FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     parts = (options.only,) if options.only in PARTS else PARTS
     result = score(parts, options.jobs, "" if options.only in PARTS else options.only)
     if not result.ticks:
@@ -40,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{result.ticks} ticks in {time.perf_counter() - began:.1f} s", file=sys.stderr)
     if options.only:
         return 0
+    if not options.check:
+        rows.write(result)
     return report.publish(result, check=options.check)
 
 

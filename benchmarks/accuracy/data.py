@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,7 +37,11 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A line of ``incidents/labels.csv``; sets may be empty. Times are seconds from the first tick."""
+    """A line of a ``labels.csv`` of incidents; sets may be empty. Times are seconds from the first tick.
+
+    ``strict`` is the one best answer, a verdict and ``+condition`` for each condition that has to be true as well; ``*`` = any
+    verdict of ``expected``, empty = no strict label.
+    """
 
     name: str
     id: str
@@ -49,13 +55,20 @@ class Incident:
     start: float
     end: float
     scored_only: bool
+    strict: str = ""
+
+    @property
+    def part(self) -> str:
+        """The folder."""
+        return self.name.split("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A stretch of a capture of a live server: what may be said there, and what most ticks must say.
+    """A stretch of a capture of a live server: ``most`` = the verdicts of which one must be the most frequent.
 
-    ``most`` is the verdict that must be the most frequent one; empty = any of ``allowed`` (empty = no limit).
+    ``engine`` is the engine label, behind ``POD/`` where a recording has several servers. ``strict`` = the best answers among
+    ``most``; empty = no strict label.
     """
 
     name: str
@@ -65,6 +78,15 @@ class Capture:
     end: float
     most: frozenset[str]
     never: frozenset[str] = frozenset()
+    confidently: bool = False  # ``never`` is about confident answers alone
+    strict: frozenset[str] = frozenset()
+    expected_conditions: frozenset[str] = frozenset()
+    forbidden_conditions: frozenset[str] = frozenset()
+
+    @property
+    def part(self) -> str:
+        """The folder."""
+        return self.name.split("/")[0]
 
 
 def telemetry() -> list[Telemetry]:
@@ -79,12 +101,18 @@ def _scored_only(name: str) -> bool:
     return name.startswith("h100/opt-1.3b") or name in (*_SCORED_ONLY_BURSTGPT, *SCORED_ONLY_PRESSURE)
 
 
-def incidents() -> list[Incident]:
-    """Every reconstructed incident, sorted by name; each third one is scored only."""
-    rows = sorted(_rows(RECORDINGS / "incidents" / "labels.csv"), key=lambda row: row["recording"])
+INCIDENTS: Final = "incidents"
+FRESH: Final = "incidents-fresh"
+UNTOUCHED: Final = "incidents-untouched"  # scored once, when the rules were done: benchmarks/accuracy/untouched.json
+
+
+def incidents(parts: Sequence[str] = (INCIDENTS, FRESH)) -> list[Incident]:
+    """Every reconstructed incident of these parts, without the untouched ones unless they are asked for, sorted by name; each third
+    old one is scored only, and so is every other: its answer was labelled before the program saw it.
+    """
     return [
         Incident(
-            name=f"incidents/{row['recording']}",
+            name=f"{part}/{row['recording']}",
             id=row["recording"].removesuffix(".jsonl.gz"),
             kind=row["class"],
             expected=_set(row["expected_verdict"]),
@@ -95,9 +123,11 @@ def incidents() -> list[Incident]:
             grade=row["grade"],
             start=float(row["from_seconds"]),
             end=float(row["to_seconds"]),
-            scored_only=place % 3 == 2,
+            scored_only=part != INCIDENTS or place % 3 == 2,
+            strict=row.get("strict_verdict") or "",
         )
-        for place, row in enumerate(rows)
+        for part in parts
+        for place, row in enumerate(sorted(_rows(RECORDINGS / part / "labels.csv"), key=lambda row: row["recording"]))
     ]
 
 
@@ -137,6 +167,54 @@ def captures() -> list[Capture]:
             frozenset({"healthy", "kv_pressure"}),
         ),
         Capture(frozen, "0", "cache full", 22.0, _END, _PRESSURE),
+        *_loads(),
+        *_stretches(),
+    ]
+
+
+LOADS: Final = "vllm-cpu-loads"
+
+
+def _loads() -> list[Capture]:
+    """Stretches of load shapes on a real vLLM, as their table labels them."""
+    return [
+        Capture(
+            f"{LOADS}/{row['recording']}",
+            "0",
+            row["note"],
+            float(row["from_seconds"]),
+            float(row["to_seconds"]),
+            _set(row["expected_verdict"]),
+            _set(row["forbidden_verdicts"]),
+            confidently=True,
+        )
+        for row in _rows(RECORDINGS / LOADS / "labels.csv")
+    ]
+
+
+STRETCHES: Final = "vllm-cpu-fresh"
+
+
+def _stretches() -> list[Capture]:
+    """Stretches of a real vLLM that no rule was tuned on, as their table labels them."""
+    rows = _rows(RECORDINGS / STRETCHES / "labels.csv")
+    servers = {(row["recording"], row["pod"]) for row in rows}
+    several = {name for name, count in Counter(name for name, _ in servers).items() if count > 1}
+    return [
+        Capture(
+            f"{STRETCHES}/{row['recording']}",
+            f"{row['pod']}/0" if row["recording"] in several else "0",
+            row["phase"],
+            float(row["from_seconds"]),
+            float(row["to_seconds"]),
+            _set(row["lenient_verdicts"]),
+            _set(row["forbidden_verdicts"]),
+            confidently=True,
+            strict=_set(row["strict_verdict"]),
+            expected_conditions=_set(row["expected_conditions"]),
+            forbidden_conditions=_set(row["forbidden_conditions"]),
+        )
+        for row in rows
     ]
 
 

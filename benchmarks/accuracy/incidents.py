@@ -43,6 +43,13 @@ class Answer:
         return self.outcome == RIGHT and self.conditions_right
 
     @property
+    def strictly_right(self) -> bool:
+        """The one best answer: its verdict, and every condition that it asks for."""
+        best, *conditions = self.incident.strict.split("+")
+        verdict = self.verdict in self.incident.expected if best == "*" else self.verdict == best
+        return verdict and set(conditions) <= set(self.conditions_true)
+
+    @property
     def wrong_and_confident(self) -> bool:
         """The worst answer."""
         return self.outcome == WRONG and self.confident
@@ -79,30 +86,66 @@ def _outcome(incident: Incident, verdict: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CaptureAnswer:
-    """How one stretch of a live capture was answered; ``never_ticks`` = ticks that said what must never be said."""
+    """How one stretch of a live capture was answered; ``never_ticks`` = ticks that said what must never be said.
+
+    ``confident`` = some tick carries the stretch's verdict with confidence of 0.7 or more.
+    """
 
     capture: Capture
     verdict: str
     never_ticks: int
     histogram: tuple[tuple[str, int], ...]
     ticks: tuple[Tick, ...]
+    confident: bool
+    conditions_true: frozenset[str]
+
+    @property
+    def outcome(self) -> str:
+        """Right, abstained or wrong, by the most frequent verdict alone."""
+        if self.verdict in self.capture.most:
+            return RIGHT
+        return ABSTAINED if self.verdict == "unknown" else WRONG
+
+    @property
+    def conditions_right(self) -> bool:
+        """One of the expected conditions was true, and none of the forbidden ones."""
+        wanted = self.capture.expected_conditions
+        return (not wanted or bool(self.conditions_true & wanted)) and not (
+            self.conditions_true & self.capture.forbidden_conditions
+        )
 
     @property
     def right(self) -> bool:
-        """The most frequent verdict is the expected one and nothing forbidden was said."""
-        return self.verdict in self.capture.most and self.never_ticks == 0
+        """The most frequent verdict is an expected one, nothing forbidden was said, and the conditions are right."""
+        return self.outcome == RIGHT and self.never_ticks == 0 and self.conditions_right
+
+    @property
+    def strictly_right(self) -> bool:
+        """Right with one of the best verdicts."""
+        return self.right and self.verdict in self.capture.strict
+
+    @property
+    def wrong_and_confident(self) -> bool:
+        """The worst answer."""
+        return self.outcome == WRONG and self.confident
 
 
 def judge_capture(capture: Capture, run: Run) -> CaptureAnswer:
     """Score one stretch of a capture."""
     ticks = [tick for tick in run.said[capture.engine] if capture.start <= tick.t <= capture.end + 0.5]
     histogram = Counter(tick.verdict for tick in ticks)
+    verdict = most_frequent(tick.verdict for tick in ticks)
     return CaptureAnswer(
         capture,
-        most_frequent(tick.verdict for tick in ticks),
-        sum(histogram[verdict] for verdict in capture.never),
+        verdict,
+        sum(
+            tick.verdict in capture.never and (tick.confidence >= CONFIDENT or not capture.confidently)
+            for tick in ticks
+        ),
         tuple(histogram.most_common()),
         tuple(ticks),
+        any(tick.verdict == verdict and tick.confidence >= CONFIDENT for tick in ticks),
+        frozenset(name for tick in ticks for name, value in tick.conditions.items() if value is True),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,13 +20,17 @@ from benchmarks.accuracy.telemetry import (
     EPISODE,
     NEUTRAL,
     NO_CLAIM,
+    ONE_LINE_RULES,
     OTHER,
     POSITIVE,
     Detection,
     Window,
 )
+from kvpressure.diagnosis.evaluate import Grade
 
 PAGE: Final = ROOT / "docs" / "accuracy.md"
+ABLATION_FILE: Final = ROOT / "benchmarks" / "accuracy" / "ablation.json"
+UNTOUCHED_FILE: Final = ROOT / "benchmarks" / "accuracy" / "untouched.json"
 
 _INTRO: Final = """\
 # Accuracy
@@ -41,6 +47,7 @@ same code that serves `/metrics` and writes it; `--check` fails when it is out o
 | `burstgpt` | a 1B model whose memory is high and utilization low without any KV pressure: the false-alarm set | MIT, liao4s/BurstGPT_test |
 | `v1` | vLLM 0.19 (V1), engine only; one pressure episode, one run whose KV gauge was not recorded | MIT, casys-kaist/LLMServingSim |
 | `vllm-cpu` | own captures of vLLM 0.27 and 0.32 on a CPU | own measurements |
+| `vllm-cpu-fresh` | own captures of vLLM 0.32 on a CPU under other loads, labelled before any verdict was looked at | own measurements |
 | `incidents` | incidents and healthy controls rebuilt from numbers quoted in public threads, 5 s | numbers and short quotations, cited in each file |
 
 **Tuned on / scored only.** Nothing is tuned on: every `opt-1.3b` run, each third H100 run under pressure, `burstgpt/scale-500`
@@ -66,13 +73,40 @@ tuned part showed.
 """
 
 
+_INCIDENT_COLUMNS: Final = (
+    "incident",
+    "class",
+    "grade",
+    "set",
+    "page",
+    "expected",
+    "said",
+    "confidence",
+    "conditions true",
+    "outcome",
+)
+
+
 def render(result: Result) -> str:
     """The page."""
     held_out = ", ".join(
         [name for name, _, _ in result.flaps if name in data.SCORED_ONLY_PRESSURE]
         + [a.incident.id for a in result.answers if a.incident.scored_only]
     )
-    sections = (_windows, _confusion, _baselines, _detections, _flaps, _incidents, _captures)
+    sections = (
+        _windows,
+        _confusion,
+        _baselines,
+        _detections,
+        _flaps,
+        _fresh,
+        _untouched,
+        _stretches,
+        _incidents,
+        _captures,
+        _ablations,
+        _calibration,
+    )
     body = "\n".join("\n".join(section(result)) + "\n" for section in sections)
     return _INTRO.replace("{held_out}", held_out) + "\n" + body
 
@@ -161,6 +195,162 @@ def _baselines(result: Result) -> Iterator[str]:
     ]
     rows += [(name, *_claimed(_held(positive, name), _held(other, name))) for name, _ in BASELINES]
     yield from table(["rule", "pressure windows found", "false of the others"], rows)
+    yield (
+        "\nThe strongest one-line rules claim a window when any sample of it says so, as `kv_pressure` does. *In the hold*: windows that "
+        "begin while pressure is still held after its last sign; they are left out for every rule alike in the last column.\n"
+    )
+    yield from _one_line(result)
+
+
+def _one_line(result: Result) -> Iterator[str]:
+    positive = [w for w in result.windows if w.kind in (POSITIVE, EPISODE)]
+    other = [w for w in result.windows if w.kind == OTHER]
+    held = _in_hold(result.windows)
+    outside = [w for w in other if (w.recording, w.start) not in held]
+    rules = {"**kvpressure: `kv_pressure`**": (lambda w: w.claimed)} | {
+        name: (lambda w, name=name: dict(w.one_line)[name]) for name, _ in ONE_LINE_RULES
+    }
+    parts = sorted({w.part for w in result.windows})
+    rows = []
+    for name, claimed in rules.items():
+        rows.append(
+            (
+                name,
+                ratio(sum(map(claimed, positive)), len(positive)),
+                f"{sum(map(claimed, other))} of {len(other)}",
+                ", ".join(f"{part} {sum(claimed(w) for w in other if w.part == part)}" for part in parts),
+                f"{sum(map(claimed, outside))} of {len(outside)}",
+            )
+        )
+    yield from table(["rule", "recall", "false", "false by part", "false, none in the hold"], rows)
+
+
+def _in_hold(windows: Sequence[Window]) -> set[tuple[str, float]]:
+    """Windows that begin while the pressure of the one before is still said."""
+    return {
+        (now.recording, now.start)
+        for before, now in itertools.pairwise(windows)
+        if before.recording == now.recording
+        and before.kind in (POSITIVE, EPISODE)
+        and now.ticks
+        and now.ticks[0].verdict == "kv_pressure"
+    }
+
+
+def _calibration(result: Result) -> Iterator[str]:
+    yield "## How often a grade is right\n"
+    yield (
+        "Ticks of every judged stretch by the grade of their answer: of incidents (grades A and B), of stretches on a live vLLM, and of the "
+        "telemetry's windows, where `kv_pressure` is the only answer that can be checked.\n"
+    )
+    counted: dict[str, dict[str, list[int]]] = {}
+
+    def count(part: str, grade: str, right: bool) -> None:
+        cell = counted.setdefault(grade, {}).setdefault(part, [0, 0])
+        cell[0] += right
+        cell[1] += 1
+
+    for answer in result.graded():
+        for tick in answer.ticks:
+            count("incidents", tick.grade, tick.verdict in answer.incident.expected)
+    for capture in result.captures:
+        for tick in capture.ticks:
+            count("live vLLM", tick.grade, tick.verdict in capture.capture.most)
+    for window in result.windows:
+        for tick in window.ticks:
+            if window.kind == OTHER or (window.kind in (POSITIVE, EPISODE) and tick.verdict == "kv_pressure"):
+                count("telemetry", tick.grade, (tick.verdict == "kv_pressure") == (window.kind != OTHER))
+    parts = ("incidents", "live vLLM", "telemetry")
+    yield from table(
+        ["grade", "confidence", *parts],
+        [
+            (
+                grade.name.lower(),
+                f"{grade.confidence:g}",
+                *(ratio(*counted.get(grade.name.lower(), {}).get(part, [0, 0])) for part in parts),
+            )
+            for grade in sorted(Grade, reverse=True)
+        ],
+    )
+
+
+def _fresh(result: Result) -> Iterator[str]:
+    answers = [a for a in result.answers if a.incident.strict]
+    yield "## Fresh incidents\n"
+    yield (
+        "Labelled before the program saw them and without knowledge of its rules. *Leniently*: an acceptable verdict and the expected "
+        "conditions; *strictly*: the one best verdict and every condition it asks for. A third of the collection was kept apart until the rules were done: the next section.\n"
+    )
+    if not answers:
+        return
+    rows = [
+        ("right leniently", ratio(sum(a.right for a in answers), len(answers))),
+        ("right strictly", ratio(sum(a.strictly_right for a in answers), len(answers))),
+        ("wrong and confident", str(sum(a.wrong_and_confident for a in answers))),
+    ]
+    yield from table(["fresh incidents", ""], rows)
+
+
+def untouched(answers: Sequence[Answer]) -> list[list[str]]:
+    """What the page keeps of incidents that are scored once: the totals, then every incident."""
+    count = len(answers)
+    return [
+        ["right leniently", ratio(sum(a.right for a in answers), count)],
+        ["right strictly", ratio(sum(a.strictly_right for a in answers), count)],
+        ["abstained", str(sum(a.outcome == "abstained" for a in answers))],
+        ["wrong", str(sum(a.outcome == "wrong" for a in answers))],
+        ["wrong and confident", str(sum(a.wrong_and_confident for a in answers))],
+        ["conditions wrong", str(sum(not a.conditions_right for a in answers))],
+        ["confident forbidden ticks", str(sum(a.forbidden_ticks for a in answers))],
+        *(list(_incident_row(a)) for a in answers),
+    ]
+
+
+def _untouched(_result: Result) -> Iterator[str]:
+    yield "## Untouched incidents\n"
+    yield (
+        "Each third of the fresh incidents was replayed exactly once, when the rules were done; nothing was mended for it. The "
+        "result is kept in `benchmarks/accuracy/untouched.json`, and `make accuracy` does not replay them.\n"
+    )
+    if not UNTOUCHED_FILE.exists():
+        return
+    found = json.loads(UNTOUCHED_FILE.read_text(encoding="utf-8"))
+    yield from table(["untouched incidents", ""], [row for row in found if len(row) == 2])
+    yield ""
+    yield from table(_INCIDENT_COLUMNS, [row for row in found if len(row) != 2])
+
+
+def _stretches(result: Result) -> Iterator[str]:
+    answers = [c for c in result.captures if c.capture.strict]
+    yield "## Stretches of a real vLLM that nothing was tuned on\n"
+    yield (
+        "`vllm-cpu-fresh`, labelled from what was sent and from what clients and server saw, before any verdict was looked at. "
+        "*Leniently*: an answer that is not wrong, no forbidden condition, and not one confident tick with a forbidden verdict.\n"
+    )
+    if not answers:
+        return
+    rows = [
+        ("right leniently", ratio(sum(c.right for c in answers), len(answers))),
+        ("right strictly", ratio(sum(c.strictly_right for c in answers), len(answers))),
+        ("abstained", str(sum(c.outcome == "abstained" for c in answers))),
+        ("wrong", str(sum(c.outcome == "wrong" for c in answers))),
+        ("wrong and confident", str(sum(c.wrong_and_confident for c in answers))),
+        ("conditions wrong", str(sum(not c.conditions_right for c in answers))),
+        (
+            "confident forbidden ticks",
+            f"{sum(c.never_ticks for c in answers)}, in {sum(c.never_ticks > 0 for c in answers)} stretches",
+        ),
+    ]
+    yield from table(["stretches", ""], rows)
+
+
+def _ablations(_result: Result) -> Iterator[str]:
+    yield "## With inputs taken away\n"
+    yield "The fresh incidents and the load shapes on a real vLLM again, with one input missing: `python -m benchmarks.accuracy --ablate`.\n"
+    if not ABLATION_FILE.exists():
+        return
+    found = json.loads(ABLATION_FILE.read_text(encoding="utf-8"))
+    yield from table(["taken away", "right", "unknown", "wrong and confident", "which"], found)
 
 
 def _claimed(positive: Sequence[bool], other: Sequence[bool]) -> tuple[str, str]:
@@ -230,7 +420,7 @@ def _incidents(result: Result) -> Iterator[str]:
     )
     yield "\nOne by one (*page* is what a person should be called for; alerts are tested on these recordings elsewhere):\n"
     yield from table(
-        ["incident", "class", "grade", "set", "page", "expected", "said", "confidence", "conditions true", "outcome"],
+        _INCIDENT_COLUMNS,
         [_incident_row(a) for a in result.answers],
     )
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from benchmarks.accuracy.data import RECORDINGS
-from kvpressure.pipeline import Pipeline
+from benchmarks.accuracy.data import RECORDINGS, captures
+from kvpressure.model.readings import Snapshot
+from kvpressure.model.state import EngineState, State
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
-from kvpressure.state import EngineState, State
 
 _COUNTER_LINES: Final = re.compile(r"^(?:# (?:TYPE|HELP) )?vllm[:_]num_preemptions.*\n?", re.M)
 _SERIES: Final = {
@@ -31,6 +32,9 @@ _SERIES: Final = {
     )
 }
 _ENGINE_LABEL: Final = re.compile(r'(?:^|,)engine="([^"]*)"')
+
+
+Taken = Callable[[int, Snapshot], Snapshot | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,13 @@ class Tick:
     evidence: Mapping[str, bool | None] = field(default_factory=dict)
     conditions: Mapping[str, bool | None] = field(default_factory=dict)
     signature_met: bool | None = None
+    row: str = ""
+    grade: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One replayed recording by engine label ("0" where pages carry none)."""
+    """One replayed recording by engine label ("0" where pages carry none), behind ``POD/`` where it has several servers."""
 
     name: str
     truth: Mapping[str, list[Sample]]
@@ -78,8 +84,10 @@ class Run:
     problems: tuple[str, ...] = ()
 
 
-def replay(name: str, without_counter: bool = False) -> Run:
-    """Replay a recording by its name below the recordings folder, with or without the preemption counter."""
+def replay(name: str, without_counter: bool = False, taken: Taken | None = None) -> Run:
+    """Replay a recording by its name below the recordings folder, with or without the preemption counter, or with some input
+    ``taken`` away; a tick that is taken away whole has no answer.
+    """
     path = RECORDINGS / name
     truth = read_truth(path)
     problems: list[str] = []
@@ -88,8 +96,13 @@ def replay(name: str, without_counter: bool = False) -> Run:
     with Reader(path, on_problem=lambda p: problems.append(f"{name}:{p.line}: {p.text}"), rewrite=rewrite) as reader:
         pipeline = Pipeline()
         start: float | None = None
-        for snapshot in reader:
+        for place, snapshot in enumerate(reader):
             start = snapshot.time if start is None else start
+            if taken is not None:
+                left = taken(place, snapshot)
+                if left is None:
+                    continue
+                snapshot = left
             state = pipeline.observe(snapshot)
             for engine, ticks in said.items():
                 ticks.append(_tick(round(snapshot.time - start, 3), _engine(state, engine, len(said) == 1)))
@@ -107,7 +120,7 @@ def replay_all(jobs: Iterable[tuple[str, bool]], workers: int = 2) -> dict[tuple
 
 def _engine(state: State, engine: str, only: bool) -> EngineState | None:
     """The engine of that label; the only one of a recording whatever its label, a placeholder last."""
-    found = [item for item in state.engines if only or item.key.engine == engine]
+    found = [item for item in state.engines if only or engine in (item.key.engine, f"{item.key.pod}/{item.key.engine}")]
     return max(found, key=lambda item: (item.key.model_name != "", item.up), default=None)
 
 
@@ -123,18 +136,22 @@ def _tick(t: float, state: EngineState | None) -> Tick:
         {name: item.value for name, item in answer.evidence.items()},
         dict(answer.conditions),
         answer.documented_signature_met,
+        answer.row,
+        answer.grade,
     )
 
 
 def read_truth(path: Path) -> dict[str, list[Sample]]:
-    """Samples by engine label, straight from the file."""
+    """Samples by engine label, behind ``POD/`` where the labels tell servers apart, straight from the file."""
+    name = str(path.relative_to(RECORDINGS))
+    apart = any(item.name == name and "/" in item.engine for item in captures())
     ticks: list[tuple[float, dict[str, dict[str, float]], float | None]] = []
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         next(lines)
         for line in lines:
             body = json.loads(line)
-            ticks.append((body["t"], _series(body), _memory_ratio(body)))
-    engines = sorted({engine for _, series, _ in ticks for engine in series}) or ["0"]
+            ticks.append((body["t"], _series(body, apart), _memory_ratio(body)))
+    engines = sorted({key for _, series, _ in ticks for key in series}) or ["0"]
     start = ticks[0][0]
     return {
         engine: [
@@ -144,13 +161,15 @@ def read_truth(path: Path) -> dict[str, list[Sample]]:
     }
 
 
-def _series(body: Mapping[str, object]) -> dict[str, dict[str, float]]:
+def _series(body: Mapping[str, object], apart: bool) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for entry in body.get("engines") or ():  # type: ignore[attr-defined]  # a list by the format
         for name, pattern in _SERIES.items():
             for match in pattern.finditer(entry.get("exposition") or ""):
                 label = _ENGINE_LABEL.search(match["labels"] or "")
-                found.setdefault(label[1] if label else "0", {})[name] = float(match["value"])
+                engine = label[1] if label else "0"
+                key = f"{entry.get('pod')}/{engine}" if apart else engine
+                found.setdefault(key, {})[name] = float(match["value"])
     return found
 
 

@@ -22,7 +22,7 @@ from benchmarks.accuracy.telemetry import (
     windows,
 )
 
-PARTS = ("h100", "burstgpt", "v1", "incidents", "vllm-cpu")
+PARTS = ("h100", "burstgpt", "v1", "incidents", "incidents-fresh", "vllm-cpu", "vllm-cpu-loads", "vllm-cpu-fresh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,9 @@ class Result:
 def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = "") -> Result:
     """Replay and score some parts; ``only`` restricts to recordings whose name contains it."""
     telemetry = [item for item in data.telemetry() if item.part in parts and only in item.name]
-    incidents = [item for item in data.incidents() if "incidents" in parts and only in item.name]
-    captures = [item for item in data.captures() if "vllm-cpu" in parts and only in item.name]
+    scored = (data.INCIDENTS, data.FRESH, *((data.UNTOUCHED,) if data.UNTOUCHED in parts else ()))
+    incidents = [item for item in data.incidents(scored) if item.part in parts and only in item.name]
+    captures = [item for item in data.captures() if item.name.split("/")[0] in parts and only in item.name]
     jobs = [(item.name, without) for item in telemetry for without in (False, True)]
     jobs += [(name, False) for name in (*(i.name for i in incidents), *(c.name for c in captures))]
     runs = replay_all(jobs, workers or os.cpu_count() or 1)

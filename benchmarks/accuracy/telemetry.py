@@ -36,6 +36,7 @@ class Window:
     verdict: str
     claimed: bool
     full_with_queue: bool
+    one_line: tuple[tuple[str, bool], ...]
     baselines: tuple[tuple[str, bool], ...]
     ticks: tuple[Tick, ...] = ()
 
@@ -55,6 +56,22 @@ class Detection:
     delay: float | None
     changes: int
 
+
+DOCTOR_USAGE: Final = (
+    0.9  # vllm-doctor 0.6.0, KVCachePressureConfig.high_cache_usage; held to the package by ``doctor.py``
+)
+
+# Claim a window when any of its samples says so, as ours does.
+ONE_LINE_RULES: Final[tuple[tuple[str, Callable[[Sample], bool]], ...]] = (
+    ("any sample with KV usage at or above 0.97 and a queue", lambda sample: sample.full_with_queue),
+    ("any sample with KV usage at or above 0.9 and a queue", lambda s: (s.kv or 0) >= 0.9 and (s.waiting or 0) > 0),
+    ("any sample with KV usage at or above 0.97", lambda sample: (sample.kv or 0) >= 0.97),
+    (
+        "vllm-doctor 0.6.0, KV cache pressure with high confidence",
+        lambda s: (s.kv or 0) >= DOCTOR_USAGE and (s.waiting or 0) > 0,
+    ),
+    ("vllm-doctor 0.6.0, KV cache pressure", lambda s: (s.kv or 0) >= DOCTOR_USAGE),
+)
 
 BASELINES: Final[tuple[tuple[str, Callable[[Sample, Tick], bool]], ...]] = (
     ("documented signature", lambda _sample, tick: tick.signature_met is True),
@@ -103,6 +120,7 @@ def _window(item: Telemetry, start: float, inside: Sequence[Sample], ticks: Sequ
         most_frequent(verdicts),
         "kv_pressure" in verdicts,
         full,
+        tuple((name, any(rule(sample) for sample in inside)) for name, rule in ONE_LINE_RULES),
         tuple((name, sum(rule(*pair) for pair in pairs) * 2 > len(pairs)) for name, rule in BASELINES),
         tuple(ticks),
     )

@@ -13,7 +13,7 @@ from benchmarks.alerts.fortnight import ENGINE, LOAD, START, Server, capacity
 from benchmarks.alerts.series import SCRAPE_SECONDS, Series
 from kvpressure.demo.requests import EngineConfig
 from kvpressure.demo.traffic import Load
-from kvpressure.pipeline import Pipeline
+from kvpressure.pipeline.pipeline import Pipeline
 
 OVERLOAD: Final = 2.0  # times what the server finishes
 CALM: Final = 0.5

@@ -6,6 +6,9 @@ expression of each rule is evaluated several times over the query interface at t
 CPU time that the process spends on one: other work on the machine does not, and neither does a collection of garbage that happens
 to fall into it. Together with the intervals of the groups that is CPU time a minute. Exit 1 when the budget is missed.
 
+The rules of an earlier release (``before/``) are measured in turns with today's, in the same run on the same series, so that
+the ratio of the two is worth more than either figure.
+
 Served are only the series that some rule reads; others cost the rules nothing.
 """
 
@@ -33,12 +36,13 @@ from urllib.request import urlopen
 import yaml
 
 from benchmarks.alerts import fortnight
-from benchmarks.alerts.series import RULES, SCRAPED_NODE, samples
+from benchmarks.alerts.series import RULES, SCRAPED_NODE, also_wanted, samples
 from kvpressure.demo.node import CONTAINER, NAMESPACE, Node, PodSpec
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import Snapshot, SourceHealth
-from kvpressure.sources.vllm.exposition import Scanner, page_from_text
+from kvpressure.model.readings import Snapshot, SourceHealth
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
+BEFORE: Final = Path(__file__).with_name("before") / "kvpressure-rules.yaml"  # as of commit b0a288a
 BUDGET_SECONDS: Final = 1.0  # a minute, on one core
 ENGINES: Final = 8
 LOAD_SHARE: Final = 0.6
@@ -62,7 +66,7 @@ def pages(count: int) -> list[str]:
     for tick in range(count):
         now += SCRAPE_SECONDS
         read = tuple(
-            page_from_text(
+            parse_scrape(
                 node.metrics(name),
                 target=f"http://{name}:8000/metrics",
                 time=now,
@@ -76,7 +80,7 @@ def pages(count: int) -> list[str]:
             )
             for name, pod in node.pods.items()
         )
-        health = {name: SourceHealth(name, up=True, last_success=now) for name in ("vllm", "nvidia", "podresources")}
+        health = {name: SourceHealth(name, up=True, last_success=now) for name in ("engines", "nvidia", "podresources")}
         state = pipeline.observe(
             Snapshot(
                 time=now,
@@ -134,8 +138,23 @@ def fleet(served: Sequence[str]) -> Iterator[str]:
         thread.join()
 
 
-def configuration(address: str, nodes: int) -> dict[str, Any]:
-    """Prometheus' configuration: every node a target of its own."""
+def groups(rules: Path) -> list[dict[str, Any]]:
+    """The groups of a rule file."""
+    return list(yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"])
+
+
+def write_earlier_recordings(path: Path) -> None:
+    """What only the earlier rules record: both sets find their inputs, and none is recorded twice."""
+    known = {rule.get("record") for group in groups(RULES) for rule in group["rules"]}
+    only = [
+        {**group, "rules": [rule for rule in group["rules"] if "record" in rule and rule["record"] not in known]}
+        for group in groups(BEFORE)
+    ]
+    path.write_text(yaml.dump({"groups": [group for group in only if group["rules"]]}), encoding="utf-8")
+
+
+def configuration(address: str, nodes: int, earlier: Path) -> dict[str, Any]:
+    """Prometheus' configuration: every node a target of its own; ``earlier`` records what only the earlier rules read."""
     targets = [
         {
             "targets": [f"node-{number:04d}:9846"],
@@ -145,7 +164,7 @@ def configuration(address: str, nodes: int) -> dict[str, Any]:
     ]
     return {
         "global": {"scrape_interval": f"{SCRAPE_SECONDS:g}s", "scrape_timeout": "10s"},
-        "rule_files": [str(RULES)],
+        "rule_files": [str(RULES), str(earlier)],
         "scrape_configs": [
             {
                 "job_name": "kvpressure",
@@ -253,14 +272,17 @@ class Cost:
         return self.seconds * self.per_minute
 
 
-def costs(server: Server, at: float) -> list[Cost]:
-    """Every rule, measured at a moment: in rounds, so that seconds of other work on the machine spoil one measurement and not all."""
-    rules = [
-        (group, rule)
-        for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-        for rule in group["rules"]
-    ]
-    rounds = [[server.seconds(rule["expr"], at) for _, rule in rules] for _ in range(REPEATS)]
+def costs(server: Server, at: float, repeats: int = REPEATS) -> tuple[list[Cost], list[Cost]]:
+    """Every rule of before and of today, measured at a moment: in turns and in rounds, so that seconds of other work on the machine
+    spoil one measurement and not all.
+    """
+    sets = [[(group, rule) for group in groups(path) for rule in group["rules"]] for path in (BEFORE, RULES)]
+    rounds = [[[server.seconds(rule["expr"], at) for _, rule in rules] for rules in sets] for _ in range(repeats)]
+    before, today = (_costs(rules, [one[index] for one in rounds]) for index, rules in enumerate(sets))
+    return before, today
+
+
+def _costs(rules: Sequence[tuple[dict[str, Any], dict[str, Any]]], rounds: Sequence[Sequence[float]]) -> list[Cost]:
     return [
         Cost(
             group["name"],
@@ -272,7 +294,7 @@ def costs(server: Server, at: float) -> list[Cost]:
     ]
 
 
-def report(found: Sequence[Cost], series: float, nodes: int, version: str) -> Iterator[str]:
+def report(found: Sequence[Cost], before: Sequence[Cost], series: float, nodes: int, version: str) -> Iterator[str]:
     """The figures, one a line."""
     yield f"Prometheus {version}: {nodes} nodes, {nodes * ENGINES} GPUs and engines, {series:.0f} series that rules read"
     for cost in sorted(found, key=lambda item: -item.a_minute)[:SHOWN]:
@@ -280,7 +302,9 @@ def report(found: Sequence[Cost], series: float, nodes: int, version: str) -> It
     for group in dict.fromkeys(cost.group for cost in found):
         mine = [cost for cost in found if cost.group == group]
         yield f"{1000 * sum(cost.a_minute for cost in mine):8.1f} ms a minute  {group} ({len(mine)} rules)"
-    yield f"together {sum(cost.a_minute for cost in found):.3f} s a minute of one core (budget {BUDGET_SECONDS:g} s)"
+    together, earlier = (sum(cost.a_minute for cost in which) for which in (found, before))
+    yield f"together {together:.3f} s a minute of one core (budget {BUDGET_SECONDS:g} s)"
+    yield f"rules of before in the same run: {earlier:.3f} s a minute; today's cost {together / earlier:.2f} of that"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -295,19 +319,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="prometheus",
         help="the program to measure, for other releases (default: the one installed)",
     )
+    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"rounds of measurements (default: {REPEATS})")
     options = parser.parse_args(argv)
-    with (
-        fleet(pages(PAGES)) as address,
-        prometheus(configuration(address, options.nodes), options.prometheus) as server,
-    ):
+    also_wanted(BEFORE)
+    with tempfile.TemporaryDirectory(prefix="kvpressure-") as folder, fleet(pages(PAGES)) as address:
+        earlier = Path(folder, "earlier.yaml")
+        write_earlier_recordings(earlier)
+        return _measured(configuration(address, options.nodes, earlier), options)
+
+
+def _measured(document: dict[str, Any], options: argparse.Namespace) -> int:
+    with prometheus(document, options.prometheus) as server:
         time.sleep(options.fill)
         up = server.value("sum(up)")
         if up < options.nodes:
             raise RuntimeError(f"only {up:.0f} of {options.nodes} nodes are scraped")
         series, at = server.value('count({__name__=~"kvpressure_.+"})'), time.time()
         server.stop_scraping()
-        found = costs(server, at)
-        for line in report(found, series, options.nodes, server.get("status/buildinfo")["version"]):
+        before, found = costs(server, at, options.repeats)
+        for line in report(found, before, series, options.nodes, server.get("status/buildinfo")["version"]):
             print(line)
     return 1 if sum(cost.a_minute for cost in found) > BUDGET_SECONDS else 0
 

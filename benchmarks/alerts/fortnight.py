@@ -26,9 +26,9 @@ from kvpressure.demo.node import CONTAINER, NAMESPACE, Change, Node, PodSpec
 from kvpressure.demo.requests import EngineConfig
 from kvpressure.demo.simulator import Engine
 from kvpressure.demo.traffic import Load, Traffic
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import EnginePage, Snapshot, SourceHealth
-from kvpressure.sources.vllm.exposition import Scanner, page_from_text
+from kvpressure.model.readings import Scrape, Snapshot, SourceHealth
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
 RATES: Final = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "traffic" / "servegen_rates_10min.csv.gz"
 PEAK_SHARE: Final = 0.8
@@ -114,7 +114,7 @@ class Server:
         self.ticks += 1
         node, page = self.node, self._page()
         health = {
-            name: SourceHealth(name, up=True, last_success=self.now) for name in ("vllm", "nvidia", "podresources")
+            name: SourceHealth(name, up=True, last_success=self.now) for name in ("engines", "nvidia", "podresources")
         }
         snapshot = Snapshot(
             time=self.now,
@@ -128,8 +128,8 @@ class Server:
         )
         series.add(replace(self.pipeline.observe(snapshot), ticks=self.ticks))
 
-    def _page(self) -> EnginePage:
-        return page_from_text(
+    def _page(self) -> Scrape:
+        return parse_scrape(
             self.node.metrics(POD),
             target=f"http://{POD}:8000/metrics",
             time=self.now,

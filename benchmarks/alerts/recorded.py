@@ -16,7 +16,7 @@ from benchmarks.alerts.replayed import alerts
 from benchmarks.alerts.series import SCRAPE_SECONDS
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.recording.reader import Reader
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 TICK_SECONDS: Final = 5.0  # of the reconstructed incidents
 NO_LATENCY: Final = "no latency, queue time or finished request is recorded, and no crash: only that requests wait"

@@ -9,9 +9,9 @@ from typing import Final
 from benchmarks.accuracy.data import RECORDINGS
 from benchmarks.alerts.engine import EVALUATION_SECONDS, Active, evaluate
 from benchmarks.alerts.series import SCRAPE_SECONDS, Series
-from kvpressure.pipeline import Pipeline
+from kvpressure.model.state import State
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
-from kvpressure.state import State
 
 LEAD_SECONDS: Final = 900.0  # so long the exporter has been running before; it sees nothing but itself
 

@@ -15,7 +15,7 @@ from benchmarks.alerts.recorded import Played, Quiet
 from benchmarks.alerts.replayed import LEAD_SECONDS
 from benchmarks.alerts.series import SCRAPE_SECONDS
 from benchmarks.alerts.stored import Fortnight
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 PATH: Final = ROOT / "docs" / "alert-proof.md"
 RECALL: Final = 0.95
@@ -133,7 +133,7 @@ def _method() -> Iterator[str]:
         f"what pages is evaluated every {t['rules_steady_interval_seconds']:g} s"
     )
     yield (
-        f"(VllmCrashLoop, which counts over half an hour, every {t['rules_slow_interval_seconds']:g} s), warnings every "
+        f"(InferenceCrashLoop, which counts over half an hour, every {t['rules_slow_interval_seconds']:g} s), warnings every "
         f"{t['rules_calm_interval_seconds']:g} s, tickets and information every {t['rules_slow_interval_seconds']:g} s. Alertmanager is not "
         "part of this; see the last section."
     )
@@ -215,10 +215,10 @@ def _quiet(items: Sequence[Quiet]) -> Iterator[str]:
 
 
 CHANGED: Final = (
-    "VllmKVCachePressure waits five minutes before it pages, one minute before: KV04 (a batch of 2 000 prompts that thrashes for four minutes) paged",
-    "VllmAllocationFailure counts `host_oom`: HST6 paged nobody",
-    "VllmRequestsWaitTooLong waits two minutes: KV03 is over in less than three, and paged nobody",
-    "VllmRequestsWaitTooLong was added, and VllmKVCacheExhaustionAhead and VllmContextLengthSpike got narrower: KV03 and PRE1 showed overload "
+    "InferenceKVCachePressure waits five minutes before it pages, one minute before: KV04 (a batch of 2 000 prompts that thrashes for four minutes) paged",
+    "InferenceAllocationFailure counts `host_oom`: HST6 paged nobody",
+    "InferenceRequestsWaitTooLong waits two minutes: KV03 is over in less than three, and paged nobody",
+    "InferenceRequestsWaitTooLong was added, and InferenceKVCacheExhaustionAhead and InferenceContextLengthSpike got narrower: KV03 and PRE1 showed overload "
     "without a baseline",
     "log events are published of a container that only its log tells of: FRG2, OOM1 and OOM3 paged nobody",
 )
@@ -280,7 +280,7 @@ def _cold(found: Sequence[Outcome]) -> Iterator[str]:
         "none, or lose it"
     )
     yield (
-        "with the exporter; VllmRequestsWaitTooLong is the alert for that. Seconds from the first scrape; an overload is twice what the "
+        "with the exporter; InferenceRequestsWaitTooLong is the alert for that. Seconds from the first scrape; an overload is twice what the "
         "server finishes."
     )
     yield ""
@@ -300,14 +300,14 @@ def _live() -> Iterator[str]:
     yield "## Live"
     yield ""
     yield (
-        "`pytest tests/alerts/test_live.py`: the exporter plays captures of a real server under KV pressure and of one whose page stops moving; a real "
+        "`pytest tests/bundle/alerts/test_live.py`: the exporter plays captures of a real server under KV pressure and of one whose page stops moving; a real "
         "Prometheus scrapes it with these rules,"
     )
     yield (
         "a real Alertmanager with the example configuration notifies a webhook; all waiting times are 60 times shorter. Each incident pages with "
-        "VllmKVCachePressure and"
+        "InferenceKVCachePressure and"
     )
     yield (
-        "VllmEngineStalled; at most three notifications ask for work in one incident; models are not mixed in one notification; the ticket of a page is "
+        "InferenceEngineStalled; at most three notifications ask for work in one incident; models are not mixed in one notification; the ticket of a page is "
         "muted; after recovery all is clear."
     )

@@ -14,9 +14,9 @@ from typing import Final
 
 import yaml
 
+from kvpressure.model.state import State
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
-from kvpressure.state import State
 
 SCRAPE_SECONDS: Final = 15.0
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -27,10 +27,19 @@ _TARGET: Final = f'job="kvpressure",instance="{SCRAPED_NODE}:9400",node="{SCRAPE
 _GONE: Final = "stale"
 
 
+_rule_files: list[Path] = [RULES]
+
+
+def also_wanted(rules: Path) -> None:
+    """Sample what the rules of this file read too."""
+    _rule_files.append(rules)
+    wanted_metrics.cache_clear()
+
+
 @lru_cache(maxsize=1)
 def wanted_metrics() -> frozenset[str]:
     """Names of the exporter's metrics that some rule reads."""
-    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    groups = [group for path in _rule_files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
     return frozenset(name for group in groups for rule in group["rules"] for name in _METRIC.findall(rule["expr"]))
 
 

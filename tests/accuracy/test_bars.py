@@ -13,6 +13,7 @@ RECALL = 0.99
 FALSE_PER_1000 = 1.0
 INFORMATIVE = 0.90
 INCIDENTS = 0.90
+STRETCHES = 0.90  # of those that nothing was tuned on
 DETECTED_WITHIN_SECONDS = 10.0
 SCORED_IN_SECONDS_OF_CPU = 90.0
 
@@ -39,8 +40,11 @@ def missed(result: Result) -> list[str]:
     found += [
         f"{c.capture.name} engine {c.capture.engine} {c.capture.what}: {c.histogram}"
         for c in result.captures
-        if not c.right
+        if (not c.right and not c.capture.strict) or c.wrong_and_confident
     ]
+    fresh = [c for c in result.captures if c.capture.strict]
+    if sum(c.right for c in fresh) < STRETCHES * len(fresh):
+        found.append(f"stretches right: {sum(c.right for c in fresh)} of {len(fresh)}")
     return found
 
 
@@ -66,5 +70,5 @@ def test_the_verdict_reaches_every_bar_and_the_page_says_so() -> None:
     # the sizes of what was scored: a label that is lost must not make a bar easier
     rates = result.rates()
     assert (rates.positive, rates.episode, rates.other, rates.neutral, rates.not_recorded) == (62, 6, 356, 6, 5)
-    assert (len(result.answers), len(result.graded()), len(result.captures), len(result.detections)) == (35, 33, 15, 10)
+    assert (len(result.answers), len(result.graded()), len(result.captures), len(result.detections)) == (88, 77, 87, 10)
     assert report.publish(result, check=True) == 0, "docs/accuracy.md is out of date: run `make accuracy`"

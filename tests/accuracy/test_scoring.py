@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.accuracy import data, report, show
+from benchmarks.accuracy import ablation, data, report, show
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.data import Capture, Incident, Telemetry
 from benchmarks.accuracy.incidents import judge, judge_capture
@@ -26,7 +27,7 @@ from benchmarks.accuracy.telemetry import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.state import CONDITIONS, VERDICTS
+from kvpressure.model.state import CONDITIONS, VERDICTS
 
 PRESSURE = Telemetry("h100/x", "kv_pressure", False)
 
@@ -177,11 +178,98 @@ def test_conditions_need_one_of_the_expected_and_none_of_the_forbidden() -> None
     assert not right(gpu_fault=True, host_oom_killed=True)
 
 
+@pytest.mark.parametrize(
+    ("strict", "said", "conditions", "right"),
+    [
+        ("host_bound", "host_bound", {}, True),
+        ("host_bound", "healthy", {}, False),
+        ("host_bound+gpu_fault", "host_bound", {"gpu_fault": True}, True),
+        ("host_bound+gpu_fault", "host_bound", {"gpu_fault": None}, False),
+        ("*", "host_bound", {}, True),
+        ("*", "idle", {}, False),
+        ("*+gpu_fault", "host_bound", {}, False),
+    ],
+)
+def test_strictly_right_is_the_one_best_answer_with_its_conditions(
+    strict: str, said: str, conditions: dict[str, bool | None], right: bool
+) -> None:
+    told = run(SAMPLES, said)
+    told.said["0"][3] = replace(told.said["0"][3], conditions=conditions)
+    assert judge(replace(INCIDENT, strict=strict), told).strictly_right is right
+
+
+def test_taking_an_input_away_takes_it_away() -> None:
+    name = "incidents-fresh/FCPU4.jsonl.gz"
+    plain = replay(name)
+    third = replay(name, taken=ablation.ABLATIONS["every third sample"])
+    assert len(third.said["0"]) == -(-len(plain.said["0"]) // 3)
+    blind = replay(name, taken=ablation.ABLATIONS["no GPU"])
+    assert {tick.evidence["gpu_utilization_low"] for tick in plain.said["0"]} != {None}
+    assert {tick.evidence["gpu_utilization_low"] for tick in blind.said["0"]} == {None}
+
+
+QUICK = ("incidents-fresh/FKV01.jsonl.gz", "incidents-fresh/FCAP1.jsonl.gz", "incidents-fresh/FCPU4.jsonl.gz")
+
+
+def test_less_input_is_never_newly_wrong_and_confident() -> None:
+    recordings = [name for name in ablation.names() if name in QUICK]
+    assert recordings
+    found = ablation.ablate(recordings, workers=1)
+    assert {answer.taken for answer in found} == set(ablation.ABLATIONS)
+    assert ablation.newly_wrong(found) == []
+
+
+def test_the_strongest_one_line_rules_claim_by_any_sample() -> None:
+    samples = [busy(float(t), kv=0.98 if t == 7 else 0.5, preemptions=0.0) for t in range(30)]
+    (window,) = windows(PRESSURE, run(samples))
+    claimed = dict(window.one_line)
+    assert claimed["any sample with KV usage at or above 0.97 and a queue"] is True
+    (calm,) = windows(PRESSURE, run([busy(float(t), preemptions=0.0) for t in range(30)]))
+    assert not any(claim for _, claim in calm.one_line)
+
+
 def test_a_capture_is_wrong_when_one_tick_says_what_must_never_be_said() -> None:
     capture = Capture("x", "0", "w", 0.0, float("inf"), frozenset({"idle"}), frozenset({"kv_pressure"}))
     assert judge_capture(capture, run(SAMPLES, "idle")).right
     assert not judge_capture(capture, run(SAMPLES, ["idle"] * 6 + ["kv_pressure"])).right
     assert not judge_capture(capture, run(SAMPLES, "healthy")).right
+
+
+def test_a_stretch_is_strictly_right_wrong_or_wrong_and_confident() -> None:
+    capture = replace(
+        Capture("x", "0", "w", 0.0, float("inf"), frozenset({"idle", "healthy"}), frozenset({"stalled"}), True),
+        strict=frozenset({"idle"}),
+        forbidden_conditions=frozenset({"gpu_fault"}),
+    )
+    assert judge_capture(capture, run(SAMPLES, "idle")).strictly_right
+    lenient = judge_capture(capture, run(SAMPLES, "healthy"))
+    assert (lenient.right, lenient.strictly_right) == (True, False)
+    assert judge_capture(capture, run(SAMPLES, "host_bound")).wrong_and_confident
+    assert not judge_capture(capture, run(SAMPLES, "host_bound", 0.6)).wrong_and_confident
+    assert judge_capture(capture, run(SAMPLES, "unknown")).outcome == "abstained"
+    told = run(SAMPLES, "idle")
+    told.said["0"][3] = replace(told.said["0"][3], conditions={"gpu_fault": True})
+    assert not judge_capture(capture, told).right
+    assert not judge_capture(capture, run(SAMPLES, ["idle"] * 6 + ["stalled"])).right
+    assert judge_capture(capture, run(SAMPLES, ["idle"] * 6 + ["stalled"], 0.6)).right
+
+
+def test_two_servers_of_one_recording_are_told_apart() -> None:
+    told = replay("vllm-cpu-fresh/two-servers.jsonl.gz")
+    assert set(told.said) == set(told.truth) == {"vllm-0/0", "vllm-1/0"}
+    for pod, start in (("vllm-0/0", 39), ("vllm-1/0", 83)):
+        assert all((s.waiting or 0) > 0 for s in told.truth[pod] if start + 2 < s.t < start + 20 and s.kv is not None)
+        assert {tick.verdict for tick in told.said[pod] if start + 2 < tick.t < start + 20} == {"kv_pressure"}
+
+
+def test_the_untouched_incidents_were_scored_once_each_and_never_again() -> None:
+    kept = json.loads(report.UNTOUCHED_FILE.read_text(encoding="utf-8"))
+    there = data.incidents((data.UNTOUCHED,))
+    assert [row[0] for row in kept if len(row) != 2] == [item.id for item in there]
+    assert not {item.name for item in data.incidents()} & {item.name for item in there}
+    with pytest.raises(SystemExit) as caught:
+        main(["--untouched"])
+    assert caught.value.code == 2
 
 
 def test_the_truth_is_read_from_the_raw_pages() -> None:
@@ -215,14 +303,23 @@ def test_labels_name_verdicts_and_conditions_that_exist_and_files_that_are_there
     for item in data.captures():
         assert item.most | item.never <= set(VERDICTS)
     named = {item.name for item in (*data.telemetry(), *data.incidents(), *data.captures())}
-    assert named == {str(path.relative_to(data.RECORDINGS)) for path in data.RECORDINGS.glob("*/*.jsonl.gz")}
+    there = {str(path.relative_to(data.RECORDINGS)) for path in data.RECORDINGS.glob("*/*.jsonl.gz")}
+    elsewhere = (f"{data.UNTOUCHED}/", "sglang-incidents/")  # kept apart; scored by tests/engines/sglang
+    assert named == {name for name in there if not name.startswith(elsewhere)}
+    assert any(name.startswith(f"{data.UNTOUCHED}/") for name in there), "kept apart, and there"
+    for item in data.incidents():
+        best, *conditions = item.strict.split("+")
+        assert best in {"", "*", *item.expected}
+        assert set(conditions) <= set(CONDITIONS)
 
 
 def test_a_third_of_everything_that_matters_is_scored_only() -> None:
     telemetry, incidents = data.telemetry(), data.incidents()
     pressure = [item for item in telemetry if item.label == "kv_pressure" and item.part == "h100"]
     assert sum(item.scored_only for item in pressure) == len(pressure) // 3
-    assert sum(item.scored_only for item in incidents) == len(incidents) // 3
+    old = [item for item in incidents if item.part == data.INCIDENTS]
+    assert sum(item.scored_only for item in old) == len(old) // 3
+    assert all(item.scored_only for item in incidents if item.part == data.FRESH)
     assert all(item.scored_only for item in telemetry if "opt-1.3b" in item.name)
 
 

@@ -11,7 +11,7 @@ import yaml
 from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import PROFILES, Options, load_groups
 from kvpressure.bundle.spec import Group
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 ROOT = Path(__file__).parents[2]
 PROFILE_NAMES = PROFILES

@@ -8,7 +8,7 @@ import promql_parser as pp
 
 from kvpressure.bundle.variants import metric_labels
 
-SCRAPE = frozenset({"cluster", "node", "instance", "job"})
+SCRAPE = frozenset({"cluster", "node", "instance", "job", "exported_namespace", "exported_pod"})
 LABELLESS = frozenset({"absent", "vector", "time", "scalar"})
 
 
@@ -95,4 +95,6 @@ def _combined(node: pp.BinaryExpr, recordings: Mapping[str, frozenset[str]]) -> 
 def _is_scalar(node: pp.Expr) -> bool:
     if isinstance(node, pp.ParenExpr | pp.UnaryExpr):
         return _is_scalar(node.expr)
+    if isinstance(node, pp.BinaryExpr):
+        return _is_scalar(node.lhs) and _is_scalar(node.rhs)
     return isinstance(node, pp.NumberLiteral) or (isinstance(node, pp.Call) and node.func.name in ("time", "scalar"))

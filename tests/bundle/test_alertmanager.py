@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.live
+
 
 def amtool(*arguments: str) -> str:
     result = subprocess.run(["amtool", *arguments], capture_output=True, text=True, check=False, timeout=30)

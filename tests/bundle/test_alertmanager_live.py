@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +14,10 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
-from kvpressure.demo.stack import ALERTMANAGER, Child, Receiver
+from kvpressure.demo.prometheus_stack import ALERTMANAGER, Child, Receiver
+from tests.helpers.waiting import until
+
+pytestmark = pytest.mark.live
 
 ENGINE = {"namespace": "inference", "model_name": "llama", "engine": "0"}
 
@@ -38,7 +40,7 @@ def other(name: str, severity: str, family: str, page: str = "false", **labels: 
     return {"alertname": name, "severity": severity, "kvpressure_family": family, "page": page, **labels}
 
 
-KV = ("VllmKVCachePressure", "pressure")
+KV = ("InferenceKVCachePressure", "pressure")
 # (labels, whether something mutes it)
 TABLE: list[tuple[dict[str, str], bool]] = [
     # both severities of one alert on one engine: critical mutes warning, and info with it
@@ -49,30 +51,30 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     (engine(KV[0], "warning", "a", KV[1]) | {"engine": "1"}, False),
     (engine(KV[0], "warning", "a", KV[1], cluster="west"), False),
     # the page about the cache says it all for that engine, but not what users feel nor what failed
-    (engine("VllmConcurrencyNearLimit", "warning", "a"), True),
-    (engine("VllmConcurrencyNearLimit", "warning", "b"), False),
-    (engine("VllmQueueTimeHigh", "warning", "a", "harm"), False),
+    (engine("InferenceConcurrencyNearLimit", "warning", "a"), True),
+    (engine("InferenceConcurrencyNearLimit", "warning", "b"), False),
+    (engine("InferenceQueueTimeHigh", "warning", "a", "harm"), False),
     # an engine that is stalled or gone explains everything measured on it
-    (engine("VllmEngineDown", "warning", "d", "failure"), False),
-    (engine("VllmQueueTimeHigh", "warning", "d", "harm"), True),
-    (engine("VllmConcurrencyNearLimit", "warning", "d"), True),
-    (engine("VllmEngineStalled", "critical", "s", "failure", page="true"), False),
-    (engine("VllmQueueTimeHigh", "critical", "s", "harm", page="true"), True),
-    (engine("VllmQueueTimeHigh", "critical", "t", "harm", page="true"), False),
-    (engine("VllmEngineDown", "warning", "s", "failure"), False),
+    (engine("InferenceEngineDown", "warning", "d", "failure"), False),
+    (engine("InferenceQueueTimeHigh", "warning", "d", "harm"), True),
+    (engine("InferenceConcurrencyNearLimit", "warning", "d"), True),
+    (engine("InferenceEngineStalled", "critical", "s", "failure", page="true"), False),
+    (engine("InferenceQueueTimeHigh", "critical", "s", "harm", page="true"), True),
+    (engine("InferenceQueueTimeHigh", "critical", "t", "harm", page="true"), False),
+    (engine("InferenceEngineDown", "warning", "s", "failure"), False),
     # GPUs without a pod: the missing labels are equal on both sides and must not count
     (other("GpuMemoryHigh", "critical", "memory", uuid="GPU-1", gpu="0"), False),
     (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-1", gpu="0"), True),
     (other("GpuMemoryHigh", "warning", "memory", uuid="GPU-2", gpu="1"), False),
     # alerts without engine, GPU, container or instance never mute each other
-    (other("VllmModelDown", "critical", "failure", "true", namespace="inference", model_name="llama"), False),
-    (other("VllmModelKVPressure", "warning", "pressure", namespace="inference", model_name="llama"), False),
+    (other("InferenceModelDown", "critical", "failure", "true", namespace="inference", model_name="llama"), False),
+    (other("InferenceModelKVPressure", "warning", "pressure", namespace="inference", model_name="llama"), False),
     (other("KvpressureExporterAbsent", "critical", "self"), False),
     (other("KvpressureSourceDown", "warning", "self", instance="n1"), False),
     # containers
     (
         other(
-            "VllmAllocationFailure",
+            "InferenceAllocationFailure",
             "critical",
             "failure",
             "true",
@@ -85,7 +87,7 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     ),
     (
         other(
-            "VllmAllocationFailure",
+            "InferenceAllocationFailure",
             "warning",
             "failure",
             namespace="inference",
@@ -97,7 +99,7 @@ TABLE: list[tuple[dict[str, str], bool]] = [
     ),
     (
         other(
-            "VllmAllocationFailure",
+            "InferenceAllocationFailure",
             "warning",
             "failure",
             namespace="inference",
@@ -164,19 +166,12 @@ def key(labels: dict[str, str]) -> str:
     return json.dumps(labels, sort_keys=True)
 
 
-def eventually(condition: Any, seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "did not happen in time"
-        time.sleep(0.1)
-
-
 @pytest.fixture(scope="module")
 def alertmanager(tmp_path_factory: pytest.TempPathFactory, files: dict[str, str]) -> Iterator[Alertmanager]:
     running = Alertmanager(tmp_path_factory.mktemp("alertmanager"), files["alerts/alertmanager.yaml"])
     try:
         running.send([labels for labels, _ in TABLE])
-        eventually(
+        until(
             lambda: (
                 len(running.muted()) == len(TABLE) and sum(running.muted().values()) >= sum(muted for _, muted in TABLE)
             )
@@ -195,7 +190,7 @@ def test_inhibition(alertmanager: Alertmanager, labels: dict[str, str], muted: b
 
 def test_pages_of_one_model_arrive_together_and_nothing_else_pages(alertmanager: Alertmanager) -> None:
     expected = {key(labels) for labels, muted in TABLE if labels.get("page") == "true" and not muted}
-    eventually(
+    until(
         lambda: (
             expected
             <= {key(alert["labels"]) for name, alerts in alertmanager.received if name == "pager" for alert in alerts}
@@ -212,6 +207,6 @@ def test_pages_of_one_model_arrive_together_and_nothing_else_pages(alertmanager:
 
 
 def test_what_is_muted_reaches_nobody(alertmanager: Alertmanager) -> None:
-    eventually(lambda: any(name == "tickets" for name, _ in alertmanager.received))
+    until(lambda: any(name == "tickets" for name, _ in alertmanager.received))
     reached = {key(alert["labels"]) for _, alerts in alertmanager.received for alert in alerts}
     assert not reached & {key(labels) for labels, muted in TABLE if muted}

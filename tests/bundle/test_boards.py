@@ -13,22 +13,23 @@ from typing import Any
 import promql_parser as pp
 import pytest
 
-from bundle.promql import selectors, walk
-from kvpressure.bundle.boards import builder, optional_queries, render_boards
-from kvpressure.bundle.boards.builder import Layout, Site, Values
-from kvpressure.bundle.boards.first_screen import FIRST_ACTIONS, LOOK_FIRST, SCREEN, UNSURE, VERDICTS
-from kvpressure.bundle.boards.why import FACTS
-from kvpressure.bundle.boards.worst import RANKS
+from kvpressure.advice.mitigation import plan
+from kvpressure.bundle.dashboards import builder, optional_queries, render_dashboards
+from kvpressure.bundle.dashboards.builder import Layout, Site, Values
+from kvpressure.bundle.dashboards.evidence_rows import FACTS
+from kvpressure.bundle.dashboards.first_screen import FIRST_ACTIONS, LOOK_FIRST, SCREEN, UNSURE, VERDICTS
+from kvpressure.bundle.dashboards.ranking import RANKS
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.variants import EXTERNAL
-from kvpressure.diagnosis.evidence import Recent, gather
+from kvpressure.diagnosis.facts import FACTS as KNOWN_FACTS
+from kvpressure.diagnosis.facts import Recent, View, gather
+from kvpressure.model.state import Diagnosis
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
-from kvpressure.publish.mitigation import plan
-from kvpressure.publish.view import CALM, ORDER
-from kvpressure.state import Diagnosis
-from kvpressure.thresholds import builtin
-from publish.states import full_engine, full_signals
+from kvpressure.publish.page.view import CALM, ORDER
+from kvpressure.settings.thresholds import builtin
+from tests.bundle.promql import selectors, walk
+from tests.publish.states import full_engine, full_signals
 
 ALERTS = frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
 UNITS = {"percentunit", "short", "none", "s", "reqps", "decbytes", "bytes", "watt", "cpm", "dateTimeFromNow"}
@@ -40,7 +41,7 @@ SYNTHETIC = {
 VLLM = {f"vllm:request_{name}_bucket" for name in ("prompt_tokens", "generation_tokens", "params_max_tokens")}
 BUCKETS = {f"{metric.full_name}_bucket" for metric in METRICS if metric.kind == "histogram"}
 SITE = Site(builtin(), Values(), ALERTS)
-BOARDS = render_boards(SITE)
+BOARDS = render_dashboards(SITE)
 OPTIONAL = optional_queries(SITE)
 
 every_board = pytest.mark.parametrize("uid", sorted(BOARDS))
@@ -267,40 +268,40 @@ def test_request_shapes_are_read_from_what_vllm_serves() -> None:
         (
             "kvpressure-memory",
             {
-                "VllmKVCachePressure",
-                "VllmKVCacheExhaustionAhead",
-                "VllmKVCacheOvercommitted",
+                "InferenceKVCachePressure",
+                "InferenceKVCacheExhaustionAhead",
+                "InferenceKVCacheOvercommitted",
                 "GpuMemoryHigh",
-                "VllmMemoryFragmentation",
-                "VllmBaselineTooHigh",
-                "VllmMemoryLeak",
+                "InferenceMemoryFragmentation",
+                "InferenceBaselineTooHigh",
+                "InferenceMemoryLeak",
                 "GpuXidError",
             },
         ),
         (
             "kvpressure-workload",
             {
-                "VllmConcurrencyNearLimit",
-                "VllmBatchCollapse",
-                "VllmContextLengthSpike",
-                "VllmMixedContextLengths",
-                "VllmQueueTimeHigh",
-                "VllmTokenLatencyHigh",
-                "VllmTimeToFirstTokenHigh",
-                "VllmHostBound",
-                "VllmRequestsRejected",
-                "VllmDocumentedSignature",
+                "InferenceConcurrencyNearLimit",
+                "InferenceBatchCollapse",
+                "InferenceContextLengthSpike",
+                "InferenceMixedContextLengths",
+                "InferenceQueueTimeHigh",
+                "InferenceTokenLatencyHigh",
+                "InferenceTimeToFirstTokenHigh",
+                "InferenceHostBound",
+                "InferenceRequestsFailing",
+                "InferenceDocumentedSignature",
             },
         ),
         (
             "kvpressure-configuration",
             {
-                "VllmLimitNotExplicit",
-                "VllmGpuMemoryUtilizationHigh",
-                "VllmEngineDown",
-                "VllmOOMKilled",
-                "VllmCrashLoop",
-                "VllmAllocationFailure",
+                "InferenceLimitNotExplicit",
+                "InferenceGpuMemoryUtilizationHigh",
+                "InferenceEngineDown",
+                "InferenceOOMKilled",
+                "InferenceCrashLoop",
+                "InferenceAllocationFailure",
                 "KvpressureSourceDown",
                 "KvpressurePageUnreadable",
                 "KvpressureExporterStuck",
@@ -374,8 +375,14 @@ def test_engines_are_ranked_as_on_the_page() -> None:
     assert set(RANKS) == set(VERDICTS)
 
 
+def test_the_published_evidence_is_what_dashboards_and_rules_use() -> None:
+    text = json.dumps([BOARDS, repr(load_groups(Options(builtin())))])
+    asked = {name for names in re.findall(r'evidence=~?\\+"([\w|]+)', text) for name in names.split("|")}
+    assert {fact.name for fact in KNOWN_FACTS if fact.shown} == asked
+
+
 def test_every_fact_is_evidence_of_its_verdict_with_its_threshold() -> None:
-    known = gather(full_signals(), Recent([1.0]), builtin())
+    known = gather(View(full_signals(), Recent([1.0]), builtin(), 5))
     keys = [fact.key(place) for place, fact in enumerate(FACTS)]
     assert sorted(keys) == keys
     for fact in FACTS:

@@ -13,14 +13,14 @@ import pytest
 
 from kvpressure.bundle.render import render
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options
-from kvpressure.thresholds import Thresholds, builtin
+from kvpressure.settings.thresholds import Thresholds, builtin
 
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
 
 # A state is 0 or 1, more than none is > 0, percent are divided by 100, the free share is 1 minus the used one; quantiles, status classes and the driver's XID
 # numbers are names; format strings are formats.
 STRUCTURE = re.compile(
-    r"""== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|, 1 / |quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df"""
+    r"""\[\d+[mhd](?::\d+m)?\]\) \* (?:300|600)\b|rate5m\[(?:5m|30m|1h|2h|6h|1d|3d)|> 0\)$|== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|, 1 / |quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df"""
 )
 
 # Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from bundle.conftest import ROOT
 from kvpressure.bundle.render import OWNED, differences, render
 from kvpressure.bundle.rules import SOURCES, Options, load_groups
 from kvpressure.bundle.spec import SpecError
 from kvpressure.cli import main
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
+from tests.bundle.conftest import ROOT
 
 
 def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
     for name, seed in (("a", "1"), ("b", "2")):
         subprocess.run(
-            [sys.executable, "-m", "kvpressure.cli", "bundle", "--out", str(tmp_path / name)],
+            [sys.executable, "-m", "kvpressure", "bundle", "--out", str(tmp_path / name)],
             check=True,
             capture_output=True,
             env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin:/bin"},
@@ -79,11 +79,11 @@ def test_writing_repairs_and_says_how_many(tree: Path, tmp_path: Path, capsys: p
         ("--values", "runbook_base_url: ftp://x", "is not an http or https URL"),
         ("--values", "exclude: [Nothing]", "no alert is called 'Nothing'"),
         ("--values", "exclude: load", "expected a list"),
-        ("--values", "durations: {VllmBatchCollapse: {warning: soon}}", "is not a duration"),
-        ("--values", "durations: {VllmBatchCollapse: {loud: 5m}}", "'loud' is not one of critical, warning, info"),
+        ("--values", "durations: {InferenceBatchCollapse: {warning: soon}}", "is not a duration"),
+        ("--values", "durations: {InferenceBatchCollapse: {loud: 5m}}", "'loud' is not one of critical, warning, info"),
         ("--values", "labels: {team: 1}", "must be text"),
         ("--values", "labels: {alertname: x}", "is not a label that may be set"),
-        ("--values", "alert_labels: {VllmBatchCollapse: {page: often}}", 'page must be "true" or "false"'),
+        ("--values", "alert_labels: {InferenceBatchCollapse: {page: often}}", 'page must be "true" or "false"'),
         ("--values", "exporter_job: '.*'", "is not a name of letters"),
         ("--values", "labels: {}\nthresholds:\n  kv_ful: 1", "input.yaml:3: unknown threshold 'kv_ful'"),
         (
@@ -146,7 +146,7 @@ def test_thresholds_that_make_no_rules_are_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def impossible(_: Options) -> dict[str, str]:
-        raise SpecError("VllmBatchCollapse: test input 'x': '>= -1' is not understood")
+        raise SpecError("InferenceBatchCollapse: test input 'x': '>= -1' is not understood")
 
     monkeypatch.setattr("kvpressure.cli.bundle.render", impossible)
     assert main(["bundle", "--out", str(tmp_path)]) == 2

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from bundle.promql import SCRAPE, metrics, result_labels, selectors, walk
 from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, Group
@@ -20,17 +19,26 @@ from kvpressure.bundle.text import to_yaml, words
 from kvpressure.bundle.values import Values
 from kvpressure.bundle.variants import EXTERNAL, metric_labels
 from kvpressure.publish.metrics import METRICS
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
+from tests.bundle.promql import SCRAPE, metrics, result_labels, selectors, walk
+from tests.helpers.situations import load as load_situations
+
+pytestmark = pytest.mark.live
 
 # Those whose number the guides give; OOMKilled and log lines have no threshold to take literally.
+REMEMBERING = {
+    "workload:kvpressure_pods_up:last_timestamp_seconds": frozenset(SUBJECTS["workload"]),
+    "exporter:kvpressure_build_info:last_timestamp_seconds": frozenset({"cluster", "job", "instance"}),
+}
 GUIDES_ALERTS = {
     "GpuMemoryHigh",
-    "VllmMemoryFragmentation",
-    "VllmConcurrencyNearLimit",
-    "VllmContextLengthSpike",
-    "VllmBatchCollapse",
-    "VllmDocumentedSignature",
+    "InferenceMemoryFragmentation",
+    "InferenceConcurrencyNearLimit",
+    "InferenceContextLengthSpike",
+    "InferenceBatchCollapse",
+    "InferenceDocumentedSignature",
 }
+JUDGED_BY_SITUATIONS = {name for situation in load_situations() for name in (*situation.by, *situation.ticket_by)}
 VARIANTS = [f"{source}-{profile}" for source in SOURCES for profile in PROFILES]
 GROUPS = {
     f"{source}-{profile}": load_groups(Options(builtin(), profile=profile, source=source))
@@ -99,6 +107,9 @@ def test_every_level_has_firing_and_silent_assertions(trees: Trees, variant: str
         tests = yaml.safe_load((trees[variant] / f"alerts/tests/{group.name}.yaml").read_text())["tests"]
         for alert in group.alerts:
             for level in alert.levels:
+                if not level.cases:  # by situations that take hours
+                    assert alert.name in JUDGED_BY_SITUATIONS
+                    continue
                 mine = [test for test in tests if test["name"].startswith(f"{alert.name} {level.severity}:")]
                 checks = [check for test in mine for check in test.get("promql_expr_test", [])]
                 firing = {sample["labels"] for check in checks for sample in check["exp_samples"]}
@@ -106,7 +117,6 @@ def test_every_level_has_firing_and_silent_assertions(trees: Trees, variant: str
                 assert any(not check["exp_samples"] for check in checks), (
                     f"{alert.name} {level.severity} is never silent"
                 )
-                assert sum("alert_rule_test" in test for test in mine) == 1
                 situations = {series["series"] for test in mine for series in test["input_series"]}
                 assert alert.subject == "none" or len(situations) >= 3, f"{alert.name}: too few situations"
 
@@ -118,6 +128,7 @@ def test_labels_and_annotations_are_complete(rules: list[dict[str, Any]]) -> Non
         assert rule["labels"]["severity"] in SEVERITIES
         assert rule["labels"]["page"] in ("true", "false")
         assert rule["labels"]["kvpressure_family"] in FAMILIES
+        assert (rule["labels"]["severity"] == "none") == (rule["alert"] == "KvpressureWatchdog")
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url", "dashboard_url"}
         assert all(rule["annotations"].values())
         assert re.fullmatch(r"[A-Z][A-Za-z0-9]+", rule["alert"])
@@ -191,12 +202,15 @@ def test_every_matched_label_exists(variant: str) -> None:
 
 
 def recorded_labels(rules: list[dict[str, Any]]) -> dict[str, frozenset[str]]:
-    """By recording; one may read another that stands further down, in a group of another pace."""
+    """By recording; one may read another that stands further down, in a group of another evaluation interval."""
     waiting = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
     found: dict[str, frozenset[str]] = {}
     while waiting:
         ready = [name for name, expr in waiting.items() if not metrics(expr) & waiting.keys()]
-        assert ready, f"recordings read each other: {sorted(waiting)}"
+        if not ready:  # one that reads itself, or two that read each other, have the labels they declare
+            ready = [name for name in waiting if name in REMEMBERING]
+            assert ready, f"recordings read each other: {sorted(waiting)}"
+            found |= {name: REMEMBERING[name] for name in ready}
         for name in ready:
             found[name] = result_labels(waiting.pop(name), found)
     return found
@@ -246,6 +260,8 @@ def test_descriptions_say_value_and_threshold(groups: tuple[Group, ...]) -> None
     for group in groups:
         for alert in group.alerts:
             for level in alert.levels:
+                if not level.cases:
+                    continue
                 driver = level.cases[0].inputs[0]
                 named = {
                     text
@@ -323,7 +339,7 @@ def test_runbook_of_every_alert_is_in_the_bundle(files: dict[str, str], rules: l
                 assert len(body) > 15, f"{rule['alert']}: {heading} is empty"
 
 
-def test_literal_profile_drops_our_gates() -> None:
+def test_literal_profile_drops_our_conditions() -> None:
     literal = {alert.name: alert for group in GROUPS["kvpressure-literal"] for alert in group.alerts}
     default = {alert.name: alert for group in GROUPS["kvpressure-default"] for alert in group.alerts}
     assert set(literal) == set(default)
@@ -331,7 +347,7 @@ def test_literal_profile_drops_our_gates() -> None:
     for name, alert in literal.items():
         if name in GUIDES_ALERTS:
             assert alert.documented
-            assert all(not level.gates for level in alert.levels), name
+            assert all(not level.conditions for level in alert.levels), name
     memory = literal["GpuMemoryHigh"].levels[0].full_expr()
     assert "kvpressure_gpu_memory_used_ratio" in memory
     assert "demand" not in memory

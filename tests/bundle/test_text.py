@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -10,9 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.bundle.gotext import expand
 from kvpressure.bundle.text import duration, number, span, to_yaml, words
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
@@ -65,31 +63,3 @@ def test_span() -> None:
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_yaml_reads_back(document: object) -> None:
     assert yaml.safe_load(to_yaml(document)) == document
-
-
-@pytest.mark.parametrize(
-    ("value", "form", "text"),
-    [
-        (0.97, "humanizePercentage", "97%"),
-        (0.12345, "humanizePercentage", "12.35%"),
-        (2e9, "humanize", "2G"),
-        (0, "humanize", "0"),
-        (0.05, "humanize", "50m"),
-        (1500, "humanize", "1.5k"),
-        (90, "humanizeDuration", "1m 30s"),
-        (3600, "humanizeDuration", "1h 0m 0s"),
-        (12.5, "humanizeDuration", "12.5s"),
-        (0.25, "humanizeDuration", "250ms"),
-    ],
-)
-def test_go_formats(value: float, form: str, text: str) -> None:
-    assert expand(f"{{{{ $value | {form} }}}}", {}, value, {}) == text
-
-
-def test_go_labels_and_recommendation() -> None:
-    text = (
-        '{{ $labels.pod | urlquery }}{{ with printf "max(kvpressure_limit_recommended{limit=\\"max_num_seqs\\",pod=%q})" $labels.pod '
-        '| query }} Set max_num_seqs to {{ . | first | value | printf "%.0f" }}.{{ end }}'
-    )
-    assert expand(text, {"pod": "a/b c"}, math.nan, {"max_num_seqs": 48.0}) == "a%2Fb+c Set max_num_seqs to 48."
-    assert expand(text, {"pod": "x"}, math.nan, {}) == "x"

@@ -13,7 +13,7 @@ import yaml
 from kvpressure.bundle import values
 from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import Options
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 
 def documented_example(files: dict[str, str]) -> str:
@@ -51,8 +51,8 @@ def test_thresholds_reach_rules_boards_and_pages(
     changed = site[1]
     assert 'phase="queue",quantile="0.95"} >= 10)' in changed["alerts/kvpressure-rules.yaml"]
     assert 'phase="queue",quantile="0.95"} >= 5)' in files["alerts/kvpressure-rules.yaml"]
-    assert "above 10 seconds" in changed["docs/runbooks/VllmQueueTimeHigh.md"]
-    assert "above 5 seconds" in files["docs/runbooks/VllmQueueTimeHigh.md"]
+    assert "above 10 seconds" in changed["docs/runbooks/InferenceQueueTimeHigh.md"]
+    assert "above 5 seconds" in files["docs/runbooks/InferenceQueueTimeHigh.md"]
     assert "| `queue_floor_seconds` | 10 seconds |" in changed["docs/thresholds.md"]
 
 
@@ -60,17 +60,19 @@ def test_durations_exclusions_labels_and_urls(
     files: dict[str, str], site: tuple[values.Values, dict[str, str]]
 ) -> None:
     changed, before = rules(site[1]), rules(files)
-    assert changed["VllmQueueTimeHigh", "critical"]["for"] == "10m"
-    assert changed["VllmQueueTimeHigh", "warning"]["for"] == before["VllmQueueTimeHigh", "warning"]["for"]
+    assert changed["InferenceQueueTimeHigh", "critical"]["for"] == "10m"
+    assert changed["InferenceQueueTimeHigh", "warning"]["for"] == before["InferenceQueueTimeHigh", "warning"]["for"]
     gone = {name for name, _ in before} - {name for name, _ in changed}
     assert gone == {
         name for (name, _), rule in before.items() if rule["labels"]["kvpressure_family"] == "configuration"
     }
-    assert "VllmMixedContextLengths" in gone
+    assert "InferenceMixedContextLengths" in gone
     assert not any(f"docs/runbooks/{name}.md" in site[1] for name in gone)
     assert "alerts/tests/configuration-slow.yaml" not in site[1]
     assert all(rule["labels"]["team"] == "inference" for rule in changed.values())
-    assert {rule["labels"]["page"] for (name, _), rule in changed.items() if name == "VllmKVCachePressure"} == {"false"}
+    assert {rule["labels"]["page"] for (name, _), rule in changed.items() if name == "InferenceKVCachePressure"} == {
+        "false"
+    }
     for rule in changed.values():
         assert rule["annotations"]["runbook_url"].startswith("https://docs.example.com/kvpressure/runbooks/")
         assert rule["annotations"]["dashboard_url"].startswith("https://grafana.example.com/d/kvpressure-incident")

@@ -31,7 +31,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *arguments: object, status: int 
 
 def test_help_shows_examples() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "kvpressure.cli", "capacity", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "kvpressure", "capacity", "--help"], capture_output=True, text=True, check=True
     )
     assert "kvpressure capacity llama-3.1-70b --tp 4" in done.stdout
     assert "--worksheet" in done.stdout

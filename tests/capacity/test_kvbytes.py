@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvpressure.capacity import CapacityError
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import (
     CACHE_DTYPES,
     Layout,

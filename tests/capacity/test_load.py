@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.capacity import CapacityError
-from kvpressure.capacity import load as loads
-from kvpressure.capacity.load import Load, Request, from_file, from_quantiles, stated
+from kvpressure.capacity.errors import CapacityError
+from kvpressure.capacity.load import Load, Request, from_quantiles, stated
+from kvpressure.toolbox import traffic
+from kvpressure.toolbox.traffic import from_file
 
 RECORDINGS = Path(__file__).parent.parent / "fixtures" / "recordings"
 
@@ -132,7 +133,7 @@ def test_a_missing_or_damaged_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_and_the_sample_even(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads, "MAX_SAMPLES", 100)
+    monkeypatch.setattr(traffic, "MAX_SAMPLES", 100)
     rows = "".join(f"{n},1\n" for n in range(10_000))
     found = from_file(write(tmp_path / "long.csv", "input_tokens,output_tokens\n" + rows))
     assert 100 <= len(found.requests) < 200

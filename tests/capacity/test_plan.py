@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.capacity import CapacityError, weights
+from kvpressure.capacity import weights
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Layout, Parallel, layout
 from kvpressure.capacity.load import Load, Request, stated
 from kvpressure.capacity.models import named
@@ -27,7 +28,7 @@ from kvpressure.capacity.plan import (
     recommend,
     requests_that_fit,
 )
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 RECORDINGS = Path(__file__).parent.parent / "fixtures" / "recordings" / "h100"
 GIB = 2**30

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.capacity import CapacityError, weights
+from kvpressure.capacity import weights
+from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import kv_bytes_per_token, layout
 from kvpressure.capacity.models import CONFIGS, named
 from kvpressure.capacity.shapes import from_config, load

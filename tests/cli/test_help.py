@@ -8,7 +8,8 @@ import shlex
 
 import pytest
 
-from kvpressure.cli import COMMANDS, Parser, UsageError, main
+from kvpressure.cli import COMMANDS, Parser, main
+from kvpressure.errors import InputError
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -25,5 +26,5 @@ def test_help_has_examples_that_can_be_given(command: str, capsys: pytest.Captur
         own = re.split(r" (?:#|\||>|&&)", example)[0]
         try:
             parser.parse_args(shlex.split(own))
-        except UsageError as error:
+        except InputError as error:
             pytest.fail(f"{own.strip()}: {error}")

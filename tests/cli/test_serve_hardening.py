@@ -16,13 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from publish.clients import Answer, ask, connect, eventually, receive
-from serve_process import LISTEN, QUIET, Process
+from tests.helpers.serve_process import LISTEN, QUIET, Process
+from tests.helpers.waiting import until
+from tests.publish.clients import Answer, ask, connect, receive
+
+pytestmark = pytest.mark.live
 
 STOP_SECONDS = 2.0
 HANGING = """
 import sys, time
-from kvpressure.sources.base import SourceSpec, register
+from kvpressure.sources.catalog import SourceSpec, register
 
 class Hanging:
     name = "hanging"
@@ -89,22 +92,22 @@ class TestSignals:
         process = start()
         assert ask(process.port).status == 200
         process.child.send_signal(signal.SIGHUP)
-        assert eventually(lambda: any("SIGHUP reloads nothing" in line for line in process.lines))
+        until(lambda: any("SIGHUP reloads nothing" in line for line in process.lines))
         assert ask(process.port).status == 200
         assert process.stop() == 0
 
     def test_a_process_that_was_stopped_goes_on_and_says_how_late_it_was(self, start: Start) -> None:
         """As on a node that is suspended, or under a debugger: clocks jump, nothing else."""
         process = start()
-        assert eventually(lambda: number(process.scrape(), "kvpressure_ticks_total") >= 2)
+        until(lambda: number(process.scrape(), "kvpressure_ticks_total") >= 2)
         process.child.send_signal(signal.SIGSTOP)
         time.sleep(3.2)
         before = time.time()
         process.child.send_signal(signal.SIGCONT)
         ticks = number(process.scrape(), "kvpressure_ticks_total")
-        assert eventually(lambda: number(process.scrape(), "kvpressure_ticks_total") > ticks)
+        until(lambda: number(process.scrape(), "kvpressure_ticks_total") > ticks)
         newest = 'kvpressure_source_last_success_timestamp_seconds{source="pipeline"}'
-        assert eventually(lambda: number(process.scrape(), re.escape(newest)) >= before - 1)
+        until(lambda: number(process.scrape(), re.escape(newest)) >= before - 1)
         assert number(process.scrape(), "kvpressure_ticks_total") < ticks + 10, "missed ticks are not made up for"
         assert ask(process.port, "/-/healthy").status == 200
 
@@ -121,7 +124,7 @@ class TestSurroundings:
             sys.executable,
             "-B",
             "-m",
-            "kvpressure.cli",
+            "kvpressure",
             "serve",
             *QUIET,
             "--web.listen-address",
@@ -130,7 +133,7 @@ class TestSurroundings:
         environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "none"), "TMPDIR": str(tmp_path / "none")}
         child = subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, preexec_fn=no_files, cwd="/")
         try:
-            assert eventually(lambda: answers(port, "/-/ready"), 20)
+            until(lambda: answers(port, "/-/ready"), 20)
             for path in ("/", "/metrics", "/api/v1/diagnosis"):
                 assert ask(port, path).status == 200
             child.terminate()
@@ -145,10 +148,11 @@ class TestSurroundings:
     @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full", "1>&- 2>&-"])
     def test_it_serves_without_a_log(self, redirect: str) -> None:
         port = free_port()
-        command = f"exec {sys.executable} -m kvpressure.cli serve {' '.join(QUIET)} --web.listen-address 127.0.0.1:{port} {redirect}"
+        arguments = f"{' '.join(QUIET)} --web.listen-address 127.0.0.1:{port}"
+        command = f"exec {sys.executable} -m kvpressure serve {arguments} {redirect}"
         child = subprocess.Popen(["sh", "-c", command])
         try:
-            assert eventually(lambda: answers(port, "/-/ready"), 20)
+            until(lambda: answers(port, "/-/ready"), 20)
             assert ask(port, "/").status == 200
             child.terminate()
             assert child.wait(10) == 0
@@ -158,8 +162,8 @@ class TestSurroundings:
 
     def test_the_host_has_no_process_table_to_read(self, start: Start, tmp_path: Path) -> None:
         process = start("--collector.procfs", "--host.proc", str(tmp_path / "none"))
-        assert eventually(lambda: 'kvpressure_source_up{source="procfs"} 0.0' in process.scrape(), 20)
-        assert 'kvpressure_source_up{source="vllm"} 1.0' in process.scrape()
+        until(lambda: 'kvpressure_source_up{source="procfs"} 0.0' in process.scrape(), 20)
+        assert 'kvpressure_source_up{source="engines"} 1.0' in process.scrape()
 
 
 class TestScrapes:
@@ -189,13 +193,11 @@ class TestScrapes:
         cpu = [number(page, "process_cpu_seconds_total") for page in pages]
         assert ticks == sorted(set(ticks))
         assert cpu == sorted(cpu)
-        assert eventually(lambda: number(process.scrape(), "process_cpu_seconds_total") > cpu[0], 20), (
-            "counted in hundredths of a second"
-        )
+        until(lambda: number(process.scrape(), "process_cpu_seconds_total") > cpu[0])  # in hundredths of a second
 
     def test_every_dialect_of_the_real_process(self, start: Start) -> None:
         process = start()
-        assert eventually(lambda: number(process.scrape(), "kvpressure_ticks_total") >= 1)
+        until(lambda: number(process.scrape(), "kvpressure_ticks_total") >= 1)
         openmetrics = ask(
             process.port, headers="Accept: application/openmetrics-text;version=1.0.0\r\nAccept-Encoding: gzip\r\n"
         )
@@ -209,7 +211,7 @@ class TestScrapes:
         port = free_port()
         process = Process(*QUIET, "--web.listen-address", f"[::1]:{port}")
         try:
-            assert eventually(lambda: any(f"address=[::1]:{port}" in line for line in process.lines), 20)
+            until(lambda: any(f"address=[::1]:{port}" in line for line in process.lines), 20)
             with socket.create_connection(("::1", port), timeout=5) as client:
                 assert keep_asking(client).status == 200
             assert process.stop() == 0

@@ -1,4 +1,4 @@
-"""Commands whose standard streams are full, closed, or of an old encoding: the answer or one clear line, never a traceback."""
+"""Commands whose standard streams are full, closed, or of an old encoding: one clear line, never a traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-RECORDING = Path(__file__).parent / "fixtures/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
+pytestmark = pytest.mark.live
+
+RECORDING = Path(__file__).parents[1] / "fixtures/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
 COMMANDS = {
     "diagnose": f"diagnose {RECORDING}",
     "mitigate": f"mitigate {RECORDING} --format json",
@@ -23,7 +25,7 @@ STATUS = {"diagnose": 1}
 
 
 def shell(command: str, redirect: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    line = f"{shlex.quote(sys.executable)} -m kvpressure.cli {command} {redirect}"
+    line = f"{shlex.quote(sys.executable)} -m kvpressure {command} {redirect}"
     return subprocess.run(
         ["bash", "-c", line],
         capture_output=True,

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
-from kvpressure import cli, settings
-from kvpressure.publish.page import render_page
-from kvpressure.publish.view import Surroundings
-from kvpressure.signals.model import ContextSignals, LatencySignals, MemorySignals, Signals
-from kvpressure.state import EngineState, State
-from kvpressure.thresholds import Thresholds, builtin
-from publish.states import NOW, unknown_engine
+from kvpressure import cli
+from kvpressure.model.signals import ContextSignals, LatencySignals, MemorySignals, Signals
+from kvpressure.model.state import EngineState, State
+from kvpressure.publish.page.render import render_page
+from kvpressure.publish.page.view import ViewContext
+from kvpressure.settings import settings
+from kvpressure.settings.thresholds import Thresholds, builtin
+from tests.publish.states import NOW, unknown_engine
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ CASES = [
         Signals(time=NOW, memory=MemorySignals(device_demand_ratio=0.75)),
         3,
         ("unknown", "look"),
-        ("warning from 80 %", "warning from 70 %"),
+        ("warning at 80 %", "warning at 70 %"),
         "GpuMemoryHigh",
         r"ratio >= {}(?!\d)",
         "GPU memory: needed, and used (dashed)",
@@ -58,8 +59,8 @@ CASES = [
         ),
         5,
         ("look", "fine"),
-        ("spike from 2 times", "spike from 4 times"),
-        "VllmContextLengthSpike",
+        ("spike at 2 ×", "spike at 4 ×"),
+        "InferenceContextLengthSpike",
         r"spike_ratio > {}(?!\d)",
         "Context spike",
     ),
@@ -69,8 +70,8 @@ CASES = [
         Signals(time=NOW, latency=LatencySignals(baseline_ratios={"ttft": 2.2})),
         8,
         ("bad", "look"),
-        ("multiplied from 2 times", "multiplied from 2.5 times"),
-        "VllmTimeToFirstTokenHigh",
+        ("multiplied at 2 ×", "multiplied at 2.5 ×"),
+        "InferenceTimeToFirstTokenHigh",
         r"ratio\{{phase=\"ttft\"\}} >= {}(?![\d.])",
         "Latency against baseline",
     ),
@@ -116,7 +117,7 @@ def serving(file: Path) -> Thresholds:
 def page(case: Case, thresholds: Thresholds) -> tuple[str, str]:
     """Colour and text of the triage step that is judged by the threshold."""
     engine: EngineState = replace(unknown_engine(), signals=case.signals)
-    html = render_page(State(time=NOW, engines=(engine,)), "node-1", "/metrics", Surroundings(thresholds))
+    html = render_page(State(time=NOW, engines=(engine,)), "node-1", "/metrics", ViewContext(thresholds))
     triage = html[html.index("The eight triage steps") :]
     found = re.findall(r'<span class="mark (\w+)">(.*?)<small>By hand', triage, re.DOTALL)
     colour, text = found[case.step - 1]

@@ -18,27 +18,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure import readings as r
-from kvpressure.pipeline import Pipeline
-from kvpressure.publish.collector import families
-from kvpressure.publish.exposition import encode
-from kvpressure.readings import (
+from kvpressure.engines.registry import log_line
+from kvpressure.model import readings as r
+from kvpressure.model.readings import (
     AllocatorReading,
     ContainerReading,
-    EnginePage,
     EngineReading,
     GpuOwner,
     GpuProcess,
     GpuReading,
     Histogram,
-    LogLine,
+    Scrape,
     Snapshot,
     StepStats,
     Termination,
 )
-from kvpressure.sources.vllm.reasons import REASONS
-from kvpressure.state import CONDITIONS, SIGNATURE_CONDITIONS, STAGES, VERDICTS, EngineState, State
-from kvpressure.thresholds import builtin
+from kvpressure.model.reasons import REASONS
+from kvpressure.model.state import CONDITIONS, SIGNATURE_CONDITIONS, STAGES, VERDICTS, EngineState, State
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.publish.collector import families
+from kvpressure.publish.exposition import encode
+from kvpressure.settings.thresholds import builtin
 
 T = builtin()
 INF = float("inf")
@@ -61,8 +61,6 @@ RATIOS = (
 SIGNED = {
     "kv_slope_per_second",
     "idle_growth_bytes_per_hour",
-    "device_growth_bytes",
-    "memory_growth_per_hour_ratio",
     "last_exit_code",
 }
 GAUGES = (
@@ -189,11 +187,11 @@ class Node:
             draw.choice(CONFIGS),
         )
 
-    def _page(self) -> EnginePage:
+    def _page(self) -> Scrape:
         draw, pod = self._random, self._pod()
         error = draw.choice([None, None, None, *REASONS])
         engines = {} if error else {(one.model_name, one.engine): one for one in self._several(self._engine)}
-        return EnginePage(
+        return Scrape(
             f"http://{pod}",
             self._t - draw.choice([0.0, 0.0, 0.0, 0.5, 30.0]),
             "n",
@@ -273,7 +271,7 @@ class Node:
             owners=self._several(
                 lambda: GpuOwner(draw.choice(["G0", "G1"]), "n", self._pod(), "vllm", draw.random() < 0.5)
             ),
-            logs=self._several(lambda: LogLine("n", self._pod(), "vllm", draw.choice(LINES))),
+            logs=self._several(lambda: log_line("n", self._pod(), "vllm", draw.choice(LINES))),
             allocator=self._several(
                 lambda: AllocatorReading("n", self._pod(), draw.randrange(4), *(self._whole() for _ in range(5)))
             ),
@@ -410,7 +408,7 @@ def seen_by_less(scenario: str, hidden: frozenset[str]) -> tuple[str, float]:
             {name: value for name, value in gauges.items() if name not in hidden},
             {name: value for name, value in counters.items() if name not in hidden},
         )
-        page = EnginePage(
+        page = Scrape(
             "http://a",
             1000.0 + i,
             "n",
@@ -441,11 +439,11 @@ def test_taking_fields_away_never_makes_a_confident_answer_another_one(scenario:
 def test_engines_that_come_and_go_do_not_touch_each_other(pods: list[str], step: float) -> None:
     """One engine among others that flicker says what it says alone."""
 
-    def page(t: float, pod: str, i: int) -> EnginePage:
+    def page(t: float, pod: str, i: int) -> Scrape:
         reading = EngineReading(
             "m", "0", {**BUSY, r.KV_USAGE: 0.4 if pod == "a" else 0.99}, {r.GENERATION_TOKENS: 900.0 * i}
         )
-        return EnginePage(f"http://{pod}", t, "n", pod, "vllm", engines=(reading,))
+        return Scrape(f"http://{pod}", t, "n", pod, "vllm", engines=(reading,))
 
     alone, crowd = Pipeline(), Pipeline()
     for i, pod in enumerate(pods):
@@ -470,7 +468,7 @@ def test_time_shifts_change_nothing_but_the_time() -> None:
                 {r.GENERATION_TOKENS: 900.0 * i, r.PROMPT_TOKENS: 90.0 * i},
             )
             state = pipeline.observe(
-                Snapshot(start + i, pages=(EnginePage("http://a", start + i, "n", "a", engines=(reading,)),))
+                Snapshot(start + i, pages=(Scrape("http://a", start + i, "n", "a", engines=(reading,)),))
             )
             found.append((state.engines[0].diagnosis.verdict, state.engines[0].diagnosis.since - start))
         return found
@@ -483,7 +481,7 @@ def test_every_signal_has_a_checked_sign() -> None:
     """A new signal that may be negative has to be named here."""
     names = set(
         Pipeline()
-        .observe(Snapshot(0.0, pages=(EnginePage("http://a", 0.0, engines=(EngineReading("m", "0"),)),)))
+        .observe(Snapshot(0.0, pages=(Scrape("http://a", 0.0, engines=(EngineReading("m", "0"),)),)))
         .engines[0]
         .signals.flat()
     )
@@ -496,8 +494,8 @@ def test_the_frozen_state_is_not_shared_with_the_next_tick() -> None:
     pipeline = Pipeline()
     snapshot = Snapshot(
         1000.0,
-        pages=(EnginePage("http://a", 1000.0, "n", "a", "vllm", engines=(EngineReading("m", "0", BUSY),)),),
-        logs=(LogLine("n", "a", "vllm", LINES[3]),),
+        pages=(Scrape("http://a", 1000.0, "n", "a", "vllm", engines=(EngineReading("m", "0", BUSY),)),),
+        logs=(log_line("n", "a", "vllm", LINES[3]),),
     )
     state = pipeline.observe(snapshot)
     before = encode(families(state).collect(), openmetrics=False)
@@ -514,9 +512,9 @@ def test_a_start_up_line_of_nothing_breaks_nothing() -> None:
     pipeline = Pipeline()
     for i in range(5):
         shape = {r.REQUEST_PROMPT: Histogram((INF,), (10.0 * i,), 1000.0 * i, 10.0 * i)}
-        page = EnginePage("http://a", 1000.0 + i, "n", "a", "vllm", engines=(EngineReading("m", "0", BUSY, {}, shape),))
+        page = Scrape("http://a", 1000.0 + i, "n", "a", "vllm", engines=(EngineReading("m", "0", BUSY, {}, shape),))
         state = pipeline.observe(
-            Snapshot(1000.0 + i, pages=(page,), logs=(LogLine("n", "a", "vllm", "GPU KV cache size: 0 tokens"),))
+            Snapshot(1000.0 + i, pages=(page,), logs=(log_line("n", "a", "vllm", "GPU KV cache size: 0 tokens"),))
         )
     assert state.engines[0].signals.kv.kv_capacity_tokens is None
     assert state.engines[0].diagnosis.verdict == "kv_pressure"

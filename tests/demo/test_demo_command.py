@@ -14,7 +14,9 @@ from urllib.request import urlopen
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "kvpressure.cli", "demo"]
+pytestmark = pytest.mark.live
+
+COMMAND = [sys.executable, "-m", "kvpressure", "demo"]
 
 
 @pytest.fixture
@@ -89,10 +91,10 @@ def test_the_incident_is_seen_from_first_token_to_cleared_alert(
         "chat-13b-0: idle -> healthy",
         "== incident:",
         "-> kv_pressure (saturated)",
-        "ALERT VllmKVCachePressure",
+        "ALERT InferenceKVCachePressure",
         "== mitigation:",
         "-> healthy",
-        "CLEARED VllmKVCachePressure",
+        "CLEARED InferenceKVCachePressure",
         "everything that was promised was seen",
     ]
     at = 0
@@ -153,7 +155,7 @@ def test_it_runs_without_prometheus_and_serves_its_verdicts(running: Callable[..
     for pod in ("chat-13b-0", "code-7b-0", "mail-1b3-0"):
         assert re.search(rf'kvpressure_verdict{{[^}}]*pod="{pod}"[^}}]*}} 1', text), pod
     assert 'kvpressure_gpu_pod_info{container="vllm",namespace="inference",pod="chat-13b-0"' in text
-    assert 'kvpressure_source_up{source="vllm"} 1' in text
+    assert 'kvpressure_source_up{source="engines"} 1' in text
 
 
 def test_prometheus_that_does_not_start_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from http.client import HTTPConnection, RemoteDisconnected
+from types import SimpleNamespace
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
 
-from demo.timeline import START, Clock
 from kvpressure.demo.node import Change, Node
 from kvpressure.demo.scenario import CHAT, CODE, MAIL, PODS
 from kvpressure.demo.server import PodServer
+from kvpressure.demo.source import DemoSource
 from kvpressure.demo.traffic import Load, Traffic
-from kvpressure.readings import ContainerReading
-from kvpressure.signals.logevents import match, strip
-from kvpressure.sources.demo import DemoSource
-from kvpressure.sources.vllm.exposition import page_from_text
+from kvpressure.engines.vllm.log_lines import match, strip
+from kvpressure.model.readings import ContainerReading
+from kvpressure.sources.scrape.scanner import parse_scrape
+from tests.demo.timeline import START, Clock
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def container(node: Node, pod: str = CHAT) -> ContainerReading:
 
 
 def counter(node: Node, name: str) -> float:
-    page = page_from_text(node.metrics(CHAT), target="t", time=START)
+    page = parse_scrape(node.metrics(CHAT), target="t", time=START)
     return page.engines[0].counters[name]
 
 
@@ -81,7 +82,7 @@ def test_a_rollout_takes_the_pod_away_and_starts_its_counters_anew(node: Node, c
     assert counter(node, "generation_tokens") < 2000
     assert container(node).ready is True
     assert container(node).cpu_usage_seconds < 10  # type: ignore[operator]
-    page = page_from_text(node.metrics(CHAT), target="t", time=clock.now)
+    page = parse_scrape(node.metrics(CHAT), target="t", time=clock.now)
     assert page.page["process_start_time_seconds"] == START + 36
 
 
@@ -110,9 +111,9 @@ def test_throttling_is_in_the_cgroup_and_the_quota_is_used_up(node: Node, clock:
 def test_a_stall_freezes_the_page_but_not_the_api_server(node: Node, clock: Clock) -> None:
     clock.now += 20
     node.apply({CHAT: Change(stalled=True)}, clock.now)
-    before = page_from_text(node.metrics(CHAT), target="t", time=clock.now)
+    before = parse_scrape(node.metrics(CHAT), target="t", time=clock.now)
     clock.now += 30
-    after = page_from_text(node.metrics(CHAT), target="t", time=clock.now)
+    after = parse_scrape(node.metrics(CHAT), target="t", time=clock.now)
     assert after.engines == before.engines
     assert after.page["process_cpu_seconds"] > before.page["process_cpu_seconds"]
     assert next(gpu for gpu in node.gpus() if gpu.index == 0).utilization_ratio == 0
@@ -156,6 +157,12 @@ def test_the_source_starts_the_incident_again(clock: Clock) -> None:
     pages = source.read().pages or ()
     assert [page.engines[0].counters["generation_tokens"] for page in pages] == [0.0, 0.0, 0.0]
     assert pages[0].args[pages[0].args.index("--max-num-seqs") + 1] == "128"
+
+
+def test_the_source_keeps_its_scrapes_for_a_recorder(clock: Clock) -> None:
+    kept = DemoSource(SimpleNamespace(keep_exposition=True), clock=clock).read().pages or ()
+    assert kept
+    assert all("vllm:num_requests_running" in (page.exposition or "") for page in kept)
 
 
 # --- servers ----------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
 from kvpressure.demo.model import LLAMA_2_13B
+from kvpressure.demo.number_format import number
 from kvpressure.demo.page import Page
 from kvpressure.demo.requests import EngineConfig, Request
 from kvpressure.demo.simulator import Engine
-from kvpressure.demo.text import number
 
 CAPTURE = Path(__file__).parents[1] / "fixtures" / "vllm" / "versions" / "live_0.32.0.prom.gz"
 START = 1_700_000_000.0

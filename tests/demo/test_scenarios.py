@@ -7,10 +7,10 @@ from statistics import mean
 
 import pytest
 
-from demo.timeline import engine, play, played
 from kvpressure.demo.scenario import CHAT, CODE, MAIL, SCENARIOS, Scenario
-from kvpressure.readings import EngineKey
-from kvpressure.state import State
+from kvpressure.model.readings import EngineKey
+from kvpressure.model.state import State
+from tests.demo.timeline import engine, play, played
 
 WELL = {"healthy", "idle"}
 

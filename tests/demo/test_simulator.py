@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.demo.books import Books, Histogram, token_bounds
+from kvpressure.demo.counters import Books, Histogram, token_bounds
 from kvpressure.demo.model import LLAMA_2_7B, LLAMA_2_13B, MODELS
 from kvpressure.demo.page import Page
 from kvpressure.demo.requests import EngineConfig, Request, SimulationError

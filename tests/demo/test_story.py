@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from demo.timeline import played
 from kvpressure.bundle.rules import Options, load_groups, rule_file
 from kvpressure.demo import alerting
+from kvpressure.demo.narration import Story
 from kvpressure.demo.scenario import CHAT, MAIL, SCENARIOS
-from kvpressure.demo.story import Story
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
+from tests.demo.timeline import played
+
+pytestmark = pytest.mark.slow
 
 
 class Listener:
@@ -32,7 +34,7 @@ class Listener:
                 self.story.observe(state)
 
     def alert(self, status: str, fingerprint: str = "a", receiver: str = "pager", **labels: str) -> None:
-        labels = {"alertname": "VllmKVCachePressure", "severity": "critical", "pod": CHAT, **labels}
+        labels = {"alertname": "InferenceKVCachePressure", "severity": "critical", "pod": CHAT, **labels}
         self.story.notify(
             receiver,
             [
@@ -90,14 +92,14 @@ def test_nothing_seen_at_all_is_named(heard: Listener) -> None:
 
 def test_alerts_that_did_not_fire_or_clear_are_named(heard: Listener) -> None:
     heard.watch(179)
-    assert heard.story.missing(set()) == [f"VllmKVCachePressure did not fire for {CHAT}"]
+    assert heard.story.missing(set()) == [f"InferenceKVCachePressure did not fire for {CHAT}"]
     assert heard.story.missing(None) == []  # without Alertmanager nobody can tell
     heard.alert("firing", "other", pod=MAIL)
-    heard.alert("firing", "load", alertname="VllmConcurrencyNearLimit")
+    heard.alert("firing", "load", alertname="InferenceConcurrencyNearLimit")
     heard.alert("firing", "beat", receiver="heartbeat")
-    assert heard.story.missing(set()) == [f"VllmKVCachePressure did not fire for {CHAT}"]
+    assert heard.story.missing(set()) == [f"InferenceKVCachePressure did not fire for {CHAT}"]
     heard.alert("firing")
-    assert heard.story.missing({"a"}) == ["VllmKVCachePressure (critical) did not clear"]
+    assert heard.story.missing({"a"}) == ["InferenceKVCachePressure (critical) did not clear"]
     assert heard.story.missing({"other"}) == []  # gone without a notice: it was muted when it ended
 
 
@@ -106,9 +108,9 @@ def test_alerts_are_told_when_they_fire_and_clear_and_not_when_repeated(heard: L
         heard.now += 10
         heard.alert(status)
     assert heard.lines == [
-        f"[  10 s] ALERT VllmKVCachePressure (critical, pager) {CHAT}: it is full",
-        f"[  30 s] CLEARED VllmKVCachePressure (critical, pager) {CHAT}",
-        f"[  50 s] ALERT VllmKVCachePressure (critical, pager) {CHAT}: it is full",
+        f"[  10 s] ALERT InferenceKVCachePressure (critical, pager) {CHAT}: it is full",
+        f"[  30 s] CLEARED InferenceKVCachePressure (critical, pager) {CHAT}",
+        f"[  50 s] ALERT InferenceKVCachePressure (critical, pager) {CHAT}: it is full",
     ]
 
 
@@ -119,7 +121,7 @@ def test_the_summary_says_how_each_alert_ended(heard: Listener) -> None:
         heard.alert("firing", fingerprint)
     heard.alert("resolved", "cleared")
     lines = heard.story.summary({"active"})
-    assert [line.rsplit(": ", 1)[1] for line in lines if "VllmKVCachePressure" in line] == [
+    assert [line.rsplit(": ", 1)[1] for line in lines if "InferenceKVCachePressure" in line] == [
         "cleared at 63 s",
         "still firing",
         "ended while a higher alert muted it",

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import cache
 
 from kvpressure.demo.scenario import SCENARIOS, Scenario
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import Snapshot
-from kvpressure.sources.demo import DemoSource
-from kvpressure.state import EngineState, State
+from kvpressure.demo.source import DemoSource
+from kvpressure.model.readings import Snapshot
+from kvpressure.model.state import EngineState, State
+from kvpressure.pipeline.pipeline import Pipeline
 
 START = 1_700_000_000.0
 

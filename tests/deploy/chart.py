@@ -13,13 +13,23 @@ from typing import Any, Final
 
 import jsonschema
 import kubernetes_validate
+import yaml
 from kubernetes_validate import utils as kubernetes_schemas
 
 Json = dict[str, Any]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"
-KUBERNETES: Final = tuple(f"1.{minor}" for minor in range(28, 37))
+KUBERNETES: Final = tuple(f"1.{minor}" for minor in range(28, 38))
+SCC_FIELDS: Final = {
+    *("apiVersion", "kind", "metadata", "priority", "users", "groups", "volumes", "allowedFlexVolumes"),
+    *("allowHostDirVolumePlugin", "allowHostIPC", "allowHostNetwork", "allowHostPID", "allowHostPorts"),
+    *("allowPrivilegeEscalation", "defaultAllowPrivilegeEscalation", "allowPrivilegedContainer"),
+    *("allowedCapabilities", "defaultAddCapabilities", "requiredDropCapabilities", "readOnlyRootFilesystem"),
+    *("runAsUser", "seLinuxContext", "fsGroup", "supplementalGroups", "seccompProfiles"),
+    *("allowedUnsafeSysctls", "forbiddenSysctls", "userNamespaceLevel"),
+}
+"""Of security.openshift.io/v1, which kubernetes-validate does not know."""
 OPERATOR_KINDS: Final = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
 
 
@@ -55,6 +65,14 @@ def _rendered(values: str, release: str) -> list[Json]:
 def render(values: Json | None = None, **release: Any) -> list[Json]:
     """Every object the chart renders."""
     return copy.deepcopy(_rendered(json.dumps(values or {}, sort_keys=True), json.dumps(release)))
+
+
+def helm_test_objects(values: Json | None = None) -> list[Json]:
+    """The objects of ``helm test``."""
+    chosen = {"image": {"repository": "kvpressure"}, **(values or {})}
+    rendered = chart().render(values=chosen, name="kvpressure", namespace="kvpressure")
+    texts = [text for name, text in rendered.items() if "/tests/" in name]
+    return [item for text in texts for item in yaml.safe_load_all(text) if item]
 
 
 def of_kind(documents: list[Json], kind: str) -> list[Json]:
@@ -96,7 +114,9 @@ def problems(documents: list[Json], versions: tuple[str, ...] = KUBERNETES) -> l
     """What the API server of some version, or the operator's resource definitions, would refuse."""
     found = []
     for document in documents:
-        if document["kind"] in OPERATOR_KINDS:
+        if document["kind"] == "SecurityContextConstraints":
+            found += [f"{name_of(document)}: {name}: unknown field" for name in document.keys() - SCC_FIELDS]
+        elif document["kind"] in OPERATOR_KINDS:
             found += [
                 f"{name_of(document)}: {'.'.join(map(str, error.path))}: {error.message}"
                 for error in _operator_schema(document["kind"]).iter_errors(document)

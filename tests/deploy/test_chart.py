@@ -14,7 +14,7 @@ import helm_python
 import pytest
 import yaml
 
-from deploy.chart import DEPLOY, KUBERNETES, Json, chart, name_of, of_kind, only, problems, render
+from tests.deploy.chart import DEPLOY, KUBERNETES, Json, chart, name_of, of_kind, only, problems, render
 
 CHART: Final = DEPLOY / "helm" / "kvpressure"
 CASES: Final = sorted((CHART / "ci").glob("*.yaml"))
@@ -39,6 +39,9 @@ SWITCHED: Final[Json] = {
     "nameOverride": "pressure",
     "fullnameOverride": "pressure",
     "commonLabels": {"team": "inference"},
+    "global.imageRegistry": "mirror.internal",
+    "global.imagePullSecrets": ["mirror"],
+    "image.registry": "registry.internal",
     "image.repository": "registry.internal/kvpressure",
     "image.tag": "1.2.3",
     "image.digest": "sha256:" + "0" * 64,
@@ -48,6 +51,8 @@ SWITCHED: Final[Json] = {
     "nvidia.runtimeClassName": "",
     "nvidia.driverRoot": ("/opt/driver", {"nvidia": {"runtimeClassName": ""}}),
     "nvidia.privileged": (True, {"nvidia": {"runtimeClassName": ""}}),
+    "nvidia.resources": {"limits": {"memory": "512Mi"}},
+    "nvidia.tolerateAll": True,
     "nvidia.extraEnv": [{"name": "A", "value": "b"}],
     "nvidia.extraVolumes": [{"name": "a", "hostPath": {"path": "/a"}}],
     "nvidia.extraVolumeMounts": [{"name": "state", "mountPath": "/a"}],
@@ -56,6 +61,8 @@ SWITCHED: Final[Json] = {
     "nvidia.tolerations": [{"operator": "Exists"}],
     "amd.enabled": False,
     "amd.runtimeClassName": "amd",
+    "amd.resources": {"limits": {"memory": "512Mi"}},
+    "amd.tolerateAll": True,
     "amd.extraEnv": [{"name": "A", "value": "b"}],
     "amd.extraVolumes": [{"name": "a", "hostPath": {"path": "/a"}}],
     "amd.extraVolumeMounts": [{"name": "state", "mountPath": "/a"}],
@@ -85,12 +92,28 @@ SWITCHED: Final[Json] = {
     "recording.maxSizeMiB": 8,
     "recording.keep": 3,
     "port": 9000,
+    "listenAddress": "127.0.0.1",
+    "healthPort": (9001, {"webConfigSecret": "web"}),
     "webConfigSecret": "kvpressure-web",
     "runAsUser": (65532, {"sources": {"podresources": False, "logs": False}}),
     "seLinuxOptions": {"type": "spc_t"},
     "resources": {"limits": {"memory": "1Gi"}},
-    "priorityClassName": "system-node-critical",
-    "maxUnavailable": 1,
+    "podSecurityContext": {"supplementalGroups": [44]},
+    "priorityClassName": "",
+    "priorityClassQuota.enabled": True,
+    "priorityClassQuota.pods": (12, {"priorityClassQuota": {"enabled": True}}),
+    "updateStrategy.type": "OnDelete",
+    "updateStrategy.maxUnavailable": 1,
+    "updateStrategy.maxSurge": ("25%", {"updateStrategy": {"maxUnavailable": 0, "maxSurge": 1}}),
+    "revisionHistoryLimit": 3,
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "extraVolumes": [{"name": "a", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "state", "mountPath": "/a"}],
+    "extraContainers": [{"name": "proxy", "image": "proxy:1", "ports": [{"name": "https", "containerPort": 8443}]}],
+    "extraObjects": [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-more"}, "data": {}},
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: as-text}\ndata: {a: {{ .Values.port | quote }}}\n",
+    ],
     "podAnnotations": {"a": "b"},
     "podLabels": {"a": "b"},
     "serviceAccount.create": False,
@@ -99,6 +122,13 @@ SWITCHED: Final[Json] = {
     "rbac.create": False,
     "service.enabled": (False, {"monitor": {"kind": "PodMonitor"}}),
     "service.annotations": {"a": "b"},
+    "service.clusterIP": "",
+    "service.targetPort": "https",
+    "service.internalTrafficPolicy": ("Local", {"service": {"clusterIP": ""}}),
+    "service.ipFamilyPolicy": "PreferDualStack",
+    "service.ipFamilies": ["IPv6", "IPv4"],
+    "openshift.enabled": True,
+    "openshift.scc": ("privileged", {"openshift": {"enabled": True}}),
     "monitor.kind": "PodMonitor",
     "monitor.labels": {"release": "prometheus"},
     "monitor.interval": "30s",
@@ -110,15 +140,23 @@ SWITCHED: Final[Json] = {
         "username": {"name": "login", "key": "user"},
         "password": {"name": "login", "key": "password"},
     },
+    "monitor.authorization": {"type": "Bearer", "credentials": {"name": "token", "key": "token"}},
+    "monitor.bearerTokenSecret": {"name": "token", "key": "token"},
+    "monitor.port": ("https", {"monitor": {"kind": "PodMonitor"}}),
+    "monitor.namespace": "monitoring",
+    "monitor.relabelings": [{"targetLabel": "region", "replacement": "eu"}],
+    "monitor.metricRelabelings": [{"action": "drop", "sourceLabels": ["__name__"], "regex": "python_.*"}],
+    "monitor.limits": {"sampleLimit": 20000, "labelLimit": 40},
+    "monitor.attachMetadata": {"node": True},
     "prometheusRule.enabled": False,
     "prometheusRule.labels": {"release": "prometheus"},
     "rulesConfigMap.enabled": False,
     "rulesConfigMap.labels": {"a": "b"},
     "rules.profile": "literal",
     "rules.exclude": ["hardware"],
-    "rules.durations": {"VllmBatchCollapse": {"warning": "7m"}},
+    "rules.durations": {"InferenceBatchCollapse": {"warning": "7m"}},
     "rules.labels": {"team": "inference"},
-    "rules.alertLabels": {"VllmBatchCollapse": {"severity": "info"}},
+    "rules.alertLabels": {"InferenceBatchCollapse": {"severity": "info"}},
     "rules.runbookBaseUrl": "https://runbooks.internal",
     "rules.dashboardBaseUrl": "https://boards.internal",
     "rules.exporterJob": "gpu/kvpressure",
@@ -221,17 +259,35 @@ def test_the_schemas_notice_mistakes() -> None:
         ({"thresholds": {"kv_full_ratio": -1}}, "/thresholds/kv_full_ratio"),
         ({"config": {"web.max-requestz": 1}}, "web.max-requestz"),
         ({"rules": {"exclude": ["VllmNothing"]}}, "/rules/exclude/0"),
-        ({"rules": {"durations": {"VllmBatchCollapse": {"warning": "soon"}}}}, "warning"),
-        ({"rules": {"durations": {"VllmBatchCollapse": {"urgent": "5m"}}}}, "urgent"),
+        ({"rules": {"durations": {"InferenceBatchCollapse": {"warning": "soon"}}}}, "warning"),
+        ({"rules": {"durations": {"InferenceBatchCollapse": {"urgent": "5m"}}}}, "urgent"),
         ({"rules": {"labels": {"alertname": "x"}}}, "alertname"),
-        ({"rules": {"alertLabels": {"VllmBatchCollapse": {"page": "yes"}}}}, "page"),
+        ({"rules": {"alertLabels": {"InferenceBatchCollapse": {"page": "yes"}}}}, "page"),
         ({"rules": {"runbookBaseUrl": 'https://x/"'}}, "runbookBaseUrl"),
         ({"namespaces": ["Chat"]}, "/namespaces/0"),
-        ({"maxUnavailable": "some"}, "maxUnavailable"),
-        ({"maxUnavailable": "0%"}, "maxUnavailable"),
-        ({"maxUnavailable": "101%"}, "maxUnavailable"),
-        ({"maxUnavailable": 0}, "maxUnavailable"),
-        ({"config": {"web.listen-address": [":9999"]}}, "allowed: the value port,"),
+        ({"rules": {"runbookBaseUrl": "https://kvpressure.example/docs/runbooks"}}, "is a placeholder"),
+        ({"rules": {"dashboardBaseUrl": "https://grafana.example"}}, "is a placeholder"),
+        ({"rules": {"dashboardBaseUrl": "http://www.example.com:3000/"}}, "is a placeholder"),
+        ({"image": {"repository": ""}}, "image.repository is empty"),
+        ({"image": {"repository": "-x"}}, "repository"),
+        ({"fullnameOverride": "Y_BAD"}, "fullnameOverride"),
+        ({"nameOverride": "Y_BAD"}, "nameOverride"),
+        ({"monitor": {"interval": "1s1m"}}, "interval"),
+        ({"monitor": {"interval": ""}}, "interval"),
+        ({"monitor": {"limits": {"sampleLimits": 1}}}, "sampleLimits"),
+        ({"monitor": {"interval": "1m30s", "scrapeTimeout": "91s"}}, "scrapeTimeout 91s is above"),
+        ({"maxUnavailable": "10%"}, "maxUnavailable"),
+        ({"updateStrategy": {"maxUnavailable": "some"}}, "maxUnavailable"),
+        ({"updateStrategy": {"maxUnavailable": "0%"}}, "wants one of them to be 0"),
+        ({"updateStrategy": {"maxUnavailable": 0}}, "wants one of them to be 0"),
+        ({"updateStrategy": {"maxSurge": 1}}, "wants one of them to be 0"),
+        ({"updateStrategy": {"maxUnavailable": "101%"}}, "maxUnavailable"),
+        ({"healthPort": 9846}, "is also port"),
+        ({"config": {"web.health-listen-address": [":1"]}}, "allowed: the value healthPort,"),
+        ({"priorityClassName": "", "priorityClassQuota": {"enabled": True}}, "needs a class"),
+        ({"service": {"internalTrafficPolicy": "Local"}}, "service.clusterIP empty"),
+        ({"service": {"clusterIP": "10.0.0.1"}}, "clusterIP"),
+        ({"config": {"web.listen-address": [":9999"]}}, "allowed: the value port and listenAddress,"),
         ({"config": {"record.directory": "/data"}}, "allowed: the value recording.enabled,"),
         ({"config": {"kube.namespaces": ["chat"]}}, "allowed: the value namespaces,"),
         ({"config": {"collector.pods": False}}, "allowed: the value sources.pods,"),
@@ -290,7 +346,14 @@ def test_every_setting_that_the_chart_writes_is_refused_in_config() -> None:
     for name in written - {"web.runbook-url", "web.dashboard-url"}:
         with pytest.raises(helm_python.HelmError, match=re.escape(f"config.{name} would leave")):
             render(
-                {"config": {name: ["x"] if name in ("web.listen-address", "vllm.target", "kube.namespaces") else "x"}}
+                {
+                    "config": {
+                        name: ["x"]
+                        if name
+                        in ("web.listen-address", "web.health-listen-address", "engine.target", "kube.namespaces")
+                        else "x"
+                    }
+                }
             )
 
 
@@ -298,8 +361,11 @@ def test_every_setting_that_the_chart_writes_is_refused_in_config() -> None:
     "values",
     [
         {"monitor": {"interval": "1m", "scrapeTimeout": "60s"}},
-        {"maxUnavailable": "100%"},
-        {"maxUnavailable": "1%"},
+        {"monitor": {"interval": "1m30s", "scrapeTimeout": "90s"}},
+        {"updateStrategy": {"maxUnavailable": "100%"}},
+        {"updateStrategy": {"maxUnavailable": "0%", "maxSurge": "1%"}},
+        {"fullnameOverride": "kv-pressure-2"},
+        {"rules": {"runbookBaseUrl": "https://git.internal/example/runbooks"}},
         {"commonLabels": {"app.kubernetes.io/part-of": "inference"}},
     ],
 )
@@ -332,7 +398,14 @@ def test_what_is_applied_fits_into_its_annotation() -> None:
 def test_a_release_fits_into_its_secret() -> None:
     """Helm keeps chart and manifest of a release, packed and in base64, in a Secret of at most 1 MiB."""
     parts = [item["data"] for item in [*chart().files, *chart().templates]]
-    release = json.dumps([*parts, *chart().render(values=EVERYTHING, name="a", namespace="b").values()])
+    release = json.dumps(
+        [
+            *parts,
+            *chart()
+            .render(values=merged(EVERYTHING, nested("image.repository", "kvpressure")), name="a", namespace="b")
+            .values(),
+        ]
+    )
     assert len(base64.b64encode(gzip.compress(release.encode()))) < 400_000
 
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from deploy.chart import DEPLOY, Json, of_kind, only, render
-from kvpressure import settings
-from kvpressure.settings import Settings
+from kvpressure.settings import settings
+from kvpressure.settings.settings import Settings
+from tests.deploy.chart import DEPLOY, Json, of_kind, only, render
 
 HOST_SOURCES: Final = {
     "podresources": {"/host/pod-resources"},
@@ -52,7 +52,10 @@ def load(documents: list[Json], vendor: str, directory: Path) -> Settings:
         item["data"] for item in of_kind(documents, "ConfigMap") if item["metadata"]["name"] == f"kvpressure-{vendor}"
     )
     for name, text in data.items():
-        (directory / name).write_text(text.replace("/etc/kvpressure/", f"{directory}/"))
+        for mounted in ("/etc/kvpressure/", "/etc/kvpressure-web/"):
+            text = text.replace(mounted, f"{directory}/")
+        (directory / name).write_text(text)
+    (directory / "web-config.yaml").touch()
     parser = argparse.ArgumentParser()
     settings.add_arguments(parser)
     return settings.from_args(parser.parse_args(["--config", str(directory / "config.yaml")]), {"NODE_NAME": "node-1"})
@@ -74,7 +77,8 @@ def test_the_security_profile(values: Json) -> None:
             False,
             False,
         )
-        assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+        selinux = {"seLinuxOptions": values["seLinuxOptions"]} if "seLinuxOptions" in values else {}
+        assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}, **selinux}
         assert "initContainers" not in pod
         container = container_of(pod)
         limits = {"privileged": False, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -152,8 +156,8 @@ def test_the_exporter_takes_the_settings(values: Json, tmp_path: Path) -> None:
         vendor = daemonset["metadata"]["labels"]["app.kubernetes.io/component"]
         chosen = load(documents, vendor, tmp_path)
         enabled = {name for name, collector in chosen.collectors.items() if collector.enabled}
-        plugin = {"allocator"} if values.get("plugin", {}).get("volume") else set()
-        assert enabled == {vendor, "vllm"} | plugin | {name for name, on in sources.items() if on}
+        plugin = {"plugin"} if values.get("plugin", {}).get("volume") else set()
+        assert enabled == {vendor, "engines"} | plugin | {name for name, on in sources.items() if on}
         (port,) = container_of(daemonset["spec"]["template"]["spec"])["ports"]
         assert [address.port for address in chosen.listen_addresses] == [port["containerPort"]]
         assert chosen.node_name == "node-1"
@@ -269,10 +273,23 @@ def test_probes_ask_what_the_exporter_answers() -> None:
     assert container["readinessProbe"]["httpGet"] == {"path": "/-/ready", "port": "metrics"}
 
 
-def test_with_authentication_the_probes_ask_for_the_port_only() -> None:
-    """The exporter wants a password on every path, and the kubelet has none."""
+@pytest.mark.parametrize("values", [{"webConfigSecret": "web"}, {"listenAddress": "127.0.0.1"}])
+def test_where_the_kubelet_cannot_ask_the_metrics_port_it_asks_another(values: Json, tmp_path: Path) -> None:
+    """It has neither password nor certificate; a check of the open port would never restart a stuck loop."""
+    documents = render(values)
+    container = container_of(only(documents, "DaemonSet")["spec"]["template"]["spec"])
+    for probe, path in (("livenessProbe", "/-/healthy"), ("readinessProbe", "/-/ready")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "health"}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    chosen = load(documents, "nvidia", tmp_path)
+    assert [address.port for address in chosen.health_addresses] == [ports["health"]]
+    assert [address.port for address in chosen.listen_addresses] == [ports["metrics"]]
+    assert [address.host for address in chosen.listen_addresses] == [values.get("listenAddress", "")]
+    assert load(render(), "nvidia", tmp_path).health_addresses == ()
+
+
+def test_the_web_configuration_is_mounted_where_the_setting_says() -> None:
     (pod,) = pods({"webConfigSecret": "web"})
-    assert container_of(pod)["livenessProbe"]["tcpSocket"] == {"port": "metrics"}
     (secret,) = (volume["secret"] for volume in pod["volumes"] if "secret" in volume)
     assert secret == {"secretName": "web", "defaultMode": 0o400}
     config: Any = yaml.safe_load(
@@ -280,3 +297,39 @@ def test_with_authentication_the_probes_ask_for_the_port_only() -> None:
     )
     mounts = {mount["name"]: mount["mountPath"] for mount in container_of(pod)["volumeMounts"]}
     assert config["web.config.file"] == f"{mounts['web-config']}/web-config.yaml"
+
+
+def test_what_belongs_to_all_and_to_one_vendor_comes_together() -> None:
+    nvidia, amd = pods(
+        BOTH
+        | {
+            "extraEnv": [{"name": "A", "value": "all"}],
+            "nvidia": {"extraEnv": [{"name": "B", "value": "one"}], "resources": {"limits": {"memory": "1Gi"}}},
+        }
+    )
+    names = [{item["name"] for item in container_of(pod)["env"]} & {"A", "B"} for pod in (nvidia, amd)]
+    assert names == [{"A", "B"}, {"A"}]
+    assert [container_of(pod)["resources"]["limits"]["memory"] for pod in (nvidia, amd)] == ["1Gi", "192Mi"]
+    assert container_of(nvidia)["resources"]["requests"] == container_of(amd)["resources"]["requests"]
+
+
+@pytest.mark.parametrize(
+    ("values", "image"),
+    [
+        ({}, "r/kvpressure:0.1.0"),
+        ({"image": {"registry": "one.internal:5000"}}, "one.internal:5000/r/kvpressure:0.1.0"),
+        (
+            {"image": {"registry": "one.internal"}, "global": {"imageRegistry": "two.internal"}},
+            "two.internal/r/kvpressure:0.1.0",
+        ),
+        ({"image": {"digest": "sha256:" + "0" * 64, "tag": "x"}}, "r/kvpressure@sha256:" + "0" * 64),
+    ],
+)
+def test_the_image_is_named_after_registry_repository_and_digest(values: Json, image: str) -> None:
+    (pod,) = pods(values | {"image": {"repository": "r/kvpressure", **values.get("image", {})}})
+    assert container_of(pod)["image"] == image
+
+
+def test_pull_secrets_of_the_umbrella_chart_are_used_too() -> None:
+    values = {"global": {"imagePullSecrets": ["a", {"name": "b"}]}, "imagePullSecrets": [{"name": "c"}]}
+    assert pods(values)[0]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}, {"name": "c"}]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deploy.chart import ROOT, chart, load_script
 from kvpressure import __version__
+from tests.deploy.chart import ROOT, chart, load_script
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 BUILD, FINAL = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
@@ -37,15 +41,66 @@ def test_the_stage_that_runs_installs_nothing_and_removes_pip() -> None:
     assert "pip install" not in FINAL
     assert "apt" not in FINAL
     assert re.search(r"rm -rf .*site-packages/pip\*", FINAL)
+    assert not re.search(r"python3\.\d", FINAL)  # another base has another Python, whose pip would silently stay
     assert FINAL.count("COPY ") == 1
 
 
 def test_labels_user_and_command() -> None:
-    for label in ("title", "description", "licenses", "version", "revision"):
+    for label in (
+        *("title", "description", "licenses", "vendor", "version", "revision", "created", "source", "url"),
+        *("documentation", "base.name", "base.digest"),
+    ):
         assert f"org.opencontainers.image.{label}=" in FINAL
     assert f"ARG VERSION={__version__}\n" in FINAL
     assert chart().metadata["appVersion"] == __version__
-    assert re.search(r"^USER 0\nENTRYPOINT \[\"kvpressure\"\]\nCMD \[\"serve\"\]\n\Z", FINAL, re.MULTILINE)
+    assert re.search(r"^USER 0\n", FINAL, re.MULTILINE)
+    assert re.search(r"^ENTRYPOINT \[\"kvpressure\"\]\nCMD \[\"serve\"\]\n\Z", FINAL, re.MULTILINE)
+
+
+def test_the_base_can_be_pinned_by_digest_in_both_stages() -> None:
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${BASE_IMAGE}${BASE_DIGEST:+@${BASE_DIGEST}}"] * 2
+    assert 'ARG BASE_DIGEST=""\n' in DOCKERFILE
+
+
+def test_nothing_is_bound_to_one_processor() -> None:
+    assert not re.search(r"x86_64|amd64|aarch64", re.sub(r"^#.*$", "", DOCKERFILE, flags=re.MULTILINE))
+    assert "--platform" not in re.sub(r"^#.*$", "", DOCKERFILE, flags=re.MULTILINE)
+
+
+def _health_command() -> list[str]:
+    command: list[str] = json.loads(re.search(r"^HEALTHCHECK .*?CMD (\[[^\n]*\])$", FINAL, re.DOTALL | re.MULTILINE)[1])  # type: ignore[index]
+    return [sys.executable, *command[1:]]
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False), (None, False)])
+def test_the_health_check_asks_the_exporter(status: int | None, healthy: bool) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/-/healthy"
+            self.send_response(status or 200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}/-/healthy"
+    if status is None:
+        server.shutdown()
+        server.server_close()
+    checked = subprocess.run(_health_command(), env={"HEALTHCHECK_URL": url}, capture_output=True)
+    assert (checked.returncode == 0) is healthy
+    if status is not None:
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_check_for_installers_ends_the_build_when_one_is_left() -> None:
+    (script,) = re.findall(r'&& python -c "(import importlib[^"]*)"', FINAL)
+    for names, left in ((("pip", "no_such_module"), True), (("no_such_module",), False)):
+        tried = re.sub(r"\('pip'.*?\)\)", f"{names!r})", script)
+        assert (subprocess.run([sys.executable, "-c", tried]).returncode != 0) is left
 
 
 def test_the_context_has_what_is_copied_and_no_more() -> None:

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.chart import DEPLOY, Json, generator, name_of, of_kind, only, problems
+from tests.deploy.chart import DEPLOY, Json, generator, name_of, of_kind, only, problems
 
 MANIFESTS = DEPLOY / "manifests"
-VARIANTS = sorted(path.parent.name for path in MANIFESTS.glob("*/kustomization.yaml"))
+OTHER_OPERATORS = (
+    "victoriametrics",
+    "google-managed-prometheus",
+    "grafana-operator",
+)  # no schemas of theirs: test_elsewhere
+VARIANTS = sorted({path.parent.name for path in MANIFESTS.glob("*/kustomization.yaml")} - set(OTHER_OPERATORS))
 
 
 def kustomize(folder: Path) -> list[Json]:
@@ -30,8 +35,10 @@ def test_drift_is_noticed_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(generate, "HERE", tmp_path)
     monkeypatch.setattr(generate, "bundle_files", lambda: iter([("helm/kvpressure/files/rules.json", "rules\n")]))
     monkeypatch.setattr(generate, "schema", lambda: "schema\n")
+    monkeypatch.setattr(generate, "chart_readme", lambda: "readme\n")
     monkeypatch.setattr(generate, "manifest_files", lambda: iter([("manifests/nvidia/daemonset.yaml", "daemonset\n")]))
-    assert len(generate.generate()) == 3
+    monkeypatch.setattr(generate, "other_operator_files", lambda: iter([]))
+    assert len(generate.generate()) == 4
     assert generate.check() == []
     (tmp_path / "manifests/nvidia/daemonset.yaml").write_text("edited\n")
     (tmp_path / "helm/kvpressure/values.schema.json").unlink()
@@ -91,3 +98,22 @@ def test_both_vendors_can_be_applied_to_one_cluster() -> None:
     names = {only(documents, "DaemonSet")["metadata"]["name"] for documents in (nvidia, amd)}
     assert len(names) == 2
     assert len(of_kind(nvidia, "ConfigMap")) == len(of_kind(amd, "ConfigMap")) == 1
+
+
+def test_the_charts_readme_lists_every_value_with_its_default_and_says_what_it_is() -> None:
+    values = yaml.safe_load((DEPLOY / "helm/kvpressure/values.yaml").read_text())
+    text = generator().chart_readme()
+    rows = dict(line.removeprefix("| `").split("` | ", 1) for line in text.splitlines() if line.startswith("| `"))
+
+    def leaves(item: Json, prefix: str = "") -> set[str]:
+        return {
+            name
+            for key, value in item.items()
+            for name in (leaves(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key})
+        }
+
+    missing = {name for name in leaves(values) if not any(name == row or name.startswith(f"{row}.") for row in rows)}
+    assert missing == set()
+    assert rows["port"].startswith("`9846`")
+    assert "Secret with web-config.yaml" in rows["webConfigSecret"]
+    assert len([row for row in rows.values() if not row.endswith("|  |")]) > 80

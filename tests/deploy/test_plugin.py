@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.chart import DEPLOY, Json, of_kind, only, problems, render
-from deploy.test_daemonset import container_of, load
-from deploy.test_manifests import kustomize
-from kvpressure import settings
-from kvpressure.settings import Settings
-from kvpressure.sources.allocator import AllocatorSource
-from kvpressure.sources.podspec import Pod
+from kvpressure.settings import settings
+from kvpressure.settings.settings import Settings
+from kvpressure.sources.kubernetes.podspec import Pod
+from kvpressure.sources.plugin_reports import PluginSource
+from tests.deploy.chart import DEPLOY, Json, of_kind, only, problems, render
+from tests.deploy.test_daemonset import container_of, load
+from tests.deploy.test_manifests import kustomize
 
 VOLUMES = {
     "hostPath": ("/run/kvpressure", "DirectoryOrCreate", None),
@@ -61,7 +61,7 @@ def seen(chosen: Settings, directory: Path) -> list[tuple[str, str, int | None]]
     """What the exporter reads with these settings from ``directory``, on a node with the pod ``vllm-0``."""
     chosen = dataclasses.replace(chosen, plugin_directory=directory)
     chosen.shared.pods = (Pod("inference", "vllm-0", "uid-1"),)
-    return [(found.namespace, found.pod, found.reserved_bytes) for found in AllocatorSource(chosen).read().allocator]
+    return [(found.namespace, found.pod, found.reserved_bytes) for found in PluginSource(chosen).read().allocator]
 
 
 @pytest.mark.parametrize("volume", VOLUMES)
@@ -81,7 +81,7 @@ class TestBothWays:
         documents = render({"plugin": {"volume": volume}})
         mount, _ = mount_of(only(documents, "DaemonSet")["spec"]["template"]["spec"])
         chosen = load(documents, "nvidia", tmp_path)
-        assert chosen.collectors["allocator"].enabled
+        assert chosen.collectors["plugin"].enabled
         assert str(chosen.plugin_directory) == mount["mountPath"]
         report(tmp_path / "node" / PLACES[volume])
         assert seen(chosen, tmp_path / "node") == [("inference", "vllm-0", 30)]
@@ -106,7 +106,7 @@ class TestBothWays:
             chosen = settings.from_args(
                 parser.parse_args(["--config", str(tmp_path / "config.yaml")]), env | {"NODE_NAME": "n"}
             )
-            assert chosen.collectors["allocator"].enabled
+            assert chosen.collectors["plugin"].enabled
             assert str(chosen.plugin_directory) == mount_of(pod)[0]["mountPath"]
 
 

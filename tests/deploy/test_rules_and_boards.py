@@ -13,14 +13,14 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from deploy.chart import DEPLOY, Json, generator, of_kind, only, render
-from deploy.test_daemonset import load
-from kvpressure import thresholds
 from kvpressure.bundle import values as bundle_values
-from kvpressure.bundle.boards import render_boards
-from kvpressure.bundle.boards.builder import Site
+from kvpressure.bundle.dashboards import render_dashboards
+from kvpressure.bundle.dashboards.builder import Site
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 from kvpressure.publish.links import Links
+from kvpressure.settings import thresholds
+from tests.deploy.chart import DEPLOY, Json, generator, of_kind, only, render
+from tests.deploy.test_daemonset import load
 
 SHOWN: Final[Json] = {
     "prometheusRule": {"enabled": True},
@@ -28,18 +28,24 @@ SHOWN: Final[Json] = {
     "dashboards": {"enabled": True},
 }
 PATCHES: Final[Json] = {
-    "exclude": ["hardware", "VllmBatchCollapse"],
-    "durations": {"VllmKVCachePressure": {"warning": "11m"}, "GpuMemoryHigh": {"critical": "0s"}},
+    "exclude": ["hardware", "InferenceBatchCollapse"],
+    "durations": {"InferenceKVCachePressure": {"warning": "11m"}, "GpuMemoryHigh": {"critical": "0s"}},
     "labels": {"team": "inference", "page": "false"},
     "alert_labels": {"GpuMemoryHigh": {"severity": "info", "page": "true"}},
     "runbook_base_url": "https://runbooks.internal/kv/",
     "dashboard_base_url": "https://boards.internal",
     "exporter_job": "monitoring/gpu-exporter",
 }
+LINKS: Final[Json] = {key: PATCHES[key] for key in ("runbook_base_url", "dashboard_base_url")}
+"""The chart refuses the placeholders of the bundle, and leaves links out where no address is given."""
+OTHER_LINKS: Final[Json] = {"runbook_base_url": "https://r.internal", "dashboard_base_url": "https://g.internal"}
 
 
 def camel(name: str) -> str:
     return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
+
+
+LINKED: Final[Json] = {camel(key): value for key, value in LINKS.items()}
 
 
 def site(values: Json, profile: str = "default") -> Options:
@@ -58,7 +64,8 @@ def bundle_rules(options: Options) -> Json:
 def bundle_boards(options: Options) -> Json:
     alerts = frozenset(alert.name for group in load_groups(options) for alert in group.alerts)
     return {
-        f"{uid}.json": board for uid, board in render_boards(Site(options.thresholds, options.values, alerts)).items()
+        f"{uid}.json": board
+        for uid, board in render_dashboards(Site(options.thresholds, options.values, alerts)).items()
     }
 
 
@@ -91,20 +98,54 @@ def drawn(seed: int) -> dict[str, float]:
     }
     found = {
         entry.name: min(of_unit.get(entry.unit, lambda: rng.choice([1, 2, 17, 5000, 2500000]))(), entry.allowed.most)
-        for entry in thresholds.builtin().entries()
+        for entry in thresholds.builtin().settable()
     }
     for _ in found:  # until chains of several are in order
-        for entry in thresholds.builtin().entries():
-            if entry.not_above is not None:
+        for entry in thresholds.builtin().settable():
+            if entry.not_above in found:
                 found[entry.name] = min(found[entry.name], found[entry.not_above])
     return found
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_without_values_they_are_the_bundle(profile: str) -> None:
-    documents, options = render(SHOWN | {"rules": {"profile": profile}}), site({}, profile)
+def test_with_links_alone_they_are_the_bundle(profile: str) -> None:
+    documents, options = render(SHOWN | {"rules": {"profile": profile, **LINKED}}), site(LINKS, profile)
     assert rules_of(documents) == bundle_rules(options)
     assert boards_of(documents) == bundle_boards(options)
+
+
+def without_links(item: Any, beginnings: tuple[str, ...]) -> Any:
+    """``item`` without annotations and link objects whose address begins so."""
+    if isinstance(item, list):
+        kept = [without_links(part, beginnings) for part in item if not _links(part, beginnings)]
+        found: Any = kept
+        return found
+    if isinstance(item, dict):
+        return {
+            key: without_links(value, beginnings)
+            for key, value in item.items()
+            if not (key.endswith("_url") and _starts(value, beginnings))
+        }
+    return item
+
+
+def _starts(value: Any, beginnings: tuple[str, ...]) -> bool:
+    return isinstance(value, str) and value.startswith(beginnings)
+
+
+def _links(item: Any, beginnings: tuple[str, ...]) -> bool:
+    return isinstance(item, dict) and _starts(item.get("url"), beginnings)
+
+
+@pytest.mark.parametrize("left_out", [("runbook_base_url",), ("dashboard_base_url",), tuple(LINKS)])
+def test_without_an_address_its_links_are_left_out(left_out: tuple[str, ...]) -> None:
+    """A dead link in a page at night is worse than none."""
+    given = {camel(key): "" if key in left_out else value for key, value in LINKS.items()}
+    documents, options = render(SHOWN | {"rules": given}), site(LINKS)
+    beginnings = tuple(LINKS[key].rstrip("/") for key in left_out)
+    assert rules_of(documents) == without_links(bundle_rules(options), beginnings) != bundle_rules(options)
+    assert boards_of(documents) == without_links(bundle_boards(options), beginnings)
+    assert not any(beginning in json.dumps(documents) for beginning in beginnings)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -112,27 +153,28 @@ def test_without_values_they_are_the_bundle(profile: str) -> None:
 def test_thresholds_are_written_as_the_bundle_writes_them(seed: int, profile: str) -> None:
     wanted = drawn(seed)
     documents, options = (
-        render(SHOWN | {"thresholds": wanted, "rules": {"profile": profile}}),
-        site({"thresholds": wanted}, profile),
+        render(SHOWN | {"thresholds": wanted, "rules": {"profile": profile, **LINKED}}),
+        site({"thresholds": wanted, **LINKS}, profile),
     )
-    assert rules_of(documents) == bundle_rules(options) != bundle_rules(site({}, profile))
-    assert boards_of(documents) == bundle_boards(options) != bundle_boards(site({}, profile))
+    assert rules_of(documents) == bundle_rules(options) != bundle_rules(site(LINKS, profile))
+    assert boards_of(documents) == bundle_boards(options) != bundle_boards(site(LINKS, profile))
 
 
 @pytest.mark.parametrize("keys", [*([key] for key in PATCHES), list(PATCHES)], ids=lambda keys: "+".join(keys))
 def test_patches_do_what_the_values_file_does(keys: list[str]) -> None:
-    values = {key: PATCHES[key] for key in keys}
+    values = {**OTHER_LINKS, **{key: PATCHES[key] for key in keys}}
     documents = render(
         {"prometheusRule": {"enabled": True}, "rules": {camel(key): value for key, value in values.items()}}
     )
-    assert rules_of(documents) == bundle_rules(site(values)) != bundle_rules(site({}))
+    assert rules_of(documents) == bundle_rules(site(values)) != bundle_rules(site(OTHER_LINKS))
 
 
 def test_the_values_of_the_chart_are_the_keys_of_the_values_file() -> None:
     values = yaml.safe_load((DEPLOY / "helm/kvpressure/values.yaml").read_text())["rules"]
     assert set(values) - {"profile"} == {camel(key) for key in PATCHES}
     defaults = bundle_values.Values()
-    for key in PATCHES:
+    assert [values[camel(key)] for key in LINKS] == ["", ""]
+    for key in PATCHES.keys() - LINKS.keys():
         assert values[camel(key)] == (getattr(defaults, key) or type(PATCHES[key])()), key
 
 
@@ -179,13 +221,12 @@ def test_boards_find_the_exporters_where_the_rules_do(values: Json) -> None:
 @pytest.mark.parametrize(
     ("runbooks", "grafana"),
     [
-        (None, None),
         ("https://runbooks.internal/kv/", "https://boards.internal"),
         ("http://[fd00::1]:3000/a?b=c", "http://g.internal:3000/grafana/"),
     ],
 )
-def test_the_page_links_where_alerts_and_boards_do(runbooks: str | None, grafana: str | None, tmp_path: Path) -> None:
-    rules = {} if runbooks is None else {"runbookBaseUrl": runbooks, "dashboardBaseUrl": grafana}
+def test_the_page_links_where_alerts_and_boards_do(runbooks: str, grafana: str, tmp_path: Path) -> None:
+    rules = {"runbookBaseUrl": runbooks, "dashboardBaseUrl": grafana}
     documents = render({"rules": rules, "prometheusRule": {"enabled": True}})
     alert = next(rule for group in rules_of(documents)["groups"] for rule in group["rules"] if "alert" in rule)
     chosen = load(documents, "nvidia", tmp_path)
@@ -193,20 +234,13 @@ def test_the_page_links_where_alerts_and_boards_do(runbooks: str | None, grafana
     links = Links(chosen.runbook_url or "", chosen.dashboard_url or "")
     assert links.runbook(alert["alert"]).url == alert["annotations"]["runbook_url"]
     assert alert["annotations"]["dashboard_url"].startswith(links.board("kvpressure-incident").url)
-    if runbooks is None:
-        plain = bundle_values.Values()
-        assert (chosen.runbook_url, chosen.dashboard_url) == (plain.runbook_base_url, plain.dashboard_base_url)
+
+
+def test_without_addresses_the_page_has_no_links(tmp_path: Path) -> None:
+    chosen = load(render(), "nvidia", tmp_path)
+    assert (chosen.runbook_url, chosen.dashboard_url) == (None, None)
 
 
 def test_an_own_setting_of_the_page_wins(tmp_path: Path) -> None:
     chosen = load(render({"config": {"web.runbook-url": "https://wiki.internal/kv"}}), "nvidia", tmp_path)
     assert chosen.runbook_url == "https://wiki.internal/kv"
-
-
-@pytest.mark.parametrize("vendor", ["nvidia", "amd"])
-def test_the_plain_manifests_link_as_the_bundle_does(vendor: str) -> None:
-    text = (DEPLOY / "manifests" / vendor / "configmap.yaml").read_text(encoding="utf-8")
-    settings = yaml.safe_load(yaml.safe_load(text)["data"]["config.yaml"])
-    plain = bundle_values.Values()
-    assert settings["web.runbook-url"] == plain.runbook_base_url
-    assert settings["web.dashboard-url"] == plain.dashboard_base_url

@@ -17,9 +17,9 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from deploy.chart import DEPLOY, ROOT, Json, of_kind, only, render
-from deploy.test_daemonset import container_of, pods
-from kvpressure.demo.stack import Child
+from kvpressure.demo.prometheus_stack import Child
+from tests.deploy.chart import DEPLOY, ROOT, Json, of_kind, only, render
+from tests.deploy.test_daemonset import container_of, pods
 
 EXAMPLES = sorted((DEPLOY / "prometheus").glob("*.yml"))
 PAGE = b"""# TYPE kvpressure_gpu_up gauge

@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from kvpressure import readings as r
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import (
+from kvpressure.model import readings as r
+from kvpressure.model.readings import (
     ContainerReading,
-    EnginePage,
     EngineReading,
     GpuOwner,
     GpuProcess,
     GpuReading,
     Histogram,
+    Scrape,
     Snapshot,
 )
-from kvpressure.state import Diagnosis, EngineState
-from kvpressure.thresholds import builtin
+from kvpressure.model.state import Diagnosis, EngineState
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.settings.thresholds import builtin
 
 CONFIDENT = builtin()["confident"]
 LIMIT = ("--max-num-seqs", "256")
@@ -131,6 +131,9 @@ class _Engine:
         if "hits" in now:
             counters[r.PREFIX_QUERIES] = counters.get(r.PREFIX_QUERIES, 0.0) + prompt
             counters[r.PREFIX_HITS] = counters.get(r.PREFIX_HITS, 0.0) + prompt * of("hits")
+        if "queries" in now:
+            counters[r.PREFIX_QUERIES] = counters.get(r.PREFIX_QUERIES, 0.0) + of("queries") * seconds
+            counters[r.PREFIX_HITS] = counters.get(r.PREFIX_HITS, 0.0) + of("queries") * of("cached") * seconds
         self._begun += of("finished") * seconds
         done, self._begun = int(self._begun), self._begun % 1
         counters[r.FINISHED_PREFIX + "stop"] += done
@@ -228,7 +231,7 @@ def play(
         )
         containers = (ContainerReading("ns", "chat-0", "vllm", **_at(i, host)),) if host else ()
         known = {key: value for key, value in _at(i, page or {}).items() if value is not None}
-        answered = EnginePage(
+        answered = Scrape(
             "http://10.0.0.5:8000/metrics",
             t,
             "ns",

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure import readings as r
 from kvpressure.diagnosis import oom
-from kvpressure.pipeline import Pipeline
+from kvpressure.engines.registry import log_line
+from kvpressure.model import readings as r
+from kvpressure.model.readings import ContainerReading, EngineReading, Scrape, Snapshot
+from kvpressure.model.signals import Signals
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
-from kvpressure.readings import ContainerReading, EnginePage, EngineReading, LogLine, Snapshot
-from kvpressure.signals.model import Signals
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 T = builtin()
 FRAGMENTED = (
@@ -39,9 +40,9 @@ def snapshot(t: float, *lines: str) -> Snapshot:
     )
     return Snapshot(
         t,
-        pages=(EnginePage("t", t, "ns", "p", "vllm", engines=(reading,)),),
+        pages=(Scrape("t", t, "ns", "p", "vllm", engines=(reading,)),),
         containers=(ContainerReading("ns", "p", "vllm", restarts=0),),
-        logs=tuple(LogLine("ns", "p", "vllm", line) for line in lines),
+        logs=tuple(log_line("ns", "p", "vllm", line) for line in lines),
     )
 
 
@@ -63,22 +64,22 @@ def told(*lines: str) -> str:
     [
         (
             FRAGMENTED,
-            "out of GPU memory 1 time in the log lately; the last one: tried to allocate 1.16 GiB, 21.8 MiB free on the "
+            "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 1.16 GiB, 21.8 MiB free on the "
             "device, capacity 79.11 GiB, 70.00 GiB allocated by PyTorch, 1.50 GiB of it in private pools, 3.21 GiB reserved by "
-            "PyTorch but unallocated (fragmentation probable: 2 GB or more lie in pieces)",
+            "PyTorch but unallocated (probably fragmented: 2 GB or more lie in pieces)",
         ),
         (
             FULL,
-            "out of GPU memory 1 time in the log lately; the last one: tried to allocate 50.0 MiB, 21.8 MiB free on the device, "
+            "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 50.0 MiB, 21.8 MiB free on the device, "
             "capacity 23.56 GiB, 22.88 GiB allocated by PyTorch, 275.0 MiB reserved by PyTorch but unallocated",
         ),
         (
             OLD,
-            "out of GPU memory 1 time in the log lately; the last one: tried to allocate 20.0 MiB, 12.5 MiB free on the device, "
-            "capacity 10.75 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by PyTorch but unallocated (fragmentation "
-            "probable: 2 GB or more lie in pieces)",
+            "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 20.0 MiB, 12.5 MiB free on the device, "
+            "capacity 10.75 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by PyTorch but unallocated (probably "
+            "fragmented: 2 GB or more lie in pieces)",
         ),
-        (BARE, "out of GPU memory 1 time in the log lately, without figures"),
+        (BARE, "out of GPU memory 1 time in the log of the last 10 minutes, without numbers"),
     ],
     ids=["fragmented", "full", "torch 2.0", "no figures"],
 )
@@ -112,14 +113,14 @@ def test_figures_are_published_as_long_as_the_event_counts() -> None:
     last, gone = states[-2:]
     engine = diagnosis_document(last, "node-1")["engines"][0]
     assert engine["signals"]["oom:reserved_unallocated_bytes"] == pytest.approx(3.21 * 2**30)
-    assert "fragmentation probable" in engine["evidence"]["gpu_out_of_memory"]["text"]
+    assert "probably fragmented" in engine["evidence"]["gpu_out_of_memory"]["text"]
     assert gone.engines[0].signals.oom == {}
     assert gone.engines[0].diagnosis.evidence["gpu_out_of_memory"].value is False
 
 
 def test_without_a_log_nothing_is_known() -> None:
-    assert oom.evidence(Signals(1.0), T).value is None
-    assert oom.evidence(Signals(1.0, events_known=True), T).value is False
+    assert oom.count(Signals(1.0)) is None
+    assert oom.count(Signals(1.0, events_known=True)) == 0
 
 
 @pytest.mark.parametrize(("held", "probable"), [(2e9, True), (2e9 - 1, False), (None, False)])

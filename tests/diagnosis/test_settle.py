@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvpressure.diagnosis.settle import Settled
-from kvpressure.diagnosis.verdicts import Finding
-from kvpressure.thresholds import load
+from kvpressure.diagnosis.evaluate import Finding, Grade
+from kvpressure.diagnosis.hysteresis import VerdictHysteresis
+from kvpressure.settings.thresholds import load
 
 T = load(None)
 APART = T["verdict_unconfirmed_seconds"]
@@ -14,8 +14,8 @@ APART = T["verdict_unconfirmed_seconds"]
 
 def published(course: list[tuple[float, str]]) -> list[str]:
     """What is published at each (time, verdict found)."""
-    settled = Settled()
-    return [settled.observe(t, Finding(verdict, 0.9), T, page_missing=False).verdict for t, verdict in course]
+    settled = VerdictHysteresis()
+    return [settled.observe(t, Finding(verdict, Grade.STRONG), T).verdict for t, verdict in course]
 
 
 @pytest.mark.parametrize("apart", [APART + 0.1, 15, 30, 60])

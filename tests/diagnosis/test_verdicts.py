@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.diagnosis import advice, conditions, signature
+from kvpressure.advice import limits as advice
+from kvpressure.diagnosis import conditions, signature
 from kvpressure.diagnosis.conditions import HeldCache
 from kvpressure.diagnosis.diagnose import Diagnoser
-from kvpressure.diagnosis.evidence import Recent, gather
-from kvpressure.diagnosis.longest import CALM, LongestRequest
-from kvpressure.diagnosis.settle import Settled
-from kvpressure.diagnosis.verdicts import Case, Finding, decide
-from kvpressure.signals.model import Signals
-from kvpressure.state import CONDITIONS, SIGNATURE_CONDITIONS, STAGES, VERDICTS
-from kvpressure.thresholds import builtin
+from kvpressure.diagnosis.evaluate import Finding, Grade, decide
+from kvpressure.diagnosis.facts import Recent, View, gather
+from kvpressure.diagnosis.hysteresis import VerdictHysteresis
+from kvpressure.diagnosis.longest_request import CALM, LongestRequest
+from kvpressure.diagnosis.rules import TABLES
+from kvpressure.model.signals import Signals
+from kvpressure.model.state import CONDITIONS, SIGNATURE_CONDITIONS, STAGES, VERDICTS
+from kvpressure.settings.thresholds import builtin
 
 T = builtin()
 
@@ -66,13 +68,13 @@ PRESSURE = {
 def judge(queue=None, samples=10, **values) -> Finding:
     s = signals(**values)
     waiting = [s.load.waiting] * samples if queue is None and s.load.waiting is not None else queue or []
-    return decide(Case(s, gather(s, Recent(waiting), T), T, samples))
+    return decide(TABLES, {name: fact.value for name, fact in gather(View(s, Recent(waiting), T, samples)).items()})
 
 
 def test_full_cache_and_a_queue_below_the_limit_is_kv_pressure():
     found = judge(**PRESSURE)
     assert (found.verdict, found.stage) == ("kv_pressure", "saturated")
-    assert found.confidence == pytest.approx(0.9)
+    assert found.confidence == 0.95
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_below_full_the_queue_alone_is_weaker_evidence(peak, verdict):
 
 def test_preemptions_raise_confidence_and_stage():
     found = judge(**PRESSURE | {"preemptions_counted": 80.0, "preemptions_per_running_minute": 2.0})
-    assert (found.stage, found.confidence) == ("thrashing", pytest.approx(0.97))
+    assert (found.stage, found.confidence) == ("thrashing", 0.95)
     found = judge(**PRESSURE | {"preemptions_counted": 4.0, "preemptions_per_running_minute": 0.1})
     assert found.stage == "saturated"
 
@@ -116,9 +118,25 @@ def test_reached_limit_with_preemptions_is_kv_pressure():
     assert found.verdict == "kv_pressure"
 
 
-def test_a_default_limit_does_not_excuse_a_full_cache():
-    found = judge(**PRESSURE | {"running_at_limit": True, "max_num_seqs_source": "default"})
-    assert found.verdict == "kv_pressure"
+@pytest.mark.parametrize("source", ["args", "log", "default", "observed"])
+def test_two_limits_at_once_are_both_said_and_neither_with_confidence(source):
+    found = judge(**PRESSURE | {"running_at_limit": True, "max_num_seqs_source": source})
+    if source == "observed":
+        assert found.verdict == "kv_pressure", "nothing says that the limit is one"
+        return
+    assert (found.verdict, found.row) == ("concurrency_limited", "Concurrency limited: limit and cache reached at once")
+    assert found.confidence < T["confident"]
+    assert "do not raise it" in found.missing[0]
+    pushed = judge(
+        **PRESSURE
+        | {
+            "running_at_limit": True,
+            "max_num_seqs_source": source,
+            "preemptions_counted": 9.0,
+            "preemptions_recent": 9.0,
+        }
+    )
+    assert pushed.verdict == "kv_pressure"
 
 
 def test_deferred_requests_are_not_kv_pressure():
@@ -133,7 +151,7 @@ def test_head_of_line_blocking_below_a_full_cache():
 
 
 def test_preemptions_alone_are_enough_when_nothing_else_is_recorded_but_not_with_confidence():
-    found = judge(fresh_seconds=0.0, preemptions_counted=24.0, finished_per_second=20.0)
+    found = judge(fresh_seconds=0.0, preemptions_counted=24.0)
     assert found.verdict == "kv_pressure"
     assert found.confidence < T["confident"]
     assert found.missing
@@ -247,13 +265,13 @@ def test_gauges_left_over_from_clients_that_went_away_are_said_to_be_frozen():
         "activity_level": "utilization_weak",
     }
     found = judge(**stale)
-    assert (found.verdict, found.frozen) == ("unknown", True)
+    assert (found.verdict, found.row) == ("unknown", conditions.FROZEN_ROW)
     assert judge(**stale | {"http_moved": None}).verdict == "stalled"
     assert judge(**stale | {"gpu_utilization": 1.0}).verdict == "stalled"
     assert judge(**stale | {"connections_dropped": False}).verdict == "stalled", (
         "the clients are still connected: a hang"
     )
-    assert judge(**stale | {"http_moved": None, "connections_dropped": True}).frozen is True
+    assert judge(**stale | {"http_moved": None, "connections_dropped": True}).row == conditions.FROZEN_ROW
 
 
 def test_a_long_prefill_is_not_a_stall():
@@ -352,7 +370,9 @@ def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_e
 
 
 def evaluate(finding=None, held=None, utilization=None, **values):
-    return conditions.evaluate(signals(**values), finding or Finding("healthy", 0.9), held, utilization, None, T)
+    return conditions.evaluate(
+        conditions.Moment(signals(**values), finding or Finding("healthy", 0.9), held, utilization, None, T)
+    )
 
 
 def test_conditions_are_the_contracts_names_and_unknown_by_default():
@@ -524,44 +544,41 @@ def test_a_note_says_why_signature_and_verdict_differ():
 
 
 def run(settled, start, names, step=1.0):
-    return [
-        settled.observe(start + i * step, Finding(name, 0.9), T, page_missing=False).verdict
-        for i, name in enumerate(names)
-    ]
+    return [settled.observe(start + i * step, Finding(name, Grade.STRONG), T).verdict for i, name in enumerate(names)]
 
 
 def test_one_odd_sample_does_not_change_the_verdict():
     odd = ["healthy", "healthy", "compute_bound", "healthy", "idle", "healthy"]
-    assert run(Settled(), 0, odd) == ["healthy"] * 6
+    assert run(VerdictHysteresis(), 0, odd) == ["healthy"] * 6
 
 
 def test_pressure_is_published_with_its_second_sample():
-    assert run(Settled(), 0, ["healthy", "kv_pressure", "kv_pressure"])[-1] == "kv_pressure"
+    assert run(VerdictHysteresis(), 0, ["healthy", "kv_pressure", "kv_pressure"])[-1] == "kv_pressure"
 
 
 def test_pressure_that_comes_in_waves_under_a_queue_stands():
     wave = ["kv_pressure"] * 8 + ["concurrency_limited"] * 12
-    assert set(run(Settled(), 0, wave * 4)) == {"kv_pressure"}
+    assert set(run(VerdictHysteresis(), 0, wave * 4)) == {"kv_pressure"}
 
 
 def test_a_real_change_shows_within_fifteen_seconds():
-    published = run(Settled(), 0, ["kv_pressure"] * 3 + ["concurrency_limited"] * 16)
+    published = run(VerdictHysteresis(), 0, ["kv_pressure"] * 3 + ["concurrency_limited"] * 16)
     assert published[-1] == "concurrency_limited"
-    published = run(Settled(), 0, ["kv_pressure"] * 3 + ["healthy"] * 4)
+    published = run(VerdictHysteresis(), 0, ["kv_pressure"] * 3 + ["healthy"] * 4)
     assert published[-1] == "healthy"
 
 
 @given(st.lists(st.sampled_from(VERDICTS), min_size=1, max_size=60))
 def test_a_verdict_found_for_sixteen_seconds_is_always_the_published_one(names):
-    settled = Settled()
+    settled = VerdictHysteresis()
     run(settled, 0, names)
     assert run(settled, 1000, ["compute_bound"] * 17)[-1] == "compute_bound"
 
 
 def test_missing_pages_are_said_at_once():
-    settled = Settled()
+    settled = VerdictHysteresis()
     run(settled, 0, ["healthy"] * 5)
-    assert settled.observe(6, Finding("unknown", 0.0), T, page_missing=True).verdict == "unknown"
+    assert settled.observe(6, Finding("unknown", Grade.NOTHING, at_once=True), T).verdict == "unknown"
 
 
 # --- advice -------------------------------------------------------------------------------------------------
@@ -645,4 +662,4 @@ def test_a_diagnosis_carries_sentences_with_numbers():
     found = Diagnoser(T).diagnose(signals(**PRESSURE), [30.0] * 10, 10, 0.92)
     assert found.verdict == "kv_pressure"
     assert any("98 %" in text for text in found.supporting)
-    assert any("30 requests wait" in text for text in found.supporting)
+    assert any("30 requests waiting" in text for text in found.supporting)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kvpressure.sources import allocator, cgroup, logs, node, nvidia, podresources, pods, procfs
-from kvpressure.sources.vllm import reasons
+from kvpressure.model import reasons
+from kvpressure.sources import plugin_reports as allocator
+from kvpressure.sources.gpu.nvidia import codes as nvidia
+from kvpressure.sources.host import cgroup, procfs
+from kvpressure.sources.host import container_logs as logs
+from kvpressure.sources.kubernetes import node, podresources, pods
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "operations.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
 EVERYWHERE = {"internal", "timeout"}  # of the worker that runs any source
 
 
@@ -32,6 +36,12 @@ def test_kubernetes() -> None:
 
 
 def test_files_and_sockets() -> None:
-    of_allocator = {allocator.NO_DIRECTORY, allocator.NO_PERMISSION, allocator.MALFORMED, allocator.TOO_LARGE}
+    of_allocator = {
+        allocator.NO_DIRECTORY,
+        allocator.NO_PERMISSION,
+        allocator.MALFORMED,
+        allocator.NEWER_FORMAT,
+        allocator.TOO_LARGE,
+    }
     known = {*podresources.REASONS, *procfs.REASONS, *cgroup.REASONS, *logs.REASONS, *of_allocator}
     assert named("The node's files") | EVERYWHERE == known | EVERYWHERE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import threading
 import time
@@ -13,12 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from publish.clients import eventually
-from serve_process import LISTEN, QUIET, Process
+from tests.helpers.serve_process import LISTEN, QUIET, Process
+from tests.helpers.waiting import until
+
+pytestmark = pytest.mark.live
 
 HOSTILE = 15
+MORE_MIB = 24.0  # what 64 hostile targets may cost beyond 64 honest ones
+LIMIT_MIB = 144.0  # three quarters of the chart's limit
 BUDGET_MIB = 80.0  # measured 40 to 67; 565 when each bound held for one page alone
-HONEST = gzip.decompress((Path(__file__).parent / "fixtures/vllm/d_kv_pressure.prom.gz").read_bytes())
+HONEST = gzip.decompress((Path(__file__).parents[1] / "fixtures/vllm/d_kv_pressure.prom.gz").read_bytes())
 LARGEST = 4 * 1024 * 1024 - 1
 HISTOGRAMS = (
     "time_to_first_token_seconds",
@@ -59,6 +64,53 @@ def many_figures_of_the_plugin(version: int) -> bytes:
         f'kvpressure:engine_steps_total{{engine="{version}-{n}",count="batch",size="{n}"}} 1\n' for n in range(50_000)
     )
     return HONEST + b"".join(line.encode() for line in lines)
+
+
+def long_labels(version: int) -> bytes:
+    """Series that are told apart by sixteen kilobytes of labels each."""
+    more = ",".join(f'l{label}="{"y" * 1000}"' for label in range(15))
+    return (
+        HONEST
+        + "".join(f'http_requests_total{{status="2xx",n="{version}-{n}",{more}}} 1\n' for n in range(250)).encode()
+    )
+
+
+def new_names(version: int) -> bytes:
+    """Engines and models under other names on every page, a small page."""
+    return "".join(
+        f'vllm:{name}{{engine="{version}-{n}-{time.monotonic_ns()}",model_name="{"m" * 240}{n}"}} {version}\n'
+        for n in range(64)
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "generation_tokens_total")
+    ).encode()
+
+
+def absurd_values(version: int) -> bytes:
+    """Every value of an honest page as large as text can make it."""
+    return re.sub(
+        rb"^([^#].*) \S+$", rb"\1 1.7e308" if version % 2 else rb"\1 " + b"9" * 300, HONEST, flags=re.MULTILINE
+    )
+
+
+def steps_of_every_size(version: int) -> bytes:
+    """The plugin's counts of four thousand batch sizes, all of which rise with every page."""
+    lines = (
+        f'kvpressure:engine_steps_total{{engine="0",count="{count}",size="{n}"}} {1000 * version + 1}\n'
+        for count in ("batch", "running")
+        for n in range(1, 500)
+    )
+    return HONEST + b"\nkvpressure:frontends 1\n" + "".join(lines).encode()
+
+
+KINDS = (
+    new_lines,
+    wide_characters,
+    new_engines,
+    many_figures_of_the_plugin,
+    long_labels,
+    new_names,
+    absurd_values,
+    steps_of_every_size,
+)
 
 
 @pytest.fixture
@@ -123,14 +175,14 @@ def test_sixteen_engines_stay_within_the_budget_and_the_honest_one_is_read(
 ) -> None:
     address = hostile(page)
     targets = [f"bad/hostile-{number}={address}/{number}" for number in range(HOSTILE)]
-    arguments = [flag for target in [*targets, f"good/chat-0={address}/honest"] for flag in ("--vllm.target", target)]
-    process = Process(*QUIET, *LISTEN, "--vllm.pace", "fixed", *arguments)
+    arguments = [flag for target in [*targets, f"good/chat-0={address}/honest"] for flag in ("--engine.target", target)]
+    process = Process(*QUIET, *LISTEN, "--engine.pace", "fixed", *arguments)
     try:
-        largest, until = 0.0, time.monotonic() + 5
-        while time.monotonic() < until:
+        largest, end = 0.0, time.monotonic() + 5
+        while time.monotonic() < end:
             time.sleep(0.2)
             largest = max(largest, process.memory_mib())
-        assert eventually(lambda: process.scrape().count("kvpressure_target_scrape_seconds{") == HOSTILE + 1, 20)
+        until(lambda: process.scrape().count("kvpressure_target_scrape_seconds{") == HOSTILE + 1, 20)
         seen = process.scrape()
         assert value(seen, 'kvpressure_requests_running{engine="0",model_name="m",namespace="good",pod="chat-0"}') >= 0
         assert re.search(r'^kvpressure_engine_up\{.*pod="chat-0".*\} 1\.0$', seen, re.MULTILINE)
@@ -142,3 +194,66 @@ def test_sixteen_engines_stay_within_the_budget_and_the_honest_one_is_read(
     finally:
         process.child.kill()
         process.child.wait(10)
+
+
+def plugin_files(directory: Path, pods: int) -> None:
+    """Reports as large as may be, of pods that are not there, and names without end."""
+    sizes = {str(size): 1 for size in range(1, 1000)}
+    counts = {
+        "steps": 999,
+        "decoded": 999,
+        "tokens": 1,
+        "preemptions": 0,
+        "kv_max": 0.5,
+        "batch": sizes,
+        "running": sizes,
+    }
+    engines = {str(number): counts for number in range(8)}
+    for pod in range(pods):
+        place = directory / f"bad_p{pod}"
+        place.mkdir()
+        for number in range(8):
+            body = {"kvpressure": 1, "kind": "frontend", "pid": 1, "started": 1.0, "written": time.time() + 8}
+            (place / f"frontend-{number}.json").write_text(json.dumps({**body, "engines": engines}))
+        for number in range(200):
+            (place / f"worker-{number}.json").write_text("[" * 100_000)
+
+
+def largest_mib(targets: list[str], *more: str) -> tuple[float, str]:
+    """What the process took at most in a while with these targets, and its last metrics."""
+    arguments = [flag for target in targets for flag in ("--engine.target", target)]
+    process = Process(*QUIET, *LISTEN, "--engine.pace", "fixed", *more, *arguments)
+    try:
+        process.scrape()
+        largest, end = 0.0, time.monotonic() + 12
+        while time.monotonic() < end:
+            time.sleep(0.5)
+            seen = process.scrape()
+            largest = max(largest, process.memory_mib())
+        until(lambda: process.scrape().count("kvpressure_target_scrape_seconds{") == len(targets))
+        seen = process.scrape()
+        return max(largest, process.memory_mib("VmHWM")), seen
+    finally:
+        process.child.kill()
+        process.child.wait(10)
+
+
+def test_sixty_four_hostile_targets_of_every_kind_cost_little_more_than_honest_ones(
+    hostile: Callable[[Callable[[int], bytes]], str], tmp_path: Path
+) -> None:
+    """Three quarters of the chart's limit are the most that may be taken, whatever is read."""
+    honest = hostile(lambda _version: HONEST)
+    normal, seen = largest_mib([f"good/chat-{n}={honest}/{n}" for n in range(64)])
+    assert seen.count("kvpressure_engine_up{") == 64
+    bad = [f"bad/p{n}={hostile(kind)}/{n}" for n, kind in enumerate(KINDS * 8) if n < 63]
+    plugin_files(tmp_path, 16)
+    worst, seen = largest_mib(
+        [*bad, f"good/chat-0={honest}/honest"], "--plugin.directory", str(tmp_path), "--collector.plugin"
+    )
+    assert re.search(r'^kvpressure_engine_up\{.*pod="chat-0".*\} 1\.0$', seen, re.MULTILINE)
+    print(f"honest {normal:.0f} MiB, hostile {worst:.0f} MiB")
+    for reason in ("engines", "plugin"):
+        assert f'kvpressure_page_cut{{reason="{reason}",target=' in seen
+    assert 'kvpressure_source_errors_total{reason="too_large",source="plugin"}' in seen
+    assert worst <= normal + MORE_MIB
+    assert worst < LIMIT_MIB

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from amd import smi_stub, trees
-from amd.smi_stub import SmiDevice
-from gpu.serving import without_gpu_libraries
-from nvml_stub import GIB, Gpu, Mig, World, environment, kept, write
+from tests.gpu.serving import without_gpu_libraries
+from tests.sources.gpu.amd import smi_stub, trees
+from tests.sources.gpu.amd.smi_stub import SmiDevice
+from tests.sources.gpu.nvml_stub import GIB, Gpu, Mig, World, environment, kept, write
 
 V2_V3 = (
     "nvmlDeviceGetMemoryInfo_v2",
@@ -36,13 +37,13 @@ class Node:
     """One node: a world behind NVML, or a sysfs tree with AMD's cards (``smi``: AMD's library beside it).
 
     ``ready`` is text that stands on the page once everything has been read that is to be seen. ``then`` is a second world
-    that comes when the first is on the page, ``then_ready`` the text that shows it.
+    that comes when the first is on the page, ``then_ready`` the texts that show all of it.
     """
 
     ready: str = "kvpressure_gpu_up"
     world: World | None = None
     then: World | None = None
-    then_ready: str = ""
+    then_ready: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     tree: Callable[[Path], object] | None = None
     smi: tuple[SmiDevice, ...] = ()
@@ -121,6 +122,10 @@ def mig_h100() -> Gpu:
     )
 
 
+#: The card is off the bus: its XID is published at once, the loss with the next look at all cards.
+LOST: Final = ('xid="79"', 'kvpressure_gpus_seen{vendor="nvidia"} 7.0')
+
+
 def eight(lost: int | None = None) -> World:
     """Eight H100, one of them perhaps fallen off the bus, with the XID that says so."""
     gpus: list[Gpu | None] = [h100(codes=GPU_LOST if index == lost else {}) for index in range(8)]
@@ -186,7 +191,7 @@ NODES = {
             ],
         ),
     ),
-    "one_of_eight_lost": Node('kvpressure_gpu_up{gpu="7"', world=eight(), then=eight(lost=3), then_ready='xid="79"'),
+    "one_of_eight_lost": Node('kvpressure_gpu_up{gpu="7"', world=eight(), then=eight(lost=3), then_ready=LOST),
     "mi250x": Node(tree=trees.mi250x),
     "mi300x_spx": Node(tree=trees.mi300x),
     "mi300x_cpx": Node(tree=trees.mi300x_cpx),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from amd import smi_stub
-from gpu.cards import Build
-from nvml_stub import build
+from tests.gpu.cards import Build
+from tests.sources.gpu.amd import smi_stub
+from tests.sources.gpu.nvml_stub import build
 
 
 @pytest.fixture(scope="session")

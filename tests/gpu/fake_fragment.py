@@ -10,8 +10,8 @@ import json
 import sys
 from types import SimpleNamespace
 
-from kvpressure.vllm_plugin import register
-from kvpressure.vllm_plugin.allocator import KEYS
+from kvpressure_vllm import register
+from kvpressure_vllm.allocator import KEYS
 
 GIB = 2**30
 FIGURES = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvpressure import readings as r
-from kvpressure.readings import EnginePage, EngineReading, GpuReading, Snapshot
+from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, GpuReading, Scrape, Snapshot
 
 LOADS: Final = ("decode", "prefill", "host")
 
@@ -67,7 +67,7 @@ def snapshot(t: float, load: str, *levels: str, vendor: str = "nvidia") -> Snaps
         r.WAITING: 0.0 if load == "host" else 12.0,
         r.KV_USAGE: 0.99 if load == "decode" else 0.4,
     }
-    page = EnginePage(
+    page = Scrape(
         "http://10.0.0.5:8000/metrics",
         t,
         "inference",

@@ -22,7 +22,7 @@ def exporter(sysfs: Path, environ: Mapping[str, str], *arguments: str) -> Iterat
     command = [
         sys.executable,
         "-m",
-        "kvpressure.cli",
+        "kvpressure",
         "serve",
         "--web.listen-address",
         "127.0.0.1:0",
@@ -36,7 +36,7 @@ def exporter(sysfs: Path, environ: Mapping[str, str], *arguments: str) -> Iterat
         TICK,
         "--collector.amd.interval",
         TICK,
-        "--no-collector.vllm",
+        "--no-collector.engines",
         *arguments,
     ]
     clean = {name: value for name, value in environ.items() if not name.startswith("KVPRESSURE_")}

@@ -13,17 +13,19 @@ from typing import Any
 
 import pytest
 
-from amd import trees
-from amd.test_sysfs import Clock, Given
-from gpu.cards import Build
-from kvpressure.pipeline import Pipeline
+from kvpressure.model.readings import GpuProcess, GpuReading, Snapshot
+from kvpressure.model.state import GpuState, State
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
-from kvpressure.readings import GpuProcess, GpuReading, Snapshot
-from kvpressure.sources.amd import AmdSource
 from kvpressure.sources.base import NothingHere
-from kvpressure.state import GpuState, State
-from nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
-from nvml_stub.driver import Child
+from kvpressure.sources.gpu.amd.source import AmdSource
+from tests.gpu.cards import Build
+from tests.sources.gpu.amd import trees
+from tests.sources.gpu.amd.test_sysfs import Clock, Given
+from tests.sources.gpu.nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
+from tests.sources.gpu.nvml_stub.driver import Child
+
+pytestmark = pytest.mark.live
 
 EXAMPLES = 60
 NEVER_ZERO = (

@@ -7,12 +7,12 @@ from itertools import combinations
 
 import pytest
 
-from gpu.loads import LEVELS, LOADS, snapshot
-from kvpressure.pipeline import Pipeline
+from kvpressure.model.readings import GpuReading
+from kvpressure.model.state import EngineState, State
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
-from kvpressure.readings import GpuReading
-from kvpressure.signals.cards import peak
-from kvpressure.state import EngineState, State
+from kvpressure.signals.gpu_peaks import peak
+from tests.gpu.loads import LEVELS, LOADS, snapshot
 
 TICKS = 40
 

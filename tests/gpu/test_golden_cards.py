@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu.cards import NODES, Build, Node, h100
-from gpu.serving import exporter, masked, scrape
-from kube.node import Node as KubeNode
-from kube.waiting import until
 from kvpressure.publish.metrics import METRICS
-from nvml_stub import GIB, gpu_uuid, write
+from tests.gpu.cards import NODES, Build, Node, h100
+from tests.gpu.serving import exporter, masked, scrape
+from tests.helpers.waiting import until
+from tests.sources.gpu.nvml_stub import GIB, gpu_uuid, write
+from tests.sources.kubernetes.node import Node as KubeNode
+
+pytestmark = pytest.mark.live
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SAMPLE = re.compile(r"(\w+)\{(.*)\} (\S+)")
@@ -40,7 +42,7 @@ def served(node: Node, where: Path, nvml: Build, rocm: Callable[[], Path]) -> li
         until(lambda: node.ready in scrape(address), 20)
         if node.then is not None:
             write(where / "world", node.then)
-            until(lambda: node.then_ready in scrape(address), 20)
+            until(lambda: all(map(scrape(address).__contains__, node.then_ready)), 20)
         return masked(scrape(address))
 
 
@@ -117,6 +119,6 @@ def test_every_metric_of_a_gpu_is_seen_in_the_matrix() -> None:
     elsewhere = {
         "kvpressure_gpu_memory_demand_ratio",  # needs an engine whose pool is known
         "kvpressure_gpu_ecc_errors_total",
-    }  # tests/sources/nvidia/test_nvidia_events.py
+    }  # tests/sources/gpu/nvidia/test_nvidia_events.py
     expected = {m.full_name for m in METRICS if m.name.startswith(("gpu_", "gpus_"))}
     assert expected - shown == elsewhere

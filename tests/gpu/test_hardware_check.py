@@ -23,12 +23,14 @@ from tools.gpu.options import Options
 from tools.gpu.result import Result, load
 from tools.gpu.timing import summary
 
-from gpu.cards import Build, Node, h100, mig_h100
-from gpu.loads import SEEN
-from gpu.test_golden_cards import served
-from kvpressure.readings import GpuReading
-from nvml_stub import GIB, Gpu, Mig, World, environment, write
-from nvml_stub import kept as stub_world
+from kvpressure.model.readings import GpuReading
+from tests.gpu.cards import Build, Node, h100, mig_h100
+from tests.gpu.loads import SEEN
+from tests.gpu.test_golden_cards import served
+from tests.sources.gpu.nvml_stub import GIB, Gpu, Mig, World, environment, write
+from tests.sources.gpu.nvml_stub import kept as stub_world
+
+pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).parents[2]
 H200 = h100(

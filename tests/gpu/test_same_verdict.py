@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import GpuReading, Snapshot
+from kvpressure.model.readings import GpuReading, Snapshot
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"

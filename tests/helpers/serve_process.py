@@ -11,7 +11,8 @@ import threading
 import time
 from pathlib import Path
 
-from publish.clients import ask, eventually
+from tests.helpers.waiting import until
+from tests.publish.clients import ask
 
 QUIET = ("--no-collector.nvidia", "--no-collector.amd")
 LISTEN = ("--web.listen-address", "127.0.0.1:0")
@@ -26,7 +27,7 @@ class Process:
     """``kvpressure serve`` as a child; its stderr is kept."""
 
     def __init__(self, *arguments: str, code: str | None = None) -> None:
-        command = [sys.executable, *(["-c", code] if code else ["-m", "kvpressure.cli"]), "serve", *arguments]
+        command = [sys.executable, *(["-c", code] if code else ["-m", "kvpressure"]), "serve", *arguments]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
         self.began = time.monotonic()
         self.child = subprocess.Popen(
@@ -48,12 +49,8 @@ class Process:
 
     @property
     def port(self) -> int:
-        found: list[str] = []
-        assert eventually(
-            lambda: bool(found.extend(re.findall(r"listening address=127.0.0.1:(\d+)", "".join(self.lines))) or found),
-            20,
-        ), self.lines
-        return int(found[0])
+        found = until(lambda: re.search(r"listening address=127.0.0.1:(\d+)", "".join(self.lines)))
+        return int(found[1])
 
     def scrape(self) -> str:
         return ask(self.port).body.decode()

@@ -12,9 +12,9 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from kvpressure.readings import Histogram
+from kvpressure.model.readings import Histogram
 
-ROOT = Path(__file__).parent / "fixtures" / "vllm"
+ROOT = Path(__file__).parents[1] / "fixtures" / "vllm"
 CAPTURES = sorted(str(path.relative_to(ROOT))[: -len(".prom.gz")] for path in ROOT.rglob("*.prom.gz"))
 
 GAUGES = {

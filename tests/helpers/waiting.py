@@ -1,4 +1,4 @@
-"""Waiting for something to become true."""
+"""Waiting for something to become true. The limit is generous: one that is never reached costs nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], seconds: float = 10.0) -> T:
+def until(condition: Callable[[], T | None], seconds: float = 30.0) -> T:
     """The first true result of ``condition``. An ``AssertionError`` in it means "not yet"."""
     end = time.monotonic() + seconds
     while True:

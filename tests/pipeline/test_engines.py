@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from kvpressure import readings as r
-from kvpressure.engines import FORGET_SECONDS
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import EnginePage, EngineReading, GpuOwner, GpuReading, LogLine, Snapshot, StepStats
-from kvpressure.state import State
+from kvpressure.engines.registry import log_line
+from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, GpuOwner, GpuReading, Scrape, Snapshot, StepStats
+from kvpressure.model.state import State
+from kvpressure.pipeline.engines import FORGET_SECONDS
+from kvpressure.pipeline.pipeline import Pipeline
 
 GIB = 2**30
 FIRST, SECOND = "http://10.0.0.5:8000/metrics", "http://10.0.0.5:8001/metrics"
@@ -25,10 +26,10 @@ def page(
     start: float | None = None,
     engines: Iterable[str] = ("0",),
     **more: object,
-) -> EnginePage:
+) -> Scrape:
     gauges = {r.RUNNING: running, r.WAITING: 0.0, r.KV_USAGE: 0.5}
     counters = {r.GENERATION_TOKENS: running * t, r.PROMPT_TOKENS: t}
-    return EnginePage(
+    return Scrape(
         target,
         t,
         "inference",
@@ -40,11 +41,11 @@ def page(
     )  # type: ignore[arg-type]
 
 
-def failed(t: float, target: str = FIRST, **more: object) -> EnginePage:
+def failed(t: float, target: str = FIRST, **more: object) -> Scrape:
     return dataclasses.replace(page(t, target, **more), engines=(), error="refused")  # type: ignore[arg-type]
 
 
-def after(pipeline: Pipeline, pages: Iterable[EnginePage], targets: Iterable[str] | None = (FIRST, SECOND)) -> State:
+def after(pipeline: Pipeline, pages: Iterable[Scrape], targets: Iterable[str] | None = (FIRST, SECOND)) -> State:
     """The state once all pages of one moment have come."""
     pages = tuple(pages)
     return pipeline.observe(Snapshot(pages[0].time, pages=pages, targets=None if targets is None else tuple(targets)))
@@ -213,7 +214,7 @@ def owned(number: int, container: str = "vllm") -> GpuOwner:
     return GpuOwner(f"GPU-{number}", "inference", "chat-0", container)
 
 
-def with_kv(page: EnginePage, *levels: float) -> EnginePage:
+def with_kv(page: Scrape, *levels: float) -> Scrape:
     return dataclasses.replace(
         page,
         engines=tuple(
@@ -223,7 +224,7 @@ def with_kv(page: EnginePage, *levels: float) -> EnginePage:
     )
 
 
-POOL = LogLine("inference", "chat-0", "vllm", "Available KV cache memory: 60.00 GiB")
+POOL = log_line("inference", "chat-0", "vllm", "Available KV cache memory: 60.00 GiB")
 
 
 class TestCards:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import EnginePage, EngineReading, GpuProcess, GpuReading, LogLine, Snapshot
+from kvpressure.engines.registry import log_line
+from kvpressure.model.readings import EngineReading, GpuProcess, GpuReading, Scrape, Snapshot
+from kvpressure.pipeline.pipeline import Pipeline
 
 
-def page(pod: str, seqs: str) -> EnginePage:
-    return EnginePage(
+def page(pod: str, seqs: str) -> Scrape:
+    return Scrape(
         f"http://{pod}:8000/metrics",
         1000.0,
         "inference",
@@ -29,7 +30,7 @@ def test_the_same_command_line_in_two_environments_gives_two_limits() -> None:
 
 def test_the_version_is_the_logs_else_the_images() -> None:
     pipeline = Pipeline()
-    line = LogLine(
+    line = log_line(
         "inference", "a", "vllm", "Initializing a V1 LLM engine (v0.32.0) with config: model='m', max_seq_len=2048,"
     )
     pages = (replace(page("a", "8"), version="0.31.0"), replace(page("b", "8"), version="0.31.0"), page("c", "8"))

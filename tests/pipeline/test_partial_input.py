@@ -1,16 +1,16 @@
 """Servers that show less, or something else, than a plain vLLM: what can be said is said, and nothing is made up.
 
-Numbers follow what vLLM books (vllm/v1/metrics): prompts in one lump at the first token, inter-token latency per decoding
-request and step.
+Numbers follow what vLLM books (vllm/v1/metrics): prompts in one lump at the first token, inter-token latency per
+decoding request and step.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from kvpressure import readings as r
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import EnginePage, EngineReading, Histogram, Snapshot
+from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, Histogram, Scrape, Snapshot
+from kvpressure.pipeline.pipeline import Pipeline
 
 FINISHED = r.FINISHED_PREFIX + "stop"
 INF = float("inf")
@@ -30,7 +30,7 @@ def observe(rows, *, args=("--max-num-seqs", "256"), config=None, histograms=Non
             histograms[i] if histograms else {},
             config or {},
         )
-        page = EnginePage("http://x/metrics", t, "n", "p", "vllm", args=args, engines=(reading,))
+        page = Scrape("http://x/metrics", t, "n", "p", "vllm", args=args, engines=(reading,))
         state = pipeline.observe(Snapshot(t, pages=(page,)))
     return state.engines[0]
 

@@ -12,18 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import vllm_pages as pages
-from kvpressure.settings import CollectorSettings, Settings
-from kvpressure.sources.vllm import VllmSource, parse_target
-from kvpressure.sources.vllm.inside import read_inside
-from vllm_server import answering, response
+import tests.helpers.vllm_pages as pages
+from kvpressure.settings.settings import Settings
+from kvpressure.sources.catalog import CollectorSettings
+from kvpressure.sources.plugin_metrics import read_plugin_metrics
+from kvpressure.sources.scrape.source import EngineSource
+from kvpressure.sources.scrape.targets import parse_target
+from tests.helpers.plugin import with_plugin
+from tests.helpers.vllm_server import answering, response
+
+pytestmark = pytest.mark.live
 
 WORKER = """
-from kvpressure.vllm_plugin.registry_gauges import show_allocator
+from kvpressure_vllm.registry_gauges import show_allocator
 show_allocator({"rank": %d, "allocated_bytes": 10, "reserved_bytes": 30, "inactive_split_bytes": 5, "ooms": 0})
 """
 FRONTEND = """
-from kvpressure.vllm_plugin.registry_gauges import show_steps
+from kvpressure_vllm.registry_gauges import show_steps
 for n in (1, 2):
     show_steps({"0": {"steps": 50 * n, "decoded": 280 * n, "tokens": 300 * n, "preemptions": n, "kv_max": 0.4 * n,
                       "batch": {4: 10 * n, 8: 30 * n}, "running": {9: 50 * n}}})
@@ -34,10 +39,30 @@ registry = CollectorRegistry()
 multiprocess.MultiProcessCollector(registry)
 print(generate_latest(registry).decode(), end="")
 """
+NAMES = (
+    "allocator",
+    "written_seconds",
+    "engine_steps_total",
+    "engine_sums_total",
+    "engine_kv_max",
+    "frontends",
+    "later",
+)
+LABELS = (
+    "",
+    '{rank="0"}',
+    '{figure="allocated_bytes",rank="0"}',
+    '{figure="x",rank="-1"}',
+    '{engine="0"}',
+    '{engine="0",count="batch",size="4"}',
+    '{engine="0",count="x",size="y"}',
+    '{engine="0",sum="steps"}',
+)
+VALUES = ("0", "1", "7.5", "-3", "1e300", "NaN", "+Inf", "x")
 
 
 def python(code: str, directory: Path | None) -> str:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("KVPRESSURE", "PROMETHEUS"))}
+    env = with_plugin(os.environ, without=("KVPRESSURE", "PROMETHEUS"))
     if directory is not None:
         env["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
     return subprocess.run(
@@ -55,7 +80,7 @@ def one_server(tmp_path_factory) -> bytes:
 
 class TestPage:
     def test_what_workers_and_an_api_server_show_is_read(self, one_server: bytes) -> None:
-        inside = read_inside(one_server, "ns", "p", time.time())
+        inside = read_plugin_metrics(one_server, "ns", "p", time.time())
         assert inside is not None
         assert sorted(
             (a.pod, a.rank, a.allocated_bytes, a.reserved_bytes, a.inactive_split_bytes, a.ooms, a.alloc_retries)
@@ -74,12 +99,12 @@ class TestPage:
     def test_two_api_servers_add_up(self, tmp_path: Path) -> None:
         for _ in range(2):
             python(FRONTEND, tmp_path)
-        inside = read_inside(python(SERVE, tmp_path).encode(), "ns", "p", time.time())
+        inside = read_plugin_metrics(python(SERVE, tmp_path).encode(), "ns", "p", time.time())
         [stats] = inside.steps if inside else ()
         assert (stats.exact, stats.sizes, stats.steps, stats.decoded) == (False, {9: 200}, 200, 1120)
 
     def test_figures_of_a_worker_that_has_ended_are_not_used(self, one_server: bytes) -> None:
-        inside = read_inside(one_server, "ns", "p", time.time() + 20)
+        inside = read_plugin_metrics(one_server, "ns", "p", time.time() + 20)
         assert inside is not None
         assert inside.allocator == ()
 
@@ -87,18 +112,33 @@ class TestPage:
         assert python(FRONTEND + "import sys; print('prometheus_client' in sys.modules)", None) == "False\n"
 
     def test_a_page_without_the_plugin(self) -> None:
-        assert read_inside(pages.text_of("d_kv_pressure").encode(), "ns", "p", 0.0) is None
+        assert read_plugin_metrics(pages.text_of("d_kv_pressure").encode(), "ns", "p", 0.0) is None
 
     @given(st.text(alphabet='kvpressure:_{}="019 .\n-e\\', max_size=200))
-    def test_any_text_is_read_or_passed_over(self, text: str) -> None:
-        read_inside(b"\nkvpressure:" + text.encode(), "ns", "p", 0.0)
+    def test_text_that_no_plugin_writes_gives_no_reading(self, text: str) -> None:
+        found = read_plugin_metrics(b"\nkvpressure:" + text.encode(), "ns", "p", 0.0)
+        assert found is not None
+        assert (found.allocator, found.steps) == ((), ())
+
+    @given(st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(LABELS), st.sampled_from(VALUES)), max_size=12))
+    def test_lines_are_counted_as_bad_or_read_within_bounds(self, lines: list[tuple[str, str, str]]) -> None:
+        text = "\n" + "".join(f"kvpressure:{name}{labels} {value}\n" for name, labels, value in lines)
+        found = read_plugin_metrics(text.encode(), "ns", "p", 1.0)
+        assert found is None if not lines else found is not None and found.bad_lines <= len(lines)
+        for stats in found.steps if found else ():
+            assert 0 <= stats.steps <= len(lines) * 2**53
+            assert stats.kv_max is None or 0 <= stats.kv_max <= 1
+            assert all(size >= 0 <= count for size, count in stats.sizes.items())
+        for reading in found.allocator if found else ():
+            assert reading.rank >= 0
+            assert reading.allocated_bytes is None or reading.allocated_bytes >= 0
 
     def test_the_source_gives_it_with_every_read_while_it_is_fresh(self, one_server: bytes) -> None:
         page = response(pages.text_of("c_steady").encode() + b"\n" + one_server)
         with answering(page) as server:
             target = parse_target(f"ns/p={server.address}")
-            source = VllmSource(
-                Settings(vllm_targets=(target,), collectors={"vllm": CollectorSettings(True, 5.0, 5.0)})
+            source = EngineSource(
+                Settings(engine_targets=(target,), collectors={"engines": CollectorSettings(True, 5.0, 5.0)})
             )
             try:
                 first, second = source.read(), source.read()

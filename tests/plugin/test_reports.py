@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure import readings as r
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import EnginePage, EngineReading, Snapshot, StepStats
-from kvpressure.signals.steps import StepWindow
-from kvpressure.sources import allocator as source_module
-from kvpressure.sources.allocator import FRESH_SECONDS, AllocatorSource, Malformed, parse
+from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, Scrape, Snapshot, StepStats
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.settings.thresholds import builtin
+from kvpressure.signals.plugin_steps import MAX_ENTRIES, StepWindow
+from kvpressure.sources import plugin_reports as source_module
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.podspec import Pod
-from kvpressure.sources.shared import Shared
-from kvpressure.thresholds import builtin
-from kvpressure.vllm_plugin.report import ReportFile
+from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.podspec import Pod
+from kvpressure.sources.plugin_reports import FRESH_SECONDS, Malformed, PluginSource, parse
+from kvpressure_vllm.report import ReportFile
 
 GB = 10**9
 
@@ -72,6 +72,17 @@ def frontend(engines: dict[str, Any], **values: Any) -> dict[str, Any]:
     return body("frontend", engines=engines, **values)
 
 
+ODD_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 2**70),
+    st.floats(),
+    st.text(max_size=4),
+    st.sampled_from(["worker", "frontend"]),
+    st.lists(st.integers(), max_size=2),
+)
+
+
 def put(directory: Path, content: object, name: str = "worker-7.json") -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / name).write_text(content if isinstance(content, str) else json.dumps(content))
@@ -80,7 +91,7 @@ def put(directory: Path, content: object, name: str = "worker-7.json") -> None:
 def read(root: Path, pods: tuple[Pod, ...] = ()):
     settings = Settings(root)
     settings.shared.pods = pods
-    return AllocatorSource(settings).read()
+    return PluginSource(settings).read()
 
 
 class TestWhere:
@@ -184,7 +195,7 @@ class TestHostile:
             "[]",
             "null",
             "[" * 100_000,
-            {"kvpressure": 2},
+            {"kvpressure": 0},
             body(written="now"),
             body(started=float("nan")),
             worker(rank=-1),
@@ -204,6 +215,17 @@ class TestHostile:
         assert [x.pod for x in reading.allocator] == ["good"]
         assert (reading.steps, reading.errors) == ((), {"malformed": 1})
 
+    def test_a_report_of_a_newer_plugin_says_so(self, tmp_path: Path) -> None:
+        put(tmp_path, worker() | {"kvpressure": 2})
+        assert read(tmp_path).errors == {"newer_format": 1}
+
+    def test_fields_that_came_later_are_passed_over(self, tmp_path: Path) -> None:
+        put(tmp_path, worker(later={"a": [1]}))
+        put(tmp_path, frontend({"0": engine({"4": 10}, later=1)}, later=[]), "frontend-1.json")
+        reading = read(tmp_path)
+        assert ([a.allocated_bytes for a in reading.allocator], [s.sizes for s in reading.steps]) == ([10], [{4: 10}])
+        assert reading.errors == {}
+
     @given(
         st.binary(max_size=200)
         | st.recursive(
@@ -214,9 +236,28 @@ class TestHostile:
             max_leaves=8,
         ).map(lambda value: json.dumps(value).encode())
     )
-    def test_parsing_reads_or_refuses(self, data: bytes) -> None:
-        with suppress(Malformed):
-            parse(data)
+    def test_what_is_read_names_a_pod_and_has_finite_times_and_all_else_is_refused(self, data: bytes) -> None:
+        try:
+            report = parse(data)
+        except Malformed:
+            return
+        assert report.kind in ("worker", "frontend")
+        assert isinstance(report.namespace, str)
+        assert isinstance(report.pod, str)
+        assert math.isfinite(report.started)
+        assert math.isfinite(report.written)
+
+    @given(st.dictionaries(st.sampled_from(sorted(worker())), ODD_VALUES))
+    def test_a_worker_with_odd_values_is_read_within_bounds_or_counted(self, odd: dict[str, Any]) -> None:
+        try:
+            report = parse(json.dumps(worker() | odd).encode())
+        except Malformed:
+            return
+        allocator, steps = source_module.readings([report])
+        assert (len(allocator), steps) == (int(report.written >= report.started), ())
+        for reading in allocator:
+            values = (reading.rank, reading.allocated_bytes, reading.reserved_bytes, reading.ooms)
+            assert all(value is None or (type(value) is int and 0 <= value < 2**63) for value in values)
 
     def test_a_file_that_says_not_whose_it_is_needs_a_directory_that_does(self) -> None:
         data = json.dumps(worker(namespace=3)).encode()
@@ -323,7 +364,7 @@ def snapshot(t: float, running: float = 8.0, **kinds: Any) -> Snapshot:
         counters={r.GENERATION_TOKENS: 100.0 * t},
         histograms={},
     )
-    return Snapshot(t, pages=(EnginePage("t", t, "ns", "p", engines=(reading,)),), **kinds)
+    return Snapshot(t, pages=(Scrape("t", t, "ns", "p", engines=(reading,)),), **kinds)
 
 
 class TestThroughThePipeline:
@@ -380,3 +421,72 @@ class TestThroughThePipeline:
         [state] = states([snapshot(1.0)])
         assert state.engines[0].signals.memory.allocator_reserved_bytes is None
         assert state.engines[0].diagnosis.conditions["allocator_fragmentation"] is None
+
+
+def test_a_step_window_of_new_sizes_every_second_is_bounded() -> None:
+    """32 000 batch sizes a report, 256 reports kept: 101 MiB for 27 pages."""
+    window = StepWindow(builtin())
+    for second in range(120):
+        sizes = dict.fromkeys(range(1, 4001), 1 + second)
+        window.observe(StepStats("ns", "p", "0", 1.0, 1000.0 + second, 4000 * second, 1, True, 0, None, sizes))
+    assert sum(len(increase.sizes) for increase in window._increases) <= MAX_ENTRIES
+    assert window.quantiles(1119.0, 0.5) is not None
+
+
+def test_increases_older_than_a_minute_are_dropped() -> None:
+    window = StepWindow(builtin())
+    for second in range(200):
+        window.observe(StepStats("ns", "p", "0", 1.0, 1000.0 + second, second, second, True, 0, None, {8: second}))
+    assert len(window._increases) <= 61
+    assert window.quantiles(1199.0, 0.5) == [8.0]
+
+
+class TestCrowds:
+    def test_a_directory_of_very_many_files_is_not_listed_to_its_end(self, tmp_path: Path, monkeypatch: Any) -> None:
+        listed = 0
+        scandir = os.scandir
+
+        class Counted:
+            def __init__(self, path: Any) -> None:
+                self.entries = scandir(path)
+
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                self.entries.close()
+
+            def __iter__(self) -> Any:
+                return self
+
+            def __next__(self) -> Any:
+                nonlocal listed
+                listed += 1
+                return next(self.entries)
+
+        for number in range(3000):
+            (tmp_path / f"worker-{number}.json").touch()
+        put(tmp_path / "ns_p", worker())
+        monkeypatch.setattr(source_module.os, "scandir", Counted)
+        reading = read(tmp_path)
+        assert listed < 2 * (source_module.MAX_LISTED + 2) + 10
+        assert reading.errors["too_large"] >= 1
+
+    def test_small_honest_reports_are_read_whatever_others_write(self, tmp_path: Path) -> None:
+        engines = {str(n): engine({str(size): 1 for size in range(1000)}) for n in range(8)}
+        full = json.dumps(frontend(engines))
+        for pod in range(40):
+            for number in range(8):
+                put(tmp_path / f"bad_p{pod}", full, f"frontend-{number}.json")
+        put(tmp_path / "good_zz", frontend({"0": engine({"4": 9})}), "frontend-1.json")
+        put(tmp_path / "good_zz", worker(), "worker-1.json")
+        reading = read(tmp_path)
+        assert [x.pod for x in reading.allocator] == ["zz"]
+        assert ("good", "zz") in {(x.namespace, x.pod) for x in reading.steps}
+        assert sum(len(x.sizes) for x in reading.steps) <= source_module.MAX_ENTRIES
+        assert reading.errors["too_large"] > 0
+
+    def test_a_file_in_the_shared_directory_speaks_for_no_pod_with_its_own(self, tmp_path: Path) -> None:
+        put(tmp_path / "ns_victim", worker(allocated_bytes=1))
+        put(tmp_path, worker(namespace="ns", pod="victim", allocated_bytes=9, started=time.time() + 5))
+        assert [x.allocated_bytes for x in read(tmp_path).allocator] == [1]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -68,14 +66,4 @@ def closed_within(client: socket.socket, seconds: float) -> bool:
         return False
     except OSError:
         pass
-    return True
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether ``condition`` comes true in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
     return True

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure.publish.server import Server
+from kvpressure.model.state import State
 from kvpressure.publish.site import Site
-from kvpressure.publish.webconfig import WebConfigFile
-from kvpressure.settings_kinds import ListenAddress
-from kvpressure.state import State
-from publish.certificates import Certificates
-from publish.states import full_state
+from kvpressure.publish.web.server import Server
+from kvpressure.publish.web.webconfig import WebConfigFile
+from kvpressure.settings.kinds import ListenAddress
+from tests.publish.certificates import Certificates
+from tests.publish.states import full_state
 
 Start = Callable[..., int]
 
@@ -42,18 +42,19 @@ def published() -> Published:
 
 @pytest.fixture
 def start(published: Published) -> Iterator[Start]:
-    """Start a server on a free port of loopback and return the port: ``start(handler, web=, max_requests=)``."""
+    """Start a server on a free port of loopback and return the port: ``start(handler, web=, max_requests=, health=)``."""
     servers: list[Server] = []
 
-    def begin(handler: object = None, web: Path | None = None, max_requests: int = 20) -> int:
+    def begin(handler: object = None, web: Path | None = None, max_requests: int = 20, health: bool = False) -> int:
         server = Server(
             [ListenAddress("127.0.0.1", 0)],
             handler or published.site(),  # type: ignore[arg-type]
             WebConfigFile(web),
             max_requests,
+            [ListenAddress("127.0.0.1", 0)] if health else [],
         )
         servers.append(server)
-        return server.start()[0].port
+        return server.start()[-1].port  # with ``health``: that of the checks
 
     yield begin
     for server in servers:

@@ -8,8 +8,10 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
-from kvpressure.readings import (
+from kvpressure.model.isolation import Failure
+from kvpressure.model.readings import (
     ContainerReading,
+    Discovered,
     EngineKey,
     GpuOwner,
     GpuProcess,
@@ -18,8 +20,8 @@ from kvpressure.readings import (
     SourceHealth,
     Termination,
 )
-from kvpressure.signals.model import Signals
-from kvpressure.state import (
+from kvpressure.model.signals import Signals
+from kvpressure.model.state import (
     CONDITIONS,
     LIMITS,
     SIGNATURE_CONDITIONS,
@@ -29,6 +31,7 @@ from kvpressure.state import (
     Evidence,
     GpuState,
     Limit,
+    Objective,
     RecorderHealth,
     State,
     TargetState,
@@ -120,6 +123,7 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
         signals=full_signals(),
         diagnosis=diagnosis,
         limits={name: Limit(name, 256.0, True, "args", 128.0) for name in LIMITS},
+        objectives=(Objective("ttft", 95.0, 100.0, 2.0, 0.99),),
     )
 
 
@@ -152,24 +156,43 @@ def full_gpu(index: int = 0, uuid: str = "GPU-1") -> GpuState:
 def full_state() -> State:
     """Everything known."""
     container = ContainerReading(
-        "prod", "chat-0", "vllm", restarts=3, ready=True, last_termination=Termination("OOMKilled", 137, NOW - 600)
+        "prod",
+        "chat-0",
+        "vllm",
+        restarts=3,
+        ready=True,
+        last_termination=Termination("OOMKilled", 137, NOW - 600),
+        alerts="ticket",
+    )
+    found = Discovered(
+        "prod",
+        "chat-0",
+        "vllm",
+        "engine",
+        "command",
+        "command",
+        "its command starts vLLM",
+        "http://10.0.0.5:8000/metrics",
+        True,
     )
     return State(
         time=NOW,
         engines=(full_engine(),),
         gpus=(full_gpu(),),
         owners=(GpuOwner("GPU-1", "prod", "chat-0", "vllm"), GpuOwner("GPU-1", "prod", "other-0", "vllm", True)),
+        discovered=(found,),
         containers=(ContainerState(container, 0.25, 0.5, 0.75, {"out_of_memory": 2}),),
         targets=(TargetState("http://10.0.0.5:8000/metrics", True, 0.004, 0, {"timeout": 2}, {"engines": 3}),),
         node_conditions=(NodeCondition("MemoryPressure", False),),
         health={
-            "vllm": SourceHealth("vllm", True, None, NOW, 0.01, {"timeout": 2}),
+            "engines": SourceHealth("engines", True, None, NOW, 0.01, {"timeout": 2}),
             "nvidia": SourceHealth("nvidia", False, "library_missing", None, 0.001, {"library_missing": 9}),
         },
         expected_gpus={"nvidia": 1},
         ticks=42,
         lag_seconds=0.001,
         recorder=RecorderHealth(False, "disk_full", NOW, {"disk_full": 3}, 30),
+        failures={Failure("engine", "prod/chat-1/org/model/0", "signals", "arithmetic"): 2},
     )
 
 
@@ -194,6 +217,7 @@ def unknown_engine(up: bool = True) -> EngineState:
         signals=Signals(time=NOW),
         diagnosis=diagnosis,
         limits={name: Limit(name) for name in LIMITS},
+        objectives=(),
     )
 
 

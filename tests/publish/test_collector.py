@@ -15,15 +15,16 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
+from prometheus_client.utils import floatToGoString
 
+from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
+from kvpressure.model.signals import LEVELS
+from kvpressure.model.state import STAGES, VERDICTS, GpuState, State
 from kvpressure.publish.collector import families
-from kvpressure.publish.exposition import encode, wants_openmetrics
+from kvpressure.publish.exposition import Encoder, _number, encode, wants_openmetrics
 from kvpressure.publish.families import LABEL_LIMIT, Families, clean
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
-from kvpressure.readings import EngineKey, GpuOwner, GpuReading
-from kvpressure.signals.score import LEVELS
-from kvpressure.state import STAGES, VERDICTS, GpuState, State
-from publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
+from tests.publish.states import NOW, full_engine, full_gpu, full_state, node, unknown_engine
 
 ENGINE_LABELS = ("prod", "chat-0", "org/model", "0")
 
@@ -131,7 +132,7 @@ def test_a_missing_signal_removes_samples_and_changes_none(path: tuple[str, ...]
     engine = full_engine()
     everything = samples(State(time=NOW, engines=(engine,)))
     less = samples(State(time=NOW, engines=(replace(engine, signals=_without(engine.signals, path)),)))
-    histogram_sum = {key for key in less if key[0] == "kvpressure_running_requests_sum"}
+    histogram_sum = {key for key in less if key[0] == "kvpressure_batch_size_samples_sum"}
     assert {key: value for key, value in less.items() if key not in histogram_sum}.items() <= everything.items()
 
 
@@ -184,9 +185,9 @@ def test_state_sets_have_one_series_for_each_name_and_one_is_set() -> None:
 
 def test_values_stand_under_their_documented_labels() -> None:
     state = full_state()
-    assert set(named(state, "requests_waiting")) == {("all",), ("capacity",), ("deferred",)}
+    assert set(named(state, "requests_waiting_by_reason")) == {("capacity",), ("deferred",)}
     assert set(named(state, "effective_batch_size")) == {("0.5",), ("0.95",), ("0.99",)}
-    assert set(named(state, "context_length_tokens")) == {("max_5m",), ("mean",)}
+    assert set(named(state, "context_length_max_tokens")) == set(named(state, "context_length_mean_tokens")) == {()}
     assert {kind for kind, _ in named(state, "request_tokens")} == {"prompt", "output", "max_tokens"}
     assert {phase for phase, _ in named(state, "latency_seconds")} == {"ttft", "inter_token", "e2e", "queue"}
     assert named(state, "requests_finished_total") == {("stop",): 40, ("length",): 3}
@@ -205,30 +206,28 @@ def test_fragmentation_is_reserved_minus_allocated_in_every_scope() -> None:
     }
 
 
-def test_progress_is_absent_without_work() -> None:
+def test_progress_is_published_as_the_signal_says_it() -> None:
     engine = full_engine()
-    idle = replace(engine.signals.progress, work_present=False, progressing=False)
-    state = State(time=NOW, engines=(replace(engine, signals=replace(engine.signals, progress=idle)),))
-    assert named(state, "engine_progressing") == {}
-    stuck = replace(idle, work_present=True)
-    state = State(time=NOW, engines=(replace(engine, signals=replace(engine.signals, progress=stuck)),))
-    assert named(state, "engine_progressing") == {(): 0.0}
+    for progressing, published in ((None, {}), (False, {(): 0.0}), (True, {(): 1.0})):
+        progress = replace(engine.signals.progress, progressing=progressing)
+        state = State(time=NOW, engines=(replace(engine, signals=replace(engine.signals, progress=progress)),))
+        assert named(state, "engine_progressing") == published
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_numbers_that_are_none_are_dropped(value: float) -> None:
     out = Families()
     out.add("tick_lag_seconds", (), value)
-    out.histogram("running_requests", ENGINE_LABELS, {1.0: 1}, value)
+    out.histogram("batch_size_samples", ENGINE_LABELS, {1.0: 1}, value)
     assert list(out.collect()) == []
 
 
 def test_the_histogram_is_cumulative_and_closed() -> None:
     out = Families()
-    out.histogram("running_requests", ENGINE_LABELS, {8.0: 5, 1.0: 2}, 17.0)
+    out.histogram("batch_size_samples", ENGINE_LABELS, {8.0: 5, 1.0: 2}, 17.0)
     (family,) = out.collect()
     assert [
-        (s.name.removeprefix("kvpressure_running_requests"), s.labels.get("le"), s.value) for s in family.samples
+        (s.name.removeprefix("kvpressure_batch_size_samples"), s.labels.get("le"), s.value) for s in family.samples
     ] == [("_bucket", "1.0", 2), ("_bucket", "8.0", 5), ("_bucket", "+Inf", 5), ("_count", None, 5), ("_sum", None, 17)]
 
 
@@ -330,3 +329,33 @@ def test_negotiation(accept: str, openmetrics: bool) -> None:
 @given(st.text(max_size=200))
 def test_negotiation_survives_anything(accept: str) -> None:
     assert wants_openmetrics(accept) in (True, False)
+
+
+def test_an_encoder_that_remembers_writes_what_a_new_one_writes() -> None:
+    """Also when series change, go and come back, and when the two formats take turns."""
+    encoder = Encoder()
+    full, other = full_state(), node(3, 2)
+    for state, openmetrics in [
+        (full, False),
+        (full, True),
+        (other, True),
+        (full, False),
+        (State(time=NOW), False),
+        (full, True),
+    ]:
+        page = encoder.encode(families(state).collect(), openmetrics=openmetrics)
+        assert page == encode(families(state).collect(), openmetrics=openmetrics)
+
+
+def test_an_encoder_remembers_the_last_page_alone() -> None:
+    encoder = Encoder()
+    for number in range(50):
+        out = Families()
+        out.add("node_condition", (f"Condition{number}",), 1)
+        encoder.encode(out.collect(), openmetrics=False)
+    assert [len(series) for series in encoder._series.values()] == [1]
+
+
+@given(st.floats() | st.integers(-(10**18), 10**18) | st.booleans())
+def test_numbers_are_written_as_the_library_writes_them(value: float) -> None:
+    assert _number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.publish.http import HEADERS_LIMIT, BadRequest, Response, head_of, parse_head
+from kvpressure.publish.web.http import HEADERS_LIMIT, BadRequest, Response, head_of, parse_head
 
 
 def head(*lines: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -11,10 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.publish.links import Links
-from kvpressure.publish.page import page_headers, render_page
-from kvpressure.publish.view import Surroundings
-from kvpressure.publish.wording import (
+from kvpressure.advice.wording import (
     bytes_text,
     clock_text,
     duration_text,
@@ -23,9 +21,13 @@ from kvpressure.publish.wording import (
     seconds_text,
     words,
 )
-from kvpressure.readings import EngineKey, GpuReading
-from kvpressure.state import Diagnosis, GpuState, State
-from publish.states import NOW, full_engine, full_state, unknown_engine
+from kvpressure.model.readings import EngineKey, GpuReading
+from kvpressure.model.state import Diagnosis, Evidence, GpuState, State
+from kvpressure.printable import visible_lines
+from kvpressure.publish.links import Links
+from kvpressure.publish.page.render import page_headers, render_page
+from kvpressure.publish.page.view import ViewContext
+from tests.publish.states import NOW, full_engine, full_state, unknown_engine
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -63,7 +65,7 @@ class Document(HTMLParser):
 
 
 def html(state: State, links: Links | None = None) -> str:
-    return render_page(state, "node-1", "/metrics", Surroundings(links=links or Links()))
+    return render_page(state, "node-1", "/metrics", ViewContext(links=links or Links()))
 
 
 def page(state: State, links: Links | None = None) -> Document:
@@ -104,17 +106,17 @@ def test_what_is_not_known_is_said_and_not_shown_as_zero() -> None:
     lost = GpuState(GpuReading("GPU-9", 3, "nvidia", error="gpu_lost"))
     bare = GpuState(GpuReading("GPU-8", 2, "nvidia"))
     text = page(State(time=NOW, engines=(unknown_engine(up=False),), gpus=(lost, bare))).text
-    assert "cannot be read: refused" in text
+    assert "Metrics cannot be scraped: connection refused" in text
     assert "Documented signature: cannot be evaluated" in text
-    assert "cannot be read: GPU lost" in text
+    assert "not available: GPU lost" in text
     assert "– of –" in text
     assert " 0 %" not in text.replace("confidence 0 %", "")
 
 
 def test_an_empty_node_has_a_page() -> None:
     text = page(State(time=NOW)).text
-    assert "No engine is known on this node." in text
-    assert "No GPU was read." in text
+    assert "No engine found on this node." in text
+    assert "No GPU found." in text
 
 
 @given(st.text(max_size=60).map(lambda text: f"</article><script>alert(1)</script>{text}\"'&"))
@@ -132,7 +134,8 @@ def test_names_and_sentences_from_outside_are_escaped(text: str) -> None:
     )
     document = page(state)
     assert document.tags.count("script") == 1
-    assert document.words.count(text) >= 3
+    assert document.words.count(visible_lines(text)) >= 3
+    assert not any(unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") for char in document.text)
 
 
 def test_every_verdict_renders_without_optional_parts() -> None:
@@ -145,10 +148,11 @@ def test_every_verdict_renders_without_optional_parts() -> None:
     ("verdict", "confidence", "first"),
     [
         ("kv_pressure", 0.9, "First: Cap input and output tokens at the edge"),
-        ("concurrency_limited", 0.9, "First: Raise max_num_seqs --max-num-seqs 128"),
-        ("stalled", 0.9, "First: Keep the evidence kubectl logs -n prod chat-0"),
-        ("compute_bound", 0.5, "First: look at the triage below; the verdict is not confident."),
-        ("unknown", 0.3, "First: Get what is missing"),
+        ("concurrency_limited", 0.9, "First: Leave max_num_seqs where it is"),
+        ("concurrency_limited with room", 0.9, "First: Raise max_num_seqs --max-num-seqs 128"),
+        ("stalled", 0.9, "First: Save the evidence kubectl logs -n prod chat-0"),
+        ("compute_bound", 0.5, "First: check the triage steps below; confidence in the verdict is low."),
+        ("unknown", 0.3, "First: Provide the missing inputs"),
         ("healthy", 0.9, ""),
     ],
 )
@@ -156,9 +160,14 @@ def test_the_first_action_stands_beside_the_verdict_if_that_is_sure(
     verdict: str, confidence: float, first: str
 ) -> None:
     engine = full_engine()
-    engine = replace(engine, diagnosis=replace(engine.diagnosis, verdict=verdict, confidence=confidence))
+    evidence = engine.diagnosis.evidence
+    if verdict.endswith(" with room"):
+        verdict, evidence = verdict.removesuffix(" with room"), {"kv_full": Evidence("kv_full", False, "not full")}
+    engine = replace(
+        engine, diagnosis=replace(engine.diagnosis, verdict=verdict, confidence=confidence, evidence=evidence)
+    )
     text = page(State(time=NOW, engines=(engine,))).text
-    before_the_evidence = text[: text.index("For it")]
+    before_the_evidence = text[: text.index("Evidence for")]
     assert first in before_the_evidence
     assert ("First:" in text) is bool(first)
 
@@ -188,7 +197,7 @@ def test_the_flags_to_set_stand_on_the_page_in_the_order_of_the_guide() -> None:
 
 def test_with_addresses_boards_and_runbooks_are_links() -> None:
     links = page(full_state(), Links("https://runbooks.example/r", "https://grafana.example")).links
-    assert "https://runbooks.example/r/VllmKVCachePressure.md" in links
+    assert "https://runbooks.example/r/InferenceKVCachePressure.md" in links
     assert (
         "https://grafana.example/d/kvpressure-incident?var-namespace=prod&var-model=org%2Fmodel&var-pod=chat-0" in links
     )

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kvpressure.publish.http import Request, Response
-from kvpressure.readings import EngineKey
-from kvpressure.state import Diagnosis
-from publish.browser import visit
-from publish.conftest import Published, Start
-from publish.states import NOW, full_engine
+import pytest
+
+from kvpressure.model.readings import EngineKey
+from kvpressure.model.state import Diagnosis
+from kvpressure.publish.web.http import Request, Response
+from tests.publish.browser import visit
+from tests.publish.conftest import Published, Start
+from tests.publish.states import NOW, full_engine
+
+pytestmark = pytest.mark.live
 
 UNSAFE = "default-src 'unsafe-inline'"
 NO_SCRIPT = "script-src 'none'"
@@ -101,12 +105,13 @@ def test_hostile_names_are_text_and_nothing_else(start: Start, published: Publis
 
 
 class Framed:
-    """The site without its policy, and at ``/frame`` a page that shows it as wide as a phone (a window is 500 pixels at least)."""
+    """The site without its policy, and at ``/frame`` a page that shows it as wide as a phone (windows are wider)."""
 
     def __init__(self, published: Published, width: int) -> None:
         self._site = published.site()
         self._frame = (
-            f"<iframe src='/' style='border:0;width:{width}px;height:900px' onload=\"const all = this.contentDocument.documentElement;"
+            f"<iframe src='/' style='border:0;width:{width}px;height:900px' "
+            'onload="const all = this.contentDocument.documentElement;'
             'document.body.id = `width-${all.scrollWidth}-of-${all.clientWidth}`"></iframe>'
         ).encode()
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvpressure.pipeline import Pipeline
+from kvpressure.demo.source import DemoSource
+from kvpressure.model.readings import Snapshot
+from kvpressure.model.state import State
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
-from kvpressure.publish.history import History
 from kvpressure.publish.links import Links
-from kvpressure.publish.view import Surroundings
-from kvpressure.readings import Snapshot
-from kvpressure.sources.demo import DemoSource
-from kvpressure.state import State
-from publish.states import NOW, full_state, unknown_engine
+from kvpressure.publish.page.history import History
+from kvpressure.publish.page.view import ViewContext
+from tests.publish.states import NOW, full_state, unknown_engine
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/diagnosis.schema.json").read_text())
 CHECK = Draft202012Validator(SCHEMA)
@@ -52,7 +52,7 @@ def test_the_schema_is_one_and_leaves_nothing_open_or_unexplained() -> None:
 def test_documents_follow_it(state: State) -> None:
     for links in (Links(), Links("https://r.example", "https://g.example")):
         document = json.loads(
-            json.dumps(diagnosis_document(state, "node-1", Surroundings(links=links)), allow_nan=False)
+            json.dumps(diagnosis_document(state, "node-1", ViewContext(links=links)), allow_nan=False)
         )
         assert [error.message for error in CHECK.iter_errors(document)] == []
 
@@ -80,7 +80,7 @@ def test_the_simulated_node_follows_it_with_plan_and_history() -> None:
         )
         state = pipeline.observe(snapshot)
         history.observe(snapshot, state)
-    document = json.loads(json.dumps(diagnosis_document(state, "demo", Surroundings(history=history)), allow_nan=False))
+    document = json.loads(json.dumps(diagnosis_document(state, "demo", ViewContext(history=history)), allow_nan=False))
     assert [error.message for error in CHECK.iter_errors(document)] == []
     chat = next(engine for engine in document["engines"] if engine["pod"] == "chat-13b-0")
     assert chat["verdict"] == "kv_pressure"

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure.publish.history import SERIES, SLOT_SECONDS, SLOTS, History
-from kvpressure.publish.links import BOARDS, CONDITION_RUNBOOKS, VERDICT_RUNBOOKS, Links
-from kvpressure.publish.mitigation import Plan, plan
-from kvpressure.publish.sparkline import HEIGHT, WIDTH, sparkline
-from kvpressure.publish.triage import Step, steps
-from kvpressure.publish.view import Surroundings, engine_views, headline
-from kvpressure.readings import ContainerReading, NodeCondition, Snapshot, Termination
-from kvpressure.signals.model import (
+from kvpressure.advice.mitigation import Plan, plan
+from kvpressure.advice.triage import Step, steps
+from kvpressure.model.readings import ContainerReading, NodeCondition, Snapshot, Termination
+from kvpressure.model.signals import (
     BatchSignals,
     ContextSignals,
     HostSignals,
@@ -25,7 +21,7 @@ from kvpressure.signals.model import (
     MemorySignals,
     Signals,
 )
-from kvpressure.state import (
+from kvpressure.model.state import (
     CONDITIONS,
     VERDICTS,
     ContainerState,
@@ -35,8 +31,12 @@ from kvpressure.state import (
     State,
     TargetState,
 )
-from kvpressure.thresholds import builtin
-from publish.states import NOW, full_engine, full_state, node, unknown_engine
+from kvpressure.publish.links import BOARDS, CONDITION_RUNBOOKS, VERDICT_RUNBOOKS, Links
+from kvpressure.publish.page.history import SERIES, SLOT_SECONDS, SLOTS, History
+from kvpressure.publish.page.sparkline import HEIGHT, WIDTH, sparkline
+from kvpressure.publish.page.view import ViewContext, engine_views, headline
+from kvpressure.settings.thresholds import builtin
+from tests.publish.states import NOW, full_engine, full_state, node, unknown_engine
 
 T = builtin()
 ROOT = Path(__file__).parents[2]
@@ -139,7 +139,7 @@ class TestTriage:
         assert self.step(2, recent, self.container(restarts=2)).finding == "look"
         assert self.step(2, calm).finding == "unknown"
         unwatched = self.step(2, engine_with(host=HostSignals(restarts_all_known=False)), self.container(restarts=17))
-        assert (unwatched.finding, "not known" in unwatched.answers[0]) == ("unknown", True)
+        assert (unwatched.finding, "last 30 minutes unknown" in unwatched.answers[0]) == ("unknown", True)
         least = self.step(
             2, engine_with(host=HostSignals(restarts_recent=1.0, restarts_all_known=False)), self.container(restarts=17)
         )
@@ -170,7 +170,7 @@ class TestTriage:
         assert failed.finding == "bad"
         assert failed.answers == (
             "Allocation failures in the last 10 minutes: CUDA OOM 2.",
-            "Other lines worth knowing: engine dead 1.",
+            "Other notable log lines: engine dead 1.",
         )
 
     def test_5_requests(self) -> None:
@@ -200,13 +200,16 @@ class TestTriage:
         step = self.step(7, full_engine(), State(time=NOW, targets=(target,)))
         assert (step.finding, step.answers) == (
             "fine",
-            ("http://10.0.0.5:8000/chat-0: read in 4 ms.", "3 lines could not be understood."),
+            ("http://10.0.0.5:8000/chat-0: scraped in 4 ms.", "3 lines could not be parsed."),
         )
         crowded = TargetState(full_engine().target, True, 0.004, 0, cut={"engines": 60, "series": 4})
         step = self.step(7, full_engine(), State(time=NOW, targets=(crowded,)))
-        assert step.answers[1] == "A limit left out 60 engines, 4 series of this page."
+        assert step.answers[1] == "Left out by limits: 60 engines, 4 series."
         down = self.step(7, unknown_engine(up=False))
-        assert (down.finding, down.answers) == ("bad", ("http://10.0.0.5:8000/chat-0: cannot be read (refused).",))
+        assert (down.finding, down.answers) == (
+            "bad",
+            ("http://10.0.0.5:8000/chat-0: scrape failed: connection refused.",),
+        )
 
     @pytest.mark.parametrize(
         ("ratio", "finding"),
@@ -216,19 +219,46 @@ class TestTriage:
         latency = LatencySignals(inter_token={"0.95": 0.05}, baseline_ratios={} if ratio is None else {"ttft": ratio})
         step = self.step(8, engine_with(latency=latency, batch=BatchSignals(batch_p95=40.0)))
         assert step.finding == finding
-        assert "time per output token 50 ms / –" in step.answers[1]
+        assert "time per output token 50 ms / –" in step.answers[2]
 
-    def test_a_server_known_by_its_address_is_no_pod_to_paste(self) -> None:
-        engine = replace(full_engine(), key=replace(full_engine().key, pod="10.0.0.5:8000"))
-        text = " ".join(step.command for step in steps(engine, State(time=NOW), T))
-        assert "10.0.0.5" not in text
-        assert "pod/'<pod>'" in text
+    @pytest.mark.parametrize(
+        ("phase", "seconds", "ratio", "finding"),
+        [
+            ("ttft", 19.0, None, "look"),
+            ("queue", 19.0, None, "look"),
+            ("ttft", T["ttft_floor_seconds"] - 0.1, None, "fine"),
+            ("ttft", 19.0, 1.0, "fine"),
+            ("ttft", T["wait_page_seconds"], 1.0, "bad"),
+            ("queue", T["wait_page_seconds"], None, "bad"),
+        ],
+    )
+    def test_8_is_not_fine_while_users_wait(
+        self, phase: str, seconds: float, ratio: float | None, finding: str
+    ) -> None:
+        latency = LatencySignals(
+            **{phase: {"0.95": seconds}},  # type: ignore[arg-type]
+            baseline_ratios={} if ratio is None else {"ttft": ratio},
+        )
+        engine = engine_with(latency=latency, load=LoadSignals(waiting=93.0))
+        calm = replace(engine.diagnosis, documented_signature={"batch_collapsed": False})
+        assert self.step(8, replace(engine, diagnosis=calm)).finding == finding
+
+    @pytest.mark.parametrize("verdict", ["kv_pressure", "concurrency_limited", "host_bound", "stalled", "unknown"])
+    def test_a_server_known_by_its_address_gets_commands_of_a_host(self, verdict: str) -> None:
+        for up in (True, False):
+            engine = replace(
+                engine_with(verdict), up=up, key=replace(full_engine().key, namespace="", pod="10.0.0.5:80")
+            )
+            commands = [step.command for step in steps(engine, State(time=NOW), T)]
+            commands += [command for action in plan(engine, T).actions for command in action.commands]
+            assert [command for command in commands if "kubectl" in command] == []
+            assert "curl -s http://10.0.0.5:8000/chat-0 | head" in commands
 
     def test_what_was_not_seen_is_said_in_a_sentence(self) -> None:
         quiet = replace(full_engine(), signals=Signals(time=NOW))
         answers = [" ".join(step.answers) for step in steps(quiet, State(time=NOW), T)]
-        assert answers[4].startswith("No request was seen to finish")
-        assert "No token came out" in answers[7]
+        assert answers[4].startswith("No request finished")
+        assert "No token was produced" in answers[7]
 
     def test_commands_quote_what_comes_from_outside(self) -> None:
         engine = replace(full_engine(), key=replace(full_engine().key, namespace="a;b", pod="$(reboot)"))
@@ -266,8 +296,8 @@ class TestPlan:
             "Verify",
         ]
         assert self.flags(made) == ["--max-num-seqs 39", "--max-num-batched-tokens 4096"]
-        assert "39 requests want at most 32448 of the cache's 42416 tokens" in made.actions[0].text
-        assert made.actions[1].text.startswith("Now 128 (args); to 39")
+        assert "39 requests need at most 32448 of 42416 tokens of KV capacity" in made.actions[0].text
+        assert made.actions[1].text.startswith("Now 128 (args); set 39")
         assert "documented: 25 % to 50 %" in made.actions[1].text
         assert all("Cost: " in action.text for action in made.actions[:5])
         assert not any(action.commands for action in made.actions if action.title.endswith("not now"))
@@ -290,7 +320,9 @@ class TestPlan:
             engine = replace(engine, limits={"max_num_seqs": Limit("max_num_seqs", 24.0, True, "args", raised)})
             made = plan(engine, T)
             assert self.flags(made) == expected
-            assert ("About 77 requests of the present length fit" in made.actions[0].text) is (raised is not None)
+            assert ("The KV cache fits about 77 requests of the present length" in made.actions[0].text) is (
+                raised is not None
+            )
 
     def test_other_causes_leave_the_kv_limits_alone(self) -> None:
         for verdict in ("compute_bound", "host_bound", "stalled"):
@@ -306,9 +338,7 @@ class TestPlan:
             assert bool(plan(engine, T).actions) == (verdict not in ("healthy", "idle"))
 
     def test_a_verdict_without_confidence_says_so_first(self) -> None:
-        assert plan(engine_with(confidence=0.69), T).summary.startswith(
-            "The verdict is not confident (69 %, confident from 70 %)"
-        )
+        assert plan(engine_with(confidence=0.69), T).summary.startswith("Low confidence (69 %; confident at 70 %)")
         assert not plan(engine_with(confidence=0.7), T).summary.startswith("The verdict is not")
 
 
@@ -329,12 +359,17 @@ class TestLinks:
         )
 
 
+def test_the_headline_says_that_an_engine_is_down_and_why() -> None:
+    down = replace(unknown_engine(up=False), error="refused")
+    assert headline(State(time=NOW, engines=(down,))) == "1 engine: 1 down (connection refused)."
+
+
 def test_the_headline_names_trouble_first() -> None:
     healthy = replace(full_engine("calm-0"), diagnosis=Diagnosis("healthy", 0.9, None, NOW))
     assert (
         headline(State(time=NOW, engines=(healthy, healthy, full_engine()))) == "3 engines: 1 KV pressure, 2 healthy."
     )
-    assert headline(State(time=NOW)) == "No engine is known on this node."
+    assert headline(State(time=NOW)) == "No engine found on this node."
 
 
 def test_conditions_that_hold_keep_an_engine_from_being_calm() -> None:
@@ -344,5 +379,5 @@ def test_conditions_that_hold_keep_an_engine_from_being_calm() -> None:
         ({"crash_loop": None}, True),
     ):
         engine = replace(full_engine(), diagnosis=Diagnosis("healthy", 0.9, None, NOW, conditions=conditions))
-        view = engine_views(replace(full_state(), engines=(engine,)), Surroundings())[0]
+        view = engine_views(replace(full_state(), engines=(engine,)), ViewContext())[0]
         assert view.calm is calm

@@ -1,4 +1,4 @@
-"""Conditions beside the verdict: each names its number and the threshold it is judged by, on the page and in the JSON."""
+"""Conditions beside the verdict: each names its number and its threshold, on the page and in the JSON."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from kvpressure.advice.condition_text import standings
 from kvpressure.diagnosis import oom
+from kvpressure.model.signals import HostSignals, KvSignals, LoadSignals, MemorySignals, ProgressSignals, Signals
+from kvpressure.model.state import CONDITIONS, EngineState, Evidence, Limit, State
 from kvpressure.publish.diagnosis_json import diagnosis_document
-from kvpressure.publish.page import render_page
-from kvpressure.publish.standing import standings
-from kvpressure.publish.view import Surroundings
-from kvpressure.signals.model import (
-    HostSignals,
-    KvSignals,
-    LoadSignals,
-    MemorySignals,
-    ProgressSignals,
-    Signals,
-)
-from kvpressure.state import CONDITIONS, EngineState, Limit, State
-from kvpressure.thresholds import builtin
-from publish.states import NOW, full_engine, unknown_engine
+from kvpressure.publish.page.render import render_page
+from kvpressure.publish.page.view import ViewContext
+from kvpressure.settings.thresholds import builtin
+from tests.publish.states import NOW, full_engine, unknown_engine
 
 T = builtin()
 SIGNALS = Signals(
@@ -36,7 +29,7 @@ SIGNALS = Signals(
         allocator_inactive_split_bytes=1.5e9,
         idle_growth_bytes_per_hour=3 * 2**30,
     ),
-    kv=KvSignals(kv_used_ratio=0.4),
+    kv=KvSignals(kv_used_ratio=0.4, prefix_hit_ratio_recent=0.1, prefix_hit_ratio_usual=0.8),
     load=LoadSignals(in_flight=0.0),
     progress=ProgressSignals(seconds_still=75.0),
     host=HostSignals(
@@ -45,10 +38,11 @@ SIGNALS = Signals(
 )
 SAID = {
     "memory_leak_idle": ("3.0 GiB an hour", "from 1.0 GiB", "memory_leak_bytes_per_hour"),
-    "kv_held_without_load": ("used 40 % with 0 requests", "from 10 % in 2 idle stretches of 60.0 s", "kv_held_ratio"),
+    "kv_held_without_load": ("used 40 % with 0 requests", "from 10 % in 2 idle stretches of 60.0 s", "kv_held_seconds"),
+    "prefix_cache_collapsed": ("hit ratio 10 % in the last 30 s", "80 % at its best", None),
     "allocator_fragmentation": (
-        "2.5 GB reserved and not allocated",
-        "from 2.0 GB, of which 25 % split; split now 1.5 GB",
+        "2.3 GiB reserved and not allocated",
+        "from 1.9 GiB, of which 25 % split; split now 1.4 GiB",
         "fragmentation_warning_bytes",
     ),
     "baseline_too_high": ("used 99 %, gpu_memory_utilization is 90 %", "above 98 %", "baseline_full_ratio"),
@@ -64,7 +58,7 @@ SAID = {
 def holding() -> EngineState:
     """An engine about which every condition is true."""
     engine = full_engine()
-    told = {**engine.diagnosis.evidence, "gpu_out_of_memory": oom.evidence(SIGNALS, T)}
+    told = {**engine.diagnosis.evidence, "gpu_out_of_memory": Evidence("gpu_out_of_memory", True, oom.text(SIGNALS, T))}
     return replace(
         engine,
         signals=SIGNALS,
@@ -100,7 +94,7 @@ def test_it_names_value_and_threshold(name: str) -> None:
 
 def test_page_and_json_show_them() -> None:
     state = State(time=NOW, engines=(holding(),))
-    html = render_page(state, "node-1", "/metrics", Surroundings())
+    html = render_page(state, "node-1", "/metrics", ViewContext())
     document = diagnosis_document(state, "node-1")
     for name, (value, threshold, _) in SAID.items():
         text = document["engines"][0]["condition_texts"][name]
@@ -110,6 +104,8 @@ def test_page_and_json_show_them() -> None:
 
 
 def test_what_is_not_known_has_no_numbers() -> None:
-    assert {one.text for one in standings(unknown_engine(), T)} == {""}
-    html = render_page(State(time=NOW, engines=(unknown_engine(),)), "node-1", "/metrics", Surroundings())
-    assert html.count(": not known</li>") == len(SAID)
+    texts = [one.text for one in standings(unknown_engine(), T)]
+    assert all("unknown" in text for text in texts), texts
+    assert len(set(texts)) == len(SAID)
+    html = render_page(State(time=NOW, engines=(unknown_engine(),)), "node-1", "/metrics", ViewContext())
+    assert all(text in html for text in texts)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import argparse
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from kvpressure.cli import serve
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.publish.collector import families
 from kvpressure.publish.metrics import METRICS
-from kvpressure.publish.reference import render_metrics_reference, render_settings_reference
-from kvpressure.settings import options
-from kvpressure.settings_groups import GROUPS, PACE, group_of
+from kvpressure.publish.reference import ENGINE_SERIES, GPU_SERIES, render_metrics_reference, render_settings_reference
+from kvpressure.recording.reader import Reader
+from kvpressure.settings.groups import GROUPS, PACE, group_of
+from kvpressure.settings.settings import options
+
+TESTS = Path(__file__).parents[1]
+RECORDINGS, GOLDEN = TESTS / "fixtures/recordings", TESTS / "golden"
 
 
 def test_every_metric_has_one_row() -> None:
@@ -21,6 +28,19 @@ def test_every_metric_has_one_row() -> None:
     assert sorted(row.split("`")[1] for row in rows) == sorted(metric.full_name for metric in METRICS)
     for row in rows:
         assert len(re.split(r"(?<!\\)\|", row)) == 7, row
+
+
+def test_the_series_of_an_engine_and_a_gpu_are_stated_as_they_are() -> None:
+    pipeline, most = Pipeline(), 0
+    with Reader(RECORDINGS / "vllm-cpu/d_kv_pressure.jsonl.gz") as recording:
+        for snapshot in recording:
+            state = pipeline.observe(snapshot)
+            shown = [sample for family in families(state).collect() for sample in family.samples]
+            most = max(most, sum(1 for sample in shown if "engine" in sample.labels))
+    assert most == ENGINE_SERIES
+    card = (GOLDEN / "gpu_h100.metrics").read_text().splitlines()
+    assert sum(1 for line in card if line.startswith("kvpressure_gpu_")) == GPU_SERIES
+    assert f"about {ENGINE_SERIES} series" in render_metrics_reference()
 
 
 def test_every_setting_has_one_row() -> None:
@@ -64,7 +84,7 @@ def test_help_says_each_source_its_pace_without_a_flag_each(monkeypatch: pytest.
             assert f"--{name}" not in text
             assert re.search(rf"^ +{name.split('.')[1]} .*\b{option.default}\b", text, re.M)
     assert "--collector.NAME.interval SECONDS" in text
-    assert len(text.splitlines()) < 150
+    assert len(text.splitlines()) < 160
 
 
 def test_the_common_settings_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

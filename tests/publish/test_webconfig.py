@@ -12,14 +12,15 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from kvpressure.publish import server as server_module
-from kvpressure.publish import webconfig
-from kvpressure.publish.auth import WRONG_REMEMBERED, Authenticator
-from kvpressure.publish.server import CONNECTIONS
-from kvpressure.publish.webconfig import RateLimit, WebConfig, WebConfigError, WebConfigFile, parse
-from publish.certificates import Certificates
-from publish.clients import ask, closed_within, connect
-from publish.conftest import Start
+from kvpressure.publish.web import server as server_module
+from kvpressure.publish.web import webconfig
+from kvpressure.publish.web.auth import WRONG_REMEMBERED, Authenticator
+from kvpressure.publish.web.server import CONNECTIONS
+from kvpressure.publish.web.webconfig import RateLimit, WebConfig, WebConfigError, WebConfigFile, parse
+from tests.helpers.waiting import until
+from tests.publish.certificates import Certificates
+from tests.publish.clients import ask, closed_within, connect
+from tests.publish.conftest import Published, Start
 
 HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
 TLS = "tls_server_config:\n  cert_file: {0}/server.crt\n  key_file: {0}/server.key\n"
@@ -162,8 +163,48 @@ class TestReload:
         assert f"{web}:1: basic_auth_users: the password of 'prometheus' is no bcrypt hash" in caplog.text
         os.unlink(web)  # noqa: PTH108
         assert ask(port).status == 401
-        web.write_text("http_server_config: {headers: {X-Frame-Options: sameorigin}}\n")
+        web.write_text(
+            f"http_server_config: {{headers: {{X-Frame-Options: sameorigin}}}}\nbasic_auth_users: {{p: '{HASH}'}}\n"
+        )
         assert ask(port).headers["x-frame-options"] == "sameorigin"
+
+    @pytest.mark.parametrize("left", ["", "http_server_config: {http2: false}\n", "basic_auth_users:\n"])
+    def test_a_file_without_its_users_opens_nothing(
+        self, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: str
+    ) -> None:
+        """Written in place, a file is empty for a moment."""
+        web = write(tmp_path, f"basic_auth_users: {{prometheus: '{HASH}'}}\n")
+        port = start(web=web)
+        assert ask(port).status == 401
+        web.write_text(left)
+        assert ask(port).status == 401
+        assert "basic_auth_users is gone; allowed: a restart" in caplog.text
+
+    def test_a_file_without_its_certificate_opens_nothing(
+        self, start: Start, tmp_path: Path, certificates: Certificates, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        where = certificates.directory
+        web = write(tmp_path, f"tls_server_config: {{cert_file: {where}/server.crt, key_file: {where}/server.key}}\n")
+        port = start(web=web)
+        web.write_text("")
+        assert ask(port, tls=certificates.client_context()).status == 200
+        assert "tls_server_config is gone" in caplog.text
+
+    def test_half_handshakes_take_a_bounded_number_of_places(
+        self, start: Start, tmp_path: Path, certificates: Certificates
+    ) -> None:
+        where = certificates.directory
+        web = write(tmp_path, f"tls_server_config: {{cert_file: {where}/server.crt, key_file: {where}/server.key}}\n")
+        port = start(web=web)
+        crowd = [connect(port) for _ in range(100)]
+        try:
+            assert ask(port, tls=certificates.client_context()).status == 200
+            until(
+                lambda: sum(not closed_within(client, 0.002) for client in crowd) <= server_module.PEER_TLS_CONNECTIONS
+            )
+        finally:
+            for client in crowd:
+                client.close()
 
 
 class TestBasicAuth:
@@ -333,3 +374,21 @@ def test_garbage_is_one_clear_line(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(WebConfigError) as caught:
         parse(path)
     assert "\n" not in str(caught.value)
+
+
+class TestHealthListener:
+    """The kubelet has neither password nor certificate, so that its probes get a listener of their own."""
+
+    def test_it_answers_in_plain_http_whatever_the_configuration_asks_for(
+        self, start: Start, published: Published, tmp_path: Path, certificates: Certificates
+    ) -> None:
+        asked = MUTUAL.format(certificates.directory) + f"basic_auth_users: {{prom: {HASH}}}\n"
+        port = start(web=write(tmp_path, asked), health=True)
+        assert ask(port, "/-/healthy").status == 200
+        assert ask(port, "/-/ready").status == 200
+        published.unhealthy = "the tick hangs"
+        assert ask(port, "/-/healthy").status == 503
+
+    @pytest.mark.parametrize("path", ["/metrics", "/", "/api/v1/diagnosis", "/-/healthyx"])
+    def test_it_serves_nothing_else(self, start: Start, path: str) -> None:
+        assert ask(start(health=True), path).status == 404

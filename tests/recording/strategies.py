@@ -9,23 +9,25 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from kvpressure.readings import (
+from kvpressure.engines.registry import log_line
+from kvpressure.engines.vllm import public
+from kvpressure.model.ceilings import MOMENT
+from kvpressure.model.readings import (
     AllocatorReading,
     ContainerReading,
-    EnginePage,
     GpuOwner,
     GpuProcess,
     GpuReading,
-    LogLine,
     NodeCondition,
+    Scrape,
     Snapshot,
     SourceHealth,
     StepStats,
     Termination,
 )
-from kvpressure.recording.fields import LAST_SECOND
-from kvpressure.sources.vllm.exposition import page_from_text
-from kvpressure.sources.vllm.reasons import REASONS
+from kvpressure.model.reasons import REASONS
+from kvpressure.printable import visible
+from kvpressure.sources.scrape.scanner import parse_scrape
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures" / "recordings"
 
@@ -36,9 +38,9 @@ EVENT_LINES = (  # what the source of logs passes on; of other lines a recording
     "non-default args: {'model': 'm', 'max_num_seqs': 64}",
 )
 
-_texts = st.text(max_size=12)
-_number = st.floats(allow_nan=False, allow_infinity=False)
-_time = st.floats(0, LAST_SECOND, exclude_max=True)
+_texts = st.text(max_size=12).map(visible)  # as a recording gives names back
+_number = st.floats(-MOMENT, MOMENT)
+_time = st.floats(0, MOMENT, exclude_max=True)
 _ratio = st.none() | st.floats(0, 1)
 _whole = st.none() | st.integers(0, 2**53)
 _count = st.integers(0, 2**40)
@@ -76,7 +78,7 @@ gpus = st.builds(
     throttle_reasons=st.none() | st.lists(_texts, max_size=2).map(tuple),
     xid_errors=st.dictionaries(st.integers(0, 200), _count, max_size=2),
     gpu_instance_id=_whole,
-    xid_last_times=st.dictionaries(st.integers(0, 200), _number, max_size=2),
+    xid_last_times=st.dictionaries(st.integers(0, 200), _time, max_size=2),
     ecc_errors=st.dictionaries(_texts, _count, max_size=2),
     processes=st.lists(st.builds(GpuProcess, pid=_count, used_bytes=_whole), max_size=2).map(tuple),
     error=st.none() | _texts,
@@ -89,7 +91,7 @@ containers = st.builds(
     restarts=_whole,
     ready=st.none() | st.booleans(),
     last_termination=st.none()
-    | st.builds(Termination, reason=st.none() | _texts, exit_code=_whole, finished_at=st.none() | _number),
+    | st.builds(Termination, reason=st.none() | _texts, exit_code=_whole, finished_at=st.none() | _time),
     cpu_usage_seconds=_ratio,
     cpu_limit_cores=_ratio,
     cpu_periods=_whole,
@@ -101,10 +103,10 @@ containers = st.builds(
 
 
 @st.composite
-def pages(draw: st.DrawFn, tick: float) -> EnginePage:
+def pages(draw: st.DrawFn, tick: float) -> Scrape:
     """A page with the raw text it was read from, or one that failed."""
     error = draw(st.none() | st.sampled_from(REASONS))
-    return page_from_text(
+    return parse_scrape(
         None if error else draw(st.sampled_from(real_pages()) | st.text(max_size=60)),
         target=draw(_texts),
         time=draw(st.just(tick) | _time),
@@ -112,8 +114,10 @@ def pages(draw: st.DrawFn, tick: float) -> EnginePage:
         pod=draw(_texts),
         container=draw(_texts),
         gpus=draw(st.lists(_texts, max_size=2)),
-        args=draw(st.lists(st.sampled_from(["--model", "m", "-tp=2"]))),
-        env=draw(st.dictionaries(_texts, _texts, max_size=2)),
+        args=public.args(draw(st.lists(st.sampled_from(["--model", "m", "-tp=2"])))),
+        env=public.environment(
+            {f"VLLM_{key}": text for key, text in draw(st.dictionaries(_texts, _texts, max_size=2)).items()}
+        ),
         error=error,
         duration_seconds=draw(_ratio),
         keep_text=True,
@@ -149,7 +153,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         pages=some(pages(time)),
         containers=some(containers),
         owners=some(st.builds(GpuOwner, *[_texts] * 4, st.booleans())),
-        logs=some(st.builds(LogLine, *[_texts] * 3, st.sampled_from(EVENT_LINES))),
+        logs=some(st.builds(log_line, *[_texts] * 3, st.sampled_from(EVENT_LINES).map(public.log_line))),
         allocator=some(st.builds(AllocatorReading, _texts, _texts, st.integers(0, 64), *[_whole] * 5)),
         steps=some(
             st.builds(

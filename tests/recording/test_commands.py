@@ -11,8 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,10 @@ import pytest
 from kvpressure.cli import main
 from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Reader
-from recording.strategies import RECORDINGS, real_pages
+from tests.helpers.waiting import until
+from tests.recording.strategies import RECORDINGS, real_pages
+
+pytestmark = pytest.mark.live
 
 KV03 = RECORDINGS / "incidents" / "KV03.jsonl.gz"
 
@@ -64,7 +66,7 @@ def test_half_a_surrogate_pair_in_a_recording_is_printed_as_a_question_mark(comm
     recording.write_text(Header().to_json() + "\n" + "".join(json.dumps(line) + "\n" for line in lines))
     arguments = [str(tmp_path / word) if word == "OUT" else word for word in command]
     ran = subprocess.run(
-        [sys.executable, "-m", "kvpressure.cli", arguments[0], str(recording), *arguments[1:]],
+        [sys.executable, "-m", "kvpressure", arguments[0], str(recording), *arguments[1:]],
         capture_output=True,
         text=True,
         check=False,
@@ -210,15 +212,15 @@ def record(*arguments: str) -> subprocess.Popen[str]:
         [
             sys.executable,
             "-m",
-            "kvpressure.cli",
+            "kvpressure",
             "record",
             "--no-collector.nvidia",
             "--no-collector.amd",
             "--interval",
             "0.1",
-            "--collector.vllm.interval",
+            "--collector.engines.interval",
             "0.1",
-            "--vllm.pace",
+            "--engine.pace",
             "fixed",
             *arguments,
         ],
@@ -230,7 +232,7 @@ def record(*arguments: str) -> subprocess.Popen[str]:
 
 def test_record_then_replay(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl.gz"
-    with record("--out", str(out), "--for", "1.5", "--vllm.target", engine, "--node-name", "here") as process:
+    with record("--out", str(out), "--for", "1.5", "--engine.target", engine, "--node-name", "here") as process:
         _, error = process.communicate(timeout=30)
     assert process.returncode == 0, error
     assert f"recording to {out}" in error
@@ -244,16 +246,9 @@ def test_record_then_replay(engine: str, tmp_path: Path, capsys: pytest.CaptureF
     assert {json.loads(line)["model_name"] for line in capsys.readouterr().out.splitlines()} == {"tiny"}
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def test_record_to_a_directory_ends_cleanly_on_a_signal(engine: str, tmp_path: Path) -> None:
-    with record("--out", str(tmp_path / "flight"), "--vllm.target", engine) as process:
-        wait_for(lambda: any(file.stat().st_size > 2000 for file in tmp_path.glob("flight/*.part")))
+    with record("--out", str(tmp_path / "flight"), "--engine.target", engine) as process:
+        until(lambda: any(file.stat().st_size > 2000 for file in tmp_path.glob("flight/*.part")))
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=20)
     assert process.returncode == 0, error
@@ -265,7 +260,7 @@ def test_record_to_a_directory_ends_cleanly_on_a_signal(engine: str, tmp_path: P
 
 def test_record_stops_when_its_file_is_full_and_says_so(engine: str, tmp_path: Path) -> None:
     out = tmp_path / "r.jsonl"
-    with record("--out", str(out), "--for", "60", "--max-size", "64KiB", "--vllm.target", engine) as process:
+    with record("--out", str(out), "--for", "60", "--max-size", "64KiB", "--engine.target", engine) as process:
         _, error = process.communicate(timeout=30)
     assert process.returncode == 1, error
     assert "has reached 65536 bytes; --max-size allows more" in error
@@ -281,7 +276,7 @@ def test_record_stops_when_its_file_is_full_and_says_so(engine: str, tmp_path: P
         (["--out", "x.jsonl", "--for", "soon"], "--for: 'soon' is not allowed; allowed: seconds"),
         (["--out", "x.jsonl", "--max-size", "1"], "--max-size: '1' is not allowed; allowed: bytes from 64KiB"),
         (["--out", "x.jsonl", "--keep", "0"], "--keep: '0' is not allowed; allowed: a whole number from 1"),
-        (["--out", "x.jsonl", "--vllm.target", "nonsense://"], "--vllm.target"),
+        (["--out", "x.jsonl", "--engine.target", "nonsense://"], "--engine.target"),
     ],
 )
 def test_record_refuses_in_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,3 +285,16 @@ def test_record_refuses_in_one_line(arguments: list[str], says: str, capsys: pyt
     assert says in error
     assert error.count("\n") == 1
     assert not Path("x.jsonl.part").exists()
+
+
+def test_the_demo_can_be_recorded_and_replayed(tmp_path: Path) -> None:
+    out = tmp_path / "demo.jsonl.gz"
+    assert main(["record", "--collector.demo", "--out", str(out), "--for", "3"]) == 0
+    assert any(page.engines for snapshot in Reader(out) for page in snapshot.pages)
+
+
+def test_a_recording_of_nothing_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "nothing.jsonl"
+    target = ["--engine.target", "http://127.0.0.1:9"]
+    assert main(["record", *target, "--out", str(out), "--for", "2"]) == 1
+    assert "nothing was recorded" in capsys.readouterr().err

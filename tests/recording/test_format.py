@@ -9,7 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvpressure.readings import EnginePage, LogLine, Snapshot
+from kvpressure.engines.registry import log_line
+from kvpressure.engines.vllm.log_lines import match
+from kvpressure.model.readings import Scrape, Snapshot
 from kvpressure.recording.fields import MalformedTick
 from kvpressure.recording.format import (
     Header,
@@ -18,14 +20,13 @@ from kvpressure.recording.format import (
     tick_from_json,
     tick_to_json,
 )
-from kvpressure.signals.logevents import match
-from kvpressure.sources.vllm.exposition import page_from_text
-from recording.strategies import snapshots
+from kvpressure.sources.scrape.scanner import parse_scrape
+from tests.recording.strategies import snapshots
 
 
-def build(text: str | None, **identity: object) -> EnginePage:
+def build(text: str | None, **identity: object) -> Scrape:
     """A page with its text kept."""
-    return page_from_text(text, keep_text=True, **identity)
+    return parse_scrape(text, keep_text=True, **identity)
 
 
 def read(body: object) -> Snapshot:
@@ -255,15 +256,15 @@ def test_what_is_no_header_is_refused_in_one_line(line: bytes, says: str) -> Non
 
 def test_secrets_of_command_line_variables_and_log_are_not_recorded() -> None:
     args = ["--api-key", "s3cret", "--hf-token=s3cret", "--model", "m"]
-    page = page_from_text(
+    page = parse_scrape(
         None, target="x", time=1.0, args=args, env={"HF_TOKEN": "s3cret", "VLLM_USE_V1": "1"}, error="refused"
     )
-    logged = LogLine("n", "p", "c", "non-default args: {'api_key': ['s3cret'], 'max_num_seqs': 64}")
+    logged = log_line("n", "p", "c", "non-default args: {'api_key': ['s3cret'], 'max_num_seqs': 64}")
     line = tick_to_json(Snapshot(1.0, pages=(page,), logs=(logged,)))
     assert "s3cret" not in line
     again = read(json.loads(line))
-    assert again.pages[0].env == {"HF_TOKEN": "[redacted]", "VLLM_USE_V1": "1"}
-    assert match(again.logs[0].line) == match("non-default args: {'api_key': ['redacted'], 'max_num_seqs': 64}")
+    assert again.pages[0].env == {"VLLM_USE_V1": "1"}
+    assert match(again.logs[0].line) == match("non-default args: {'api_key': '[redacted]', 'max_num_seqs': 64}")
 
 
 @given(
@@ -280,7 +281,7 @@ def test_secrets_of_command_line_variables_and_log_are_not_recorded() -> None:
     ),
 )
 def test_what_users_sent_is_never_recorded(sent: str, form: str) -> None:
-    logged = LogLine("n", "p", "c", form.format(sent))
+    logged = log_line("n", "p", "c", form.format(sent))
     line = tick_to_json(Snapshot(1.0, logs=(logged,)))
     assert sent not in line
     assert len(read(json.loads(line)).logs) == 1, "that there was a line is kept: the log is being read"

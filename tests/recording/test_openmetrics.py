@@ -7,7 +7,6 @@ import json
 import re
 import socket
 import subprocess
-import time
 import tracemalloc
 import urllib.request
 from collections.abc import Iterator
@@ -17,12 +16,15 @@ from urllib.parse import quote
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from kvpressure.pipeline import Pipeline
+from kvpressure.model.state import State
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.metrics import METRICS
 from kvpressure.recording.openmetrics import OpenMetricsWriter
 from kvpressure.recording.reader import Reader
-from kvpressure.state import State
-from recording.strategies import RECORDINGS
+from tests.helpers.waiting import until
+from tests.recording.strategies import RECORDINGS
+
+pytestmark = pytest.mark.live
 
 L_DP2 = RECORDINGS / "vllm-cpu" / "l_dp2.jsonl.gz"
 HST4 = RECORDINGS / "incidents" / "HST4.jsonl.gz"  # logs, restarts, containers, an engine that dies
@@ -162,22 +164,18 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ],
     ) as process:
         try:
-            _wait_until_ready(address)
+            until(lambda: _ready(address))
             yield f"http://{address}"
         finally:
             process.terminate()
 
 
-def _wait_until_ready(address: str) -> None:
-    end = time.monotonic() + 30
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://{address}/-/ready", timeout=2):
-                return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.1)
+def _ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/-/ready", timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 def _query(base: str, query: str, t: float) -> list[dict]:

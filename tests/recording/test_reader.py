@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.readings import KV_USAGE, Snapshot
+from kvpressure.model.readings import KV_USAGE, Snapshot
 from kvpressure.recording import reader as reader_module
 from kvpressure.recording.format import Header, RecordingError
 from kvpressure.recording.reader import Problem, Reader
-from recording.strategies import RECORDINGS, real_pages
+from tests.recording.strategies import RECORDINGS, real_pages
+
+pytestmark = pytest.mark.slow
 
 HEADER = Header(1.0, "node-1", "test").to_json()
 TICKS = [json.dumps({"t": 100.0 + i, "gpus": [{"uuid": "a", "index": 0, "vendor": "nvidia"}]}) for i in range(50)]
@@ -187,3 +191,24 @@ def test_pages_can_keep_and_rewrite_their_text() -> None:
         page = next(iter(recording)).pages[0]
     assert page.exposition is None
     assert KV_USAGE in page.engines[0].gauges
+
+
+@pytest.mark.parametrize(
+    "bomb", ["[" + "[]," * 2_000_000 + "[]]", "[" + "0," * 4_000_000 + "0]", '"' + "y" * 40_000_000 + '"']
+)
+def test_a_packed_bomb_costs_its_line_and_little_memory(tmp_path: Path, bomb: str) -> None:
+    """A file of some kilobytes took 229 MiB."""
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(gzip.compress(lines(HEADER, TICKS[0], f'{{"t": 1, "x": {bomb}}}', TICKS[1])))
+    code = (
+        "import resource, sys; from kvpressure.recording.reader import Reader; problems = [];"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "ticks = [tick.time for tick in Reader(sys.argv[1], on_problem=problems.append)];"
+        "after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; print(len(ticks), len(problems), after - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    ticks, problems, more_kib = map(int, done.stdout.split())
+    assert (ticks, problems) == (2, 1)
+    assert more_kib < 96 * 1024

@@ -14,6 +14,6 @@ def test_a_name_that_is_meant_for_a_file_makes_no_directory(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["record", "--out", name, "--for", "1", "--vllm.target", "http://127.0.0.1:1"]) == 2
+    assert main(["record", "--out", name, "--for", "1", "--engine.target", "http://127.0.0.1:1"]) == 2
     assert "allowed: a file NAME.jsonl or NAME.jsonl.gz, or a directory" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -19,11 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.monitor import Monitor
-from kvpressure.pipeline import Pipeline
+from kvpressure.model.readings import GpuReading, Snapshot
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
-from kvpressure.readings import GpuReading, Snapshot
 from kvpressure.recording import recorder as recorder_module
 from kvpressure.recording.format import Header
 from kvpressure.recording.reader import Problem, Reader
@@ -34,8 +33,10 @@ from kvpressure.recording.recorder import (
     RecordingFull,
     reason_of,
 )
-from kvpressure.sources.vllm.exposition import page_from_text
-from recording.strategies import real_pages
+from kvpressure.runtime.monitor import Monitor
+from kvpressure.sources.scrape.scanner import parse_scrape
+from tests.helpers.waiting import until
+from tests.recording.strategies import real_pages
 
 HEADER = Header(1.0, "node-1", "test")
 
@@ -53,7 +54,7 @@ def read(path: Path) -> tuple[list[Snapshot], list[Problem]]:
 
 def test_a_file_holds_what_was_written_and_gets_its_name_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
-    page = page_from_text(real_pages()[0], target="x", time=1.0, keep_text=True)
+    page = parse_scrape(real_pages()[0], target="x", time=1.0, keep_text=True)
     with Recorder(path, HEADER) as recorder:
         recorder.write(Snapshot(1.0, pages=(page,)))
         assert not path.exists()
@@ -190,8 +191,9 @@ def test_any_node_name_makes_a_file_in_the_directory(tmp_path: Path, node: str) 
 
 _KILLED = """
 import sys, time
-from kvpressure.readings import GpuReading, Snapshot
+from kvpressure.model.readings import GpuReading, Snapshot
 from kvpressure.recording.format import Header
+from tests.helpers.waiting import until
 from kvpressure.recording.recorder import Recorder
 recorder = Recorder(sys.argv[1], Header(node="node-1"), flush_seconds=0.2)
 n = 0
@@ -351,23 +353,20 @@ def test_a_failing_flight_recorder_is_on_the_metrics_page_and_so_is_its_recovery
     monitor.follow_recorder(background.health)
     monitor.add_listener(background)
 
-    def until(**expected: float) -> None:
-        end = time.monotonic() + 10
-        while (now := published(monitor)) | expected != now:
-            assert time.monotonic() < end, now
-            time.sleep(0.01)
+    def wait_for(**expected: float) -> None:
+        until(lambda: published(monitor) | expected == published(monitor))
 
-    until(recorder_up=1, recorder_last_success_timestamp_seconds=1234, recorder_dropped_ticks_total=0)
+    wait_for(recorder_up=1, recorder_last_success_timestamp_seconds=1234, recorder_dropped_ticks_total=0)
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(recorder_module.os, "write", full)
-    until(recorder_up=0)
+    wait_for(recorder_up=0)
     assert published(monitor)['recorder_errors_total{reason="disk_full"}'] >= 1
     assert published(monitor)["recorder_dropped_ticks_total"] >= 1
     monkeypatch.undo()
-    until(recorder_up=1)
+    wait_for(recorder_up=1)
     background.close()
 
 

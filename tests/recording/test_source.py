@@ -7,23 +7,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvpressure.readings import ContainerReading, GpuReading, LogLine, Snapshot, Termination
+from kvpressure.engines.registry import log_line
+from kvpressure.model.readings import ContainerReading, GpuReading, Snapshot, Termination
 from kvpressure.recording.format import Header, tick_to_json
 from kvpressure.recording.reader import Reader
+from kvpressure.recording.source import RecordingSource
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.recording import RecordingSource
-from kvpressure.sources.vllm.exposition import page_from_text
-from recording.strategies import RECORDINGS, real_pages
+from kvpressure.sources.scrape.scanner import parse_scrape
+from tests.recording.strategies import RECORDINGS, real_pages
 
 
 def tick(t: float) -> Snapshot:
-    page = page_from_text(real_pages()[0], target="x", time=t, keep_text=True)
+    page = parse_scrape(real_pages()[0], target="x", time=t, keep_text=True)
     ended = Termination("OOMKilled", 137, t - 60)
     return Snapshot(
         t,
         gpus=(GpuReading(f"at {t}", 0, "nvidia"),),
         pages=(page,),
-        logs=(LogLine("n", "p", "c", f"Available KV cache memory: {t} GiB"),),
+        logs=(log_line("n", "p", "c", f"Available KV cache memory: {t} GiB"),),
         containers=(ContainerReading("n", "p", "c", last_termination=ended),),
     )
 

@@ -8,22 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import EngineKey, Snapshot
+from kvpressure.model.readings import EngineKey, Snapshot
+from kvpressure.model.signals import KvSignals, Signals
+from kvpressure.model.state import CONDITIONS, SIGNATURE_CONDITIONS, STAGES, VERDICTS, Diagnosis, EngineState, Evidence
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.recording.timeline import Timeline, json_line
-from kvpressure.signals.model import KvSignals, Signals
-from kvpressure.sources.vllm.exposition import page_from_text
-from kvpressure.state import (
-    CONDITIONS,
-    SIGNATURE_CONDITIONS,
-    STAGES,
-    VERDICTS,
-    Diagnosis,
-    EngineState,
-    Evidence,
-)
-from recording.strategies import RECORDINGS
+from kvpressure.sources.scrape.scanner import parse_scrape
+from tests.recording.strategies import RECORDINGS
 
 KEY = EngineKey("ns", "pod", "model", "0")
 CONTRACT = {
@@ -34,6 +26,9 @@ CONTRACT = {
     "engine",
     "verdict",
     "confidence",
+    "grade",
+    "row",
+    "runner_up",
     "stage",
     "evidence",
     "conditions",
@@ -76,7 +71,7 @@ def test_the_json_line_is_the_contract_on_a_real_recording() -> None:
 def test_an_engine_that_never_answered_has_its_line() -> None:
     pipeline = Pipeline()
     for t in (1.0, 6.0):
-        page = page_from_text(
+        page = parse_scrape(
             None, target="http://10.0.0.1:8000/metrics", time=t, namespace="n", pod="p", error="refused"
         )
         state = pipeline.observe(Snapshot(t, pages=(page,)))

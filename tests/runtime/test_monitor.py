@@ -12,19 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.monitor import (
-    HANG_SECONDS,
-    HEARTBEAT_SECONDS,
-    PIPELINE,
-    DeferredSource,
-    Monitor,
-    build_sources,
-)
-from kvpressure.readings import EnginePage, GpuReading, LogLine, Snapshot, SourceHealth
-from kvpressure.settings import CollectorSettings, Settings
-from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError, SourceSpec
-from kvpressure.state import State
-from kvpressure.worker import PENDING_LOGS, REASONS, Worker, next_due
+from kvpressure.model.readings import GpuReading, LogLine, Scrape, Snapshot, SourceHealth
+from kvpressure.model.state import State
+from kvpressure.runtime.monitor import HANG_SECONDS, HEARTBEAT_SECONDS, PIPELINE, DeferredSource, Monitor, build_sources
+from kvpressure.runtime.worker import PENDING_LOGS, REASONS, Worker, next_due
+from kvpressure.settings.settings import Settings
+from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError
+from kvpressure.sources.catalog import CollectorSettings, SourceSpec
 
 GPUS = Reading(gpus=(GpuReading("GPU-1", 0, "nvidia"),))
 START = 1000.0
@@ -122,7 +116,7 @@ class TestWorker:
 
     def test_a_slow_source_is_held_for_its_time_but_pages_and_logs_come_once(self) -> None:
         clock = Clock()
-        reading = replace(GPUS, pages=(EnginePage("t", WALL),), logs=(LogLine("n", "p", "c", "x"),))
+        reading = replace(GPUS, pages=(Scrape("t", WALL),), logs=(LogLine("n", "p", "c", "x"),))
         one = worker(Scripted(lambda: reading), clock, hold_seconds=3.0)
         one.read_once()
         assert one.take(clock.now) is reading
@@ -135,7 +129,7 @@ class TestWorker:
     def test_two_reads_between_two_ticks_lose_no_page_and_no_line(self) -> None:
         clock = Clock()
         lines = [LogLine("n", "p", "c", str(number)) for number in range(3)]
-        pages = [EnginePage("t", WALL + number) for number in range(3)]
+        pages = [Scrape("t", WALL + number) for number in range(3)]
         steps = [
             lambda n=n: Reading(gpus=(GpuReading(f"GPU-{n}", 0, "nvidia"),), logs=(lines[n],), pages=(pages[n],))
             for n in range(3)
@@ -312,6 +306,20 @@ class TestTick:
         assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
         pipeline.error = None
         assert one.tick().health[PIPELINE].up is True
+
+    def test_a_reading_that_cannot_be_joined_costs_its_source_alone(self, caplog: pytest.LogCaptureFixture) -> None:
+        broken = Reading(containers=(object(),))  # type: ignore[arg-type]
+        watched = Recorder()
+        loop = monitor(
+            Clock(), (spec("good"), Scripted(lambda: GPUS)), (spec("bad"), Scripted(lambda: broken)), pipeline=watched
+        )
+        for each in loop.workers.values():
+            each.read_once()
+        with caplog.at_level(logging.ERROR):
+            loop.tick()
+        assert watched.snapshots[-1].gpus == GPUS.gpus
+        assert watched.snapshots[-1].containers == ()
+        assert "joining the sources' readings failed" in caplog.text
 
     def test_listeners_get_both_and_cannot_stop_the_loop(self, caplog: pytest.LogCaptureFixture) -> None:
         clock = Clock()
@@ -502,8 +510,9 @@ class TestBuilding:
 
 def test_a_source_with_nothing_to_read_is_neither_up_nor_down():
     """A node without AMD GPUs is normal: no source_up, no error count, and the exporter is ready all the same."""
-    from kvpressure.sources.base import NothingHere, SourceSpec
-    from kvpressure.worker import Worker
+    from kvpressure.runtime.worker import Worker
+    from kvpressure.sources.base import NothingHere
+    from kvpressure.sources.catalog import SourceSpec
 
     class Nothing:
         name = "amd"
@@ -520,3 +529,34 @@ def test_a_source_with_nothing_to_read_is_neither_up_nor_down():
     assert (health.up, health.reason, dict(health.errors)) == (None, "no_devices", {})
     assert worker.answered
     assert worker.take(0.0) is None
+
+
+def test_a_source_that_asks_by_itself_says_how_often_it_failed():
+    """A read fails for as long as a watch is broken; counted is what was asked in vain meanwhile."""
+    from kvpressure.runtime.worker import Worker
+    from kvpressure.sources.base import SourceError
+    from kvpressure.sources.catalog import SourceSpec
+
+    class Watching:
+        name = "pods"
+        new = ({"api_error": 3, "api_gone": 1}, {}, None)
+
+        def __init__(self):
+            self.reads = 0
+
+        def read(self):
+            self.reads += 1
+            raise SourceError("api_error", "", self.new[self.reads - 1])
+
+        def close(self):
+            pass
+
+    worker = Worker(SourceSpec("pods", "", lambda _: Watching()), Watching(), lambda _: None)
+    counted = []
+    for _ in range(3):
+        worker.read_once()
+        health = worker.health(0.0)
+        assert (health.up, health.reason) == (False, "api_error")
+        counted.append(dict(health.errors))
+    once = {"api_error": 3, "api_gone": 1}
+    assert counted == [once, once, {"api_error": 4, "api_gone": 1}]

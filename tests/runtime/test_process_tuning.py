@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from kvpressure import runtime
 from kvpressure.cli import serve
-from kvpressure.monitor import Monitor
+from kvpressure.runtime import process_tuning as runtime
+from kvpressure.runtime.monitor import Monitor
 
 
 def run(code: str) -> list[str]:
@@ -26,8 +26,8 @@ def test_threads_leave_no_large_blocks_behind() -> None:
     code = """
 import threading
 from pathlib import Path
-from kvpressure import runtime
-assert runtime.keep_small()
+from kvpressure.runtime import process_tuning as runtime
+assert runtime.limit_malloc_arenas()
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 meet = threading.Barrier(13)
@@ -51,8 +51,8 @@ meet.wait()
 def test_what_is_there_at_the_start_is_not_collected_again_and_garbage_still_is() -> None:
     code = """
 import gc, sys, weakref
-from kvpressure import runtime
-runtime.keep_prompt()
+from kvpressure.runtime import process_tuning as runtime
+runtime.tune_gc()
 print(gc.get_freeze_count() > 5000, gc.isenabled(), sys.getswitchinterval())
 class Knot: pass
 knots = []
@@ -77,13 +77,13 @@ def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch)
             self.rounds += 1
             return self.rounds > 200
 
-    def tidy() -> None:
+    def collect_garbage() -> None:
         tidied.append(1)
         if len(tidied) == 3:
             stopping.set()
 
     monkeypatch.setattr(runtime, "TIDY_SECONDS", 0.05)
-    monkeypatch.setattr(runtime, "tidy", tidy)
+    monkeypatch.setattr(runtime, "collect_garbage", collect_garbage)
     monitor = Idle()
     serve._wait(cast(Monitor, monitor), stopping, threading.Event())
     assert len(tidied) == 3

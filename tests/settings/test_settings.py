@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tracemalloc
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure import settings
-from kvpressure.settings import Settings, SettingsError
-from kvpressure.settings_kinds import LISTEN_ADDRESS, SECONDS, ListenAddress
-from kvpressure.sources.base import registry
+from kvpressure.settings import settings
+from kvpressure.settings.kinds import LISTEN_ADDRESS, SECONDS, ListenAddress
+from kvpressure.settings.options import shown
+from kvpressure.settings.settings import Settings, SettingsError
+from kvpressure.sources.catalog import registry
 
 
 def load(*flags: str, env: dict[str, str] | None = None, file: Path | None = None) -> Settings:
@@ -46,14 +48,20 @@ VALUES: dict[str, tuple[str, Any, str, Any]] = {  # option -> text, YAML value a
         "listen_addresses",
         (ListenAddress("127.0.0.1", 9000),),
     ),
+    "web.health-listen-address": (
+        "127.0.0.1:9001",
+        "'127.0.0.1:9001'",
+        "health_addresses",
+        (ListenAddress("127.0.0.1", 9001),),
+    ),
     "web.telemetry-path": ("/m", "/m", "telemetry_path", "/m"),
     "web.runbook-url": ("https://r.example/", "'https://r.example/'", "runbook_url", "https://r.example"),
     "web.dashboard-url": ("http://g:3000", "'http://g:3000'", "dashboard_url", "http://g:3000"),
     "web.max-requests": ("7", "7", "max_requests", 7),
     "interval": ("500ms", "0.5", "interval_seconds", 0.5),
-    "vllm.timeout": ("2", "2s", "vllm_timeout_seconds", 2.0),
-    "vllm.max-targets": ("3", "3", "vllm_max_targets", 3),
-    "vllm.pace": ("fixed", "fixed", "vllm_pace", "fixed"),
+    "engine.timeout": ("2", "2s", "engine_timeout_seconds", 2.0),
+    "engine.max-targets": ("3", "3", "engine_max_targets", 3),
+    "engine.pace": ("fixed", "fixed", "engine_pace", "fixed"),
     "nvidia.gpm": ("true", "true", "nvidia_gpm", True),
     "nvidia.mig": ("false", "false", "nvidia_mig", False),
     "node-name": ("node-7", "node-7", "node_name", "node-7"),
@@ -99,7 +107,7 @@ class TestThreeSpellings:
         assert load(file=file).listen_addresses == expected
 
     def test_targets_are_parsed_where_they_are_read(self) -> None:
-        (target,) = load("--vllm.target", "prod/chat-0=http://10.0.0.5:8000;args=--max-num-seqs 64").vllm_targets
+        (target,) = load("--engine.target", "prod/chat-0=http://10.0.0.5:8000;args=--max-num-seqs 64").engine_targets
         assert (target.namespace, target.pod, target.args) == ("prod", "chat-0", ("--max-num-seqs", "64"))
 
     def test_thresholds_are_loaded(self, tmp_path: Path) -> None:
@@ -118,7 +126,7 @@ class TestThreeSpellings:
 class TestSources:
     def test_every_source_has_a_switch_an_interval_and_a_deadline(self) -> None:
         for name, spec in registry().items():
-            if name in ("recording", "allocator"):  # want a file or a directory as well
+            if name in ("recording", "plugin"):  # want a file or a directory as well
                 continue
             loaded = load(f"--collector.{name}", f"--collector.{name}.interval=8", f"--collector.{name}.deadline=7")
             chosen = loaded.collectors[name]
@@ -135,15 +143,15 @@ class TestSources:
             load("--no-collector.nvidia"),
             load(env={"KVPRESSURE_COLLECTOR_NVIDIA": "false"}),
             load(file=write(tmp_path, "collector.nvidia: false\n")),
-            load(file=write(tmp_path, "collector: {nvidia: false, vllm: {interval: 5}}\n")),
+            load(file=write(tmp_path, "collector: {nvidia: false, engines: {interval: 5}}\n")),
         ):
             assert not loaded.collectors["nvidia"].enabled
 
     def test_a_slower_tick_slows_the_sources_that_nobody_set(self) -> None:
-        loaded = load("--interval=10", "--collector.vllm.interval=12")
+        loaded = load("--interval=10", "--collector.engines.interval=12")
         assert loaded.collectors["nvidia"].interval_seconds == 10
-        assert loaded.collectors["vllm"].interval_seconds == 12
-        assert load("--interval=30", "--collector.vllm.interval=30").collectors["vllm"].interval_seconds == 30
+        assert loaded.collectors["engines"].interval_seconds == 12
+        assert load("--interval=30", "--collector.engines.interval=30").collectors["engines"].interval_seconds == 30
 
 
 class TestMistakes:
@@ -174,8 +182,8 @@ class TestMistakes:
                 ["--thresholds", "/no/such"],
                 "--thresholds: /no/such: No such file or directory; allowed: a file of lines",
             ),
-            (["--vllm.target", "ftp://x"], "--vllm.target: "),
-            (["--vllm.max-targets", "0"], "--vllm.max-targets: '0' is not allowed; allowed: a whole number from 1"),
+            (["--engine.target", "ftp://x"], "--engine.target: "),
+            (["--engine.max-targets", "0"], "--engine.max-targets: '0' is not allowed; allowed: a whole number from 1"),
             (["--node-name", "a\nb"], "--node-name: 'a\\nb' is not allowed"),
             (["--log.level", "loud"], "--log.level: 'loud' is not allowed; allowed: debug, info, warning or error"),
             (["--config", "/no/such.yaml"], "/no/such.yaml: No such file or directory"),
@@ -264,42 +272,53 @@ class TestMistakes:
                 "--web.listen-address: the same address twice",
             ),
             (
-                ["--no-collector.vllm", "--vllm.target", "a"],
-                "--vllm.target: the source vllm is switched off; allowed: with --collector.vllm",
+                ["--web.listen-address", ":1", "--web.health-listen-address", ":1"],
+                "--web.health-listen-address: the same address twice",
             ),
-            (["--no-collector.vllm", "--vllm.timeout", "1"], "--vllm.timeout: the source vllm is switched off"),
+            (
+                ["--no-collector.engines", "--engine.target", "a"],
+                "--engine.target: the source engines is switched off; allowed: with --collector.engines",
+            ),
+            (
+                ["--no-collector.engines", "--engine.timeout", "1"],
+                "--engine.timeout: the source engines is switched off",
+            ),
             (["--no-collector.nvidia", "--nvidia.gpm"], "--nvidia.gpm: the source nvidia is switched off"),
             (
                 ["--no-collector.nvidia", "--collector.nvidia.interval", "5"],
                 "--collector.nvidia.interval: the source nvidia is switched off; allowed: with --collector.nvidia",
             ),
             (
-                ["--collector.allocator"],
-                "--collector.allocator: there is nowhere to read from; allowed: with --plugin.directory",
+                ["--collector.plugin"],
+                "--collector.plugin: there is nowhere to read from; allowed: with --plugin.directory",
             ),
             (
                 ["--plugin.directory", "/run/kvpressure"],
-                "--plugin.directory: the source allocator is switched off; allowed: with --collector.allocator",
+                "--plugin.directory: the source plugin is switched off; allowed: with --collector.plugin",
             ),
             (
-                ["--collector.vllm.interval", "30"],
-                "--collector.vllm.interval: 30 s and a scrape of up to 3 s (vllm.timeout) are longer than a page is believed: 15 s; "
+                ["--collector.engines.interval", "30"],
+                "--collector.engines.interval: 30 s and a scrape of up to 3 s (engine.timeout) are longer than a page is "
+                "believed: 15 s; "
                 "allowed: 12 s or less, or a tick (interval) as long",
             ),
             (
-                ["--collector.vllm.interval", "0.5"],
-                "--collector.vllm.interval: 0.5 s is shorter than a tick; allowed: 1 s (interval) or more",
+                ["--collector.engines.interval", "0.5"],
+                "--collector.engines.interval: 0.5 s is shorter than a tick; allowed: 1 s (interval) or more",
             ),
             (
-                ["--interval", "5", "--collector.vllm.interval", "2"],
-                "--collector.vllm.interval: 2 s is shorter than a tick",
+                ["--interval", "5", "--collector.engines.interval", "2"],
+                "--collector.engines.interval: 2 s is shorter than a tick",
             ),
             (
-                ["--vllm.timeout", "6"],
-                "--vllm.timeout: one scrape may take 6 s (vllm.timeout) but all of them only 5 s",
+                ["--engine.timeout", "6"],
+                "--engine.timeout: one scrape may take 6 s (engine.timeout) but all of them only 5 s",
             ),
-            (["--collector.vllm.deadline", "2"], "--collector.vllm.deadline: one scrape may take 3 s"),
-            (["--vllm.target", "a", "--vllm.target", "http://a:8000/metrics"], "--vllm.target: the same URL twice"),
+            (["--collector.engines.deadline", "2"], "--collector.engines.deadline: one scrape may take 3 s"),
+            (
+                ["--engine.target", "a", "--engine.target", "http://a:8000/metrics"],
+                "--engine.target: the same URL twice",
+            ),
             (["--collector.recording"], "--collector.recording: there is no recording to play"),
         ],
     )
@@ -322,7 +341,7 @@ class TestKinds:
     def test_any_value_is_taken_or_refused_with_the_setting_named(self, raw: Any) -> None:
         messages = []
         for name, option in settings.options().items():
-            if name in ("thresholds", "vllm.target"):
+            if name in ("thresholds", "engine.target"):
                 continue  # they open files
             try:
                 option.check(raw, "here")
@@ -395,8 +414,8 @@ class TestTable:
 
     def test_a_command_may_take_some_of_them(self) -> None:
         parser = argparse.ArgumentParser(exit_on_error=False)
-        settings.add_arguments(parser, only={"vllm.timeout"})
-        assert settings.from_args(parser.parse_args(["--vllm.timeout", "1"]), {}).vllm_timeout_seconds == 1
+        settings.add_arguments(parser, only={"engine.timeout"})
+        assert settings.from_args(parser.parse_args(["--engine.timeout", "1"]), {}).engine_timeout_seconds == 1
         with pytest.raises(SystemExit):
             parser.parse_args(["--web.max-requests", "1"])
 
@@ -406,6 +425,28 @@ class TestTable:
                 option.default
                 and not option.repeat
                 and name not in ("thresholds", "node-name")
-                and option.default not in ("all", "none", "not kept", "that of the cluster this runs in")
+                and option.default not in ("all", "none", "not kept", "this cluster's")
             ):
                 option.check(option.default, name)
+
+
+def test_aliases_that_make_one_value_of_millions_are_one_short_line(tmp_path: Path) -> None:
+    """The message about it took 537 MB."""
+    tracemalloc.start()
+    try:
+        nested = "&a [x,x,x,x,x,x,x,x,x,x]"
+        for name, before in zip("bcdefgh", "abcdefg", strict=True):
+            nested = f"&{name} [{nested}{f',*{before}' * 9}]"
+        text = mistake(file=write(tmp_path, f"web.telemetry-path: {nested}\n"))
+        assert "more than 10000 values" in text
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_wrong_value_of_any_size_is_shown_shortly() -> None:
+    value: object = ["x"] * 10
+    for _ in range(12):
+        value = [value] * 10
+    assert len(shown(value)) <= 100
+    assert shown("y" * 10_000_000) == "'" + "y" * 96 + "..."

@@ -1,4 +1,4 @@
-"""Every setting, given wrongly in every way it can be given: one line that says where, what and what is allowed; status 2."""
+"""Every setting, given wrongly in every way: one line that says where, what and what is allowed; status 2."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure import cli, settings
-from kvpressure.settings_kinds import (
+from kvpressure import cli
+from kvpressure.settings import settings
+from kvpressure.settings.kinds import (
     ANY_PATH,
     API_URL,
     BOOL,
     COUNT,
     DIRECTORY,
     FILE,
+    HOST_NAME,
     LISTEN_ADDRESS,
     NAMESPACE,
     PAGES_URL,
@@ -43,6 +45,7 @@ WRONG: dict[Kind, tuple[str, ...]] = {
     TELEMETRY_PATH: ("metrics", "/a b", "/" + "x" * 300),
     TEXT: (" ", "a\x07b", "x" * 300),
     THRESHOLDS_FILE: ("/no/such",),
+    HOST_NAME: ("a b", "http://x"),
     WHOLE: ("-1", "many", "1e3"),
 }
 OPTIONS = settings.options()

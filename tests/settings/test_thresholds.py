@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.cli import main
-from kvpressure.thresholds import LARGEST, UNITS, ThresholdError, Thresholds, builtin, load
+from kvpressure.settings.thresholds import LARGEST, UNITS, ThresholdError, Thresholds, builtin, load
 
 T = builtin()
-NAMES = sorted(T)
+NAMES = [entry.name for entry in T.settable()]
 
 
 def refused(tmp_path: Path, text: str) -> str:
@@ -31,7 +31,7 @@ def test_the_built_in_ones_are_allowed_and_say_where_they_come_from(entry):
     assert entry.allowed.admits(entry.value)
     assert entry.source
     assert entry.reason
-    assert entry.change
+    assert bool(entry.change) != entry.constant
     assert entry.not_above is None or T[entry.not_above] >= entry.value
 
 
@@ -109,6 +109,17 @@ def test_what_is_wrong_is_one_line_with_file_line_name_value_and_what_is_allowed
     assert refused(tmp_path, text).startswith(message)
 
 
+@pytest.mark.parametrize("name", ["confidence_idle", "verdict_enter_samples", "kv_warm_ratio"])
+def test_an_override_of_one_that_is_gone_says_so_in_one_line(tmp_path, name):
+    said = refused(tmp_path, f"kv_full_ratio: 0.98\n{name}: 0.5\n")
+    assert said.startswith(f"/thresholds.yaml:2: {name} is no longer a threshold")
+    assert said.endswith("; remove this line")
+
+
+def test_a_site_has_less_than_a_hundred_thresholds_to_move():
+    assert 60 <= len(NAMES) <= 120
+
+
 def test_the_command_ends_with_2_and_the_line(tmp_path, capsys):
     file = tmp_path / "thresholds.yaml"
     file.write_text("kv_full_ratio: 7\n")
@@ -138,7 +149,7 @@ def test_any_value_is_taken_as_it_is_or_refused_by_name(name, value):
         free.override({name: value}, "here", {name: "there:3"})
 
 
-@given(st.sampled_from([entry for entry in T.entries() if entry.not_above]), st.data())
+@given(st.sampled_from([e for e in T.settable() if e.not_above and not T.entry(e.not_above).constant]), st.data())
 def test_the_lower_of_two_is_never_above_the_other(entry, data):
     limits = entry.allowed
     numbers = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kvpressure import readings as r
-from kvpressure.readings import Histogram
+from kvpressure.model import readings as r
+from kvpressure.model.readings import Histogram
 from kvpressure.signals.window import EngineWindow
 
 

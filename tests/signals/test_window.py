@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure import readings as r
-from kvpressure.readings import Histogram
+from kvpressure.model import readings as r
+from kvpressure.model.readings import Histogram
 from kvpressure.signals.window import (
     FINE_SECONDS,
     MAX_NAMES,
@@ -19,7 +19,7 @@ from kvpressure.signals.window import (
     quantile,
     slope,
 )
-from signals.build import every, histogram, window
+from tests.signals.build import every, histogram, window
 
 INF = float("inf")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kube.apiserver import FakeApi
-from kube.objects import NODE
-from kvpressure.settings import Settings
+from kvpressure.settings.settings import Settings
+from tests.sources.kubernetes.apiserver import FakeApi
+from tests.sources.kubernetes.objects import NODE
 
 
 @pytest.fixture

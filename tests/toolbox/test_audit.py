@@ -14,7 +14,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.cli import UsageError, main
+from kvpressure.cli import main
+from kvpressure.errors import InputError
 from kvpressure.toolbox import manifests
 
 GOOD = [
@@ -402,7 +403,7 @@ def test_any_document_is_read_or_refused(tmp_path_factory: pytest.TempPathFactor
     file.write_text(json.dumps({"kind": "List", "items": [document, mixed, tree]}))
     try:
         found = manifests.read_all([str(file)]).servers
-    except UsageError as error:
+    except InputError as error:
         said = str(error)
         assert "\n" not in said
     else:

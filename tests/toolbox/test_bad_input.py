@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import os
 import socket
 import threading
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,8 +17,10 @@ from pathlib import Path
 import pytest
 
 from kvpressure.cli import COMMANDS, main
-from toolbox.conftest import FakeClock
-from toolbox.test_diagnose import dead_address
+from kvpressure.toolbox import prometheus
+from kvpressure.toolbox.kubectl import Kubectl, KubectlError
+from tests.toolbox.conftest import FakeClock
+from tests.toolbox.test_diagnose import dead_address
 
 ANSWERS: dict[str, tuple[int, bytes, dict[str, str]]] = {
     "unauthorized": (401, b"no", {}),
@@ -109,7 +115,7 @@ def test_a_server_that_cannot_be_used(
     capsys: pytest.CaptureFixture[str], clock: FakeClock, places: dict[str, str], command: str, place: str
 ) -> None:
     said = refused(capsys, [word.format(places[place]) for word in ASKING[command]])
-    assert "allowed:" in said
+    assert "could not" in said or "allowed:" in said
     assert places[place].partition("://")[2] in said
     del clock
 
@@ -275,3 +281,86 @@ def test_json_is_json(capsys: pytest.CaptureFixture[str], serve_json: Callable[.
 
     assert isinstance(json.loads(captured.out, parse_constant=refuse), dict | list)
     del serve_json
+
+
+@pytest.fixture
+def raw_server() -> Iterator[Callable[..., str]]:
+    """A server that answers every request with these bytes, one part each ``pause`` seconds; its address."""
+    listeners: list[socket.socket] = []
+
+    def start(*parts: bytes, pause: float = 0.0) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    with client, contextlib.suppress(OSError):
+                        client.recv(65536)
+                        for part in parts:
+                            client.sendall(part)
+                            time.sleep(pause)
+                        client.shutdown(socket.SHUT_WR)
+                        while client.recv(65536):  # closing earlier would reset what was not read yet
+                            pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    for listener in listeners:
+        listener.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
+
+
+class TestHostilePrometheus:
+    def test_nested_too_deep(self, raw_server: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+        """A traceback (RecursionError)."""
+        address = raw_server(HEAD + b"\r\n" + b"[" * 200_000)
+        assert main(["diagnose", "--prometheus", address]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+
+    def test_one_byte_now_and_then(
+        self, raw_server: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It held the command for a minute and longer."""
+        monkeypatch.setattr(prometheus, "ANSWER_SECONDS", 0.5)
+        began = time.monotonic()
+        address = raw_server(HEAD + b"\r\n", *[b" "] * 400, pause=0.05)
+        assert main(["diagnose", "--prometheus", address]) == 2
+        assert time.monotonic() - began < 10
+        assert "takes longer than" in capsys.readouterr().err
+
+    def test_a_packed_answer_is_not_unpacked(
+        self, raw_server: Callable[..., str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A gzip bomb took 561 MiB."""
+        bomb = gzip.compress(b" " * 50_000_000)
+        tracemalloc.start()
+        try:
+            address = raw_server(HEAD + b"Content-Encoding: gzip\r\n\r\n" + bomb)
+            assert main(["diagnose", "--prometheus", address]) == 2
+            assert tracemalloc.get_traced_memory()[1] < 20_000_000
+        finally:
+            tracemalloc.stop()
+        assert "packed" in capsys.readouterr().err
+
+
+def test_kubectl_that_prints_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "kubectl"
+    fake.write_text("#!/bin/sh\nexec yes 0123456789\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert len(Kubectl().run("get", "pods", limit=100_000)) == 100_000
+
+
+def test_kubectl_whose_answer_is_nested_too_deep_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = tmp_path / "kubectl"
+    fake.write_text("#!/bin/sh\nhead -c 200000 /dev/zero | tr '\\0' '['\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(KubectlError, match="not JSON"):
+        Kubectl().objects("pods", "ns")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvpressure.toolbox.beside import AGE_SECONDS, MAX_GPUS, Beside
+from kvpressure.toolbox.related_series import AGE_SECONDS, MAX_GPUS, PodSeries
 
 Row = dict[str, Any]
 
@@ -14,9 +14,9 @@ def row(name: str, value: str, times: Sequence[float] = (100.0,), **labels: str)
     return {"metric": {"__name__": name, **labels}, "values": [[t, value] for t in times]}
 
 
-def loaded(*rows: Row, renamed: Sequence[Row] = (), by_uuid: Sequence[Row] = ()) -> Beside:
+def loaded(*rows: Row, renamed: Sequence[Row] = (), by_uuid: Sequence[Row] = ()) -> PodSeries:
     """What is known when a Prometheus answers with these rows."""
-    beside = Beside("inference", "vllm-0", "vllm")
+    beside = PodSeries("inference", "vllm-0", "vllm")
 
     def ask(_names: str, labels: Mapping[str, str], begin: float, end: float) -> Sequence[Mapping[str, Any]]:
         assert begin < end
@@ -77,7 +77,7 @@ def test_the_cards_of_a_pod_are_bounded() -> None:
 
 def test_only_cards_that_the_pod_owns_are_asked_for() -> None:
     asked: list[str] = []
-    beside = Beside("inference", "vllm-0", "vllm")
+    beside = PodSeries("inference", "vllm-0", "vllm")
 
     def ask(_names: str, labels: Mapping[str, str], _begin: float, _end: float) -> Sequence[Mapping[str, Any]]:
         if "uuid=~" in labels:
@@ -94,7 +94,7 @@ def test_a_server_that_is_no_pod_is_not_asked_for() -> None:
     def ask(*_: object) -> Sequence[Mapping[str, Any]]:
         raise AssertionError
 
-    Beside("", "10.0.0.5:8000", "").load(ask, 90.0, 200.0)
+    PodSeries("", "10.0.0.5:8000", "").load(ask, 90.0, 200.0)
 
 
 def test_values_that_are_no_numbers_are_left_out() -> None:

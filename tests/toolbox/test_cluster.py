@@ -11,7 +11,7 @@ import pytest
 from kvpressure.cli import main
 from kvpressure.recording.reader import Reader
 from kvpressure.toolbox.kubectl import Kubectl
-from toolbox.conftest import FIXTURES, START, FakeClock, FakeKubectl
+from tests.toolbox.conftest import FIXTURES, START, FakeClock, FakeKubectl
 
 PAGES = "/api/v1/namespaces/inference/pods/vllm-0:8000/proxy/metrics"
 

@@ -6,21 +6,28 @@ import gzip
 
 import pytest
 
-from kvpressure.publish.pressure import caps_for
-from kvpressure.readings import EngineReading, Histogram
-from kvpressure.sources.vllm import page_from_text
-from kvpressure.toolbox.lifetime import since_start
+from kvpressure.advice.plan import caps_for
+from kvpressure.advice.triage import Step
+from kvpressure.model.readings import EngineReading, Histogram
+from kvpressure.model.signals import ContextSignals
+from kvpressure.settings.thresholds import builtin
+from kvpressure.sources.scrape.scanner import parse_scrape
+from kvpressure.toolbox.since_start import since_start
+from kvpressure.toolbox.stated_engine import StatedEngine, engine_from
 from kvpressure.toolbox.triage import triage
 from kvpressure.toolbox.view import EngineView
-from toolbox.conftest import FIXTURES
+from tests.toolbox.conftest import FIXTURES
 
 
 def test_a_real_page_tells_its_usual_requests() -> None:
     text = gzip.decompress((FIXTURES / "vllm/c_steady.prom.gz").read_bytes())
-    found = since_start(page_from_text(text, target="t", time=0.0).engines[0])
+    found = since_start(parse_scrape(text, target="t", time=0.0).engines[0])
     for name in ("prompt", "output", "max_tokens"):
-        assert 0 < found[f"{name}_quantiles:0.5"] <= found[f"{name}_quantiles:0.95"]
-    assert found["context_mean"] == pytest.approx(found["prompt_mean"] + found["output_mean"])
+        quantiles = getattr(found, f"{name}_quantiles")
+        assert 0 < quantiles["0.5"] <= quantiles["0.95"]
+    assert found.prompt_mean is not None
+    assert found.output_mean is not None
+    assert found.context_mean == pytest.approx(found.prompt_mean + found.output_mean)
 
 
 @pytest.mark.parametrize(
@@ -34,29 +41,24 @@ def test_a_real_page_tells_its_usual_requests() -> None:
 )
 def test_a_histogram_without_content_tells_nothing(histogram: Histogram) -> None:
     found = since_start(EngineReading("m", "0", histograms={"request_prompt_tokens": histogram}))
-    assert not any(name.startswith("prompt_quantiles") for name in found)
-    assert since_start(None) == {}
+    assert found.prompt_quantiles == {}
+    assert since_start(None) == ContextSignals()
 
 
 def test_caps_and_triage_use_it_only_where_the_window_is_empty() -> None:
-    usual = {"prompt_quantiles:0.95": 500.0, "output_quantiles:0.95": 100.0}
-    step = [{"number": 5, "question": "?", "finding": "unknown", "answers": [], "command": ""}]
-    engine = EngineView({"since_start": usual, "triage": step}, {})
-    assert (caps_for(engine).input_tokens, caps_for(engine).output_tokens, caps_for(engine).known) == (512, 128, True)
-    assert "prompts 500, answers 100" in triage(engine)[0].answers[0]
-    now = EngineView(
-        {
-            "since_start": usual,
-            "signals": {"prompt_quantiles:0.95": 2000.0, "output_quantiles:0.95": 10.0},
-            "triage": step,
-        },
-        {},
-    )
-    assert caps_for(now).input_tokens == 2048
+    usual = ContextSignals(prompt_quantiles={"0.95": 500.0}, output_quantiles={"0.95": 100.0})
+    steps = (Step(5, "?", "unknown", (), ""),)
+    engine = EngineView(engine_from(StatedEngine("kv_pressure"), builtin()).engine, triage=steps, usual=usual)
+    caps = caps_for(engine.plan_input)
+    assert (caps.input_tokens, caps.output_tokens, caps.known) == (512, 128, True)
+    assert "prompts 500, outputs 100" in triage(engine)[0].answers[0]
+    seen = StatedEngine("kv_pressure", prompt_tokens=2000.0, output_tokens=10.0)
+    now = EngineView(engine_from(seen, builtin()).engine, triage=steps, usual=usual)
+    assert caps_for(now.plan_input).input_tokens == 2048
     assert triage(now)[0].answers == ()
 
 
 def test_example_caps_stay_within_the_context() -> None:
-    engine = EngineView({"limits": {"max_model_len": {"value": 2048}}}, {})
-    caps = caps_for(engine)
+    engine = engine_from(StatedEngine("kv_pressure", max_model_len=2048.0), builtin())
+    caps = caps_for(engine.plan_input)
     assert (caps.input_tokens, caps.output_tokens, caps.known) == (1024, 512, False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure.publish.pressure import MEASURED
+from kvpressure.advice.plan import MEASURED
 
 PAGE = (Path(__file__).parents[2] / "docs/mitigations.md").read_text()
 

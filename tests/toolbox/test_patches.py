@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from kvpressure.cli import UsageError, main
+from kvpressure.cli import main
+from kvpressure.errors import InputError
 from kvpressure.toolbox import manifests, patches
 from kvpressure.toolbox.manifests import Server
-from toolbox.conftest import FakeClock, FakeKubectl
-from toolbox.test_audit import deployment
-from toolbox.test_cluster import PAGES, pages, pod
+from tests.toolbox.conftest import FakeClock, FakeKubectl
+from tests.toolbox.test_audit import deployment
+from tests.toolbox.test_cluster import PAGES, pages, pod
 
 VALUES = {"max_num_seqs": 7.0}
 
@@ -119,7 +120,7 @@ def configured(name: str, kind: str = "configMapKeyRef") -> dict[str, Any]:
     ],
 )
 def test_what_a_patch_cannot_reach_is_said(document: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(InputError) as error:
         patches.as_patch(server(document), VALUES)
     assert said in str(error.value)
     assert "deployment/inference/chat:vllm" in str(error.value)
@@ -171,7 +172,7 @@ def test_a_served_model_has_no_index() -> None:
 
 
 def test_a_running_pod_cannot_be_patched() -> None:
-    with pytest.raises(UsageError, match="cannot be changed"):
+    with pytest.raises(InputError, match="cannot be changed"):
         patches.as_patch(server({"kind": "Pod"} | pod()), VALUES)
 
 
@@ -281,3 +282,19 @@ def test_bad_workloads_are_one_clear_line(
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert said in captured.err
+
+
+@pytest.mark.parametrize("word", ["[redacted]", "--api-key=[redacted]", "$(kvpressure.cut)"])
+def test_a_hidden_value_is_never_written_back(word: str) -> None:
+    with pytest.raises(InputError, match="hidden"):
+        patches.as_patch(server(workload(["--max-num-seqs", "256", "--api-key", word])), VALUES)
+
+
+def test_a_patch_carries_the_manifest_as_it_is() -> None:
+    _, content = patches.as_patch(server(workload(["--api-key", "sk-0123", "--max-num-seqs", "256"])), VALUES)
+    assert content["spec"]["template"]["spec"]["containers"][0]["args"] == [
+        "--api-key",
+        "sk-0123",
+        "--max-num-seqs",
+        "7",
+    ]

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from kvpressure.cli import main
 from kvpressure.toolbox import probing
-from kvpressure.toolbox.meter import Cache
+from kvpressure.toolbox.kv_block_meter import Cache
 from kvpressure.toolbox.probing import Budget, stages
-from toolbox.fake_vllm import FakeVllm
-from toolbox.test_diagnose import dead_address
+from tests.toolbox.fake_vllm import FakeVllm
+from tests.toolbox.test_diagnose import dead_address
 
 
 @pytest.fixture(autouse=True)

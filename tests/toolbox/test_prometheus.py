@@ -17,7 +17,9 @@ import pytest
 
 from kvpressure.cli import main
 from kvpressure.recording.reader import Reader
-from toolbox.conftest import FIXTURES
+from tests.toolbox.conftest import FIXTURES
+
+pytestmark = pytest.mark.live
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
 

@@ -8,9 +8,9 @@ from benchmarks.alerts import cold, fortnight, recorded, report, stored
 from benchmarks.alerts.engine import Active, episodes, evaluate
 from benchmarks.alerts.series import Series
 
-from kvpressure.readings import GpuReading
+from kvpressure.model.readings import GpuReading
+from kvpressure.model.state import GpuState, State
 from kvpressure.recording.reader import Reader
-from kvpressure.state import GpuState, State
 
 GPU = GpuReading("GPU-1", 0, "nvidia")
 
@@ -54,7 +54,7 @@ def test_an_alert_waits_fires_and_ends_as_in_prometheus() -> None:
     lost = [item for item in active if item.name == "GpuLost"]
     assert [(item.at, item.firing) for item in lost[:3]] == [(300, False), (330, False), (360, True)]
     (episode,) = [item for item in episodes(active) if item.name == "GpuLost"]
-    assert (episode.start, episode.end, episode.pages, episode.pending_since) == (360, 570, True, 300)
+    assert (episode.start, episode.end, episode.pages, episode.pending_since) == (360, 570, False, 300)  # a spare GPU
 
 
 def test_a_series_that_ends_feeds_no_alert() -> None:
@@ -126,4 +126,4 @@ def test_the_stored_fortnight_is_whole_and_silent() -> None:
 def test_overload_without_a_baseline_pages_and_a_batch_does_not(case: cold.Case) -> None:
     outcome = cold.play(case)
     assert outcome.good, outcome.pages
-    assert ("VllmRequestsWaitTooLong" in {page.name for page in outcome.pages}) is case.pages
+    assert ("InferenceRequestsWaitTooLong" in {page.name for page in outcome.pages}) is case.pages

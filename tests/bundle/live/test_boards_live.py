@@ -12,15 +12,19 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from kvpressure.bundle.boards import optional_queries, render_boards
-from kvpressure.bundle.boards.builder import TOP, Site, Values
+import pytest
+
+from kvpressure.bundle.dashboards import optional_queries, render_dashboards
+from kvpressure.bundle.dashboards.builder import TOP, Site, Values
 from kvpressure.bundle.rules import Options, load_groups
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
+
+pytestmark = pytest.mark.live
 
 SITE = Site(
     builtin(), Values(), frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
 )
-BOARDS = render_boards(SITE)
+BOARDS = render_dashboards(SITE)
 OPTIONAL = optional_queries(SITE)
 SIMULATED_SECONDS, SPEED = 150, 5  # half a minute; the incident is from a fifth to a half of it
 Where = tuple[str, str, str]  # uid, panel title, refId
@@ -80,7 +84,7 @@ def ask_all(prometheus: str, answers: Answers) -> None:
 
 def watch_incident() -> Answers:
     """Run the demo and ask from the begin of its incident until it is over."""
-    command = [sys.executable, "-m", "kvpressure.cli", "demo", "--for", str(SIMULATED_SECONDS), "--speed", str(SPEED)]
+    command = [sys.executable, "-m", "kvpressure", "demo", "--for", str(SIMULATED_SECONDS), "--speed", str(SPEED)]
     demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert demo.stdout is not None
     found = Answers()

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.args import (
-    GIB,
-    EngineArgs,
-    default_limits,
-    from_log,
-    human_int,
-    limits_in_force,
-    parse_version,
-)
-from kvpressure.commandline import parse
+from kvpressure.engines.command import CUT, Command, bounded
+from kvpressure.engines.vllm.arguments import default_limits, from_log, limits_in_force
+from kvpressure.engines.vllm.command_line import parse, read, runs_something_else, starts_server
+from kvpressure.model.arguments import GIB, EngineArgs, human_int, parse_version
+from tests.engines.vllm.crafted import OPENINGS, UNITS, cost, repeated, superlinear
 
 H100 = ("NVIDIA H100 80GB HBM3", 79.6 * GIB)
 A100 = ("NVIDIA A100-SXM4-80GB", 79.3 * GIB)
@@ -380,6 +376,127 @@ def test_hostile_command_lines_cost_little(argv: list[str]) -> None:
     assert time.process_time() - began < 2.0
     assert tracemalloc.get_traced_memory()[1] < 40_000_000
     tracemalloc.stop()
+
+
+def read_script(text: str) -> Command:
+    return read(["sh", "-c", text], {"a": "b c"})
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_script_costs_what_it_is_long(opening: str) -> None:
+    """No text makes the time grow faster than its length, and none costs more than 50 ms."""
+    for unit in UNITS:
+        assert cost(partial(read_script, repeated(opening, unit, 1000)), 1) < 0.05, (opening, unit)
+        grown = superlinear(read_script, partial(repeated, opening, unit), 4000)
+        assert grown is None, (opening, unit, grown)
+        assert cost(partial(read_script, repeated(opening, unit, 64000)), 2) < 0.05, (opening, unit)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(UNITS), min_size=1, max_size=6).map("".join), st.sampled_from(OPENINGS))
+def test_no_mixture_of_a_shells_signs_costs_more_than_it_is_long(unit: str, opening: str) -> None:
+    grown = superlinear(read_script, partial(repeated, opening, unit), 4000)
+    assert grown is None, (opening, unit, grown)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sh"] + ["-c"] * 5000,
+        ["-c"] * 5000,
+        ["sh", "-c"] * 3000,
+        ["env"] * 5000,
+        ["--a"] * 5000,
+        ["$(A)"] * 5000,
+        ["sh", "-c", "-o"] * 3000,
+        ["vllm", "serv"] * 3000,
+        ["vllm"] * 5000,
+        ["A=1"] * 5000,
+        ["-n", "-1"] * 3000,
+        ["/a/b" * 100] * 5000,
+    ],
+)
+def test_many_words_cost_little(words: list[str]) -> None:
+    for action in (
+        lambda: parse(words, {"A": "y" * 100_000}),
+        lambda: starts_server(words),
+        lambda: runs_something_else(words),
+    ):
+        assert cost(action, 2) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ('X=${X:-"a b"}\nvllm serve m --port 1', {"model": "m", "port": "1"}),
+        ('export X="${X:-"RoCE v2"}"; exec vllm serve m --port ${PORT:-"81"}', {"model": "m", "port": "81"}),
+        (
+            'X=${X:-${Y:-"a } b"}} && vllm serve m --served-model-name "$X"',
+            {"model": "m", "served_model_name": "a } b"},
+        ),
+        (
+            "A='x;y'; vllm serve m --served-model-name \"$A\" # it's the name\n",
+            {"model": "m", "served_model_name": "x;y"},
+        ),
+        ('echo "it\'s"; vllm serve m --port 1 > >(tee log) 2>&1 &\nwait', {"model": "m", "port": "1"}),
+        ("P=1; P+=2; (vllm serve m --port $P)", {"model": "m", "port": "12"}),
+        ("A='--port 1 --seed 2'\nvllm serve m $A", {"model": "m", "port": "1", "seed": "2"}),
+        ("vllm serve m --port $( (echo 1) ) --seed $((1 + (2)))", {"model": "m", "port": None, "seed": None}),
+        ("if a; then P=1; else P=2; fi\nvllm serve m --port $P", {"model": "m", "port": None}),
+        ('[ -n "$X" ] && P=1\nvllm serve m --port $P', {"model": "m", "port": None}),
+        ("cat > run.sh <<'EOF'\nset -e\nvllm serve m --port 1\nEOF\nbash run.sh", {"model": "m", "port": "1"}),
+        ("python3 - <<EOF\nprint('it''s')\nx = \"\nEOF\nvllm serve m --port 1", {"model": "m", "port": "1"}),
+        ("exec bash -c 'vllm serve \"$0\" --port 1' m", {"model": None, "port": "1"}),
+        ("vllm serve m --url http://h/#a --port 1", {"model": "m", "url": "http://h/#a", "port": "1"}),
+    ],
+)
+def test_what_a_shell_would_start(script: str, expected: dict[str, str | None]) -> None:
+    assert starts_server(["bash", "-c", script])
+    assert parse(["bash", "-c", script]).values == expected
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["bash", "-c", 'CMD=(vllm serve m)\nexec "${CMD[@]}"'],
+        ["bash", "-c", "vllm serve 'm"],
+        ["bash", "-c", "echo 'a\nvllm  serve m"],
+        ["bash", "-c", 'run() { echo "; }\nvllm serve m'],
+        ["python3", "-c", "os.system('vllm serve m')"],
+        ["bash", "-c", "# " + "x" * 40_000 + "\nvllm serve m"],
+        ["bash", "-c", "a; " * 9000 + "vllm serve m"],
+        ["bash", "-c", "launch --run 'python -m vllm.entrypoints.openai.api_server'"],
+        ["bash", "-c", "$(echo vllm serve m)"],
+    ],
+)
+def test_a_server_named_in_what_is_not_understood_is_one(argv: list[str]) -> None:
+    assert starts_server(argv)
+    assert parse(argv).is_explicit("max_num_seqs") is None
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "until pgrep -f 'vllm serve'; do sleep 1; done",
+        "echo 'vllm serve m'",
+        "sleep 1 # vllm serve m",
+        "my-vllm-serve x",
+        "xvllm serve m",
+    ],
+)
+def test_a_server_that_is_only_spoken_of_is_none(script: str) -> None:
+    assert not starts_server(["sh", "-c", script])
+
+
+@given(
+    st.lists(st.text(max_size=40) | st.sampled_from([*UNITS, "x " * 20_000, "y" * 40_000]), max_size=8),
+    st.integers(0, 40_000),
+)
+def test_what_is_cut_is_cut_once(argv: list[str], characters: int) -> None:
+    once = bounded(argv, characters)
+    assert bounded(once) == once
+    assert sum(map(len, once)) <= characters + len(CUT)
+    assert once == argv or any(CUT in word for word in once)
 
 
 def test_logged_arguments() -> None:

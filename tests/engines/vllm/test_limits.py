@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvpressure.args import EngineArgs, from_log
-from kvpressure.commandline import parse
-from kvpressure.signals import limits
+from kvpressure.engines.vllm import limits
+from kvpressure.engines.vllm.arguments import from_log
+from kvpressure.engines.vllm.command_line import parse
+from kvpressure.model.arguments import EngineArgs
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.signals import logevents
-from kvpressure.signals.logevents import ALLOCATION_EVENTS, EVENTS, MAX_LINE, match, strip
+from kvpressure.engines.vllm import log_lines as logevents
+from kvpressure.engines.vllm.log_lines import match, strip
+from kvpressure.model.log_events import ALLOCATION_EVENTS, EVENTS, FACT_EVENTS, MAX_LINE
 
-LOGS = Path(__file__).parents[1] / "fixtures" / "vllm-logs"
+LOGS = Path(__file__).parents[2] / "fixtures" / "vllm-logs"
 GIB = 2.0**30
 MIB = 2.0**20
 
@@ -426,8 +427,8 @@ def test_periodic_line_of_each_engine(line: str, values: dict[str, object]) -> N
 def test_every_event_is_covered_here_and_declared() -> None:
     seen = {event for _, event, _ in TEXTS} | {"stats"}
     assert seen == set(EVENTS)
-    assert set(EVENTS) >= ALLOCATION_EVENTS | logevents.FACT_EVENTS
-    assert not ALLOCATION_EVENTS & logevents.FACT_EVENTS
+    assert set(EVENTS) >= ALLOCATION_EVENTS | FACT_EVENTS
+    assert not ALLOCATION_EVENTS & FACT_EVENTS
 
 
 @pytest.mark.parametrize(

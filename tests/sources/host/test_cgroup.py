@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from kube.objects import pod
-from kvpressure.readings import ContainerReading
-from kvpressure.settings import Settings
-from kvpressure.sources import cgroup as cgroup_module
+from kvpressure.model.readings import ContainerReading
+from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.cgroup import MISSING_SECONDS, REASONS, CgroupSource
-from kvpressure.sources.podspec import Pod, Policy, read_pod
+from kvpressure.sources.host import cgroup as cgroup_module
+from kvpressure.sources.host.cgroup import MISSING_SECONDS, REASONS, CgroupSource
+from kvpressure.sources.kubernetes.podspec import Pod, Policy, read_pod
+from tests.sources.kubernetes.objects import pod
 
 Build = Callable[..., Settings]
 

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from kube.objects import pod
-from kube.podlogs import PodLog
-from kvpressure.settings import Settings
-from kvpressure.signals.logevents import match
-from kvpressure.sources import logfile, logs
+from kvpressure.engines.vllm.log_lines import match
+from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.logs import REASONS, LogsSource
-from kvpressure.sources.podspec import Pod, Policy, read_pod
+from kvpressure.sources.host import container_logs as logs
+from kvpressure.sources.host import log_files as logfile
+from kvpressure.sources.host.container_logs import REASONS, LogsSource
+from kvpressure.sources.kubernetes.podspec import Pod, Policy, read_pod
+from tests.sources.host.podlogs import PodLog
+from tests.sources.kubernetes.objects import pod
 
 Build = Callable[..., Settings]
-REAL = Path(__file__).parents[1] / "fixtures" / "vllm-logs"
+REAL = Path(__file__).parents[2] / "fixtures" / "vllm-logs"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB."
 DEAD = "EngineCore encountered a fatal error."
 NOISE = 'INFO:     127.0.0.1:59272 - "POST /v1/completions HTTP/1.1" 200 OK'

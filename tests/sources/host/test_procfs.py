@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.readings import GpuOwner, GpuProcess, GpuReading
-from kvpressure.settings import Settings
+from kvpressure.model.readings import GpuOwner, GpuProcess, GpuReading
+from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.podspec import Pod
-from kvpressure.sources.procfs import REASONS, ProcfsSource, pod_of_cgroup
+from kvpressure.sources.host.procfs import REASONS, ProcfsSource, pod_of_cgroup
+from kvpressure.sources.kubernetes.podspec import Pod
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 UNDERSCORED = UID.replace("-", "_")
@@ -65,8 +65,19 @@ def test_other_paths(text: str, found: tuple[str, str] | None) -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_a_cgroup_or_not(text: str) -> None:
-    pod_of_cgroup(text + "pod")
+def test_text_names_a_pod_only_by_a_uid_that_stands_in_it(text: str) -> None:
+    found = pod_of_cgroup(text + "pod")
+    if found is not None:
+        uid, container = found
+        assert uid.replace("-", "") in text.replace("-", "").replace("_", "")
+        assert container in text
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_the_pod_is_found_whatever_other_lines_stand_around_it(before: str, after: str) -> None:
+    line = f"12:cpu:{BURSTABLE}/cri-containerd-{ID}.scope"
+    around = [part.replace("pod", "").replace("/", "") for part in (before, after)]
+    assert pod_of_cgroup("\n".join((around[0], line, around[1]))) == (UID, ID)
 
 
 def process(root: Path, pid: int, cgroup: str) -> None:
@@ -146,7 +157,7 @@ def test_the_proc_of_a_container_is_refused(settings: Build, tmp_path: Path) -> 
 def test_a_real_proc_in_a_real_pid_namespace_is_refused_and_the_hosts_is_not() -> None:
     """The check on real kernels' files: unshare gives a pid namespace with a /proc of its own."""
     script = (
-        "from pathlib import Path; from kvpressure.sources.procfs import _is_hosts; "
+        "from pathlib import Path; from kvpressure.sources.host.procfs import _is_hosts; "
         "print(_is_hosts(Path('/proc')), _is_hosts(Path('/mnt')))"
     )
     inner = f'mount --bind /proc /mnt && mount -t proc proc /proc && exec {sys.executable} -c "{script}"'

@@ -39,7 +39,12 @@ class FakeApi:
         self.objects: dict[str, Json] = {}
         self.events: list[tuple[int, str, Json, Json | None]] = []  # version, kind, object, as it was before
         self.tokens: set[str] | None = None  # None = no authentication
-        self.status: dict[str, int] = {}  # path -> status to answer with ("watch" for all watches)
+        self.status: dict[
+            str, int
+        ] = {}  # path -> status to answer with ("watch" for all watches, "list" for all lists)
+        self.retry_after: str | None = None  # sent with these
+        self.pages_from_cache = False  # take "limit" with resourceVersion=0, which older servers ignore
+        self.expired_pages = 0  # so many continuations are answered with 410
         self.gone_as_event = False
         self.watch_seconds: float | None = None  # end watches after this long
         self.bookmarks = True
@@ -111,7 +116,12 @@ class FakeApi:
         if self.hang:
             time.sleep(3600)
         watch = query.get("watch") == "1"
-        status = self.status.get(parts.path) or (self.status.get("watch") if watch else None)
+        status = self.status.get(parts.path) or self.status.get("watch" if watch else "list")
+        if "continue" in query and "resourceVersion" in query:
+            status = 400  # as the real one does
+        if "continue" in query and self.expired_pages:
+            self.expired_pages -= 1
+            status = 410
         if status is None and self.tokens is not None:
             token = (handler.headers.get("Authorization") or "").removeprefix("Bearer ")
             status = None if token in self.tokens else 401
@@ -125,14 +135,27 @@ class FakeApi:
         else:
             with self.lock:
                 items = [o for o in self.objects.values() if _matches(o, parts.path, query)]
-                document = {"kind": "PodList", "metadata": {"resourceVersion": str(self.version)}, "items": items}
+                document = self._page(items, query)
             self._send(handler, 200, document)
+
+    def _page(self, items: list[Json], query: dict[str, str]) -> Json:
+        """A list, or the part of it that was asked for."""
+        start, _, version = query.get("continue", f"0/{self.version}").partition("/")
+        metadata: Json = {"resourceVersion": version}
+        end = len(items)
+        if "limit" in query and (self.pages_from_cache or query.get("resourceVersion") != "0"):
+            end = int(start) + int(query["limit"])
+        if end < len(items):
+            metadata |= {"continue": f"{end}/{version}", "remainingItemCount": len(items) - end}
+        return {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items[int(start) : end]}
 
     def _send(self, handler: _Handler, status: int, document: Json) -> None:
         body = json.dumps(document).encode()
         handler.send_response(status)
         handler.send_header("Content-Type", "application/json")
         handler.send_header("Content-Length", str(len(body)))
+        if status != 200 and self.retry_after is not None:
+            handler.send_header("Retry-After", self.retry_after)
         handler.end_headers()
         handler.wfile.write(body)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from kvpressure.sources._podresources import api_pb2
+from tests.sources.kubernetes.podresources_api import api_pb2
 
 Devices = Mapping[str, Sequence[str]]
 

@@ -16,16 +16,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from kube import objects
-from kube.apiserver import FakeApi
-from kube.kubelet import FakeKubelet, claim
-from kube.podlogs import PodLog
-from kube.waiting import until
-from kvpressure.sources.podspec import Pod, Policy, read_pod
-from nvml_stub import GIB, Gpu, World, environment, gpu_uuid, write
-from vllm_pages import text_of
+from kvpressure.sources.kubernetes.podspec import Pod, Policy, read_pod
+from tests.helpers.vllm_pages import text_of
+from tests.helpers.waiting import until
+from tests.sources.gpu.nvml_stub import GIB, Gpu, World, environment, gpu_uuid, write
+from tests.sources.host.podlogs import PodLog
+from tests.sources.kubernetes import objects
+from tests.sources.kubernetes.apiserver import FakeApi
+from tests.sources.kubernetes.kubelet import FakeKubelet, claim
 
-SOURCES = ("pods", "node", "podresources", "procfs", "cgroup", "logs", "vllm", "nvidia")
+SOURCES = ("pods", "node", "podresources", "procfs", "cgroup", "logs", "engines", "nvidia")
 TICK = "0.2"
 CPU_STAT = "usage_usec {usage}\nnr_periods {periods}\nnr_throttled {throttled}\n"
 
@@ -202,7 +202,7 @@ class Node:
         command = [
             sys.executable,
             "-m",
-            "kvpressure.cli",
+            "kvpressure",
             "serve",
             "--web.listen-address",
             "127.0.0.1:0",
@@ -250,11 +250,22 @@ class Node:
             if found := re.search(r"listening address=127.0.0.1:(\d+)", line):
                 self._port = int(found[1])
 
+    def lists(self) -> int:
+        """How often the pods were listed."""
+        return self.api.count("/api/v1/pods") - self.api.count("/api/v1/pods", watch="1")
+
     def memory_bytes(self) -> int:
         """Resident memory of the exporter."""
+        return self._memory("VmRSS")
+
+    def peak_bytes(self) -> int:
+        """The most that it ever was."""
+        return self._memory("VmHWM")
+
+    def _memory(self, name: str) -> int:
         assert self._exporter is not None
         status = Path(f"/proc/{self._exporter.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+        return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
 
     def scrape(self) -> str:
         """The metrics page now."""

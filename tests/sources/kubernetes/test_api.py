@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kube.apiserver import FakeApi
-from kube.objects import pod
-from kube.waiting import until
-from kvpressure.sources import kube
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.kube import REASONS, KubeApi, Watcher
+from kvpressure.sources.kubernetes import api as kube
+from kvpressure.sources.kubernetes.api import REASONS, KubeApi, Watcher
+from tests.helpers.waiting import until
+from tests.sources.kubernetes.apiserver import FakeApi
+from tests.sources.kubernetes.objects import pod
 
 PODS = "/api/v1/pods"
 
@@ -30,9 +31,10 @@ class Seen:
         self.lists = 0
         self.watcher = Watcher(api, PODS, parameters, self._replace, self._change, (0.02, 0.1))
 
-    def _replace(self, items: list[dict[str, Any]]) -> None:
+    def _replace(self, items: Iterator[dict[str, Any]]) -> None:
+        names = {item["metadata"]["uid"]: item["metadata"]["name"] for item in items}
         self.lists += 1
-        self.names = {item["metadata"]["uid"]: item["metadata"]["name"] for item in items}
+        self.names = names
 
     def _change(self, kind: str, item: dict[str, Any]) -> None:
         uid = item["metadata"]["uid"]
@@ -53,6 +55,205 @@ def watching(client: KubeApi, **parameters: str) -> Iterator[Seen]:
         yield seen
     finally:
         seen.watcher.close()
+
+
+class Clock:
+    """Time that passes only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Scripted:
+    """An API server in one thread: ``watch`` ends as told. Stands for the watcher's stop event too, for a minute."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        lasts: float = 0.0,
+        events: int = 0,
+        gone: bool = True,
+        refusal: SourceError | None = None,
+        seconds: float = 60.0,
+    ) -> None:
+        self.lists: list[float] = []
+        self.watches: list[float] = []
+        self._clock, self._lasts, self._events, self._gone = clock, lasts, events, gone
+        self._refusal, self._end = refusal, clock.now + seconds
+
+    def items(self, *_: object) -> Generator[dict[str, Any], None, dict[str, Any]]:
+        self.lists.append(self._clock.now)
+        yield from ()
+        if self._refusal is not None:
+            raise self._refusal
+        return {"resourceVersion": "1"}
+
+    def watch(self, *_: object) -> Iterator[dict[str, Any]]:
+        self.watches.append(self._clock.now)
+        for _event in range(self._events):
+            yield {"type": "ADDED", "object": pod("a")}
+        self._clock.now += self._lasts
+        if self._gone:
+            raise kube.Gone
+
+    def is_set(self) -> bool:
+        return self._clock.now >= self._end
+
+    def wait(self, seconds: float) -> None:
+        self._clock.now += seconds
+
+
+def a_minute(monkeypatch: pytest.MonkeyPatch, **behaviour: Any) -> tuple[Scripted, Watcher]:
+    clock = Clock()
+    monkeypatch.setattr(kube, "time", clock)
+    server = Scripted(clock, **behaviour)
+    watcher = Watcher(server, PODS, {}, lambda items: [*items], lambda *_: None)  # type: ignore[arg-type]
+    watcher._stop = server  # type: ignore[assignment]
+    watcher._run()
+    return server, watcher
+
+
+def test_a_server_that_forgets_at_once_is_asked_less_and_less_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, watcher = a_minute(monkeypatch)
+    assert 3 <= len(server.lists) <= 6
+    assert watcher.errors == {"api_gone": len(server.watches)}
+    assert watcher.error == "api_gone"
+
+
+def test_a_watch_that_ends_at_once_is_begun_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, watcher = a_minute(monkeypatch, gone=False)
+    assert (len(server.lists), watcher.error, watcher.errors) == (1, None, {})
+    assert len(server.watches) <= 6
+
+
+@pytest.mark.parametrize("behaviour", [{"lasts": 31.0}, {"lasts": 1.0, "events": 1}])
+def test_a_watch_that_worked_is_begun_again_soon(behaviour: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    server, watcher = a_minute(monkeypatch, **behaviour)
+    waits = [
+        later - earlier - behaviour["lasts"] for earlier, later in zip(server.lists, server.lists[1:], strict=False)
+    ]
+    assert waits
+    assert max(waits) <= kube.BACKOFF_SECONDS[0]
+    assert watcher.error is None
+    assert len(server.watches) - watcher.errors["api_gone"] in (0, 1)  # the last one may end when nobody wants to know
+
+
+@pytest.mark.parametrize(("asked", "least", "most"), [(20.0, 20.0, 25.0), (120.0, 120.0, 150.0), (0.0, 0.0, 30.0)])
+def test_retry_after_is_honoured(asked: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, watcher = a_minute(monkeypatch, refusal=kube.Throttled("api_throttled", "", asked), seconds=1000.0)
+    waits = [later - earlier for earlier, later in zip(server.lists, server.lists[1:], strict=False)]
+    assert len(waits) >= 5
+    assert least <= min(waits)
+    assert max(waits[:4]) <= max(most, 8 * kube.BACKOFF_SECONDS[0])
+    assert watcher.errors == {"api_throttled": len(server.lists)}
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [("20", 20.0), ("0", 0.0), ("99999", kube.RETRY_AFTER_SECONDS), ("-1", None), ("1e9", None), ("9" * 99, None)],
+)
+def test_retry_after_is_read_and_bounded(api: FakeApi, header: str, expected: float | None) -> None:
+    api.status[PODS] = 429
+    api.retry_after = header
+    with pytest.raises(SourceError) as caught:
+        list(KubeApi(api.url).items(PODS, {}))
+    assert caught.value.reason == "api_throttled"
+    assert getattr(caught.value, "retry_after", None) == expected
+
+
+def test_a_watch_may_ask_to_wait_too() -> None:
+    error = {"code": 429, "message": "slow down", "details": {"retryAfterSeconds": 20}}
+    body = json.dumps({"type": "ERROR", "object": error}).encode() + b"\n"
+    with speaking(lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))) as url:
+        with pytest.raises(kube.Throttled) as caught:
+            list(KubeApi(url).watch(PODS, {}, lambda _: None))
+        assert (caught.value.reason, caught.value.retry_after) == ("api_throttled", 20.0)
+
+
+def lists_of(api: FakeApi) -> list[dict[str, str]]:
+    return [query for path, query in api.requests if path == PODS and "watch" not in query]
+
+
+@pytest.mark.parametrize("pages_from_cache", [False, True])
+def test_the_first_list_comes_from_the_cache_in_pages_where_the_server_makes_them(
+    api: FakeApi, pages_from_cache: bool
+) -> None:
+    api.pages_from_cache = pages_from_cache
+    for number in range(120):
+        api.apply(pod(f"p{number}"))
+    with watching(KubeApi(api.url)) as seen:
+        until(lambda: len(seen.names) == 120)
+        api.apply(pod("late"))
+        until(lambda: len(seen.names) == 121)
+        assert seen.lists == 1
+    asked = lists_of(api)
+    assert asked[0] == {"limit": "50", "resourceVersion": "0"}
+    assert [query.get("continue", "")[:3] for query in asked[1:]] == (["50/", "100"] if pages_from_cache else [])
+
+
+def test_a_continuation_that_is_forgotten_begins_a_list_without_pages(api: FakeApi) -> None:
+    api.pages_from_cache = True
+    api.expired_pages = 1
+    for number in range(60):
+        api.apply(pod(f"p{number}"))
+    with watching(KubeApi(api.url)) as seen:
+        until(lambda: len(seen.names) == 60)
+        assert seen.watcher.errors == {"api_gone": 1}
+    assert lists_of(api)[2] == {}
+
+
+def test_after_410_the_list_does_not_come_from_the_cache(api: FakeApi) -> None:
+    api.apply(pod("a"))
+    with watching(KubeApi(api.url)) as seen:
+        until(lambda: api.count(PODS, watch="1") == 1)
+        api.compact()
+        api.watch_seconds = 0.01
+        api.cut()
+        api.bookmarks = False
+        until(lambda: seen.lists >= 2)
+    assert lists_of(api)[:2] == [{"limit": "50", "resourceVersion": "0"}, {}]
+
+
+def test_pages_without_end_are_given_up(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "MAX_PAGES", 3)
+    api.pages_from_cache = True
+    for number in range(201):
+        api.apply(pod(f"p{number}"))
+    with watching(KubeApi(api.url)) as seen:
+        until(lambda: seen.watcher.error == "api_bad_answer")
+        assert seen.names == {}
+
+
+def test_a_list_may_be_slow_but_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "REQUEST_SECONDS", 0.6)
+    body = json.dumps({"metadata": {"resourceVersion": "1"}, "items": [pod(f"p{n}") for n in range(10)]}).encode()
+
+    def slow(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+        for at in range(0, len(body), len(body) // 10 + 1):
+            connection.sendall(body[at : at + len(body) // 10 + 1])
+            time.sleep(0.1)
+
+    def stuck(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body[:500]))
+        time.sleep(2)
+
+    with speaking(slow) as url:
+        began = time.monotonic()
+        assert len(list(KubeApi(url).items(PODS, {}))) == 10
+        assert time.monotonic() - began > 0.9
+    with speaking(stuck) as url:
+        with pytest.raises(SourceError) as caught:
+            list(KubeApi(url).items(PODS, {}))
+        assert caught.value.reason == "api_timeout"
+    monkeypatch.setattr(kube, "LIST_SECONDS", 0.4)
+    with speaking(slow) as url:
+        with pytest.raises(SourceError) as caught:
+            list(KubeApi(url).items(PODS, {}))
+        assert caught.value.reason == "api_timeout"
 
 
 def test_list_then_watch(api: FakeApi) -> None:
@@ -272,7 +473,7 @@ def test_tls_is_verified_with_the_clusters_ca(certificate: tuple[Path, Path], tm
 
 
 def test_a_certificate_of_somebody_else_is_refused(certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    from kube import conftest
+    from tests.sources import conftest
 
     other = conftest.self_signed(tmp_path)
     with FakeApi(certificate) as api:

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.readings import ContainerReading, GpuOwner, GpuReading, Termination
-from kvpressure.sources.devices import Device, from_dra, from_plugin
-from kvpressure.sources.joins import join_containers, join_owners
-from kvpressure.sources.podresources import Claim, owners_of, running
-from kvpressure.sources.podspec import Pod
+from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, Termination
+from kvpressure.pipeline.joins import join_containers, join_owners
+from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin
+from kvpressure.sources.kubernetes.podresources import Claim, owners_of, running
+from kvpressure.sources.kubernetes.podspec import Pod
+from kvpressure.sources.vendors import Device
 
 GPU0 = GpuReading("GPU-0", 1, "nvidia", pci_bus_id="00000000:19:00.0", minor=0)
 GPU1 = GpuReading("GPU-1", 0, "nvidia", pci_bus_id="0000:1a:00.0", minor=1)

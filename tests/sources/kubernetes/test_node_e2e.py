@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kube import objects
-from kube.node import SOURCES, Node, uuid
-from kube.waiting import until
-from nvml_stub import GIB, Gpu, build
+from tests.helpers.waiting import until
+from tests.sources.gpu.nvml_stub import GIB, Gpu, build
+from tests.sources.kubernetes import objects
+from tests.sources.kubernetes.node import SOURCES, Node, uuid
+
+pytestmark = pytest.mark.live
 
 OOM = "(EngineCore pid=2) ERROR 11-14 22:18:22 [core.py:1101] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
 
@@ -153,6 +157,73 @@ def test_two_hundred_pods_come_and_go(node: Node) -> None:
     until(lambda: node.labels("gpu_pod_info", "pod") == set(node.pods), 20)
     until(lambda: node.labels("container_memory_used_ratio", "pod") == set(node.pods), 20)
     assert sizes[-1] - sizes[0] < 12 * 2**20, sizes
+
+
+def rich(number: int, size: int, ours: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A pod as production has them: half of ``size`` in managed fields, environment and mounts, half in one annotation."""
+    fields = {f"f:field-{n}": {".": {}, f'k:{{"name":"value-{number}-{n}"}}': {"f:x": {}}} for n in range(size // 160)}
+    env = [
+        {"name": f"VARIABLE_{n}", "valueFrom": {"secretKeyRef": {"name": f"secret-{number}", "key": f"key-{n}"}}}
+        for n in range(size // 600)
+    ]
+    made = ours or objects.pod(
+        f"other-{number}",
+        namespace=f"team-{number % 7}",
+        ip=f"10.1.{number // 250}.{number % 250}",
+        labels={"app": f"other-{number}", "pod-template-hash": f"{number:09x}"},
+        containers=[
+            {
+                "name": f"main-{n}",
+                "image": f"registry.example/app-{number}:{n}",
+                "command": ["run", f"--id={number}"],
+                "env": env,
+            }
+            for n in range(2)
+        ],
+    )
+    made["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": fields}]
+    made["metadata"]["annotations"]["last-applied"] = "x" * max(0, size - len(json.dumps(made)))
+    return made
+
+
+@pytest.mark.parametrize("kilobytes", [76, 240])
+def test_a_full_node_of_large_pods_stays_in_its_memory(tmp_path: Path, nvml_library: Path, kilobytes: int) -> None:
+    """The server answers with all pods at once, as those do that take no limit with a version of 0."""
+    with Node(tmp_path, nvml_library) as node:
+        node.gpus = [Gpu() for _ in range(8)]
+        node.write_world()
+        for number in range(8):
+            node.add(f"vllm-{number}", [uuid(number)])
+        for number in range(242):
+            node.api.apply(rich(number, kilobytes * 1000))
+        node.start()
+        until(lambda: node.labels("engine_up", "pod") == {f"vllm-{number}" for number in range(8)}, 60)
+        until(lambda: all(node.value("source_up", source=name) == 1 for name in SOURCES), 20)
+        for number in range(2):  # the list anew
+            node.api.apply(rich(number, kilobytes * 1000))  # a watch that brings something is begun again at once
+            time.sleep(1)
+            lists = node.lists()
+            node.api.compact()
+            node.api.cut()
+            until(lambda lists=lists: node.lists() > lists, 30)  # type: ignore[misc]
+            until(lambda: node.value("source_up", source="pods") == 1, 60)
+        assert len(node.labels("engine_up", "pod")) == 8
+        print(node.memory_bytes() / 2**20, node.peak_bytes() / 2**20)
+        assert node.peak_bytes() < 64 * 2**20
+
+
+def test_a_failed_request_is_counted_once(node: Node) -> None:
+    """However often the source is read meanwhile: five times a second here."""
+    node.api.status["list"] = 503
+    node.api.status["watch"] = 503
+    before = len(node.api.requests)
+    node.api.cut()
+    until(lambda: node.value("source_up", source="pods") == 0)
+    time.sleep(3)
+    node.api.status.clear()
+    until(lambda: node.value("source_up", source="pods") == 1, 40)
+    failed = sum(path == "/api/v1/pods" for path, _ in node.api.requests[before:])
+    assert 2 <= (node.value("source_errors_total", source="pods", reason="api_error") or 0) <= failed
 
 
 # --- each failure alone -----------------------------------------------------------------------------------------------

@@ -10,20 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from kube.objects import pod
-from kube.podlogs import PodLog
-from kvpressure.sources.podspec import Policy, read_pod
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
+from tests.sources.host.podlogs import PodLog
+from tests.sources.kubernetes.objects import pod
+
+pytestmark = pytest.mark.live
 
 AS_NOBODY = """
 import json, os, sys
 from pathlib import Path
-from kvpressure.readings import GpuProcess, GpuReading
-from kvpressure.settings import Settings
+from kvpressure.model.readings import GpuProcess, GpuReading
+from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.cgroup import CgroupSource
-from kvpressure.sources.logs import LogsSource
-from kvpressure.sources.podspec import Policy, read_pod
-from kvpressure.sources.procfs import ProcfsSource
+from kvpressure.sources.host.cgroup import CgroupSource
+from kvpressure.sources.host.container_logs import LogsSource
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
+from kvpressure.sources.host.procfs import ProcfsSource
 
 root = Path(sys.argv[1])
 pods = (read_pod(json.loads(sys.argv[2]), Policy()),)

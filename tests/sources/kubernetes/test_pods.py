@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable
 
 import pytest
 
-from kube.apiserver import FakeApi
-from kube.objects import container, node, pod
-from kube.waiting import until
-from kvpressure.readings import NodeCondition, Termination
-from kvpressure.settings import Settings
-from kvpressure.sources import pods as pods_module
+from kvpressure.engines.vllm.dialect import VLLM
+from kvpressure.model.readings import NodeCondition, Termination
+from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.node import NodeSource
-from kvpressure.sources.pods import PodsSource
+from kvpressure.sources.kubernetes import pods as pods_module
+from kvpressure.sources.kubernetes import podspec
+from kvpressure.sources.kubernetes.node import NodeSource
+from kvpressure.sources.kubernetes.pods import PodsSource
+from tests.helpers.waiting import until
+from tests.sources.kubernetes.apiserver import FakeApi
+from tests.sources.kubernetes.objects import container, node, pod
 
 Build = Callable[..., Settings]
 FAST = (0.02, 0.1)
@@ -104,6 +107,25 @@ def test_a_server_that_never_answers(api: FakeApi, settings: Build, monkeypatch:
     source.close()
 
 
+def test_a_change_of_status_reads_no_command_again(
+    api: FakeApi, settings: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    told = dataclasses.replace(VLLM, read_command=lambda *given: seen.append(given) or VLLM.read_command(*given))
+    monkeypatch.setattr(podspec, "dialects", lambda: (told,))
+    monkeypatch.setattr(podspec, "default", lambda: told)
+    api.apply(pod("a"))
+    source = PodsSource(settings(kube_api_url=api.url))
+    source.read()
+    for restarts in range(1, 6):
+        api.apply(pod("a", restarts=restarts))
+    until(lambda: [c.restarts for c in source.read().containers or ()] == [5])
+    assert len(seen) == 1
+    api.apply(pod("a", containers=[container(command=["vllm", "serve", "other"])]))
+    until(lambda: ["--model=other" in t.args for t in source.read() and source.current_targets()] == [True])
+    source.close()
+
+
 def test_refused_engines_are_counted_once(api: FakeApi, settings: Build) -> None:
     api.apply(pod("a", ip=None))
     api.apply(pod("b", containers=[container(command=["vllm", "serve", "m", "--headless"])]))
@@ -142,7 +164,8 @@ def test_every_rank_with_a_port_of_its_own_is_a_target(api: FakeApi, settings: B
     source = PodsSource(settings(kube_api_url=api.url))
     reading = source.read()
     assert [t.port for t in source.current_targets()] == list(range(8000, 8008))
-    assert {t.args for t in source.current_targets()} == {tuple(command)}
+    written = {t.args for t in source.current_targets()}
+    assert [VLLM.read_command(one).args for one in written] == [VLLM.read_command(command).args]
     assert len(reading.containers or ()) == 1
     source.close()
 

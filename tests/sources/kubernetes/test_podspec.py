@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kube.objects import container, container_id, pod
-from kvpressure.commandline import parse
-from kvpressure.readings import Termination
-from kvpressure.sources.podspec import Engine, Pod, Policy, quantity, read_pod
-from kvpressure.sources.vllm.targets import Target
+from kvpressure.engines.command import Command
+from kvpressure.engines.vllm.command_line import parse
+from kvpressure.engines.vllm.dialect import VLLM
+from kvpressure.model.readings import Termination
+from kvpressure.sources.kubernetes import podspec
+from kvpressure.sources.kubernetes.podspec import CommandLines, Engine, Pod, Policy, quantity, read_pod
+from kvpressure.sources.scrape.targets import Target
+from tests.engines.vllm.crafted import UNITS, cost, repeated
+from tests.sources.kubernetes.objects import container, container_id, pod
+
+pytestmark = pytest.mark.slow
 
 ALL = Policy()
 SELECTED = Policy(selected=True)
@@ -44,7 +52,7 @@ def test_a_plain_engine() -> None:
     assert one.target is not None
     assert one.target.name == "http://10.0.0.5:8000/metrics"
     assert (one.target.namespace, one.target.pod, one.target.container) == ("inference", "vllm-0", "vllm")
-    assert one.target.args == ("vllm", "serve", "org/model", "--max-num-seqs", "64")
+    assert one.target.args == ("vllm", "serve", "--max-num-seqs=64", "--model=org/model")
     assert one.container_id == container_id("inference", "vllm-0", "vllm", 3)
     assert found.containers == {one.container_id: "vllm"}
     reading = one.reading
@@ -449,6 +457,114 @@ def test_a_container_that_is_down_right_now_reports_that_end() -> None:
     assert engine(document).target is not None
 
 
+def crafted_pod(
+    opening: str, unit: str, image: str = "busybox", phase: str = "Pending", script: bool = True
+) -> dict[str, Any]:
+    """A pod of 20 containers and 1.28 MB."""
+    text = repeated(opening, unit, 64_000)
+    return pod(
+        phase=phase,
+        containers=[
+            container(f"c{i}", image=image, command=["sh", "-c", text] if script else ["vllm", "serve", text])
+            for i in range(20)
+        ],
+    )
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_no_pod_holds_the_exporter_up(unit: str) -> None:
+    """Reading any pod that an API server would take costs at most 50 ms, whatever its containers are told to run."""
+    for document in (
+        crafted_pod("", unit),
+        crafted_pod("vllm serve m --port 1; ", unit, IMAGE, "Running"),
+        crafted_pod("vllm serve m --port 1 ", unit, phase="Running"),
+        crafted_pod("", unit, script=False),
+    ):
+        taken = cost(partial(read_pod, document, ALL), 2)
+        assert taken < 0.05, f"{1000 * taken:.0f} ms"
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Every command line that is read from here on."""
+    seen: list[tuple[str, ...]] = []
+
+    def read_and_tell(argv: Any, *rest: Any) -> Command:
+        seen.append(tuple(argv))
+        return VLLM.read_command(argv, *rest)
+
+    told = dataclasses.replace(VLLM, read_command=read_and_tell)
+    monkeypatch.setattr(podspec, "dialects", lambda: (told,))
+    monkeypatch.setattr(podspec, "default", lambda: told)
+    return seen
+
+
+def test_a_command_is_read_once_a_container_and_not_again_until_it_changes(readings: list[tuple[str, ...]]) -> None:
+    lines = CommandLines()
+    first = pod(containers=[container(), {"name": "web", "image": "nginx", "command": ["nginx"]}])
+    read_pod(first, ALL, lines)
+    assert readings == [("vllm", "serve", "org/model", "--max-num-seqs", "64")]
+    again = pod(containers=copy.deepcopy(first["spec"]["containers"]), restarts=5, ready=False, phase="Failed")
+    assert read_pod(again, ALL, lines) == read_pod(again, ALL)
+    assert len(readings) == 2  # the one without memory
+    changed = pod(containers=[container(command=["vllm", "serve", "other"])])
+    found = read_pod(changed, ALL, lines)
+    assert found is not None
+    assert found.engines[0].target is not None
+    assert found.engines[0].target.args == ("vllm", "serve", "--model=other")
+    with_variable = pod(
+        containers=[container(command=["vllm", "serve", "other"], env=[{"name": "VLLM_X", "value": "1"}])]
+    )
+    found = read_pod(with_variable, ALL, lines)
+    assert found is not None
+    assert found.engines[0].target is not None
+    assert found.engines[0].target.env == {"VLLM_X": "1"}
+
+
+def test_what_is_remembered_of_commands_is_bounded_and_forgotten(readings: list[tuple[str, ...]]) -> None:
+    lines = CommandLines(most_characters=20_000)
+    pods = [pod(f"p{i}", containers=[container(command=["vllm", "serve", "x" * 2000])]) for i in range(10)]
+    for document in pods:
+        read_pod(document, ALL, lines)
+    del readings[:]
+    read_pod(pods[-1], ALL, lines)
+    assert len(readings) == 0
+    read_pod(pods[0], ALL, lines)
+    assert len(readings) == 1
+    lines.forget(pods[0]["metadata"]["uid"])
+    read_pod(pods[0], ALL, lines)
+    assert len(readings) == 2
+    lines.keep([])
+    read_pod(pods[0], ALL, lines)
+    assert len(readings) == 3
+
+
+def test_the_templates_of_kserves_llm_service_are_engines() -> None:
+    script = (
+        'if [ -n "$A" ]; then\n  export GREP=${KSERVE_INFER_IB_GID_INDEX_GREP:-"RoCE v2"}\nfi\neval "vllm serve \\\n'
+        '  /mnt/models --served-model-name "m" --port 8000 --ssl-certfile /c --ssl-keyfile /k"'
+    )
+    found = engine(
+        pod(containers=[container(image="ghcr.io/llm-d/llm-d-cuda:v0.4.0", command=["/bin/bash", "-c"], args=[script])])
+    )
+    assert found.target is not None
+    assert (found.target.port, found.target.scheme) == (8000, "https")
+    assert parse(found.target.args).model == "/mnt/models"
+
+
+def test_what_a_long_command_line_hides_is_not_taken_for_a_default() -> None:
+    long = container(command=["vllm", "serve", "m", "--max-num-seqs", "8", *["--x"] * 30_000])
+    found = target(pod(containers=[long]))
+    assert parse(found.args).max_num_seqs == 8
+    assert parse(found.args).is_explicit("max_model_len") is None
+    crowded = [
+        {"name": f"side{i}", "image": "own", "command": ["sh", "-c", "vllm bench serve " + "x " * 8000]}
+        for i in range(5)
+    ]
+    found = target(pod(containers=[*crowded, container(command=["vllm", "serve", "m", "--port", "8000"])]))
+    assert (found.container, found.port) == ("vllm", 8000)
+
+
 def test_static_pods_have_two_uids() -> None:
     found = read(pod(annotations={"kubernetes.io/config.hash": "ab" * 16}))
     assert found.uids == {found.uid, "ab" * 16}
@@ -481,25 +597,19 @@ def test_secrets_stay_out_of_targets() -> None:
         "$(HF_TOKEN)",
     ]
     found = target(pod(containers=[container(command=command, env=env)]))
-    assert found.env == {"SEQS": "8", "VLLM_USE_V1": "1", "MAX_TOKENS": "9"}
+    assert found.env == {"VLLM_USE_V1": "1"}
     assert found.args == (
         "vllm",
         "serve",
-        "m",
-        "--api-key",
-        "[redacted]",
+        "--api-key=[redacted]",
         "--hf-token=[redacted]",
-        "--max-num-batched-tokens",
-        "$(MAX_TOKENS)",
-        "--max-num-seqs",
-        "$(SEQS)",
-        "--tokenizer",
-        "org/t",
-        "--hf-token",
-        "[redacted]",
+        "--max-num-batched-tokens=9",
+        "--max-num-seqs=8",
+        "--tokenizer=org/t",
+        "--model=m",
     )
     script = target(pod(containers=[container(command=["sh", "-c", "vllm serve m --api-key s5 --max-num-seqs 4"])]))
-    assert script.args == ("sh", "-c", "vllm serve m --api-key [redacted] --max-num-seqs 4")
+    assert script.args == ("vllm", "serve", "--api-key=[redacted]", "--max-num-seqs=4", "--model=m")
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import gzip
+import http.client
+import io
 import socket
 import ssl
 import threading
 import time
 import zlib
 from pathlib import Path
+from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-import vllm_pages as pages
+import tests.helpers.vllm_pages as pages
+from kvpressure.model.reasons import REASONS
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.vllm import REASONS, PageFetcher, Scanner, parse_target
-from kvpressure.sources.vllm.fetch import MAX_BODY_BYTES, MAX_TEXT_BYTES
-from vllm_server import RawServer, answering, reset, response, saying
+from kvpressure.sources.scrape import fetch as fetch_module
+from kvpressure.sources.scrape.fetch import MAX_BODY_BYTES, MAX_TEXT_BYTES, Fetcher
+from kvpressure.sources.scrape.scanner import Scanner
+from kvpressure.sources.scrape.targets import parse_target
+from tests.helpers.vllm_server import RawServer, answering, reset, response, saying
 
 PAGE = pages.text_of("d_kv_pressure").encode()
 TLS = Path(pages.ROOT) / "tls"
@@ -27,11 +35,11 @@ def zipped(text: bytes) -> bytes:
     return gzip.compress(text, mtime=0)
 
 
-def fetcher_for(server: RawServer, timeout: float = 5.0, options: str = "") -> PageFetcher:
-    return PageFetcher(parse_target(server.url + options), timeout)
+def fetcher_for(server: RawServer, timeout: float = 5.0, options: str = "") -> Fetcher:
+    return Fetcher(parse_target(server.url + options), timeout)
 
 
-def reason_of(fetcher: PageFetcher) -> str:
+def reason_of(fetcher: Fetcher) -> str:
     with pytest.raises(SourceError) as caught:
         fetcher.fetch()
     assert caught.value.reason in REASONS
@@ -59,7 +67,7 @@ def test_the_request_says_no_more_than_needed(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     with answering(response(PAGE, headers=["set-cookie: a=b"])) as server:
-        fetcher = PageFetcher(parse_target(f"{server.address}/some/path?x=y"), 5)
+        fetcher = Fetcher(parse_target(f"{server.address}/some/path?x=y"), 5)
         fetcher.fetch()
         fetcher.fetch()
         fetcher.close()
@@ -361,7 +369,7 @@ def test_a_server_that_does_not_accept_times_out():
             filler.setblocking(False)
             filler.connect_ex(address)
         time.sleep(0.05)
-        fetcher = PageFetcher(parse_target(f"127.0.0.1:{address[1]}"), 0.4)
+        fetcher = Fetcher(parse_target(f"127.0.0.1:{address[1]}"), 0.4)
         started = time.monotonic()
         assert reason_of(fetcher) == "timeout"
         assert time.monotonic() - started < 0.4 + SLACK
@@ -389,11 +397,11 @@ def test_close_ends_a_hanging_fetch_at_once():
 def test_nobody_listens():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert reason_of(PageFetcher(parse_target(f"127.0.0.1:{port}"), 5)) == "refused"
+    assert reason_of(Fetcher(parse_target(f"127.0.0.1:{port}"), 5)) == "refused"
 
 
 def test_a_name_that_is_none():
-    assert reason_of(PageFetcher(parse_target("http://a..b/"), 5)) == "dns"
+    assert reason_of(Fetcher(parse_target("http://a..b/"), 5)) == "dns"
 
 
 def test_a_name_that_nobody_knows(monkeypatch):
@@ -401,11 +409,11 @@ def test_a_name_that_nobody_knows(monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    assert reason_of(PageFetcher(parse_target("vllm.invalid"), 5)) == "dns"
+    assert reason_of(Fetcher(parse_target("vllm.invalid"), 5)) == "dns"
 
 
 def test_no_way_there():
-    assert reason_of(PageFetcher(parse_target("255.255.255.255"), 5)) == "unreachable"
+    assert reason_of(Fetcher(parse_target("255.255.255.255"), 5)) == "unreachable"
 
 
 def test_the_next_address_of_a_name_is_tried(monkeypatch):
@@ -416,7 +424,7 @@ def test_the_next_address_of_a_name_is_tried(monkeypatch):
         monkeypatch.setattr(
             socket, "getaddrinfo", lambda *_args, **_more: [(*kind, closed), (*kind, ("127.0.0.1", server.port))]
         )
-        fetcher = PageFetcher(parse_target("vllm.example"), 5)
+        fetcher = Fetcher(parse_target("vllm.example"), 5)
         assert fetcher.fetch() == PAGE
         fetcher.close()
 
@@ -468,8 +476,8 @@ def tls_server() -> RawServer:
     return RawServer(script)
 
 
-def https_fetcher(server: RawServer, options: str = "", timeout: float = 5) -> PageFetcher:
-    return PageFetcher(parse_target(f"https://{server.address}{options}"), timeout)
+def https_fetcher(server: RawServer, options: str = "", timeout: float = 5) -> Fetcher:
+    return Fetcher(parse_target(f"https://{server.address}{options}"), timeout)
 
 
 @pytest.mark.parametrize("options", [f";ca={TLS / 'cert.pem'}", ";tls=insecure"])
@@ -493,7 +501,7 @@ def test_a_certificate_for_another_name_is_refused(monkeypatch):
         real = socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", lambda _host, *more, **named: real("127.0.0.1", *more, **named))
         target = parse_target(f"https://elsewhere:{server.port};ca={TLS / 'cert.pem'}")
-        assert reason_of(PageFetcher(target, 5)) == "tls"
+        assert reason_of(Fetcher(target, 5)) == "tls"
 
 
 def test_renewed_certificates_are_read_without_a_restart(tmp_path):
@@ -534,3 +542,66 @@ def test_what_is_fetched_is_scanned_as_it_was_recorded():
         fetcher = fetcher_for(server)
         assert Scanner().scan(fetcher.fetch()) == Scanner().scan(PAGE.decode())
         fetcher.close()
+
+
+HEADERS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "Content-Length",
+                "content-length",
+                "Transfer-Encoding",
+                "Connection",
+                "Content-Encoding",
+                "Keep-Alive",
+                "X",
+            ]
+        ),
+        st.sampled_from(
+            ["chunked", "Chunked", "close", "keep-alive", "Close, x", "12", "-1", "1e3", "", " 7 ", "gzip", "a: b"]
+        ),
+    ),
+    max_size=6,
+)
+
+
+@given(
+    HEADERS,
+    st.sampled_from(["HTTP/1.1", "HTTP/1.0", "HTTP/1.7"]),
+    st.sampled_from([200, 204, 301, 404, 500]),
+    st.booleans(),
+    st.sampled_from(["\r\n", "\n"]),
+)
+def test_headers_mean_what_they_mean_to_the_library(
+    headers: list[tuple[str, str]], version: str, status: int, first_continue: bool, end: str
+) -> None:
+    class Peer:
+        def __init__(self) -> None:
+            lines = [f"{version} {status} Words", *(f"{name}: {value}" for name, value in headers), ""]
+            before = ["HTTP/1.1 100 Continue", "X: y", ""] if first_continue else []
+            self.text = "".join(line + end for line in (*before, *lines)).encode()
+
+        def makefile(self, _: str) -> io.BytesIO:
+            return io.BytesIO(self.text)
+
+    ours = fetch_module._Response(cast(socket.socket, Peer()), method="GET")
+    theirs = http.client.HTTPResponse(cast(socket.socket, Peer()), method="GET")
+    ours.begin()
+    theirs.begin()
+    names = ("status", "version", "chunked", "length", "will_close")
+    assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]
+    encoding = theirs.getheader("Content-Encoding")
+    assert ours.headers.get("content-encoding") == (encoding if encoding is None else encoding.split(", ")[0].strip())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 101, b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000, b"HTTP/2.0 200 OK\r\n\r\n"],
+)
+def test_headers_without_end_are_refused(head: bytes) -> None:
+    class Peer:
+        def makefile(self, _: str) -> io.BytesIO:
+            return io.BytesIO(head)
+
+    with pytest.raises(http.client.HTTPException):
+        fetch_module._Response(cast(socket.socket, Peer()), method="GET").begin()

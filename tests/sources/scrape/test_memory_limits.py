@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import threading
 import time
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvpressure.engines.vllm.aliases import CONFIG_LABELS
+from kvpressure.model.readings import EngineReading
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.vllm import PageFetcher, parse_target
-from kvpressure.sources.vllm.bounds import SMALL_PAGE_BYTES, Room, Share
-from vllm_server import answering, response
+from kvpressure.sources.scrape.fetch import Fetcher
+from kvpressure.sources.scrape.memory_limits import (
+    REMEMBERED_BYTES,
+    SMALL_PAGE_BYTES,
+    FairShare,
+    MemoryPool,
+    ScrapeLimits,
+)
+from kvpressure.sources.scrape.new_engines import NewEngines
+from kvpressure.sources.scrape.scanner import Scanner
+from kvpressure.sources.scrape.targets import parse_target
+from tests.helpers.vllm_server import answering, response
 
 
 def test_one_alone_may_have_everything_and_two_half_each_at_least():
-    share = Share(10)
+    share = FairShare(10)
     share.join("a")
     assert share.allowed("a") == 10
     share.join("b")
@@ -32,7 +45,7 @@ def test_one_alone_may_have_everything_and_two_half_each_at_least():
 
 
 def test_what_has_left_uses_nothing():
-    share = Share(10)
+    share = FairShare(10)
     share.use("gone", 7)
     share.join("a")
     assert share.allowed("a") == 10
@@ -45,7 +58,7 @@ def test_what_has_left_uses_nothing():
     rounds=st.integers(1, 3),
 )
 def test_however_much_is_wanted_the_sum_stays_bounded_and_everybody_gets_a_part(total, each, wanted, rounds):
-    share = Share(total, each)
+    share = FairShare(total, each)
     for user in range(len(wanted)):
         share.join(user)
     least = max(each, total // len(wanted))
@@ -59,7 +72,7 @@ def test_however_much_is_wanted_the_sum_stays_bounded_and_everybody_gets_a_part(
 
 
 def test_a_large_page_waits_for_room_and_says_so_when_none_comes():
-    room = Room(100)
+    room = MemoryPool(100)
     with room.lease() as first, room.lease() as second:
         first.grow(60, 0)
         with pytest.raises(SourceError) as caught:
@@ -71,7 +84,7 @@ def test_a_large_page_waits_for_room_and_says_so_when_none_comes():
 
 
 def test_room_that_comes_free_is_taken_at_once():
-    room = Room(100)
+    room = MemoryPool(100)
     took = []
 
     def later():
@@ -91,29 +104,107 @@ def test_room_that_comes_free_is_taken_at_once():
 
 @pytest.mark.parametrize("size", [1000, SMALL_PAGE_BYTES - 1])
 def test_a_small_page_needs_no_room(size):
-    room = Room(0)
+    room = MemoryPool(0)
     with answering(response(b"x" * size)) as server, room.lease() as lease:
-        fetcher = PageFetcher(parse_target(server.url), 5)
+        fetcher = Fetcher(parse_target(server.url), 5)
         assert len(fetcher.fetch(lease)) == size
         assert lease.taken == 0
         fetcher.close()
 
 
 def test_a_large_page_claims_what_it_takes_before_it_is_read():
-    room = Room(4 * 2**20)
+    room = MemoryPool(4 * 2**20)
     with answering(response(b"x" * 2**20)) as server, room.lease() as lease:
-        fetcher = PageFetcher(parse_target(server.url), 5)
+        fetcher = Fetcher(parse_target(server.url), 5)
         assert len(fetcher.fetch(lease)) == 2**20
         assert lease.taken == 2 * (2**20 - SMALL_PAGE_BYTES)
         fetcher.close()
 
 
 def test_a_large_page_without_room_is_crowded_and_the_next_one_is_read():
-    room = Room(2**20)
+    room = MemoryPool(2**20)
     with answering(response(b"x" * 2**20)) as server:
-        fetcher = PageFetcher(parse_target(server.url), 0.3)
+        fetcher = Fetcher(parse_target(server.url), 0.3)
         with room.lease() as lease, pytest.raises(SourceError) as caught:
             fetcher.fetch(lease)
         assert caught.value.reason == "crowded"
         assert len(fetcher.fetch()) == 2**20, "without a lease it is read in any case"
         fetcher.close()
+
+
+def traced(build: Callable[[], object]) -> tuple[object, int]:
+    """What ``build`` returns, and the bytes that it holds."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        built = build()
+        return built, tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+def long_labels(version: int) -> str:
+    """Series of one total, each told apart by sixteen kilobytes of labels."""
+    more = ",".join(f'l{label}="{"y" * 1000}"' for label in range(15))
+    return "".join(f'http_requests_total{{status="2xx",n="{version}-{n}",{more}}} 1\n' for n in range(250))
+
+
+def many_engines(version: int) -> str:
+    names = (f'engine="{version}-{n}-{"e" * 200}",model_name="{"m" * 250}"' for n in range(64))
+    return "".join(f"vllm:num_requests_running{{{name}}} 1\nvllm:kv_cache_usage_perc{{{name}}} 0.5\n" for name in names)
+
+
+def many_configs(version: int) -> str:
+    more = ",".join(f'{label}="{"c" * 900}"' for label in sorted(CONFIG_LABELS)[:15])
+    return "".join(f'vllm:cache_config_info{{engine="{version}-{n}",{more}}} 1\n' for n in range(100))
+
+
+@pytest.mark.parametrize("page", [long_labels, many_engines, many_configs])
+def test_what_a_scanner_keeps_is_charged_as_it_is(page: Callable[[int], str]) -> None:
+    """250 labels of 16 KB on each page were charged 320 bytes each: 64 such targets took 287 MiB."""
+    bounds = ScrapeLimits()
+    scanner = Scanner(bounds)
+    pages = [page(version) for version in range(4)]
+    _, held = traced(lambda: [scanner.scan(text) and None for text in pages])
+    assert held <= 1.1 * scanner._remembered_bytes + 64 * 1024
+    assert held <= 2 * REMEMBERED_BYTES
+
+
+def test_sixty_four_scanners_of_long_labels_stay_within_what_all_may_remember() -> None:
+    bounds = ScrapeLimits()
+    scanners = [Scanner(bounds) for _ in range(64)]
+    pages = [long_labels(version) for version in range(2)]
+    _, held = traced(lambda: [scanner.scan(text) and None for text in pages for scanner in scanners])
+    assert held <= 1.25 * REMEMBERED_BYTES
+
+
+def engines(*names: str) -> tuple[EngineReading, ...]:
+    return tuple(EngineReading("m", name) for name in names)
+
+
+class TestNewEngines:
+    def test_names_that_are_new_on_every_page_come_one_a_minute_after_the_first(self) -> None:
+        new, kept, refused = NewEngines(), 0, 0
+        for second in range(600):
+            believed, more = new.admit(engines(*(f"{second}-{n}" for n in range(64))), float(second))
+            kept, refused = kept + len(believed), refused + more
+        assert kept <= 64 + 10
+        assert kept + refused == 600 * 64
+
+    def test_known_ones_stay_for_ever_beside_refused_ones(self) -> None:
+        new = NewEngines()
+        new.admit(engines("good"), 0.0)
+        for second in range(200):
+            believed, _ = new.admit(engines("good", *(f"{second}-{n}" for n in range(63))), float(second))
+            assert believed[0].engine == "good"
+
+    def test_a_node_of_64_engines_is_whole_at_once_and_a_restart_under_another_name_is_taken(self) -> None:
+        new = NewEngines()
+        assert new.admit(engines(*map(str, range(64))), 0.0)[1] == 0
+        assert new.admit(engines(*map(str, range(1, 64)), "renamed"), 61.0)[1] == 0
+
+    def test_what_is_remembered_is_bounded(self) -> None:
+        new = NewEngines()
+        for hour in range(1000):
+            new.admit(engines(str(hour)), 3600.0 * hour)
+        assert len(new._known) <= 2 * 64

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 
-import vllm_pages as pages
-from kvpressure.readings import EngineReading, Histogram
-from kvpressure.sources.vllm import Scanner, page_from_text
-from kvpressure.sources.vllm.aliases import ENGINE_FAMILIES, SAMPLES
-from kvpressure.sources.vllm.bounds import MAX_ENGINES, REMEMBERED_BYTES, Bounds
-from kvpressure.sources.vllm.exposition import MAX_KEY_CHARS, MAX_LINES
-from kvpressure.sources.vllm.layout import MAX_BUCKETS, MAX_SLOTS, MAX_VALUES
+import tests.helpers.vllm_pages as pages
+from kvpressure.engines.vllm.aliases import ENGINE_FAMILIES, SAMPLES
+from kvpressure.model.readings import EngineReading, Histogram
+from kvpressure.printable import visible
+from kvpressure.sources.scrape.layout import MAX_BUCKETS, MAX_SLOTS, MAX_VALUES
+from kvpressure.sources.scrape.memory_limits import MAX_ENGINES, REMEMBERED_BYTES, ScrapeLimits
+from kvpressure.sources.scrape.scanner import MAX_KEY_CHARS, MAX_LINES, Scanner, parse_scrape
 
 MULTI_PROCESS = {"k_api_server_count2", "l_dp2"}
 
@@ -381,7 +381,7 @@ def test_model_names_with_anything_in_them(model):
     scanner = Scanner()
     for _ in range(2):
         (engine,) = scanner.scan(series("num_requests_running", "5", model_name=escaped)).engines
-        assert (engine.model_name, engine.gauges["running"]) == (model, 5)
+        assert (engine.model_name, engine.gauges["running"]) == (visible(model), 5)
 
 
 def test_half_a_surrogate_pair_is_no_text_that_a_server_sent():
@@ -585,7 +585,7 @@ def test_memory_is_bounded_by_whatever_comes_and_the_bound_is_true(page):
 
 
 def test_all_scanners_together_remember_no_more_than_the_bound():
-    bounds = Bounds()
+    bounds = ScrapeLimits()
     with tracing() as held:
         scanners = [Scanner(bounds) for _ in range(16)]
         for generation in range(2):
@@ -611,7 +611,7 @@ def test_a_page_of_as_many_engines_as_allowed_is_remembered_whole():
 
 
 def test_many_targets_of_one_engine_are_all_remembered_whole():
-    bounds = Bounds()
+    bounds = ScrapeLimits()
     scanners = [Scanner(bounds) for _ in range(MAX_ENGINES)]
     text = pages.text_of("d_kv_pressure")
     for scanner in scanners:
@@ -620,7 +620,7 @@ def test_many_targets_of_one_engine_are_all_remembered_whole():
 
 
 def test_what_one_target_leaves_is_there_for_the_others():
-    bounds = Bounds()
+    bounds = ScrapeLimits()
     page = "".join(series("num_requests_running", engine=str(n)) for n in range(MAX_ENGINES))
     first, second = Scanner(bounds), Scanner(bounds)
     assert len(first.scan(page).engines) == MAX_ENGINES
@@ -678,7 +678,7 @@ def test_as_many_lines_as_allowed():
 
 
 def test_page_from_text_carries_what_it_is_told():
-    page = page_from_text(
+    page = parse_scrape(
         RUNNING.encode(),
         target="t",
         time=5.0,
@@ -695,7 +695,7 @@ def test_page_from_text_carries_what_it_is_told():
     assert (page.gpus, page.args, page.env, page.duration_seconds) == (("g",), ("--x", "1"), {"A": "b"}, 0.5)
     assert page.exposition == RUNNING
     assert page.engines[0].gauges == {"running": 3}
-    assert page == page_from_text(
+    assert page == parse_scrape(
         page.exposition,
         target="t",
         time=5.0,
@@ -712,11 +712,11 @@ def test_page_from_text_carries_what_it_is_told():
 
 
 def test_page_from_text_without_text():
-    page = page_from_text(None, target="t", time=1, error="refused", duration_seconds=0.1)
+    page = parse_scrape(None, target="t", time=1, error="refused", duration_seconds=0.1)
     assert (page.error, page.engines, page.duration_seconds, page.exposition) == ("refused", (), 0.1, None)
-    assert page_from_text(None, target="t", time=1).error == "empty"
-    assert page_from_text(RUNNING, target="t", time=1, error="timeout").engines == ()
-    assert page_from_text(b"\xff", target="t", time=1, keep_text=True).exposition == "\ufffd"
+    assert parse_scrape(None, target="t", time=1).error == "empty"
+    assert parse_scrape(RUNNING, target="t", time=1, error="timeout").engines == ()
+    assert parse_scrape(b"\xff", target="t", time=1, keep_text=True).exposition == "\ufffd"
 
 
 def test_the_alias_table_is_unambiguous():

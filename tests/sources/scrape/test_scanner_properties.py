@@ -7,9 +7,10 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import vllm_pages as pages
-from kvpressure.sources.vllm import REASONS, Scanner, page_from_text
-from kvpressure.sources.vllm.aliases import SAMPLES
+import tests.helpers.vllm_pages as pages
+from kvpressure.engines.vllm.aliases import SAMPLES
+from kvpressure.model.reasons import REASONS
+from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
 many = settings(derandomize=True, deadline=None, max_examples=300)
 some = settings(derandomize=True, deadline=None, max_examples=40)
@@ -121,7 +122,7 @@ def test_the_order_of_lines_does_not_matter(lines):
 @given(_page)
 def test_live_and_replayed_pages_are_the_same(text):
     def page(body):
-        return page_from_text(body, target="t", time=1.0, keep_text=True)
+        return parse_scrape(body, target="t", time=1.0, keep_text=True)
 
     try:
         live = page(text.encode())

@@ -11,20 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure import readings as r
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import EnginePage, EngineReading
+from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, Scrape
+from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
-from kvpressure.sources.vllm.pace import BUSY_SHARE, CALM_INTERVAL, CALM_SHARE, SLOWEST_INTERVAL, Pace
+from kvpressure.sources.scrape.scrape_interval import (
+    BUSY_SHARE,
+    CALM_INTERVAL,
+    CALM_SHARE,
+    FAILING_INTERVAL,
+    SLOWEST_INTERVAL,
+    ScrapeInterval,
+)
 
-RECORDING = Path(__file__).parents[1] / "fixtures/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
+RECORDING = Path(__file__).parents[2] / "fixtures/recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
 
 
 def page(running=0.0, waiting=0.0, kv=0.0, tokens=None, cost=0.001, error=None, engine="0"):
     gauges = {r.RUNNING: running, r.WAITING: waiting, r.KV_USAGE: kv}
     counters = {} if tokens is None else {r.GENERATION_TOKENS: tokens}
     engines = () if error else (EngineReading("m", engine, gauges=gauges, counters=counters),)
-    return EnginePage("t", 0.0, engines=engines, error=error, duration_seconds=cost)
+    return Scrape("t", 0.0, engines=engines, error=error, duration_seconds=cost)
 
 
 def fetches(pace, until, pages, start=0.0):
@@ -42,14 +49,14 @@ def fetches(pace, until, pages, start=0.0):
 
 def calm_pace():
     """A pace that has been calm since long."""
-    pace = Pace(1.0)
+    pace = ScrapeInterval(1.0)
     fetches(pace, 100, lambda t: page(running=2, kv=0.1, tokens=t))
     return pace
 
 
 class TestPace:
     def test_the_first_minute_is_fast_then_every_five_seconds(self) -> None:
-        times = fetches(Pace(1.0), 121, lambda t: page(running=2, kv=0.3, tokens=t))
+        times = fetches(ScrapeInterval(1.0), 121, lambda t: page(running=2, kv=0.3, tokens=t))
         assert times[:60] == [float(t) for t in range(60)]
         assert {b - a for a, b in pairwise(times[60:])} == {CALM_INTERVAL}
 
@@ -98,7 +105,7 @@ class TestPace:
         assert len(fetches(calm_pace(), 120, pages, 100.0)) == 4
 
     def test_a_batch_that_falls_to_half_speeds_up(self) -> None:
-        pace = Pace(1.0)
+        pace = ScrapeInterval(1.0)
         fetches(pace, 100, lambda t: page(running=8, tokens=t))
         assert pace.interval(100.0) == CALM_INTERVAL
         pace.observe(page(running=5, tokens=101), 100.0)
@@ -107,32 +114,32 @@ class TestPace:
         assert pace.interval(100.0) == 1.0
 
     def test_an_engine_that_has_finished_its_work_is_no_falling_batch(self) -> None:
-        pace = Pace(1.0)
+        pace = ScrapeInterval(1.0)
         fetches(pace, 100, lambda t: page(running=8, tokens=t))
         pace.observe(page(running=0, tokens=101), 100.0)
         assert pace.interval(100.0) == CALM_INTERVAL
 
     def test_every_engine_of_a_page_counts(self) -> None:
         pace = calm_pace()
-        both = EnginePage("t", 0.0, engines=(*page(kv=0.1).engines, *page(kv=0.9, engine="1").engines))
+        both = Scrape("t", 0.0, engines=(*page(kv=0.1).engines, *page(kv=0.9, engine="1").engines))
         pace.observe(both, 100.0)
         assert pace.interval(100.0) == 1.0
 
     def test_a_slower_interval_is_kept(self) -> None:
-        pace = Pace(10.0)
+        pace = ScrapeInterval(10.0)
         assert pace.interval(0.0) == 10.0
         fetches(pace, 200, lambda t: page(running=2, tokens=t))
         assert pace.interval(200.0) == 10.0
 
     def test_one_slow_answer_is_no_expensive_page(self) -> None:
-        pace = Pace(1.0)
+        pace = ScrapeInterval(1.0)
         pace.due(0.0)
         for cost in (0.005, 2.0, 0.5, 0.3, 1.0):
             pace.observe(page(cost=cost), 1.0)
         assert pace.interval(2.0) == 1.0
 
     def test_a_page_that_is_cheap_to_get_and_dear_to_read_is_read_seldom(self) -> None:
-        pace = Pace(1.0)
+        pace = ScrapeInterval(1.0)
         pace.due(0.0)
         for _ in range(5):
             pace.observe(page(cost=0.005, waiting=9.0), 1.0, scan_seconds=0.4)
@@ -140,7 +147,7 @@ class TestPace:
 
     @given(st.lists(st.floats(0.0, 5.0), min_size=1, max_size=20), st.booleans())
     def test_the_share_of_the_engines_time_is_bounded(self, costs, busy) -> None:
-        pace = Pace(1.0)
+        pace = ScrapeInterval(1.0)
         pace.due(0.0)
         for cost in costs:
             pace.observe(page(cost=cost, waiting=float(busy)), 10.0)
@@ -151,7 +158,7 @@ class TestPace:
         assert cheapest / interval <= share * 1.0001 or interval == SLOWEST_INTERVAL
 
 
-def first_pressure(pace: Pace | None) -> float:
+def first_pressure(pace: ScrapeInterval | None) -> float:
     """Seconds into a recorded incident of a real vLLM at which the verdict is KV pressure, scraped at this pace."""
     pipeline = Pipeline()
     with Reader(RECORDING) as reader:
@@ -174,7 +181,39 @@ def test_pressure_is_found_hardly_later_than_by_asking_every_second(since: int) 
     """``since``: seconds from the last page to the beginning of the incident."""
     with Reader(RECORDING) as reader:
         begin = next(iter(reader)).time
-    calm = Pace(1.0)
+    calm = ScrapeInterval(1.0)
     fetches(calm, begin - since, lambda _: page(), begin - since - 121)
     assert calm.interval(begin) == CALM_INTERVAL
     assert first_pressure(calm) - first_pressure(None) <= CALM_INTERVAL
+
+
+class TestFailing:
+    def test_a_target_that_fails_is_asked_less_often_and_at_once_again_when_it_works(self) -> None:
+        pace = ScrapeInterval(1.0)
+        times = fetches(pace, 60, lambda _: page(error="refused"))
+        assert times[:4] == [0, 1, 2, 4]
+        assert {b - a for a, b in pairwise(times[6:])} == {FAILING_INTERVAL}
+        assert FAILING_INTERVAL <= 5, "it is seen soon when it comes back"
+        pace.observe(page(running=2, waiting=1), 60.0)
+        assert pace.interval(60.0) == 1.0
+
+    def test_one_or_two_failures_change_nothing(self) -> None:
+        pace = ScrapeInterval(1.0)
+        times = fetches(pace, 30, lambda t: page(tokens=t, running=1, error="timeout" if t % 3 else None))
+        assert times == [float(t) for t in range(30)]
+
+    def test_failures_that_cost_cpu_take_no_more_than_their_share(self) -> None:
+        """Twenty-four pages of tiny chunks took two thirds of a core."""
+        pace = ScrapeInterval(1.0)
+        pace.due(0.0)
+        pace.observe(page(error="too_large"), 0.0, scan_seconds=0.1)
+        assert pace.interval(1.0) >= 0.1 / BUSY_SHARE
+
+
+def test_engines_that_left_the_page_are_forgotten() -> None:
+    """600 pages of new names added 48 MiB."""
+    pace = ScrapeInterval(1.0)
+    for second in range(100):
+        names = (EngineReading("m", f"{second}-{n}", {r.RUNNING: 1.0}, {r.GENERATION_TOKENS: 1.0}) for n in range(64))
+        pace.observe(Scrape("t", 0.0, engines=tuple(names)), float(second))
+    assert max(len(pace._peak), len(pace._tokens)) <= 64

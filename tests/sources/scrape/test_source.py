@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-import vllm_pages as pages
-from kvpressure.settings import CollectorSettings
-from kvpressure.sources.base import registry
-from kvpressure.sources.shared import Shared
-from kvpressure.sources.vllm import VllmSource, page_from_text, parse_target
-from kvpressure.sources.vllm.source import PageFetcher
-from vllm_server import RawServer, answering, response, saying
+import tests.helpers.vllm_pages as pages
+from kvpressure.sources.catalog import CollectorSettings, registry
+from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.scrape.scanner import parse_scrape
+from kvpressure.sources.scrape.source import EngineSource, Fetcher
+from kvpressure.sources.scrape.targets import parse_target
+from tests.helpers.vllm_server import RawServer, answering, response, saying
 
 TEXT = pages.text_of("l_dp2")
 PAGE = response(TEXT.encode())
@@ -23,17 +23,17 @@ PAGE = response(TEXT.encode())
 
 @dataclass(frozen=True)
 class Settings:
-    vllm_targets: tuple = ()
-    vllm_timeout_seconds: float = 4.0
-    vllm_max_targets: int = 64
+    engine_targets: tuple = ()
+    engine_timeout_seconds: float = 4.0
+    engine_max_targets: int = 64
     keep_exposition: bool = False
-    vllm_pace: str = "fixed"
+    engine_pace: str = "fixed"
     shared: Shared = field(default_factory=Shared)
-    collectors: dict = field(default_factory=lambda: {"vllm": CollectorSettings(True, 5.0, 5.0)})
+    collectors: dict = field(default_factory=lambda: {"engines": CollectorSettings(True, 5.0, 5.0)})
 
 
 # A read then waits 0.8 s; otherwise as long as a busy machine may need.
-EVERY_SECOND = {"vllm": CollectorSettings(True, 1.0, 5.0)}
+EVERY_SECOND = {"engines": CollectorSettings(True, 1.0, 5.0)}
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def source_for():
 
     def build(*targets, **settings):
         texts = [target.address if isinstance(target, RawServer) else target for target in targets]
-        source = VllmSource(Settings(tuple(parse_target(text) for text in texts), **settings))
+        source = EngineSource(Settings(tuple(parse_target(text) for text in texts), **settings))
         sources.append(source)
         return source
 
@@ -72,7 +72,7 @@ def test_a_page_is_what_its_text_gives(source_for):
         (page,) = reading.pages
     assert before <= page.time <= time.time()
     assert 0 < page.duration_seconds < 4
-    assert page == page_from_text(
+    assert page == parse_scrape(
         TEXT,
         target=server.url,
         time=page.time,
@@ -132,7 +132,7 @@ def test_failures_are_pages_with_a_reason_and_do_not_touch_the_others(source_for
 
 def test_a_slow_target_delays_nobody_and_is_not_asked_twice_at_a_time(source_for):
     with answering(PAGE) as fast, saying(then="hang") as slow:
-        source = source_for(fast, slow, vllm_timeout_seconds=2.5, collectors=EVERY_SECOND)
+        source = source_for(fast, slow, engine_timeout_seconds=2.5, collectors=EVERY_SECOND)
         first = source.read()  # waits once, a little less than the interval
         started = time.monotonic()
         later = [source.read() for _ in range(5)]
@@ -154,7 +154,7 @@ def test_a_target_that_was_late_and_is_quick_again_is_waited_for_again(source_fo
             server.read_request(connection)
 
     with RawServer(script) as server:
-        source = source_for(server, vllm_timeout_seconds=5, collectors=EVERY_SECOND)
+        source = source_for(server, engine_timeout_seconds=5, collectors=EVERY_SECOND)
         assert source.read().pages == ()
         release.set()
         read_until(source, lambda seen: seen)
@@ -167,7 +167,7 @@ def test_the_wait_follows_interval_and_timeout(source_for):
     with saying(then="hang") as server:
         for interval, timeout, expected in ((0.5, 5, 0.4), (30, 0.3, 0.3)):
             source = source_for(
-                server, vllm_timeout_seconds=timeout, collectors={"vllm": CollectorSettings(True, interval, 5)}
+                server, engine_timeout_seconds=timeout, collectors={"engines": CollectorSettings(True, interval, 5)}
             )
             started = time.monotonic()
             source.read()
@@ -177,7 +177,7 @@ def test_the_wait_follows_interval_and_timeout(source_for):
 def test_many_hanging_targets_do_not_keep_a_good_one_from_being_read(source_for):
     with answering(PAGE) as good, saying(then="hang") as bad:
         others = [f"{bad.address}/{n}" for n in range(30)]
-        source = source_for(*others[:15], good, *others[15:], vllm_timeout_seconds=30, collectors=EVERY_SECOND)
+        source = source_for(*others[:15], good, *others[15:], engine_timeout_seconds=30, collectors=EVERY_SECOND)
         for _ in range(4):
             assert [page.target for page in source.read().pages] == [good.url]
         assert bad.connections == 30
@@ -218,7 +218,7 @@ def test_what_discovery_finds_is_read_beside_what_was_given(source_for):
 
 def test_a_page_of_a_target_that_was_removed_meanwhile_is_not_returned(source_for):
     with saying(then="hang") as gone, answering(PAGE) as good:
-        source = source_for(gone, good, vllm_timeout_seconds=1, collectors=EVERY_SECOND)
+        source = source_for(gone, good, engine_timeout_seconds=1, collectors=EVERY_SECOND)
         source.read()
         source.set_targets([parse_target(good.url)])
         deadline = time.monotonic() + 1.5
@@ -229,7 +229,7 @@ def test_a_page_of_a_target_that_was_removed_meanwhile_is_not_returned(source_fo
 
 def test_a_target_that_comes_back_is_read_afresh(source_for):
     with saying(then="hang") as server:
-        source = source_for(server, vllm_timeout_seconds=30, collectors=EVERY_SECOND)
+        source = source_for(server, engine_timeout_seconds=30, collectors=EVERY_SECOND)
         source.read()
         source.set_targets([])
         server.script = answering(PAGE).script
@@ -239,7 +239,7 @@ def test_a_target_that_comes_back_is_read_afresh(source_for):
 
 def test_targets_beyond_the_limit_are_not_read_and_are_counted(source_for):
     with answering(PAGE) as server:
-        source = source_for(*(f"{server.address}/{n}" for n in range(5)), vllm_max_targets=3)
+        source = source_for(*(f"{server.address}/{n}" for n in range(5)), engine_max_targets=3)
         reading = source.read()
     assert reading.errors == {"target_limit": 2}
     assert reading.targets == tuple(f"http://{server.address}/{n}" for n in range(3))
@@ -248,7 +248,7 @@ def test_targets_beyond_the_limit_are_not_read_and_are_counted(source_for):
 
 def test_the_same_target_twice_is_one(source_for):
     with answering(PAGE) as server:
-        source = source_for(server, server.url, vllm_max_targets=1)
+        source = source_for(server, server.url, engine_max_targets=1)
         reading = source.read()
     assert (len(reading.pages), reading.errors) == (1, {})
 
@@ -270,7 +270,7 @@ def test_a_mistake_of_ours_is_a_page_with_a_reason_and_not_the_end(source_for, m
     with answering(PAGE) as server:
         source = source_for(server)
         with monkeypatch.context() as patch:
-            patch.setattr(PageFetcher, "fetch", lambda _self, _lease: 1 / 0)
+            patch.setattr(Fetcher, "fetch", lambda _self, _lease: 1 / 0)
             assert [page.error for page in source.read().pages] == ["internal"]
         assert "ZeroDivisionError" in caplog.text
         assert source.read().pages[0].error is None
@@ -279,18 +279,18 @@ def test_a_mistake_of_ours_is_a_page_with_a_reason_and_not_the_end(source_for, m
 def test_threads_and_memory_do_not_grow_with_churn(source_for):
     before = threading.active_count()
     with answering(PAGE) as server:
-        source = source_for(vllm_max_targets=4)
+        source = source_for(engine_max_targets=4)
         for generation in range(40):
             source.set_targets(parse_target(f"{server.address}/{generation}-{n}") for n in range(4))
             assert len(source.read().pages) == 4
         assert threading.active_count() - before <= 4 + 1 + 8  # pool, server, its open connections
         gc.collect()
-        assert sum(isinstance(thing, PageFetcher) for thing in gc.get_objects()) <= 8
+        assert sum(isinstance(thing, Fetcher) for thing in gc.get_objects()) <= 8
 
 
 def test_close_ends_what_hangs(source_for):
     with saying(then="hang") as server:
-        source = source_for(server, vllm_timeout_seconds=60, collectors=EVERY_SECOND)
+        source = source_for(server, engine_timeout_seconds=60, collectors=EVERY_SECOND)
         before = {thread for thread in threading.enumerate() if thread.name == "vllm-fetch"}
         source.read()
         mine = {thread for thread in threading.enumerate() if thread.name == "vllm-fetch"} - before
@@ -305,9 +305,9 @@ def test_close_ends_what_hangs(source_for):
 
 
 def test_it_is_registered_and_built_from_real_settings():
-    from kvpressure.settings import Settings as RealSettings
+    from kvpressure.settings.settings import Settings as RealSettings
 
-    source = registry()["vllm"].factory(RealSettings(vllm_targets=(parse_target("h"),)))
+    source = registry()["engines"].factory(RealSettings(engine_targets=(parse_target("h"),)))
     assert [target.name for target in source.targets] == ["http://h:8000/metrics"]
     source.close()
 
@@ -315,7 +315,7 @@ def test_it_is_registered_and_built_from_real_settings():
 class TestPace:
     def test_a_read_asks_only_what_is_due(self, source_for) -> None:
         with answering(PAGE) as server:
-            source = source_for(server, vllm_pace="adaptive", collectors=EVERY_SECOND)
+            source = source_for(server, engine_pace="adaptive", collectors=EVERY_SECOND)
             begin = time.monotonic()
             pages = [*source.read().pages, *source.read().pages, *source.read().pages]
             assert time.monotonic() - begin > 0.9 or len(pages) == 1

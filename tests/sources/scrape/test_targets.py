@@ -1,4 +1,4 @@
-"""The syntax of ``--vllm.target``."""
+"""The syntax of ``--engine.target``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.sources.vllm import Target, TargetError, parse_target
-from kvpressure.sources.vllm.targets import KEYS
+from kvpressure.sources.scrape.targets import KEYS, Target, TargetError, parse_target
 
 
 @pytest.mark.parametrize(

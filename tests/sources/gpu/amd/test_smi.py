@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from amd import trees
-from amd.smi_stub import SmiDevice, build, readings, wrapper_symbols, write
-from amd.test_sysfs import Clock, Given
-from amd.trees import GIB
-from kvpressure.sources.amd import RESCAN_SECONDS, AmdSource, smi
 from kvpressure.sources.base import SourceError
+from kvpressure.sources.gpu.amd import smi
+from kvpressure.sources.gpu.amd.source import RESCAN_SECONDS, AmdSource
+from tests.sources.gpu.amd import trees
+from tests.sources.gpu.amd.smi_stub import SmiDevice, build, readings, wrapper_symbols, write
+from tests.sources.gpu.amd.test_sysfs import Clock, Given
+from tests.sources.gpu.amd.trees import GIB
 
 BUS = "0000:05:00.0"
 TOTAL_MIB = trees.MI300X_VRAM >> 20

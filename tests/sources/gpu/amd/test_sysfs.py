@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amd import trees
-from amd.trees import GIB, Card, Tree, gpu_id
-from kvpressure.readings import GpuProcess, GpuReading
-from kvpressure.sources.amd import PROCESS_SECONDS, RESCAN_SECONDS, AmdSource, files
+from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.sources.base import SourceError
+from kvpressure.sources.gpu.amd import files
+from kvpressure.sources.gpu.amd.source import PROCESS_SECONDS, RESCAN_SECONDS, AmdSource
+from tests.sources.gpu.amd import trees
+from tests.sources.gpu.amd.trees import GIB, Card, Tree, gpu_id
 
 
 @dataclass

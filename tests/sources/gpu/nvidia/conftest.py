@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nvml_stub import World, build
-from nvml_stub.driver import Child, StartChild
+from tests.sources.gpu.nvml_stub import World, build
+from tests.sources.gpu.nvml_stub.driver import Child, StartChild
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from nvml_stub import Gpu, World
-from nvml_stub.driver import Child, StartChild
+from tests.sources.gpu.nvml_stub import Gpu, World
+from tests.sources.gpu.nvml_stub.driver import Child, StartChild
+
+pytestmark = pytest.mark.live
 
 
 def utilization(child: Child) -> float | None:

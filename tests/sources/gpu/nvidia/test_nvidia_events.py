@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from nvml_stub import Gpu, World
-from nvml_stub.driver import Child, StartChild
+from tests.helpers.waiting import until
+from tests.sources.gpu.nvml_stub import Gpu, World
+from tests.sources.gpu.nvml_stub.driver import Child, StartChild
+
+pytestmark = pytest.mark.live
 
 SINGLE_BIT, DOUBLE_BIT, XID = 1, 2, 8
 
@@ -28,14 +31,9 @@ def node(*gpus: Gpu, **changes: Any) -> World:
     return World(gpus=list(gpus), **changes)
 
 
-def eventually(child: Child, check: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-    """GPUs of the first reading for which ``check`` holds; the last one after 20 s."""
-    end = time.monotonic() + 20
-    while True:
-        gpus = child.gpus()
-        if check(gpus) or time.monotonic() > end:
-            return gpus
-        time.sleep(0.02)
+def gpus_once(child: Child, check: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+    """GPUs of the first reading for which ``check`` holds."""
+    return until(lambda: gpus if check(gpus := child.gpus()) else None)
 
 
 def test_events_are_counted_by_gpu(start: StartChild) -> None:
@@ -57,7 +55,7 @@ def test_events_are_counted_by_gpu(start: StartChild) -> None:
             ],
         )
     )
-    first, second = eventually(child, lambda gpus: gpus[0]["xid_errors"] == {"48": 1})
+    first, second = gpus_once(child, lambda gpus: gpus[0]["xid_errors"] == {"48": 1})
     assert first["ecc_errors"] == {"single_bit": 2, "double_bit": 1}
     assert second["xid_errors"] == {"79": 1, "31": 2}
     assert set(second["xid_last_times"]) == {"79", "31"}
@@ -69,11 +67,11 @@ def test_counts_outlive_the_gpu_and_the_library(start: StartChild) -> None:
     child = start(node(Gpu(), Gpu()))
     child.gpus()
     child.set(node(Gpu(codes={"all": 15}), Gpu(), events=events))
-    gpus = eventually(child, lambda gpus: bool(gpus[0]["xid_errors"]))
+    gpus = gpus_once(child, lambda gpus: bool(gpus[0]["xid_errors"]))
     assert (gpus[0]["error"], gpus[0]["xid_errors"]) == ("lost", {"79": 1})
     child.set(node(Gpu(), Gpu(), events=[*events, (0, XID, 43)]))
     child.advance(61)
-    gpus = eventually(child, lambda gpus: len(gpus[0]["xid_errors"]) == 2)
+    gpus = gpus_once(child, lambda gpus: len(gpus[0]["xid_errors"]) == 2)
     assert (gpus[0]["error"], gpus[0]["xid_errors"]) == (None, {"79": 1, "43": 1})
 
 
@@ -81,7 +79,7 @@ def test_counts_outlive_the_gpu_and_the_library(start: StartChild) -> None:
 def test_a_gpu_that_cannot_be_registered_is_left_out(start: StartChild, code: int) -> None:
     refusing = Gpu(codes={"nvmlDeviceRegisterEvents": code})
     child = start(node(refusing, Gpu(), events=[(0, XID, 1), (1, XID, 2)]))
-    gpus = eventually(child, lambda gpus: bool(gpus[1]["xid_errors"]))
+    gpus = gpus_once(child, lambda gpus: bool(gpus[1]["xid_errors"]))
     assert [gpu["xid_errors"] for gpu in gpus] == [{}, {"2": 1}]
     child.close_source()
     sets = 1 if code == 3 else 2
@@ -130,6 +128,6 @@ def test_kinds_of_xid_are_bounded(start: StartChild) -> None:
     child = start(node(Gpu()))
     child.gpus()
     child.set(node(Gpu(), events=[*((0, XID, number) for number in range(400)), (0, XID, 5)]))
-    (gpu,) = eventually(child, lambda gpus: gpus[0]["xid_errors"].get("5") == 2)
+    (gpu,) = gpus_once(child, lambda gpus: gpus[0]["xid_errors"].get("5") == 2)
     assert gpu["xid_errors"]["5"] == 2
     assert len(gpu["xid_errors"]) == len(gpu["xid_last_times"]) == 256

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from nvml_stub import GIB, Gpu, World, build, gpu_uuid
-from nvml_stub.driver import Child, StartChild
+from tests.sources.gpu.nvml_stub import GIB, Gpu, World, build, gpu_uuid
+from tests.sources.gpu.nvml_stub.driver import Child, StartChild
+
+pytestmark = pytest.mark.live
 
 SILENT = dict.fromkeys(
     (

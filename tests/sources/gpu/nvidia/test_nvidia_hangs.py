@@ -10,23 +10,22 @@ from typing import Any
 
 import pytest
 
-from kvpressure.settings import CollectorSettings, Settings
-from kvpressure.sources.nvidia import NvidiaOptions
-from nvml_stub import Gpu, Mig, World
-from nvml_stub.driver import Child, StartChild
+from kvpressure.settings.settings import Settings
+from kvpressure.sources.catalog import CollectorSettings
+from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
+from tests.helpers.waiting import until
+from tests.sources.gpu.nvml_stub import Gpu, Mig, World
+from tests.sources.gpu.nvml_stub.driver import Child, StartChild
+
+pytestmark = pytest.mark.live
 
 BUDGET = 1.0  # each GPU may use half of it
 PATIENCE = 3.0  # what a busy test machine adds; a hang would take a minute
 
 
-def until(child: Child, check: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The first reading for which ``check`` holds; the last one after 20 s."""
-    end = time.monotonic() + 20
-    while True:
-        got = child.read()
-        if check(got) or time.monotonic() > end:
-            return got
-        time.sleep(0.02)
+def reading(child: Child, check: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first reading for which ``check`` holds."""
+    return until(lambda: got if check(got := child.read()) else None)
 
 
 def errors(got: dict[str, Any]) -> list[str | None]:
@@ -52,8 +51,8 @@ def test_a_hanging_gpu_is_given_up_and_the_rest_goes_on(start: StartChild) -> No
         assert got["errors"] == {"timeout": 1}
         assert got["threads"] == 3
     child.set(World(gpus=[Gpu(), Gpu(), Gpu()]))
-    assert errors(until(child, lambda got: errors(got) == [None] * 3)) == [None] * 3
-    assert until(child, lambda got: got["threads"] == 2)["threads"] == 2
+    assert errors(reading(child, lambda got: errors(got) == [None] * 3)) == [None] * 3
+    assert reading(child, lambda got: got["threads"] == 2)["threads"] == 2
 
 
 def test_all_gpus_hanging_is_a_failed_source(start: StartChild) -> None:
@@ -69,7 +68,7 @@ def test_all_gpus_hanging_is_a_failed_source(start: StartChild) -> None:
         assert got["threads"] <= 1 + 4 + 1
     assert child.read()["seconds"] < BUDGET / 2
     child.set(World(gpus=[Gpu() for _ in range(4)]))
-    got = until(child, lambda got: "gpus" in got and errors(got) == [None] * 4)
+    got = reading(child, lambda got: "gpus" in got and errors(got) == [None] * 4)
     assert errors(got) == [None] * 4
 
 
@@ -88,7 +87,7 @@ def test_a_failed_source_is_counted_once(start: StartChild) -> None:
     child.set(World(gpus=[Gpu(hangs={"nvmlDeviceGetMemoryInfo_v2": 60})]))
     assert child.read()["reason"] == "timeout"
     child.set(World(gpus=[Gpu()]))
-    assert until(child, lambda got: "gpus" in got)["errors"] == {}
+    assert reading(child, lambda got: "gpus" in got)["errors"] == {}
 
 
 def test_opening_that_takes_long_is_waited_for_once(start: StartChild) -> None:
@@ -98,7 +97,7 @@ def test_opening_that_takes_long_is_waited_for_once(start: StartChild) -> None:
         assert (got["reason"], got["fatal"]) == ("timeout", False)
         assert got["seconds"] < 0.2 + PATIENCE
     child.set(World(gpus=[Gpu()]))
-    assert errors(until(child, lambda got: "gpus" in got)) == [None]
+    assert errors(reading(child, lambda got: "gpus" in got)) == [None]
     assert child.calls()["nvmlInitWithFlags"] == 1
 
 
@@ -112,7 +111,7 @@ def test_library_that_fails_after_a_hang_is_opened_anew(start: StartChild) -> No
     assert "nvmlShutdown" not in child.calls()  # not under a call that is still inside
     child.set(World(gpus=[Gpu(), Gpu()], epoch=2))
     child.advance(1)
-    got = until(child, lambda got: "gpus" in got and errors(got) == [None, None])
+    got = reading(child, lambda got: "gpus" in got and errors(got) == [None, None])
     assert errors(got) == [None, None]
 
 
@@ -136,7 +135,7 @@ def test_a_repair_that_hangs_is_not_begun_twice(start: StartChild) -> None:
         child.advance(3600)
         assert child.read()["reason"] == "timeout"
     child.set(World(gpus=[Gpu(), Gpu()]))
-    assert errors(until(child, lambda got: "gpus" in got)) == [None, None]
+    assert errors(reading(child, lambda got: "gpus" in got)) == [None, None]
     calls = child.calls()
     assert (calls["nvmlInitWithFlags"], calls["nvmlShutdown"]) == (2, 1)
 
@@ -149,7 +148,7 @@ def test_opening_waits_for_a_closing_that_hangs(start: StartChild) -> None:
     assert child.read()["reason"] == "timeout"
     assert child.calls()["nvmlInitWithFlags"] == 1
     child.set(World(gpus=[Gpu()]))
-    assert errors(until(child, lambda got: "gpus" in got)) == [None]
+    assert errors(reading(child, lambda got: "gpus" in got)) == [None]
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
-from nvml_stub.driver import Child, StartChild
+import pytest
+
+from tests.sources.gpu.nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
+from tests.sources.gpu.nvml_stub.driver import Child, StartChild
+
+pytestmark = pytest.mark.live
 
 
 def mig_gpu(*migs: Mig | None, **changes: Any) -> Gpu:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from kvpressure.sources.nvidia import REASONS
-from nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
-from nvml_stub.driver import StartChild
+from kvpressure.sources.gpu.nvidia.codes import REASONS
+from tests.sources.gpu.nvml_stub import GIB, Gpu, Mig, World, gpu_uuid
+from tests.sources.gpu.nvml_stub.driver import StartChild
+
+pytestmark = pytest.mark.live
 
 CODES = [*range(1, 31), 999]
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from nvml_stub import GIB, Gpu, World, gpu_uuid
-from nvml_stub.driver import StartChild
+from tests.sources.gpu.nvml_stub import GIB, Gpu, World, gpu_uuid
+from tests.sources.gpu.nvml_stub.driver import StartChild
+
+pytestmark = pytest.mark.live
 
 ALL_FIELDS = {
     "memory_total_bytes",

@@ -20,8 +20,8 @@ from typing import Any, TextIO
 import pynvml
 
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, SourceError
-from kvpressure.sources.nvidia import NvidiaSource
-from nvml_stub import write
+from kvpressure.sources.gpu.nvidia.source import NvidiaSource
+from tests.sources.gpu.nvml_stub import write
 
 
 class Clock:

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nvml_stub import World, environment, write
+from tests.sources.gpu.nvml_stub import World, environment, write
 
-TESTS = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[4]
 
 
 class Child:
@@ -23,8 +23,8 @@ class Child:
         if world is not None:
             self.set(world)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "nvml_stub.child"],
-            cwd=TESTS,
+            [sys.executable, "-m", "tests.sources.gpu.nvml_stub.child"],
+            cwd=ROOT,
             env=environment(library, world_path),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("smi_stub.c")
-TESTS = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[5]
 
 
 def wrapper_symbols() -> list[str]:
@@ -82,8 +82,8 @@ def readings(
     environ = {**os.environ, "ROCM_PATH": str(rocm), "KVP_SMI_WORLD": str(world)}
     environ.pop("ROCM_HOME", None)
     done = subprocess.run(
-        [sys.executable, "-m", "amd.smi_stub.child", str(sysfs), backend, str(times), str(step)],
-        cwd=TESTS,
+        [sys.executable, "-m", "tests.sources.gpu.amd.smi_stub.child", str(sysfs), backend, str(times), str(step)],
+        cwd=ROOT,
         env=environ,
         capture_output=True,
         text=True,

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kvpressure.sources.amd import AmdSource
 from kvpressure.sources.base import SourceError
+from kvpressure.sources.gpu.amd.source import AmdSource
 
 
 def main() -> None:

@@ -1,0 +1,55 @@
+"""The packages are layers, and the pure core opens no socket and starts no thread (contracts in ``pyproject.toml``)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "exporter" / "kvpressure"
+WITH_CODE = {"cli", "bundle/dashboards"}  # their faces are what they are for
+FACES = [
+    face for face in sorted(PACKAGE.rglob("__init__.py")) if str(face.parent.relative_to(PACKAGE)) not in WITH_CODE
+]
+
+
+def test_no_package_imports_one_above_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == EXIT_STATUS_SUCCESS, (
+        capsys.readouterr().out
+    )
+
+
+def test_a_back_arrow_is_found(tmp_path: Path) -> None:
+    """The same contracts fail on a package whose model imports its command line."""
+    for name in ("cli", "model"):
+        (tmp_path / "toy" / name).mkdir(parents=True)
+        (tmp_path / "toy" / name / "__init__.py").touch()
+    (tmp_path / "toy" / "__init__.py").touch()
+    (tmp_path / "toy" / "model" / "back.py").write_text("import toy.cli\n")
+    config = '[tool.importlinter]\nroot_package = "toy"\n[[tool.importlinter.contracts]]\nname = "x"\ntype = "layers"\n'
+    (tmp_path / "pyproject.toml").write_text(config + 'layers = ["toy.cli", "toy.model"]\n')
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode != 0
+    assert "toy.model.back -> toy.cli" in ran.stdout
+
+
+@pytest.mark.parametrize("face", FACES, ids=[str(face.relative_to(PACKAGE)) for face in FACES])
+def test_a_package_face_imports_nothing(face: Path) -> None:
+    assert not any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(ast.parse(face.read_text())))
+
+
+def test_the_pipeline_opens_no_socket_and_starts_no_thread() -> None:
+    code = (
+        "import sys, threading, kvpressure.pipeline.pipeline as pipeline; pipeline.Pipeline();"
+        "assert threading.active_count() == 1; print(*sorted(set(sys.modules)))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"ssl", "socket", "http.client", "requests"} & set(loaded)
+    assert not [name for name in loaded if name.startswith(("kvpressure.sources", "kvpressure.publish"))]

@@ -1,0 +1,153 @@
+"""Autoscaling: the rule before promtool, the same figures in the simulation's policy, and what refers to the rule."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+from benchmarks.autoscaling.cluster import predict
+from benchmarks.autoscaling.policies import (
+    DOWN_WINDOW_SECONDS,
+    MAX_REPLICAS,
+    Autoscaler,
+    Replica,
+    by_kv_usage,
+    by_kvpressure,
+    by_waiting,
+)
+
+from kvpressure.model.state import VERDICTS
+from kvpressure.publish.metrics import METRICS
+from tests.deploy.chart import DEPLOY, Json, problems
+
+FOLDER: Final = DEPLOY / "autoscaling"
+RULES: Final = yaml.safe_load((FOLDER / "rules.yaml").read_text())
+RECORDED: Final = "kvpressure:required_replicas:sum"
+POOL: Final = 40_000
+
+CASES: Final[dict[str, tuple[Replica, float]]] = {
+    "at the target": (Replica(0, 0.7, 0.7, 0.7, 0.0, "healthy"), 1.0),
+    "half": (Replica(0, 0.35, 0.35, 0.35, 0.0, "healthy"), 0.5),
+    "full with a queue as large as the cache": (Replica(80, 1.0, 1.0, 1.0, 1.0, "kv_pressure"), 2 / 0.7),
+    "stalled with a queue": (Replica(80, 1.0, 1.0, 1.0, 1.0, "stalled"), 1.0),
+    "host-bound with a queue": (Replica(80, 0.9, 0.9, 0.9, 1.0, "host_bound"), 1.0),
+    "no KV usage": (Replica(80, None, None, None, 1.0, "unknown"), 1.0),
+}
+"""A replica, and how many replicas its load requires."""
+
+
+def series(number: int, replica: Replica) -> list[Json]:
+    labels = f'namespace="inference",pod="p{number}",model_name="m{number}",engine="0"'
+    values: dict[str, float | None] = {
+        f"kvpressure_requests_waiting{{{labels}}}": replica.waiting,
+        f"kvpressure_kv_cache_used_ratio_max{{{labels}}}": replica.kv_used_max,
+        f"kvpressure_context_length_mean_tokens{{{labels}}}": POOL / 80,
+        f"kvpressure_kv_cache_capacity_tokens{{{labels}}}": POOL,
+        **{
+            f'kvpressure_verdict{{{labels},verdict="{verdict}"}}': float(verdict == replica.verdict)
+            for verdict in VERDICTS
+        },
+    }
+    return [{"series": name, "values": f"{value}x80"} for name, value in values.items() if value is not None]
+
+
+def promtool(tmp_path: Path, tests: list[Json]) -> subprocess.CompletedProcess[str]:
+    document = {"rule_files": [str(FOLDER / "rules.yaml")], "evaluation_interval": "15s", "tests": tests}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(document))
+    return subprocess.run(["promtool", "test", "rules", tmp_path / "test.yaml"], capture_output=True, text=True)
+
+
+def expected(number: int, value: float) -> Json:
+    query = f'round({RECORDED}{{model_name="m{number}"}}, 0.000001)'
+    labels = f'{{namespace="inference",model_name="m{number}"}}'
+    return {"expr": query, "eval_time": "15m", "exp_samples": [{"labels": labels, "value": round(value, 6)}]}
+
+
+def test_the_rule_and_the_policy_ask_for_the_same(tmp_path: Path) -> None:
+    """In a real Prometheus, with exactly the series that the exporter has in each case."""
+    checked = promtool(
+        tmp_path,
+        [
+            {
+                "interval": "15s",
+                "input_series": [
+                    item for number, (one, _) in enumerate(CASES.values()) for item in series(number, one)
+                ],
+                "promql_expr_test": [expected(number, value) for number, (_, value) in enumerate(CASES.values())],
+            }
+        ],
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    for name, (replica, value) in CASES.items():
+        assert by_kvpressure([replica]) == pytest.approx(value), name
+
+
+def test_a_rising_cache_asks_before_it_is_full(tmp_path: Path) -> None:
+    """0.2 % more every 15 s: 0.12 + 0.002 × 60 = 0.24 after 15 minutes, 0.264 three minutes later."""
+    labels = 'namespace="inference",pod="p0",model_name="m0",engine="0"'
+    rising = [
+        {"series": f"kvpressure_kv_cache_used_ratio_max{{{labels}}}", "values": "0.12+0.002x80"},
+        {"series": f"kvpressure_requests_waiting{{{labels}}}", "values": "0x80"},
+    ]
+    test = {"interval": "15s", "input_series": rising, "promql_expr_test": [expected(0, 0.264 / 0.7)]}
+    checked = promtool(tmp_path, [test])
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    samples = [(step * 15.0, 0.12 + 0.002 * step) for step in range(20, 61)]
+    assert predict(samples, 900 + 180) == pytest.approx(0.264)
+    assert predict(samples[:1], 0) is None
+
+
+def test_the_other_policies_mistake_a_stall_for_load() -> None:
+    """What the comparison is about: the same replica, three opinions."""
+    stalled = Replica(80, 1.0, 1.0, 1.0, 1.0, "stalled")
+    assert by_waiting([stalled]) == 16
+    assert math.ceil(by_kv_usage([stalled])) == 2
+    assert by_kvpressure([stalled]) == 1
+
+
+class TestAutoscaler:
+    def test_small_differences_change_nothing(self) -> None:
+        assert Autoscaler().decide(0, 4, 4.39) == 4
+        assert Autoscaler().decide(0, 4, 4.41) == 5
+
+    def test_it_adds_as_many_as_the_policy_allows(self) -> None:
+        assert Autoscaler().decide(0, 1, 7.5) == 5
+        assert Autoscaler().decide(0, 2, 100) == 6
+        assert Autoscaler().decide(0, MAX_REPLICAS, 100) == MAX_REPLICAS
+
+    def test_it_removes_after_the_window_only(self) -> None:
+        autoscaler = Autoscaler()
+        assert autoscaler.decide(0, 4, 4) == 4
+        assert autoscaler.decide(DOWN_WINDOW_SECONDS, 4, 0.0) == 4
+        assert autoscaler.decide(DOWN_WINDOW_SECONDS + 15, 4, 0.0) == 1
+
+
+def test_the_rule_uses_metrics_that_exist() -> None:
+    names = set(re.findall(r"\bkvpressure_\w+", str(RULES)))
+    known = {f"kvpressure_{metric.name.removeprefix('kvpressure_')}" for metric in METRICS}
+    assert names <= known
+    verdicts = set(re.search(r'verdict=~"([^"]+)"', str(RULES))[1].split("|"))  # type: ignore[index]
+    assert verdicts <= set(VERDICTS)
+
+
+def test_what_scales_asks_for_the_rule() -> None:
+    rules = {rule["record"] for group in RULES["groups"] for rule in group["rules"]}
+    keda = yaml.safe_load((FOLDER / "keda-scaledobject.yaml").read_text())
+    hpa = yaml.safe_load((FOLDER / "hpa.yaml").read_text())
+    adapter: Any = yaml.safe_load((FOLDER / "prometheus-adapter-values.yaml").read_text())
+    assert RECORDED in rules
+    (trigger,) = keda["spec"]["triggers"]
+    assert RECORDED in trigger["metadata"]["query"]
+    (external,) = adapter["rules"]["external"]
+    assert f'"{RECORDED}"' in external["seriesQuery"]
+    (metric,) = hpa["spec"]["metrics"]
+    assert metric["external"]["metric"]["name"] == external["name"]["as"]
+    assert problems([hpa]) == []
+    operator = yaml.safe_load((FOLDER / "prometheusrule.yaml").read_text())
+    assert operator["spec"] == RULES
+    assert problems([operator]) == []

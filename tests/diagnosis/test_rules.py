@@ -1,0 +1,181 @@
+"""The tables themselves: every row can be reached, says something of its own, and its boundary is where the page says it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from kvpressure.bundle.verdicts_page import SHOWN_FILE, render_verdicts
+from kvpressure.diagnosis import rules
+from kvpressure.diagnosis.conditions import FROZEN_ROW
+from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, ONE_SCRAPE_AT_MOST, Grade, Row, Verdict, decide
+from kvpressure.diagnosis.facts import BY_NAME, FACTS
+from kvpressure.diagnosis.logic import Condition, maybe, no, unknown, unsure, yes
+from kvpressure.model.state import STAGES, VERDICTS
+from kvpressure.settings.thresholds import builtin
+
+Known = Mapping[str, bool | None]
+ALLOWED = {
+    "yes": (True,),
+    "no": (False,),
+    "maybe": (True, None),
+    "unsure": (False, None),
+    "unknown": (None,),
+}
+QUIET: dict[str, bool | None] = {
+    **{fact.name: False for fact in FACTS},
+    "page_fresh": True,
+    "work_present": True,
+    "any_prompt_fits": True,
+    "queue_for_capacity": True,
+    "limit_is_told": True,
+    "running_at_limit_now": None,
+    "ever_useful": True,
+}
+
+
+def solutions(condition: Condition, wanted: bool, known: Known) -> Iterator[Known]:
+    """Assignments of facts, on top of ``known``, under which the condition is ``wanted``."""
+    if condition.kind == "always":
+        if wanted:
+            yield known
+    elif condition.kind == "not":
+        yield from solutions(condition.parts[0], not wanted, known)
+    elif condition.kind in ALLOWED:
+        for value in (True, False, None):
+            if (value in ALLOWED[condition.kind]) == wanted and known.get(condition.name, value) is value:
+                yield {**known, condition.name: value}
+    elif (condition.kind == "and") == wanted:
+        first, second = condition.parts
+        for partly in solutions(first, wanted, known):
+            yield from solutions(second, wanted, partly)
+    else:
+        for part in condition.parts:
+            yield from solutions(part, wanted, known)
+
+
+def cases(table: Verdict, row: Row) -> Iterator[dict[str, bool | None]]:
+    """Facts under which that row is the first of its table, the others quiet."""
+    before = table.rows[: table.rows.index(row)]
+    demands = [(table.requires, True), (row.when, True)]
+    demands += [(one, False) for one in (*table.unless, *(earlier.when for earlier in before))]
+
+    def meet(place: int, known: Known) -> Iterator[Known]:
+        if place == len(demands):
+            yield known
+            return
+        for partly in solutions(*demands[place], known):
+            yield from meet(place + 1, partly)
+
+    for found in meet(0, {}):
+        yield {**QUIET, **found}
+
+
+ROWS = [
+    pytest.param(table, row, id=f"{table.title}: {row.name}")
+    for table in dict.fromkeys(table.title for table in rules.TABLES)
+    for table in [next(one for one in reversed(rules.TABLES) if one.title == table)]
+    for row in table.rows
+    if row.verdict != ""
+]
+
+
+def reached(table: Verdict, row: Row) -> dict[str, bool | None]:
+    """Facts for which the whole list of tables answers with that row."""
+    for place, facts in enumerate(cases(table, row)):
+        if decide(rules.TABLES, facts).row == f"{table.title}: {row.name}":
+            return facts
+        assert place < 20_000, "no facts found for which this row answers: is it dead?"
+    raise AssertionError("this row can never answer")
+
+
+@pytest.mark.parametrize(("table", "row"), ROWS)
+def test_every_row_can_answer_and_changing_its_facts_changes_the_answer(table: Verdict, row: Row) -> None:
+    facts = reached(table, row)
+    found = decide(rules.TABLES, facts)
+    assert found.verdict == (row.verdict or table.name)
+    assert found.grade <= row.grade
+    if row.when.kind == "always" and table.requires.kind == "always" and not table.unless:
+        return  # the last resort
+    read = row.when.names() | table.requires.names() | frozenset().union(*(one.names() for one in table.unless))
+    for earlier in table.rows[: table.rows.index(row)]:
+        read |= earlier.when.names()
+    others = {decide(rules.TABLES, {**facts, name: value}).row for name in read for value in (True, False, None)}
+    assert len(others) > 1, "no single fact of this row makes a difference"
+
+
+@pytest.mark.parametrize(("table", "row"), ROWS)
+def test_one_scrape_alone_says_nothing_with_confidence(table: Verdict, row: Row) -> None:
+    facts = {**reached(table, row), "first_reading": True}
+    assert decide(rules.TABLES, facts).grade <= ONE_SCRAPE_AT_MOST
+
+
+def test_the_bar_of_confidence_lies_between_likely_and_doubtful() -> None:
+    assert GRADE_CONFIDENCE[Grade.DOUBTFUL] < builtin()["confident"] <= GRADE_CONFIDENCE[Grade.LIKELY]
+    assert list(GRADE_CONFIDENCE) == sorted(set(GRADE_CONFIDENCE))
+
+
+def test_rows_have_names_of_their_own_and_the_tables_name_what_exists() -> None:
+    names = [f"{table.title}: {row.name}" for table in rules.TABLES for row in table.rows]
+    assert len(names) - len(rules.HOST_BOUND.rows) == len(set(names)), "the host's table is asked at two places"
+    assert FROZEN_ROW in names
+    for table in rules.TABLES:
+        conditions = (
+            table.requires,
+            *table.unless,
+            *(row.when for row in table.rows),
+            *(lower.when for lower in table.lower),
+            *(when for _, when in table.stages),
+            *table.supports,
+            *table.against,
+        )
+        for condition in conditions:
+            assert condition.names() <= BY_NAME.keys()
+        assert {name for name, _ in table.missing} <= BY_NAME.keys()
+        assert {table.name, *(row.verdict for row in table.rows if row.verdict)} <= set(VERDICTS)
+        assert {name for name, _ in table.stages} <= set(STAGES)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "values"),
+    [(yes, (True,)), (no, (False,)), (maybe, (True, None)), (unsure, (False, None)), (unknown, (None,))],
+)
+def test_the_five_forms_of_a_fact(leaf, values) -> None:
+    condition = leaf("kv_full")
+    assert tuple(value for value in (True, False, None) if condition.test({"kv_full": value})) == values
+    assert (~condition).test({"kv_full": values[0]}) is False
+
+
+def test_every_fact_has_a_sentence_of_its_own_for_unknown() -> None:
+    always_known = {"kv_warm"}
+    for fact in FACTS:
+        if fact.name in always_known or fact.name == "gpu_out_of_memory":
+            continue
+        assert fact.unknown not in (fact.true, fact.false), fact.name
+        assert "unknown" in fact.unknown or "never" in fact.unknown, fact.name
+
+
+def test_rows_that_no_recording_shows_are_at_most_doubtful_and_no_others_are_capped() -> None:
+    shown = json.loads(SHOWN_FILE.read_text(encoding="utf-8"))
+    designed = {
+        f"{table.title}: {row.name}": row.grade for table in rules.DESIGNED for row in table.rows if row.verdict != ""
+    }
+    needed = {name for name, grade in designed.items() if grade >= Grade.LIKELY and not shown.get(name)}
+    assert needed == rules.SYNTHETIC, "run `make accuracy`, then let the list follow docs/verdicts.md"
+    for table in rules.TABLES:
+        for row in table.rows:
+            assert row.grade <= Grade.DOUBTFUL or f"{table.title}: {row.name}" not in rules.SYNTHETIC
+
+
+def test_ten_situations_can_be_read_off_the_page() -> None:
+    page = render_verdicts(builtin())
+    for table in rules.TABLES:
+        assert f"## {table.title}" in page
+        for row in table.rows:
+            assert f"\n| {row.name} | " in page
+    assert page.count("\n") < 300, "a few screens"
+    for name in re.findall(r"^\* \*([^*]+)\*: ", page, re.MULTILINE):
+        assert page.count(f"*{name}*") >= 2, "defined, and used"

@@ -1,0 +1,210 @@
+"""Incidents that show in no queue, or where the numbers stay behind: each with a server that looks like it and is well."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvpressure.model import readings as r
+from tests.diagnosis.servers import CONFIDENT, LIMIT, after, cycle, play
+
+CALM = {"running": cycle(4, 5, 6), "waiting": 0.0, "kv": 0.3, "generated": 300.0, "prompt": 200.0, "finished": 1.0}
+SILENT = {"running": 0.0, "waiting": 0.0, "kv": 0.0, "generated": 0.0, "prompt": 0.0, "finished": 0.0}
+
+
+def test_the_first_scrapes_of_a_loaded_server_are_not_surely_idle():
+    started = play(12, **SILENT)
+    assert not started.confidently() - {"idle"}
+    assert [state.diagnosis.confidence >= CONFIDENT for state in started.states[:2]] == [False, False]
+    assert started.verdict == "idle"
+    assert started.confidence >= CONFIDENT
+    loaded = play(4, **CALM | {"running": after(1, 0.0, 12.0), "waiting": after(1, 0.0, 12.0)})
+    assert "idle" not in loaded.confidently()
+    assert not play(1, **CALM).confidently()
+    apart = play(2, step=12.0, **SILENT | {"running": after(1, 0.0, 12.0)})
+    assert "idle" not in apart.confidently()
+
+
+def test_requests_that_nobody_answers_are_neither_idle_nor_healthy():
+    """Clients give up before their first token: the gauges read 0, prompts are looked up in the prefix cache all the same."""
+    storm = play(40, **SILENT | {"queries": 5000.0})
+    assert storm.said(4) == {"unknown"}
+    assert "time out" in storm.last.missing[0]
+    begins = play(60, **SILENT | {"queries": after(30, 0.0, 5000.0)})
+    assert begins.verdict == "unknown"
+    assert "idle" not in begins.confidently(34)
+    quiet = play(40, **SILENT | {"queries": 0.0})
+    assert (quiet.verdict, quiet.confidence >= CONFIDENT) == ("idle", True)
+    answered = play(40, **CALM | {"queries": 5000.0})
+    assert answered.verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "confident"),
+    [
+        ({"generated": 1.0, "prompt": 0.0}, "unknown", False),
+        ({"generated": 1.0, "prompt": 3000.0}, "compute_bound", False),
+        ({"generated": 300.0}, "healthy", True),
+        ({"generated": 0.0, "prompt": 4000.0, "finished": 20.0}, "healthy", True),
+    ],
+    ids=["hardly any tokens", "prefill starves decoding", "as ever", "embeddings"],
+)
+def test_running_requests_that_hardly_get_tokens_are_not_healthy(change, verdict, confident):
+    said = play(60, cards=(0.9,), **CALM | {"finished": 0.0} | change)
+    assert (said.verdict, said.confidence >= CONFIDENT) == (verdict, confident)
+    assert confident or "healthy" not in said.confidently(20)
+
+
+def test_steps_twice_as_slow_are_not_surely_healthy_before_there_is_a_baseline():
+    said = play(100, **CALM | {"token": after(50, 0.02, 0.05), "generated": after(50, 250.0, 100.0)})
+    assert said.last.evidence["latency_multiplied"].value is None
+    assert said.last.evidence["steps_slower"].value is True
+    assert "healthy" not in said.confidently(85)
+    assert play(100, **CALM | {"token": 0.02}).confidence >= CONFIDENT
+    larger = play(
+        100,
+        **CALM
+        | {"running": after(50, 5.0, 20.0), "token": after(50, 0.02, 0.05), "generated": after(50, 250.0, 400.0)},
+    )
+    assert larger.last.evidence["steps_slower"].value is not True, "a batch four times as large"
+
+
+STUCK = {"running": 6.0, "waiting": 8.0, "kv": 0.4, "generated": after(5, 300.0, 0.0), "prompt": 0.0, "finished": 0.0}
+
+
+def test_a_queue_that_stayed_behind_is_no_stall_when_the_clients_are_gone():
+    gone = play(60, cards=(0.0,), page={r.PROCESS_OPEN_FDS: after(8, 60.0, 40.0), r.HTTP_PREFIX + "2xx": 90.0}, **STUCK)
+    assert gone.verdict == "unknown"
+    assert gone.last.conditions["metrics_frozen"] is True
+    assert "stalled" not in gone.confidently()
+    there = play(60, cards=(0.0,), page={r.PROCESS_OPEN_FDS: 60.0, r.HTTP_PREFIX + "2xx": 90.0}, **STUCK)
+    assert (there.verdict, there.confidence >= CONFIDENT) == ("stalled", True)
+    busy = play(
+        60, cards=(0.97,), page={r.PROCESS_OPEN_FDS: after(8, 60.0, 40.0), r.HTTP_PREFIX + "2xx": 90.0}, **STUCK
+    )
+    assert busy.verdict == "stalled", "the GPU is at work"
+
+
+def test_blocks_in_use_with_nothing_running_are_never_called_free():
+    held = play(100, **SILENT | {"running": 0.0, "waiting": 5.0, "kv": 0.995, "generated": after(3, 10.0, 0.0)})
+    told = [state.diagnosis.conditions["kv_held_without_load"] for state in held.states]
+    assert False not in told
+    assert told[-1] is True
+    queued = play(100, **CALM | {"waiting": 5.0, "kv": 0.995})
+    assert queued.last.conditions["kv_held_without_load"] is not True
+    idle = play(30, **SILENT | {"kv": 0.4})
+    assert idle.verdict == "idle"
+    assert any("40 % held with nothing in flight" in text for text in idle.last.opposing)
+
+
+def test_collapsed_prefix_cache_hits_are_said():
+    warm = CALM | {"queries": 800.0}
+    collapsed = play(120, **warm | {"cached": after(60, 0.8, 0.05)})
+    assert collapsed.last.evidence["prefix_cache_collapsed"].value is True
+    assert any("hit ratio 5 % in the last 30 s, 80 % at its best" in text for text in collapsed.last.opposing)
+    steady = play(120, **warm | {"cached": 0.8})
+    assert steady.last.evidence["prefix_cache_collapsed"].value is False
+    never = play(120, **warm | {"cached": 0.05})
+    assert never.last.evidence["prefix_cache_collapsed"].value is False
+
+
+def test_pressure_ends_half_a_minute_after_its_last_sign_although_the_limit_keeps_a_queue():
+    said = play(
+        180,
+        args=("--max-num-seqs", "16"),
+        running=16.0,
+        waiting=10.0,
+        kv=after(60, 0.99, 0.85),
+        preemptions=after(60, 2.0, 0.0),
+        generated=300.0,
+        prompt=100.0,
+        finished=0.5,
+        queue=5.0,
+    )
+    verdicts = [state.diagnosis.verdict for state in said.states]
+    assert "kv_pressure" in verdicts[50:60]
+    assert "kv_pressure" not in verdicts[60 + 30 + 20 :]
+    assert verdicts[-1] == "concurrency_limited"
+
+
+def test_preemptions_that_the_counter_has_yet_to_learn_of_are_believed_while_the_preempted_wait():
+    """Long outputs: twelve run, one after the other is pushed out, nobody finishes, vLLM counts none of them."""
+    said = play(
+        100,
+        running=lambda i: max(5.0, 12.0 - max(0, i - 20) // 4),
+        waiting=lambda i: 12.0 - max(5.0, 12.0 - max(0, i - 20) // 4),
+        kv=cycle(0.96, 0.98, 0.99),
+        generated=80.0,
+        prompt=0.0,
+        finished=0.0,
+        preemptions=0.0,
+    )
+    assert said.last.evidence["preempting"].value is True
+    assert {state.diagnosis.verdict for state in said.states[40:]} == {"kv_pressure"}
+    stages = [state.diagnosis.stage for state in said.states[40:]]
+    assert "building" not in stages
+    came_back = play(
+        100,
+        running=lambda i: 12.0 if i % 10 < 8 else 8.0,
+        waiting=lambda i: 0.0 if i % 10 < 8 else 4.0,
+        kv=cycle(0.96, 0.98, 0.99),
+        generated=80.0,
+        prompt=0.0,
+        finished=0.0,
+        preemptions=0.0,
+    )
+    assert came_back.last.evidence["preempting"].value is False, "they were let in again, and the counter knows of none"
+
+
+def test_the_cache_limit_is_not_below_what_runs_in_half_of_it():
+    said = play(60, **CALM | {"running": 24.0, "kv": 0.5, "length": 5000.0, "output": 1000.0, "finished": 2.0})
+    assert said.states[-1].signals.load.concurrency_ratio <= 0.55
+    full = play(60, **CALM | {"running": 24.0, "kv": 0.99, "length": 5000.0, "output": 1000.0, "finished": 2.0})
+    assert full.states[-1].signals.load.concurrency_ratio >= 0.95
+
+
+def test_a_slow_incident_does_not_become_its_own_baseline():
+    """Token latency creeps from 30 ms to 400 ms over half an hour and stays there for an hour; nobody ever waits."""
+    creeping = play(600, step=10.0, **CALM | {"token": lambda i: min(0.4, 0.03 * 1.015 ** max(0, i - 60))})
+    assert creeping.last.evidence["latency_multiplied"].value is True
+    assert "healthy" not in creeping.confidently(400)
+    busier = play(600, step=10.0, **CALM | {"token": after(60, 0.012, 0.04)})
+    assert busier.last.evidence["latency_multiplied"].value is False, "still quick enough for anybody: the new normal"
+
+
+def test_health_is_doubtful_while_something_else_is_found():
+    said = play(62, **CALM | {"waiting": after(60, 0.0, 30.0), "kv": after(60, 0.3, 0.99)})
+    assert said.states[59].diagnosis.confidence >= CONFIDENT
+    assert "healthy" not in said.confidently(60)
+
+
+def test_deferred_requests_at_a_full_cache_of_a_decode_server_are_named():
+    transfer = (*LIMIT, "--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_consumer"}')
+    full = play(
+        60, args=transfer, running=cycle(30, 31, 32), waiting=9.0, deferred=9.0, kv=0.996, generated=500.0, finished=1.0
+    )
+    assert (full.verdict, full.confidence >= CONFIDENT) == ("kv_pressure", False)
+    assert "KV blocks of another server" in full.last.missing[0]
+    roomy = play(
+        60, args=transfer, running=cycle(30, 31, 32), waiting=9.0, deferred=9.0, kv=0.4, generated=500.0, finished=1.0
+    )
+    assert roomy.verdict == "unknown"
+
+
+def test_arguments_that_the_batch_contradicts_may_be_outdated():
+    said = play(
+        60,
+        args=("--max-num-seqs", "64"),
+        cards=(0.7,),
+        running=8.0,
+        waiting=10.0,
+        kv=0.3,
+        generated=300.0,
+        prompt=100.0,
+        finished=1.0,
+        queue=5.0,
+        length=400.0,
+        page={},
+    )
+    assert said.verdict in ("unknown", "host_bound", "compute_bound")
+    assert not said.confidently(20)
+    assert said.verdict != "unknown" or "outdated" in said.last.missing[0]

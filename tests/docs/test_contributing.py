@@ -1,0 +1,106 @@
+"""Documents and workflows for people who carry the project on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tools import oldest, recipes, release_notes
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def steps(path: Path) -> list[dict[str, Any]]:
+    jobs = yaml.safe_load(path.read_text())["jobs"].values()
+    return [step for job in jobs for step in job["steps"]]
+
+
+class TestRecipes:
+    def test_contributing_quotes_them_as_they_are(self) -> None:
+        text = recipes.DOCUMENT.read_text()
+        assert recipes.document(text) == text
+
+    def test_every_hand_written_file_is_quoted_whole_under_the_words_of_its_test(self, tmp_path: Path) -> None:
+        (tmp_path / "toy_thing/inner").mkdir(parents=True)
+        (tmp_path / "test_toy_thing.py").write_text('"""What a toy needs."""')
+        (tmp_path / "toy_thing/inner/a.py").write_text("x = 1\n")
+        (tmp_path / "toy_thing/METADATA").write_text("Name: toy\n")
+        (tmp_path / "toy_thing/__init__.py").touch()
+        text = recipes.document(f"before\n{recipes.BEGIN}old\n{recipes.END}after\n", tmp_path)
+        assert text.startswith("before\n")
+        assert text.endswith("after\n")
+        assert "### Add: toy thing\n\nWhat a toy needs.\n" in text
+        assert "`toy_thing/inner/a.py`\n\n```python\nx = 1\n```\n" in text
+        assert "Name: toy" not in text
+        assert "old" not in text
+        assert recipes.document(text, tmp_path) == text
+
+
+class TestWorkflows:
+    @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+    def test_actions_are_pinned_to_a_commit_and_nothing_is_allowed_by_default(self, path: Path) -> None:
+        used = [step["uses"] for step in steps(path) if "uses" in step]
+        assert used
+        assert [name for name in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", name)] == []
+        assert yaml.safe_load(path.read_text())["permissions"] == {}
+
+    def test_every_make_target_exists(self) -> None:
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+        asked = {
+            target
+            for path in WORKFLOWS
+            for step in steps(path)
+            for target in re.findall(r"make ([a-z-]+)", step.get("run", ""))
+        }
+        assert {"test", "test-fast", "demo"} == asked
+        assert asked <= targets
+
+    def test_every_script_exists(self) -> None:
+        runs = [step.get("run", "") for path in WORKFLOWS for step in steps(path)]
+        scripts = {name for run in runs for name in re.findall(r"\btools/[\w./-]+", run)}
+        assert scripts
+        assert [name for name in scripts if not (ROOT / name).is_file()] == []
+
+
+def test_the_oldest_dependencies_are_the_lower_bounds() -> None:
+    found = oldest.oldest(ROOT / "pyproject.toml")
+    assert "prometheus-client==0.21" in found
+    assert all(re.fullmatch(r"[\w.-]+==[\d.]+", line) for line in found)
+
+
+def test_a_dependency_without_a_lower_bound_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["a<2"]\n')
+    with pytest.raises(ValueError, match="a<2: no lower bound"):
+        oldest.oldest(tmp_path / "pyproject.toml")
+
+
+def test_the_release_has_one_version_and_notes() -> None:
+    assert release_notes.other_versions("0.1.0") == []
+    assert release_notes.notes("0.1.0").startswith("First release.")
+
+
+def test_a_release_without_notes_or_with_other_versions_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert release_notes.main("9.9.9") == 1
+    assert "pyproject.toml: 0.1.0" in capsys.readouterr().out
+
+
+def test_the_first_section_of_the_changelog_is_read_in_a_minute() -> None:
+    lines = [line for line in release_notes.notes("0.1.0").splitlines() if line.startswith("- ")]
+    assert 5 <= len(lines) <= 10
+
+
+def test_owners_name_paths_that_exist() -> None:
+    for line in (ROOT / ".github/CODEOWNERS").read_text().splitlines():
+        if line.startswith("/"):
+            assert (ROOT / line.split()[0].strip("/")).exists(), line
+
+
+def test_the_glossary_has_every_verdict_and_is_in_order() -> None:
+    words = re.findall(r"^\| (.+?) \|", (ROOT / "docs/glossary.md").read_text(), re.M)[1:]
+    words = [word for word in words if not word.startswith("---")]
+    assert words == sorted(words, key=str.lower)

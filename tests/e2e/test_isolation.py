@@ -1,0 +1,491 @@
+"""What one engine, GPU or container holds or raises leaves metrics, page and JSON of the others as they are."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from kvpressure.diagnosis.diagnose import Diagnoser
+from kvpressure.model import readings as r
+from kvpressure.model.isolation import MAX_COUNTED, REASONS, STAGES, Guard
+from kvpressure.model.readings import (
+    AllocatorReading,
+    ContainerReading,
+    EngineReading,
+    GpuOwner,
+    GpuProcess,
+    GpuReading,
+    Histogram,
+    Scrape,
+    Snapshot,
+    StepStats,
+    Termination,
+)
+from kvpressure.model.state import State
+from kvpressure.pipeline.engines import Engines
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.pipeline.tracks import GpuTrack
+from kvpressure.publish import collector, diagnosis_json
+from kvpressure.publish.page import render as page
+from kvpressure.publish.page import view
+from kvpressure.publish.page.view import ViewContext
+from kvpressure.publish.site import Site
+from kvpressure.publish.web.http import Request
+from kvpressure.recording.format import tick_from_json
+from kvpressure.signals.engine import EngineTracker
+from kvpressure.signals.host import ContainerWindow
+from kvpressure.signals.plugin_steps import StepWindow
+from kvpressure.sources.scrape.scanner import parse_scrape
+
+pytestmark = pytest.mark.slow
+
+T = 1_700_000_000.0
+PODS = ("chat-0", "chat-1", "chat-2")
+BAD = "chat-1"
+TICKS = 4
+GIB = 2**30
+ABSURD = (0, -1, float("nan"), float("inf"), -float("inf"), 1e308, 10**400)
+
+
+def engine_page(pod: str, i: int) -> Scrape:
+    gauges = {r.RUNNING: 4.0, r.WAITING: 1.0, r.KV_USAGE: 0.5}
+    counters = {
+        r.PREEMPTIONS: float(i),
+        r.PROMPT_TOKENS: 100.0 * i,
+        r.GENERATION_TOKENS: 1000.0 * i,
+        r.FINISHED_PREFIX + "stop": 2.0 * i,
+    }
+    histogram = Histogram((0.1, 1.0, float("inf")), (1.0 * i, 2.0 * i, 3.0 * i), 1.5 * i, 3.0 * i)
+    histograms = dict.fromkeys((r.TTFT, r.E2E, r.INTER_TOKEN, r.REQUEST_PROMPT, r.REQUEST_OUTPUT), histogram)
+    reading = EngineReading("m", "0", gauges, counters, histograms, {"block_size": "16", "num_gpu_blocks": "1000"})
+    return Scrape(
+        f"http://{pod}/metrics", T + i, "n", pod, "vllm", engines=(reading,), page={r.PROCESS_START: T - 900.0}
+    )
+
+
+def gpu(pod: str) -> GpuReading:
+    return GpuReading(
+        f"GPU-{pod}",
+        PODS.index(pod),
+        "nvidia",
+        "H100",
+        memory_total_bytes=80 * GIB,
+        memory_used_bytes=70 * GIB,
+        utilization_ratio=0.5,
+        power_watts=400.0,
+        power_limit_watts=700.0,
+        processes=(GpuProcess(10, GIB),),
+    )
+
+
+def container(pod: str, i: int) -> ContainerReading:
+    return ContainerReading(
+        "n",
+        pod,
+        "vllm",
+        restarts=0,
+        ready=True,
+        cpu_usage_seconds=1.0 * i,
+        cpu_limit_cores=4.0,
+        cpu_periods=10 * i,
+        cpu_throttled_periods=i,
+        memory_working_set_bytes=GIB,
+        memory_limit_bytes=4 * GIB,
+    )
+
+
+def steps(pod: str, i: int) -> StepStats:
+    return StepStats(
+        "n", pod, "0", T - 100, T + i, 10 * i, 40 * i, exact=True, preemptions=0, kv_max=0.6, sizes={4: 10 * i}
+    )
+
+
+def snapshot(i: int) -> Snapshot:
+    return Snapshot(
+        T + i,
+        gpus=tuple(map(gpu, PODS)),
+        pages=tuple(engine_page(pod, i) for pod in PODS),
+        containers=tuple(container(pod, i) for pod in PODS),
+        owners=tuple(GpuOwner(f"GPU-{pod}", "n", pod, "vllm") for pod in PODS),
+        allocator=tuple(AllocatorReading("n", pod, 0, 60 * GIB, 65 * GIB, GIB, 0, 0) for pod in PODS),
+        steps=tuple(steps(pod, i) for pod in PODS),
+        targets=tuple(f"http://{pod}/metrics" for pod in PODS),
+    )
+
+
+class Shown:
+    """What a node shows after some ticks: metrics, page and JSON."""
+
+    def __init__(self, change: Callable[[Snapshot], Snapshot] = lambda one: one) -> None:
+        pipeline, self.around = Pipeline(), ViewContext()
+        for i in range(1, TICKS + 1):
+            given = change(snapshot(i))
+            self.state: State = pipeline.observe(given)
+            self.around.history.observe(given, self.state)
+        self.site = Site(lambda: self.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=self.around)
+        self.html = self.get("/").decode()
+        self.document: dict[str, Any] = json.loads(self.get("/api/v1/diagnosis"))
+        self.metrics = self.get("/metrics").decode().splitlines()
+
+    def get(self, path: str) -> bytes:
+        response = self.site.answer(Request("GET", path, {}, keep_alive=True))
+        assert response.status == 200
+        return response.body
+
+    def of(self, pod: str) -> tuple[list[str], list[str], list[Any]]:
+        """Series, parts of the page and entries of the JSON about one pod, its GPU and its container."""
+        series = [line for line in self.metrics if pod in line and "isolated" not in line and not line.startswith("#")]
+        parts = [part for part in re.findall(r"<article.*?</article>|<tr>.*?</tr>", self.html, re.S) if pod in part]
+        entries = [
+            entry
+            for kind in ("engines", "gpus", "containers")
+            for entry in self.document[kind]
+            if pod in json.dumps(entry)
+        ]
+        return series, parts, entries
+
+    def failures(self) -> dict[tuple[str, str, str], float]:
+        found = {}
+        for line in self.metrics:
+            if line.startswith("kvpressure_isolated_failures_total{"):
+                labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+                assert labels["reason"] in REASONS
+                found[labels["kind"], labels["name"], labels["stage"]] = float(line.rsplit(" ", 1)[1])
+        return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Shown:
+    return Shown()
+
+
+def assert_innocent(shown: Shown, undisturbed: Shown) -> None:
+    for pod in PODS:
+        if pod != BAD:
+            series, parts, entries = shown.of(pod)
+            assert len(series) > 60
+            assert len(parts) == 2
+            assert len(entries) == 3
+            assert (series, parts, entries) == undisturbed.of(pod)
+
+
+def test_the_undisturbed_node_shows_everything_and_no_failure(undisturbed: Shown) -> None:
+    assert undisturbed.failures() == {}
+    assert undisturbed.document["failures"] == []
+    assert_innocent(undisturbed, undisturbed)
+    assert len(undisturbed.of(BAD)[0]) == len(undisturbed.of(PODS[0])[0])
+
+
+def raising(real: Callable[..., Any], bad: Callable[..., bool], error: Exception) -> Callable[..., Any]:
+    def instead(*args: Any, **kwargs: Any) -> Any:
+        if bad(*args):
+            raise error
+        return real(*args, **kwargs)
+
+    return instead
+
+
+def tracks_bad(tracker: Any, *_: Any) -> bool:
+    return tracker.page is not None and tracker.page.pod == BAD
+
+
+# What is made to raise, for which of its calls, and who is then said to have failed at which stage.
+PLACES = {
+    "take_in engine": (
+        EngineTracker,
+        "observe",
+        lambda _, *given: given[0].pod == BAD,
+        "engine",
+        f"n/{BAD}/m/0",
+        "take_in",
+    ),
+    "take_in steps": (StepWindow, "observe", lambda _, stats: stats.pod == BAD, "engine", f"n/{BAD}/m/0", "take_in"),
+    "take_in target": (
+        Engines,
+        "observe",
+        lambda _, *given: given[1].pod == BAD,
+        "target",
+        f"http://{BAD}/metrics",
+        "take_in",
+    ),
+    "take_in gpu": (GpuTrack, "observe", lambda _, *given: BAD in given[1].uuid, "gpu", f"GPU-{BAD}", "take_in"),
+    "take_in container": (
+        ContainerWindow,
+        "observe",
+        lambda _, *given: given[1].pod == BAD,
+        "container",
+        f"n/{BAD}/vllm",
+        "take_in",
+    ),
+    "signals first": (EngineTracker, "kv_signals", tracks_bad, "engine", f"n/{BAD}/m/0", "signals"),
+    "signals": (EngineTracker, "signals", tracks_bad, "engine", f"n/{BAD}/m/0", "signals"),
+    "signals container": (
+        ContainerWindow,
+        "throttled_ratio",
+        lambda window: window.last.pod == BAD,
+        "container",
+        f"n/{BAD}/vllm",
+        "signals",
+    ),
+    "publish engine": (
+        collector,
+        "add_engine",
+        lambda _, one: one.key.pod == BAD and one.failure is None,
+        "engine",
+        f"n/{BAD}/m/0",
+        "publish",
+    ),
+    "publish engine twice": (
+        collector,
+        "add_engine",
+        lambda _, one: one.key.pod == BAD,
+        "engine",
+        f"n/{BAD}/m/0",
+        "publish",
+    ),
+    "publish gpu": (collector, "_memory", lambda one, *_: BAD in one.reading.uuid, "gpu", f"GPU-{BAD}", "publish"),
+    "publish container": (
+        collector,
+        "_add_container",
+        lambda _, one: one.reading.pod == BAD,
+        "container",
+        f"n/{BAD}/vllm",
+        "publish",
+    ),
+    "page view": (view, "engine_view", lambda one, *_: one.key.pod == BAD, "engine", f"n/{BAD}/m/0", "page"),
+    "page article": (page, "_charts", lambda one, *_: one.state.key.pod == BAD, "engine", f"n/{BAD}/m/0", "page"),
+    "json engine": (
+        diagnosis_json,
+        "engine_view",
+        lambda one, *_: one.key.pod == BAD,
+        "engine",
+        f"n/{BAD}/m/0",
+        "json",
+    ),
+    "json gpu": (
+        diagnosis_json,
+        "_gpu",
+        lambda one, *_: BAD in one.reading.uuid and one.failure is None,
+        "gpu",
+        f"GPU-{BAD}",
+        "json",
+    ),
+    "json container": (
+        diagnosis_json,
+        "_container",
+        lambda one: one.reading.pod == BAD and one.failure is None,
+        "container",
+        f"n/{BAD}/vllm",
+        "json",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "error", [OverflowError("x"), KeyError("x"), RecursionError("x"), RuntimeError("a token: hunter2")], ids=repr
+)
+@pytest.mark.parametrize("place", PLACES)
+def test_an_exception_anywhere_costs_its_subject_alone(
+    place: str, error: Exception, undisturbed: Shown, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner, name, bad, kind, who, stage = PLACES[place]
+    monkeypatch.setattr(owner, name, raising(getattr(owner, name), bad, error))
+    with caplog.at_level(logging.ERROR):
+        shown = Shown()
+    assert_innocent(shown, undisturbed)
+    assert shown.failures()[kind, who, stage] >= 1
+    lines = [
+        record.getMessage() for record in caplog.records if who in record.getMessage() and stage in record.getMessage()
+    ]
+    assert len(lines) == 1
+    assert type(error).__name__ in lines[0]
+    assert "hunter2" not in caplog.text
+    assert stage in STAGES
+
+
+@pytest.mark.parametrize("place", ["take_in engine", "take_in steps", "take_in target", "signals first", "signals"])
+def test_an_engine_that_failed_is_unknown_with_the_reason_and_without_any_value(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, bad, _, _, stage = PLACES[place]
+    pipeline = Pipeline()
+    for i in range(1, TICKS):
+        pipeline.observe(snapshot(i))
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, raising(getattr(owner, name), bad, ValueError()))
+        state = pipeline.observe(snapshot(TICKS))
+    engine = next(engine for engine in state.engines if engine.key.pod == BAD)
+    assert engine.failure is not None
+    assert (engine.failure.stage, engine.failure.reason) == (stage, "value")
+    assert (engine.diagnosis.verdict, engine.diagnosis.confidence, engine.counters, engine.reading) == (
+        "unknown",
+        0.0,
+        {},
+        None,
+    )
+    assert engine.signals.flat() == type(engine.signals)(time=state.time).flat()
+    assert engine.up  # its metrics were read: it is not the engine that is down
+    assert stage in engine.diagnosis.missing[0]
+    recovered = pipeline.observe(snapshot(TICKS + 1))
+    again = next(engine for engine in recovered.engines if engine.key.pod == BAD)
+    assert again.failure is None
+    assert again.signals.load.running == 4.0
+
+
+def test_a_failed_engine_whose_scrapes_stop_is_not_called_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Pipeline()
+    with monkeypatch.context() as patch:
+        patch.setattr(EngineTracker, "observe", raising(EngineTracker.observe, lambda *_: True, ValueError()))
+        pipeline.observe(snapshot(1))
+    assert [engine.up for engine in pipeline.observe(Snapshot(T + 3)).engines] == [True] * 3
+    assert [engine.up for engine in pipeline.observe(Snapshot(T + 60)).engines] == [False] * 3
+
+
+def absurd_readings(value: Any) -> dict[str, Callable[[Snapshot], Snapshot]]:
+    """Each puts ``value`` into every number of one kind of reading of the bad pod, as if nothing had checked it."""
+
+    def of(kind: str, pod: Callable[[Any], str], names: tuple[str, ...]) -> Callable[[Snapshot], Snapshot]:
+        def change(given: Snapshot) -> Snapshot:
+            return replace(
+                given,
+                **{
+                    kind: tuple(
+                        replace(one, **dict.fromkeys(names, value)) if BAD in pod(one) else one
+                        for one in getattr(given, kind)
+                    )
+                },
+            )
+
+        return change
+
+    def pages(given: Snapshot) -> Snapshot:
+        def bad(one: Scrape) -> Scrape:
+            reading = one.engines[0]
+            histogram = Histogram((0.1, 1.0, float("inf")), (value,) * 3, value, value)
+            worse = replace(
+                reading,
+                gauges=dict.fromkeys(reading.gauges, value),
+                counters=dict.fromkeys(reading.counters, value),
+                histograms=dict.fromkeys(reading.histograms, histogram),
+                cache_config=dict.fromkeys(reading.cache_config, str(value)),
+            )
+            return replace(one, engines=(worse,), page=dict.fromkeys(one.page, value), duration_seconds=value)
+
+        return replace(given, pages=tuple(bad(one) if one.pod == BAD else one for one in given.pages))
+
+    def sizes(given: Snapshot) -> Snapshot:
+        return replace(
+            given,
+            steps=tuple(
+                replace(one, sizes={4: value, 7: value}) if one.pod == BAD and given.time > T + 1 else one
+                for one in given.steps
+            ),
+        )
+
+    def terminations(given: Snapshot) -> Snapshot:
+        return replace(
+            given,
+            containers=tuple(
+                replace(one, last_termination=Termination("Error", value, value)) if one.pod == BAD else one
+                for one in given.containers
+            ),
+        )
+
+    return {
+        "pages": pages,
+        "sizes": sizes,
+        "terminations": terminations,
+        "gpus": of(
+            "gpus",
+            lambda one: one.uuid,
+            tuple(f.name for f in fields(GpuReading) if "bytes" in f.name or "ratio" in f.name or "watts" in f.name),
+        ),
+        "containers": of(
+            "containers",
+            lambda one: one.pod,
+            (
+                "restarts",
+                "cpu_usage_seconds",
+                "cpu_limit_cores",
+                "cpu_periods",
+                "cpu_throttled_periods",
+                "cpu_pressure_some_ratio",
+                "memory_working_set_bytes",
+                "memory_limit_bytes",
+            ),
+        ),
+        "allocator": of(
+            "allocator", lambda one: one.pod, ("allocated_bytes", "reserved_bytes", "inactive_split_bytes", "ooms")
+        ),
+        "steps": of("steps", lambda one: one.pod, ("steps", "decoded", "preemptions", "kv_max")),
+    }
+
+
+@pytest.mark.parametrize("value", ABSURD, ids=lambda value: "10**400" if value == 10**400 else str(value))
+@pytest.mark.parametrize("kind", absurd_readings(0))
+def test_absurd_values_behind_every_check_cost_their_subject_alone(kind: str, value: Any, undisturbed: Shown) -> None:
+    assert_innocent(Shown(absurd_readings(value)[kind]), undisturbed)
+
+
+@pytest.mark.parametrize("kind", ["pages", "sizes", "gpus", "containers"])
+def test_a_value_that_nothing_can_compute_with_is_a_counted_failure(kind: str) -> None:
+    assert any(BAD in name for _, name, _ in Shown(absurd_readings(10**400)[kind]).failures())
+
+
+@pytest.mark.parametrize("value", [0, -1, 1e308, 10**400, None])
+def test_absurd_values_in_a_recording_never_reach_the_pipeline(value: Any) -> None:
+    from kvpressure.recording.fields import MalformedTick
+
+    tick = {
+        "t": T,
+        "gpus": [{"uuid": "G", "power_watts": value, "memory_used_bytes": value}],
+        "containers": [{"namespace": "n", "pod": "p", "container": "c", "restarts": value, "cpu_usage_seconds": value}],
+    }
+    try:
+        given = tick_from_json(json.dumps(tick).encode(), parse_scrape)
+    except MalformedTick:
+        assert value not in (0, None)
+    else:
+        assert value in (0, None)
+        assert Pipeline().observe(given).failures == {}
+
+
+def test_failures_are_counted_and_logged_within_bounds(caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with caplog.at_level(logging.ERROR):
+        for n in range(3 * MAX_COUNTED):
+            for _ in range(2):
+                guard.run("signals", "engine", lambda n=n: f"n/p{n}\n\x1b[31m/m/0", fail)  # type: ignore[misc]
+    assert len(guard.counts) == MAX_COUNTED + 1
+    assert sum(guard.counts.values()) == 6 * MAX_COUNTED
+    assert len(caplog.records) == MAX_COUNTED
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_what_is_not_an_error_of_the_work_is_not_held_back() -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Guard().run("signals", "engine", lambda: "x", stop)
+
+
+def test_diagnosis_stage(undisturbed: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The diagnoser knows no engine: the third call of each tick's three is made to fail."""
+    calls = iter(range(10_000))
+    monkeypatch.setattr(
+        Diagnoser, "diagnose", raising(Diagnoser.diagnose, lambda *_: next(calls) % 3 == PODS.index(BAD), KeyError("x"))
+    )
+    shown = Shown()
+    assert_innocent(shown, undisturbed)
+    assert shown.failures() == {("engine", f"n/{BAD}/m/0", "diagnosis"): TICKS}

@@ -1,0 +1,64 @@
+"""Public SGLang incidents, labelled before any rule judged them: right in nine of ten, never wrong and confident."""
+
+from __future__ import annotations
+
+import csv
+
+from benchmarks.accuracy.data import RECORDINGS, Incident
+from benchmarks.accuracy.incidents import Answer, judge
+from benchmarks.accuracy.run import Run, Tick
+
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.recording.reader import Reader
+
+FOLDER = "sglang-incidents"
+RIGHT = 0.90
+
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(filter(None, text.split("|")))
+
+
+def incident(row: dict[str, str]) -> Incident:
+    return Incident(
+        name=f"{FOLDER}/{row['recording']}",
+        id=row["id"],
+        kind=row["class"],
+        expected=_set(row["expected_verdict"]),
+        expected_conditions=_set(row["expected_conditions"]),
+        forbidden=_set(row["forbidden_verdicts"]),
+        forbidden_conditions=_set(row["forbidden_conditions"]),
+        page=row["page"],
+        grade=row["grade"],
+        start=float(row["from_seconds"]),
+        end=float(row["to_seconds"]),
+        scored_only=True,
+        strict=row["strict_verdict"],
+    )
+
+
+def answered(asked: Incident) -> Answer:
+    pipeline, ticks, start = Pipeline(), [], None
+    with Reader(RECORDINGS / asked.name) as recording:
+        for snapshot in recording:
+            start = snapshot.time if start is None else start
+            engines = pipeline.observe(snapshot).engines
+            said = engines[0].diagnosis if engines else None
+            ticks.append(
+                Tick(
+                    snapshot.time - start,
+                    said.verdict if said else "unknown",
+                    said.confidence if said else 0.0,
+                    conditions=said.conditions if said else {},
+                )
+            )
+    return judge(asked, Run(asked.name, {}, {"0": ticks}))
+
+
+def test_nine_of_ten_are_right_and_none_is_wrong_and_confident() -> None:
+    with (RECORDINGS / FOLDER / "labels.csv").open(encoding="utf-8") as stream:
+        answers = [answered(incident(row)) for row in csv.DictReader(stream)]
+    assert len(answers) == 21
+    assert [each.incident.id for each in answers if each.wrong_and_confident] == []
+    missed = [f"{each.incident.id}: {each.verdict}" for each in answers if not each.right]
+    assert len(missed) <= (1 - RIGHT) * len(answers), missed

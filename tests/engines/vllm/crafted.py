@@ -1,0 +1,167 @@
+"""Texts that cost a careless reader of scripts more than they are long, and how to time it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+UNITS: Final = (
+    "${a:-",
+    "${a-",
+    "${a[@]",
+    "${a[",
+    "${",
+    "${a",
+    '${a:-"',
+    "${a:-'",
+    "${a:-`",
+    "${a:-$(",
+    "$",
+    "$a",
+    "$(",
+    "$((",
+    "$((a",
+    '$("',
+    "(",
+    ")",
+    "((",
+    "a=(",
+    "a=('",
+    "{",
+    "}",
+    "`",
+    "`a ",
+    "'",
+    '"',
+    "'\"",
+    "\"'",
+    '"$(',
+    '"${a:-',
+    "\\",
+    "\\\n",
+    '\\"',
+    "\\'",
+    "a=",
+    "a=$a;",
+    "a=b ",
+    "a+=$a;",
+    "export a=b\n",
+    'A="',
+    "b && ",
+    "b || ",
+    ";",
+    "&",
+    "|",
+    "\n",
+    "\n\n \n",
+    " ",
+    "\t",
+    "# ",
+    "\n#",
+    "<<E ",
+    "<<E\n",
+    "<<-'E'\n",
+    "<<<",
+    "cat <<E\nx\n",
+    "<(",
+    ">(",
+    "2>&1 ",
+    "> ",
+    "eval ",
+    'eval "',
+    "eval 'eval ",
+    "sh -c ",
+    "sh -c '",
+    "-c ",
+    "bash -c -o ",
+    "if ",
+    "fi;",
+    "for a in ",
+    "vllm ",
+    "vllm \t ",
+    "vllm serv ",
+    "vllm.entrypoint",
+    "api_server/",
+    "serve.",
+    "--a",
+    "--a=",
+    "--no-",
+    "-n -1.",
+    "$(a",
+    "$(a)",
+    "$$(a)",
+    "$@",
+    '"$@"',
+    "${@}",
+    "$1",
+    "a",
+    "é",
+    "\x00",
+    "[",
+    "]",
+    "client.",
+    "--api-key ",
+    "api_key",
+    "api_key=",
+    "api_key: '",
+    "token='\\",
+    "[[",
+    "'prompt': [",
+    "bearer ",
+    "basic a/",
+    "://",
+    "://a",
+    "a@",
+    "sk-",
+    "eyJaaaaaaaa.",
+    "hf_",
+    "a:b ",
+    "-u a:",
+    "--user=",
+    "-----BEGIN ",
+    "-----BEGIN PRIVATE KEY-----",
+    "a.",
+    "a-",
+    "secret_key ",
+)
+"""What is repeated."""
+
+OPENINGS: Final = ("", "vllm serve m --port ", 'eval "', "${a:-", "cat <<E\n")
+"""What stands before it."""
+
+
+def repeated(opening: str, unit: str, size: int) -> str:
+    """A text of ``size`` characters."""
+    return (opening + unit * (size // len(unit) + 1))[:size]
+
+
+def cost(action: Callable[[], object], times: int = 3) -> float:
+    """Seconds of CPU that ``action`` takes, the least of a few times."""
+    best = float("inf")
+    for _ in range(times):
+        began = time.process_time()
+        action()
+        best = min(best, time.process_time() - began)
+    return best
+
+
+def superlinear(
+    action: Callable[[str], object], make: Callable[[int], str], size: int, quick: float = 0.004
+) -> str | None:
+    """How the cost grows from ``size`` to four times that, when it is more than the text does; None otherwise.
+
+    What takes less than ``quick`` seconds at four times the size is not told from noise and is cheap enough.
+    """
+    texts = [make(size), make(2 * size), make(4 * size)]
+    longest = cost(partial(action, texts[2]), 1)
+    if longest < quick or longest < 6 * cost(partial(action, texts[0]), 1):
+        return None
+    costs = [cost(partial(action, text)) for text in texts]
+    if costs[2] < 8 * max(costs[0], quick / 2):
+        return None
+    return (
+        " ".join(f"{len(text)}: {1000 * one:.1f} ms" for text, one in zip(texts, costs, strict=True))
+        + f" of {texts[0][:40]!r}"
+    )

@@ -1,0 +1,261 @@
+"""What leaves the node of command lines, variables and log lines: known to be no secret, in whatever spelling a secret stands.
+
+The spellings are generated: where a secret can stand (option, variable, script, YAML, JSON, Python's print, log line), under which
+name, and in which quotes.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure.cli import main
+from kvpressure.engines.vllm import public
+from kvpressure.engines.vllm.command_line import parse
+from kvpressure.engines.vllm.log_lines import match, strip
+from kvpressure.model.readings import LogLine, Snapshot
+from kvpressure.recording.format import Header, tick_to_json
+from kvpressure.redaction import REDACTED
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
+from kvpressure.sources.scrape.scanner import parse_scrape
+
+LOGS = Path(__file__).parents[2] / "fixtures" / "vllm-logs"
+NAMES = [
+    "api-key",
+    "api_key",
+    "apiKey",
+    "api-keys",
+    "api_key_2",
+    "API_KEY",
+    "hf-token",
+    "HF_TOKEN",
+    "token",
+    "tokens",
+    "password",
+    "passwd",
+    "pwd",
+    "pass",
+    "DB_PASS",
+    "auth",
+    "x-auth-token",
+    "cookie",
+    "jwt",
+    "bearer",
+    "secret",
+    "client-secret",
+    "aws_secret_access_key",
+    "credential",
+    "credentials",
+    "private_key",
+    "sig",
+]
+OTHERS = ["otel-exporter-headers", "middleware", "my-option", "webhook", "config-blob", "extra", "X", "dsn"]
+QUOTES = ["{}", '"{}"', "'{}'", 'abc"{}"', "a,{}", "a;{}", "a&{}", "a){}", "$(echo {})", "`echo {}`", "${{K:-{}}}"]
+COMMANDS = [  # {o} an option, {n} a name, {v} the value
+    ["vllm", "serve", "m", "--{n}", "{v}"],
+    ["vllm", "serve", "m", "--{n}={v}"],
+    ["vllm", "serve", "m", "--{n}", "a", "{v}", "--max-num-seqs", "4"],
+    ["vllm", "serve", "m", "{v}", "--max-num-seqs", "4"],
+    ["vllm", "serve", "m", "--max-num-seqs", "4", "-{n}", "{v}"],
+    ["--model", "m", "--{n}", "{v}"],
+    ["python3", "-m", "vllm.entrypoints.openai.api_server", "--{n}", "{v}"],
+    ["sh", "-c", "vllm serve m --{n} {v} --max-num-seqs 4"],
+    ["sh", "-c", "{n}={v}; vllm serve m --api-key ${n}"],
+    ["sh", "-c", "export {n}={v} && exec vllm serve m --{n} ${n}"],
+    ["sh", "-c", "{n}={v} vllm serve m"],
+    ["sh", "-c", "echo {v} | login; vllm serve m"],
+    ["sh", "-c", "curl -u bob:{v} http://h -H '{n}: {v}'; vllm serve m"],
+    ["sh", "-c", "bash -c 'vllm serve m --{n} {v}'"],
+    ["sh", "-c", "vllm serve m $(cat <<E\n--{n} {v}\nE\n)"],
+    ["python3", "-c", "import os; os.environ['{n}']='{v}'; import vllm.entrypoints.openai.api_server"],
+    ["sh", "-c", "printf '{n}:\\n  - {v}\\n' > c.yaml; vllm serve m --config c.yaml"],
+    ["vllm", "serve", "m", "--{n}.key", "{v}"],
+    ["vllm", "serve", "https://bob:{v}@h/m"],
+    ["vllm", "serve", "m", "--served-model-name", "https://bob:{v}@h/m"],
+    ["vllm", "serve", "m", "--additional-config", '{{"{n}": "{v}"}}'],
+    ["vllm", "serve", "m", "--hf-overrides", '{{"credentials": {{"{n}": {{"value": "{v}"}}}}, "max_model_len": 5}}'],
+    ["vllm", "serve", "m", "--kv-transfer-config", '{{"kv_role": "kv_both", "{n}": ["a", "{v}"]}}'],
+    ["vllm", "serve", "m", "--compilation-config", "{{'{n}': '{v}'}}"],
+    ["vllm", "serve", "m", "--lora-modules", "{n}={v}"],
+]
+LINES = [
+    "non-default args: {{'{n}': '{v}', 'max_num_seqs': 64}}",
+    "non-default args: {{'{n}': ['{v}', 'b'], 'max_num_seqs': 64}}",
+    "non-default args: {{'{n}': ('{v}',), 'max_num_seqs': 64}}",
+    "non-default args: {{'additional_config': {{'{n}': '{v}'}}, 'max_num_seqs': 64}}",
+    "args: Namespace(host=None, {n}='{v}', max_num_seqs=4)",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB {n}={v}",
+    "CUDA out of memory {n}: {v}",
+    "CUDA out of memory while {v} was used, {n} {v}",
+    "Authorization: Bearer {v} CUDA out of memory",
+    "Initializing a V1 LLM engine (v0.9.1) with config: model='m', {n}='{v}', max_seq_len=5, tensor_parallel_size=1",
+    "Available KV cache memory: 3.20 GiB for {n}={v}",
+    "https://bob:{v}@h GPU KV cache size: 1,024 tokens",
+    '{{"message": "GPU KV cache size: 1,024 tokens", "{n}": "{v}"}}',
+    "something else {n}={v}",
+]
+secrets = st.text(string.ascii_letters + string.digits, min_size=12, max_size=40).filter(
+    lambda text: not text.isdigit() and text[0].isalpha()
+)
+
+
+def filled(parts: list[str], name: str, value: str) -> list[str]:
+    return [part.format(n=name, v=value) for part in parts]
+
+
+def spellings(secret: str) -> Iterator[list[str]]:
+    """Every command with every name, and every way to write the value under one of them."""
+    for command, name in product(COMMANDS, NAMES + OTHERS):
+        yield filled(command, name, secret)
+    for command, quoted in product(COMMANDS, QUOTES):
+        yield filled(command, "api-key", quoted.format(secret))
+
+
+def test_no_spelling_of_a_secret_leaves_in_a_command_line() -> None:
+    secret = "Zq7hunterXw2"
+    shown = [(argv, public.args(argv)) for argv in spellings(secret)]
+    assert len(shown) > 1000
+    assert [pair for pair in shown if any(secret in word for word in pair[1])] == []
+
+
+@given(st.sampled_from(COMMANDS), st.sampled_from(NAMES + OTHERS), st.sampled_from(QUOTES), secrets)
+def test_no_secret_leaves_and_twice_is_once(command: list[str], name: str, quote: str, secret: str) -> None:
+    shown = public.args(filled(command, name, quote.format(secret)))
+    assert secret not in " ".join(shown)
+    assert public.args(shown) == shown
+
+
+def test_a_word_that_no_option_is_named_like_is_no_name() -> None:
+    assert "Zq7hunterXw2" not in repr(public.args(["vllm", "serve", "m", "--Zq7hunterXw2", "1"]))
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"tokens"}))  # --max-num-batched-tokens is a limit
+def test_a_secret_number_is_a_secret(name: str) -> None:
+    assert "123456" not in " ".join(public.args(["vllm", "serve", "m", f"--{name}", "123456"]))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["max_num_seqs", "max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "a_newer_limit"]
+        ),
+        st.integers(0, 10**9) | st.floats(0, 1, allow_nan=False).map(lambda x: round(x, 6)),
+    ),
+    st.sampled_from(["auto", "fp8_e4m3", "bfloat16"]),
+    st.booleans(),
+)
+def test_numbers_types_and_flags_are_read_as_before(numbers: dict[str, float], kind: str, flag: bool) -> None:
+    argv = ["vllm", "serve", "org/model-7b", "--kv-cache-dtype", kind, "--api-key", "hidden"]
+    argv += [word for name, number in numbers.items() for word in ("--" + name.replace("_", "-"), f"{number:f}")]
+    argv += ["--enable-prefix-caching" if flag else "--no-enable-prefix-caching"]
+    before, after = parse(argv), parse(public.args(argv))
+    assert {**before.values, "api_key": None} == after.values
+    assert (before.explicit, before.complete, before.model) == (after.explicit, after.complete, after.model)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["bash", "-c", 'vllm serve m --api-key $K "${ARGS[@]}"'],
+        ["vllm", "serve", "m", "$(EXTRA)"],
+        ["run.sh", "--x"],
+    ],
+)
+def test_what_was_not_understood_is_not_taken_for_complete(argv: list[str]) -> None:
+    assert parse(public.args(argv)).is_explicit("max_num_seqs") is None
+
+
+def test_json_keeps_its_numbers_and_known_modes() -> None:
+    given_ = '{"kv_role": "kv_both", "kv_connector": "LMCacheConnectorV1", "kv_rank": 1, "kv_connector_extra_config": {"url": "u:p"}}'
+    [shown] = [word for word in public.args(["vllm", "serve", "--kv-transfer-config", given_]) if "config" in word]
+    assert json.loads(shown.partition("=")[2]) == {
+        "kv_role": "kv_both",
+        "kv_connector": "LMCacheConnectorV1",
+        "kv_rank": 1,
+        "kv_connector_extra_config": {"url": REDACTED},
+    }
+
+
+def real_lines() -> list[str]:
+    files = (file for file in sorted(LOGS.rglob("*")) if file.is_file())
+    lines = (line for file in files for line in file.read_text(errors="replace").splitlines())
+    return [line for line in lines if match(strip(line)) is not None]
+
+
+def test_events_of_real_servers_are_read_as_before() -> None:
+    lines = real_lines()
+    assert len(lines) > 30
+    for line in lines:
+        before, after = match(strip(line)), match(public.log_line(line))
+        assert before is not None
+        assert after is not None
+        assert after.event == before.event
+        assert {**before.values, "host": None} == {**after.values, "host": None}
+        assert public.log_line(public.log_line(line)) == public.log_line(line)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
+@pytest.mark.parametrize("line", LINES)
+def test_no_secret_leaves_in_a_log_line(line: str, name: str) -> None:
+    for secret in ("Zq7hunterXw2", "correcthorsebattery"):
+        assert secret not in public.log_line(line.format(n=name, v=secret))
+
+
+@given(st.sampled_from(real_lines()), secrets)
+def test_what_stands_beside_an_event_is_not_kept(line: str, secret: str) -> None:
+    assert secret not in public.log_line(f"{line} {secret}")
+    assert secret not in public.log_line(f"{secret} {line}")
+
+
+def pod(argv: list[str], secret: str) -> dict[str, object]:
+    container = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.9.1",
+        "command": argv,
+        "ports": [{"containerPort": 8000}],
+        "env": [{"name": name, "value": secret} for name in ("HF_TOKEN", "VLLM_API_KEY", "VLLM_OTHER", "K", "api_key")],
+    }
+    return {
+        "metadata": {"namespace": "ns", "name": "p", "uid": "u"},
+        "spec": {"containers": [container]},
+        "status": {"phase": "Running", "podIP": "10.0.0.1"},
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_end_to_end_no_secret_of_a_pod_is_published_recorded_or_printed(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the pod's document by discovery to the recording, and by every command that reads it."""
+    secret = "Zq7hunterXw2"
+    found = read_pod(pod(filled(command, "api-key", secret), secret), Policy(selected=True))
+    assert found is not None
+    assert secret not in repr([engine.target for engine in found.engines])
+    pages = tuple(
+        parse_scrape(
+            'vllm:num_requests_running{engine="0",model_name="m"} 1\n',
+            target=engine.target.name,
+            time=1.0,
+            pod="p",
+            args=filled(command, "api-key", secret),
+            env={"HF_TOKEN": secret, "VLLM_API_KEY": secret, "VLLM_X": secret},
+            keep_text=True,
+        )
+        for engine in found.engines
+        if engine.target is not None
+    )
+    logs = tuple(LogLine("ns", "p", "vllm", line.format(n="api_key", v=secret)) for line in LINES)
+    file = tmp_path / "r.jsonl"
+    file.write_text(f"{Header(1.0).to_json()}\n{tick_to_json(Snapshot(1.0, pages=pages, logs=logs))}\n")
+    assert secret not in file.read_text()
+    for arguments in (["diagnose", str(file)], ["replay", str(file), "--format", "json"], ["mitigate", str(file)]):
+        main(arguments)
+        printed = capsys.readouterr()
+        assert secret not in printed.out + printed.err

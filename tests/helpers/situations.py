@@ -1,0 +1,261 @@
+"""Situations of operation (``tests/bundle/situations``) as promtool cases, and what fired in each."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FILE = Path(__file__).parents[1] / "bundle" / "situations" / "situations.yaml"
+MINUTES = 60.0
+_REPEAT = re.compile(r"\(([^()]*)\) x(\d+)")
+_SEGMENT = re.compile(r"([\d.]+)m (-?[\d.]+|-|NaN|\+[\d.]+/s)")
+_FIRED = re.compile(
+    r'\{alertname="(\w+)"(?:, page="(\w+)")?, severity="(\w+)", situation="([^"]+)"\}|\{situation="([^"]+)"\}'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """One alert that fired: its name, severity, and whether it pages."""
+
+    name: str
+    severity: str
+    page: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One situation: its series as value runs, and what is expected. Minutes from its beginning."""
+
+    name: str
+    what: str
+    expect: str
+    series: Mapping[str, str]
+    minutes: float = MINUTES
+    by: tuple[str, ...] = ()
+    ticket_by: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    within: float | None = None
+    until: float | None = None
+    still: float | None = None
+    others_page: bool = False
+    pages_only: bool = False
+    excluded: str = ""
+    scrape: float | None = None
+    copied_recordings: bool = False
+
+
+def load() -> list[Situation]:
+    """Every situation of the file."""
+    document = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return [_situation(item, document["labels"], document["packs"]) for item in document["situations"]]
+
+
+def _situation(item: Mapping[str, Any], labels: Mapping[str, str], packs: Mapping[str, Any]) -> Situation:
+    series: dict[str, str] = {}
+    for pack in ("exporters", *item.get("use", ())):
+        series |= {_named(name, labels): values for name, values in packs[pack].items()}
+    for pack in item.get("also_from", ()):
+        series |= {_named(name, labels, "2"): values for name, values in packs[pack].items()}
+    series |= {_named(name, labels): values for name, values in item.get("series", {}).items()}
+    return Situation(
+        item["id"],
+        item["what"],
+        item["expect"],
+        series,
+        float(item.get("minutes", _longest(series))),
+        tuple(item.get("by", ())),
+        tuple(item.get("ticket_by", ())),
+        tuple(item.get("silent", ())),
+        item.get("within"),
+        item.get("until"),
+        item.get("still"),
+        item.get("others") == "page",
+        item.get("pages_only", False),
+        item.get("excluded", ""),
+        item.get("scrape"),
+        item.get("copied_recordings", False),
+    )
+
+
+def _longest(series: Mapping[str, str]) -> float:
+    lengths = [sum(length for length, _ in _segments(values)) for values in series.values()]
+    return max((length for length in lengths if length < 900), default=MINUTES)
+
+
+def _named(name: str, labels: Mapping[str, str], node: str = "1") -> str:
+    """The series with its short labels written out and the labels of its scrape added."""
+    metric, _, body = name.partition("{")
+    body = re.sub(r"\$(\w+)", lambda match: labels[match[1]], body.rstrip("}"))
+    if found := re.search(r",?@(\d)", body):
+        node, body = found[1], body.replace(found[0], "")
+    ours = metric.startswith("kube_") is False
+    scrape = (
+        {"job": "kvpressure", "instance": f"node-{node}:9846", "node": f"node-{node}"}
+        if ours
+        else {"job": "kube-state-metrics", "instance": "ksm:8080"}
+    )
+    present = {match[1] for match in re.finditer(r'(\w+)="', body)}
+    if "instance" in present and "node" not in present:
+        scrape.pop("node", None)
+    own = [f'{label}="{value}"' for label, value in scrape.items() if label not in present]
+    return f"{metric}{{{','.join([*filter(None, [body]), *own])}}}"
+
+
+def _segments(values: str) -> list[tuple[float, str]]:
+    text = str(values)
+    while found := _REPEAT.search(text):
+        text = text.replace(found[0], "; ".join([found[1]] * int(found[2])), 1)
+    parts = [_SEGMENT.fullmatch(part.strip()) for part in text.split(";")]
+    assert all(parts), f"not understood: {values!r}"
+    return [(float(part[1]), part[2]) for part in parts if part]
+
+
+def samples(values: str, minutes: float, scrape: float) -> str:
+    """The value runs as promtool's notation at one scrape interval; a series that ends gets one staleness marker."""
+    out: list[str] = []
+    present, level, began = False, 0.0, 0.0
+    segments = _segments(values)
+    ends = []
+    for length, _ in segments:
+        began += length * 60
+        ends.append(began)
+    index, last = 0, 0.0
+    for number in range(int(minutes * 60 / scrape) + 1):
+        now = number * scrape
+        while index < len(ends) - 1 and now >= ends[index]:
+            level, last = _advance(segments[index][1], level, ends[index] - last), ends[index]
+            index += 1
+        kind = segments[index][1]
+        if kind == "-" or now > ends[-1]:
+            out.append("stale" if present else "_")
+            present = False
+            continue
+        level, last = _advance(kind, level, now - last), now
+        out.append("NaN" if kind == "NaN" else f"{level:g}" if abs(level) < 1e5 else f"{level:.0f}")
+        present = True
+    return " ".join(_runs(out))
+
+
+def _advance(kind: str, level: float, seconds: float) -> float:
+    if kind.startswith("+"):
+        return level + float(kind[1:-2]) * seconds
+    return level if kind in ("-", "NaN") else float(kind)
+
+
+def _runs(values: Sequence[str]) -> Iterator[str]:
+    """Equal samples in a row in one word, where promtool has one for them."""
+    start = 0
+    for end in range(1, len(values) + 1):
+        if end < len(values) and values[end] == values[start]:
+            continue
+        count, value = end - start, values[start]
+        if value == "_":
+            yield f"_x{count - 1}" if count > 1 else "_"
+        elif value in ("NaN", "stale"):
+            yield from [value] * count
+        else:
+            yield f"{value}+0x{count - 1}" if count > 1 else value
+        start = end
+
+
+def doubled(series: Mapping[str, str]) -> dict[str, str]:
+    """Each series once more, as a second exporter, another job, other node and GPU numbers would publish it."""
+    copies = {}
+    for name, values in series.items():
+        copy = re.sub(r'\bnode="([^"]*)"', r'node="ip-\1"', name)
+        copy = re.sub(r'\bjob="([^"]*)"', r'job="\1-copy"', copy)
+        copy = re.sub(r'\binstance="([^"]*)"', r'instance="copy-\1"', copy)
+        copies[re.sub(r'\bgpu="(\d+)"', r'gpu="1\1"', copy)] = values
+    return {**series, **copies}
+
+
+def case(situation: Situation, scrape: float, double: bool) -> dict[str, Any]:
+    """The situation as one promtool test whose expectations are empty, so that promtool prints what there is."""
+    series = doubled(situation.series) if double else situation.series
+    minutes = situation.minutes
+    every = "max by (alertname, severity, page) (max_over_time(%s[%dm]))"
+    firing = 'ALERTS{alertstate="firing",alertname!="KvpressureWatchdog"}'
+    asked = {"all": (minutes, every % (firing, minutes))}
+    if situation.within is not None:
+        late = situation.within + 2 * scrape / 60
+        asked["within"] = (late, every % (firing, late))
+    if situation.until is not None:
+        rest = minutes - situation.until
+        asked["until"] = (minutes, every % (firing, rest))
+    if situation.still is not None:
+        asked["still"] = (situation.still, every % (firing, 1))
+    return {
+        "name": situation.name,
+        "interval": f"{situation.scrape or scrape:g}s",
+        "input_series": [
+            {"series": name, "values": samples(values, minutes, situation.scrape or scrape)}
+            for name, values in series.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": f'label_replace({expr}, "situation", "{situation.name} {kind}", "", "")',
+                "eval_time": f"{int(at * 60)}s",
+                "exp_samples": [],
+            }
+            for kind, (at, expr) in asked.items()
+        ],
+    }
+
+
+def judge(
+    rules: Path, situations: Iterable[Situation], folder: Path, scrape: float = 15, double: bool = False
+) -> tuple[dict[tuple[str, str], set[Fired]], str]:
+    """What fired, by situation and question, and promtool's own output (errors of rules are in it)."""
+    document = {
+        "rule_files": [str(rules)],
+        "evaluation_interval": "30s",
+        "tests": [case(situation, scrape, double) for situation in situations],
+    }
+    file = folder / f"situations-{scrape:g}-{double}.yaml"
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    command = ["promtool", "test", "rules", str(file)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    output = result.stdout + result.stderr
+    found: dict[tuple[str, str], set[Fired]] = {}
+    for match in _FIRED.finditer(output):
+        if match[1]:
+            name, _, kind = match[4].partition(" ")
+            found.setdefault((name, kind), set()).add(Fired(match[1], match[3], match[2] == "true"))
+    return found, output
+
+
+def complaints(situation: Situation, found: Mapping[tuple[str, str], set[Fired]]) -> list[str]:
+    """What is not as expected; nothing when all is."""
+    fired = found.get((situation.name, "all"), set())
+    pages = {item.name for item in fired if item.page}
+    tickets = {item.name for item in fired if not item.page and item.severity in ("warning", "critical")}
+    wrong: list[str] = []
+    if situation.expect == "page":
+        wrong += [f"{name} does not page" for name in situation.by if name not in pages | set(situation.ticket_by)]
+        wrong += [] if pages else ["nothing pages"]
+        if situation.by and not situation.others_page:
+            wrong += [f"{name} pages too" for name in sorted(pages - set(situation.by) - {"InferenceKVCachePressure"})]
+        if situation.within is not None:
+            early = {item.name for item in found.get((situation.name, "within"), set()) if item.page}
+            wrong += [] if early else [f"no page by minute {situation.within:g}"]
+    else:
+        wrong += [f"{name} pages" for name in sorted(pages)]
+    if situation.expect == "ticket":
+        wrong += [] if tickets else ["nothing raises a ticket"]
+        wrong += [f"{name} raises no ticket" for name in situation.by if name not in tickets]
+    if situation.expect == "nothing" and not situation.pages_only:
+        wrong += [f"{name} raises a ticket" for name in sorted(tickets)]
+    wrong += [f"{name} raises no ticket" for name in situation.ticket_by if name not in tickets]
+    wrong += [f"{item.name} fires" for item in fired if item.name in situation.silent]
+    for item in found.get((situation.name, "until"), set()):
+        wrong += [f"{item.name} still pages after minute {situation.until:g}"] if item.page else []
+    if situation.still is not None and not any(i.page for i in found.get((situation.name, "still"), set())):
+        wrong.append(f"nothing pages any more at minute {situation.still:g}")
+    return wrong

@@ -1,0 +1,281 @@
+"""The plugin as it is shipped: one small wheel without dependencies, and reports that other releases read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import venv
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import kvpressure_vllm.report
+from kvpressure.model.readings import AllocatorReading
+from kvpressure.sources import plugin_reports
+from kvpressure.sources.plugin_metrics import read_plugin_metrics
+from tests.helpers.plugin import PLUGIN, ROOT, with_plugin
+
+pytestmark = pytest.mark.live
+
+FORMAT_1 = ROOT / "tests/fixtures/plugin/format-1"
+STEPS = ROOT / "tests/fixtures/vllm/steps-0.32.0.jsonl.gz"
+LARGEST_WHEEL = 30_000
+GB = 10**9
+AS_VLLM_LOADS = """
+import os, json, sys
+from importlib.metadata import distributions, entry_points
+for group in ("vllm.general_plugins", "vllm.stat_logger_plugins"):
+    for entry in entry_points(group=group):
+        found = entry.load()
+        print(group, entry.name, entry.dist.name, found.__name__)
+        if group == "vllm.general_plugins":
+            found()
+        else:
+            logger = found(None, 0)
+            logger.record(None, None)
+            logger.log_engine_initialized()
+print("exporter" if any(d.name == "kvpressure" for d in distributions()) else "plugin only")
+"""
+STUB = """
+class StatLoggerBase:
+    pass
+"""
+WRITES = """
+import gzip, json, os, sys, types
+from types import SimpleNamespace
+import kvpressure_vllm.steps as steps
+steps.repeat = lambda report: None
+from kvpressure_vllm.allocator import sample
+from kvpressure_vllm import registry_gauges
+from kvpressure_vllm.report import ReportFile, directory
+
+def thing(value):
+    if isinstance(value, dict):
+        return SimpleNamespace(**{key: thing(item) for key, item in value.items()})
+    return [thing(item) for item in value] if isinstance(value, list) else value
+
+stats = {"allocated_bytes.all.current": 61_000_000_000, "reserved_bytes.all.current": 64_500_000_000,
+         "inactive_split_bytes.all.current": 1_200_000_000, "num_alloc_retries": 2, "num_ooms": 0}
+torch = SimpleNamespace(cuda=SimpleNamespace(
+    is_initialized=lambda: True, device_count=lambda: 1, memory_stats=lambda device: stats))
+counts = steps.FRONTEND.engine(0)
+for line in gzip.open(sys.argv[1], "rt"):
+    call = json.loads(line)
+    counts.record(thing(call["scheduler_stats"]), thing(call["iteration_stats"]))
+if directory():
+    ReportFile("worker", directory()).write(sample(torch))
+else:
+    registry_gauges.show_allocator(sample(torch))
+steps.FRONTEND.report()
+if not directory():
+    from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    print(generate_latest(registry).decode(), end="")
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of what git holds of the plugin's folder."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    for path in PLUGIN.rglob("*"):
+        if path.is_file() and not {"__pycache__", "build"} & set(path.parts) and ".egg-info" not in str(path):
+            copy = source / path.relative_to(PLUGIN)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    build = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(target)], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    [built] = target.glob("*.whl")
+    return built
+
+
+class TestWheel:
+    def test_it_is_small_pure_and_asks_for_nothing(self, wheel: Path) -> None:
+        assert wheel.name == f"kvpressure_vllm-{version(PLUGIN)}-py3-none-any.whl"
+        assert wheel.stat().st_size < LARGEST_WHEEL
+        with zipfile.ZipFile(wheel) as archive:
+            names = archive.namelist()
+            [metadata] = [archive.read(name).decode() for name in names if name.endswith("/METADATA")]
+        assert "Requires-Dist" not in metadata
+        assert {name.split("/")[0].split("-")[0] for name in names} == {"kvpressure_vllm"}
+        modules = {path.name for path in (PLUGIN / "kvpressure_vllm").iterdir() if path.name != "__pycache__"}
+        assert {name.split("/")[1] for name in names if name.startswith("kvpressure_vllm/")} == modules
+
+    def test_vllm_loads_it_from_a_clean_environment(self, wheel: Path, tmp_path: Path) -> None:
+        """With vLLM's one class that it derives from standing in for vLLM, and no exporter beside it."""
+        venv.create(tmp_path / "venv", with_pip=False)
+        python = tmp_path / "venv/bin/python"
+        [packages] = (tmp_path / "venv/lib").glob("python3*/site-packages")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(packages)  # what an installer does with a pure wheel without scripts
+        loggers = packages / "vllm/v1/metrics/loggers.py"
+        loggers.parent.mkdir(parents=True)
+        loggers.write_text(STUB)
+        reports = tmp_path / "reports"
+        reports.mkdir()
+        environment = {"KVPRESSURE_PLUGIN": "1", "KVPRESSURE_PLUGIN_DIR": str(reports)}
+        done = subprocess.run(
+            [python, "-c", AS_VLLM_LOADS], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.stdout.splitlines(), done.stderr) == (
+            [
+                "vllm.general_plugins kvpressure kvpressure-vllm register",
+                "vllm.stat_logger_plugins kvpressure kvpressure-vllm StepLogger",
+                "plugin only",
+            ],
+            "",
+        )
+
+    def test_it_is_one_release_with_the_exporter_under_the_same_licence(self) -> None:
+        assert version(PLUGIN) == version(ROOT)
+        assert (PLUGIN / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+    def test_the_exporter_brings_no_plugin_of_its_own(self) -> None:
+        assert "entry-points" not in project(ROOT)
+
+
+def project(where: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((where / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def version(where: Path) -> str:
+    return str(project(where)["version"])
+
+
+def test_no_document_installs_it_by_a_name_that_anybody_may_register() -> None:
+    """An installer is given a path, a URL or a wheel, never the bare name of either distribution."""
+    bare = re.compile(
+        r"(?:pip3?|uv pip) (?:install|download)[^\n`]*[ '\"]kvpressure(?:-vllm)?(?:\[\w+\])?(?:[=<>~ '\"`]|$)", re.M
+    )
+    places = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugin/*.md"), *ROOT.glob("deploy/**/*")]
+    texts = {path: path.read_text(errors="replace") for path in places if path.is_file()}
+    assert bare.search("pip install --no-deps kvpressure-vllm\n")
+    assert bare.search("RUN pip install --no-deps kvpressure")
+    assert not bare.search("pip install --no-deps ./kvpressure_vllm-0.1.0-py3-none-any.whl")
+    assert not [str(path) for path, text in texts.items() if bare.search(text)]
+
+
+def fresh(body: dict[str, Any], now: float) -> bytes:
+    """A report as if it had just been written."""
+    age = now - body["written"]
+    return json.dumps(body | {"started": body["started"] + age, "written": now}).encode()
+
+
+def written(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_bytes()) for path in sorted(directory.glob("*-*.json"))]
+
+
+def write_reports(directory: Path | None, multiproc: Path | None) -> str:
+    """Let this plugin report what the first release reported for the fixtures: steps and allocator statistics."""
+    environment = with_plugin(os.environ, without=("KVPRESSURE", "PROMETHEUS", "POD_"))
+    environment |= {"KVPRESSURE_PLUGIN": "1", "POD_NAMESPACE": "team-a", "POD_NAME": "vllm-0"}
+    if directory is not None:
+        environment["KVPRESSURE_PLUGIN_DIR"] = str(directory)
+    if multiproc is not None:
+        environment["PROMETHEUS_MULTIPROC_DIR"] = str(multiproc)
+    return subprocess.run(
+        [sys.executable, "-c", WRITES, str(STEPS)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+
+def names_of(page: str) -> set[tuple[str, tuple[str, ...]]]:
+    """Metrics of the plugin on a page, each with the names of its labels."""
+    lines = re.findall(r"^(kvpressure:\w+)(?:\{([^}]*)\})? ", page, re.M)
+    return {(name, tuple(sorted(re.findall(r'(\w+)="', labels)))) for name, labels in lines}
+
+
+def refused(body: dict[str, Any]) -> bool:
+    """Whether this exporter's reader takes nothing from the report, and says so."""
+    try:
+        plugin_reports.parse(json.dumps(body).encode())
+    except plugin_reports.Malformed:
+        return True
+    return False
+
+
+class TestOldPlugin:
+    """Reports of the first release's plugin, read by this exporter."""
+
+    def test_files(self) -> None:
+        reports = [plugin_reports.parse(fresh(body, time.time())) for body in written(FORMAT_1)]
+        allocator, [stats] = plugin_reports.readings(reports)
+        assert allocator == (AllocatorReading("team-a", "vllm-0", 0, 61 * GB, 64_500_000_000, 1_200_000_000, 2, 0),)
+        assert (stats.steps, stats.decoded, stats.preemptions, stats.kv_max, stats.exact) == (398, 6232, 0, 1.0, True)
+        assert stats.sizes == batches()
+
+    def test_its_metrics_on_the_page_of_vllm(self) -> None:
+        text = (FORMAT_1 / "page.prom").read_bytes()
+        now = float(re.findall(rb"^kvpressure:written_seconds\S* (\S+)", text, re.M)[0])
+        found = read_plugin_metrics(b"\n" + text, "team-a", "vllm-0", now)
+        assert found is not None
+        assert found.allocator == (
+            AllocatorReading("team-a", "vllm-0", 0, 61 * GB, 64_500_000_000, 1_200_000_000, 2, 0),
+        )
+        [stats] = found.steps
+        assert (stats.decoded, stats.kv_max, stats.sizes, found.bad_lines) == (6232, 1.0, batches(), 0)
+
+
+def batches() -> dict[int, int]:
+    """Steps by batch size in the recorded session, counted without the plugin."""
+    with gzip.open(STEPS, "rt") as lines:
+        calls = [json.loads(line) for line in lines]
+    sizes = Counter(
+        len(call["iteration_stats"]["inter_token_latencies_iter"]) for call in calls if call["iteration_stats"]
+    )
+    return {size: steps for size, steps in sizes.items() if size}
+
+
+class TestNewPlugin:
+    """Reports of this plugin, as the first release's exporter demands them."""
+
+    def test_files(self, tmp_path: Path) -> None:
+        write_reports(tmp_path, None)
+        schema = json.loads((FORMAT_1 / "reader.schema.json").read_text())
+        bodies = written(tmp_path)
+        assert [body["kind"] for body in bodies] == ["frontend", "worker"]
+        for body in [*bodies, *written(FORMAT_1)]:
+            jsonschema.validate(body, schema)
+        times = {"pid", "started", "written"}
+        for body, old in zip(bodies, written(FORMAT_1), strict=True):
+            known = {name: value for name, value in body.items() if name in old}
+            assert {**known, **dict.fromkeys(times)} == {**old, **dict.fromkeys(times)}
+
+    def test_the_schema_refuses_what_that_reader_refuses(self) -> None:
+        schema = json.loads((FORMAT_1 / "reader.schema.json").read_text())
+        frontend, worker = written(FORMAT_1)
+        for bad in (
+            worker | {"kvpressure": 2},
+            worker | {"rank": None},
+            worker | {"ooms": -1},
+            frontend | {"engines": []},
+        ):
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate(bad, schema)
+            assert refused(bad)
+
+    def test_its_metrics_on_the_page_of_vllm(self, tmp_path: Path) -> None:
+        page = write_reports(None, tmp_path)
+        assert names_of((FORMAT_1 / "page.prom").read_text()) <= names_of(page)
+
+    def test_the_format_is_the_one_that_is_read(self) -> None:
+        assert kvpressure_vllm.report.VERSION == plugin_reports.FORMAT == 1

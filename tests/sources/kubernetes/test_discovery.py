@@ -1,0 +1,116 @@
+"""What is found in each pod of ``tests/fixtures/pods``: written from the manifests' meaning in ``expected.yaml``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvpressure.engines.registry import dialect
+from kvpressure.sources.kubernetes.discovery import NO_TARGET, REASONS, SIGNS, leaders
+from kvpressure.sources.kubernetes.podspec import Pod, Policy, read_pod
+
+PODS = Path(__file__).parents[2] / "fixtures" / "pods"
+EXPECTED: Mapping[str, Any] = yaml.safe_load((PODS / "expected.yaml").read_text())
+NO_SECRETS_PARSED = ("kv_role",)  # inside a JSON argument
+
+
+def document(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((PODS / name).read_text())
+    return found
+
+
+def read(name: str) -> Pod:
+    pod = read_pod(document(name), Policy())
+    assert pod is not None
+    return pod
+
+
+def cases(part: str) -> list[tuple[str, str, Any]]:
+    return [(pod, name, value) for pod, said in EXPECTED["pods"].items() for name, value in said.get(part, {}).items()]
+
+
+def test_every_fixture_has_an_expectation() -> None:
+    assert {str(path.relative_to(PODS)) for path in PODS.rglob("*.json")} == set(EXPECTED["pods"])
+
+
+@pytest.mark.parametrize(("name", "container", "expected"), cases("engines"))
+def test_engine_is_found(name: str, container: str, expected: Mapping[str, Any]) -> None:
+    engine = next((one for one in read(name).engines if one.container == container), None)
+
+    assert engine is not None, "not taken for an engine"
+    if expected["port"] is None:
+        assert engine.target is None
+        assert engine.refusal not in (None, "no_endpoint")
+        return
+    assert engine.target is not None, engine.refusal
+    target = engine.target
+    assert (target.port, target.path, target.scheme) == (expected["port"], expected["path"], expected["scheme"])
+    args = dialect(engine.dialect).read_command(target.args, target.env).args
+    for key, value in expected["arguments"].items():
+        if key in NO_SECRETS_PARSED:
+            continue
+        read_value = args.values.get(key)
+        if read_value is None and key in expected.get("may_be_unknown", ()):
+            continue
+        assert read_value == str(value), key
+
+
+@pytest.mark.parametrize(("name", "container", "why"), cases("not_engines"))
+def test_other_containers_are_not_engines(name: str, container: str, why: str) -> None:
+    found = next((one for one in read(name).engines if one.container == container), None)
+
+    assert found is None or found.refusal == "no_endpoint", why
+
+
+REASONS_OF = {
+    "dynamo/frontend.json": "other_program",
+    "dynamo/planner.json": "other_program",
+    "kaito/distributed-1.json": "worker",
+    "llm-d/fma-launcher.json": "other_program",
+    "llm-d/fma-requester.json": "no_sign",
+    "nim/nim-llm.json": "nim",
+    "skypilot/service.json": "no_sign",
+    "variants/gpu-tgi.json": "other_server",
+    "variants/gpu-training.json": "no_sign",
+    "variants/uds.json": "unix_socket",
+    "variants/port-configmap.json": "port_unknown",
+    "variants/port-envfrom.json": "port_unknown",
+    "variants/host-network-annotated.json": "port_of_the_node",
+}
+
+
+@pytest.mark.parametrize(("name", "reason"), REASONS_OF.items())
+def test_the_reason_is_given(name: str, reason: str) -> None:
+    assert [row.why for row in read(name).rows] == [reason]
+
+
+@pytest.mark.parametrize("name", EXPECTED["pods"])
+def test_every_gpu_container_has_a_row_of_the_closed_sets(name: str) -> None:
+    pod = read(name)
+    rows = {row.container: row for row in pod.rows}
+    with_gpu = {
+        c["name"]
+        for c in document(name)["spec"]["containers"]
+        if any("gpu" in key for key in c.get("resources", {}).get("limits", {}))
+    }
+    assert with_gpu <= rows.keys()
+    assert {engine.container for engine in pod.engines} <= rows.keys()
+    assert {row.why for row in pod.rows} <= {*SIGNS, *REASONS, *NO_TARGET}
+
+
+@pytest.mark.parametrize("group", EXPECTED["groups"], ids=lambda group: str(group["engine"]))
+def test_workers_are_joined_to_their_leader(group: Mapping[str, Any]) -> None:
+    leader, members = read(group["engine"]), [read(name) for name in group["members"]]
+    place = (leader.namespace, leader.name, group["container"])
+    assert leaders([leader, *members]) == {(member.namespace, member.name): place for member in members}
+    assert leaders(members) == {}
+
+
+def test_pods_with_metrics_of_their_own_are_not_joined() -> None:
+    for group in EXPECTED["not_grouped"]:
+        assert leaders(map(read, group["pods"])) == {}

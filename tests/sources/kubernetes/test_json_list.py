@@ -1,0 +1,142 @@
+"""Lists read item by item: the same as ``json.loads``, however the bytes are cut; bounded, linear, and strict."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpressure.sources.kubernetes.json_list import CHUNK, ListError, read_list
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+items = st.lists(st.dictionaries(st.text(max_size=4), values, max_size=3), max_size=5)
+
+
+def cut(data: bytes, size: int) -> Iterator[bytes]:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+def read(data: bytes, size: int = CHUNK, most: int = 1 << 20) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
+    found: list[dict[str, Any]] = []
+
+    reader = read_list(cut(data, size), most)
+    while True:
+        try:
+            found.append(next(reader))
+        except StopIteration as end:
+            return found, end.value
+
+
+@given(items, values, st.integers(1, 50), st.booleans(), st.booleans(), st.sampled_from([None, 1]))
+def test_it_is_what_json_reads(
+    listed: list[dict[str, Any]], other: Any, size: int, ascii_only: bool, first: bool, indent: int | None
+) -> None:
+    metadata = {"resourceVersion": "7", "other": other}
+    head, tail = ({"metadata": metadata}, {}) if first else ({}, {"metadata": metadata})
+    document = {"kind": "PodList", **head, "items": listed, "x": other, **tail}
+    data = json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode()
+    assert read(data, size) == (listed, metadata)
+
+
+@given(st.data())
+def test_what_is_cut_off_or_damaged_is_refused_or_read_as_json_reads_it(data: st.DataObject) -> None:
+    whole = b'{"kind":"PodList","metadata":{"resourceVersion":"1"},"items":[{"a":[1,"\\u00e4{"]},{"b":-12}]}'
+    at = data.draw(st.integers(0, len(whole)))
+    damaged = whole[:at] + data.draw(st.binary(max_size=2)) + whole[at + data.draw(st.integers(0, 2)) :]
+    try:
+        expected = json.loads(damaged)
+        listed, metadata = expected["items"], expected["metadata"]
+        good = all(isinstance(item, dict) for item in listed) and isinstance(metadata, dict)
+    except (ValueError, KeyError, TypeError):
+        good = False
+    if good:
+        assert read(damaged, 3) == (listed, metadata)
+    else:
+        with pytest.raises(ListError):
+            read(damaged, 3)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"items":[]}',
+        b'{"metadata":{}}',
+        b'{"metadata":{},"items":null}',
+        b'{"metadata":{},"items":[1]}',
+        b'{"metadata":{},"items":[{},]}',
+        b'{"metadata":{},"items":[{}{}]}',
+        b'{"metadata":{},"items":[]}x',
+        b'{"metadata":{},"items":[]',
+        b'{"metadata":{},"items":[],}',
+        b'{"metadata":{},"items":[{"a":"\xff"}]}',
+        b'{"metadata":{},"items":[{"a":' + b"[" * 100_000,
+        b'{"metadata":{},"items":[{"a":' + b"1" * 5_000 + b"}]}",
+    ],
+)
+def test_what_is_no_list(data: bytes) -> None:
+    with pytest.raises(ListError):
+        read(data)
+
+
+def test_one_value_is_bounded_and_the_list_is_not() -> None:
+    item = {"a": "x" * 900}
+    data = json.dumps({"metadata": {}, "items": [item] * 500}).encode()
+    assert len(read(data, 100, most=1000)[0]) == 500
+    for damaged in (data.replace(b"x" * 900, b"x" * 9000, 1), data.replace(b"{}", b'{"a":"' + b"x" * 9000 + b'"}', 1)):
+        with pytest.raises(ListError):
+            read(damaged, 100, most=1000)
+
+
+def test_no_item_outlives_its_turn() -> None:
+    class Item(dict[str, Any]):
+        pass
+
+    data = json.dumps({"metadata": {}, "items": [{"n": n} for n in range(5)]}).encode()
+    alive: list[weakref.ref[Any]] = []
+    hook = json.JSONDecoder
+    original = json.JSONDecoder
+    try:
+        json.JSONDecoder = lambda: hook(object_hook=Item)  # type: ignore[assignment,misc]
+
+        def look(item: dict[str, Any]) -> int:
+            alive.append(weakref.ref(item))
+            return sum(found() is not None for found in alive)
+
+        assert list(map(look, read_list(cut(data, CHUNK), 1000))) == [1] * 5
+    finally:
+        json.JSONDecoder = original  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "piece", [b'"x",', b"[1],", b'{"a":{}},', b'"' + b"\\\\" * 40 + b'",', b'"\xc3\xa4\xe2\x82\xac",']
+)
+def test_the_time_is_linear_in_the_size_of_an_item(piece: bytes) -> None:
+    def seconds(times: int) -> float:
+        data = b'{"metadata":{},"items":[{"a":[' + piece * times + b"1]}]}"
+        gc.collect()
+        gc.disable()  # it looks at all that is alive, again and again
+        began = time.process_time()
+        try:
+            read(data, 1024, most=len(data))
+            return time.process_time() - began
+        finally:
+            gc.enable()
+
+    times = 400_000 // len(piece)
+    small, large = min(seconds(times // 16) for _ in range(3)), min(seconds(times) for _ in range(3))
+    assert large < 16 * small * 4 + 0.01

@@ -1,0 +1,193 @@
+"""The reader of PodResources messages beside protobuf's own: same answer, same refusals, bounded work."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvpressure.sources.kubernetes import podresources_message
+from kvpressure.sources.kubernetes.podresources_message import (
+    ClaimedDevice,
+    ContainerDevices,
+    ContainerResources,
+    MessageError,
+    PodResources,
+    TooManyFieldsError,
+    read_pods,
+)
+from tests.sources.kubernetes.podresources_api import api_pb2
+
+texts = st.text(max_size=12)
+numbers = st.integers(-(2**63), 2**63 - 1)
+topologies = st.builds(api_pb2.TopologyInfo, nodes=st.lists(st.builds(api_pb2.NUMANode, ID=numbers), max_size=2))
+memory = st.lists(
+    st.builds(
+        api_pb2.ContainerMemory, memory_type=texts, size=st.integers(0, 2**64 - 1), topology=st.none() | topologies
+    ),
+    max_size=2,
+)
+devices = st.builds(
+    api_pb2.ContainerDevices,
+    resource_name=texts,
+    device_ids=st.lists(texts, max_size=3),
+    topology=st.none() | topologies,
+)
+claimed = st.builds(
+    api_pb2.ClaimResource,
+    cdi_devices=st.lists(st.builds(api_pb2.CDIDevice, name=texts), max_size=2),
+    driver_name=texts,
+    pool_name=texts,
+    device_name=texts,
+    share_id=st.none() | texts,
+)
+dynamic = st.builds(
+    api_pb2.DynamicResource,
+    claim_name=texts,
+    claim_namespace=texts,
+    claim_resources=st.lists(claimed, max_size=2),
+)
+containers = st.builds(
+    api_pb2.ContainerResources,
+    name=texts,
+    devices=st.lists(devices, max_size=2),
+    cpu_ids=st.lists(numbers, max_size=3),
+    memory=memory,
+    dynamic_resources=st.lists(dynamic, max_size=2),
+)
+pods = st.builds(
+    api_pb2.PodResources,
+    name=texts,
+    namespace=texts,
+    containers=st.lists(containers, max_size=3),
+    cpu_ids=st.lists(numbers, max_size=3),
+    memory=memory,
+)
+answers = st.builds(api_pb2.ListPodResourcesResponse, pod_resources=st.lists(pods, max_size=4))
+
+
+def by_protobuf(answer: Any) -> list[PodResources]:
+    """The same, read by the library."""
+    return [
+        PodResources(
+            pod.namespace,
+            pod.name,
+            tuple(
+                ContainerResources(
+                    container.name,
+                    tuple(ContainerDevices(d.resource_name, tuple(d.device_ids)) for d in container.devices),
+                    tuple(
+                        ClaimedDevice(c.driver_name, c.device_name)
+                        for resource in container.dynamic_resources
+                        for c in resource.claim_resources
+                    ),
+                )
+                for container in pod.containers
+            ),
+        )
+        for pod in answer.pod_resources
+    ]
+
+
+def agrees(data: bytes) -> None:
+    """What protobuf accepts is read alike; what it refuses may pass only in parts that are not read."""
+    try:
+        expected = by_protobuf(api_pb2.ListPodResourcesResponse.FromString(data))
+    except DecodeError:
+        try:
+            list(read_pods(data))
+        except MessageError:
+            return
+        return
+    assert list(read_pods(data)) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(answers)
+def test_every_message_is_read_as_protobuf_reads_it(answer: Any) -> None:
+    assert list(read_pods(answer.SerializeToString())) == by_protobuf(answer)
+
+
+@settings(max_examples=30, deadline=None)
+@given(answers, answers)
+def test_messages_in_a_row_are_one(first: Any, second: Any) -> None:
+    agrees(first.SerializeToString() + second.SerializeToString())
+
+
+@settings(deadline=None)
+@given(answers, st.integers(0, 10_000), st.binary(max_size=4), st.integers(0, 4))
+def test_damaged_messages_are_read_as_protobuf_does_or_refused(answer: Any, at: int, put: bytes, drop: int) -> None:
+    data = answer.SerializeToString()
+    at %= len(data) + 1
+    agrees(data[:at] + put + data[at + drop :])
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_read_as_protobuf_does_or_refused(data: bytes) -> None:
+    agrees(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x0a",  # no length
+        b"\x0a\x05",  # shorter than its length
+        b"\x0a" + b"\xff" * 9 + b"\x7f",  # a length beyond any answer
+        b"\xff" * 11,  # a number without an end
+        b"\x00\x00",  # field 0
+        b"\x0e",  # wire type 6
+        b"\x13",  # a group that is not closed
+        b"\x14",  # the end of a group that was not opened
+        b"\x13\x1c",  # the end of another group
+        b"\x15\x00\x00\x00",  # three bytes of four
+        b"\x0a\x04\x0a\x02\xff\xfe",  # a pod's name that is not UTF-8
+        b"\x0a\x06\x0a\x02\xff\xfe\x0a\x00",  # the same, before the name that counts
+    ],
+)
+def test_both_refuse(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        api_pb2.ListPodResourcesResponse.FromString(data)
+    with pytest.raises(MessageError):
+        list(read_pods(data))
+
+
+def test_unknown_fields_and_groups_are_skipped() -> None:
+    pod = api_pb2.PodResources(name="a", namespace="b").SerializeToString()
+    unknown = b"\x7b\x0a\x01x\x7b\x7c\x7c" + b"\x78\x01" + b"\x79" + bytes(8) + b"\x7d" + bytes(4)  # field 15
+    data = b"\x0a" + bytes([len(pod + unknown)]) + unknown + pod
+    agrees(data)
+    assert list(read_pods(data)) == [PodResources("b", "a", ())]
+
+
+def test_an_answer_of_too_many_fields_is_given_up() -> None:
+    with pytest.raises(TooManyFieldsError):
+        list(read_pods(b"\x0a\x00" * (podresources_message.MAX_FIELDS + 1)))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        b"\x0a\x00",
+        b"\x13",
+        b"\x12" + b"\x7f" + bytes(127),
+        b"\x0a\x04\x1a\x02\x0a\x00",
+        b"\x08" + b"\xff" * 9 + b"\x01",
+    ],
+)
+def test_the_time_is_linear_in_the_bytes(piece: bytes) -> None:
+    def seconds(times: int) -> float:
+        data = piece * times
+        began = time.process_time()
+        try:
+            for _ in read_pods(data):
+                pass
+        except MessageError:
+            pass
+        return time.process_time() - began
+
+    small, large = min(seconds(1_000) for _ in range(3)), min(seconds(8_000) for _ in range(3))
+    assert large < 8 * small * 3 + 0.01

@@ -2,9 +2,12 @@
 {{- define "kvpressure.config" -}}
 {{- $values := .root.Values -}}
 {{- $settings := dict "collector.nvidia" (eq .vendor "nvidia") "collector.amd" (eq .vendor "amd") -}}
-{{- $_ := set $settings "web.listen-address" (list (printf ":%d" (int $values.port))) -}}
-{{- $_ := set $settings "web.runbook-url" $values.rules.runbookBaseUrl -}}
-{{- $_ := set $settings "web.dashboard-url" $values.rules.dashboardBaseUrl -}}
+{{- $_ := set $settings "web.listen-address" (list (printf "%s:%d" $values.listenAddress (int $values.port))) -}}
+{{- if eq (include "kvpressure.probePort" .root) "health" -}}
+{{- $_ := set $settings "web.health-listen-address" (list (printf ":%d" (int $values.healthPort))) -}}
+{{- end -}}
+{{- with $values.rules.runbookBaseUrl -}}{{- $_ := set $settings "web.runbook-url" . -}}{{- end -}}
+{{- with $values.rules.dashboardBaseUrl -}}{{- $_ := set $settings "web.dashboard-url" . -}}{{- end -}}
 {{- range $name, $on := $values.sources -}}
 {{- $_ := set $settings (printf "collector.%s" $name) $on -}}
 {{- end -}}
@@ -22,7 +25,7 @@
 {{- $_ := set $settings "log-positions" "/var/lib/kvpressure/log-positions.json" -}}
 {{- end -}}
 {{- with $values.plugin.volume -}}
-{{- $_ := set $settings "collector.allocator" true -}}
+{{- $_ := set $settings "collector.plugin" true -}}
 {{- $_ := set $settings "plugin.directory" "/host/plugin" -}}
 {{- end -}}
 {{- if $values.recording.enabled -}}
@@ -32,7 +35,7 @@
 {{- end -}}
 {{- with $values.namespaces -}}{{- $_ := set $settings "kube.namespaces" . -}}{{- end -}}
 {{- with $values.podSelector -}}{{- $_ := set $settings "kube.selector" . -}}{{- end -}}
-{{- with $values.targets -}}{{- $_ := set $settings "vllm.target" . -}}{{- end -}}
+{{- with $values.targets -}}{{- $_ := set $settings "engine.target" . -}}{{- end -}}
 {{- with $values.webConfigSecret -}}{{- $_ := set $settings "web.config.file" "/etc/kvpressure-web/web-config.yaml" -}}{{- end -}}
 {{- with $values.thresholds -}}{{- $_ := set $settings "thresholds" "/etc/kvpressure/thresholds.yaml" -}}{{- end -}}
 {{- $other := ternary "(collector|gpu)\\.amd(\\..*)?" "(collector\\.)?nvidia(\\..*)?" (eq .vendor "nvidia") -}}
@@ -55,7 +58,8 @@ thresholds.yaml: |
 
 {{- /* Settings that belong to a value: setting -> value. The pod's port, mounts and rights follow the value, not the setting. */ -}}
 {{- define "kvpressure.owned" -}}
-web.listen-address: port
+web.listen-address: port and listenAddress
+web.health-listen-address: healthPort
 web.config.file: webConfigSecret
 collector.nvidia: nvidia.enabled
 collector.amd: amd.enabled
@@ -67,13 +71,13 @@ host.proc: sources.procfs and host.proc
 host.cgroup: sources.cgroup and host.cgroup
 host.pod-logs: sources.logs and host.podLogs
 log-positions: sources.logs
-collector.allocator: plugin.volume
+collector.plugin: plugin.volume
 plugin.directory: plugin.volume and plugin.hostPath
 record.directory: recording.enabled
 record.max-size: recording.maxSizeMiB
 record.keep: recording.keep
 kube.namespaces: namespaces
 kube.selector: podSelector
-vllm.target: targets
+engine.target: targets
 thresholds: thresholds
 {{- end -}}

@@ -36,13 +36,39 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "kvpressure.image" -}}
+{{- $name := compact (list (default .Values.image.registry .Values.global.imageRegistry) .Values.image.repository) | join "/" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
-{{- printf "%s@%s" .repository .digest -}}
+{{- printf "%s@%s" $name .digest -}}
 {{- else -}}
-{{- printf "%s:%s" .repository (default $.Chart.AppVersion .tag) -}}
+{{- printf "%s:%s" $name (default $.Chart.AppVersion .tag) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* Pull secrets of this chart and of the umbrella chart, each as an object. */ -}}
+{{- define "kvpressure.pullSecrets" -}}
+{{- range concat .Values.global.imagePullSecrets .Values.imagePullSecrets | uniq }}
+- {{ if kindIs "string" . }}{name: {{ . }}}{{ else }}{{ toJson . }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{- /* The port that the kubelet asks: a password, a client certificate or loopback keeps it from the metrics port. */ -}}
+{{- define "kvpressure.probePort" -}}
+{{- if or .Values.webConfigSecret .Values.listenAddress -}}health{{- else -}}metrics{{- end -}}
+{{- end -}}
+
+{{- /* "true" if the pods see directories of the node. */ -}}
+{{- define "kvpressure.usesHost" -}}
+{{- $values := .Values -}}
+{{- $mounted := or $values.plugin.volume (and $values.nvidia.enabled $values.nvidia.driverRoot) -}}
+{{- range list "podresources" "procfs" "cgroup" "logs" -}}
+{{- $mounted = or $mounted (index $values.sources .) -}}
+{{- end -}}
+{{- range concat $values.extraVolumes $values.nvidia.extraVolumes $values.amd.extraVolumes -}}
+{{- $mounted = or $mounted (hasKey . "hostPath") -}}
+{{- end -}}
+{{- if $mounted -}}true{{- end -}}
 {{- end -}}
 
 {{- /* "true" if the exporter asks the API server for anything. */ -}}
@@ -57,14 +83,41 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{- /* Seconds of a duration such as 90s or 5m. */ -}}
+{{- /* Seconds of a duration such as 90s or 1m30s. */ -}}
 {{- define "kvpressure.seconds" -}}
 {{- $units := dict "s" 1 "m" 60 "h" 3600 "d" 86400 -}}
-{{- mul (regexFind "^[0-9]+" . | atoi) (index $units (regexFind "[smhd]$" .)) -}}
+{{- $seconds := 0 -}}
+{{- range regexFindAll "[0-9]+[smhd]" . -1 -}}
+{{- $seconds = add $seconds (mul (regexFind "^[0-9]+" . | atoi) (index $units (regexFind "[smhd]$" .))) -}}
+{{- end -}}
+{{- $seconds -}}
 {{- end -}}
 
 {{- /* Stop on values that are each fine and cannot be meant together. */ -}}
 {{- define "kvpressure.check" -}}
+{{- if not .Values.image.repository -}}
+{{- fail "image.repository is empty: nobody publishes an image yet; allowed: the repository you pushed the image to that `docker build .` makes, e.g. --set image.repository=registry.internal/kvpressure" -}}
+{{- end -}}
+{{- range $name := list "runbookBaseUrl" "dashboardBaseUrl" -}}
+{{- if regexMatch "^https?://([^/]*\\.)?(example|invalid|test)(\\.(com|org|net))?(:[0-9]+)?(/|$)" (index $.Values.rules $name) -}}
+{{- fail (printf "rules.%s %s is a placeholder: every alert would carry a dead link; allowed: an address of your own, or empty for no links" $name (index $.Values.rules $name)) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.updateStrategy -}}
+{{- $none := list "0" "0%" -}}
+{{- if eq (has (toString .maxUnavailable) $none) (has (toString .maxSurge) $none) -}}
+{{- fail (printf "updateStrategy.maxUnavailable %v and maxSurge %v: Kubernetes wants one of them to be 0 and the other not; allowed: e.g. maxUnavailable 0 with maxSurge 1" .maxUnavailable .maxSurge) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (int .Values.port) (int .Values.healthPort) -}}
+{{- fail (printf "healthPort %d is also port; allowed: another port" (int .Values.healthPort)) -}}
+{{- end -}}
+{{- if and .Values.priorityClassQuota.enabled (not .Values.priorityClassName) -}}
+{{- fail "priorityClassQuota.enabled needs a class to admit; allowed: priorityClassName not empty, or priorityClassQuota.enabled false" -}}
+{{- end -}}
+{{- if and (eq .Values.service.internalTrafficPolicy "Local") (eq .Values.service.clusterIP "None") -}}
+{{- fail "service.internalTrafficPolicy Local has no effect on a Service without an address; allowed: service.clusterIP empty" -}}
+{{- end -}}
 {{- $owned := include "kvpressure.owned" . | fromYaml -}}
 {{- range $name, $_ := .Values.config -}}
 {{- with index $owned $name -}}

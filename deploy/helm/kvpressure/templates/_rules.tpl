@@ -62,6 +62,15 @@ generator itself would; tests/deploy compares both.
 {{- /* A generated file with its tokens filled in. Input: root, file. */ -}}
 {{- define "kvpressure.filled" -}}
 {{- $text := .root.Files.Get .file -}}
+{{- range $name := list "runbookBaseUrl" "dashboardBaseUrl" -}}
+{{- if not (index $.root.Values.rules $name) -}}
+{{- /* Without the address its annotations and links go: an object of a board's list of links, or a line of an alert. */ -}}
+{{- $link := printf "\\{(?:[^{}]|\\$\\{[^{}]*\\})*\"url\":\"@@u:%s@@(?:[^{}]|\\$\\{[^{}]*\\})*\\}" $name -}}
+{{- $text = regexReplaceAll (printf "(?:,%s)|(?:%s,?)" $link $link) $text "" -}}
+{{- $line := printf "\"[a-z_]+\": \"@@u:%s@@[^\"]*\"" $name -}}
+{{- $text = regexReplaceAll (printf "(?:,\\s*%s)|(?:%s,?)" $line $line) $text "" -}}
+{{- end -}}
+{{- end -}}
 {{- $known := .root.Files.Get "files/thresholds.json" | fromJson -}}
 {{- $overrides := .root.Values.thresholds -}}
 {{- $links := .root.Values.rules -}}

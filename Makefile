@@ -3,24 +3,30 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 WORKERS := $(shell nproc)
 
-.PHONY: demo test check lint types generated unit accuracy alert-proof mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations transcripts test-gpu lock clean help
+.PHONY: demo test check lint types generated unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 demo:            ## a simulated node: healthy, KV pressure, alert, mitigated (3 minutes; ARGS="--for 60")
 	@tools/setup.sh demo
-	@$(PYTHON) -m kvpressure.cli demo $(ARGS)
+	@$(PYTHON) -m kvpressure demo $(ARGS)
 
 test:            ## everything: lint, types, generated files, all tests
 	@tools/setup.sh test
 	@$(MAKE) --no-print-directory lint types generated unit
 
+test-fast:       ## the tests that start no server and no browser, and are quick
+	@tools/setup.sh test
+	$(PYTEST) -n $(WORKERS) --dist worksteal -q -m "not live and not slow"
+
 check: test
 
-lint:            ## ruff, hadolint
-	$(PYTHON) -m ruff check exporter tests benchmarks deploy tools/image tools/gpu
+lint:            ## ruff, codespell, hadolint, zizmor (workflows)
+	$(PYTHON) -m ruff check exporter plugin tests benchmarks deploy tools
+	.venv/bin/codespell
 	.venv/bin/hadolint Dockerfile
+	.venv/bin/zizmor --offline --quiet .github
 
 types:           ## mypy --strict
 	$(PYTHON) -m mypy
@@ -28,15 +34,17 @@ types:           ## mypy --strict
 	$(PYTHON) -m mypy --explicit-package-bases tools/gpu
 
 generated:       ## every generated file is what its generator makes today
-	$(PYTHON) -m kvpressure.cli bundle --check
+	$(PYTHON) -m kvpressure bundle --check
 	$(PYTHON) deploy/generate.py --check
+	$(PYTHON) -m tools.recipes --check
 
 unit:            ## all tests, in parallel
 	$(PYTEST) -n $(WORKERS) --dist worksteal -q
 
 generate:        ## write the generated files: rules, boards, runbooks, references, chart, manifests
-	$(PYTHON) -m kvpressure.cli bundle
+	$(PYTHON) -m kvpressure bundle
 	$(PYTHON) deploy/generate.py
+	$(PYTHON) -m tools.recipes
 
 image-test:      ## build the image without a container engine and check it (root, Debian 12, some minutes, 1 GiB)
 	@tools/setup.sh test
@@ -46,18 +54,22 @@ accuracy:        ## score the verdict on the ground truth, write docs/accuracy.m
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.accuracy $(ARGS)
 
+situations:      ## the labelled situations at three scrape intervals and with every series doubled (15 minutes)
+	@tools/setup.sh test
+	SITUATION_VARIANTS=15s,60s,150s,twice $(PYTEST) -q tests/bundle/test_labelled_situations.py
+
 alert-proof:     ## a fortnight of production traffic and all recordings against the rules, write docs/alert-proof.md (10 CPU minutes)
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.alerts $(ARGS)
 
 mutate-rules:    ## seed faults in the rules, count how many their tests notice, write docs/alerts.md (20 CPU minutes)
 	@tools/setup.sh test
-	cd tests && ../$(PYTHON) -m bundle.mutate $(ARGS)
-	$(PYTHON) -m kvpressure.cli bundle
+	$(PYTHON) -m tools.rules.mutate $(ARGS)
+	$(PYTHON) -m kvpressure bundle
 
 rule-matrix:     ## the rules before newer promtools, amtools and vmalert-tools, fetched with apt (Debian)
 	@tools/setup.sh test
-	cd tests && ../$(PYTHON) -m bundle.matrix $(ARGS)
+	$(PYTHON) -m tools.rules.matrix $(ARGS)
 
 bench: bench-node bench-replay ## what the budgets ask for
 
@@ -80,6 +92,10 @@ bench-churn:     ## a simulated day of pods, engines and GPUs coming and going: 
 bench-compare:   ## what other Python GPU exporters cost on the same driver (installs them into build/; 6 minutes)
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.compare $(ARGS)
+
+bench-autoscaling: ## scaling on this exporter against scaling on the queue and on KV usage, simulated, write docs/autoscaling.md (5 minutes)
+	@tools/setup.sh test
+	$(PYTHON) -m benchmarks.autoscaling $(ARGS)
 
 bench-rules:     ## what the rules cost a Prometheus with 1 000 nodes of 8 GPUs (10 minutes, 4 GiB)
 	@tools/setup.sh test
@@ -113,6 +129,14 @@ test-gpu:        ## ask a real NVIDIA card and driver whether all this is true t
 
 lock:            ## renew requirements/*.txt
 	tools/lock.sh
+
+sbom:            ## list what the image installs with versions, licences and digests (CycloneDX), write build/sbom.cdx.json
+	@tools/setup.sh test
+	$(PYTHON) -m tools.supply.sbom build/sbom.cdx.json
+
+advisories:      ## known vulnerabilities of what the image installs, by pip-audit where it and its data can be had
+	@tools/setup.sh test
+	$(PYTHON) -m tools.supply.advisories
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install what the demo and the tests need: Debian packages (where root) and the Python environment in .venv.
-# Does nothing that is already done. Usage: tools/setup.sh demo|test
+# Does nothing that is already done. Usage: [SETUP_PYTHON=python3.12] tools/setup.sh demo|test|packages (packages: no .venv)
 set -eu
 cd "$(dirname "$0")/.."
 want="${1:-test}"
@@ -10,7 +10,7 @@ add() { command -v "$1" >/dev/null 2>&1 || need="$need $2"; }
 add prometheus prometheus
 add promtool prometheus
 command -v prometheus-alertmanager >/dev/null 2>&1 || add alertmanager prometheus-alertmanager
-if [ "$want" = test ]; then
+if [ "$want" != demo ]; then
     add amtool prometheus-alertmanager
     add cc gcc
     [ -e /usr/include/stdlib.h ] || need="$need libc6-dev"
@@ -38,8 +38,9 @@ if [ -n "$(printf %s "$need" | tr -d ' ')" ]; then
     fi
 fi
 
+[ "$want" != packages ] || exit 0
 python=""
-for candidate in python3.11 python3.12 python3.13 python3; do
+for candidate in ${SETUP_PYTHON:-} python3.11 python3.12 python3.13 python3; do
     if command -v "$candidate" >/dev/null 2>&1 \
         && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
         python=$candidate

@@ -16,7 +16,7 @@ stub = Path(str(cpu.locate_file(f"vllm-{cpu.version}.dist-info")))
 stub.mkdir(exist_ok=True)
 (stub / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {cpu.version}+cpu\n")
 END
-# The plugin as users install it: the distribution without its dependencies, seen only by servers that are to have it.
+# The plugin as users install it, seen only by servers that are to have it.
 rm -rf .vllm/plugin
-$python -m pip install -q --disable-pip-version-check --no-deps --target .vllm/plugin .
+$python -m pip install -q --disable-pip-version-check --no-deps --target .vllm/plugin ./plugin
 exec .venv/bin/python tools/vllm/testbed.py docs/vllm-testbed.md "$@"

@@ -8,7 +8,7 @@ NEEDED = {"pynvml": "nvidia-ml-py", "prometheus_client": "prometheus-client", "y
 """What the exporter needs here, module -> distribution. torch is needed by some parts, and they say so themselves."""
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "exporter"))
+    sys.path[:0] = [str(Path(__file__).resolve().parents[2] / part) for part in ("exporter", "plugin")]
     lacking = [name for module, name in NEEDED.items() if find_spec(module) is None]
     if lacking:
         print(

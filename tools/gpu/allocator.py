@@ -16,8 +16,8 @@ from tools.gpu.load import START_SECONDS
 from tools.gpu.options import Options
 from tools.gpu.result import Result
 
-from kvpressure.thresholds import builtin
-from kvpressure.vllm_plugin.allocator import KEYS
+from kvpressure.settings.thresholds import builtin
+from kvpressure_vllm.allocator import KEYS
 
 STEPS: Final = ("fill", "fragment", "fail", "release")
 STEP_SECONDS: Final = 60.0
@@ -55,7 +55,7 @@ def run(result: Result, options: Options) -> None:
         result.data |= {"limit_bytes": first.pop("limit"), "steps": []}
         flag = stack.enter_context(idle_engine())
         exporter = stack.enter_context(
-            Exporter(privileges.AS_IS, flag, "--collector.allocator", f"--plugin.directory={reports}")
+            Exporter(privileges.AS_IS, flag, "--collector.plugin", f"--plugin.directory={reports}")
         )
         _look(result, "start", first, reports, exporter)
         for step in STEPS:

@@ -24,9 +24,9 @@ from tools.gpu.options import Options
 from tools.gpu.result import Result
 from tools.gpu.timing import CallTimes, summary
 
-from kvpressure.readings import GpuReading
+from kvpressure.model.readings import GpuReading
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.nvidia import NvidiaSource
+from kvpressure.sources.gpu.nvidia.source import NvidiaSource
 
 OPENINGS: Final = 5
 PAUSE_SECONDS: Final = 0.15  # GPM wants samples more than 0.1 s apart

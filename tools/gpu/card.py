@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import pynvml
 
-from kvpressure.sources.nvidia.samples import value_of
+from kvpressure.sources.gpu.nvidia.samples import value_of
 
 T = TypeVar("T")
 

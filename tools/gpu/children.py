@@ -24,7 +24,8 @@ class ChildError(Exception):
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """That of this process, with the package and this folder to be found, and CUDA numbering GPUs as NVML does."""
-    path = os.pathsep.join(filter(None, [str(ROOT / "exporter"), str(ROOT), os.environ.get("PYTHONPATH")]))
+    ours = [str(ROOT / "exporter"), str(ROOT / "plugin"), str(ROOT)]
+    path = os.pathsep.join(filter(None, [*ours, os.environ.get("PYTHONPATH")]))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
     return {
         **kept,

@@ -15,7 +15,7 @@ from tools.gpu.options import Options
 from tools.gpu.result import Result
 from tools.gpu.sampling import Sampler
 
-from kvpressure.readings import GpuReading
+from kvpressure.model.readings import GpuReading
 
 PHASES: Final = ("idle", "tensor", "dram", "host")
 APART_SECONDS: Final = 0.75  # readings this close are of the same moment

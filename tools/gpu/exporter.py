@@ -44,7 +44,7 @@ class Exporter:
         command = [
             sys.executable,
             "-m",
-            "kvpressure.cli",
+            "kvpressure",
             "serve",
             "--web.listen-address",
             "127.0.0.1:0",
@@ -119,5 +119,5 @@ def idle_engine() -> Iterator[str]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"--vllm.target={POD[0]}/{POD[1]}=http://127.0.0.1:{server.server_address[1]}/metrics"
+        yield f"--engine.target={POD[0]}/{POD[1]}=http://127.0.0.1:{server.server_address[1]}/metrics"
         server.shutdown()

@@ -12,8 +12,8 @@ import json
 import sys
 from typing import Any, Final
 
-from kvpressure.vllm_plugin import register
-from kvpressure.vllm_plugin.allocator import KEYS
+from kvpressure_vllm import register
+from kvpressure_vllm.allocator import KEYS
 
 GIB: Final = 2**30
 WEIGHTS_BYTES: Final = GIB

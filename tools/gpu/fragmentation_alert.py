@@ -14,7 +14,7 @@ from tools.gpu.children import ROOT
 from tools.gpu.exporter import POD
 
 RULES: Final = ROOT / "alerts/kvpressure-rules.yaml"
-ALERT: Final = "VllmMemoryFragmentation"
+ALERT: Final = "InferenceMemoryFragmentation"
 STEPS: Final = (("fill", 0), ("fail", 1), ("release", 0))
 HOLD_MINUTES: Final = 30  # of each figure: twice what the alert waits
 LABELS: Final = f'namespace="{POD[0]}",pod="{POD[1]}",model_name="none",engine="0"'

@@ -19,10 +19,10 @@ from tools.gpu.options import Options
 from tools.gpu.result import Result
 from tools.gpu.sampling import Sampler
 
-from kvpressure import readings as r
-from kvpressure.pipeline import Pipeline
-from kvpressure.readings import EnginePage, EngineReading, GpuReading, Snapshot
-from kvpressure.signals.score import POWER, PROFILING, UTILIZATION
+from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, GpuReading, Scrape, Snapshot
+from kvpressure.model.signals import POWER, PROFILING, UTILIZATION
+from kvpressure.pipeline.pipeline import Pipeline
 
 LOADS: Final = ("tensor", "dram", "host")
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -141,7 +141,7 @@ def _snapshot(t: float, gpu: GpuReading) -> Snapshot:
     """The GPU beside an engine that always says the same."""
     gauges = {r.RUNNING: 40.0, r.WAITING: 12.0, r.KV_USAGE: 0.99}
     counters = {r.PROMPT_TOKENS: 300 * t, r.GENERATION_TOKENS: 900 * t}
-    page = EnginePage(
+    page = Scrape(
         "http://127.0.0.1/metrics",
         t,
         "inference",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 
-from kvpressure.sources.nvidia import codes
+from kvpressure.sources.gpu.nvidia import codes
 
 
 class NoCard(Exception):

@@ -117,7 +117,7 @@ def _exporter(result: Result) -> None:
 
 def listed() -> dict[int, int | None]:
     """Bytes by pid, as our source reads them on GPU 0 and its instances."""
-    from kvpressure.sources.nvidia import NvidiaSource
+    from kvpressure.sources.gpu.nvidia.source import NvidiaSource
 
     source = NvidiaSource(SimpleNamespace())
     try:
@@ -134,7 +134,7 @@ def listed() -> dict[int, int | None]:
 def started() -> dict[str, float]:
     """Seconds for importing the source, for its first reading (which opens the library), and for the next one."""
     began = time.perf_counter()
-    from kvpressure.sources.nvidia import NvidiaSource
+    from kvpressure.sources.gpu.nvidia.source import NvidiaSource
 
     imported = time.perf_counter()
     source = NvidiaSource(SimpleNamespace(nvidia_gpm=True))

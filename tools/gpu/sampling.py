@@ -6,9 +6,9 @@ import threading
 import time
 from types import SimpleNamespace
 
-from kvpressure.readings import GpuReading
+from kvpressure.model.readings import GpuReading
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.nvidia import NvidiaSource
+from kvpressure.sources.gpu.nvidia.source import NvidiaSource
 
 SECONDS = 1.0
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-LABELS: Final = ("title", "description", "licenses", "version", "revision")
+LABELS: Final = ("title", "description", "licenses", "vendor", "version", "revision", "created", "source", "url")
 START_SECONDS: Final = 30.0
 
 UNWANTED: Final = {
@@ -130,7 +130,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 def check_serving(archive: str, root: Path) -> list[str]:
     """``/metrics`` as uid 0 without capabilities, and as another uid without pod mapping."""
-    from kube.kubelet import FakeKubelet, claim  # type: ignore[import-not-found]  # of the test suite
+    from tests.sources.kubernetes.kubelet import FakeKubelet, claim
 
     environment = dict(item.split("=", 1) for item in _inspect(archive, "--config")["config"]["Env"])
     problems: list[str] = []
@@ -158,7 +158,7 @@ def check_serving(archive: str, root: Path) -> list[str]:
 
 def _page(root: Path, environment: dict[str, str], uid: int, sockets: Path, mapping: bool) -> str:
     """The metrics page once the sources have been read, with the process's own status as a comment."""
-    options = ["--web.listen-address=127.0.0.1:0", "--no-collector.vllm"]
+    options = ["--web.listen-address=127.0.0.1:0", "--no-collector.engines"]
     if mapping:
         options += ["--collector.podresources", "--kubelet.socket=/mnt/sockets/kubelet.sock"]
     command = [

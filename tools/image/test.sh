@@ -60,4 +60,4 @@ buildah_ push -q "$image" "oci-archive:$work/kvpressure.tar:kvpressure:test"
 container=$(buildah_ from --pull-never "$image")
 trap 'buildah_ umount "$container" >/dev/null 2>&1; buildah_ rm "$container" >/dev/null 2>&1' EXIT
 root=$(buildah_ mount "$container")
-PYTHONPATH=tests .venv/bin/python tools/image/check.py --archive "$work/kvpressure.tar" --root "$root"
+PYTHONPATH=. .venv/bin/python tools/image/check.py --archive "$work/kvpressure.tar" --root "$root"

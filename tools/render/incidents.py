@@ -18,7 +18,7 @@ from playing import incident
 from render import BOARDS, HERE, declared, draw, installed, serving
 
 from kvpressure.demo.scenario import SCENARIOS, Scenario
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 SCREEN = (1600, 900)
 PHONE = (500, 900)  # the narrowest window that Chromium opens

@@ -25,9 +25,9 @@ from urllib.request import urlopen
 from chrome import browse, picture
 from playing import incident
 
-from kvpressure.bundle.boards import optional_queries
-from kvpressure.bundle.boards.builder import Site, Values
-from kvpressure.thresholds import builtin
+from kvpressure.bundle.dashboards import optional_queries
+from kvpressure.bundle.dashboards.builder import Site, Values
+from kvpressure.settings.thresholds import builtin
 
 HERE = Path(__file__).parent
 WIDTH, SECONDS, SETTLE = (

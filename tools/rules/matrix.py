@@ -1,6 +1,6 @@
 """The bundle before newer judges: promtool, amtool and VictoriaMetrics' vmalert of the following Debian releases.
 
-``python -m bundle.matrix`` (from ``tests/``) fetches the packages with apt into ``.tools/matrix`` - nothing is installed - and runs
+``python -m tools.rules.matrix`` fetches the packages with apt into ``.tools/matrix`` - nothing is installed - and runs
 the rules, their unit tests and the Alertmanager example through them, for every source and profile. Prometheus 3 has left-open
 ranges, so a test that holds on 2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said is written into the
 package, from where ``kvpressure bundle`` prints it in ``docs/alerts.md``.
@@ -16,12 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bundle import victoria
-from bundle.conftest import ROOT
+from tests.bundle.conftest import ROOT
+from tools.rules import victoria
+
 from kvpressure.bundle import documents
 from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 SUITES = ("trixie", "forky")
 PACKAGES = ("promtool", "prometheus-alertmanager", "victoria-metrics")

@@ -1,7 +1,7 @@
 """Rule mutants: how many seeded faults do the generated unit tests find?
 
-``python -m bundle.mutate`` (from ``tests/``) changes one thing in one rule at a time - a comparison flipped or made strict, a
-threshold moved by 10 %, a gate dropped, a label dropped from ``by`` or ``on``, a wait halved - and runs the tests of the alerts
+``python -m tools.rules.mutate`` changes one thing in one rule at a time - a comparison flipped or made strict, a
+threshold moved by 10 %, a condition dropped, a label dropped from ``by`` or ``on``, a wait halved - and runs the tests of the alerts
 that the rule feeds. A mutant is killed when a test fails. The result is written into the package, from where
 ``kvpressure bundle`` prints it in ``docs/alerts.md``.
 """
@@ -23,13 +23,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from bundle.promql import metrics
+from tests.bundle.promql import metrics
+
 from kvpressure.bundle import documents
 from kvpressure.bundle.promtests import test_files
 from kvpressure.bundle.rules import Options, load_groups, rule_file
 from kvpressure.bundle.spec import Group
 from kvpressure.bundle.text import duration, number, to_yaml
-from kvpressure.thresholds import builtin
+from kvpressure.settings.thresholds import builtin
 
 FLIPPED = {">=": "<", ">": "<=", "<=": ">", "<": ">=", "==": "!="}
 STRICT = {">=": ">", ">": ">=", "<=": "<", "<": "<="}
@@ -57,7 +58,7 @@ def _outside(expr: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
 
 
 def expressions(expr: str) -> Iterator[tuple[str, str, str]]:
-    """(kind, what, changed expression) for everything but gates."""
+    """(kind, what, changed expression) for everything but conditions."""
     for match in _outside(expr, COMPARISON):
         for kind, table in (("comparison flipped", FLIPPED), ("comparison strictness", STRICT)):
             if match[1] in table:
@@ -96,8 +97,8 @@ def mutants(rules: Sequence[dict[str, Any]], groups: Sequence[Group], step: dict
         if "alert" not in rule:
             continue
         level = levels[rule["alert"], rule["labels"]["severity"]]
-        for gate in level.gates:
-            yield Mutant(index, "gate dropped", gate.name, {**rule, "expr": level.full_expr(drop=gate.name)})
+        for item in level.conditions:
+            yield Mutant(index, "condition dropped", item.name, {**rule, "expr": level.full_expr(drop=item.name)})
         for field, seconds in (("for", level.for_seconds), ("keep_firing_for", level.keep_seconds)):
             half = seconds / 2 // step[index] * step[index]  # what an evaluation can see
             if seconds:

@@ -167,13 +167,13 @@ def exporter(of: Server, *flags: str) -> Iterator[Exporter]:
     command = [
         sys.executable,
         "-m",
-        "kvpressure.cli",
+        "kvpressure",
         "serve",
         "--web.listen-address",
         f"127.0.0.1:{port}",
         "--no-collector.nvidia",
         "--no-collector.amd",
-        "--vllm.target",
+        "--engine.target",
         target,
         *flags,
     ]
@@ -188,7 +188,7 @@ def exporter(of: Server, *flags: str) -> Iterator[Exporter]:
 
 def plugin_flags(of: Server) -> tuple[str, ...]:
     """What makes the exporter read the plugin's reports."""
-    return ("--collector.allocator", "--plugin.directory", str(of.reports))
+    return ("--collector.plugin", "--plugin.directory", str(of.reports))
 
 
 @dataclass(frozen=True)

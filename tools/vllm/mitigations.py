@@ -197,7 +197,7 @@ def ask_for_plan(port: int) -> dict[str, Any]:
         [
             sys.executable,
             "-m",
-            "kvpressure.cli",
+            "kvpressure",
             "mitigate",
             f"http://127.0.0.1:{port}",
             "--seconds",

@@ -167,11 +167,11 @@ def run(model: str, record: str | None, workdir: Path) -> tuple[list[dict[str, o
     serve = [
         sys.executable,
         "-m",
-        "kvpressure.cli",
+        "kvpressure",
         "serve",
         "--web.listen-address",
         f"127.0.0.1:{exporter}",
-        "--vllm.target",
+        "--engine.target",
         target,
     ]
     if record:

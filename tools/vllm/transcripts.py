@@ -125,7 +125,7 @@ def ask(command: str, port: int, seqs: int) -> dict[str, object]:
     words = shlex.split(command.format(url=f"http://127.0.0.1:{port}", args=args))
     began = time.monotonic()
     said = subprocess.run(
-        [sys.executable, "-m", "kvpressure.cli", *words], capture_output=True, text=True, check=False, cwd=ROOT
+        [sys.executable, "-m", "kvpressure", *words], capture_output=True, text=True, check=False, cwd=ROOT
     )
     shown = command.format(url="http://127.0.0.1:8000", args=args)
     found = {

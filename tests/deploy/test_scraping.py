@@ -283,7 +283,15 @@ def test_the_network_policy_lets_in_the_scrape_and_out_the_questions() -> None:
     labels = only(documents, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     assert spec["podSelector"]["matchLabels"].items() <= labels.items()
     assert spec["policyTypes"] == ["Ingress", "Egress"]
-    assert spec["ingress"] == [{"ports": [{"protocol": "TCP", "port": "metrics"}], "from": peers}]
+    (scrape,) = spec["ingress"]
+    assert scrape["ports"] == [{"protocol": "TCP", "port": "metrics"}]
+    *others, tester = scrape["from"]
+    assert others == peers
+    assert set(tester) == {"podSelector"}  # in the release's own namespace alone
+    assert tester["podSelector"]["matchLabels"] == {
+        "app.kubernetes.io/name": "kvpressure-test",  # the pod of helm test
+        "app.kubernetes.io/instance": labels["app.kubernetes.io/instance"],
+    }
     api, engines = spec["egress"]
     assert [port["port"] for port in api["ports"]] == [443, 6443]
     assert engines["to"][0]["namespaceSelector"]["matchExpressions"] == [

@@ -27,7 +27,8 @@ from benchmarks.accuracy.telemetry import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.model.state import CONDITIONS, VERDICTS
+from kvpressure.diagnosis.conditions import BUILT_IN
+from kvpressure.model.state import VERDICTS
 
 PRESSURE = Telemetry("h100/x", "kv_pressure", False)
 
@@ -297,7 +298,7 @@ def test_without_counter_no_line_of_it_is_left() -> None:
 def test_labels_name_verdicts_and_conditions_that_exist_and_files_that_are_there() -> None:
     for item in data.incidents():
         assert item.expected | item.forbidden <= set(VERDICTS)
-        assert item.expected_conditions | item.forbidden_conditions <= set(CONDITIONS)
+        assert item.expected_conditions | item.forbidden_conditions <= set(BUILT_IN)
         assert not item.expected & item.forbidden
         assert "unknown" not in item.forbidden
     for item in data.captures():
@@ -310,7 +311,7 @@ def test_labels_name_verdicts_and_conditions_that_exist_and_files_that_are_there
     for item in data.incidents():
         best, *conditions = item.strict.split("+")
         assert best in {"", "*", *item.expected}
-        assert set(conditions) <= set(CONDITIONS)
+        assert set(conditions) <= set(BUILT_IN)
 
 
 def test_a_third_of_everything_that_matters_is_scored_only() -> None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvpressure.diagnosis.conditions import BUILT_IN
 from kvpressure.engines.registry import log_line
 from kvpressure.model import readings as r
 from kvpressure.model.readings import (
@@ -34,7 +35,7 @@ from kvpressure.model.readings import (
     Termination,
 )
 from kvpressure.model.reasons import REASONS
-from kvpressure.model.state import CONDITIONS, SIGNATURE_CONDITIONS, STAGES, VERDICTS, EngineState, State
+from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, VERDICTS, EngineState, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
@@ -331,7 +332,7 @@ def check_engine(engine: EngineState) -> None:
     assert 0 <= answer.confidence <= 1
     assert (answer.stage is not None) == (answer.verdict == "kv_pressure")
     assert answer.stage is None or answer.stage in STAGES
-    assert set(answer.conditions) == set(CONDITIONS)
+    assert set(answer.conditions) == set(BUILT_IN)
     assert set(answer.documented_signature) == set(SIGNATURE_CONDITIONS)
     for name, value in engine.signals.flat().items():
         assert value is None or math.isfinite(value), f"{name} {value}"

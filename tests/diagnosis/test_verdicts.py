@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvpressure.advice import limits as advice
 from kvpressure.diagnosis import conditions, signature
-from kvpressure.diagnosis.conditions import HeldCache
+from kvpressure.diagnosis.conditions import BUILT_IN, HeldCache
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.evaluate import Finding, Grade, decide
 from kvpressure.diagnosis.facts import Recent, View, gather
@@ -18,7 +18,7 @@ from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.longest_request import CALM, LongestRequest
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import CONDITIONS, SIGNATURE_CONDITIONS, STAGES, VERDICTS
+from kvpressure.model.state import SIGNATURE_CONDITIONS, STAGES, VERDICTS
 from kvpressure.settings.thresholds import builtin
 
 T = builtin()
@@ -377,7 +377,7 @@ def evaluate(finding=None, held=None, utilization=None, **values):
 
 def test_conditions_are_the_contracts_names_and_unknown_by_default():
     found = evaluate()
-    assert set(found) == set(CONDITIONS)
+    assert set(found) == set(BUILT_IN)
     assert set(found.values()) == {None}
 
 

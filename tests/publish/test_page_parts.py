@@ -10,6 +10,7 @@ import pytest
 
 from kvpressure.advice.mitigation import Plan, plan
 from kvpressure.advice.triage import Step, steps
+from kvpressure.diagnosis.conditions import declared
 from kvpressure.model.readings import ContainerReading, NodeCondition, Snapshot, Termination
 from kvpressure.model.signals import (
     BatchSignals,
@@ -22,7 +23,6 @@ from kvpressure.model.signals import (
     Signals,
 )
 from kvpressure.model.state import (
-    CONDITIONS,
     VERDICTS,
     ContainerState,
     Diagnosis,
@@ -31,7 +31,7 @@ from kvpressure.model.state import (
     State,
     TargetState,
 )
-from kvpressure.publish.links import BOARDS, CONDITION_RUNBOOKS, VERDICT_RUNBOOKS, Links
+from kvpressure.publish.links import BOARDS, VERDICT_RUNBOOKS, Links
 from kvpressure.publish.page.history import SERIES, SLOT_SECONDS, SLOTS, History
 from kvpressure.publish.page.sparkline import HEIGHT, WIDTH, sparkline
 from kvpressure.publish.page.view import ViewContext, engine_views, headline
@@ -344,9 +344,8 @@ class TestPlan:
 
 class TestLinks:
     def test_every_runbook_and_board_exists(self) -> None:
-        for name in {*VERDICT_RUNBOOKS.values(), *CONDITION_RUNBOOKS.values()}:
+        for name in {*VERDICT_RUNBOOKS.values(), *(one.runbook for one in declared())}:
             assert (ROOT / f"docs/runbooks/{name}.md").is_file(), name
-        assert set(CONDITION_RUNBOOKS) == set(CONDITIONS)
         assert set(VERDICT_RUNBOOKS) == set(VERDICTS) - {"healthy", "idle"}
         assert {path.stem for path in (ROOT / "dashboards").glob("*.json")} == set(BOARDS)
 

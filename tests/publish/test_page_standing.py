@@ -8,8 +8,9 @@ import pytest
 
 from kvpressure.advice.condition_text import standings
 from kvpressure.diagnosis import oom
+from kvpressure.diagnosis.conditions import BUILT_IN
 from kvpressure.model.signals import HostSignals, KvSignals, LoadSignals, MemorySignals, ProgressSignals, Signals
-from kvpressure.model.state import CONDITIONS, EngineState, Evidence, Limit, State
+from kvpressure.model.state import EngineState, Evidence, Limit, State
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.publish.page.render import render_page
 from kvpressure.publish.page.view import ViewContext
@@ -62,13 +63,13 @@ def holding() -> EngineState:
     return replace(
         engine,
         signals=SIGNALS,
-        diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(CONDITIONS, True), evidence=told),
+        diagnosis=replace(engine.diagnosis, conditions=dict.fromkeys(BUILT_IN, True), evidence=told),
         limits={"gpu_memory_utilization": Limit("gpu_memory_utilization", 0.9)},
     )
 
 
 def test_every_condition_has_words() -> None:
-    assert set(SAID) == set(CONDITIONS) - {"documented_signature"} == {one.name for one in standings(holding(), T)}
+    assert set(SAID) == set(BUILT_IN) - {"documented_signature"} == {one.name for one in standings(holding(), T)}
 
 
 @pytest.mark.parametrize("name", SAID)

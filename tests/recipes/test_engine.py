@@ -39,7 +39,8 @@ toyserve_tokens_out_total{weights="tiny",rank="0"} 500
 @pytest.fixture
 def toyserve(monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineDialect]:
     monkeypatch.syspath_prepend(str(HERE / "engine"))
-    yield registry.adopt("toyserve")
+    assert registry.adopt("toyserve")
+    yield registry.dialect("toyserve")
     registry.remove("toyserve")
 
 
@@ -157,7 +158,7 @@ def test_an_unknown_name_is_one_line() -> None:
     asked = run("engine", "--extensions=nobody", "serve", "--help")
     assert (asked.returncode, asked.stdout) == (2, "")
     assert asked.stderr == (
-        "kvpressure: --extensions: no installed package offers an engine, a source or a signal 'nobody'; allowed: one that does\n"
+        "kvpressure: --extensions: no installed package offers an engine, source, signal or condition 'nobody'; allowed: one that does\n"
     )
 
 

@@ -23,9 +23,8 @@ from tests.recipes.installed import HERE, run, written_files
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[SourceSpec]:
     monkeypatch.syspath_prepend(str(HERE / "gpu_vendor"))
-    found = catalog.adopt("toy")
-    assert found is not None
-    yield found
+    assert catalog.adopt("toy")
+    yield catalog.registry()["toy"]
     catalog.remove("toy")
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.advice.wording import bytes_text, number_text, percent_text, seconds_text
-from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.conditions import BY_NAME, baseline_limit
+from kvpressure.diagnosis import conditions, oom
+from kvpressure.diagnosis.conditions import baseline_limit
 from kvpressure.model.state import EngineState
 from kvpressure.settings.thresholds import Thresholds
 
@@ -34,7 +34,7 @@ def standings(engine: EngineState, t: Thresholds) -> tuple[Standing, ...]:
 
 
 def _text(name: str, value: bool | None, engine: EngineState, t: Thresholds) -> str:
-    declared = BY_NAME[name]
+    declared = conditions.of(name)
     form = declared.unknown if value is None else declared.true if value else declared.false
     return form.format_map(_Numbers(engine, t))
 

@@ -105,11 +105,10 @@ def _drop_output() -> None:
 def _dispatch(arguments: list[str]) -> int:
     commands = available()
     if (arguments and arguments[0].startswith("--extensions")) or os.environ.get("KVPRESSURE_EXTENSIONS"):
-        from kvpressure.settings.extensions import from_command_line
-        from kvpressure.signals.registry import adopt
+        from kvpressure.cli.extensions import from_command_line
 
         try:
-            arguments = from_command_line(arguments, os.environ, adopt)
+            arguments = from_command_line(arguments, os.environ)
         except InputError as error:
             print(f"kvpressure: {' '.join(str(error).split())}", file=sys.stderr)
             return 2
@@ -150,6 +149,6 @@ def _help(commands: dict[str, str]) -> str:
     lines += [f"  {name:<{width}}  {text}" for name, text in commands.items()]
     lines += ["", "kvpressure COMMAND --help shows its options; kvpressure version prints the version."]
     lines += [
-        "kvpressure --extensions NAME[,NAME] COMMAND adds engines, sources and signals from other installed packages."
+        "kvpressure --extensions NAME[,NAME] COMMAND adds engines, sources, signals and conditions from other packages."
     ]
     return "\n".join(lines)

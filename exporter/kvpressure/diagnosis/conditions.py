@@ -8,6 +8,7 @@ from typing import Final
 
 from kvpressure.diagnosis import oom
 from kvpressure.diagnosis.evaluate import Finding
+from kvpressure.extension_points import offered
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
 
@@ -79,7 +80,38 @@ class Declared:
 
 def evaluate(moment: Moment) -> dict[str, bool | None]:
     """All conditions of one engine, by name."""
-    return {one.name: one.find(moment) for one in DECLARED}
+    return {name: one.find(moment) for name, one in _DECLARED.items()}
+
+
+def declared() -> tuple[Declared, ...]:
+    """Every condition, those of other packages last."""
+    return tuple(_DECLARED.values())
+
+
+def of(name: str) -> Declared:
+    """The condition of this name. Raises ``KeyError``."""
+    return _DECLARED[name]
+
+
+def register(one: Declared) -> None:
+    """Add a condition. Raises ``ValueError`` if there is one of this name."""
+    if one.name in _DECLARED:
+        raise ValueError(f"condition {one.name!r} exists already")
+    _DECLARED[one.name] = one
+
+
+def forget(name: str) -> None:
+    """Take back a condition that was added."""
+    if name not in BUILT_IN:
+        _DECLARED.pop(name, None)
+
+
+def adopt(name: str) -> bool:
+    """Use the condition of this name that an installed package offers; False if none does. Raises ``InputError``."""
+    found = None if name in _DECLARED else offered("condition", name, Declared)
+    if found is not None:
+        register(found)
+    return found is not None
 
 
 def _held(s: Signals, held: bool | None, t: Thresholds) -> bool | None:
@@ -184,7 +216,7 @@ def _frozen(s: Signals, finding: Finding, t: Thresholds) -> bool | None:
     return False if s.progress.progressing is not None or s.progress.work_present is False else None
 
 
-DECLARED: Final = (
+BUILT_IN_CONDITIONS: Final = (
     Declared(
         "memory_leak_idle",
         _leak,
@@ -288,4 +320,5 @@ DECLARED: Final = (
         "InferenceDocumentedSignature",
     ),
 )
-BY_NAME: Final = {one.name: one for one in DECLARED}
+BUILT_IN: Final = tuple(one.name for one in BUILT_IN_CONDITIONS)
+_DECLARED: Final = {one.name: one for one in BUILT_IN_CONDITIONS}

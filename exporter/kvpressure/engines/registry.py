@@ -1,7 +1,7 @@
 """The dialects there are: built-in ones by the table below, others through the entry points of installed packages.
 
 A package offers a dialect under the entry point group ``kvpressure.engines``; the entry point's name is the dialect's, and it loads
-to an ``EngineDialect``. Entry points are looked at only when somebody names one (``settings.extensions``).
+to an ``EngineDialect``. Entry points are looked at only when somebody names one (``extension_points``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.series import PAGE_SAMPLES, Sample
 from kvpressure.errors import InputError
+from kvpressure.extension_points import offered
 from kvpressure.model.log_events import LogEvent
 from kvpressure.model.readings import LogLine
 from kvpressure.redaction import REDACTED
 
-GROUP: Final = "kvpressure.engines"
 BUILT_IN: Final[Mapping[str, str]] = {  # name -> module and attribute; the first is asked first
     "vllm": "kvpressure.engines.vllm.dialect:VLLM",
     "sglang": "kvpressure.engines.sglang.dialect:SGLANG",
@@ -67,35 +67,14 @@ def remove(name: str) -> None:
     _forget_tables()
 
 
-def offers(name: str) -> bool:
-    """Whether there is an engine of this name, built in or offered by an installed package."""
+def adopt(name: str) -> bool:
+    """Use the engine of this name, built in or offered by an installed package; False if there is none. Raises ``InputError``."""
     if name in BUILT_IN or name in _added:
         return True
-    from importlib.metadata import entry_points
-
-    return bool(entry_points(group=GROUP, name=name))
-
-
-def adopt(name: str) -> EngineDialect:
-    """The dialect of this name, looked for among the entry points of installed packages if need be. Raises ``InputError``."""
-    if name in BUILT_IN or name in _added:
-        return dialect(name)
-    from importlib.metadata import entry_points
-
-    offered = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in offered:
-        known = sorted({*BUILT_IN, *_added, *offered})
-        raise InputError(f"unknown engine {name!r}; allowed: {', '.join(known)}")
-    try:
-        found = offered[name].load()
-    except Exception as error:  # code of another package
-        raise InputError(
-            f"engine {name!r} ({offered[name].value}) does not load: {error}; allowed: a package of this release"
-        ) from error
-    if not isinstance(found, EngineDialect) or found.name != name:
-        raise InputError(f"engine {name!r} ({offered[name].value}) is no EngineDialect of that name; allowed: one")
-    add(found)
-    return found
+    found = offered("engine", name, EngineDialect)
+    if found is not None:
+        add(found)
+    return found is not None
 
 
 # --- tables over all dialects, made once ---------------------------------------------------------------------------

@@ -30,20 +30,6 @@ VERDICTS: Final = (
     "unknown",
 )
 STAGES: Final = ("building", "saturated", "thrashing", "failing")
-CONDITIONS: Final = (
-    "memory_leak_idle",
-    "kv_held_without_load",
-    "prefix_cache_collapsed",
-    "allocator_fragmentation",
-    "baseline_too_high",
-    "host_memory_near_limit",
-    "host_oom_killed",
-    "gpu_out_of_memory",
-    "crash_loop",
-    "gpu_fault",
-    "metrics_frozen",
-    "documented_signature",
-)
 SIGNATURE_CONDITIONS: Final = (
     "gpu_memory_high",
     "gpu_utilization_low",
@@ -176,7 +162,6 @@ def engine_without_values(
         None,
         since,
         missing=(failure.text,),
-        conditions=dict.fromkeys(CONDITIONS),
         documented_signature=dict.fromkeys(SIGNATURE_CONDITIONS),
     )
     return EngineState(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode
 
-from kvpressure.diagnosis.conditions import DECLARED
+from kvpressure.diagnosis import conditions as known
 from kvpressure.model.readings import EngineKey
 
 BOARDS: Final = {
@@ -23,7 +23,6 @@ VERDICT_RUNBOOKS: Final = {
     "stalled": "InferenceEngineStalled",
     "unknown": "InferenceEngineDown",
 }
-CONDITION_RUNBOOKS: Final = {one.name: one.runbook for one in DECLARED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +55,5 @@ class Links:
 
     def runbooks_for(self, verdict: str, conditions: list[str]) -> list[Link]:
         """The runbooks of a verdict and of the conditions that hold, each once."""
-        names = [VERDICT_RUNBOOKS.get(verdict), *(CONDITION_RUNBOOKS.get(name) for name in conditions)]
+        names = [VERDICT_RUNBOOKS.get(verdict), *(known.of(name).runbook for name in conditions)]
         return [self.runbook(name) for name in dict.fromkeys(names) if name]

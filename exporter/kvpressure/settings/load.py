@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvpressure.extension_points import VARIABLE as EXTENSIONS_VARIABLE
 from kvpressure.renames import renamed
 from kvpressure.settings import yaml_lines as yaml_nodes
-from kvpressure.settings.extensions import VARIABLE as EXTENSIONS_VARIABLE
 from kvpressure.settings.options import ENV_PREFIX, Option, SettingsError, shown
 from kvpressure.settings.yaml_lines import Node
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any, Final
 
 from kvpressure.errors import InputError
+from kvpressure.extension_points import offered
 from kvpressure.model.metrics import metrics_of
 from kvpressure.model.signals import GROUPS, Signals
 from kvpressure.signals.window import EngineWindow
-
-ENTRY_POINTS: Final = "kvpressure.signals"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +50,12 @@ def extra_signals() -> Iterable[ExtraSignal]:
 
 
 def adopt(name: str) -> bool:
-    """Add the signal that an installed package offers under this name; False if none does. Raises ``InputError`` for one that does not
-    load or clashes.
-    """
-    from importlib.metadata import entry_points  # only when asked for: it reads every installed package
-
-    found = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
+    """Use the signal of this name that an installed package offers; False if none does. Raises ``InputError``."""
+    found = offered("signal", name, ExtraSignal)
     if found is None:
         return False
     try:
-        register(found.load())
-    except Exception as error:  # code of another package
-        raise InputError(
-            f"signal {name!r} ({found.value}) cannot be used: {error}; allowed: an ExtraSignal of this release"
-        ) from error
+        register(found)
+    except ValueError as error:
+        raise InputError(f"signal {name!r} cannot be used: {error}; allowed: metrics of its own") from error
     return True

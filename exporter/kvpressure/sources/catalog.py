@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
-from kvpressure.errors import InputError
+from kvpressure.extension_points import offered
 from kvpressure.sources.gpu.amd import device_ids as amd_ids
 from kvpressure.sources.gpu.nvidia import device_ids as nvidia_ids
 from kvpressure.sources.vendors import GpuVendor
 
-GROUP: Final = "kvpressure.sources"
 """Entry points of installed packages that offer a source; the name is the source's, and it loads to a ``SourceSpec``."""
 
 
@@ -65,25 +64,14 @@ def remove(name: str) -> None:
     _REGISTRY.pop(name, None)
 
 
-def adopt(name: str) -> SourceSpec | None:
-    """The source of this name, looked for among the entry points of installed packages if need be; None = nobody offers it.
-
-    Raises ``InputError`` for one that cannot be used.
-    """
+def adopt(name: str) -> bool:
+    """Use the source of this name, built in or offered by an installed package; False if there is none. Raises ``InputError``."""
     if name in _REGISTRY:
-        return _REGISTRY[name]
-    from importlib.metadata import entry_points
-
-    offered = next(iter(entry_points(group=GROUP, name=name)), None)
-    if offered is None:
-        return None
-    try:
-        spec = offered.load()
-    except Exception as error:  # code of another package
-        raise InputError(f"source {name!r} ({offered.value}) does not load: {error}; allowed: one that does") from error
-    if not isinstance(spec, SourceSpec) or spec.name != name:
-        raise InputError(f"source {name!r} ({offered.value}) is no SourceSpec of that name; allowed: one")
-    return register(spec)
+        return True
+    found = offered("source", name, SourceSpec)
+    if found is not None:
+        register(found)
+    return found is not None
 
 
 def registry() -> dict[str, SourceSpec]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvpressure import __version__
 from kvpressure.advice.triage import Step
 from kvpressure.advice.wording import words
-from kvpressure.diagnosis.conditions import DECLARED
+from kvpressure.diagnosis import conditions
 from kvpressure.publish.page.view import ORDER
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import Problem, common_problems, log_events
@@ -42,7 +42,6 @@ def cause(view: EngineView) -> str:
 
 
 _MARKS: Final = {"fine": "ok", "look": "look", "bad": "BAD", "unknown": "?"}
-_SERIOUS: Final = tuple(one.name for one in DECLARED if one.serious)
 _MAX_CHANGES_SHOWN: Final = 12
 
 
@@ -59,7 +58,9 @@ class Answer:
     def fine(self) -> bool:
         """Nothing is wrong, now or in the stretch that was judged."""
         view = self.case.view
-        return view.verdict in FINE and not any(view.condition(name) for name in _SERIOUS)
+        return view.verdict in FINE and not any(
+            view.condition(one.name) for one in conditions.declared() if one.serious
+        )
 
 
 def answers(found: Found, thresholds: Thresholds) -> list[Answer]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,29 @@ def test_the_pipeline_opens_no_socket_and_starts_no_thread() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"ssl", "socket", "http.client", "requests"} & set(loaded)
     assert not [name for name in loaded if name.startswith(("kvpressure.sources", "kvpressure.publish"))]
+
+
+def test_no_circle_between_modules() -> None:
+    """Not even within a package; what only a type checker reads does not count."""
+    names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    graph = {name: imported(path, names.keys()) & names.keys() - {name} for name, path in names.items()}
+    with pytest.raises(graphlib.CycleError):
+        graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def imported(path: Path, modules: Collection[str]) -> set[str]:
+    """Those of ``modules`` that a file imports, at its head or inside a function."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"{node.module}.{one.name}" for one in node.names]
+            found |= {name if name in modules else node.module for name in whole}
+        elif isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+    return found

@@ -23,8 +23,7 @@ from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import watch as live
 from kvpressure.toolbox import workload
-from kvpressure.toolbox.history import judge
-from kvpressure.toolbox.inputs import Found, show_state
+from kvpressure.toolbox.history import Found, judge
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from kvpressure.toolbox.progress import Progress
 from kvpressure.toolbox.triage import PodFacts
@@ -88,7 +87,7 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> Found:
             feed.watch(options.seconds, around),
             thresholds,
             worst=False,
-            on_state=show_state(progress, options.seconds),
+            on_state=live.show_state(progress, options.seconds),
         )
         found_events = events.result()
     facts = {

@@ -11,6 +11,7 @@ from kvpressure.model.state import EngineState, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.settings.thresholds import Thresholds
+from kvpressure.toolbox.triage import PodFacts
 from kvpressure.toolbox.view import FINE, EngineView, engine_view
 
 MAX_CHANGES: Final = 200  # of one engine that are kept for the report
@@ -109,3 +110,15 @@ def judge(
         for key, track in tracks.items()
         if worst or any(engine.key == key for engine in last.engines)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Engines to report on. ``again`` is the input as typed; ``facts`` what kubectl told, by (namespace, pod);
+    ``warnings`` are damages of a recording and the like.
+    """
+
+    cases: tuple[Case, ...]
+    again: str
+    facts: dict[tuple[str, str], PodFacts]
+    warnings: tuple[str, ...] = ()

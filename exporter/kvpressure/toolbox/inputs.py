@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from statistics import median
@@ -27,10 +27,9 @@ from kvpressure.toolbox import api_key as secret
 from kvpressure.toolbox import fetch, prometheus
 from kvpressure.toolbox import watch as live
 from kvpressure.toolbox.document import engine_views
-from kvpressure.toolbox.history import Case, judge
+from kvpressure.toolbox.history import Case, Found, judge
 from kvpressure.toolbox.progress import Progress, bar
 from kvpressure.toolbox.related_series import PodSeries
-from kvpressure.toolbox.triage import PodFacts
 from kvpressure.toolbox.watch import Around, Card
 
 MAX_SECONDS: Final = 110.0  # quick triage: under two minutes
@@ -41,18 +40,6 @@ _DURATION: Final = re.compile(r"(\d{1,7}(?:\.\d{1,3})?)(s|m|h|d|)")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_SINCE: Final = 7 * 86400.0
 _CARD: Final = re.compile(r"([^:]{1,80}):(\d{1,5}(?:\.\d{1,3})?)(?:GiB)?")
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Engines to report on. ``again`` is the input as typed; ``facts`` what kubectl told, by (namespace, pod);
-    ``warnings`` are damages of a recording and the like.
-    """
-
-    cases: tuple[Case, ...]
-    again: str
-    facts: dict[tuple[str, str], PodFacts]
-    warnings: tuple[str, ...] = ()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -211,7 +198,7 @@ def watch_and_judge(targets: list[Target], around: Around, seconds: float, thres
             _unless_silent(live.watch(targets, seconds, 1.0, around)),
             thresholds,
             worst=False,
-            on_state=show_state(progress, seconds),
+            on_state=live.show_state(progress, seconds),
         )
     if not any(case.view.engine.up for case in cases) and not any(
         case.changes and case.seconds.keys() - {"unknown"} for case in cases
@@ -250,36 +237,6 @@ _WHY: Final = {
     "json": "JSON instead of metrics",
     "empty": "empty response",
 }
-
-
-def show_state(progress: Progress, seconds: float) -> Callable[[State], None]:
-    start: list[float] = []
-
-    def show(state: State) -> None:
-        start.append(state.time)
-        del start[1:]
-        gone = state.time - start[0]
-        engine = next((engine for engine in state.engines if engine.up), None)
-        said = (
-            "no response yet"
-            if engine is None
-            else (
-                f"{engine.signals.load.running or 0:.0f} running, {engine.signals.load.waiting or 0:.0f} waiting, "
-                + (
-                    f"KV {engine.signals.kv.kv_used_ratio:.0%}"
-                    if engine.signals.kv.kv_used_ratio is not None
-                    else "KV unknown"
-                )
-                + f": {engine.diagnosis.verdict} ({engine.diagnosis.confidence:.2f})"
-            )
-        )
-        more = f" and {len(state.engines) - 1} more" if len(state.engines) > 1 else ""
-        progress.show(f"{bar(gone, seconds)} {gone:.0f}/{seconds:.0f} s  {said}{more}")
-
-    return show
-
-
-# --- the past ---------------------------------------------------------------------------------------------
 
 
 def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -> Found:

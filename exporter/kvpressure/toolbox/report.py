@@ -14,8 +14,7 @@ from kvpressure.diagnosis import conditions
 from kvpressure.publish.page.view import ORDER
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import Problem, common_problems, log_events
-from kvpressure.toolbox.history import Case
-from kvpressure.toolbox.inputs import Found
+from kvpressure.toolbox.history import Case, Found
 from kvpressure.toolbox.triage import PodFacts, triage
 from kvpressure.toolbox.view import FINE, EngineView
 

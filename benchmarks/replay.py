@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -42,15 +41,25 @@ def write_recording(path: Path, ticks: int) -> None:
             out.write(json.dumps(body, separators=(",", ":")) + "\n")
 
 
+# A child's largest memory as its parent learns of it begins with the parent's own, so the command tells its own.
+MEASURED: Final = """
+import os, sys, time
+from kvpressure.cli import main
+code = main(sys.argv[2:])
+with open("/proc/self/status") as status, open(sys.argv[1], "w") as out:
+    peak = next(line.split()[1] for line in status if line.startswith("VmHWM:"))
+    print(time.process_time(), peak, file=out)
+sys.exit(code)
+"""
+
+
 def measure(recording: Path, arguments: Sequence[str]) -> tuple[float, int]:
     """CPU seconds and largest resident bytes of one ``kvpressure replay``."""
-    command = [sys.executable, "-m", "kvpressure", "replay", str(recording), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}")
-    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+    figures = recording.with_suffix(".measured")
+    command = [sys.executable, "-c", MEASURED, str(figures), "replay", str(recording), *arguments]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    seconds, kibibytes = figures.read_text().split()
+    return float(seconds), int(kibibytes) * 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:

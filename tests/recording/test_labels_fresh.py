@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recording.strategies import RECORDINGS
+from tests.recording.strategies import RECORDINGS
 
 FRESH = RECORDINGS / "vllm-cpu-fresh"
 VERDICTS = {

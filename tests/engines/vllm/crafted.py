@@ -147,6 +147,19 @@ def cost(action: Callable[[], object], times: int = 3) -> float:
     return best
 
 
+REFERENCE_SECONDS: Final = 0.009
+"""What ``_reference`` takes on the machine on which the bounds in seconds were set, while it was quiet."""
+
+
+def _reference() -> int:
+    return sum(len(f"{number}".split("7")) for number in range(50_000))
+
+
+def slowness() -> float:
+    """How many times slower than that machine this one is just now, other work on its cores included; at least 1."""
+    return max(1.0, cost(_reference) / REFERENCE_SECONDS)
+
+
 def superlinear(
     action: Callable[[str], object], make: Callable[[int], str], size: int, quick: float = 0.004
 ) -> str | None:

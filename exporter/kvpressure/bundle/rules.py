@@ -191,7 +191,7 @@ def alertmanager_config(alertmanager: Mapping[str, Any]) -> dict[str, Any]:
     def matchers(texts: Iterable[str]) -> list[dict[str, str]]:
         found = []
         for text in texts:
-            name, kind, value = re.fullmatch(r"(\w+)(=~|!~|!=|=)\"(.*)\"", text).groups()  # type: ignore[union-attr]
+            name, kind, value = re.findall(r"^(\w+)(=~|!~|!=|=)\"(.*)\"$", text)[0]
             found.append({"name": name, "matchType": kind, "value": value})
         return found
 

@@ -33,4 +33,6 @@ def number(value: object, most: float, least: float = 0.0) -> float | None:
 def whole(value: object, most: float, least: float = 0.0) -> int | None:
     """``value`` if it is a whole number from ``least`` to ``most``, else ``None``."""
     known = number(value, most, least)
-    return int(value) if known is not None and known.is_integer() else None  # type: ignore[call-overload]
+    if known is None or not known.is_integer():
+        return None
+    return value if isinstance(value, int) else int(known)

@@ -89,7 +89,7 @@ def _number(value: float) -> str:
     """As Go writes it; below a million Python writes the same."""
     if 0.0 <= value < 1e6:
         return repr(float(value))
-    return floatToGoString(value)  # type: ignore[no-untyped-call,no-any-return]
+    return floatToGoString(value)  # type: ignore[no-untyped-call,no-any-return]  # the library is not typed there
 
 
 @lru_cache(maxsize=1024)  # a node of 64 engines has about 400

@@ -83,7 +83,7 @@ class Families:
         count = float(max(cumulative.values()))
         bounds = {**{bound: float(n) for bound, n in sorted(cumulative.items())}, math.inf: count}
         samples = [
-            Sample(f"{full}_bucket", {**named, "le": floatToGoString(bound)}, n)  # type: ignore[no-untyped-call]
+            Sample(f"{full}_bucket", {**named, "le": floatToGoString(bound)}, n)  # type: ignore[no-untyped-call]  # the library is not typed there
             for bound, n in bounds.items()
         ]
         samples += [Sample(f"{full}_count", named, count), Sample(f"{full}_sum", named, total)]

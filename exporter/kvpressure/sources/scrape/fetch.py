@@ -81,10 +81,10 @@ class _Response(http.client.HTTPResponse):
 
     def begin(self) -> None:
         """Read status and headers, and find out how the body ends, as the library does (RFC 9112, 6.3)."""
-        version, status, _ = self._read_status()  # type: ignore[attr-defined]
+        version, status, _ = self._read_status()  # type: ignore[attr-defined]  # not in the stubs
         while status == http.client.CONTINUE:
             _read_headers(self.fp)
-            version, status, _ = self._read_status()  # type: ignore[attr-defined]
+            version, status, _ = self._read_status()  # type: ignore[attr-defined]  # not in the stubs
         if not version.startswith(("HTTP/1.", "HTTP/0.9")):
             raise http.client.UnknownProtocol(version)
         self.code = self.status = status
@@ -97,7 +97,7 @@ class _Response(http.client.HTTPResponse):
         if status == http.client.NO_CONTENT:
             self.length = 0
         unknown = self.length is None and not self.chunked
-        self.will_close = unknown or self._check_close()  # type: ignore[attr-defined]
+        self.will_close = unknown or self._check_close()  # type: ignore[attr-defined]  # not in the stubs
 
 
 def _read_headers(lines: io.BufferedIOBase) -> dict[str, str]:

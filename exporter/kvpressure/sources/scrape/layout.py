@@ -106,10 +106,10 @@ class _Buckets:
         return Histogram(bounds, counts, total, count), sound
 
     def _there(self, values: Values) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """ScrapeLimits and counts of the buckets that this page has."""
+        """Bounds and counts of the buckets that this page has."""
         picked = self._pick(values)
         if None not in picked:
-            return self._bounds, picked  # type: ignore[return-value]
+            return self._bounds, picked  # type: ignore[return-value]  # no None in it, as just seen
         pairs = zip(self._bounds, picked, strict=True)
         there = [(bound, count) for bound, count in pairs if count is not None]
         return tuple(bound for bound, _ in there), tuple(count for _, count in there)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kvpressure import __version__
 from tests.deploy.chart import ROOT, chart, load_script
@@ -60,6 +61,15 @@ def test_labels_user_and_command() -> None:
 def test_the_base_can_be_pinned_by_digest_in_both_stages() -> None:
     assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${BASE_IMAGE}${BASE_DIGEST:+@${BASE_DIGEST}}"] * 2
     assert 'ARG BASE_DIGEST=""\n' in DOCKERFILE
+
+
+def test_a_release_gives_every_argument_that_has_no_default_of_its_own() -> None:
+    """Else a label of the published image says "unknown", and its base is whatever the tag points to that day."""
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    (build,) = [step for step in workflow["jobs"]["release"]["steps"] if "build-args" in step.get("with", {})]
+    given = {line.partition("=")[0] for line in build["with"]["build-args"].splitlines()}
+    assert given == {*re.findall(r'^ARG (\w+)=(?:unknown|"")$', DOCKERFILE, re.MULTILINE), "VERSION"}
+    assert build["with"]["platforms"] == "linux/amd64,linux/arm64"
 
 
 def test_nothing_is_bound_to_one_processor() -> None:

@@ -351,20 +351,20 @@ class TestTick:
         thread.start()
         assert began.wait(10)
         clock.now += HEARTBEAT_SECONDS
-        assert one.healthy()
+        assert one.why_unhealthy() is None
         clock.now += 1
         assert one.why_unhealthy() == "no tick for 31 s"
         one.tick()
-        assert one.healthy()
+        assert one.why_unhealthy() is None
         clock.now = START + 5.0 + HANG_SECONDS
         one.tick()
-        assert one.healthy()
+        assert one.why_unhealthy() is None
         clock.now += 1
         one.tick()
         assert one.why_unhealthy() == "source fake hangs since 601 s"
         go.set()
         thread.join(10)
-        assert one.healthy()
+        assert one.why_unhealthy() is None
 
     def test_ready_when_every_source_has_answered_or_failed_and_a_tick_is_done(self) -> None:
         clock = Clock()

@@ -97,11 +97,6 @@ class EngineArgs:
         return _positive(self.integer("block_size"))
 
     @property
-    def num_gpu_blocks_override(self) -> int | None:
-        """KV blocks where they were set outright."""
-        return _positive(self.integer("num_gpu_blocks_override"))
-
-    @property
     def tensor_parallel_size(self) -> int | None:
         """GPUs that share one layer."""
         return _positive(self.integer("tensor_parallel_size"))

@@ -30,7 +30,6 @@ GPU: Final = "gpu"
 CONTAINER: Final = "container"
 TARGET: Final = "target"
 SOURCE: Final = "source"
-KINDS: Final = (ENGINE, GPU, CONTAINER, TARGET, SOURCE)
 
 _REASONS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (ArithmeticError, "arithmetic"),

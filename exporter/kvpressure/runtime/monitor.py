@@ -160,10 +160,6 @@ class Monitor:
             return f"waiting for {', '.join(waiting)}"
         return "waiting for the first tick" if self._ticks == 0 else None
 
-    def healthy(self) -> bool:
-        """True while this process is alive."""
-        return self.why_unhealthy() is None
-
     def ready(self) -> bool:
         """True once there is something to publish."""
         return self.why_not_ready() is None

@@ -280,13 +280,6 @@ def endpoints(args: EngineArgs) -> Endpoints:
     return Endpoints(serves, port_each, ranks)
 
 
-def runs_something_else(argv: Sequence[str], entry_point: bool = False) -> bool:
-    """Whether every program in the command line is known to be no server of vLLM: ``sleep``, ``vllm bench``, another server.
-    Any other program may start one. ``entry_point``: see ``read``.
-    """
-    return read(argv, entry_point=entry_point).other_program
-
-
 def _is_foreign(command: Sequence[str]) -> bool:
     start = next(
         (

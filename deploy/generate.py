@@ -255,7 +255,7 @@ VARIANTS: Final[Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
         {"monitor": {"kind": "PodMonitor"}, "prometheusRule": {"enabled": True}},
         ("PodMonitor", "PrometheusRule"),
     ),
-    "grafana": ("Boards as ConfigMaps for Grafana's sidecar.", {"dashboards": {"enabled": True}}, ("ConfigMap",)),
+    "grafana": ("Dashboards as ConfigMaps for Grafana's sidecar.", {"dashboards": {"enabled": True}}, ("ConfigMap",)),
 }
 """Directory -> what it is, values, and the kinds it keeps (none named: all)."""
 COMPONENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {

@@ -122,7 +122,7 @@ def test_an_empty_node_has_a_page() -> None:
 @given(st.text(max_size=60).map(lambda text: f"</article><script>alert(1)</script>{text}\"'&"))
 def test_names_and_sentences_from_outside_are_escaped(text: str) -> None:
     engine = full_engine()
-    diagnosis = replace(engine.diagnosis, supporting=(text,), missing=(text,), signature_note=text, verdict=text)
+    diagnosis = replace(engine.diagnosis, supporting=(text,), missing=(f"{text}?",), signature_note=text, verdict=text)
     state = State(
         time=NOW,
         engines=(
@@ -134,7 +134,8 @@ def test_names_and_sentences_from_outside_are_escaped(text: str) -> None:
     )
     document = page(state)
     assert document.tags.count("script") == 1
-    assert document.words.count(visible_lines(text)) >= 3
+    assert document.words.count(visible_lines(text)) >= 2
+    assert visible_lines(f"{text}?") in document.words
     assert not any(unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp") for char in document.text)
 
 
@@ -266,7 +267,7 @@ def test_colours_have_contrast_in_both_themes() -> None:
         (1023, "1023 B"),
         (1024, "1.0 KiB"),
         (80 * 2**30, "80.0 GiB"),
-        (2**60, "1048576.0 TiB"),
+        (2**60, "1048576 TiB"),
         (-2048, "-2.0 KiB"),
     ],
 )

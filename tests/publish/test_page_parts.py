@@ -139,7 +139,7 @@ class TestTriage:
         assert self.step(2, recent, self.container(restarts=2)).finding == "look"
         assert self.step(2, calm).finding == "unknown"
         unwatched = self.step(2, engine_with(host=HostSignals(restarts_all_known=False)), self.container(restarts=17))
-        assert (unwatched.finding, "last 30 minutes unknown" in unwatched.answers[0]) == ("unknown", True)
+        assert (unwatched.finding, "last 30 minutes: unknown" in unwatched.answers[0]) == ("unknown", True)
         least = self.step(
             2, engine_with(host=HostSignals(restarts_recent=1.0, restarts_all_known=False)), self.container(restarts=17)
         )
@@ -258,7 +258,7 @@ class TestTriage:
         quiet = replace(full_engine(), signals=Signals(time=NOW))
         answers = [" ".join(step.answers) for step in steps(quiet, State(time=NOW), T)]
         assert answers[4].startswith("No request finished")
-        assert "No token was produced" in answers[7]
+        assert "no token was produced" in answers[7]
 
     def test_commands_quote_what_comes_from_outside(self) -> None:
         engine = replace(full_engine(), key=replace(full_engine().key, namespace="a;b", pod="$(reboot)"))

@@ -47,11 +47,11 @@ SAID = {
         "fragmentation_warning_bytes",
     ),
     "baseline_too_high": ("used 99 %, gpu_memory_utilization is 90 %", "above 98 %", "baseline_full_ratio"),
-    "host_memory_near_limit": ("used 95 % of its limit", "from 90 %", "host_memory_limit_ratio"),
+    "host_memory_near_limit": ("used 95 % of its limit", "near the limit at 90 %", "host_memory_limit_ratio"),
     "host_oom_killed": ("OOMKilled, exit code 137", "4 restarts in half an hour", None),
     "gpu_out_of_memory": ("3 times", "in the log", None),
-    "crash_loop": ("4 restarts in half an hour", "from 3", "crash_loop_restarts"),
-    "gpu_fault": ("2 XID events or lost GPUs", "any counts", None),
+    "crash_loop": ("4 restarts in half an hour", "a crash loop at 3", "crash_loop_restarts"),
+    "gpu_fault": ("2 recent XID events or lost GPUs", "threshold 1", None),
     "metrics_frozen": ("has moved for 75.0 s", "from 8.0 s", "no_progress_seconds"),
 }
 

@@ -480,7 +480,7 @@ def test_a_card_that_holds_no_request_fails(capsys: pytest.CaptureFixture[str], 
     found = item_of(capsys, "concurrency_from_memory", "--max-num-seqs 1", *more)
     assert found["result"] == "fail"
     assert "vLLM does not start where not one fits" in found["found"]
-    assert found["set"].startswith("a smaller --max-model-len, a larger card")
+    assert found["set"].startswith("a smaller --max-model-len, a larger GPU")
 
 
 def test_a_share_that_would_leave_nothing_is_not_the_advice(capsys: pytest.CaptureFixture[str]) -> None:

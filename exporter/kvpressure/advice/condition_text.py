@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.advice.wording import bytes_text, number_text, percent_text, seconds_text
+from kvpressure.advice.wording import UNKNOWN, bytes_text, number_text, percent_text, seconds_text
 from kvpressure.diagnosis import conditions, oom
 from kvpressure.diagnosis.conditions import baseline_limit
 from kvpressure.model.state import EngineState
@@ -55,6 +55,19 @@ def _device(engine: EngineState, _t: Thresholds) -> str:
     return percent_text(memory.device_used_ratio if memory.own_used_ratio is None else memory.own_used_ratio)
 
 
+def _device_now(engine: EngineState, t: Thresholds) -> str:
+    used = _device(engine, t)
+    return "" if used == UNKNOWN else f": {used} used"
+
+
+def _held_now(engine: EngineState, _t: Thresholds) -> str:
+    """What is held and how much is in flight, as far as it is known."""
+    used, in_flight = engine.signals.kv.kv_used_ratio, engine.signals.load.in_flight
+    parts = [] if used is None else [f"{percent_text(used)} used"]
+    parts += [] if in_flight is None else [f"{number_text(in_flight)} requests in flight"]
+    return f": {', '.join(parts)}" if parts else ""
+
+
 def _baseline_from(engine: EngineState, t: Thresholds) -> str:
     configured = _utilization(engine)
     return percent_text(None if configured is None else baseline_limit(configured, t))
@@ -81,6 +94,8 @@ _NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {
     "split_from": lambda _e, t: percent_text(t["fragmented_split_ratio"]),
     "split": lambda e, _t: bytes_text(e.signals.memory.allocator_inactive_split_bytes),
     "device": _device,
+    "device_now": _device_now,
+    "held_now": _held_now,
     "utilization": lambda e, _t: percent_text(_utilization(e)),
     "baseline_from": _baseline_from,
     "host_memory": lambda e, _t: percent_text(e.signals.host.memory_used_ratio),

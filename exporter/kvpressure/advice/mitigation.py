@@ -10,7 +10,7 @@ from typing import Final
 
 from kvpressure.advice.plan import PlanInput, Step, pressure_plan
 from kvpressure.advice.triage import is_pod
-from kvpressure.advice.wording import number_text, percent_text, reason_text, seconds_text
+from kvpressure.advice.wording import named, number_text, percent_text, reason_text, seconds_text
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import value_text
 from kvpressure.model.state import EngineState
@@ -59,7 +59,7 @@ def _flag(engine: EngineState, name: str) -> tuple[str, str]:
     limit = engine.limits.get(name)
     if limit is None:
         return "", "unknown"
-    now = "unknown" if limit.value is None else f"{value_text(limit.value)} ({limit.source or 'source unknown'})"
+    now = "unknown" if limit.value is None else f"{value_text(limit.value)} ({limit.source or 'source: unknown'})"
     flag = dialect(engine.dialect).flag(name)
     return ("" if limit.recommended is None or not flag else f"{flag} {value_text(limit.recommended)}"), now
 
@@ -110,11 +110,11 @@ def _two_limits(engine: EngineState) -> Plan:
         (
             Action(
                 "Leave max_num_seqs where it is",
-                f"KV cache {percent_text(s.kv.kv_used_ratio)} now, recent peak {percent_text(s.kv.kv_used_ratio_max)}.",
+                f"{named('KV cache now', percent_text(s.kv.kv_used_ratio))}, {named('recent peak', percent_text(s.kv.kv_used_ratio_max))}.",
             ),
             Action(
                 "Cap input and output tokens at the gateway, or add replicas",
-                f"{number_text(s.load.waiting)} requests waiting. Shorter requests free both limits; more replicas share the queue.",
+                f"{named('Requests waiting', number_text(s.load.waiting))}. Shorter requests free both limits; more replicas share the queue.",
             ),
         ),
     )
@@ -127,7 +127,12 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> Plan:
         return _two_limits(engine)
     s, (flag, now) = engine.signals, _flag(engine, "max_num_seqs")
     fits = s.load.limits.get("kv_capacity")
-    text = f"max_num_seqs is reached (now {now}) and the KV cache is not full (peak {percent_text(s.kv.kv_used_ratio_max)})."
+    peak = named("KV cache peak", percent_text(s.kv.kv_used_ratio_max))
+    text = (
+        f"{named('max_num_seqs is reached: now', now)}. "
+        + ("" if s.kv.kv_used_ratio_max is None else "The KV cache is not full. ")
+        + f"{peak}."
+    )
     if flag and fits is not None:
         text += (
             f" The KV cache fits about {number_text(floor(fits))} requests of the present length. At most double the limit at a time, "
@@ -141,7 +146,7 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> Plan:
             Action(
                 "Or add replicas",
                 "A larger batch raises time per output token: "
-                f"p95 {seconds_text(s.latency.inter_token.get('0.95'))} now.",
+                f"{named('p95 now', seconds_text(s.latency.inter_token.get('0.95')))}.",
             ),
         ),
     )
@@ -151,22 +156,24 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> Plan:
     del t
     s = engine.signals
     rates = (
-        f"{number_text(_round(s.throughput.prompt_tokens_per_second))} prompt and "
-        f"{number_text(_round(s.throughput.generation_tokens_per_second))} generated tokens/s"
+        f"{named('Prompt tokens/s', number_text(_round(s.throughput.prompt_tokens_per_second)))}, "
+        f"{named('output tokens/s', number_text(_round(s.throughput.generation_tokens_per_second)))}"
     )
     return Plan(
         "The GPU is saturated and the KV cache is not full: reduce the work per GPU, not the limits.",
         (
             Action(
                 "Find the client that sends most prompt tokens",
-                f"{rates}; prompt p95 "
-                f"{number_text(_round(s.context.prompt_quantiles.get('0.95')))} tokens. Throttle it at the gateway, or move "
+                f"{rates}, "
+                f"{named('prompt p95 in tokens', number_text(_round(s.context.prompt_quantiles.get('0.95'))))}. Throttle it at the gateway, or move "
                 "it to a separate deployment.",
             ),
-            Action("Add replicas", f"{number_text(s.load.waiting)} requests waiting. More GPUs share the load."),
+            Action(
+                "Add replicas", f"{named('Requests waiting', number_text(s.load.waiting))}. More GPUs share the load."
+            ),
             Action(
                 "Leave the KV limits alone",
-                f"KV cache peak {percent_text(s.kv.kv_used_ratio_max)}: it is not the limit.",
+                f"The KV cache is not the limit ({named('peak', percent_text(s.kv.kv_used_ratio_max))}).",
             ),
         ),
     )
@@ -179,7 +186,7 @@ def _round(value: float | None) -> float | None:
 def _host_bound(engine: EngineState, t: Thresholds) -> Plan:
     host = engine.signals.host
     cpu = (
-        "CPU usage unknown"
+        "CPU usage: unknown"
         if host.cpu_used_ratio is None
         else f"CPU usage {percent_text(host.cpu_used_ratio)} of the limit"
     )
@@ -188,9 +195,9 @@ def _host_bound(engine: EngineState, t: Thresholds) -> Plan:
         (
             Action(
                 "Give the container more CPU",
-                f"{percent_text(host.cpu_throttled_ratio)} of CFS periods throttled (high at "
-                f"{percent_text(t['cpu_throttled_ratio'])}), {cpu}, GPU "
-                f"utilization {percent_text(engine.signals.compute.gpu_utilization)}. Raise or remove resources.limits.cpu.",
+                f"{named('CFS periods throttled', percent_text(host.cpu_throttled_ratio))} (high at "
+                f"{percent_text(t['cpu_throttled_ratio'])}). {cpu}. "
+                f"{named('GPU utilization', percent_text(engine.signals.compute.gpu_utilization))}. Raise or remove resources.limits.cpu.",
                 commands=(
                     f"kubectl set resources {_where(engine)} -c {shlex.quote(engine.container or '<container>')} "
                     "--limits=cpu=<cores>",
@@ -200,8 +207,8 @@ def _host_bound(engine: EngineState, t: Thresholds) -> Plan:
             ),
             Action(
                 "If CPU is available, check the API server",
-                f"API server CPU: {number_text(host.api_cpu_cores)} cores; one event loop can use only one. "
-                f"{percent_text(engine.signals.latency.outside_engine_share)} of the request duration is spent outside the engine.",
+                f"{named('CPU cores used by the API server', number_text(host.api_cpu_cores))}; one event loop can use only one. "
+                f"{named('Share of the request duration outside the engine', percent_text(engine.signals.latency.outside_engine_share))}.",
                 ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["api_cpu_cores"] else (),
             ),
             Action("Leave the KV limits alone", "Requests are not waiting for KV cache."),

@@ -12,7 +12,7 @@ from math import ceil, floor
 from typing import Final, Literal
 
 from kvpressure.advice.limits import at_once
-from kvpressure.advice.wording import number_text, percent_text, seconds_text
+from kvpressure.advice.wording import named, number_text, percent_text, seconds_text
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import parse_version, value_text
 from kvpressure.model.signals import ContextSignals, Signals
@@ -259,7 +259,9 @@ def _edge(engine: PlanInput, caps: Caps) -> Step:
 
 def _now(engine: PlanInput, name: str) -> str:
     limit = engine.limit(name)
-    return "unknown" if limit.value is None else f"{value_text(limit.value)} ({limit.source or 'source unknown'})"
+    if limit.value is None:
+        return "in force: unknown"
+    return f"now {value_text(limit.value)} ({limit.source or 'source: unknown'})"
 
 
 def _sequences(engine: PlanInput, t: Thresholds) -> Step:
@@ -269,7 +271,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> Step:
         engine.signals.load.limits.get("kv_capacity"),
     )
     low, high = t["max_num_seqs_cut_min_ratio"], t["max_num_seqs_cut_max_ratio"]
-    title, now = "Lower max_num_seqs", f"now {_now(engine, 'max_num_seqs')}"
+    title, now = "Lower max_num_seqs", _now(engine, "max_num_seqs")
     base = _at_once(engine)
     if limit.recommended is None and base is not None and 0 < base <= 1:
         small = measured is None and fits is not None and fits <= 1
@@ -332,7 +334,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> Step:
 
 def _batched_tokens(engine: PlanInput, t: Thresholds) -> Step:
     limit, least = engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
-    title, now = "Lower max-num-batched-tokens", f"now {_now(engine, 'max_num_batched_tokens')}"
+    title, now = "Lower max-num-batched-tokens", _now(engine, "max_num_batched_tokens")
     cost = "long prompts take more steps, so time to first token rises; it must not be below max_num_seqs"
     value = limit.recommended
     if value is None:
@@ -370,7 +372,7 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> Step:
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     title = f"Lower gpu-memory-utilization to {usual:g}, then {lower:g}"
     cost = _pool_cost(engine, limit.value, usual, lower)
-    now = f"now {_now(engine, 'gpu_memory_utilization')}"
+    now = _now(engine, "gpu_memory_utilization")
     if limit.recommended is not None:
         return Step(
             title,
@@ -517,8 +519,9 @@ def _restart(engine: PlanInput, workload: str) -> Step:
 def _verify(engine: PlanInput) -> Step:
     token = engine.signals.latency.inter_token.get("0.95")
     now = (
-        f"now: KV cache peak {percent_text(engine.signals.kv.kv_used_ratio_max)}, {number_text(engine.signals.load.waiting)} waiting, batch p95 "
-        f"{number_text(engine.signals.batch.batch_p95)}, time per output token p95 {seconds_text(token)}"
+        f"now: {named('KV cache peak', percent_text(engine.signals.kv.kv_used_ratio_max))}, "
+        f"{named('requests waiting', number_text(engine.signals.load.waiting))}, "
+        f"{named('batch p95', number_text(engine.signals.batch.batch_p95))}, {named('time per output token p95', seconds_text(token))}"
     )
     return Step(
         "Verify",

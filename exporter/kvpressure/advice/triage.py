@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvpressure.advice.wording import clock_text, number_text, percent_text, reason_text, seconds_text, words
+from kvpressure.advice.wording import clock_text, named, number_text, percent_text, reason_text, seconds_text, words
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import ContainerState, EngineState, State
@@ -95,13 +95,13 @@ _ORDER: Final[tuple[Finding, ...]] = ("bad", "look", "fine")
 def _pods(case: _Case) -> Step:
     engine, held = case.engine, case.container
     gpus = [gpu.reading for gpu in case.state.gpus if gpu.reading.uuid in engine.gpus]
-    on = ", ".join(f"GPU {gpu.index} ({gpu.name or gpu.vendor})" for gpu in gpus) or "GPU unknown"
+    on = ", ".join(f"GPU {gpu.index} ({gpu.name or gpu.vendor})" for gpu in gpus) or "GPU: unknown"
     ready = held.reading.ready if held else None
-    says = "readiness unknown" if ready is None else ("ready" if ready else "not ready")
+    says = "readiness: unknown" if ready is None else ("ready" if ready else "not ready")
     where = (
         f"{engine.key.namespace or '–'}/{engine.key.pod}, container {engine.container or '–'}: {says}; {on}."
         if case.has_pod
-        else f"Server at {engine.target}, not known as a pod; {on}."
+        else f"Server at {engine.target} (not a pod); {on}."
     )
     finding: Finding = "unknown" if ready is None else ("fine" if ready else "bad")
     return Step(
@@ -124,7 +124,7 @@ def _restarts(case: _Case) -> Step:
     reading, ended = held.reading, held.reading.last_termination
     recent = host.restarts_recent
     lately = (
-        "number in the last 30 minutes unknown"
+        "in the last 30 minutes: unknown"
         if recent is None
         else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} of them in the last 30 minutes"
     )
@@ -132,7 +132,9 @@ def _restarts(case: _Case) -> Step:
     finding: Finding = "look" if recent else "unknown" if recent is None else "fine"
     if ended is not None:
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
-        answers.append(f"Last termination: {ended.reason or 'reason unknown'}{code}, {clock_text(ended.finished_at)}.")
+        answers.append(
+            f"Last termination: {ended.reason or 'reason: unknown'}{code}, {named('at', clock_text(ended.finished_at))}."
+        )
         killed = ended.reason == "OOMKilled" or ended.exit_code == OOM_EXIT_CODE
         if killed:
             answers.append(
@@ -147,9 +149,10 @@ def _signature(case: _Case) -> Step:
     s, t = case.engine.signals, case.thresholds
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
-        f"GPU memory used {percent_text(used)} (documented: above {percent_text(t['signature_memory_ratio'])}); in real use "
-        f"{percent_text(needed)} (warning at {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start.",
-        f"GPU utilization {percent_text(busy)} (documented: below {percent_text(t['signature_utilization_ratio'])} while "
+        f"{named('GPU memory used', percent_text(used))} (documented: above {percent_text(t['signature_memory_ratio'])}); "
+        f"{named('in real use', percent_text(needed))} (warning at {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV "
+        "pool at start.",
+        f"{named('GPU utilization', percent_text(busy))} (documented: below {percent_text(t['signature_utilization_ratio'])} while "
         "traffic is present).",
     )
     conditions = case.engine.diagnosis.documented_signature
@@ -197,8 +200,8 @@ def _requests(case: _Case) -> Step:
     shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
     answers = (
         *_sent(case),
-        f"Requests in flight: {number_text(s.load.in_flight)}, mean length {_length(shape.context_mean)}, KV capacity "
-        f"{_length(s.kv.kv_capacity_tokens)}.",
+        f"{named('Requests in flight', number_text(s.load.in_flight))}, {named('mean length', _length(shape.context_mean))}, "
+        f"{named('KV capacity', _length(s.kv.kv_capacity_tokens))}.",
         *([] if over is None else [f"Possible demand at the present load and limits: {_times(over)} the KV capacity."]),
     )
     marks = (
@@ -218,8 +221,8 @@ def _sent(case: _Case) -> tuple[str, ...]:
         return ("No request finished in the last 5 minutes.",)
     spike = shape.context_spike_ratio
     return (
-        f"p95 over 5 minutes: prompt {_tokens(shape.prompt_quantiles)}, output {_tokens(shape.output_quantiles)}, max_tokens "
-        f"{_tokens(shape.max_tokens_quantiles)}, duration {seconds_text(shape.stream_quantiles.get('0.95'))}.",
+        f"p95 over 5 minutes: {named('prompt', _tokens(shape.prompt_quantiles))}, {named('output', _tokens(shape.output_quantiles))}, "
+        f"{named('max_tokens', _tokens(shape.max_tokens_quantiles))}, {named('duration', seconds_text(shape.stream_quantiles.get('0.95')))}.",
         f"Longest request: {_length(shape.context_max_5m)}"
         + ("." if spike is None else f", {_times(spike)} the mean (spike at {_times(t['context_spike_ratio'])})."),
         "Arrival bursts: unknown."
@@ -290,15 +293,15 @@ def _metrics(case: _Case) -> Step:
     worst = max(s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
     batch = case.engine.diagnosis.documented_signature.get("batch_collapsed")
     answers = (
-        f"Effective batch p95 {number_text(s.batch.batch_p95)}, mean {number_text(s.batch.batch_mean)} (documented: collapsed at "
+        f"{named('Effective batch p95', number_text(s.batch.batch_p95))}, {named('mean', number_text(s.batch.batch_mean))} (documented: collapsed at "
         f"{number_text(t['signature_batch_size'])} or less with traffic).",
-        f"Requests: {number_text(s.load.running)} running, {number_text(s.load.waiting)} waiting; time in queue p95 "
-        f"{seconds_text(s.latency.queue.get('0.95'))}.",
-        f"p95 / p99: time to first token {_pair(s.latency.ttft)}, time per output token {_pair(s.latency.inter_token)}, whole request "
-        f"{_pair(s.latency.e2e)}."
+        f"{named('Requests running', number_text(s.load.running))}, {named('waiting', number_text(s.load.waiting))}; "
+        f"{named('time in queue p95', seconds_text(s.latency.queue.get('0.95')))}.",
+        f"p95 / p99: {named('time to first token', _pair(s.latency.ttft))}, {named('time per output token', _pair(s.latency.inter_token))}, "
+        f"{named('whole request', _pair(s.latency.e2e))}."
         if s.latency.ttft or s.latency.inter_token or s.latency.e2e
-        else "No token was produced: latency unknown.",
-        "Baseline: unknown, latency judged by itself."
+        else "Latency: unknown (no token was produced).",
+        "Baseline: unknown (latency is judged without it)."
         if worst is None
         else f"{words(worst[0])} p95: {worst[1]:.1f} × the baseline (rising at {_times(t['latency_rising_ratio'])}, "
         f"multiplied at {_times(t['latency_multiplied_ratio'])}).",
@@ -335,7 +338,7 @@ def _users_wait(case: _Case, baseline: bool) -> list[Finding]:
 
 
 def _pair(quantiles: Mapping[str, float]) -> str:
-    return f"{seconds_text(quantiles.get('0.95'))} / {seconds_text(quantiles.get('0.99'))}"
+    return f"{seconds_text(quantiles.get('0.95'))} / {seconds_text(quantiles.get('0.99'))}" if quantiles else "unknown"
 
 
 _STEPS: Final[tuple[Callable[[_Case], Step], ...]] = (

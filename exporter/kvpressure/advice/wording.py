@@ -17,7 +17,7 @@ def bytes_text(value: float | None) -> str:
     size, unit = float(value), 0
     while abs(size) >= 1024 and unit < len(_BYTE_UNITS) - 1:
         size, unit = size / 1024, unit + 1
-    return f"{size:.0f} {_BYTE_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_BYTE_UNITS[unit]}"
+    return f"{size:.{0 if unit == 0 or abs(size) >= 100 else 1}f} {_BYTE_UNITS[unit]}"
 
 
 def percent_text(value: float | None) -> str:
@@ -38,7 +38,7 @@ def seconds_text(value: float | None) -> str:
     """A latency: milliseconds below a second."""
     if value is None:
         return UNKNOWN
-    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.1f} s"
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.{0 if value >= 100 else 1}f} s"
 
 
 def duration_text(seconds: float) -> str:
@@ -55,6 +55,11 @@ def duration_text(seconds: float) -> str:
 def clock_text(time: float | None) -> str:
     """Date and time in UTC."""
     return UNKNOWN if time is None else datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def named(name: str, text: str) -> str:
+    """A number with what it is: ``peak 97 %``, ``peak: unknown``."""
+    return f"{name}: unknown" if text in (UNKNOWN, "unknown") else f"{name} {text}"
 
 
 def words(name: str | None) -> str:

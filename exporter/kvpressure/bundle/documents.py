@@ -24,8 +24,8 @@ MATRIX_FILE: Final = Path(__file__).with_name("matrix.json")
 """What ``make rule-matrix`` found: which releases of other programs accept the bundle."""
 
 ALERTMANAGER_NOTE: Final = """An example: put your receivers in place of the URLs, and merge route and inhibit_rules into your configuration.
-Pages go to pager, everything that wants a look to tickets, information is on the boards only, the watchdog to a
-heartbeat service that raises the alarm when it stops.
+Pages go to the pager and warnings to tickets. Information is on the dashboards only. The watchdog goes to a heartbeat
+service, which raises the alarm when it stops.
 Each inhibition demands the label that identifies its subject, because labels missing on both sides count as equal."""
 
 

@@ -121,7 +121,7 @@ def audit(
     Raises ``CapacityError`` when the size of the weights is neither stated nor known.
     """
     if given.weights is None:
-        raise CapacityError(f"{shape.name}: the size of the weights is not known; give --weights")
+        raise CapacityError(f"{shape.name}: the size of the weights is unknown; give --weights")
     ranks = parallel.tensor * parallel.pipeline
     non_torch = _NON_TORCH if ranks == 1 else _NON_TORCH_PARALLEL
     result = Audit(
@@ -293,7 +293,7 @@ def _batched_tokens(load: Load, default: int, needed: float | None, t: Threshold
     least = max(prompt, ceil(needed or 0.0), int(t["max_num_batched_tokens_floor"]))
     power = 1 << (least - 1).bit_length()
     if power >= default:
-        return Recommendation(default, "vLLM's default for this card; longer prompts take several steps")
+        return Recommendation(default, "vLLM's default for this GPU; longer prompts take several steps")
     return Recommendation(power, f"one step takes a prompt of the p95 length ({prompt} tokens)")
 
 

@@ -146,8 +146,8 @@ def _card(answer: Answer) -> Iterator[str]:
         f"{fit.max_concurrency:.2f}x of {audit.limits.max_model_len:,d} tokens"
     )
     if fit.requests is not None:
-        need = "" if answer.needed is None else f", {answer.needed:g} are needed"
-        yield f"of the stated load {fit.requests:,d} requests fit at once{need}"
+        need = "" if answer.needed is None else f"; required: {answer.needed:g}"
+        yield f"capacity: {fit.requests:,d} concurrent requests of this load{need}"
     yield "fits" if not answer.problems else "does not fit: " + "; ".join(answer.problems)
     for warning in answer.warnings:
         yield f"but {warning}"

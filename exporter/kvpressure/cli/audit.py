@@ -22,10 +22,10 @@ examples:
   kvpressure audit deployment.yaml route.yaml --all
   kvpressure audit http://10.0.0.5:8000 --args='--max-num-seqs 64' --gpu H100:80
   kvpressure audit http://node-1:9846
-      a running server, or all that an exporter watches: values in force; what no page tells stays unseen
+      a running server, or all servers of an exporter: values in force; what they do not publish stays unseen
   kvpressure audit --args='vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64' --vllm-version 0.11.2 --gpu L40S:48
 
-Version and card decide vLLM's defaults; the image's tag and the node selector tell them where they can.
+vLLM's defaults depend on its version and the GPU. They are taken from the image's tag and the node selector if possible.
 Exit status: 0 nothing fails, 1 something fails, 2 the input cannot be used.
 """
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--vllm-version", metavar="V", help="e.g. 0.11.2; default: the image's tag")
     parser.add_argument(
-        "--gpu", metavar="NAME:GiB", type=card, help="the card, e.g. H100:80; default: the node selector's"
+        "--gpu", metavar="NAME:GiB", type=card, help="the GPU, e.g. H100:80; default: the node selector's"
     )
     parser.add_argument("--model-config", metavar="MODEL", help="config.json, a model's directory, or a known name")
     parser.add_argument(
@@ -138,7 +138,7 @@ def _subject(
 def _audited(subject: Subject) -> Audited:
     used, model = subject.card, subject.server.args.model
     basis = (
-        f"vLLM {subject.version or 'of unknown version'}, card {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'not known'}, "
-        f"model {model or 'not named'}{'' if subject.shape else ' (its shape is not known)'}"
+        f"vLLM {subject.version or 'of unknown version'}, GPU {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'unknown'}, "
+        f"model {model or 'not named'}{'' if subject.shape else ' (shape unknown)'}"
     )
     return Audited(subject.server.title, basis, tuple(checklist(subject)))

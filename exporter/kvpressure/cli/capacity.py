@@ -81,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         spread.add_argument(name, type=whole, metavar="N")
     spread.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="default: vLLM's, 0.92")
     memory = parser.add_argument_group("memory of one GPU")
-    memory.add_argument("--gpu-memory", type=_size, metavar="SIZE", help="what the card has; asks whether it fits")
+    memory.add_argument(
+        "--gpu-memory", type=_size, metavar="SIZE", help="memory of one GPU; answers whether the load fits"
+    )
     memory.add_argument(
         "--weights", type=_size, metavar="SIZE", help="of the whole model; default: its files, else an estimate"
     )
@@ -239,10 +241,10 @@ def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None, t
 def _problems(answer: Answer, found: plan.Audit, fit: plan.Fit, lengths: Sequence[int]) -> Iterator[str]:
     """Why it does not fit, in the order in which vLLM or its users would notice."""
     if found.pool.bytes <= 0:
-        yield f"no memory is left for the KV cache: {-found.pool.bytes / 1e9:.1f} GB are missing"
+        yield f"no memory is left for the KV cache: {-found.pool.bytes / 1e9:.1f} GB short"
         return
     if found.missing > 0:
-        yield f"the card has not enough memory for these parts: {found.missing / 1e9:.1f} GB are missing"
+        yield f"the GPU does not have enough memory for these parts: {found.missing / 1e9:.1f} GB short"
     limit, needed = found.limits.max_model_len, answer.needed
     if fit.longest < limit:
         yield (

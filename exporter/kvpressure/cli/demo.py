@@ -30,9 +30,11 @@ Exit status: 0 all that was promised was seen, 1 something was missing, 2 wrong 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES
-    named = "; ".join(f"{name}: {scenario.title}" for name, scenario in SCENARIOS.items())
-    parser.add_argument("--scenario", choices=tuple(SCENARIOS), default="kv_pressure", help=named)
+    named = "\n".join(f"  {name:<16}{scenario.title}" for name, scenario in SCENARIOS.items())
+    parser.epilog = f"scenarios:\n{named}\n\n{_EXAMPLES}"
+    parser.add_argument(
+        "--scenario", choices=tuple(SCENARIOS), default="kv_pressure", help="what happens (default: kv_pressure)"
+    )
     parser.add_argument(
         "--for",
         dest="seconds",

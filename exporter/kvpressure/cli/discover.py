@@ -17,7 +17,7 @@ examples:
   kvpressure discover -f pod.yaml --format json
       pods, or the pod templates of Deployments and other workloads
 
-Exit status: 0 every engine that was found can be scraped (or there is none), 1 one cannot, 2 the input cannot be used.
+Exit status: 0 all engines found can be scraped, 1 some cannot, 2 the input cannot be used.
 """
 
 

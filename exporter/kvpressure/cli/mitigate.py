@@ -38,10 +38,10 @@ _NUMBERS = (
     ("max-num-seqs", "in force"),
     ("max-num-batched-tokens", "in force"),
     ("max-model-len", "in force"),
-    ("running", "requests that run at once"),
+    ("running", "requests running at once"),
     ("capacity-tokens", "tokens that the KV cache holds"),
     ("prompt", "tokens of a long prompt (95th percentile)"),
-    ("output", "tokens of a long answer (95th percentile)"),
+    ("output", "tokens of a long output (95th percentile)"),
 )
 #: Options that only complete a stated verdict.
 _STATED = (
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     inputs.add_arguments(parser)
     stated = parser.add_argument_group("without a server")
-    stated.add_argument("--verdict", choices=VERDICTS, help="the verdict, stated instead of read")
+    stated.add_argument("--verdict", choices=VERDICTS, help="assume this verdict instead of measuring it")
     for name, text in _NUMBERS:
         stated.add_argument(f"--{name}", type=_whole, metavar="N", help=text)
     stated.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="in force")
@@ -146,7 +146,7 @@ def _engines(
     needless = next((name for name in _STATED if getattr(options, name)), None)
     if needless is not None:
         raise InputError(
-            f"--{needless.replace('_', '-')}: only with --verdict; a server and a recording tell it themselves, limits are said by --args"
+            f"--{needless.replace('_', '-')}: only with --verdict; servers and recordings report it themselves, and limits are given with --args"
         )
     found = inputs.open_inputs(options, thresholds)
     return [case.view for case in found.cases], found.again

@@ -145,7 +145,7 @@ _KV_PRESSURE: Final = Scenario(
 
 _SEQUENCE_LIMIT: Final = Scenario(
     "sequence_limit",
-    "chat-13b runs with max_num_seqs 24 while traffic grows; the cache has room",
+    "chat-13b runs with max_num_seqs 24 while traffic grows; the KV cache is not full",
     CHAT,
     "concurrency_limited",
     ("InferenceConcurrencyNearLimit",),
@@ -160,7 +160,7 @@ _SEQUENCE_LIMIT: Final = Scenario(
         Phase(
             "mitigation",
             0.4,
-            "the pod is rolled out with --max-num-seqs 64, which the cache has room for",
+            "the pod is rolled out with --max-num-seqs 64, which fits into the KV cache",
             {CHAT: Change(limits={"max_num_seqs": 64})},
         ),
     ),
@@ -197,7 +197,7 @@ _PREFILL: Final = Scenario(
 
 _CPU_THROTTLING: Final = Scenario(
     "cpu_throttling",
-    "someone cuts the CPU limit of chat-13b; the GPU waits for its host",
+    "the CPU limit of chat-13b is cut, and the GPU waits for its host",
     CHAT,
     "host_bound",
     (),

@@ -1,4 +1,4 @@
-"""Conditions: facts that stand beside the verdict, each true, false or not known on its own."""
+"""Conditions: facts that stand beside the verdict, each true, false or unknown on its own."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ BUILT_IN_CONDITIONS: Final = (
         "kv_held_without_load",
         lambda m: _held(m.s, m.held, m.t),
         "KV cache used {kv} with {in_flight} requests in flight (held from {held_from} in {held_stretches} idle stretches of {held_seconds})",
-        "no KV blocks held without load: {kv} used, {in_flight} requests in flight",
+        "no KV blocks held without load{held_now}",
         "whether KV blocks are held without load: unknown (no idle stretch yet)",
         "InferenceKVHeldWithoutLoad",
         serious=True,
@@ -255,15 +255,15 @@ BUILT_IN_CONDITIONS: Final = (
         "baseline_too_high",
         lambda m: _baseline_too_high(m.s, m.utilization, m.t),
         "device memory used {device}, gpu_memory_utilization is {utilization} (too high above {baseline_from})",
-        "device memory as configured: {device} used, gpu_memory_utilization is {utilization} (too high above {baseline_from})",
-        "memory baseline: unknown (no GPU mapped to this pod, or gpu_memory_utilization unknown)",
+        "device memory as configured{device_now} (gpu_memory_utilization {utilization}, too high above {baseline_from})",
+        "memory baseline: unknown (no GPU mapped to this pod, or no value of gpu_memory_utilization)",
         "InferenceBaselineTooHigh",
     ),
     Declared(
         "host_memory_near_limit",
         _near_limit,
-        "container memory used {host_memory} of its limit (near from {host_memory_from})",
-        "container memory below its limit: {host_memory} used (near from {host_memory_from})",
+        "container memory used {host_memory} of its limit (near the limit at {host_memory_from})",
+        "container memory below its limit: {host_memory} used (near the limit at {host_memory_from})",
         "container memory: unknown (no limit, or no container read)",
         "InferenceHostMemoryNearLimit",
     ),
@@ -271,7 +271,7 @@ BUILT_IN_CONDITIONS: Final = (
         "host_oom_killed",
         lambda m: _oom_killed(m.s, m.t),
         "the container ended last: {ended}; {restarts}",
-        "the container was not killed for memory lately ({ended}; {restarts})",
+        "the container was not OOM-killed recently ({ended}; {restarts})",
         "how the container ended last: unknown",
         "InferenceOOMKilled",
         serious=True,
@@ -288,8 +288,8 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "crash_loop",
         lambda m: _crash_loop(m.s, m.t),
-        "{restarts} (a loop from {loop_from})",
-        "no crash loop: {restarts} (a loop from {loop_from})",
+        "{restarts} (a crash loop at {loop_from})",
+        "no crash loop: {restarts} (a crash loop at {loop_from})",
         "restarts in half an hour: unknown",
         "InferenceCrashLoop",
         serious=True,
@@ -297,8 +297,8 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "gpu_fault",
         _gpu_fault,
-        "{faults} XID events or lost GPUs lately (any counts)",
-        "no XID events or lost GPUs lately",
+        "{faults} recent XID events or lost GPUs (threshold 1)",
+        "no recent XID events or lost GPUs",
         "GPU faults: unknown (no GPU mapped to this pod)",
         "GpuXidError",
         serious=True,

@@ -276,12 +276,12 @@ def _held_for_others(v: View) -> bool | None:
     return held and (load.running or 0.0) < v.t["host_min_requests"]
 
 
-_LEVEL_TEXT: Final = "KV cache {kv} now, recent peak {peak}"
-_ROOM: Final = "free: {free}; prompts: mean {prompt_mean} tokens, p95 {prompt_p95}, max_model_len {context_limit}"
-_LIMIT_TEXT: Final = "{running} running of max_num_seqs {limit} ({limit_source})"
-_QUEUE_TEXT: Final = "{waiting} requests waiting, {running} running{deferred}"
-_RATES: Final = "{prompt_rate} prompt and {generated_rate} generated tokens/s"
-_PREEMPTIONS: Final = "{counted} in the last minute by {engine}'s counter, {silent} inferred from queue movement"
+_LEVEL_TEXT: Final = "{level}"
+_ROOM: Final = "{free_and_prompts}"
+_LIMIT_TEXT: Final = "{running_of_limit}"
+_QUEUE_TEXT: Final = "{queue}"
+_RATES: Final = "{rates}"
+_PREEMPTIONS: Final = "{preempted}"
 
 FACTS: Final[tuple[Fact, ...]] = (
     Fact(
@@ -357,7 +357,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "any_prompt_fits",
         "any prompt fits",
         _any_fits,
-        f"the KV cache has room for the longest prompt: {_ROOM}",
+        f"the longest prompt fits into the KV cache: {_ROOM}",
         f"the next prompt may not fit into the KV cache: {_ROOM}",
         f"whether the next prompt fits: unknown ({_ROOM})",
         shown=False,
@@ -429,7 +429,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: v.s.load.running_at_limit,
         f"max_num_seqs reached: {_LIMIT_TEXT}",
         f"max_num_seqs not reached: {_LIMIT_TEXT}",
-        "max_num_seqs: unknown ({running} running)",
+        "max_num_seqs: unknown ({runs})",
     ),
     Fact(
         "running_at_limit_now",
@@ -460,18 +460,18 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "limit_is_observed",
-        "max_num_seqs inferred from a batch that stands still",
+        "max_num_seqs inferred from a constant batch",
         _source_is("observed"),
-        "limit of {limit} inferred: the batch stands still below it while requests wait",
+        "max_num_seqs {limit} is inferred: the batch is constant while requests wait",
         "max_num_seqs {limit} is not inferred ({limit_source})",
         "max_num_seqs: unknown",
         shown=False,
     ),
     Fact(
         "running_stands_still",
-        "batch size stands still",
+        "batch size constant",
         lambda v: v.s.load.running_stands_still,
-        "{running} running for a while, no more and no fewer",
+        "number of running requests is constant ({running})",
         "number of running requests varies ({running} now)",
         "whether the number of running requests varies: unknown",
         shown=False,
@@ -490,7 +490,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "two or more requests running",
         lambda v: (v.s.load.running or 0.0) >= v.t["host_min_requests"],
         "{running} requests running",
-        "{running} requests running",
+        "{runs}",
         "running requests: unknown",
         shown=False,
     ),
@@ -515,9 +515,9 @@ FACTS: Final[tuple[Fact, ...]] = (
         "queue_short",
         "queue short",
         _short,
-        "the queue is short: mean {waiting_mean} waiting of {running} running, queue time p95 {queue_p95} s",
-        "the queue is not short: mean {waiting_mean} waiting of {running} running, queue time p95 {queue_p95} s",
-        "how long requests wait: unknown (mean {waiting_mean} waiting of {running} running)",
+        "the queue is short: {mean_queue}",
+        "the queue is not short: {mean_queue}",
+        "queue time: unknown ({queue})",
         shown=False,
     ),
     Fact(
@@ -525,7 +525,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "any request waiting in the last seconds",
         lambda v: None if v.recent.waiting_share is None else v.recent.waiting_share > 0,
         "mean queue of the last seconds: {waiting_mean}",
-        "nobody waited in the last seconds",
+        "no request waited in the last seconds",
         "queue of the last seconds: unknown",
         shown=False,
     ),
@@ -561,7 +561,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _fresh,
         "last scrape {age} s ago{failing}",
         "metrics are stale: last scrape {age} s ago{failing}",
-        "metrics never read{page_error}",
+        "never scraped{page_error}",
         shown=False,
     ),
     Fact(
@@ -636,10 +636,10 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "ever_useful",
-        "a token has come out since the start",
+        "tokens produced since the start",
         lambda v: v.s.progress.ever_useful,
         "the process has produced tokens since its start",
-        "nothing has come out since the process started",
+        "the process has produced no token since its start",
         "whether the process ever produced a token: unknown",
         shown=False,
     ),
@@ -922,14 +922,76 @@ def _failing(v: View) -> str:
     return f", last {times} failed ({v.s.progress.page_error or NOT_KNOWN})"
 
 
-def _free_text(v: View) -> str:
-    free = _free(v.s)
-    return NOT_KNOWN if free is None else f"{free:.0f} tokens"
+def _known(*parts: tuple[str, float | None], otherwise: str) -> str:
+    """The parts whose number is known, each with its number for ``#``."""
+    return ", ".join(text.replace("#", number(value)) for text, value in parts if value is not None) or otherwise
 
 
-def _deferred(v: View) -> str:
-    deferred = v.s.load.waiting_deferred
-    return "" if deferred is None else f" ({number(deferred)} deferred)"
+def _usage(v: View) -> str:
+    kv = v.s.kv
+    if kv.kv_used_ratio is None and kv.kv_used_ratio_recent_max is None:
+        return f"KV cache usage: unknown ({_NUMBERS['kv_why'](v)})"
+    if kv.kv_used_ratio is None or kv.kv_used_ratio_recent_max is None:
+        return f"KV cache {percent(kv.kv_used_ratio_recent_max if kv.kv_used_ratio is None else kv.kv_used_ratio)}"
+    return f"KV cache {percent(kv.kv_used_ratio)} now, recent peak {percent(kv.kv_used_ratio_recent_max)}"
+
+
+def _free_and_prompts(v: View) -> str:
+    """Tokens free at the recent peak, and what the next prompts may take of them."""
+    context = v.s.context
+    free = _known(("# tokens free", _free(v.s)), otherwise="free tokens: unknown")
+    prompts = _known(
+        ("mean prompt # tokens", context.prompt_mean),
+        ("p95 # tokens", context.prompt_quantiles.get("0.95")),
+        otherwise="prompt length: unknown",
+    )
+    longest = "" if context.context_limit is None else f", max_model_len {number(context.context_limit)}"
+    return f"{free}; {prompts}{longest}"
+
+
+def _running_of_limit(v: View) -> str:
+    load = v.s.load
+    if load.max_num_seqs is None:
+        return f"{_runs(v)}; max_num_seqs: unknown"
+    where = "" if load.max_num_seqs_source is None else f" ({load.max_num_seqs_source})"
+    if load.running is None:
+        return f"running requests: unknown; max_num_seqs {number(load.max_num_seqs)}{where}"
+    return f"{number(load.running)} running of max_num_seqs {number(load.max_num_seqs)}{where}"
+
+
+def _runs(v: View) -> str:
+    return _known(("# requests running", v.s.load.running), otherwise="running requests: unknown")
+
+
+def _queue_text(v: View) -> str:
+    load = v.s.load
+    text = _known(
+        ("# requests waiting", load.waiting), ("# running", load.running), otherwise="waiting requests: unknown"
+    )
+    return text + ("" if load.waiting_deferred is None else f" ({number(load.waiting_deferred)} deferred)")
+
+
+def _mean_queue(v: View) -> str:
+    seconds = v.s.latency.queue.get("0.95")
+    time = "queue time: unknown" if seconds is None else f"queue time p95 {number(seconds, 2)} s"
+    return f"mean {number(v.recent.waiting_mean, 1)} waiting, {number(v.s.load.running)} running, {time}"
+
+
+def _rates(v: View) -> str:
+    rates = v.s.throughput
+    return _known(
+        ("# prompt tokens/s", rates.prompt_tokens_per_second),
+        ("# output tokens/s", rates.generation_tokens_per_second),
+        otherwise="tokens/s: unknown",
+    )
+
+
+def _preempted(v: View) -> str:
+    return _known(
+        (f"# in the last minute by {dialect(v.s.dialect).title}'s counter", v.s.kv.preemptions_counted),
+        ("# inferred from queue movement", v.s.kv.preemptions_silent),
+        otherwise="number: unknown",
+    )
 
 
 _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
@@ -941,11 +1003,13 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "kv_near": lambda v: percent(_level(v, "kv_near_full_ratio")),
     "kv_why": lambda v: "not recorded by this engine" if v.s.kv.kv_recorded is False else "not read yet",
     "to_full": lambda v: number(v.s.kv.kv_seconds_to_full),
-    "free": _free_text,
-    "prompt_mean": lambda v: number(v.s.context.prompt_mean),
-    "prompt_p95": lambda v: number(_long_prompt(v.s)),
-    "context_limit": lambda v: number(v.s.context.context_limit),
-    "counted": lambda v: number(v.s.kv.preemptions_counted),
+    "level": _usage,
+    "free_and_prompts": _free_and_prompts,
+    "running_of_limit": _running_of_limit,
+    "runs": _runs,
+    "queue": _queue_text,
+    "rates": _rates,
+    "preempted": _preempted,
     "silent": lambda v: number(v.s.kv.preemptions_silent),
     "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),
     "recent_seconds": lambda v: number(v.t["recent_window_seconds"]),
@@ -955,19 +1019,15 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "usual_hits": lambda v: percent(v.s.kv.prefix_hit_ratio_usual),
     "per_request": lambda v: number(v.s.throughput.generation_tokens_per_running, 1),
     "step_ratio": lambda v: number(v.s.batch.step_ratio, 1),
-    "waiting": lambda v: number(v.s.load.waiting),
     "waiting_mean": lambda v: number(v.recent.waiting_mean, 1),
-    "deferred": _deferred,
-    "queue_p95": lambda v: number(v.s.latency.queue.get("0.95"), 2),
+    "mean_queue": _mean_queue,
     "limit": lambda v: number(v.s.load.max_num_seqs),
-    "limit_source": lambda v: v.s.load.max_num_seqs_source or "source unknown",
+    "limit_source": lambda v: v.s.load.max_num_seqs_source or "source: unknown",
     "age": lambda v: number(v.s.progress.fresh_seconds),
     "failing": _failing,
     "page_error": lambda v: f": {v.s.progress.page_error}" if v.s.progress.page_error else "",
     "readings": lambda v: str(v.readings),
     "in_flight": lambda v: number(v.s.load.in_flight),
-    "prompt_rate": lambda v: number(v.s.throughput.prompt_tokens_per_second),
-    "generated_rate": lambda v: number(v.s.throughput.generation_tokens_per_second),
     "cached": _cached,
     "stuck": lambda v: number(v.s.progress.seconds_without_progress),
     "still": lambda v: number(v.s.progress.seconds_still),

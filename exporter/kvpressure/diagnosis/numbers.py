@@ -9,8 +9,10 @@ PERCENT: Final = 100
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A number with so many decimals."""
-    return NOT_KNOWN if value is None else f"{value:.{digits}f}"
+    """A number with at most so many decimals and, with decimals, at most three significant digits."""
+    if value is None:
+        return NOT_KNOWN
+    return f"{value:.{min(digits, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2)}f}"
 
 
 def percent(value: float | None) -> str:

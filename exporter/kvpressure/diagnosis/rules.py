@@ -485,7 +485,7 @@ UNDECIDED: Final = Verdict(
             & yes("limit_is_told")
             & no("kv_near_full"),
             GUESS,
-            "what limits the batch: it stands still below max_num_seqs with room in the cache, so the arguments may be outdated",
+            "what limits the batch: it is constant below max_num_seqs and the KV cache is not full, so the arguments may be outdated",
         ),
         Row("first scrape", yes("first_reading"), GUESS, "a second reading"),
         Row("no rule applies", ALWAYS, GUESS),

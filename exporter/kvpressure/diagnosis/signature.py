@@ -44,13 +44,13 @@ def note(s: Signals, verdict: str, is_met: bool | None) -> str:
     if is_met is None or is_met == (verdict == "kv_pressure"):
         return ""
     level = s.kv.kv_used_ratio_max
-    used = percent(level) + ("" if level is None else " at most")
+    used = "KV cache usage: unknown" if level is None else f"KV cache peak {percent(level)}"
     if is_met:
         return (
-            f"The documented signature is met, yet the KV cache is used {used}: vLLM reserves its memory at start, so "
-            "device memory is high with an empty cache, and a small model or a busy host keeps GPU utilization low."
+            f"Documented signature met, but no KV pressure ({used}). vLLM reserves its memory at start, so device memory is high "
+            "with an empty cache. A small model or a busy host keeps GPU utilization low."
         )
     return (
-        f"The documented signature is not met, yet the KV cache is used {used} and requests wait for it: under KV "
-        "pressure decoding keeps some kernel running nearly all the time, so GPU utilization stays high."
+        f"Documented signature not met, but KV pressure ({used}, requests waiting). Decoding keeps a kernel running nearly all the "
+        "time, so GPU utilization stays high under KV pressure."
     )

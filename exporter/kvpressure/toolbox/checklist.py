@@ -108,11 +108,13 @@ class Subject:
                 if text is None
                 else f"set to {text!r:.60}, which is no number that vLLM takes"
             )
-        origin = "default" if explicit is False else "not seen whether it is set"
+        origin = "default" if self.version is None else f"default of vLLM {self.version}"
+        if explicit is None:
+            origin = f"may be the {origin}: arguments not visible"
         return (
-            f"{value:g} ({origin}{'' if self.version is None else f' of vLLM {self.version}'})"
+            f"{value:g} ({origin})"
             if value is not None
-            else "not set; the default depends on version and card (--vllm-version, --gpu)"
+            else "not set; the default depends on version and GPU (--vllm-version, --gpu)"
             if explicit is False
             else "not seen"
         )
@@ -317,9 +319,7 @@ def _concurrency(s: Subject) -> Iterator[Item]:
     if fitting:
         advice = f"{s.flag('max_num_seqs')} {fitting} (what fits {at})"
     elif known:
-        advice = (
-            f"a smaller {s.flag('max_model_len')}, a larger card or more of them: not one request of this length fits"
-        )
+        advice = f"a smaller {s.flag('max_model_len')}, a larger GPU or more GPUs: not one request of this length fits"
     else:
         advice = f"{s.flag('max_num_seqs')} N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output TOKENS"
     result = _explicit(s, "max_num_seqs")
@@ -467,7 +467,7 @@ def _memory(s: Subject) -> Iterator[Item]:
     t, share = s.thresholds, s.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     why = (
-        "documented: allocator overhead and fragmentation crash a card before it is truly full. The price: a smaller share is a "
+        "documented: allocator overhead and fragmentation crash a GPU before its memory is full. The price: a smaller share is a "
         "smaller KV pool, so size the load with kvpressure capacity first"
     )
     found = s.found("gpu_memory_utilization")
@@ -493,7 +493,7 @@ def _memory(s: Subject) -> Iterator[Item]:
         f"at most {lower:g} for long-context or bursty load",
         result,
         why,
-        found + ("" if s.demanding or safe else "; whether the load is such is not known (--demanding)"),
+        found + ("" if s.demanding or safe else "; load type unknown (--demanding)"),
         "" if safe else f"{s.flag('gpu_memory_utilization')} {lower:g} if it is",
     )
     yield _unseen(
@@ -649,7 +649,7 @@ def _load(_s: Subject) -> Iterator[Item]:
 
 
 def _unseen(name: str, section: str, text: str, why: str, advice: str) -> Item:
-    return Item(name, section, text, "cannot see", why, "nothing here tells it", advice)
+    return Item(name, section, text, "cannot see", why, "not visible here", advice)
 
 
 _SECTIONS: Final[tuple[Callable[[Subject], Iterator[Item]], ...]] = (

@@ -63,7 +63,7 @@ def _refuse(server: Server) -> None:
         )
     if not server.argv:
         raise InputError(
-            f"{server.title}: no command line stands in the workload, the image brings it{_elsewhere(server)}; allowed: edit it by hand"
+            f"{server.title}: the workload has no command line, the image sets it{_elsewhere(server)}; allowed: edit it by hand"
         )
     if any(REDACTED in word or CUT in word for word in server.argv):
         raise InputError(
@@ -73,7 +73,7 @@ def _refuse(server: Server) -> None:
     if hidden:
         told = ", ".join(f"{name} from {server.variables.get(name, 'elsewhere')}" for name in hidden)
         raise InputError(
-            f"{server.title}: a variable brings in arguments ({told}), which a patch of the workload does not reach; allowed: "
+            f"{server.title}: a variable adds arguments ({told}), which a patch of the workload does not reach; allowed: "
             "set the values there"
         )
     if not seen:

@@ -263,7 +263,7 @@ def drill(uid: str, title: str, **variables: str) -> Json:
 
 def _other_boards() -> Json:
     return {
-        "title": "kvpressure boards",
+        "title": "kvpressure dashboards",
         "type": "dashboards",
         "tags": ["kvpressure"],
         "asDropdown": True,

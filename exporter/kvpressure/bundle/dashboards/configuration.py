@@ -305,7 +305,7 @@ def _pods(site: Site, board: Board) -> None:
         states(
             site,
             "Node conditions that hold",
-            "Memory pressure, disk pressure and the like amplify an incident; they are not its cause.",
+            "Memory or disk pressure on a node makes an incident worse. It is not the cause.",
             [
                 Query(
                     f'max by (cluster, node, condition) (kvpressure_node_condition{{{NODE},condition!="Ready"}}) == 1',

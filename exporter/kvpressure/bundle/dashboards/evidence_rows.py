@@ -95,7 +95,7 @@ FACTS: Final = (
         ("stalled",),
         ("no_progress",),
         f"sum by ({BY_ENGINE}) ({engine('tokens_per_second', by='kind')})",
-        "tokens a second came out lately",
+        "tokens per second were produced in the last seconds",
     ),
     Fact(
         "stuck",

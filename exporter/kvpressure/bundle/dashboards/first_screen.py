@@ -58,14 +58,14 @@ STAGES: Final = texts(
 # They begin with the title of the first action on the exporter's page.
 FIRST_ACTIONS: Final = {
     "kv_pressure": "Cap input and output tokens at the edge",
-    "concurrency_limited": "Raise max_num_seqs: the cache has room",
-    "compute_bound": "Find who sends the prompts, throttle them",
+    "concurrency_limited": "Raise max_num_seqs: KV cache not full",
+    "compute_bound": "Find the clients with long prompts, throttle them",
     "host_bound": "Give the container more CPU",
     "stalled": "Keep the evidence, then delete the pod",
-    "unknown": "Change nothing yet: see what is not read",
+    "unknown": "Change nothing yet: check the failed sources",
 }
 UNSURE: Final = "README"  # the page with all runbooks
-LOOK_FIRST: Final = "Not sure yet: look at the evidence first"
+LOOK_FIRST: Final = "Low confidence: check the evidence first"
 COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 FIRING: Final = (
     'ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",cluster=~"$cluster",'
@@ -146,14 +146,14 @@ def _engines(site: Site) -> Json:
         "Value #I": "Signature",
     }
     about = (
-        "Engines in most trouble first: model, pod, its fullest GPU, the verdict with stage, age and confidence, what to do first (a click "
-        "opens the runbook), and KV cache against GPU memory against queue. Memory is what is really needed of it: an engine reserves its "
-        "pool at start, so used memory says nothing. Signature is the documented signature, which stands beside the verdict, not in its place. "
-        "A click on a pod narrows the whole board to it."
+        "The engine in most trouble first, with its fullest GPU, its verdict and the first action (a click opens the runbook). "
+        "Memory is required memory: an engine reserves its KV pool at start, so used memory is high with and without pressure. "
+        "Signature is the documented signature; it is shown beside the verdict and does not replace it. "
+        "A click on a pod filters the whole dashboard."
     )
     return table(
         site,
-        "Who is in trouble, what is the cause, what to do first",
+        "Engines in trouble: cause and first action",
         about,
         queries,
         columns,
@@ -226,8 +226,8 @@ def _why(site: Site) -> Json:
         column("Evidence", ("mappings", texts(**words))),
     ]
     about = (
-        "Evidence that holds now about the engine in most trouble (narrow the board to a pod to see that one's): the number, then what it is and "
-        "from which threshold it counts. The exporter's page has the same with what speaks against it."
+        "Current evidence about the engine in most trouble: the number, its meaning and its threshold. Filter by pod to see another engine. "
+        "The triage page also lists the evidence against the verdict."
     )
     return table(
         site,

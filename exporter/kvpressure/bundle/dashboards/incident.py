@@ -102,7 +102,7 @@ def _tiles(site: Site) -> list[Json]:
         extreme(
             site,
             "Preemptions",
-            "Requests pushed out of the batch per second for want of KV blocks.",
+            "Running requests preempted per second because the KV cache was full.",
             engine("preemption_rate"),
             "reqps",
             neutral(),
@@ -195,7 +195,7 @@ def _evidence(site: Site) -> Json:
 
 def _signature(site: Site) -> Json:
     about = (
-        "Each documented condition exactly as the guides state it, while it holds. It stands beside the verdict, not in place of "
+        "Each documented condition exactly as the guides state it, while it holds. It is shown beside the verdict and does not replace "
         "it: device memory is high on a healthy engine, and utilization stays high under real pressure."
     )
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": YELLOW}))]
@@ -235,7 +235,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
         timeseries(
             site,
             "Waiting by reason",
-            "capacity: for room in the cache or the batch. deferred: LoRA, grammar, remote KV.",
+            "capacity: waiting for KV cache or for max_num_seqs. deferred: waiting for LoRA, grammar or remote KV.",
             [Query(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
             "short",
             None,
@@ -265,7 +265,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
         timeseries(
             site,
             "Preemption rate",
-            "Requests pushed out of the batch per second, counted or seen at once.",
+            "Requests preempted per second, by counter or inferred from queue movement.",
             [Query(lines("preemption_rate"), "{{pod}} {{engine}}")],
             "reqps",
             None,
@@ -394,7 +394,7 @@ def _compute(site: Site, board: Board) -> None:
         timeseries(
             site,
             "GPU activity",
-            "Utilization is the share of time in which some kernel ran, not an occupancy; tensor and DRAM activity only where the card gives them.",
+            "Utilization is the share of time in which some kernel ran, not its occupancy. Tensor and DRAM activity only where the GPU reports them.",
             [
                 Query(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
                 Query(worst_gpus(gpu("gpu_tensor_activity_ratio")), "GPU {{gpu}} tensor"),

@@ -105,7 +105,7 @@ def _tiles(site: Site) -> list[Json]:
         stat(
             site,
             "Preemptions",
-            "Requests pushed out per second, the worst engine.",
+            "Requests preempted per second on the worst engine.",
             f"max({engine('preemption_rate')})",
             "reqps",
             neutral(ORANGE),
@@ -150,7 +150,7 @@ def _fullest(site: Site) -> Json:
         column(
             "Pod",
             ("custom.width", 112),
-            ("links", [drill("kvpressure-incident", "Incident board of this pod", pod="${__value.raw}")]),
+            ("links", [drill("kvpressure-incident", "Incident dashboard of this pod", pod="${__value.raw}")]),
         ),
         column(
             "KV cache",
@@ -287,8 +287,8 @@ def _cache(site: Site, board: Board) -> None:
     board.add(
         timeseries(
             site,
-            "Preemptions, and work done twice (right)",
-            "Requests pushed out per second; tokens per second they compute again (estimate).",
+            "Preemptions, and recomputed tokens (right)",
+            "Requests preempted per second; tokens recomputed per second (estimate).",
             [
                 Query(lines("preemption_rate"), "{{pod}} preemptions"),
                 Query(lines("recomputed_tokens_estimate_rate"), "{{pod}} tokens again"),

@@ -33,7 +33,7 @@ from kvpressure.bundle.dashboards.builder import (
 from kvpressure.bundle.dashboards.ranking import lines, quantiles, worst, worst_gpus, worst_model, worst_pods
 
 VLLM_BUCKETS = "vLLM's own histograms, if the same Prometheus scrapes vLLM too"
-NO_GPM = "on cards without GPM, and while it is switched off"
+NO_GPM = "on GPUs without GPM, and while it is switched off"
 
 
 def build(site: Site) -> Board:
@@ -142,7 +142,9 @@ def _busiest(site: Site) -> Json:
     }
     colored = ("custom.cellOptions", {"type": "color-text"})
     overrides = [
-        column("Pod", ("links", [drill("kvpressure-incident", "Incident board of this pod", pod="${__value.raw}")])),
+        column(
+            "Pod", ("links", [drill("kvpressure-incident", "Incident dashboard of this pod", pod="${__value.raw}")])
+        ),
         column("Waiting", ("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), colored),
         *(column(name, ("decimals", 0)) for name in ("Batch p95", "Prompt p95", "Answer p95", "max_tokens p95")),
         column("Queue p95", ("unit", "s"), ("thresholds", steps(site, (ORANGE, "queue_floor_seconds"))), colored),
@@ -226,7 +228,7 @@ def _batching(site: Site, board: Board) -> None:
         timeseries(
             site,
             "Waiting by reason",
-            "capacity: for room in the cache or the batch. deferred: LoRA, grammar, remote KV.",
+            "capacity: waiting for KV cache or for max_num_seqs. deferred: waiting for LoRA, grammar or remote KV.",
             [Query(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
             "short",
             None,

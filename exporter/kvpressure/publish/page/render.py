@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 _FOLDER: Final = Path(__file__).with_name("templates")
-FINDINGS: Final = {"fine": "fine", "look": "look here", "bad": "bad", "unknown": "not known"}
+FINDINGS: Final = {"fine": "fine", "look": "look here", "bad": "bad", "unknown": "unknown"}
 
 
 def _visible(value: object) -> object:

@@ -74,7 +74,7 @@ class Reservation:
     def grow(self, amount: int, timeout: float) -> None:
         """Claim ``amount`` bytes more. Raises ``SourceError("crowded")`` when none come free within ``timeout`` seconds."""
         if not self._room.take(amount, timeout):
-            raise SourceError(CROWDED, f"no room for a page of {amount} bytes")
+            raise SourceError(CROWDED, f"no memory left for a response of {amount} bytes")
         self.taken += amount
 
 

@@ -1,0 +1,180 @@
+"""Every text of the project that a person reads, for the rules of style in ``tests.helpers.style``.
+
+``python -m tests.helpers.texts 30 7`` prints thirty sentences picked with seed 7.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import itertools
+import json
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from kvpressure.advice.condition_text import standings
+from kvpressure.advice.mitigation import plan
+from kvpressure.advice.triage import steps
+from kvpressure.bundle.rules import Options, load_groups, rule_file
+from kvpressure.bundle.text import to_yaml
+from kvpressure.cli import COMMANDS, main
+from kvpressure.diagnosis.conditions import BUILT_IN, of
+from kvpressure.diagnosis.facts import BY_NAME as FACTS
+from kvpressure.model.state import State
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.publish.metrics import METRICS
+from kvpressure.publish.page.render import render_page
+from kvpressure.publish.page.view import ViewContext
+from kvpressure.recording.reader import Reader
+from kvpressure.settings.groups import grouped
+from kvpressure.settings.settings import options
+from kvpressure.settings.thresholds import builtin
+from tests.helpers.prose import annotations, documents, sentences
+from tests.helpers.style import Text
+
+ROOT: Final = Path(__file__).parents[2]
+RECORDINGS: Final = ROOT / "tests/fixtures/recordings"
+_SOURCES: Final = ("exporter/kvpressure", "plugin", "deploy")
+_SHOWN: Final = frozenset({"title", "description", "text", "noValue", "content", "label", "displayName"})
+
+
+def pages() -> Iterator[Text]:
+    """All Markdown, written and generated."""
+    for path in documents(ROOT):
+        yield Text(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"), "page")
+
+
+def rules() -> Iterator[Text]:
+    """Summaries and descriptions of the alerts of both sources and of the literal profile."""
+    kinds = (("default", "kvpressure"), ("literal", "kvpressure"), ("default", "dcgm"))
+    for profile, source in kinds:
+        options = Options(builtin(), profile=profile, source=source)
+        for alert, field, text in annotations(to_yaml(rule_file(load_groups(options), options.values), "")):
+            yield Text(f"{source}/{profile}/{alert}.{field}", text)
+
+
+def declarations() -> Iterator[Text]:
+    """Metric HELP, helps of flags and thresholds, sentences of facts and conditions."""
+    for metric in METRICS:
+        yield Text(f"metric {metric.name}", f"{metric.help}\n\n{metric.absent}")
+    for group, members in grouped(options().values()).items():
+        yield Text(f"settings {group.title}", group.text)
+        yield from (Text(f"setting {one.name}", one.help) for one in members)
+    for entry in builtin().entries():
+        yield Text(f"threshold {entry.name}", f"{entry.reason}\n\n{entry.change}\n\n{entry.source}")
+    for one in (*FACTS.values(), *map(of, BUILT_IN)):
+        for value in ("true", "false", "unknown"):
+            yield Text(f"{one.name} {value}", re.sub(r"\{\w+\}", "7", getattr(one, value)))
+
+
+def helps() -> Iterator[Text]:
+    """``--help`` of every command; examples and names of options count as code."""
+    for command in ("", *COMMANDS):
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+            main([*filter(None, [command]), "--help"])
+        text = re.sub(r"\Ausage:.*?\n\n", "", out.getvalue(), flags=re.S)
+        text = re.sub(r"^ +kvpressure .*?$|^ +(?:-\w, )?--[\w.-]+(?: [A-Z{\[]\S*)*$", "", text, flags=re.M)
+        yield Text(f"{command} --help", re.sub(r"\n {2,4}(?=\S)|\n {5,}(?=\S+ {2,})", "\n\n", text), "help")
+
+
+def dashboards() -> Iterator[Text]:
+    """Titles, descriptions and texts on the dashboards."""
+    for path in sorted((ROOT / "dashboards").glob("*.json")):
+        for key, text in _shown(json.loads(path.read_text(encoding="utf-8")), ""):
+            yield Text(f"{path.name} {key}", text)
+
+
+def _shown(node: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from _shown(value, name)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _shown(value, key)
+    elif isinstance(node, str) and key in _SHOWN:
+        yield key, re.sub(r"\$\{?\w+(?::\w+)?\}?", "7", node)
+
+
+def messages() -> Iterator[Text]:
+    """Strings in the code that are sentences: errors, logs, output. Docstrings and declarations are elsewhere."""
+    for path in sorted(path for folder in _SOURCES for path in (ROOT / folder).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        quoted = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            text = _literal(node) if id(node) not in quoted | inside else None
+            if text is not None and _is_sentence(text):
+                yield Text(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", text, "message")
+
+
+def _is_sentence(text: str) -> bool:
+    """Whether a string is prose: no pattern, no code of another language, no help (see ``helps``), no message of the C library."""
+    code = re.search(r"[{(\[]\?|\\[bswd]|\n  |function ", text) or text == "Name or service not known"
+    return not code and len(re.findall(r"[a-z]{2,}", text)) > 3
+
+
+def _literal(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
+    return None
+
+
+def rendered(files: int = 14) -> Iterator[Text]:
+    """Evidence, conditions, triage and mitigation of recorded engines: each sentence with its numbers, and each engine's page once.
+
+    ``files`` recordings are taken evenly from all folders, and of each the first states of every verdict.
+    """
+    small = [path for path in sorted(RECORDINGS.rglob("*.jsonl.gz")) if path.stat().st_size <= 60_000]
+    for path in small[:: max(1, len(small) // files)]:
+        yield from of_recording(path)
+
+
+def of_recording(path: Path) -> Iterator[Text]:
+    """What the engines of one recording are described with."""
+    pipeline, t, seen = Pipeline(builtin()), builtin(), Counter[Any]()
+    with Reader(path, on_problem=lambda _: None) as reader:
+        for snapshot in itertools.islice(reader, 300):
+            state = pipeline.observe(snapshot)
+            for engine in state.engines:
+                kind = (engine.diagnosis.verdict, engine.diagnosis.grade, engine.up)
+                if seen[kind] < 1:
+                    yield from _engine(path, engine, state, t)
+                seen[kind] += 1
+
+
+def _engine(path: Path, engine: Any, state: State, t: Any) -> Iterator[Text]:
+    made, triage = plan(engine, t), steps(engine, state, t)
+    parts = [
+        *(f"{item.text}" for item in engine.diagnosis.evidence.values()),
+        *(one.text for one in standings(engine, t)),
+        *(answer for step in triage for answer in (step.question, *step.answers)),
+        made.summary,
+        *(part for action in made.actions for part in (action.title, action.text)),
+    ]
+    where = f"{path.parent.name}/{path.stem.partition('.')[0]} {engine.diagnosis.verdict}"
+    yield from (Text(where, part, "rendered") for part in parts)
+    html = render_page(replace(state, engines=(engine,)), "node-1", "/metrics", ViewContext(t))
+    shown = re.sub(r"<(script|style|svg|head|code|pre).*?</\1>", "", html, flags=re.S)
+    yield Text(where, re.sub(r"\s*<[^>]*>\s*", "\n\n", shown), "shown")
+
+
+def everything() -> Iterator[Text]:
+    """All of it."""
+    for gather in (pages, rules, declarations, helps, dashboards, messages, rendered):
+        yield from gather()
+
+
+if __name__ == "__main__":
+    count, seed = (int(word) for word in (*sys.argv[1:], "30", "7")[:2])
+    spoken = sorted({one for text in everything() for one in sentences(text.text) if len(one.split()) > 5})
+    for one in random.Random(seed).sample(spoken, count):
+        print(f"- {one}")

@@ -92,7 +92,7 @@ def test_a_starved_gpu_is_never_called_saturated(levels: tuple[str, ...]) -> Non
     [
         ("profiling", "tensor activity 60 %"),
         ("power", "power 95 % of the limit"),
-        ("estimated_flops", "estimated work 56 % of the card's peak"),
+        ("estimated_flops", "estimated work 56 % of the GPU's peak"),
         ("utilization_weak", "NVML utilization 99 %"),
     ],
 )

@@ -59,9 +59,9 @@ STAGES: Final = texts(
 FIRST_ACTIONS: Final = {
     "kv_pressure": "Cap input and output tokens at the edge",
     "concurrency_limited": "Raise max_num_seqs: KV cache not full",
-    "compute_bound": "Find the clients with long prompts, throttle them",
+    "compute_bound": "Find the client that sends most prompt tokens",
     "host_bound": "Give the container more CPU",
-    "stalled": "Keep the evidence, then delete the pod",
+    "stalled": "Save the evidence, then restart the pod",
     "unknown": "Change nothing yet: check the failed sources",
 }
 UNSURE: Final = "README"  # the page with all runbooks

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import kvpressure
 from tests.helpers.serve_process import LISTEN, QUIET, Process
 from tests.helpers.waiting import until
 from tests.publish.clients import Answer, ask, connect, receive
@@ -130,7 +131,12 @@ class TestSurroundings:
             "--web.listen-address",
             f"127.0.0.1:{port}",
         ]
-        environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "none"), "TMPDIR": str(tmp_path / "none")}
+        environ = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path / "none"),
+            "TMPDIR": str(tmp_path / "none"),
+            "PYTHONPATH": str(Path(kvpressure.__file__).parents[1]),  # the package under test, installed or not
+        }
         child = subprocess.Popen(command, stderr=subprocess.PIPE, env=environ, preexec_fn=no_files, cwd="/")
         try:
             until(lambda: answers(port, "/-/ready"), 20)

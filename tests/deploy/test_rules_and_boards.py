@@ -85,7 +85,7 @@ def boards_of(documents: list[Json]) -> Json:
 def drawn(seed: int) -> dict[str, float]:
     """A value of its own for every threshold, over the forms that its unit can take when it is written.
 
-    What has to be the lower of two is.
+    What has to be the lower of two is, also where the other one is a constant.
     """
     rng = random.Random(seed)
     of_unit = {
@@ -100,11 +100,13 @@ def drawn(seed: int) -> dict[str, float]:
         entry.name: min(of_unit.get(entry.unit, lambda: rng.choice([1, 2, 17, 5000, 2500000]))(), entry.allowed.most)
         for entry in thresholds.builtin().settable()
     }
+    every = {entry.name: entry.value for entry in thresholds.builtin().constants()} | found
     for _ in found:  # until chains of several are in order
-        for entry in thresholds.builtin().settable():
-            if entry.not_above in found:
-                found[entry.name] = min(found[entry.name], found[entry.not_above])
-    return found
+        for entry in thresholds.builtin().entries():
+            if entry.not_above is not None and every[entry.name] > every[entry.not_above]:
+                lower, upper = every[entry.name], every[entry.not_above]
+                every |= {entry.name: upper} if entry.name in found else {entry.not_above: lower}
+    return {name: every[name] for name in found}
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 WORKERS := $(shell nproc)
 
-.PHONY: demo test check lint types generated unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling
+.PHONY: demo test check lint types generated unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -129,6 +129,10 @@ test-gpu:        ## ask a real NVIDIA card and driver whether all this is true t
 
 lock:            ## renew requirements/*.txt
 	tools/lock.sh
+
+fuzz:            ## cases for every parser and for whole snapshots until there are a million of each, write docs/reliability.md (hours; ARGS="--minutes 30")
+	@tools/setup.sh test
+	$(PYTHON) -m tests.fuzz $(ARGS)
 
 sbom:            ## list what the image installs with versions, licences and digests (CycloneDX), write build/sbom.cdx.json
 	@tools/setup.sh test

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpressure.model.readings import GpuReading, LogLine, Scrape, Snapshot, SourceHealth
+from kvpressure.model.readings import ContainerReading, GpuReading, LogLine, Scrape, Snapshot, SourceHealth
 from kvpressure.model.state import State
 from kvpressure.runtime.monitor import HANG_SECONDS, HEARTBEAT_SECONDS, PIPELINE, DeferredSource, Monitor, build_sources
 from kvpressure.runtime.worker import PENDING_LOGS, REASONS, Worker, next_due
@@ -308,7 +308,7 @@ class TestTick:
         assert one.tick().health[PIPELINE].up is True
 
     def test_a_reading_that_cannot_be_joined_costs_its_source_alone(self, caplog: pytest.LogCaptureFixture) -> None:
-        broken = Reading(containers=(object(),))  # type: ignore[arg-type]
+        broken = Reading(containers=(ContainerReading([], "pod", "c"),))  # type: ignore[arg-type]
         watched = Recorder()
         loop = monitor(
             Clock(), (spec("good"), Scripted(lambda: GPUS)), (spec("bad"), Scripted(lambda: broken)), pipeline=watched

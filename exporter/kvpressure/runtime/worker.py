@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from kvpressure.model.readings import SourceHealth
+from kvpressure.runtime.beliefs import believed
 from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Source, SourceError
 from kvpressure.sources.catalog import SourceSpec
 
@@ -106,7 +107,7 @@ class Worker:
         counts: Mapping[str, int] | None = None
         reading = None
         try:
-            reading = self.source.read()
+            reading = believed(self.source.read())
         except FatalSourceError as error:
             self._finish(started, None, error.reason)
             self._on_fatal(error)

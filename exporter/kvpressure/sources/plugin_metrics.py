@@ -115,4 +115,7 @@ def _number(value: float, most: float) -> float:
 
 
 def _whole(value: str | float, most: float) -> int:
-    return int(_number(float(value), most))
+    known = ceilings.whole(float(value), most)
+    if known is None:
+        raise ValueError("no plugin writes that")
+    return known

@@ -303,7 +303,7 @@ def readings(reports: Iterable[Report]) -> tuple[tuple[AllocatorReading, ...], t
         alive = [report for report in group if report.written >= newest]
         if kind == "worker":
             allocator += [_allocator(report) for report in alive]
-        else:
+        elif alive:  # none is, where the newest says that it was written before it began
             steps += _steps(alive)
     return tuple(allocator), tuple(steps)
 

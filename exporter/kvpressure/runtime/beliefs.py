@@ -1,0 +1,125 @@
+"""What is believed of the numbers and names that drivers, cgroups, the Kubernetes API and the plugin give: one place for all sources.
+
+A value that is negative, not finite or above its ceiling becomes absent here, where every reading enters, and is counted as
+``impossible``; a name is made visible. What lies behind need not ask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from kvpressure.model import ceilings
+from kvpressure.printable import visible
+from kvpressure.sources.base import Reading
+
+IMPOSSIBLE: Final = "impossible"
+
+_Fields = tuple[tuple[str, float], ...]
+_GPU: Final[_Fields] = (
+    ("memory_total_bytes", ceilings.BYTES),
+    ("memory_used_bytes", ceilings.BYTES),
+    ("memory_reserved_bytes", ceilings.BYTES),
+    ("utilization_ratio", ceilings.ACTIVITY),
+    ("sm_activity_ratio", ceilings.ACTIVITY),
+    ("tensor_activity_ratio", ceilings.ACTIVITY),
+    ("dram_activity_ratio", ceilings.ACTIVITY),
+    ("power_watts", ceilings.LEVEL),
+    ("power_limit_watts", ceilings.LEVEL),
+    ("minor", ceilings.IDENTIFIER),
+    ("gpu_instance_id", ceilings.IDENTIFIER),
+)
+_CONTAINER: Final[_Fields] = (
+    ("restarts", ceilings.COUNT),
+    ("cpu_usage_seconds", ceilings.SECONDS),
+    ("cpu_limit_cores", ceilings.LEVEL),
+    ("cpu_periods", ceilings.COUNT),
+    ("cpu_throttled_periods", ceilings.COUNT),
+    ("cpu_pressure_some_ratio", ceilings.ACTIVITY),
+    ("memory_working_set_bytes", ceilings.BYTES),
+    ("memory_limit_bytes", ceilings.BYTES),
+)
+_TERMINATION: Final[_Fields] = (("finished_at", ceilings.MOMENT - 1),)
+_PROCESS: Final[_Fields] = (("used_bytes", ceilings.BYTES),)
+_ALLOCATOR: Final[_Fields] = (
+    ("allocated_bytes", ceilings.BYTES),
+    ("reserved_bytes", ceilings.BYTES),
+    ("inactive_split_bytes", ceilings.BYTES),
+    ("alloc_retries", ceilings.COUNT),
+    ("ooms", ceilings.COUNT),
+)
+_COUNTS: Final = ("xid_errors", "ecc_errors")
+
+T = TypeVar("T")
+
+
+def believed(reading: Reading) -> Reading:
+    """``reading`` without what cannot be; how many values were left out is in its errors."""
+    refused = _Refused()
+    gpus = _each(reading.gpus, refused.gpu)
+    containers = _each(reading.containers, refused.container)
+    allocator = _each(reading.allocator, lambda one: refused.cleaned(one, _ALLOCATOR))
+    if not refused.count and (gpus, containers, allocator) == (reading.gpus, reading.containers, reading.allocator):
+        return reading
+    errors = {**reading.errors, IMPOSSIBLE: reading.errors.get(IMPOSSIBLE, 0) + refused.count}
+    return replace(
+        reading,
+        gpus=gpus,
+        containers=containers,
+        allocator=allocator,
+        errors=errors if refused.count else reading.errors,
+    )
+
+
+def _each(items: tuple[T, ...] | None, clean: Any) -> tuple[T, ...] | None:
+    return None if items is None else tuple(map(clean, items))
+
+
+class _Refused:
+    """How many values were not believed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def cleaned(self, item: T, fields: Iterable[tuple[str, float]], **more: Any) -> T:
+        """``item`` without the values of ``fields`` that are above their ceilings, or below 0; the same object if there are none."""
+        for name, most in fields:
+            value = getattr(item, name)
+            if value is not None and not 0 <= value <= most:  # NaN too
+                more[name] = None
+                self.count += 1
+        return replace(item, **more) if more else item  # type: ignore[type-var]
+
+    def gpu(self, gpu: Any) -> Any:
+        """One GPU."""
+        more: dict[str, Any] = {}
+        processes = tuple(self.cleaned(process, _PROCESS) for process in gpu.processes)
+        if processes != gpu.processes:
+            more["processes"] = processes
+        for name in _COUNTS:
+            counts: Mapping[Any, float] = getattr(gpu, name)
+            known = {key: count for key, count in counts.items() if 0 <= count <= ceilings.COUNT}
+            if len(known) < len(counts):
+                self.count += len(counts) - len(known)
+                more[name] = known
+        return self.cleaned(gpu, _GPU, **more)
+
+    def container(self, container: Any) -> Any:
+        """One container, with how it ended last."""
+        more: dict[str, Any] = {}
+        ended = container.last_termination
+        if ended is not None:
+            texts = (
+                {}
+                if ended.reason is None or visible(ended.reason) == ended.reason
+                else {"reason": visible(ended.reason)}
+            )
+            known = self.cleaned(ended, _TERMINATION, **texts)
+            code = ended.exit_code
+            if code is not None and not -ceilings.IDENTIFIER <= code <= ceilings.IDENTIFIER:
+                self.count += 1
+                known = replace(known, exit_code=None)
+            if known is not ended:
+                more["last_termination"] = known
+        return self.cleaned(container, _CONTAINER, **more)

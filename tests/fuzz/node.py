@@ -1,0 +1,168 @@
+"""The whole path: what one pod's endpoint, GPU, container, log and plugin say, through the pipeline to metrics, JSON and page."""
+
+# ruff: noqa: PT018 - a property is one assertion
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import Any, Final
+
+from kvpressure.engines.registry import log_line
+from kvpressure.model.readings import GpuProcess, Snapshot, StepStats, Termination
+from kvpressure.runtime.beliefs import believed
+from kvpressure.sources import plugin_reports
+from kvpressure.sources.base import Reading
+from kvpressure.sources.scrape.scanner import parse_scrape
+from tests.fuzz import parsers
+from tests.fuzz.draws import number
+from tests.fuzz.parsers import Subject
+from tests.helpers.three_engines import BAD, GIB, PODS, TICKS, Shown, T, assert_innocent
+
+NAMES: Final = (
+    "m",
+    "<img src=x onerror=alert(1)>",
+    "\x1b[2J",
+    "\u202eevil",
+    "a\nb 1",
+    '"}',
+    "é",
+    "m" * 300,
+    "' onload='x",
+    "{{7*7}}",
+    "",
+)
+VALUES: Final = (None, 0, 1, -1, 5, 0.5, 1.0, -0.5, 2**30, 80 * GIB, 2**60, 1e308, 10**400, float("inf"), float("nan"))
+GPU_FIELDS: Final = (
+    *("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes", "utilization_ratio", "sm_activity_ratio"),
+    *("tensor_activity_ratio", "dram_activity_ratio", "power_watts", "power_limit_watts"),
+)
+CONTAINER_FIELDS: Final = (
+    *("restarts", "cpu_usage_seconds", "cpu_limit_cores", "cpu_periods", "cpu_throttled_periods"),
+    *("memory_working_set_bytes", "memory_limit_bytes"),
+)
+_SERIES: Final = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*(?:\{(?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\]|\\.)*",?)*\})?) (\S+)')
+
+
+def make_node(rng: Random) -> dict[str, Any]:
+    """What is read of the second of three pods, tick by tick."""
+    changes: dict[str, Any] = {}
+    if rng.random() < 0.8:
+        changes["pages"] = [_page(rng, tick) for tick in range(1, TICKS + 1)]
+    if rng.random() < 0.4:
+        changes["gpu"] = {name: rng.choice(VALUES) for name in rng.sample(GPU_FIELDS, rng.randrange(1, 5))}
+    if rng.random() < 0.4:
+        changes["container"] = {name: rng.choice(VALUES) for name in rng.sample(CONTAINER_FIELDS, rng.randrange(1, 4))}
+        changes["ended"] = [rng.choice(("OOMKilled", "Error", *NAMES)), rng.choice(VALUES), rng.choice(VALUES)]
+    if rng.random() < 0.4:
+        changes["report"] = parsers.make_report(rng)
+    if rng.random() < 0.4:
+        changes["logs"] = [parsers.make_log_line(rng) for _ in range(rng.randrange(4))]
+    return changes
+
+
+def _page(rng: Random, tick: int) -> str:
+    """An endpoint of one engine that works, of one with absurd values, or of any lines."""
+    kind = rng.random()
+    if kind < 0.25:
+        return str(parsers.make_page(rng)[0])
+    lines = [line for line in parsers.captures()[0].split("\n") if line and not line.startswith("#")]
+    lines = [line for line in lines if rng.random() < 0.5]
+    if kind < 0.6:
+        lines = [f"{line.rpartition(' ')[0]} {number(rng)}" if rng.random() < 0.3 else line for line in lines]
+    else:
+        lines = [re.sub(r" (\d+\.\d+)$", lambda m: f" {float(m[1]) * tick}", line) for line in lines]
+    name = rng.choice(NAMES).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    return "\n".join(re.sub(r'model_name="[^"]*"', lambda _: f'model_name="{name}"', line) for line in lines)
+
+
+def check_node(changes: Mapping[str, Any]) -> None:
+    """The other pods are shown as if nothing were wrong, and what is shown of this one is sound."""
+    tick = iter(range(TICKS))
+    shown = Shown(lambda given: _changed(given, changes, next(tick)))
+    assert_innocent(shown, undisturbed())
+    assert shown.failures() == {}, "a reading within the ceilings made us fail"
+    seen = set()
+    for line in shown.metrics:
+        if not line.startswith("#"):
+            found = _SERIES.fullmatch(line)
+            assert found is not None, f"no series: {line!r}"
+            assert found[1] not in seen, f"twice: {line!r}"
+            seen.add(found[1])
+            assert found[2] not in ("NaN", "nan"), line
+            float(found[2])
+    text = json.dumps(shown.document, allow_nan=False)
+    assert parsers.SECRET not in text + shown.html + "\n".join(shown.metrics)
+    assert not re.search(r"<img|onerror=alert\(1\)>|' onload='", shown.html)
+    for sign in "\x1b\u202e\x00":
+        assert sign not in shown.html + "".join(shown.metrics) and sign not in json.dumps(
+            shown.document, ensure_ascii=False
+        )
+
+
+@cache
+def undisturbed() -> Shown:
+    return Shown()
+
+
+def _changed(given: Snapshot, changes: Mapping[str, Any], tick: int) -> Snapshot:
+    """The snapshot with what is read of the one pod put in."""
+    which = PODS.index(BAD)
+
+    def one(items: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
+        return (*items[:which], new, *items[which + 1 :])
+
+    if "pages" in changes:
+        page = parse_scrape(
+            changes["pages"][tick],
+            target=f"http://{BAD}/metrics",
+            time=T + tick + 1,
+            namespace="n",
+            pod=BAD,
+            container="vllm",
+        )
+        given = replace(given, pages=one(given.pages, page))
+    if "gpu" in changes:
+        gpu = replace(
+            given.gpus[which], **changes["gpu"], processes=(GpuProcess(10, changes["gpu"].get("memory_used_bytes")),)
+        )
+        given = replace(given, gpus=one(given.gpus, gpu))
+    if "container" in changes:
+        reason, code, finished = changes["ended"]
+        box = replace(
+            given.containers[which], **changes["container"], last_termination=Termination(reason, code, finished)
+        )
+        given = replace(given, containers=one(given.containers, box))
+    if "report" in changes:
+        given = replace(given, steps=one(given.steps, _steps(changes["report"], given)))
+        given = replace(given, steps=tuple(stats for stats in given.steps if stats is not None))
+    if "logs" in changes:
+        given = replace(given, logs=tuple(log_line("n", BAD, "vllm", line) for line in changes["logs"]))
+    entered = believed(Reading(gpus=given.gpus, containers=given.containers, allocator=given.allocator))
+    return replace(
+        given, gpus=entered.gpus or (), containers=entered.containers or (), allocator=entered.allocator or ()
+    )
+
+
+def _steps(body: str, given: Snapshot) -> StepStats | None:
+    """The steps of a report of the plugin, if it is one."""
+    try:
+        report = plugin_reports.parse(body.encode(errors="replace"), ("n", BAD))
+    except plugin_reports.Malformed:
+        return None
+    _, steps = plugin_reports.readings([report])
+    return replace(steps[0], written=given.time) if steps else None
+
+
+NODE: Final = Subject(
+    "node",
+    "whole snapshots: endpoint, GPU, container, plugin and log of one of three pods, to metrics, JSON and page",
+    "the other pods are shown as without it; no series twice, no NaN, no script, no control character, no secret",
+    make_node,
+    check_node,
+)
+"""The whole path."""

@@ -1,0 +1,44 @@
+"""A little of the fuzzing, and every case that once failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.fuzz.run import SUBJECTS, decoded, encoded, failure, kept, load, quiet, run
+
+CASES = {"node": 12}
+FEW = 150
+SEED = 20_261
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_what_has_to_hold_holds_for_some_cases(name: str) -> None:
+    subject = SUBJECTS[name]
+    count = run(subject, SEED, 0, CASES.get(name, FEW))
+    assert count.failed == {}, f"python -m tests.fuzz --only {name} --seed {SEED}"
+    assert count.cases == CASES.get(name, FEW)
+
+
+@pytest.mark.parametrize("path", kept(), ids=lambda path: path.stem)
+def test_what_once_failed_holds(path: Path) -> None:
+    subject, case = load(path)
+    with quiet():
+        assert failure(subject, case) is None
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_case_can_be_made_again_and_kept(name: str) -> None:
+    make = SUBJECTS[name].make
+    case = make(Random("1:7"))
+    assert repr(make(Random("1:7"))) == repr(case)
+    assert decoded(encoded(case)) == case or "nan" in repr(case)
+
+
+def test_a_failure_is_seen() -> None:
+    """The check of a subject that does not hold is not swallowed."""
+    subject = SUBJECTS["http_request"]
+    assert (failure(subject, "no bytes") or "").startswith("TypeError at http:")
+    assert failure(SUBJECTS["pod_resources"], b"\x0a\x02\x0a\x00") is None

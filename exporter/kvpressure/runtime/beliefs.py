@@ -89,7 +89,7 @@ class _Refused:
             if value is not None and not 0 <= value <= most:  # NaN too
                 more[name] = None
                 self.count += 1
-        return replace(item, **more) if more else item  # type: ignore[type-var]
+        return replace(item, **more) if more else item  # type: ignore[type-var]  # readings are dataclasses all
 
     def gpu(self, gpu: Any) -> Any:
         """One GPU."""

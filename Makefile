@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
 WORKERS := $(shell nproc)
 
-.PHONY: demo test check lint types generated unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak
+.PHONY: demo test check lint types generated unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations live-transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -37,6 +37,7 @@ generated:       ## every generated file is what its generator makes today
 	$(PYTHON) -m kvpressure bundle --check
 	$(PYTHON) deploy/generate.py --check
 	$(PYTHON) -m tools.recipes --check
+	$(PYTHON) -m tools.transcripts --check
 
 unit:            ## all tests, in parallel
 	$(PYTEST) -n $(WORKERS) --dist worksteal -q
@@ -45,6 +46,7 @@ generate:        ## write the generated files: rules, boards, runbooks, referenc
 	$(PYTHON) -m kvpressure bundle
 	$(PYTHON) deploy/generate.py
 	$(PYTHON) -m tools.recipes
+	$(PYTHON) -m tools.transcripts
 
 image-test:      ## build the image without a container engine and check it (root, Debian 12, some minutes, 1 GiB)
 	@tools/setup.sh test
@@ -117,9 +119,9 @@ measure-mitigations: ## the same overload of a real vLLM before and after every 
 	@tools/setup.sh test
 	tools/with-vllm.sh mitigations.py docs/mitigations.md $(ARGS)
 
-transcripts:     ## diagnose, probe and mitigate against a real vLLM under every load shape, write docs/transcripts.md (12 minutes)
+live-transcripts: ## diagnose, probe and mitigate against a real vLLM under every load, write build/transcripts.md (12 minutes)
 	@tools/setup.sh test
-	tools/with-vllm.sh transcripts.py docs/transcripts.md $(ARGS)
+	tools/with-vllm.sh transcripts.py build/transcripts.md $(ARGS)
 
 # The one Python of this machine that has torch; nothing is installed for it.
 GPU_PYTHON := python3

@@ -51,15 +51,20 @@ same code that serves `/metrics` and writes it; `--check` fails when it is out o
 | `incidents` | incidents and healthy controls rebuilt from numbers quoted in public threads, 5 s | numbers and short quotations, cited in each file |
 
 **Tuned on / scored only.** Nothing is tuned on: every `opt-1.3b` run, each third H100 run under pressure, `burstgpt/scale-500`
-and `scale-1500`, and each third incident by name: {held_out}. Where a table has two columns they are these two sets.
-The held-out part is not blind: whoever wrote the rules had read the published summaries of all incidents and the classes
-expected of them. What was kept apart is the fitting: thresholds, windows and the order of the rules were changed only on what the
+and `scale-1500`, and each third incident by name:
+
+```
+{held_out}
+```
+
+Where a table has two columns, they are these two sets. The held-out part is not blind: the authors of the rules had read the published summaries of all incidents and their
+expected classes. Only the fitting was kept apart: thresholds, windows and the order of the rules were changed only on what the
 tuned part showed.
 
 ## How it is scored
 
-* **Window**: 30 s counted from the first tick, with work (running or waiting requests) in at least 80 % of its samples; a last
-  one counts from 15 s on. It is **called pressure when any of its ticks says `kv_pressure`**: pressure may begin in a window's
+* **Window**: 30 s counted from the first tick, with work (running or waiting requests) in at least 80 % of its samples. The last
+  one counts if it has at least 15 s. It is **called pressure when any of its ticks says `kv_pressure`**: pressure may begin in a window's
   last seconds, and a false word counts however short. Its *most frequent* verdict (of equals the earlier) is given beside it
   and decides whether an answer was informative.
 * **Pressure**: the preemption counter rose in the window. Where no such counter was recorded (`v1`): usage reached 0.97 with a
@@ -240,8 +245,8 @@ def _in_hold(windows: Sequence[Window]) -> set[tuple[str, float]]:
 def _calibration(result: Result) -> Iterator[str]:
     yield "## How often a grade is right\n"
     yield (
-        "Ticks of every judged stretch by the grade of their answer: of incidents (grades A and B), of stretches on a live vLLM, and of the "
-        "telemetry's windows, where `kv_pressure` is the only answer that can be checked.\n"
+        "Ticks of every judged stretch by the grade of their answer: incidents (grades A and B), stretches on a live vLLM, and windows of the "
+        "telemetry. For the telemetry only `kv_pressure` can be checked.\n"
     )
     counted: dict[str, dict[str, list[int]]] = {}
 
@@ -364,8 +369,8 @@ def _held(windows: Sequence[Window], name: str) -> list[bool]:
 def _detections(result: Result) -> Iterator[str]:
     yield "## Time to detect\n"
     yield (
-        "From the first sample that makes a window qualify (usage at or above 0.97 with a queue, or the first counted "
-        "preemption) to the first `kv_pressure`, at 1 s samples; negative is early.\n"
+        "Time from the first qualifying sample to the first `kv_pressure`, at 1 s samples; negative is early. A sample qualifies with usage of "
+        "0.97 or more and a queue, or with the first counted preemption.\n"
     )
     without = {item.recording: item for item in result.detections_without_counter}
     rows = [

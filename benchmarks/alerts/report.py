@@ -22,8 +22,8 @@ RECALL: Final = 0.95
 PRECISION: Final = 0.90
 
 NOTES: Final = {
-    "PRB1": "its cause is a probe, and the label asks for a ticket; four restarts in a quarter of an hour are lost capacity, and a "
-    "crash loop pages whatever its cause",
+    "PRB1": "its cause is a probe, and the label asks for a ticket. Four restarts in a quarter of an hour are lost capacity: a "
+    "crash loop pages for any cause",
     "KV09": "not settled (grade C), and no latency is recorded; a ticket is raised",
     "KV23": "not settled (grade C): nothing moves on the page while the log still shows throughput",
 }
@@ -155,15 +155,15 @@ def _fortnight(result: Fortnight) -> Iterator[str]:
     )
     yield (
         f"busiest window is {100 * PEAK_SHARE:.0f} % of the {result.capacity_per_second:g} requests/s that the simulated server finishes "
-        "when overloaded. The server is vLLM's defaults (0.92 of"
+        "when overloaded. The server has vLLM's defaults (0.92 of"
     )
-    yield "the card, 256 sequences) for a 13B model on a 64 GB H100, prompts of median 500 and answers of median 350 tokens."
+    yield "the GPU's memory, 256 sequences) for a 13B model on a 64 GB H100. Median prompts have 500 tokens, median outputs 350."
     yield ""
     yield (
-        "What it does not show: within a window requests arrive as a Poisson process, so bursts of seconds are those of many independent clients; "
-        "lengths are drawn, not traced;"
+        "Limits: within a window requests arrive as a Poisson process, so short bursts are those of many independent clients. "
+        "Lengths are drawn, not traced."
     )
-    yield "the exporter looks every 15 s here, every second in production; the server never restarts. Two weeks run side by side, each on a server of its own."
+    yield "The exporter samples every 15 s here, every second in production. The server never restarts. Two weeks run side by side, each on its own server."
     yield ""
     yield (
         f"Measured at commit {result.commit} in {result.wall_seconds / 60:.0f} minutes on two busy cores; the rest of this page at the commit that "
@@ -238,11 +238,11 @@ def _incidents(played: Sequence[Played]) -> Iterator[str]:
         f"exporter is taken to have run for {LEAD_SECONDS / 60:.0f} minutes before."
     )
     yield (
-        "Labels of grade C are not settled and count for nothing. *Condition* is when the rule's expression first holds at the recording's own "
-        "resolution, *page* when the alert fires;"
+        "Labels of grade C are not settled and do not count. *Condition*: when the rule's expression first holds at the recording's own "
+        "resolution. *Page*: when the alert fires."
     )
     yield (
-        "both in seconds from the start of the recording; the two are sampled apart, so a delay may be a few seconds below 0. The incident itself "
+        "Both are seconds from the start of the recording. They are sampled separately, so a delay may be a few seconds below 0. The incident itself "
         "begins at 300 s unless it is steady."
     )
     yield ""
@@ -300,14 +300,14 @@ def _live() -> Iterator[str]:
     yield "## Live"
     yield ""
     yield (
-        "`pytest tests/bundle/alerts/test_live.py`: the exporter plays captures of a real server under KV pressure and of one whose page stops moving; a real "
+        "`pytest tests/bundle/alerts/test_live.py`: the exporter plays captures of a real server under KV pressure and of one whose metrics freeze. A real "
         "Prometheus scrapes it with these rules,"
     )
     yield (
-        "a real Alertmanager with the example configuration notifies a webhook; all waiting times are 60 times shorter. Each incident pages with "
+        "and a real Alertmanager with the example configuration notifies a webhook. All waiting times are 60 times shorter. Each incident pages with "
         "InferenceKVCachePressure and"
     )
     yield (
-        "InferenceEngineStalled; at most three notifications ask for work in one incident; models are not mixed in one notification; the ticket of a page is "
-        "muted; after recovery all is clear."
+        "InferenceEngineStalled. At most three notifications ask for work in one incident. Models are not mixed in one notification. The ticket of a page is "
+        "muted. After recovery all alerts are resolved."
     )

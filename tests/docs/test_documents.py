@@ -1,4 +1,4 @@
-"""The documents that people read first: every file they link is there."""
+"""The documents that people read first: every file and heading they link is there, examples are current, new pages are short."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from tools import transcripts
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -24,3 +26,45 @@ def test_what_a_document_links_is_there(document):
     links = re.findall(r"\]\(([^)#\s]+)", document.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
     assert missing == []
+
+
+def headings(document: Path) -> set[str]:
+    """Anchors as the usual renderers make them of headings."""
+    text = re.sub(r"^(```|~~~).*?^\1", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found = re.findall(r"^#+ +(.+)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_heading_that_a_document_links_is_there(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    missing = [
+        (file, anchor)
+        for file, anchor in links
+        if "://" not in file
+        and (file.endswith(".md") or not file)
+        and anchor not in headings(document.parent / file if file else document)
+    ]
+    assert missing == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or page.suffix != ".md" or not page.is_file():
+            continue
+        reached.add(page)
+        waiting += [
+            (page.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+        ]
+    assert {path.relative_to(ROOT) for path in DOCUMENTS} - {path.relative_to(ROOT) for path in reached} == set()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
+
+
+@pytest.mark.slow
+def test_transcripts_are_what_the_commands_print() -> None:
+    assert transcripts.render() == transcripts.PAGE.read_text(encoding="utf-8"), "run python -m tools.transcripts"

@@ -18,7 +18,7 @@ _BLOCK = re.compile(r"\n\s*\n|\n(?= *(?:[*+-]|\d+\.) )|\n(?=#)|\n(?=\|)|(?<=\|)\
 
 def sentences(markdown: str) -> Iterator[str]:
     """Each sentence, heading, list item and table cell; code blocks are left out, a quoted name counts as one word."""
-    text = _LINK.sub(r"\1", _INLINE.sub("code", _COMMENT.sub("", _CODE.sub("", markdown))))
+    text = _LINK.sub(r"\1", _INLINE.sub("Code", _COMMENT.sub("", _CODE.sub("", markdown))))
     for block in _BLOCK.split(text):
         for cell in block.split("|") if block.lstrip().startswith("|") else [block]:
             for sentence in _END.split(" ".join(cell.split())):

@@ -87,7 +87,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "python -m tools.gpu", description="Does kvpressure tell the truth on this NVIDIA card?"
+        "python -m tools.gpu", description="Does kvpressure tell the truth on this NVIDIA GPU?"
     )
     parser.add_argument("--list", action="store_true", help="say what would be done and how long it takes")
     parser.add_argument("--part", action="append", choices=[*plan.NAMES, REPORT], help="only this; repeat for several")

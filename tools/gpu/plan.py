@@ -40,7 +40,7 @@ PARTS: Final = (
         "calls",
         "calls",
         "every NVML call timed: as started, as uid 65532, as root without capabilities, under load; a fixture "
-        "of the card",
+        "of the GPU",
         lambda o: TORCH_SECONDS + 4 * (0.17 * o.reads + 3),
     ),
     Part(

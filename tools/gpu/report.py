@@ -11,9 +11,9 @@ from tools.gpu import fragmentation_alert, plan
 from tools.gpu.result import Result, load
 
 HEAD: Final = """\
-# Checked on a real card
+# Checked on a real GPU
 
-Written by `make test-gpu` (`tools/gpu`), which anybody can run who has an NVIDIA card, `nvidia-smi` and a Python with torch:
+Written by `make test-gpu` (`tools/gpu`), on any machine with an NVIDIA GPU, `nvidia-smi` and a Python with torch:
 
 ```sh
 make test-gpu                                  # all parts, about 20 minutes, results and report in build/gpu
@@ -21,10 +21,9 @@ make test-gpu ARGS="--list"                    # what it would do
 make test-gpu ARGS="--part calls --part counters --part report" GPU_PYTHON=/path/to/python
 ```
 
-It needs the packages that `kvpressure serve` needs in that Python, no network and no installation. Parts run apart from each
-other; of everything that could not be asked the reason is given. `--publish` keeps the results in `tools/gpu/results`, writes
-this page from them and makes a fixture of the card's answers (`tests/fixtures/gpu`), from which the tests make one more golden
-page.
+It needs the packages that `kvpressure serve` needs in that Python, no network and no installation. Parts run
+separately. What could not be measured is listed with the reason. `--publish` keeps the results in `tools/gpu/results`, writes
+this page, and makes a fixture of the GPU's answers (`tests/fixtures/gpu`) for another golden page of the tests.
 """
 NOT_RUN: Final = "Not run yet."
 GIB: Final = 2**30
@@ -37,7 +36,7 @@ def render(directory: Path) -> str:
     there = [result for result in results.values() if result is not None]
     blocks = [
         HEAD,
-        _machines(there) if there else f"**{NOT_RUN}** No card was at hand; there are no figures until one is.\n",
+        _machines(there) if there else f"**{NOT_RUN}** No GPU was available, so there are no results.\n",
     ]
     for part in plan.PARTS:
         blocks += [f"## {part.name}\n", f"{part.what[0].upper()}{part.what[1:]}.\n"]

@@ -21,9 +21,9 @@ def report(results: Sequence[Result], requests: int, clients: int) -> str:
         "",
         "## What the engine did",
         "",
-        'Scheduling is deterministic here: these numbers are the same in every run but for a request or two. "Computed again" are tokens of requests',
-        "that were pushed out. *Engine time* is what the steps cost at one speed of the machine (a step, each request that decodes, each token of prefill:",
-        "fitted to the first run, `tools/vllm/step_cost.py`), so that settings compare also where two cores had other work; finished and tokens a second go with it.",
+        'Scheduling is deterministic here: these numbers are the same in every run but for a request or two. "Computed again" are tokens of preempted',
+        "requests. *Engine time* is the cost of all steps at one speed of the machine, so that settings can be compared although the cores had other work.",
+        "It is fitted to the first run (`tools/vllm/step_cost.py`). Finished requests and tokens per second are based on it.",
         "",
         "| setting | preemptions | computed again | steps | mean batch | at most at once | waiting, mean | KV, mean | engine time | finished/s | output tokens/s | "
         "finished | refused |",
@@ -34,8 +34,8 @@ def report(results: Sequence[Result], requests: int, clients: int) -> str:
         "",
         "## What users saw",
         "",
-        "As measured by the clients. *Wall time* over engine time tells how much else the two cores had to do during that run: compare only what was about",
-        "equal. Latencies hold the whole life of every request, queue included; the gap is widest for a request that is pushed out and computed again.",
+        "As measured by the clients. *Wall time* over engine time shows how busy the two cores were otherwise: compare only rows where it is about",
+        "equal. Latencies include the queue. The gap between tokens is longest for a request that is preempted and computed again.",
         "",
         "| setting | wall time | over engine time | first token p50 / p99 | gap between tokens p50 / p99 / longest | whole request p50 / p99 |",
         "|---|---|---|---|---|---|",
@@ -103,51 +103,51 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
     def told(name: str) -> str:
         result = by_name[name]
         return (
-            f"{result['preemptions']:.0f} preemptions instead of {base['preemptions']:.0f}, {_thousands(result['recomputed'])} tokens computed again instead of "
-            f"{_thousands(base['recomputed'])}, engine time {_change(result['engine_seconds'], base['engine_seconds'])}, "
+            f"{result['preemptions']:.0f} preemptions instead of {base['preemptions']:.0f}, {_thousands(result['recomputed'])} recomputed tokens instead of "
+            f"{_thousands(base['recomputed'])}. Engine time {_change(result['engine_seconds'], base['engine_seconds'])}, "
             f"{result['waiting_mean']:.0f} waiting on average instead of {base['waiting_mean']:.0f}"
         )
 
     texts = {
         "caps": (
             "1. **Caps at the edge**",
-            "less work in the cache is the only thing here that shortens the queue for everybody else, and it needs no restart. The plan keeps it first.",
+            "This is the only step that shortens the queue for all others, and it needs no restart. The plan puts it first.",
         ),
         "limit-50": (
             "2. **`max_num_seqs`, a cut of the limit that was set**",
-            "a limit above what really runs at once binds nothing. The plan cuts what runs, not what is set.",
+            "A limit above the running requests has no effect. The plan cuts what runs, not what is set.",
         ),
-        "cut-25": ("   25 % below what ran at once", "the documented smaller cut."),
+        "cut-25": ("   25 % below what ran at once", "The documented smaller cut."),
         "cut-50": (
             "   50 % below",
-            "the documented larger cut: it ends most of the preemptions and the gaps between tokens that they make, and the queue is as long as before. "
-            "The plan sizes the cut by what the cache holds, and says that it calms the engine and frees no room for the queue.",
+            "The documented larger cut ends most preemptions and their gaps between tokens. The queue stays as long. "
+            "The plan sizes the cut by what the KV cache holds.",
         ),
-        "cut-75": ("   75 % below (beyond the guides)", "the batch gets too small and the cache is not used."),
+        "cut-75": ("   75 % below (beyond the guides)", "The batch is too small, and the KV cache is not used."),
         "batched-512": (
             "3. **`max_num_batched_tokens`**",
-            "what the cache holds it does not bound. The plan says so and keeps it for the peak of activations.",
+            "It does not limit KV cache usage. The plan uses it for the peak of activations.",
         ),
         "pool-70": (
             "4. **`gpu_memory_utilization` down**",
-            "this is what its smaller KV pool does to a full cache. The plan prints the documented step and advises it only when "
+            "A smaller KV pool makes a full cache worse. The plan prints the documented step and advises it only when "
             "allocations fail on the device.",
         ),
         "watermark": (
             "5. **`--watermark 0.1`** (beyond the guides)",
-            "room kept free on admission for those that run.",
+            "Blocks are kept free on admission for running requests.",
         ),
-        "pool-150": ("6. **More KV memory** (beyond the guides), half as much again", "the queue shrinks."),
+        "pool-150": ("6. **More KV memory** (beyond the guides), half as much again", "The queue shrinks."),
         "pool-200": (
             "6. **More KV memory** (beyond the guides), twice as much",
-            "the one engine setting that helps the queue and the preemptions.",
+            "The one engine setting that helps both queue and preemptions.",
         ),
-        "plan": ("**All that the plan said to set, together**", "without caps at the edge."),
+        "plan": ("**All that the plan said to set, together**", "Without caps at the edge."),
     }
     return [
-        f"{title}: {told(name)}: {why}"
+        f"{title}: {told(name)}. {why}"
         if name != "caps"
-        else f"{title}: {told(name)}, for the {by_name[name]['finished']} requests that were let in: {why}"
+        else f"{title}: {told(name)}, for the {by_name[name]['finished']} admitted requests. {why}"
         for name, (title, why) in texts.items()
         if name in by_name
     ]

@@ -1,4 +1,4 @@
-"""What ``diagnose``, ``probe`` and ``mitigate --verify`` say about a real vLLM under each load shape: ``make transcripts``.
+"""What ``diagnose``, ``probe`` and ``mitigate --verify`` say about a real vLLM under each load shape: ``make live-transcripts``.
 
 The outputs stay in ``.vllm/transcripts``, one file a shape, so that the shapes can run in pieces; the page is made of all that are there.
 Usage: transcripts.py PAGE.md [--only SHAPE...]
@@ -176,7 +176,7 @@ def page() -> str:
     lines = [
         "# Transcripts: a real vLLM by load shape",
         "",
-        "Written by `make transcripts` (`tools/vllm/transcripts.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama, two cores,",
+        "Written by `make live-transcripts` (`tools/vllm/transcripts.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama, two cores,",
         "255 usable KV blocks of 32 tokens (8 160 tokens), `--max-num-seqs 64` where nothing else is said. Outputs are as printed; where triage",
         "and common problems repeat, only what is worth a look is left, and `[...]` stands for the rest.",
         "",

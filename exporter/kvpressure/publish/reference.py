@@ -30,9 +30,8 @@ def render_metrics_reference() -> str:
         "A series whose input is missing or stale is absent: never 0, never the value from before. State sets are 0 or 1 with",
         "one label value each. `process_*` of the exporter itself come as usual.",
         "",
-        f"An engine costs about {ENGINE_SERIES} series (as many as a recorded vLLM 0.32 under pressure has, without GPU and",
-        f"container log), a GPU {GPU_SERIES} (an H100 without profiling) and up to about twice as many with profiling, partitions,",
-        "driver events and the pods on it.",
+        f"An engine costs about {ENGINE_SERIES} series: a recorded vLLM 0.32 under pressure, without GPU and container log. A GPU costs",
+        f"{GPU_SERIES} series: an H100 without profiling. Profiling, partitions, driver events and pods on the GPU double that.",
     ]
     for title, _ in _SECTIONS:
         lines += ["", f"## {title}", "", "| Metric | Kind | Labels | Meaning | Absent when |", "|---|---|---|---|---|"]

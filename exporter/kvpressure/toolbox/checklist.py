@@ -424,7 +424,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
         "pass" if ok else "cannot see",
         why,
         said + ("" if ok else "; the usual length decides (--context TOKENS)"),
-        "" if ok else f"{advice}: safe whatever is sent",
+        "" if ok else "--context TOKENS (prompt and output of a usual request), then a value is computed",
     )
 
 

@@ -104,9 +104,9 @@ def _tickets(found: Sequence[Episode]) -> tuple[str, ...]:
     return tuple(sorted({episode.name for episode in found if not episode.pages and episode.severity != "info"}))
 
 
-def incidents() -> list[Played]:
-    """Every reconstructed incident."""
-    return [play(incident) for incident in data.incidents()]
+def incidents(each: int = 1) -> list[Played]:
+    """Every reconstructed incident, or each third, fourth, ... of them."""
+    return [play(incident) for incident in data.incidents()[::each]]
 
 
 def quiet() -> list[Quiet]:

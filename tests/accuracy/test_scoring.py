@@ -200,7 +200,7 @@ def test_strictly_right_is_the_one_best_answer_with_its_conditions(
 
 
 def test_taking_an_input_away_takes_it_away() -> None:
-    name = "incidents-fresh/FCPU4.jsonl.gz"
+    name = "incidents-fresh/FGPU4.jsonl.gz"
     plain = replay(name)
     third = replay(name, taken=ablation.ABLATIONS["every third sample"])
     assert len(third.said["0"]) == -(-len(plain.said["0"]) // 3)
@@ -209,7 +209,7 @@ def test_taking_an_input_away_takes_it_away() -> None:
     assert {tick.evidence["gpu_utilization_low"] for tick in blind.said["0"]} == {None}
 
 
-QUICK = ("incidents-fresh/FKV01.jsonl.gz", "incidents-fresh/FCAP1.jsonl.gz", "incidents-fresh/FCPU4.jsonl.gz")
+QUICK = ("incidents-fresh/FPRE3.jsonl.gz", "incidents-fresh/FCAP4.jsonl.gz", "incidents-fresh/FHNG07.jsonl.gz")
 
 
 def test_less_input_is_never_newly_wrong_and_confident() -> None:

@@ -19,7 +19,7 @@ from kvpressure.sources.kubernetes.podspec import Policy, quantity, read_pod
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from kvpressure.sources.scrape import lines as series
 from kvpressure.sources.scrape.targets import Target, TargetError
-from tests.engines.vllm.crafted import UNITS, cost, repeated, slowness, superlinear
+from tests.engines.vllm.crafted import UNITS, repeated, superlinear, within
 from tests.sources.kubernetes.objects import container, pod
 
 KEYWORDS = tuple(keyword for keyword, _, _ in logevents._TABLE)
@@ -164,6 +164,6 @@ def test_text_from_outside_costs_what_it_is_long(name: str) -> None:
     reader, openings, units = READERS[name]
     for opening in openings:
         for unit in units:
-            assert cost(partial(reader, repeated(opening, unit, 1000)), 1) < 0.05 * slowness(), (opening, unit)
+            assert within(0.05, partial(reader, repeated(opening, unit, 1000))), (opening, unit)
             grown = superlinear(reader, partial(repeated, opening, unit), 2000)
             assert grown is None, (opening, unit, grown)

@@ -21,7 +21,7 @@ from kvpressure.settings.thresholds import builtin
 from tests.recipes.installed import run, written_files
 
 HERE = Path(__file__).parent / "condition"
-RECORDING = Path(__file__).parents[1] / "fixtures/recordings/incidents/KV01.jsonl.gz"
+RECORDING = Path(__file__).parents[1] / "fixtures/recordings/incidents-fresh/FKV07.jsonl.gz"
 NAME = "toy_all_waiting"
 
 

@@ -23,7 +23,7 @@ from kvpressure.signals.registry import ExtraSignal
 from tests.recipes.installed import run, written_files
 
 HERE = Path(__file__).parent / "signal"
-RECORDING = Path(__file__).parents[1] / "fixtures/recordings/incidents/KV01.jsonl.gz"
+RECORDING = Path(__file__).parents[1] / "fixtures/recordings/incidents-fresh/FKV07.jsonl.gz"
 NAME = "toy_evenness"
 METRIC = "kvpressure_toy_running_evenness_ratio"
 

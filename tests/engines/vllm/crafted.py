@@ -160,6 +160,11 @@ def slowness() -> float:
     return max(1.0, cost(_reference) / REFERENCE_SECONDS)
 
 
+def within(seconds: float, action: Callable[[], object]) -> bool:
+    """Whether ``action`` takes less CPU than that where this machine is quiet. Asked again where it seems not to."""
+    return cost(action, 1) < seconds or any(cost(action) < seconds * slowness() for _ in range(3))
+
+
 def superlinear(
     action: Callable[[str], object], make: Callable[[int], str], size: int, quick: float = 0.004
 ) -> str | None:

@@ -7,8 +7,10 @@ series and every recording twice: a second exporter, another job, a federated co
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import yaml
@@ -66,3 +68,30 @@ def test_it_does_what_is_expected(outcome: Outcome, situation: Situation) -> Non
 def test_no_rule_fails(outcome: Outcome) -> None:
     assert "rule:" not in outcome.output, outcome.output[:2000]
     assert "parse error" not in outcome.output, outcome.output[:2000]
+
+
+ENGINE = 'namespace="inf",pod="chat-0",model_name="m",engine="0"'
+
+
+def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(files: dict[str, str], tmp_path: Path) -> None:
+    series = {
+        f'kvpressure_limit_recommended{{cluster="{cluster}",{ENGINE},limit="max_num_seqs"}}': f"{limit}+0x30"
+        for cluster, limit in (("a", 12), ("b", 256))
+    }
+    series[f'kvpressure_pressure_stage{{cluster="a",{ENGINE},stage="thrashing"}}'] = "1+0x30"
+    series[f'kvpressure_verdict_confidence{{cluster="a",{ENGINE}}}'] = "0.9+0x30"
+    (tmp_path / "rules.yaml").write_text(files[RULES])
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [{"eval_time": "20m", "alertname": "InferenceKVCachePressure", "exp_alerts": []}],
+    }
+    file = tmp_path / "case.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}))
+    result = subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False, timeout=60
+    )
+    output = result.stdout + result.stderr
+    assert "Set max_num_seqs to 12." in output
+    assert "256" not in output
+    assert "&var-cluster=a" in output

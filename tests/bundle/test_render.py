@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import kvpressure
 from kvpressure.bundle.render import OWNED, differences, render
 from kvpressure.bundle.rules import SOURCES, Options, load_groups
 from kvpressure.bundle.spec import SpecError
@@ -23,7 +24,11 @@ def test_two_processes_give_the_same_bytes(tmp_path: Path) -> None:
             [sys.executable, "-m", "kvpressure", "bundle", "--out", str(tmp_path / name)],
             check=True,
             capture_output=True,
-            env={"PYTHONHASHSEED": seed, "PATH": "/usr/bin:/bin"},
+            env={
+                "PYTHONHASHSEED": seed,
+                "PATH": "/usr/bin:/bin",
+                "PYTHONPATH": str(Path(kvpressure.__file__).parents[1]),
+            },
             timeout=60,
         )
     files = sorted(item.relative_to(tmp_path / "a") for item in (tmp_path / "a").rglob("*") if item.is_file())
@@ -127,7 +132,7 @@ def test_wrong_input_is_one_line_and_exit_2(
     ("name", "value"),
     [
         ("rate_window_seconds", 0.001),
-        ("log_window_seconds", 0.001),
+        ("stall_window_seconds", 0.001),
         ("latency_min_finished_per_second", 0),
         ("signature_batch_size", 7),
         ("signature_batch_size", 1e-9),

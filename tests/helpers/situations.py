@@ -1,7 +1,12 @@
-"""Situations of operation (``tests/bundle/situations``) as promtool cases, and what fired in each."""
+"""Situations of operation (``tests/bundle/situations``) as promtool cases, and what fired in each.
+
+Each situation is a cluster of its own, and all of them are one promtool test: rules tell clusters apart anyway, and an evaluation
+costs as much for one situation as for all.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -176,36 +181,44 @@ def doubled(series: Mapping[str, str]) -> dict[str, str]:
     return {**series, **copies}
 
 
-def case(situation: Situation, scrape: float, double: bool) -> dict[str, Any]:
-    """The situation as one promtool test whose expectations are empty, so that promtool prints what there is."""
-    series = doubled(situation.series) if double else situation.series
+def in_cluster(name: str, situation: str) -> str:
+    """The series as one of the situation's own cluster, or of one of its clusters."""
+    if 'cluster="' in name:
+        return re.sub(r'\bcluster="([^"]*)"', rf'cluster="{situation}/\1"', name)
+    return name.replace("{", f'{{cluster="{situation}",', 1)
+
+
+def questions(situation: Situation, scrape: float) -> Iterator[dict[str, Any]]:
+    """Queries for what fired, with expectations that are empty, so that promtool prints what there is."""
+    firing = f'ALERTS{{alertstate="firing",alertname!="KvpressureWatchdog",cluster=~"{situation.name}(/.*)?"}}'
     minutes = situation.minutes
-    every = "max by (alertname, severity, page) (max_over_time(%s[%dm]))"
-    firing = 'ALERTS{alertstate="firing",alertname!="KvpressureWatchdog"}'
-    asked = {"all": (minutes, every % (firing, minutes))}
+    asked = {"all": (minutes, minutes)}
     if situation.within is not None:
         late = situation.within + 2 * scrape / 60
-        asked["within"] = (late, every % (firing, late))
+        asked["within"] = (late, late)
     if situation.until is not None:
-        rest = minutes - situation.until
-        asked["until"] = (minutes, every % (firing, rest))
+        asked["until"] = (minutes, minutes - situation.until)
     if situation.still is not None:
-        asked["still"] = (situation.still, every % (firing, 1))
+        asked["still"] = (situation.still, 1)
+    for kind, (at, window) in asked.items():
+        fired = f"max by (alertname, severity, page) (max_over_time({firing}[{window * 60:.0f}s]))"
+        yield {
+            "expr": f'label_replace({fired}, "situation", "{situation.name} {kind}", "", "")',
+            "eval_time": f"{int(at * 60)}s",
+            "exp_samples": [],
+        }
+
+
+def case(situations: Sequence[Situation], scrape: float, double: bool) -> dict[str, Any]:
+    """Situations with the same scrape interval as one promtool test."""
     return {
-        "name": situation.name,
-        "interval": f"{situation.scrape or scrape:g}s",
+        "interval": f"{scrape:g}s",
         "input_series": [
-            {"series": name, "values": samples(values, minutes, situation.scrape or scrape)}
-            for name, values in series.items()
+            {"series": in_cluster(name, one.name), "values": samples(values, one.minutes, scrape)}
+            for one in situations
+            for name, values in (doubled(one.series) if double else one.series).items()
         ],
-        "promql_expr_test": [
-            {
-                "expr": f'label_replace({expr}, "situation", "{situation.name} {kind}", "", "")',
-                "eval_time": f"{int(at * 60)}s",
-                "exp_samples": [],
-            }
-            for kind, (at, expr) in asked.items()
-        ],
+        "promql_expr_test": [question for one in situations for question in questions(one, scrape)],
     }
 
 
@@ -213,13 +226,16 @@ def judge(
     rules: Path, situations: Iterable[Situation], folder: Path, scrape: float = 15, double: bool = False
 ) -> tuple[dict[tuple[str, str], set[Fired]], str]:
     """What fired, by situation and question, and promtool's own output (errors of rules are in it)."""
+    by_scrape: dict[float, list[Situation]] = {}
+    for situation in situations:
+        by_scrape.setdefault(situation.scrape or scrape, []).append(situation)
     document = {
         "rule_files": [str(rules)],
-        "evaluation_interval": "30s",
-        "tests": [case(situation, scrape, double) for situation in situations],
+        "evaluation_interval": "60s",  # of what pages; shares of time are counted in evaluations
+        "tests": [case(alike, every, double) for every, alike in by_scrape.items()],
     }
     file = folder / f"situations-{scrape:g}-{double}.yaml"
-    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    file.write_text(json.dumps(document), encoding="utf-8")
     command = ["promtool", "test", "rules", str(file)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     output = result.stdout + result.stderr

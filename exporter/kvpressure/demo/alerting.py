@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import yaml
 
 from kvpressure.bundle.rules import Options, load_groups, rule_file
+from kvpressure.bundle.spec import Alert, Group, Level
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import duration
 from kvpressure.settings.thresholds import builtin
@@ -37,17 +39,32 @@ def shortened(text: str, by: float) -> str:
 
 
 def rules(by: float, interval_seconds: float) -> dict[str, Any]:
-    """The plain rule file with every ``for`` and ``keep_firing_for`` times ``by``, evaluated every ``interval_seconds``.
+    """The plain rule file with every ``for``, ``keep_firing_for`` and share of time times ``by``, evaluated every ``interval_seconds``.
 
-    Ranges inside expressions are what they are.
+    Other ranges inside expressions are what they are.
     """
     options = Options(builtin())
-    document = rule_file(load_groups(options), options.values)
+    groups = [_with_shares(group, by, interval_seconds) for group in load_groups(options)]
+    document = rule_file(groups, options.values)
     for group in document["groups"]:
         group["interval"] = duration(interval_seconds)
         for rule in group["rules"]:
             rule.update({key: shortened(rule[key], by) for key in _RULE_WAITS if key in rule})
     return document
+
+
+def _with_shares(group: Group, by: float, interval_seconds: float) -> Group:
+    """The group with waits that are a share of time shortened: their window, and what one evaluation counts."""
+
+    def level(one: Level) -> Level:
+        return replace(
+            one, for_seconds=one.for_seconds * by, share_seconds=one.share_seconds * by, interval=interval_seconds
+        )
+
+    def alert(one: Alert) -> Alert:
+        return replace(one, levels=tuple(level(item) if item.share_seconds else item for item in one.levels))
+
+    return replace(group, alerts=tuple(map(alert, group.alerts)))
 
 
 def alertmanager(by: float, receiver_url: str) -> dict[str, Any]:

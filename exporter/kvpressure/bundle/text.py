@@ -84,7 +84,7 @@ def to_yaml(document: Any, header: str = "") -> str:
 _WIDTH: Final = 4096  # lines are folded there
 _KEY_LENGTH: Final = 100  # longer ones may become complex keys
 _BREAKS: Final = re.compile("[\x85\u2028\u2029]")  # line breaks to YAML alone
-_JUDGE: Final = _Dumper(io.StringIO(), allow_unicode=True, width=_WIDTH)
+_JUDGE: Final[Any] = _Dumper(io.StringIO(), allow_unicode=True, width=_WIDTH)
 
 
 class _UnusualError(Exception):

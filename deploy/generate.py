@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,7 @@ from kvpressure.bundle.dashboards.builder import Site
 from kvpressure.bundle.render import differences, write
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
-from kvpressure.bundle.text import duration, number, to_yaml, words
+from kvpressure.bundle.text import TOKEN, Named, number, to_yaml, token
 from kvpressure.bundle.values import Values
 from kvpressure.settings import thresholds
 from kvpressure.settings.settings import options as setting_options
@@ -45,91 +45,44 @@ OWNED: Final = ("helm/kvpressure/files", "manifests")
 """Directories that hold nothing but generated files."""
 
 _LINKS: Final = Values(
-    runbook_base_url="https://runbookBaseUrl.invalid",
-    dashboard_base_url="https://dashboardBaseUrl.invalid",
-    exporter_job="exporterJob.invalid",
+    runbook_base_url=token("u", "runbookBaseUrl"),
+    dashboard_base_url=token("u", "dashboardBaseUrl"),
+    exporter_job=token("u", "exporterJob"),
 )
-_LINK_TOKENS: Final = {
-    text: f"@@u:{text.removeprefix('https://').removesuffix('.invalid')}@@"
-    for text in (_LINKS.runbook_base_url, _LINKS.dashboard_base_url, _LINKS.exporter_job)
-}
 
 
 # --- rules and boards with tokens ----------------------------------------------------------------------------------
 
 
-def _marked(builtin: Thresholds) -> Thresholds:
-    """Thresholds whose values are like none else in the bundle, so that they can be found again in what is rendered.
-
-    They stay close to the built-in ones where a value's size decides about its form (a ratio up to 1 is written as a
-    percentage), and have no divisor that would change their unit (seconds become minutes).
-    """
-    entries = {}
-    for position, entry in enumerate(builtin.entries()):
-        unique = 10_007 + 12 * position  # odd, not divisible by 3: no multiple of a minute when added to one
-        if entry.unit in ("ratio", "multiple", "score", "per_second") or entry.value != int(entry.value):
-            value = round(entry.value * 0.99, 2) + unique * 1e-8
-        elif entry.unit == "bytes":
-            value = 1e9 * round(entry.value / 1e9 + 1) + unique
-        else:
-            value = 86400 * 1000 * (position + 1) + unique
-        entries[entry.name] = replace(entry, value=float(value))
-    return Thresholds(entries)
-
-
-def _tokens(marked: Thresholds) -> list[tuple[str, str]]:
-    """Text of a marked threshold -> its token, the longest first, so that no text hides in another."""
-    found: dict[str, str] = dict(_LINK_TOKENS)
-    for entry in marked.entries():
-        found[words(entry)] = f"@@w:{entry.name}@@"
-        if entry.unit == "seconds":
-            found[duration(entry.value)] = f"@@d:{entry.name}@@"
-        found[entry.text] = f"@@t:{entry.name}@@"
-    return sorted(found.items(), key=lambda item: -len(item[0]))
-
-
-def _tokenizer(marked: Thresholds) -> Callable[[Any], Any]:
-    """A function that puts tokens into a document of dictionaries, lists, texts and numbers."""
-    table = dict(_tokens(marked))
-    pattern = re.compile(
-        "|".join(
-            rf"(?<![\d.]){re.escape(text)}(?![\d.]*\d)" if text[0].isdigit() else re.escape(text) for text in table
-        )
-    )
-    numbers = {entry.value: f"@@n:{entry.name}@@" for entry in marked.entries()}
-
-    def tokenized(item: Any) -> Any:
-        if isinstance(item, Mapping):
-            return {key: tokenized(value) for key, value in item.items()}
-        if isinstance(item, list):
-            return [tokenized(value) for value in item]
-        if isinstance(item, str):
-            return pattern.sub(lambda match: table[match[0]], item)
-        if isinstance(item, int | float) and not isinstance(item, bool):
-            return numbers.get(float(item), item)
-        return item
-
-    return tokenized
-
-
 def bundle_files() -> Iterator[tuple[str, str]]:
     """The chart's rules, boards and thresholds."""
     builtin = thresholds.builtin()
-    marked = _marked(builtin)
-    tokenized = _tokenizer(marked)
-    groups = load_groups(Options(marked, _LINKS))
+    named = Thresholds({one.name: replace(one, value=Named(one.value, one.name)) for one in builtin.entries()})
+    groups = load_groups(Options(named, _LINKS))
     for profile in PROFILES:
-        rules = rule_file(load_groups(Options(marked, _LINKS, profile)), _LINKS)
-        yield f"helm/kvpressure/files/rules-{profile}.json", _json(tokenized(rules), indent=1)
+        rules = rule_file(load_groups(Options(named, _LINKS, profile)), _LINKS)
+        yield f"helm/kvpressure/files/rules-{profile}.json", _json(rules, indent=1)
     alerts = frozenset(alert.name for group in groups for alert in group.alerts)
-    for uid, board in render_dashboards(Site(marked, _LINKS, alerts)).items():
-        yield f"helm/kvpressure/files/dashboards/{uid}.json", _json(tokenized(board), indent=None)
+    for uid, board in render_dashboards(Site(named, _LINKS, alerts)).items():
+        yield f"helm/kvpressure/files/dashboards/{uid}.json", _json(board, indent=None)
     known = {entry.name: {"value": float(number(entry.value)), "unit": entry.unit} for entry in builtin.entries()}
     yield "helm/kvpressure/files/thresholds.json", _json(known, indent=1)
 
 
 def _json(document: Any, indent: int | None) -> str:
-    return json.dumps(document, indent=indent, ensure_ascii=False, separators=None if indent else (",", ":")) + "\n"
+    text = json.dumps(
+        _plain_json(document), indent=indent, ensure_ascii=False, separators=None if indent else (",", ":")
+    )
+    return re.sub(TOKEN, lambda found: f"@@{found[0][1:-1]}@@", text) + "\n"
+
+
+def _plain_json(item: Any) -> Any:
+    """``item`` with tokens for numbers that are thresholds."""
+    if isinstance(item, Mapping):
+        return {key: _plain_json(value) for key, value in item.items()}
+    if isinstance(item, list):
+        return [_plain_json(value) for value in item]
+    return token("n", item.name) if isinstance(item, Named) else item
 
 
 # --- schema --------------------------------------------------------------------------------------------------------

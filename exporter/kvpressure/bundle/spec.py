@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvpressure.bundle.text import duration, number
+from kvpressure.bundle.text import TOKEN, Named, duration, number, read_number
 from kvpressure.errors import InputError
 
 SEVERITIES: Final = ("critical", "warning", "info", "none")
@@ -40,8 +40,8 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
 that does not exist is simply left out of ``by`` and equal in ``on``."""
 
 _INPUT = re.compile(
-    r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|down|veto)\s*(?P<value>[\w.]+)?"
-    r"(?:\s+within\s+(?P<window>[\d.]+))?"
+    r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|down|veto)\s*"
+    rf"(?P<value>[\w.]+|{TOKEN})?(?:\s+within\s+(?P<window>[\d.]+|{TOKEN}))?"
 )
 _SERIES = re.compile(r"(?P<metric>[\w:]+)(?:\{(?P<labels>[^}]*)\})?")
 _INTERVAL: Final = "evaluation_interval"
@@ -168,7 +168,7 @@ class Group:
     name: str
     family: str
     interval: float
-    limit: int
+    limit: float
     recordings: tuple[Recording, ...] = ()
     alerts: tuple[Alert, ...] = ()
 
@@ -198,9 +198,16 @@ def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) ->
         recordings = tuple(_recording(item) for item in _evaluated(document, "recordings", interval))
         if alerts or recordings:
             groups.append(
-                Group(f"{family}-{interval}", family, intervals[interval], int(document["limit"]), recordings, alerts)
+                Group(
+                    f"{family}-{interval}", family, intervals[interval], _limit(document["limit"]), recordings, alerts
+                )
             )
     return groups
+
+
+def _limit(text: object) -> float:
+    limit = read_number(text)
+    return limit if isinstance(limit, Named) else int(limit)
 
 
 def _evaluated(document: Mapping[str, Any], kind: str, interval: str) -> Iterator[Mapping[str, Any]]:
@@ -255,12 +262,12 @@ def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any], interva
         bool(item.get("page", False)),
         _clean(item["expr"]),
         conditions,
-        float(item["for"]),
-        float(item.get("keep", 0)),
+        read_number(item["for"]),
+        read_number(item.get("keep", 0)),
         cases,
         _line(item.get("summary") or alert["summary"]),
         _line(item.get("description") or alert["description"]),
-        float(item.get("share", 0)),
+        read_number(item.get("share", 0)),
         interval,
     )
 
@@ -289,5 +296,9 @@ def _input(name: str, series: str, text: str) -> Input:
         raise SpecError(f"{name}: test input {series!r}: {text!r} is not understood")
     labels = dict(_LABEL.findall(head["labels"] or ""))
     return Input(
-        head["metric"], labels, body["op"], float(body["value"] if body["value"] else 1), float(body["window"] or 0)
+        head["metric"],
+        labels,
+        body["op"],
+        read_number(body["value"] if body["value"] else 1),
+        read_number(body["window"] or 0),
     )

@@ -116,7 +116,7 @@ def dcgm(expr: str) -> str:
 def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
     """What every template sees: ``t`` number, ``d`` duration, ``w`` words of a threshold, and the helpers."""
     return {
-        "t": lambda name: thresholds.entry(name).text,
+        "t": lambda name: number(thresholds[name]),
         "d": lambda name: duration(thresholds[name]),
         "w": lambda name: words(thresholds.entry(name)),
         "n": lambda name: thresholds[name],

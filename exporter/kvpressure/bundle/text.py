@@ -13,16 +13,54 @@ import yaml
 
 from kvpressure.settings.thresholds import Threshold
 
+TOKEN: Final = (
+    "\u27ea[a-z]:[A-Za-z0-9_]+\u27eb"  # a pattern; the brackets stand in no text, and YAML takes them for letters
+)
 _SPANS: Final = ((86400, "d", "day"), (3600, "h", "hour"), (60, "m", "minute"), (1, "s", "second"))
+
+
+def token(form: str, name: str) -> str:
+    """What stands for a value that is filled in later: ``t`` a number, ``w`` in words, ``d`` a duration, ``n`` in JSON, ``u`` a link."""
+    return f"\u27ea{form}:{name}\u27eb"
+
+
+class Named(float):
+    """The value of a threshold that is written as its token, in whatever form."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, value: float, name: str) -> Named:
+        """A number that knows its name."""
+        self = super().__new__(cls, value)
+        self.name = name
+        return self
+
+    def __str__(self) -> str:
+        return token("t", self.name)
+
+    def __format__(self, form: str) -> str:
+        return format(str(self), form)
+
+
+def read_number(text: object) -> float:
+    """A number as a rendered template has it: the number itself, or the token of one."""
+    if isinstance(text, str) and re.fullmatch(TOKEN, text):
+        return Named(float("nan"), text[3:-1])
+    return float(text)  # type: ignore[arg-type]  # float itself refuses what is no number
 
 
 def number(value: float) -> str:
     """Shortest decimal of ``value``: no exponent, no float noise."""
+    if isinstance(value, Named):
+        return str(value)
     return format(Decimal(repr(float(value))).normalize(), "f")
 
 
 def duration(seconds: float) -> str:
     """Seconds as a Prometheus duration in the largest unit that is exact: 300 -> ``5m``, 90 -> ``90s``."""
+    if isinstance(seconds, Named):
+        return token("d", seconds.name)
     if seconds != int(seconds):
         return f"{round(seconds * 1000)}ms"
     for size, short, _ in _SPANS:
@@ -42,6 +80,8 @@ def span(seconds: float) -> str:
 
 def words(entry: Threshold) -> str:
     """A threshold as a person reads it: ``80 %``, ``2 GB``, ``5 minutes``, ``2 requests``."""
+    if isinstance(entry.value, Named):
+        return token("w", entry.name)
     value = Decimal(repr(entry.value))
     if entry.unit in ("ratio", "multiple", "score"):
         return f"{number(float(value * 100))} %" if value <= 1 else f"{entry.text} times"

@@ -35,6 +35,7 @@ from kvpressure.bundle.dashboards.builder import (
 )
 from kvpressure.bundle.dashboards.evidence_rows import fact_texts, facts_of_the_worst
 from kvpressure.bundle.dashboards.ranking import lines, trouble, worst, worst_gpus
+from kvpressure.bundle.text import number
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 
 SCREEN: Final = 20  # grid rows
@@ -104,7 +105,7 @@ def _verdict_with_first_action(site: Site) -> str:
     for verdict, runbook in VERDICT_RUNBOOKS.items():
         labelled = f'label_replace({labelled}, "runbook", "{runbook}", "verdict", "{verdict}")'
     doubted = "|".join(verdict for verdict in VERDICT_RUNBOOKS if verdict != "unknown")  # which is never confident
-    doubt = f"{engine('verdict_confidence')} < {site.thresholds.entry('confident').text}"
+    doubt = f"{engine('verdict_confidence')} < {number(site.thresholds['confident'])}"
     unsure = engine("verdict", f'verdict=~"{doubted}"', by="verdict") + f" == 1 and on ({BY_ENGINE}) {doubt}"
     return f'(label_replace({unsure}, "runbook", "{UNSURE}", "", "") or on ({BY_ENGINE}) {labelled})'
 

@@ -136,6 +136,10 @@ fuzz:            ## cases for every parser and for whole snapshots until there a
 	@tools/setup.sh test
 	$(PYTHON) -m tests.fuzz $(ARGS)
 
+soak:            ## faults in random order against the real process, an hour for each of three seeds, write docs/reliability.md (ARGS="--minutes 10 --seed 1")
+	@tools/setup.sh test
+	$(PYTHON) -m benchmarks.soak $(ARGS)
+
 sbom:            ## list what the image installs with versions, licences and digests (CycloneDX), write build/sbom.cdx.json
 	@tools/setup.sh test
 	$(PYTHON) -m tools.supply.sbom build/sbom.cdx.json

@@ -34,8 +34,9 @@ from kvpressure.publish.site import Site
 from kvpressure.publish.web.http import Request
 from kvpressure.runtime import process_tuning as runtime
 from kvpressure.runtime.monitor import Monitor
-from kvpressure.sources.base import Reading, SourceSpec
-from kvpressure.sources.scrape.memory_limits import Bounds
+from kvpressure.sources.base import Reading
+from kvpressure.sources.catalog import SourceSpec
+from kvpressure.sources.scrape.memory_limits import ScrapeLimits
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
 PAGES: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "recordings" / "vllm-cpu" / "d_kv_pressure.jsonl.gz"
@@ -74,7 +75,7 @@ class Node:
     now: float
     step: float
     calm: bool = True
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: ScrapeLimits = field(default_factory=ScrapeLimits)
     chance: random.Random = field(default_factory=lambda: random.Random(7))
     name: str = "simulated"
     happened: dict[str, int] = field(default_factory=dict)

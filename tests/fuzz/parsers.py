@@ -828,8 +828,9 @@ def _kept_page(exposition: Any, **more: Any) -> Any:
 
 
 def _without_hidden(tick: Any) -> Any:
-    """A tick without what is only kept in part: arguments, variables and log lines."""
-    return replace(tick, logs=(), pages=tuple(replace(page, args=(), env={}) for page in tick.pages))
+    """A tick without what is only kept in part: arguments, variables and log lines; of what is no engine's endpoint the reason."""
+    pages = (replace(page, args=(), env={}, bad_lines=0 if page.error else page.bad_lines) for page in tick.pages)
+    return replace(tick, logs=(), pages=tuple(pages))
 
 
 def check_recorded(line: str) -> None:

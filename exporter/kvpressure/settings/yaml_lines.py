@@ -79,6 +79,7 @@ class _Reader:
             line = f"{self._path}:{key.start_mark.line + 1}"
             if not isinstance(key, yaml.ScalarNode):
                 raise YamlError(f"{line}: a key that is no text; allowed: plain keys")
+            self._construct(key, line)  # refuses what YAML refuses: a key of another type that is none of it
             if key.value in children:
                 raise YamlError(f"{line}: {key.value!r} given twice; allowed: once")
             child = self.node(value)

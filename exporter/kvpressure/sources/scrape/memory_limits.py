@@ -18,8 +18,8 @@ MAX_ENGINES: Final = 64  # of all targets of a node together, and of one page; 8
 SMALL_PAGE_BYTES: Final = 128 * 1024  # pages up to this size wait for nobody; that of one engine has 60 KiB
 LARGE_PAGES_BYTES: Final = 8 * 1024 * 1024  # of larger pages in memory at the same time
 REMEMBERED_BYTES: Final = (
-    16 * 1024 * 1024
-)  # of all scanners together; a page of 64 engines with long names needs 13 alone
+    14 * 1024 * 1024
+)  # of all scanners together; a page of 64 engines needs 11, with names of 100 characters 13 (each scan of more is a slow one)
 PLUGIN_LINES: Final = 16 * 1024  # that the plugin inside vLLM writes on its page
 PLUGIN_LINES_EACH: Final = 512  # an engine has two for each size of a batch that it has seen
 SCANS: Final = 2  # pages taken apart at the same time: one thread runs at a time, each holds what it has begun

@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "mitigate": "print the mitigation plan with the values to set",
     "probe": "measure a server step by step",
     "demo": "run a simulated node",
+    "completion": "print the completion script of a shell",
 }
 
 

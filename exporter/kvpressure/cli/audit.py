@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import parse_version
 from kvpressure.settings.thresholds import Thresholds, load
-from kvpressure.toolbox import audit_report, manifests
+from kvpressure.toolbox import audit_baseline, audit_report, manifests
 from kvpressure.toolbox import audit_running_server as running
 from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
@@ -20,6 +21,8 @@ examples:
   kubectl get deploy -n inference -o yaml | kvpressure audit - --gpu H100:80 --context 3000
   helm template chat ./chart | kvpressure audit - --format junit > audit.xml
   kvpressure audit deployment.yaml route.yaml --all
+  kvpressure audit deployment.yaml --write-baseline audit.json   # accept what fails now
+  kvpressure audit deployment.yaml --baseline audit.json --only-failures --format sarif > audit.sarif
   kvpressure audit http://10.0.0.5:8000 --args='--max-num-seqs 64' --gpu H100:80
   kvpressure audit http://node-1:9846
       a running server, or all servers of an exporter: values in force; what they do not publish stays unseen
@@ -57,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--demanding", action="store_true", help="the load is long-context or bursty")
     parser.add_argument("--all", action="store_true", help="reasons for every item, not only for failures")
     parser.add_argument("--thresholds", metavar="FILE", help="documented values from this file")
-    parser.add_argument("--format", choices=("text", "json", "junit"), default="text")
+    parser.add_argument("--format", choices=("text", "json", "junit", "sarif"), default="text")
+    parser.add_argument("--only-failures", action="store_true", help="list failures only (text)")
+    parser.add_argument("--baseline", metavar="FILE", help="failures in this file are accepted and do not count")
+    parser.add_argument("--write-baseline", metavar="FILE", help="accept the present failures: write them to this file")
 
 
 def _tokens(text: str) -> int:
@@ -69,14 +75,25 @@ def _tokens(text: str) -> int:
 def run(options: argparse.Namespace) -> int:
     """Check and print. Raises ``InputError`` for input that cannot be used."""
     thresholds = load(options.thresholds)
-    audited = [_audited(subject) for subject in _subjects(options, thresholds)]
-    if options.format == "json":
-        print(json.dumps(audit_report.as_json(audited), indent=2))
-    else:
-        print(
-            audit_report.as_junit(audited) if options.format == "junit" else audit_report.as_text(audited, options.all)
-        )
+    audited: Sequence[Audited] = [_audited(subject) for subject in _subjects(options, thresholds)]
+    if options.baseline is not None:
+        audited = audit_baseline.apply(audited, audit_baseline.read(options.baseline))
+    if options.write_baseline is not None:
+        audit_baseline.write(options.write_baseline, audited)
+    print(_printed(audited, options))
+    if options.write_baseline is not None:
+        return 0
     return 1 if any(server.count("fail") for server in audited) else 0
+
+
+def _printed(audited: Sequence[Audited], options: argparse.Namespace) -> str:
+    if options.format == "json":
+        return json.dumps(audit_report.as_json(audited), indent=2)
+    if options.format == "junit":
+        return audit_report.as_junit(audited)
+    if options.format == "sarif":
+        return audit_report.as_sarif(audited)
+    return audit_report.as_text(audited, options.all, options.only_failures)
 
 
 def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subject]:

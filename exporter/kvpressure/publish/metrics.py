@@ -223,7 +223,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _m("node_condition", "gauge", "Condition of this node, 1 true or 0 false.", ("condition",)),
     # --- the exporter itself --------------------------------------------------------------------------------
-    _m("source_up", "gauge", "1 if the source's last reading succeeded.", ("source",)),
+    _m(
+        "source_up",
+        "gauge",
+        "1 if the source's last reading succeeded, else 0. A failed scrape of one engine shows in kvpressure_engine_up, not here.",
+        ("source",),
+    ),
     _m("source_last_success_timestamp_seconds", "gauge", "When the source last succeeded.", ("source",)),
     _m("source_duration_seconds", "gauge", "Duration of the source's last reading.", ("source",)),
     _m("source_errors_total", "counter", "Failed readings by reason.", ("source", "reason")),

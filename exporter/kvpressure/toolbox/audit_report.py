@@ -1,7 +1,8 @@
-"""The answer of ``audit`` as text, JSON and JUnit XML."""
+"""The answer of ``audit`` as text, JSON, JUnit XML and SARIF."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ from xml.sax.saxutils import quoteattr
 from kvpressure import __version__
 from kvpressure.toolbox.checklist import Item
 
-_MARKS: Final = {"pass": "pass", "fail": "FAIL", "cannot see": "?"}
+_MARKS: Final = {"pass": "pass", "fail": "FAIL", "cannot see": "?", "accepted": "(ok)"}
 _ILLEGAL: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")  # what XML cannot carry
 
 
@@ -28,13 +29,15 @@ class Audited:
         return sum(item.result == result for item in self.items)
 
 
-def as_text(audited: Sequence[Audited], everything: bool) -> str:
-    """For a person; without ``everything`` the reasons are given for failures only."""
+def as_text(audited: Sequence[Audited], everything: bool, only_failures: bool = False) -> str:
+    """For a person; without ``everything`` the reasons are given for failures only, with ``only_failures`` nothing else is listed."""
     lines: list[str] = []
     for server in audited:
         lines += [server.title, f"  {server.basis}"]
         section = ""
         for item in server.items:
+            if only_failures and item.result != "fail":
+                continue
             if item.section != section:
                 section = item.section
                 lines.append(f" {section}")
@@ -44,7 +47,8 @@ def as_text(audited: Sequence[Audited], everything: bool) -> str:
             if item.set and item.result != "pass":
                 lines.append(f"         set: {item.set}")
         lines += [
-            f" {server.count('fail')} failed, {server.count('pass')} passed, {server.count('cannot see')} not visible from here",
+            f" {server.count('fail')} failed, {server.count('pass')} passed, {server.count('cannot see')} not visible from here"
+            + (f", {accepted} accepted by the baseline" if (accepted := server.count("accepted")) else ""),
             "",
         ]
     return "\n".join(lines).rstrip()
@@ -62,6 +66,7 @@ def as_json(audited: Sequence[Audited]) -> dict[str, Any]:
                 "failed": server.count("fail"),
                 "passed": server.count("pass"),
                 "cannot_see": server.count("cannot see"),
+                "accepted": server.count("accepted"),
                 "items": [asdict(item) for item in server.items],
             }
             for server in audited
@@ -75,11 +80,37 @@ def as_junit(audited: Sequence[Audited]) -> str:
     for server in audited:
         lines.append(
             f'  <testsuite name={_attribute(server.title)} tests="{len(server.items)}" failures="{server.count("fail")}" '
-            f'errors="0" skipped="{server.count("cannot see")}">'
+            f'errors="0" skipped="{server.count("cannot see") + server.count("accepted")}">'
         )
         lines += [line for item in server.items for line in _case(server, item)]
         lines.append("  </testsuite>")
     return "\n".join([*lines, "</testsuites>"])
+
+
+def as_sarif(audited: Sequence[Audited]) -> str:
+    """SARIF 2.1.0: one rule an item, one result a failure; accepted ones are suppressed. Code hosts show it beside the change."""
+    items = {item.name: item for server in audited for item in server.items}
+    results = [
+        {
+            "ruleId": item.name,
+            "level": "error" if item.result == "fail" else "note",
+            "message": {
+                "text": f"{server.title}: {item.text}: {item.found}" + (f". Set {item.set}" if item.set else "")
+            },
+            "locations": [{"logicalLocations": [{"fullyQualifiedName": server.title}]}],
+            **({"suppressions": [{"kind": "external"}]} if item.result == "accepted" else {}),
+        }
+        for server in audited
+        for item in server.items
+        if item.result in ("fail", "accepted")
+    ]
+    rules = [
+        {"id": item.name, "shortDescription": {"text": item.text}, "fullDescription": {"text": item.why}}
+        for item in items.values()
+    ]
+    run = {"tool": {"driver": {"name": "kvpressure audit", "version": __version__, "rules": rules}}, "results": results}
+    schema = "https://json.schemastore.org/sarif-2.1.0.json"
+    return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
 def _case(server: Audited, item: Item) -> list[str]:

@@ -23,7 +23,7 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.manifests import Server, Surroundings
 from kvpressure.toolbox.watch import Card
 
-Result = Literal["pass", "fail", "cannot see"]
+Result = Literal["pass", "fail", "cannot see", "accepted"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,52 @@
+"""Shell completion knows every command and flag; misspelt commands name the nearest one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from kvpressure import __version__
+from kvpressure.cli import COMMANDS, main
+
+
+def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["completion", shell]) == 0
+    return capsys.readouterr().out
+
+
+def completed(typed: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What bash offers for the last word of ``typed``."""
+    words = typed.split(" ")
+    text = f'{script("bash", capsys)}\nCOMP_WORDS=({" ".join(f"{word!r}" for word in words)})\nCOMP_CWORD={len(words) - 1}\n_kvpressure\nprintf "%s\\n" "${{COMPREPLY[@]}}"\n'
+    found = subprocess.run(["bash", "--norc"], input=text, text=True, capture_output=True, check=True)
+    assert not found.stderr
+    return found.stdout.split()
+
+
+def test_bash_completes_commands_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(completed("kvpressure ", capsys)) == {*COMMANDS, "version", "help"}
+    assert completed("kvpressure dia", capsys) == ["diagnose"]
+    assert completed("kvpressure audit --base", capsys) == ["--baseline"]
+    assert "--engine.target" in completed("kvpressure serve --engine.ta", capsys)
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_know_them_too(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = script(shell, capsys)
+    assert all(command in text for command in COMMANDS)
+    assert "write-baseline" in text
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=text, text=True, check=True)
+
+
+def test_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnoze"]) == 2
+    assert "did you mean diagnose?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["version", "--version", "-V"])
+def test_the_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
+    assert capsys.readouterr().out == f"kvpressure {__version__}\n"

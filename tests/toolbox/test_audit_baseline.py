@@ -1,0 +1,57 @@
+"""An audit in CI: accepted failures do not count, new ones do; SARIF carries both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvpressure.cli import main
+
+BAD = "--args=vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64"
+WORSE = "--args=vllm serve meta-llama/Llama-3.1-8B"
+
+
+def audit(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+    status = main(["audit", "--vllm-version", "0.11.2", "--gpu", "L40S:48", *options])
+    return status, capsys.readouterr().out
+
+
+def test_what_a_baseline_accepts_does_not_fail(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = str(tmp_path / "audit.json")
+    assert audit(capsys, BAD)[0] == 1
+    assert audit(capsys, BAD, "--write-baseline", file)[0] == 0
+    status, text = audit(capsys, BAD, "--baseline", file)
+    assert (status, "FAIL" in text, "accepted by the baseline" in text) == (0, False, True)
+    status, text = audit(capsys, WORSE, "--baseline", file)
+    assert status == 1
+    assert [line for line in text.splitlines() if "FAIL" in line] == [
+        "  FAIL max_num_seqs is explicitly set: 256 (default of vLLM 0.11.2)"
+    ]
+
+
+def test_failures_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = audit(capsys, BAD, "--only-failures")
+    marks = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and not line.startswith("   ")}
+    assert marks == {"vLLM", "FAIL"}
+
+
+def test_sarif(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = str(tmp_path / "audit.json")
+    audit(capsys, BAD, "--write-baseline", file)
+    status, text = audit(capsys, WORSE, "--baseline", file, "--format", "sarif")
+    (run,) = json.loads(text)["runs"]
+    rules = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert status == 1
+    assert {result["ruleId"] for result in run["results"]} <= rules
+    new = [result for result in run["results"] if "suppressions" not in result]
+    assert [(one["ruleId"], one["level"]) for one in new] == [("max_num_seqs_explicit", "error")]
+    assert len(run["results"]) > 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"accepted": {"a": 1}}', '{"accepted": {"a": [1]}}'])
+def test_another_file_is_refused(content: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(content)
+    assert main(["audit", BAD, "--baseline", str(tmp_path / "other.json")]) == 2
+    assert "allowed: a file that --write-baseline wrote" in capsys.readouterr().err

@@ -405,8 +405,8 @@ def write_figures(results: dict[int, Result]) -> None:
         f"{result.after[0]:.0f} MiB, {result.after[1]}, {result.after[2]} in the end; {len(result.problems)} problems."
         for seed, result in results.items()
     ]
-    slowest = [f"| {name} | {took:.1f} s |" for name, took in sorted(worst.items(), key=lambda one: -one[1])]
-    text = "\n".join((*lines, "", "| fault | longest time until everything was back |", "|---|---|", *slowest, ""))
+    slowest = [f"* {name}: {took:.1f} s" for name, took in sorted(worst.items(), key=lambda one: -one[1])]
+    text = "\n".join((*lines, "", "Longest time until everything was back, by fault:", "", *slowest, ""))
     DOCUMENT.write_text(SECTION.sub(lambda found: found[1] + text + found[2], DOCUMENT.read_text()))
 
 

@@ -33,7 +33,7 @@ WORDS: Final[tuple[tuple[str, str], ...]] = (  # a private word as a regular exp
     (r"\btwo humps\b|\bhumps?\b", "bimodal"),
     (r"\bgrowth law\b", "token demand"),
     (r"\buseful happens\b|\bdims?\b", "no tokens are being produced"),
-    (r"\bfinds no node\b", "cannot be scheduled"),
+    (r"\b(?:finds|found) no node\b", "cannot be scheduled"),
     (r"\bforeseeable\b", "is not filling"),
     (r"\bno sign that\b|\bis no sign\b", "say what is known"),
     (r"\bfor sure\b|\bnot sure\b", "confident, low confidence"),

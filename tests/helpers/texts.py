@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,7 +117,7 @@ def messages() -> Iterator[Text]:
 
 def _is_sentence(text: str) -> bool:
     """Whether a string is prose: no pattern, no code of another language, no help (see ``helps``), no message of the C library."""
-    code = re.search(r"[{(\[]\?|\\[bswd]|\n  |function ", text) or text == "Name or service not known"
+    code = re.search(r"[{(\[]\?|\\[bswd]|\n  |function |by \(", text) or text == "Name or service not known"
     return not code and len(re.findall(r"[a-z]{2,}", text)) > 3
 
 
@@ -164,7 +165,7 @@ def _engine(path: Path, engine: Any, state: State, t: Any) -> Iterator[Text]:
     yield from (Text(where, part, "rendered") for part in parts)
     html = render_page(replace(state, engines=(engine,)), "node-1", "/metrics", ViewContext(t))
     shown = re.sub(r"<(script|style|svg|head|code|pre).*?</\1>", "", html, flags=re.S)
-    yield Text(where, re.sub(r"\s*<[^>]*>\s*", "\n\n", shown), "shown")
+    yield Text(where, unescape(re.sub(r"\s*<[^>]*>\s*", "\n\n", shown)), "shown")
 
 
 def everything() -> Iterator[Text]:

@@ -160,7 +160,7 @@ class TestReload:
         assert ask(port).status == 401
         web.write_text("basic_auth_users: {prometheus: plaintext}\n")
         assert ask(port).status == 401
-        assert f"{web}:1: basic_auth_users: the password of 'prometheus' is no bcrypt hash" in caplog.text
+        assert f"{web}:1: basic_auth_users: the password of 'prometheus' is not a bcrypt hash" in caplog.text
         os.unlink(web)  # noqa: PTH108
         assert ask(port).status == 401
         web.write_text(
@@ -309,10 +309,10 @@ def test_no_file_means_plain_http() -> None:
             "\n\nhttp_server_config:\n  http3: true",
             ":4: unknown key 'http3' in http_server_config; allowed: http2, headers",
         ),
-        ("[1]", ":1: the file is no mapping"),
+        ("[1]", ":1: the file is not a mapping"),
         ("a: b: c", ":1: not valid YAML"),
-        ("basic_auth_users: [a]", ":1: basic_auth_users is no mapping; allowed: name: value"),
-        ("basic_auth_users: {a: b}", "the password of 'a' is no bcrypt hash; allowed: a hash like $2y$10$"),
+        ("basic_auth_users: [a]", ":1: basic_auth_users is not a mapping; allowed: name: value"),
+        ("basic_auth_users: {a: b}", "the password of 'a' is not a bcrypt hash; allowed: a hash like $2y$10$"),
         ("basic_auth_users: {a: 1, a: 2}", ":1: 'a' given twice; allowed: once"),
         ("http_server_config: {http2: maybe}", ":1: http2: 'maybe'; allowed: true or false"),
         (
@@ -327,7 +327,7 @@ def test_no_file_means_plain_http() -> None:
         ("rate_limit: {interval: soon, burst: 1}", "rate_limit.interval: 'soon'; allowed: seconds"),
         ("rate_limit: {interval: 1s}", "rate_limit.burst: None; allowed: a whole number of at least 1"),
         ("rate_limit: {interval: 1s, burst: 0}", "rate_limit.burst: 0; allowed"),
-        ("tls_server_config: {cert_file: x.crt}", ":1: tls_server_config: cert_file: 'x.crt' is no file"),
+        ("tls_server_config: {cert_file: x.crt}", ":1: tls_server_config: cert_file: 'x.crt' is not a file"),
         ("tls_server_config:\n  min_version: TLS13", ":1: tls_server_config: cert_file: missing; allowed: a PEM file"),
         ("tls_server_config: {cert_file: 5}", "cert_file: 5; allowed: text"),
         (

@@ -177,7 +177,10 @@ class TestMistakes:
                 ["--web.telemetry-path", "metrics"],
                 "--web.telemetry-path: 'metrics' is not allowed; allowed: a path that",
             ),
-            (["--web.config.file", "/no/such"], "--web.config.file: '/no/such' is no file; allowed: an existing file"),
+            (
+                ["--web.config.file", "/no/such"],
+                "--web.config.file: '/no/such' is not a file; allowed: an existing file",
+            ),
             (
                 ["--thresholds", "/no/such"],
                 "--thresholds: /no/such: No such file or directory; allowed: a file of lines",
@@ -245,7 +248,7 @@ class TestMistakes:
             ("interval: 1\ninterval: 2\n", ":2: 'interval' given twice; allowed: once"),
             ("wep:\n  max-requests: 2\n", ":1: unknown key 'wep'"),
             ("web:\n  max-request: 2\n", ":2: unknown key 'web.max-request'; did you mean web.max-requests?"),
-            ("- a\n", ":1: the file is no mapping; allowed: keys and values"),
+            ("- a\n", ":1: the file is not a mapping; allowed: keys and values"),
             ("a: b: c\n", ":1: not valid YAML: mapping values are not allowed here"),
             ("? [a]\n: b\n", ":1: a key that is no text"),
             (b"\xff\xfe\x00", ": not valid YAML: not text in UTF-8"),

@@ -99,7 +99,7 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
             "/thresholds.yaml:2: memory_critical_ratio: 0.7 is below memory_warning_ratio; allowed: from 0.8 on",
         ),
         ("kv_full_ratio: 0.9\nkv_full_ratio: 0.8\n", "/thresholds.yaml:2: 'kv_full_ratio' given twice; allowed: once"),
-        ("- 1\n", '/thresholds.yaml:1: the file is no mapping; allowed: lines "name: value"'),
+        ("- 1\n", '/thresholds.yaml:1: the file is not a mapping; allowed: lines "name: value"'),
         ("kv_full_ratio: 1" + "0" * 5000 + "\n", "/thresholds.yaml:1: not a value: Exceeds the limit"),
         ("kv_full_ratio: 2026-13-45\n", "/thresholds.yaml:1: not a value: month must be in 1..12"),
         ("a: [\n", "/thresholds.yaml:2: not valid YAML"),

@@ -188,7 +188,7 @@ def test_a_value_that_vllm_refuses_is_no_limit(capsys: pytest.CaptureFixture[str
     _, items = audit(capsys, tmp_path, deployment([*(arg for arg in GOOD if not arg.startswith(flag)), f"{flag}=abc"]))
     item = items[f"{name}_explicit"]
     assert item["result"] == "fail"
-    assert item["found"] == "set to 'abc', which is no number that vLLM takes"
+    assert item["found"] == "set to 'abc', which is not a number for vLLM"
     assert item["set"].startswith(flag)
 
 
@@ -460,7 +460,7 @@ def item_of(capsys: pytest.CaptureFixture[str], name: str, arguments: str, *more
 def test_a_share_that_vllm_refuses_fails(capsys: pytest.CaptureFixture[str], share: str) -> None:
     found = item_of(capsys, "gpu_memory_utilization", f"--gpu-memory-utilization {share}")
     assert found["result"] == "fail"
-    assert "no number that vLLM takes" in found["found"]
+    assert "not a number for vLLM" in found["found"]
 
 
 @pytest.mark.parametrize(("tokens", "result"), [("4", "fail"), ("8", "pass")])

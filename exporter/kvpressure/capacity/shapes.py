@@ -205,7 +205,9 @@ def _attention(fields: _Fields) -> tuple[int, int, int]:
     if head is None:
         hidden = fields.integer("hidden_size", "n_embd", "d_model")
         if hidden % heads:
-            raise CapacityError(f"{fields.where}: hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+            raise CapacityError(
+                f"{fields.where}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}"
+            )
         head = hidden // heads
     return _kv_heads(fields, heads), head, fields.optional("v_head_dim") or head
 
@@ -245,7 +247,7 @@ def _kinds(fields: _Fields, count: int) -> Sequence[_KindWindow]:
     if fields.has("no_rope_layers") and chunk is not None:  # Llama 4: 0 = no rotary positions = sees all
         flags = fields.values["no_rope_layers"]
         if not isinstance(flags, list) or len(flags) < count:
-            raise CapacityError(f"{fields.where}: no_rope_layers is no list of {count} numbers")
+            raise CapacityError(f"{fields.where}: no_rope_layers is not a list of {count} numbers")
         return [("chunked", chunk) if flag else ("full", None) for flag in flags[:count]]
     if window is None:
         return [("full", None)] * count

@@ -15,6 +15,7 @@ from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
 from kvpressure.toolbox.inputs import arguments, card, model_shape
 from kvpressure.toolbox.manifests import Deployed, Server, Surroundings
+from kvpressure.toolbox.terminal import show
 
 _EXAMPLES = """\
 examples:
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         audited = audit_baseline.apply(audited, audit_baseline.read(options.baseline))
     if options.write_baseline is not None:
         audit_baseline.write(options.write_baseline, audited)
-    print(_printed(audited, options))
+    (show if options.format == "text" else print)(_printed(audited, options))
     if options.write_baseline is not None:
         return 0
     return 1 if any(server.count("fail") for server in audited) else 0

@@ -20,6 +20,7 @@ from kvpressure.errors import InputError
 from kvpressure.model.arguments import human_int
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.settings.thresholds import load as load_thresholds
+from kvpressure.toolbox.terminal import show
 
 _UNITS: Final = {
     "": 10**9,
@@ -125,7 +126,10 @@ def run(options: argparse.Namespace) -> int:
         answer = _answer(options, thresholds)
     except CapacityError as error:
         raise InputError(str(error)) from error
-    print(json.dumps(as_json(answer), indent=2) if options.format == "json" else as_text(answer))
+    if options.format == "json":
+        print(json.dumps(as_json(answer), indent=2))
+    else:
+        show(as_text(answer))
     return 0 if answer.fits is not False else 1
 
 

@@ -7,6 +7,7 @@ import json
 
 from kvpressure.settings.thresholds import load
 from kvpressure.toolbox import inputs, report
+from kvpressure.toolbox.terminal import show
 
 _EXAMPLES = """\
 examples:
@@ -36,9 +37,8 @@ def run(options: argparse.Namespace) -> int:
     thresholds = load(options.thresholds)
     found = inputs.open_inputs(options, thresholds)
     answered = report.answers(found, thresholds)
-    print(
-        json.dumps(report.as_json(found, answered), indent=2)
-        if options.format == "json"
-        else report.as_text(found, answered)
-    )
+    if options.format == "json":
+        print(json.dumps(report.as_json(found, answered), indent=2))
+    else:
+        show(report.as_text(found, answered))
     return 0 if all(answer.fine for answer in answered) else 1

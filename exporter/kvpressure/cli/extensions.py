@@ -23,7 +23,7 @@ def names(text: str, where: str) -> list[str]:
     wrong = next((name for name in found if not _NAME.fullmatch(name)), None)
     if wrong is not None or not found:
         raise InputError(
-            f"{where}: {(wrong or text)!r:.80} is no name; allowed: NAME or NAME,NAME of installed extensions"
+            f"{where}: {(wrong or text)!r:.80} is not a name; allowed: NAME or NAME,NAME of installed extensions"
         )
     return found
 

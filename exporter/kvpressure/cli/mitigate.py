@@ -15,6 +15,7 @@ from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import fetch, inputs, manifests, mitigation_report, recovery
 from kvpressure.toolbox import stated_engine as given
 from kvpressure.toolbox.manifests import Server
+from kvpressure.toolbox.terminal import show
 from kvpressure.toolbox.view import EngineView
 
 _EXAMPLES = """\
@@ -221,12 +222,12 @@ def _print(
         )
         return
     if not applies:
-        print("\n".join(mitigation_report.not_pressure(engine, again)))
+        show("\n".join(mitigation_report.not_pressure(engine, again)))
         if not options.anyway:
             print("(the plan nevertheless: --anyway)")
             return
         print()
-    print(mitigation_report.as_text(engine, plan, options.edge))
+    show(mitigation_report.as_text(engine, plan, options.edge))
 
 
 def _workload(engine: EngineView, server: Server | None) -> str:

@@ -81,7 +81,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds; allowed: 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds; allowed: 0 or more")
     return value
 
 

@@ -96,7 +96,7 @@ def _file(raw: object) -> Path:
         raise ValueError
     path = Path(raw)
     if not path.is_file():
-        raise ValueError(f"{raw!r} is no file")
+        raise ValueError(f"{raw!r} is not a file")
     return path
 
 
@@ -105,7 +105,7 @@ def _directory(raw: object) -> Path:
         raise ValueError
     path = Path(raw)
     if not path.is_dir():
-        raise ValueError(f"{raw!r} is no directory")
+        raise ValueError(f"{raw!r} is not a directory")
     return path
 
 

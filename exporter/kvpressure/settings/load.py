@@ -78,7 +78,7 @@ def from_file(path: str, table: Mapping[str, Option]) -> Found:
     except yaml_nodes.YamlError as error:
         raise SettingsError(str(error)) from error
     if root.children is None:
-        raise SettingsError(f"{root.where}: the file is no mapping; allowed: keys and values")
+        raise SettingsError(f"{root.where}: the file is not a mapping; allowed: keys and values")
     return _walk(root.children, "", table).items()
 
 

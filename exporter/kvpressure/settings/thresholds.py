@@ -236,5 +236,5 @@ def load(path: str | Path | None) -> Thresholds:
     except yaml_nodes.YamlError as error:
         raise ThresholdError(str(error)) from error
     if root.children is None:
-        raise ThresholdError(f'{root.where}: the file is no mapping; allowed: lines "name: value"')
+        raise ThresholdError(f'{root.where}: the file is not a mapping; allowed: lines "name: value"')
     return builtin().override(root.value, str(path), {name: node.where for name, node in root.children.items()})

@@ -31,7 +31,7 @@ _EXTRA: Final[dict[str, ExtraSignal]] = {}
 def register(signal: ExtraSignal) -> None:
     """Add a signal for every engine. Raises ``ValueError`` if its metrics or fields clash with others."""
     if not is_dataclass(signal.group):
-        raise ValueError(f"signal {signal.name}: {signal.group!r} is no dataclass")
+        raise ValueError(f"signal {signal.name}: {signal.group!r} is not a dataclass")
     others = [*GROUPS, *(one.group for one in _EXTRA.values() if one.name != signal.name)]
     taken = {metric.name for metric in metrics_of(others)} & {metric.name for metric in metrics_of([signal.group])}
     if taken:

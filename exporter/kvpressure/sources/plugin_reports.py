@@ -234,7 +234,7 @@ def read_report(path: Path, pod: tuple[str, str] | None) -> Report | None:
         raise SourceError(MALFORMED, path.name) from error
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise SourceError(MALFORMED, f"{path.name} is no file")
+            raise SourceError(MALFORMED, f"{path.name} is not a file")
         data = os.read(handle, MAX_FILE_BYTES + 1)
     finally:
         os.close(handle)

@@ -106,7 +106,7 @@ class Subject:
             return (
                 "set, to what is not visible"
                 if text is None
-                else f"set to {text!r:.60}, which is no number that vLLM takes"
+                else f"set to {text!r:.60}, which is not a number for vLLM"
             )
         origin = "default" if self.version is None else f"default of vLLM {self.version}"
         if explicit is None:

@@ -56,7 +56,7 @@ class Prometheus:
         parts = urlsplit(query.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(
-                f"--prometheus: {query.url!r:.120} is no address; allowed: http://HOST[:PORT][/PREFIX] or https://..."
+                f"--prometheus: {query.url!r:.120} is not an address; allowed: http://HOST[:PORT][/PREFIX] or https://..."
             )
         self._url = query.url.rstrip("/")
         self._session = requests.Session()

@@ -165,7 +165,7 @@ def _pem(values: Mapping[str, Any], name: str, directory: Path, files: list[Path
         path = directory / file
         files.append(path)
         if not path.is_file():
-            raise TlsError(f"{name}_file", f"{file!r} is no file")
+            raise TlsError(f"{name}_file", f"{file!r} is not a file")
         yield path
     else:
         yield None

@@ -191,7 +191,7 @@ def _children(node: Node, name: str, allowed: tuple[str, ...]) -> Mapping[str, N
     if node.children is None:
         if node.value is None:
             return {}
-        raise WebConfigError(f"{node.where}: {name} is no mapping; allowed: {', '.join(allowed) or 'name: value'}")
+        raise WebConfigError(f"{node.where}: {name} is not a mapping; allowed: {', '.join(allowed) or 'name: value'}")
     for key, child in node.children.items():
         if allowed and key not in allowed:
             raise WebConfigError(f"{child.where}: unknown key {key!r} in {name}; allowed: {', '.join(allowed)}")
@@ -202,7 +202,7 @@ def _users(nodes: Mapping[str, Node]) -> dict[str, bytes]:
     for name, node in nodes.items():
         if not isinstance(node.value, str) or not _BCRYPT.fullmatch(node.value):
             raise WebConfigError(
-                f"{node.where}: basic_auth_users: the password of {name!r} is no bcrypt hash; "
+                f"{node.where}: basic_auth_users: the password of {name!r} is not a bcrypt hash; "
                 "allowed: a hash like $2y$10$... (htpasswd -nBC 10)"
             )
     return {name: node.value.encode() for name, node in nodes.items()}

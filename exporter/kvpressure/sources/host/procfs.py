@@ -71,7 +71,7 @@ class ProcfsSource:
     def read(self) -> Reading:
         """Owners of GPUs and pods of processes, from the processes that the drivers list."""
         if not self._root.is_dir():
-            raise SourceError("no_proc", f"{self._root} is no directory")
+            raise SourceError("no_proc", f"{self._root} is not a directory")
         if not _is_hosts(self._root):
             raise SourceError("not_host_proc", f"{self._root} shows another pid namespace")
         pods = self._pods()

@@ -192,7 +192,7 @@ REFUSED = [
     ({**LLAMA, "num_hidden_layers": -1}, "num_hidden_layers is -1; allowed"),
     ({**LLAMA, "num_hidden_layers": 10**7}, "allowed: up to 2048"),
     ({**LLAMA, "num_key_value_heads": 10**12}, "allowed: up to"),
-    ({**LLAMA, "hidden_size": 4097}, "no multiple"),
+    ({**LLAMA, "hidden_size": 4097}, "not a multiple"),
     ({**LLAMA, "torch_dtype": "int8"}, "dtype is 'int8'"),
     ({**LLAMA, "is_encoder_decoder": True}, "encoder-decoder"),
     ({**LLAMA, "mamba_d_state": 128}, "mamba_d_state: layers with a recurrent"),

@@ -210,7 +210,7 @@ def dead_address() -> str:
         (["http://a", "--gpu", "H100"], "NAME:GiB"),
         (["http://a", "--gpu", "H100:0"], "NAME:GiB"),
         (["http://a", "--args='"], "closed quotes"),
-        (["--prometheus", "prom:9090"], "no address"),
+        (["--prometheus", "prom:9090"], "not an address"),
         (["--prometheus", "http://p", "--since", "forever"], "duration"),
         (["--prometheus", "http://p", "--since", "8d"], "duration"),
         (["--prometheus", "http://p", "--prometheus-token-file", "/nowhere"], "/nowhere"),

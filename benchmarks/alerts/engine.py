@@ -2,7 +2,7 @@
 
 Every alert is expected not to fire; each deviation that promtool prints is an alert that fires at that moment. So ``for``,
 ``keep_firing_for``, recordings and their order are Prometheus's, not ours. promtool evaluates every group at one
-interval, the shortest, 30 s; in production groups have 30 to 240 s, by their pace.
+interval: that of what pages, because waits that are shares of time count evaluations. In production groups have 30 to 240 s, by their pace.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.alerts.series import RULES, SCRAPE_SECONDS, Series
+from kvpressure.settings.thresholds import builtin
 
-EVALUATION_SECONDS: Final = 30.0
+EVALUATION_SECONDS: Final = builtin()["rules_steady_interval_seconds"]
 _HIDDEN: Final = ("KvpressureWatchdog",)  # always fires, by design
 _QUERY: Final = f'ALERTS{{alertname!~"{"|".join(_HIDDEN)}"}}'
 _TIME: Final = re.compile(r'expr: ".*", time: (?P<time>[0-9hms.]+),')
@@ -94,6 +95,37 @@ def evaluate(
     }
     document = {"rule_files": [str(RULES)], "evaluation_interval": f"{evaluation_seconds:g}s", "tests": [test]}
     return [Active(first * scrape_seconds + at, labels) for at, labels in _deviations(_promtool(document))]
+
+
+def evaluate_each(
+    many: Mapping[str, Series],
+    *,
+    scrape_seconds: float = SCRAPE_SECONDS,
+    evaluation_seconds: float = EVALUATION_SECONDS,
+) -> dict[str, list[Active]]:
+    """The same for many at once, by name. Each is a cluster of its own, as rules tell clusters apart: an evaluation costs as much
+    for one as for all.
+    """
+    ends = {name: int(series.scrapes * scrape_seconds // evaluation_seconds) for name, series in many.items()}
+    moments = range(max(ends.values(), default=0))
+    test = {
+        "interval": f"{scrape_seconds:g}s",
+        "input_series": [
+            {"series": labelled.replace("{", f'{{cluster="{name}",', 1), "values": values}
+            for name, series in many.items()
+            for labelled, values in series.between(0, series.scrapes)
+        ],
+        "promql_expr_test": [
+            {"expr": _QUERY, "eval_time": f"{number * evaluation_seconds:g}s", "exp_samples": []} for number in moments
+        ],
+    }
+    document = {"rule_files": [str(RULES)], "evaluation_interval": f"{evaluation_seconds:g}s", "tests": [test]}
+    found: dict[str, list[Active]] = {name: [] for name in many}
+    for at, labels in _deviations(_promtool(document)) if moments else ():
+        name = labels.pop("cluster", "")
+        if name in found and at < ends[name] * evaluation_seconds:
+            found[name].append(Active(at, labels))
+    return found
 
 
 def _promtool(document: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from benchmarks.accuracy.data import RECORDINGS
-from benchmarks.alerts.engine import EVALUATION_SECONDS, Active, evaluate
+from benchmarks.alerts.engine import EVALUATION_SECONDS, Active, evaluate_each
 from benchmarks.alerts.series import SCRAPE_SECONDS, Series
 from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
@@ -17,13 +17,18 @@ LEAD_SECONDS: Final = 900.0  # so long the exporter has been running before; it 
 
 
 def alerts(
-    name: str, scrape_seconds: float = SCRAPE_SECONDS, evaluation_seconds: float = EVALUATION_SECONDS
-) -> list[Active]:
-    """Active alerts at every evaluation of one recording (path below the recordings), in seconds from its first tick."""
-    found = evaluate(
-        scrapes(name, scrape_seconds), scrape_seconds=scrape_seconds, evaluation_seconds=evaluation_seconds
+    names: Iterable[str], scrape_seconds: float = SCRAPE_SECONDS, evaluation_seconds: float = EVALUATION_SECONDS
+) -> dict[str, list[Active]]:
+    """Active alerts at every evaluation of each recording (path below the recordings), in seconds from its first tick."""
+    found = evaluate_each(
+        {name: scrapes(name, scrape_seconds) for name in names},
+        scrape_seconds=scrape_seconds,
+        evaluation_seconds=evaluation_seconds,
     )
-    return [replace(item, at=item.at - LEAD_SECONDS) for item in found if item.at >= LEAD_SECONDS]
+    return {
+        name: [replace(item, at=item.at - LEAD_SECONDS) for item in active if item.at >= LEAD_SECONDS]
+        for name, active in found.items()
+    }
 
 
 def scrapes(name: str, scrape_seconds: float) -> Series:

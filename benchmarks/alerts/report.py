@@ -24,6 +24,8 @@ PRECISION: Final = 0.90
 NOTES: Final = {
     "PRB1": "its cause is a probe, and the label asks for a ticket. Four restarts in a quarter of an hour are lost capacity: a "
     "crash loop pages for any cause",
+    "FCPU1": "a miss: only token counters and token latency are recorded, no requests, so nothing says that users wait; the verdict host_bound stays below confidence",
+    "FTEL1": "a false page: every series of the engine is frozen while it serves, which looks like a stall from outside",
     "KV09": "not settled (grade C), and no latency is recorded; a ticket is raised",
     "KV23": "not settled (grade C): nothing moves on the page while the log still shows throughput",
 }
@@ -224,6 +226,20 @@ CHANGED: Final = (
 )
 
 
+FORMER: Final = (
+    "a model that vanished: its node dies, its pods are evicted or find no node (situations 07, 09, 10, 11) - InferenceModelDown pages; without "
+    "kube-state-metrics, where nothing says that it is still wanted, a ticket (09b)",
+    "every request answered with 500 or refused (29, 30, 63) - InferenceRequestsFailing pages",
+    "a stall with nobody waiting, the verdict below confidence (58) - InferenceEngineStalled raises a ticket, then pages",
+)
+
+
+def _former() -> Iterator[str]:
+    yield "What earlier rules missed altogether is labelled in `tests/bundle/situations/situations.yaml` and played by `make situations`:"
+    yield ""
+    yield from (f"* {line}." for line in FORMER)
+
+
 def _changed() -> Iterator[str]:
     yield "What was changed because of these incidents, so that the figures are not those of an untouched test set:"
     yield ""
@@ -257,6 +273,8 @@ def _incidents(played: Sequence[Played]) -> Iterator[str]:
         why = item.missing or NOTES.get(item.incident.id, "")
         if why:
             yield f"* {item.incident.id} (label {item.incident.page}): {why}."
+    yield ""
+    yield from _former()
     yield ""
     yield from _changed()
 

@@ -48,7 +48,7 @@ CASES = [
         ("warning at 80 %", "warning at 70 %"),
         "GpuMemoryHigh",
         r"ratio >= {}(?!\d)",
-        "GPU memory: needed, and used (dashed)",
+        "GPU memory: required, and used (dashed)",
     ),
     Case(
         "context_spike_ratio",

@@ -301,12 +301,12 @@ def _graphs(site: Site) -> list[Json]:
         ),
         timeseries(
             site,
-            "GPU memory: needed, and used (dashed)",
+            "GPU memory: required, and used (dashed)",
             "Needed is used minus the empty part of the KV pool; the gap between the lines is the pool's free room.",
             [
                 Query(
                     worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),
-                    "GPU {{gpu}} needed",
+                    "GPU {{gpu}} required",
                 ),
                 Query(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),
             ],

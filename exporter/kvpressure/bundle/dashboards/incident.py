@@ -75,8 +75,8 @@ def _tiles(site: Site) -> list[Json]:
         ),
         extreme(
             site,
-            "GPU memory needed",
-            "Memory really needed: used minus the empty part of the KV pool. Used memory is reserved at start and no sign.",
+            "GPU memory required",
+            "Required memory: used minus the unused part of the KV pool. Used memory alone means little, because it is reserved at start.",
             fullest_gpu("gpu:kvpressure_memory_needed:ratio"),
             ratio,
             steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),

@@ -85,7 +85,7 @@ def _tiles(site: Site) -> list[Json]:
         ),
         stat(
             site,
-            "GPU memory needed",
+            "GPU memory required",
             "Fullest GPU: used minus the empty part of the KV pool.",
             f"max(gpu:kvpressure_memory_needed:ratio{{{GPU}}})",
             "percentunit",
@@ -215,7 +215,7 @@ def _gpus(site: Site) -> Json:
     return table(
         site,
         "Fullest GPUs",
-        f"The {TOP} GPUs whose memory is needed most. Used memory is reserved at start and no sign of pressure.",
+        f"The {TOP} GPUs with the highest required memory. Used memory alone means little, because it is reserved at start.",
         queries,
         columns,
         overrides,
@@ -328,7 +328,7 @@ def _memory(site: Site, board: Board) -> None:
             [
                 Query(
                     worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),
-                    "GPU {{gpu}} needed",
+                    "GPU {{gpu}} required",
                 ),
                 Query(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),
             ],

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeVar
 
+from kvpressure import redaction
 from kvpressure.advice import limits as advice
 from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Known
 from kvpressure.engines.registry import dialect
@@ -211,7 +212,7 @@ class Pipeline:
 
     def _model_from_args(self, page: Scrape) -> str:
         args = self._parsed(page)
-        return args.served_model_name or args.model or ""
+        return redaction.text(args.served_model_name or args.model or "")  # it may be a URL with a password
 
     def _forget(self, now: float) -> None:
         """Drop GPUs and containers that have not been seen for a while (or were seen in what is now the future, when the

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvpressure.engines.registry import dialect
+from kvpressure.engines.registry import dialect, public_texts
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import value_text
 
@@ -32,7 +32,7 @@ def with_values(
     wrong = [one.flag(name) or name for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
     if wrong:
         raise InputError(
-            f"the command line {shlex.join(argv)[:120]!r} cannot be changed with certainty ({', '.join(wrong)}); "
+            f"the command line {shlex.join(public_texts(argv))[:120]!r} cannot be changed with certainty ({', '.join(wrong)}); "
             "allowed: edit it by hand"
         )
     return tuple(words)

@@ -20,6 +20,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ SERIES: Final = 60  # that an engine in order has at least
 RECOVERY_SECONDS: Final = (
     2 * 5.0
 )  # a failing target is retried every 5 s at least, and so is the API server after short trouble
+LAG_SECONDS: Final = 0.25  # from which on the machine is too busy to judge how soon something happens
+LAG_BEFORE_SECONDS: Final = 3.0
 MORE_MIB, MORE_DESCRIPTORS, MORE_THREADS = 8.0, 12, 6
 UNKNOWN: Final = (
     999  # NVML's code of an error without a name; a GPU that is lost is looked for again only after a minute
@@ -133,6 +136,24 @@ class Victim(PodServer):
         self._send(handler, re.sub(rb'model_name="[^"]*"', name, page))
 
 
+class Lag:
+    """How late a thread is woken on this machine: where that is long, an engine that is not up says nothing about the exporter."""
+
+    def __init__(self) -> None:
+        self._late: deque[tuple[float, float]] = deque(maxlen=1_000)
+        threading.Thread(target=self._measure, daemon=True).start()
+
+    def _measure(self) -> None:
+        while True:
+            began = time.monotonic()
+            time.sleep(0.02)
+            self._late.append((began, time.monotonic() - began - 0.02))
+
+    def worst(self, since: float) -> float:
+        """The most in seconds, from some seconds before ``since`` on."""
+        return max((late for began, late in tuple(self._late) if began >= since - LAG_BEFORE_SECONDS), default=0.0)
+
+
 class SoakNode(Node):
     """A node with an engine that fails on demand."""
 
@@ -171,11 +192,12 @@ class SoakNode(Node):
 
 @dataclass
 class Result:
-    """What a run saw. ``recovery``: the longest time after each fault; ``problems``: what was not as it has to be."""
+    """What a run saw. ``recovery``: the longest time after each fault, of those that were judged; ``problems``: what was not as it has to be."""
 
     seconds: float = 0.0
     faults: int = 0
     looks: int = 0
+    unjudged: int = 0  # looks and recoveries while the machine was too busy
     pods: int = 0
     recovery: dict[str, float] = field(default_factory=dict)
     before: tuple[float, int, int] = (0.0, 0, 0)
@@ -190,6 +212,7 @@ class Soak:
         self.node = node
         self.random = random.Random(seed)
         self.result = Result()
+        self.lag = Lag()
         self.passing: list[str] = []
         self.gone: dict[str, float] = {}
         self.number = 0
@@ -336,15 +359,22 @@ class Soak:
         except AssertionError as error:
             self.result.problems.append(f"after {name}: {error}")
         took = time.monotonic() - began
+        self.result.faults += 1
+        if self._too_busy(began):
+            return
         self._expect(took <= RECOVERY_SECONDS + 2 * INTERVAL, f"after {name}: {took:.1f} s until everything was back")
         self.result.recovery[name] = max(took, self.result.recovery.get(name, 0.0))
-        self.result.faults += 1
+
+    def _too_busy(self, since: float) -> bool:
+        busy = self.lag.worst(since) > LAG_SECONDS
+        self.result.unjudged += busy
+        return busy
 
     def _look(self, fault: str) -> None:
         """What holds while a fault lasts: nothing of the innocent is lost, nothing stale is shown, health is true."""
         self.result.looks += 1
-        page = self.node.scrape()
-        for pod in INNOCENT:
+        began, page = time.monotonic(), self.node.scrape()
+        for pod in () if self._too_busy(began) else INNOCENT:
             mine = [line for line in page.splitlines() if f'pod="{pod}"' in line]
             up = [line for line in mine if line.startswith("kvpressure_engine_up{")]
             self._expect(len(up) == 1 and up[0].endswith(" 1.0"), f"{fault}: {pod} is not up: {up}")
@@ -400,13 +430,21 @@ def write_figures(results: dict[int, Result]) -> None:
         for name, took in result.recovery.items():
             worst[name] = max(took, worst.get(name, 0.0))
     lines = [
-        f"Seed {seed}: {result.faults} faults in {result.seconds / 60:.0f} minutes, {result.pods} pods passed by, {result.looks} looks during faults; "
+        f"Seed {seed}: {result.faults} faults in {result.seconds / 60:.0f} minutes, {result.pods} pods passed by, {result.looks} looks during faults, "
+        f"{result.unjudged} looks and recoveries not judged because the machine was too busy; "
         f"{result.before[0]:.0f} MiB, {result.before[1]} descriptors, {result.before[2]} threads after the first round, "
         f"{result.after[0]:.0f} MiB, {result.after[1]}, {result.after[2]} in the end; {len(result.problems)} problems."
         for seed, result in results.items()
     ]
+    lines += [
+        f"Seed {seed}, not as it should be: {problem}."
+        for seed, result in results.items()
+        for problem in result.problems
+    ]
+    lines = [f"* {line}" for line in lines]
     slowest = [f"* {name}: {took:.1f} s" for name, took in sorted(worst.items(), key=lambda one: -one[1])]
-    text = "\n".join((*lines, "", "Longest time until everything was back, by fault:", "", *slowest, ""))
+    text = "
+".join((*lines, "", "Longest time until everything was back, by fault:", "", *slowest, ""))
     DOCUMENT.write_text(SECTION.sub(lambda found: found[1] + text + found[2], DOCUMENT.read_text()))
 
 

@@ -443,8 +443,7 @@ def write_figures(results: dict[int, Result]) -> None:
     ]
     lines = [f"* {line}" for line in lines]
     slowest = [f"* {name}: {took:.1f} s" for name, took in sorted(worst.items(), key=lambda one: -one[1])]
-    text = "
-".join((*lines, "", "Longest time until everything was back, by fault:", "", *slowest, ""))
+    text = "\n".join((*lines, "", "Longest time until everything was back, by fault:", "", *slowest, ""))
     DOCUMENT.write_text(SECTION.sub(lambda found: found[1] + text + found[2], DOCUMENT.read_text()))
 
 

@@ -7,11 +7,19 @@ import itertools
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from benchmarks.accuracy import data
 from benchmarks.accuracy.data import ROOT
+from benchmarks.accuracy.episodes import (
+    AGAIN_SECONDS,
+    ENTER_SECONDS,
+    LEAVE_SECONDS,
+    OVER_SECONDS,
+    Episode,
+    rank,
+)
 from benchmarks.accuracy.incidents import Answer
 from benchmarks.accuracy.score import Rates, Result
 from benchmarks.accuracy.show import ratio
@@ -103,6 +111,7 @@ def render(result: Result) -> str:
         _confusion,
         _baselines,
         _detections,
+        _episodes,
         _flaps,
         _fresh,
         _untouched,
@@ -389,6 +398,66 @@ def _detections(result: Result) -> Iterator[str]:
         ["recording", "set", "onset s", "first preemption s", "delay s", "delay s without counter", "verdict changes"],
         rows,
     )
+
+
+def _episodes(result: Result) -> Iterator[str]:
+    yield "## Time to enter and to leave\n"
+    yield (
+        f"On every recording of a real server. A *sign* is a sample with usage at or above 0.97 and a queue, or a counted preemption; "
+        f"signs less than {OVER_SECONDS:.0f} s apart are one episode. It is over {OVER_SECONDS:.0f} s after the last sign, or when the queue "
+        "is gone before that. *Enter*: from the first sign to the first `kv_pressure`. *Leave*: from the end to another verdict. *Again*: "
+        f"`kv_pressure` within {AGAIN_SECONDS:.0f} s of leaving it, without a new sign. The default pace scrapes every second under load and "
+        "every 5 s while all is calm.\n"
+    )
+    columns = ("1 s samples", result.episodes), ("default pace", result.episodes_paced)
+    yield from table(
+        ["", *(title for title, _ in columns)],
+        [(name, *(say(found) for _, found in columns)) for name, say in _EPISODE_ROWS],
+    )
+    slow = [item for item in result.episodes if _slow(item)]
+    if slow:
+        yield "\nThose outside the bounds, at 1 s samples:\n"
+        yield from table(
+            ["recording", "first sign s", "last sign s", "over s", "enter s", "leave s", "again"],
+            [
+                (
+                    item.recording,
+                    *map(_seconds, (item.begin, item.last, item.over, item.entered, item.left)),
+                    item.again,
+                )
+                for item in slow
+            ],
+        )
+
+
+def _slow(item: Episode) -> bool:
+    return item.entered is None or item.entered > ENTER_SECONDS or (item.left or 0.0) > LEAVE_SECONDS or item.again
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _within(values: Sequence[float | None], bound: float) -> str:
+    return ratio(sum(value is not None and value <= bound for value in values), len(values))
+
+
+def _p95(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{rank(known, 0.5):.1f} / {rank(known, 0.95):.1f} / {max(known):.1f}" if known else "-"
+
+
+_EPISODE_ROWS: Final[tuple[tuple[str, Callable[[Sequence[Episode]], str]], ...]] = (
+    ("episodes", lambda found: str(len(found))),
+    ("enter, s: median / p95 / largest", lambda found: _p95(item.entered for item in found)),
+    (f"entered within {ENTER_SECONDS:.0f} s", lambda found: _within([item.entered for item in found], ENTER_SECONDS)),
+    ("leave, s: median / p95 / largest", lambda found: _p95(item.left for item in found)),
+    (
+        f"left within {LEAVE_SECONDS:.0f} s",
+        lambda found: _within([item.left for item in found if item.left is not None], LEAVE_SECONDS),
+    ),
+    (f"again within {AGAIN_SECONDS:.0f} s", lambda found: str(sum(item.again for item in found))),
+)
 
 
 def _delay(item: Detection) -> str:

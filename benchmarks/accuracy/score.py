@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from benchmarks.accuracy import data
+from benchmarks.accuracy.data import PRESSURE
+from benchmarks.accuracy.episodes import Episode, at_default_pace, episodes
 from benchmarks.accuracy.incidents import Answer, CaptureAnswer, judge, judge_capture
-from benchmarks.accuracy.run import Run, replay_all
+from benchmarks.accuracy.run import Run, replay, replay_all
 from benchmarks.accuracy.telemetry import (
     EPISODE,
     NEUTRAL,
@@ -98,6 +101,8 @@ class Result:
     flaps: tuple[tuple[str, int, int], ...]  # recording, changes of verdict, ticks
     answers: tuple[Answer, ...]
     captures: tuple[CaptureAnswer, ...]
+    episodes: tuple[Episode, ...]
+    episodes_paced: tuple[Episode, ...]  # at the default pace
     problems: tuple[str, ...]
     ticks: int
 
@@ -119,9 +124,12 @@ def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = 
     captures = [item for item in data.captures() if item.name.split("/")[0] in parts and only in item.name]
     jobs = [(item.name, without) for item in telemetry for without in (False, True)]
     jobs += [(name, False) for name in (*(i.name for i in incidents), *(c.name for c in captures))]
-    runs = replay_all(jobs, workers or os.cpu_count() or 1)
+    workers = workers or os.cpu_count() or 1
+    runs = replay_all(jobs, workers)
     plain = {name: run for (name, without), run in sorted(runs.items()) if not without}
     stripped = {name: run for (name, without), run in sorted(runs.items()) if without}
+    live = {item.name for item in telemetry if item.label == PRESSURE} | {item.name for item in captures}
+    sick = [name for name in sorted(live) if episodes(plain[name])]
     return Result(
         _windows(telemetry, plain),
         _windows(telemetry, stripped),
@@ -130,9 +138,23 @@ def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = 
         tuple((item.name, *_flaps(plain[item.name])) for item in telemetry),
         tuple(judge(item, plain[item.name]) for item in incidents),
         tuple(judge_capture(item, plain[item.name]) for item in captures),
+        tuple(found for name in sick for found in episodes(plain[name])),
+        tuple(found for run in paced_runs(sick, workers) for found in episodes(run)),
         tuple(problem for run in runs.values() for problem in run.problems),
         sum(len(ticks) for run in runs.values() for ticks in run.said.values()),
     )
+
+
+def paced_runs(names: Sequence[str], workers: int) -> list[Run]:
+    """Recordings replayed at the default pace."""
+    if workers <= 1:
+        return [_paced(name) for name in names]
+    with ProcessPoolExecutor(workers) as pool:
+        return list(pool.map(_paced, names))
+
+
+def _paced(name: str) -> Run:
+    return replay(name, taken=at_default_pace())
 
 
 def _windows(items: Sequence[data.Telemetry], runs: dict[str, Run]) -> tuple[Window, ...]:

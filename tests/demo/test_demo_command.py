@@ -101,7 +101,7 @@ def test_the_incident_is_seen_from_first_token_to_cleared_alert(
     for text in order:
         assert text in output[at:], f"{text!r} is missing or too early:\n{output}"
         at += output[at:].index(text)
-    assert re.search(r"\+ KV cache used \d+ %", output)
+    assert re.search(r"\+ KV cache \d+ % now, recent peak \d+ %", output)
     assert "200 times shorter than in production" in output
     assert "Traceback" not in output
     assert list(tmp_path.iterdir()) == []

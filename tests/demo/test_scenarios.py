@@ -25,8 +25,12 @@ def test_the_incident_is_named_and_the_mitigation_ends_it(scenario: Scenario) ->
     verdicts = [(tick, engine(state, scenario.pod).diagnosis) for tick, state in played(scenario.name)]
     calm = {d.verdict for tick, d in verdicts if tick < min(begins.get("burst", 1e9), begins["incident"])}
     assert calm <= WELL
-    named = [tick for tick, d in verdicts if d.verdict == scenario.verdict and d.confidence >= 0.7]
+    named = [
+        tick for tick, d in verdicts if d.verdict == scenario.verdict and (d.confidence >= 0.7) == scenario.confident
+    ]
     assert named, "never named"
+    confidently = {d.verdict for tick, d in verdicts if tick > named[0] and d.confidence >= 0.7}
+    assert confidently <= WELL | ({scenario.verdict} if scenario.confident else set())
     assert begins["incident"] < named[0] < begins["incident"] + 35
     assert named[-1] < begins["mitigation"] + 30
     assert {d.verdict for tick, d in verdicts if tick > begins["mitigation"] + 40} <= WELL

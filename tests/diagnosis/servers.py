@@ -137,7 +137,7 @@ class _Engine:
         self._begun += of("finished") * seconds
         done, self._begun = int(self._begun), self._begun % 1
         counters[r.FINISHED_PREFIX + "stop"] += done
-        self._finish(done, of("queue", 0.01), of("inference", 6.0), of("length", 500.0), of("output", 200.0))
+        self._finish(done, of, of("queue", 0.01), of("inference", 6.0))
         if of("generated"):
             self.histograms[r.INTER_TOKEN].add(of("token", 0.03), of("generated") * seconds)
         gauges = {
@@ -169,14 +169,14 @@ class _Engine:
             config,
         )
 
-    def _finish(self, done: int, queue: float, inference: float, prompt: float, output: float) -> None:
+    def _finish(self, done: int, of: Callable[[str, float], float], queue: float, inference: float) -> None:
         for name, value in (
             (r.QUEUE, queue),
             (r.INFERENCE, inference),
-            (r.E2E, queue + inference),
-            (r.TTFT, queue + 0.2),
-            (r.REQUEST_PROMPT, prompt),
-            (r.REQUEST_OUTPUT, output),
+            (r.E2E, queue + inference + of("outside", 0.0)),
+            (r.TTFT, queue + of("prefill", 0.2)),
+            (r.REQUEST_PROMPT, of("length", 500.0)),
+            (r.REQUEST_OUTPUT, of("output", 200.0)),
         ):
             self.histograms[name].add(value, done)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kvpressure.diagnosis.evaluate import Grade, decide
+from kvpressure.diagnosis.facts import FACTS
+from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model import readings as r
 from tests.diagnosis.servers import CONFIDENT, LIMIT, after, cycle, play
 
@@ -208,3 +211,72 @@ def test_arguments_that_the_batch_contradicts_may_be_outdated():
     assert said.verdict in ("unknown", "host_bound", "compute_bound")
     assert not said.confidently(20)
     assert said.verdict != "unknown" or "outdated" in said.last.missing[0]
+
+
+SLOW_PREFILL = {"running": 1.0, "waiting": 0.0, "kv": 0.2, "generated": 0.0, "queue": 0.1}
+
+
+def _prompts_of(seconds: int, until: int = 10_000):
+    """One request at a time, whose prompt takes so long; its tokens and its end come in one second."""
+
+    def ends(i: int) -> bool:
+        return i % seconds == seconds - 1 and i < until
+
+    return {
+        "prompt": lambda i: 128_000.0 if ends(i) else 0.0,
+        "finished": lambda i: 1.0 if ends(i) else 0.0,
+        "prefill": float(seconds),
+    }
+
+
+def test_silence_as_long_as_a_prompt_usually_takes_is_no_stall():
+    """One client sends prompts of 128k tokens to a small GPU: no token for 77 s at a time, and nothing is stuck."""
+    said = play(320, **SLOW_PREFILL | _prompts_of(77))
+    assert "stalled" not in said.confidently(154)
+    hung = play(320, **SLOW_PREFILL | _prompts_of(77, until=160))
+    assert "stalled" in hung.confidently(300), "half as long again as usual"
+    assert "stalled" in play(140, **SLOW_PREFILL | _prompts_of(2, until=80)).confidently(105), (
+        "prompts take two seconds"
+    )
+
+
+def test_deferred_requests_that_fill_the_limit_are_named():
+    """VLLM counts requests that it skipped in the queue against the limit: four run, the cache is empty, nobody gets in."""
+    full = {"running": 4.0, "waiting": 60.0, "deferred": 60.0, "kv": 0.2, "generated": 4.0, "prompt": 2000.0}
+    stuck = full | {"waiting": 80.0, "finished": 0.0, "queue": 60.0}
+    said = play(60, args=("--max-num-seqs", "64"), cards=(0.99,), **stuck)
+    assert said.verdict == "unknown"
+    assert "may count against it" in said.last.missing[0]
+    for other in ({"deferred": 20.0}, {"deferred": 0.0}, {"finished": 2.0}):
+        assert play(60, args=("--max-num-seqs", "64"), cards=(0.99,), **stuck | other).verdict == "compute_bound"
+
+
+def test_health_is_not_sure_while_scrapes_fail():
+    for grade, failing in ((Grade.CERTAIN, False), (Grade.DOUBTFUL, True)):
+        facts = {fact.name: False for fact in FACTS} | {"page_fresh": True, "scrape_failing": failing}
+        assert decide(TABLES, facts).verdict == "idle"
+        assert decide(TABLES, facts).grade == grade
+    for grade, failing in ((Grade.STRONG, False), (Grade.DOUBTFUL, True)):
+        flowing = facts | {"tokens_flow": True, "work_present": True, "scrape_failing": failing}
+        assert decide(TABLES, flowing).verdict == "healthy"
+        assert decide(TABLES, flowing).grade == grade
+
+
+def test_a_short_cpu_does_not_explain_a_queue_of_prompts_nor_steps_as_fast_as_ever():
+    contended = {"cpu_pressure_some_ratio": 0.8}
+    prompts = CALM | {"waiting": 5.0, "queue": 6.0, "generated": 5.0, "prompt": 3000.0}
+    assert play(60, cards=(), host=contended, **prompts).verdict == "compute_bound"
+    assert play(60, cards=(), host=contended, **prompts | {"prompt": 20.0}).verdict == "host_bound"
+    assert play(100, cards=(), host=contended, **CALM | {"token": 0.02}).verdict == "healthy"
+    slower = CALM | {"token": after(50, 0.02, 0.1), "generated": after(50, 250.0, 50.0)}
+    assert play(100, cards=(), host=contended, **slower).verdict == "host_bound"
+    throttled = {"cpu_periods": lambda i: i * 10, "cpu_throttled_periods": lambda i: max(0, i - 50) * 9}
+    assert "host_bound" in play(100, cards=(), host=throttled, **slower).confidently(80)
+    assert not play(100, cards=(), host=throttled, **CALM | {"token": 0.02}).confidently(80) & {"host_bound"}
+
+
+def test_time_lost_outside_the_engine_is_the_host():
+    outside = CALM | {"outside": 14.0}
+    assert play(60, cards=(), **outside).verdict == "host_bound"
+    assert not play(60, cards=(), **outside).confidently(5)
+    assert play(60, cards=(), **CALM | {"outside": 1.0}).verdict == "healthy"

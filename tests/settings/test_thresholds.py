@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.cli import main
+from kvpressure.settings import thresholds
 from kvpressure.settings.thresholds import LARGEST, UNITS, ThresholdError, Thresholds, builtin, load
 
 T = builtin()
@@ -175,3 +177,17 @@ def test_the_lower_of_two_is_never_above_the_other(entry, data):
 def test_unknown_names_never_raise_anything_else(values):
     with pytest.raises(ThresholdError, match="unknown threshold"):
         T.override(values, "here")
+
+
+def test_the_settable_ones_are_few_and_no_constant_has_the_name_of_one():
+    assert len(T.settable()) <= 100
+    folder = Path(thresholds.__file__).parent
+    names = [set(yaml.safe_load((folder / name).read_text())) for name in ("thresholds.yaml", "constants.yaml")]
+    assert not names[0] & names[1]
+
+
+def test_an_override_of_what_became_a_constant_is_one_line_that_says_so():
+    with pytest.raises(
+        ThresholdError, match=r"^here: gpu_starved_ratio is no longer a threshold but a constant .*remove this line$"
+    ):
+        T.override({"gpu_starved_ratio": 0.2}, "here")

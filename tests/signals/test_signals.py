@@ -219,6 +219,31 @@ def test_mean_batch_by_littles_law():
     assert found.step_seconds == pytest.approx(74 / 800)
 
 
+def test_the_mean_batch_under_preemption_is_that_of_the_samples():
+    """One gap between two tokens of a preempted request holds the whole time that it waited."""
+    bounds = (0.1, INF)
+    running = [{r.RUNNING: 14.0}, {r.RUNNING: 16.0}]
+    w = window(
+        every(10, running), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (700, 800), 295.0)]}
+    )
+    assert batch_of(w).batch_mean == pytest.approx(29.5)
+    assert batch.compute(w, RunningHistogram(), None, T, preempting=True).batch_mean == pytest.approx(15.0)
+    unseen = window(
+        every(10, [{}, {}]), **{r.INTER_TOKEN: [histogram(bounds, (0, 0), 0.0), histogram(bounds, (700, 800), 295.0)]}
+    )
+    assert batch.compute(unseen, RunningHistogram(), None, T, preempting=True).batch_mean is None
+
+
+def test_a_step_is_compared_with_the_fastest_of_a_batch_nearly_as_large():
+    steps = batch.FastestStep()
+    assert steps.ratio(0.0, 0.02, 5.0) is None
+    assert steps.ratio(20.0, 0.02, 5.0) is None, "the same half minute"
+    assert steps.ratio(40.0, 0.06, 5.0) == pytest.approx(3.0)
+    assert steps.ratio(41.0, 0.06, 10.0) == pytest.approx(1.5), "twice the batch may take twice as long"
+    assert steps.ratio(42.0, 0.06, 11.0) is None, "nothing like it was seen"
+    assert steps.ratio(43.0, 0.06, 1.0) == pytest.approx(3.0)
+
+
 def test_batch_quantiles_are_nearest_rank_over_a_minute():
     w = window(every(1, [{r.RUNNING: v} for v in range(1, 61)]))
     found = batch_of(w)

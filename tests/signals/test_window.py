@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from math import ceil
 
 import pytest
 from hypothesis import given
@@ -103,6 +104,34 @@ def test_histogram_quantile_interpolates_inside_its_bucket():
     assert increase.quantile(0.5) == pytest.approx(1.5)  # rank 20 of 40, half through the bucket (1, 2]
     assert increase.quantile(0.95) == pytest.approx(4.4)  # rank 38: 8 of 10 through (2, 5]
     assert increase.mean() == pytest.approx(1.75)
+
+
+def increase(bounds, counts, total):
+    return histogram_increase(histogram(bounds, (0.0,) * len(bounds), 0.0), histogram(bounds, counts, total))
+
+
+def test_quantiles_never_exceed_what_sum_and_count_allow():
+    bounds = (100.0, 200.0, 500.0, 1000.0, INF)
+    prompts = increase(bounds, (0, 0, 1000, 1000, 1000), 300_000.0)  # 200 to 400 tokens, as likely each
+    assert prompts.quantile(0.5) == pytest.approx(300)
+    assert prompts.quantile(0.95) == pytest.approx(390)
+    upper = increase(bounds, (0, 0, 1000, 1000, 1000), 450_000.0)  # 400 to 500
+    assert upper.quantile(0.05) == pytest.approx(405)
+    assert increase(bounds, (0, 0, 1, 1, 1), 300.0).quantile(0.99) == pytest.approx(300), "a single one is the sum"
+    few = increase(bounds, (19, 19, 19, 19, 20), 2000.0)
+    assert few.quantile(0.99) == 1000, "the last bucket has no upper end"
+    assert increase(bounds, (19, 19, 20, 20, 20), 260.0).quantile(1.0) <= 260
+
+
+@given(st.lists(st.floats(0.0, 999.0), min_size=1, max_size=60), st.sampled_from((0.05, 0.5, 0.95, 0.99, 1.0)))
+def test_quantiles_stay_in_their_bucket_and_below_the_sum(values, q):
+    bounds = (1.0, 10.0, 50.0, 100.0, 200.0, 500.0, 1000.0, INF)
+    counts = tuple(float(sum(value <= bound for value in values)) for bound in bounds)
+    found = increase(bounds, counts, sum(values)).quantile(q)
+    true = sorted(values)[max(0, ceil(q * len(values)) - 1)]
+    place = next(i for i, bound in enumerate(bounds) if true <= bound)
+    assert (bounds[place - 1] if place else 0.0) - 1e-9 <= found <= bounds[place] + 1e-9
+    assert found <= sum(values) + 1e-6 or found <= bounds[place - 1] + 1e-9
 
 
 def test_values_above_the_last_bound_are_reported_as_that_bound():

@@ -88,9 +88,14 @@ def test_the_cut_is_sized_by_the_overcommit_within_the_documented_band(
 
 
 def test_the_caps_let_what_runs_fit_together(capsys: pytest.CaptureFixture[str]) -> None:
-    _, document = mitigate(capsys, *STATED, "--capacity-tokens", "30000")
+    _, document = mitigate(capsys, *STATED, "--capacity-tokens", "40000", "--max-rejected", "1")
     caps = document["caps"]
-    assert document["set"]["max_num_seqs"] * (caps["input_tokens"] + caps["output_tokens"]) <= 30_000
+    assert document["set"]["max_num_seqs"] * (caps["input_tokens"] + caps["output_tokens"]) <= 40_000
+    assert caps["long_prompts"] > 0.05
+    _, kept = mitigate(capsys, *STATED, "--capacity-tokens", "40000")
+    assert (kept["caps"]["input_tokens"], kept["caps"]["output_tokens"]) == (1024, 256)
+    assert "can need" in kept["steps"][0]["text"]
+    assert "at most 5 % of prompts and 5 % of outputs are longer" in kept["steps"][0]["cost"]
     _, document = mitigate(capsys, *STATED, "--capacity-tokens", "10000000")
     assert (document["caps"]["input_tokens"], document["caps"]["output_tokens"]) == (1024, 256)
 
@@ -191,7 +196,18 @@ def test_the_example_of_the_help_gives_what_its_measured_twin_gives(capsys: pyte
     _, stated = mitigate(capsys, *example.split())
     _, measured = mitigate(capsys, *example.split(), "--running", "36")
     assert stated["set"] == measured["set"] == {"max_num_seqs": 27}
-    assert stated["caps"] == measured["caps"] == {"input_tokens": 2048, "output_tokens": 512, "known": True}
+    assert (
+        stated["caps"]
+        == measured["caps"]
+        == {
+            "input_tokens": 2048,
+            "output_tokens": 512,
+            "known": True,
+            "long_prompts": 0.05,
+            "long_outputs": 0.05,
+            "long_asked": None,
+        }
+    )
     said = step(stated, "max_num_seqs")["text"]
     assert "run at once" not in said
     assert "25 % below the 36 requests of this length that fit into the KV cache" in said

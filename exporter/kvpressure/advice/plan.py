@@ -25,6 +25,8 @@ WATERMARK: Final = 0.1
 _EXAMPLE: Final = (4096, 1024)
 _PROMPT_STEP: Final = 256
 _OUTPUT_STEP: Final = 64
+ROUNDING: Final = 1e-9
+MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of outputs
 _FULL: Final = 0.9  # share of the cache that capped requests may want together
 
 MEASURED: Final = {
@@ -77,32 +79,42 @@ class PlanInput:
         return self.engine.diagnosis.conditions.get(name)
 
     @property
-    def prompt_p95(self) -> float | None:
-        """Tokens of a long prompt: of the window, else since the server started."""
-        return _p95(self.signals.context.prompt_quantiles, self.usual.prompt_quantiles)
+    def prompts(self) -> Mapping[str, float]:
+        """Quantiles of prompt tokens: of the window, else since the server started."""
+        return self.signals.context.prompt_quantiles or self.usual.prompt_quantiles
 
     @property
-    def output_p95(self) -> float | None:
-        """Tokens of a long output, in the same way."""
-        return _p95(self.signals.context.output_quantiles, self.usual.output_quantiles)
+    def outputs(self) -> Mapping[str, float]:
+        """Quantiles of output tokens, in the same way."""
+        return self.signals.context.output_quantiles or self.usual.output_quantiles
 
     @property
-    def max_tokens_p95(self) -> float | None:
-        """A large ``max_tokens`` of a request, in the same way."""
-        return _p95(self.signals.context.max_tokens_quantiles, self.usual.max_tokens_quantiles)
-
-
-def _p95(now: Mapping[str, float], usual: Mapping[str, float]) -> float | None:
-    return now.get("0.95", usual.get("0.95"))
+    def asked(self) -> Mapping[str, float]:
+        """Quantiles of the ``max_tokens`` of requests, in the same way."""
+        return self.signals.context.max_tokens_quantiles or self.usual.max_tokens_quantiles
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Most tokens of a prompt and of an answer. ``known`` False = nothing was seen, the numbers are an example."""
+    """Most tokens of a prompt and of an answer. ``known`` False = nothing was seen, the numbers are an example.
+
+    ``long_prompts`` and ``long_outputs`` are the largest shares of requests above them, by the lengths seen; ``long_asked`` the
+    share that asks for more ``max_tokens``; None = unknown.
+    """
 
     input_tokens: int
     output_tokens: int
     known: bool
+    long_prompts: float | None = None
+    long_outputs: float | None = None
+    long_asked: float | None = None
+
+    @property
+    def rejected(self) -> float | None:
+        """Largest share of requests that is refused or cut short, if no request is above both caps."""
+        if self.long_prompts is None or self.long_outputs is None:
+            return None
+        return min(1.0, self.long_prompts + self.long_outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +155,11 @@ class PressurePlan:
         return {name: value for step in self.steps if step.advice == "do" for name, value in step.values.items()}
 
 
-def pressure_plan(engine: PlanInput, t: Thresholds, workload: str) -> PressurePlan:
+def pressure_plan(engine: PlanInput, t: Thresholds, workload: str, max_rejected: float = MAX_REJECTED) -> PressurePlan:
     """The plan for ``engine``; ``workload`` is how kubectl names it, e.g. ``-n inference deploy/chat``; empty
-    outside Kubernetes.
+    outside Kubernetes. ``max_rejected`` = largest share of requests that caps may refuse or cut short.
     """
-    caps = caps_for(engine)
+    caps = caps_for(engine, max_rejected)
     steps = [
         _edge(engine, caps),
         _sequences(engine, t),
@@ -185,13 +197,47 @@ def _measured(engine: PlanInput) -> float | None:
     return engine.signals.batch.batch_p99 or engine.signals.load.running
 
 
-def caps_for(engine: PlanInput) -> Caps:
-    """Caps that leave 95 % of the present prompts and answers alone, unless even those do not fit together."""
-    prompt, output = engine.prompt_p95, engine.output_p95
-    if prompt is None or output is None:
+def caps_for(engine: PlanInput, max_rejected: float = MAX_REJECTED) -> Caps:
+    """Caps so low that all requests fit together, and no lower than ``max_rejected`` allows, half of it for prompts and half for
+    outputs; at the p95 where that is enough.
+    """
+    if "0.95" not in engine.prompts or "0.95" not in engine.outputs:
         return _example(engine.limit("max_model_len").value)
-    answer = ceil(max(output, 1) / _OUTPUT_STEP) * _OUTPUT_STEP
-    question = ceil(max(prompt, 1) / _PROMPT_STEP) * _PROMPT_STEP
+    question, answer = _sizes(engine, max_rejected / 2)
+    return Caps(
+        question,
+        answer,
+        True,
+        share_above(engine.prompts, question),
+        share_above(engine.outputs, answer),
+        share_above(engine.asked, answer) if engine.asked else None,
+    )
+
+
+def share_above(quantiles: Mapping[str, float], cap: float) -> float:
+    """Largest share of values above ``cap``, by linear interpolation between the known quantiles."""
+    rank, value = 0.0, 0.0
+    for name, next_value in sorted((float(name), value) for name, value in quantiles.items()):
+        if cap < next_value:
+            return round(1.0 - rank - (name - rank) * max(0.0, cap - value) / (next_value - value), 4)
+        rank, value = name, next_value
+    return round(1.0 - rank, 4)
+
+
+def _least_cap(quantiles: Mapping[str, float], share: float) -> float:
+    """The smallest cap above which no more than ``share`` of the values are; beyond the highest known quantile, that one."""
+    rank, value = 0.0, 0.0
+    for name, next_value in sorted((float(name), value) for name, value in quantiles.items()):
+        if 1.0 - name <= share + ROUNDING:
+            return value + (next_value - value) * min(1.0, (1.0 - share - rank) / (name - rank))
+        rank, value = name, next_value
+    return value
+
+
+def _sizes(engine: PlanInput, share: float) -> tuple[int, int]:
+    least_prompt, least_answer = (_least_cap(found, share) for found in (engine.prompts, engine.outputs))
+    answer = ceil(max(engine.outputs["0.95"], least_answer, 1) / _OUTPUT_STEP) * _OUTPUT_STEP
+    question = ceil(max(engine.prompts["0.95"], least_prompt, 1) / _PROMPT_STEP) * _PROMPT_STEP
     most = engine.limit("max_model_len").value
     if most is not None:  # rounded up beyond it they would not be limits
         question, answer = min(question, max(1, int(most))), min(answer, max(1, int(most)))
@@ -200,8 +246,9 @@ def caps_for(engine: PlanInput) -> Caps:
         budget = floor(_FULL * capacity / together)
         if question + answer > budget >= 2 * _OUTPUT_STEP:
             scale = budget / (question + answer)
-            answer, question = max(_OUTPUT_STEP, floor(answer * scale)), max(_OUTPUT_STEP, floor(question * scale))
-    return Caps(question, answer, known=True)
+            answer = min(answer, max(_OUTPUT_STEP, floor(answer * scale), ceil(least_answer)))
+            question = min(question, max(_OUTPUT_STEP, floor(question * scale), ceil(least_prompt)))
+    return question, answer
 
 
 def _example(max_model_len: float | None) -> Caps:
@@ -210,8 +257,24 @@ def _example(max_model_len: float | None) -> Caps:
     return Caps(max(1, min(_EXAMPLE[0], most // 2)), max(1, min(_EXAMPLE[1], most // 4)), known=False)
 
 
+def _cost_of(caps: Caps) -> str:
+    if caps.long_prompts is None or caps.long_outputs is None:
+        return "longer requests are rejected; how many: unknown"
+    return (
+        f"at most {percent_text(caps.long_prompts)} of prompts and {percent_text(caps.long_outputs)} of outputs are longer, by the lengths "
+        "seen: these are rejected or cut short"
+    )
+
+
 def _edge(engine: PlanInput, caps: Caps) -> Step:
-    said = f"reject prompts above {caps.input_tokens} tokens (413) and require max_tokens of at most {caps.output_tokens} (400)"
+    lower = (
+        caps.long_asked is not None and caps.long_outputs is not None and caps.long_asked > caps.long_outputs + ROUNDING
+    )
+    said = f"reject prompts above {caps.input_tokens} tokens (413) and " + (
+        f"lower max_tokens to at most {caps.output_tokens} instead of rejecting ({percent_text(caps.long_asked or 0.0)} of requests ask for more)"
+        if lower
+        else f"require max_tokens of at most {caps.output_tokens} (400)"
+    )
     capacity, together = engine.signals.kv.kv_capacity_tokens, _together(engine)
     if not caps.known:
         said += ". These are example values, because no request finished here: use the p95 of your gateway's log"
@@ -223,13 +286,9 @@ def _edge(engine: PlanInput, caps: Caps) -> Step:
             else f". Even then {together:.0f} requests can need {wanted:.0f} tokens; the KV capacity is {capacity:.0f}"
         )
     p95 = [
-        f"{kind} {value:.0f}"
-        for kind, value in (
-            ("prompts", engine.prompt_p95),
-            ("outputs", engine.output_p95),
-            ("max_tokens", engine.max_tokens_p95),
-        )
-        if value is not None
+        f"{kind} {found['0.95']:.0f}"
+        for kind, found in (("prompts", engine.prompts), ("outputs", engine.outputs), ("max_tokens", engine.asked))
+        if "0.95" in found
     ]
     if p95:
         when = (
@@ -248,8 +307,7 @@ def _edge(engine: PlanInput, caps: Caps) -> Step:
         "Cap input and output tokens at the edge",
         "do",
         f"{said}. This takes effect at once, needs no restart, and shortens the queue for all other requests.",
-        'longer requests are rejected (about 5 % at p95 caps, more where the caps are lower); --override-generation-config \'{"max_new_tokens": '
-        f"{caps.output_tokens}}}' truncates outputs instead of rejecting",
+        f"{_cost_of(caps)}; --override-generation-config '{{\"max_new_tokens\": {caps.output_tokens}}}' truncates outputs instead of rejecting",
         MEASURED["caps"],
     )
 

@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Callable
 
-from kvpressure.advice.plan import pressure_plan
+from kvpressure.advice.plan import MAX_REJECTED, pressure_plan
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import human_int, parse_version
 from kvpressure.model.state import VERDICTS
@@ -76,6 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the workload (kubectl get deploy NAME -o yaml), - = standard input: for the patch; not "
         "needed with -n, where kubectl reads it",
+    )
+    output.add_argument(
+        "--max-rejected",
+        type=_share,
+        default=MAX_REJECTED,
+        metavar="SHARE",
+        help=f"largest share of requests that the caps may reject or cut short (default {MAX_REJECTED:g})",
     )
     output.add_argument("--edge", action="store_true", help="print configuration for Envoy Gateway and nginx")
     output.add_argument("--anyway", action="store_true", help="print the plan even if the verdict is not KV pressure")
@@ -205,7 +212,7 @@ def _of_cluster(engine: EngineView, options: argparse.Namespace) -> Server | Non
 def _print(
     engine: EngineView, options: argparse.Namespace, thresholds: Thresholds, server: Server | None, again: str
 ) -> None:
-    plan = pressure_plan(engine.plan_input, thresholds, _workload(engine, server))
+    plan = pressure_plan(engine.plan_input, thresholds, _workload(engine, server), options.max_rejected)
     applies = engine.verdict == mitigation_report.PRESSURE
     if options.format == "json":
         print(json.dumps(mitigation_report.as_json(engine, plan, again), indent=2))

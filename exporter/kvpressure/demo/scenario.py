@@ -69,8 +69,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``verdict`` is what the exporter should say about ``pod`` in the incident; ``alerts`` name those that should fire for
-    it and clear again.
+    """``verdict`` is what the exporter should say about ``pod`` in the incident, ``confident`` whether it should be sure of it;
+    ``alerts`` name those that should fire for it and clear again.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Scenario:
     alerts: tuple[str, ...]
     phases: tuple[Phase, ...]
     pods: tuple[PodSpec, ...] = PODS
+    confident: bool = True
 
     def schedule(self, seconds: float) -> Iterator[tuple[float, Phase]]:
         """Each phase with its beginning, in seconds from the start of a run of ``seconds``."""
@@ -193,6 +194,7 @@ _PREFILL: Final = Scenario(
             {CODE: Change(load=CODE_LOAD, restart=True)},
         ),
     ),
+    confident=False,  # no recording of a real server has shown a GPU that prefill saturates
 )
 
 _CPU_THROTTLING: Final = Scenario(
@@ -217,6 +219,7 @@ _CPU_THROTTLING: Final = Scenario(
         ),
     ),
     (replace(PODS[0], load=replace(CHAT_LOAD, requests_per_second=1.5)), *PODS[1:]),
+    confident=False,  # nor a GPU that waits for a CPU that is short
 )
 
 _STALL: Final = Scenario(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Final
 
 from kvpressure.diagnosis import oom
@@ -202,6 +203,12 @@ def _short(v: View) -> bool | None:
     return None if seconds is None else seconds < v.t["queue_short_seconds"]
 
 
+def _many_wait(v: View) -> bool | None:
+    """More than the one or few that wait between two steps of a busy engine."""
+    waiting, running = v.s.load.waiting, v.s.load.running
+    return None if waiting is None or running is None else waiting > 1 + v.t["calm_queue_ratio"] * running
+
+
 def _for_capacity(v: View) -> bool | None:
     """Unknown where vLLM (before 0.20) does not tell what waits for a LoRA slot or for KV blocks from elsewhere."""
     queue, load = _queue(v), v.s.load
@@ -210,6 +217,14 @@ def _for_capacity(v: View) -> bool | None:
     if load.waiting_deferred is None:
         return None if load.lora or load.waits_for_blocks else True
     return not (load.waiting is not None and load.waiting_deferred >= load.waiting > 0)
+
+
+def _deferred_fill(v: View) -> bool | None:
+    """VLLM lets nobody in while those running and those skipped in the queue are as many as the limit; none deferred fill nothing."""
+    load = v.s.load
+    if not load.waiting_deferred:
+        return None if load.waiting_deferred is None else False
+    return None if load.running is None else least(load.running + load.waiting_deferred, load.max_num_seqs or inf)
 
 
 def _prefill(v: View) -> bool | None:
@@ -229,6 +244,11 @@ def _computed(v: View) -> float | None:
 
 def _stuck(name: str) -> Callable[[View], bool | None]:
     return lambda v: least(v.s.progress.seconds_without_progress, v.t[name])
+
+
+def _prefill_usual(v: View) -> bool | None:
+    stuck, usual = v.s.progress.seconds_without_progress, v.s.progress.prefill_usual_seconds
+    return None if stuck is None or usual is None else stuck < v.t["prefill_usual_ratio"] * usual
 
 
 def _fresh(v: View) -> bool | None:
@@ -512,6 +532,15 @@ FACTS: Final[tuple[Fact, ...]] = (
         shown=False,
     ),
     Fact(
+        "many_wait_now",
+        "many requests waiting at this moment",
+        _many_wait,
+        _QUEUE_TEXT,
+        _QUEUE_TEXT,
+        "waiting requests: unknown",
+        shown=False,
+    ),
+    Fact(
         "queue_short",
         "queue short",
         _short,
@@ -538,6 +567,15 @@ FACTS: Final[tuple[Fact, ...]] = (
         f"what the queue waits for: unknown ({_QUEUE_TEXT})",
     ),
     Fact(
+        "deferred_fill_limit",
+        "running and deferred requests as many as max_num_seqs",
+        _deferred_fill,
+        f"{_QUEUE_TEXT}: with those running, the deferred are as many as max_num_seqs {{limit}}",
+        f"running and deferred requests are fewer than max_num_seqs: {_QUEUE_TEXT}",
+        "deferred requests: unknown (vLLM reports them from 0.20 on)",
+        shown=False,
+    ),
+    Fact(
         "waits_for_blocks",
         "the server exchanges KV blocks with others",
         lambda v: v.s.load.waits_for_blocks,
@@ -562,6 +600,15 @@ FACTS: Final[tuple[Fact, ...]] = (
         "last scrape {age} s ago{failing}",
         "metrics are stale: last scrape {age} s ago{failing}",
         "never scraped{page_error}",
+        shown=False,
+    ),
+    Fact(
+        "scrape_failing",
+        "last scrape failed",
+        lambda v: (v.s.progress.pages_failing or 0.0) > 0,
+        "the last scrape failed{page_error}",
+        "the last scrape succeeded",
+        "scrapes: unknown",
         shown=False,
     ),
     Fact(
@@ -650,6 +697,15 @@ FACTS: Final[tuple[Fact, ...]] = (
         "a prompt was admitted last, and is computed in one step",
         "no prompt is computed in one step",
         "whether a prompt is computed in one step: unknown",
+        shown=False,
+    ),
+    Fact(
+        "prefill_usual",
+        "no progress for no longer than prefill usually takes here",
+        _prefill_usual,
+        "prefill has taken {usual_prefill} s on average since the start; no progress for {stuck} s so far",
+        "no progress for longer than prefill usually takes ({usual_prefill} s)",
+        "usual prefill time: unknown (no first token yet, or no histogram)",
         shown=False,
     ),
     Fact(
@@ -1030,6 +1086,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "in_flight": lambda v: number(v.s.load.in_flight),
     "cached": _cached,
     "stuck": lambda v: number(v.s.progress.seconds_without_progress),
+    "usual_prefill": lambda v: number(v.s.progress.prefill_usual_seconds),
     "still": lambda v: number(v.s.progress.seconds_still),
     "stalled_from": lambda v: number(v.t["stalled_seconds"]),
     "patience": lambda v: number(v.t["prefill_patience_seconds"]),

@@ -48,6 +48,10 @@ harmed = (lasting_queue | yes("latency_multiplied") | yes("outside_engine_time")
     "users suffer"
 )
 
+_FAILING: Final = Lower(
+    yes("scrape_failing"), at_most=DOUBTFUL, missing="what has happened since the last scrape that succeeded"
+)
+
 # --- nothing to judge by --------------------------------------------------------------------------------------------
 
 NO_SCRAPE: Final = Verdict(
@@ -124,6 +128,17 @@ NO_PROGRESS: Final = Verdict(
             "when the present step ends: a prompt was let in last, and it is computed as a whole",
             verdict="unknown",
         ),
+        Row(
+            "long prefill, as usual here",
+            yes("prefill_usual")
+            & yes("something_runs")
+            & unsure("gpu_idle")
+            & unsure("preempting")
+            & unsure("kv_full"),
+            GUESS,
+            "{prefill_usual}",
+            verdict="unknown",
+        ),
         Row("all deferred", unsure("something_runs") & deferred, DOUBTFUL, verdict=""),
         Row(
             "queue of unknown cause",
@@ -184,23 +199,31 @@ IDLE: Final = Verdict(
         Row("nothing in flight, no tokens", no("tokens_lately"), CERTAIN),
         Row("nothing in flight", ALWAYS, DOUBTFUL, "whether tokens came in the last moment: gauges may lag behind"),
     ),
+    lower=(_FAILING,),
     supports=(no("work_present"), no("tokens_lately")),
     against=_all_yes("kv_held_idle"),
 )
 
 DEFERRED: Final = Verdict(
     "unknown",
-    "All deferred",
-    requires=deferred,
+    "Deferred requests",
+    requires=deferred | (lasting_queue & yes("deferred_fill_limit") & no("kv_near_full") & unsure("finishing")),
     rows=(
         Row(
             "deferred, cache full",
-            yes("kv_full") & maybe("waits_for_blocks"),
+            deferred & yes("kv_full") & maybe("waits_for_blocks"),
             DOUBTFUL,
             "whether the cache keeps them waiting: all are deferred, waiting for KV blocks of another server",
             verdict="kv_pressure",
         ),
-        Row("deferred", ALWAYS, GUESS, _DEFERRED),
+        Row("deferred", deferred, GUESS, _DEFERRED),
+        Row(
+            "deferred fill the limit",
+            ALWAYS,
+            GUESS,
+            "whether the deferred requests keep the others out: with those running they are as many as max_num_seqs, and they may "
+            "count against it",
+        ),
     ),
     stages=(("saturated", yes("kv_full")),),
     supports=(no("queue_for_capacity"), yes("kv_full")),
@@ -313,7 +336,18 @@ CONCURRENCY_LIMITED: Final = Verdict(
 _busy = (yes("tokens_flow") | yes("work_present")).called("busy")
 _suffers = (harmed | maybe("gpu_utilization_low")).called("users suffer or the GPU may wait")
 _seen = (harmed & no("gpu_saturated")).called("users suffer and the GPU waits")
-_short_of_cpu = (yes("cpu_throttled") | yes("cpu_contended")) & unsure("gpu_saturated") & _busy & _suffers
+_not_its_cpu = (no("steps_slower") & no("outside_engine_time") & unsure("gpu_utilization_low") & ~harmed).called(
+    "steps as fast as ever"
+)
+_prefill_queue = (lasting_queue & yes("prefill_dominates")).called("prefill with a queue")
+_short_of_cpu = (
+    (yes("cpu_throttled") | yes("cpu_contended"))
+    & unsure("gpu_saturated")
+    & _busy
+    & _suffers
+    & ~_not_its_cpu
+    & ~_prefill_queue
+)
 _cpu_full = yes("cpu_saturated") & unsure("gpu_saturated") & (_busy | yes("gpu_idle")) & _suffers
 _gpu_low = yes("gpu_utilization_low")
 _starved = yes("gpu_starved") & yes("tokens_flow") & yes("several_run")
@@ -325,6 +359,11 @@ HOST_BOUND: Final = Verdict(
     "host_bound",
     "Host bound",
     rows=(
+        Row(
+            "CPU mostly throttled, steps slower",
+            _short_of_cpu & yes("cpu_throttled_mostly") & yes("steps_slower") & unsure("kv_near_full"),
+            LIKELY,
+        ),
         Row("CPU short, GPU waits", _short_of_cpu & _gpu_low & (_stopped | _seen), STRONG),
         Row("CPU short", _short_of_cpu & ~_gpu_low & _seen, LIKELY),
         Row("CPU short, no harm seen", _short_of_cpu, DOUBTFUL),
@@ -344,6 +383,16 @@ HOST_BOUND: Final = Verdict(
             & _busy,
             DOUBTFUL,
             "how much time requests spend outside the engine",
+        ),
+        Row(
+            "time lost outside the engine",
+            yes("outside_engine_time")
+            & yes("tokens_flow")
+            & ~lasting_queue
+            & unsure("gpu_saturated")
+            & unsure("kv_near_full"),
+            DOUBTFUL,
+            "what takes the time outside the engine: the API server, tokenization, the network, or clients that read slowly",
         ),
         Row(
             "queue without a reason in the engine",
@@ -451,12 +500,14 @@ HEALTHY: Final = Verdict(
             & ~unknown("queue_present")
             & ~unknown("kv_full")
             & ~(yes("kv_full") & (yes("preempting") | yes("waited_lately")))
-            & ~users_may_suffer,
+            & ~users_may_suffer
+            & unsure("many_wait_now"),
             STRONG,
         ),
         Row("tokens flow, users may suffer", users_may_suffer, DOUBTFUL, "why requests are slow although nobody waits"),
         Row("tokens flow", ALWAYS, DOUBTFUL),
     ),
+    lower=(_FAILING,),
     supports=(yes("tokens_flow"), yes("queue_short"), no("queue_present"), yes("prefill_dominates"), yes("kv_rising")),
     against=_all_yes(
         "kv_full",

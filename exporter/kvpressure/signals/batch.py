@@ -14,6 +14,8 @@ from kvpressure.signals.plugin_steps import StepWindow
 from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, EngineWindow, quantile
 
 RUNNING_BOUNDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, float("inf"))
+STEP_EVERY_SECONDS: Final = 15.0
+COMPARABLE_BATCH: Final = 2.0  # times the other: from a much smaller one a step time cannot be foretold
 QUANTILES: Final = (0.5, 0.95, 0.99)
 
 
@@ -41,29 +43,30 @@ class RunningHistogram:
 
 
 class FastestStep:
-    """Step times by half minutes over the last fifteen, each with its batch."""
+    """Step times by quarter minutes over the last fifteen minutes, each with its batch."""
 
-    __slots__ = ("_points", "_thresholds")
+    __slots__ = ("_points",)
 
-    def __init__(self, thresholds: Thresholds) -> None:
-        self._thresholds = thresholds
+    def __init__(self) -> None:
         self._points: deque[tuple[float, float, float]] = deque()
 
     def ratio(self, t: float, step: float | None, batch: float | None) -> float | None:
-        """Present step time against the fastest at a batch nearly as large; ``None`` without one of another half minute."""
+        """Present step time against the fastest of another half minute at a batch at least half as large, which may grow as much
+        as the batch has: no step takes longer than in proportion to its requests. ``None`` without one.
+        """
         points = self._points
         while points and not t - QUARTER_HOUR <= points[0][0] <= t:
             points.popleft()
-        if step is None or batch is None or step <= 0:
+        if step is None or not batch or step <= 0:
             return None
-        alike = [
-            fast
+        expected = [
+            fast * max(1.0, batch / size)
             for at, fast, size in points
-            if t - at >= HALF_MINUTE and size * self._thresholds["demand_rose_ratio"] >= batch
+            if t - at >= HALF_MINUTE and size * COMPARABLE_BATCH >= batch
         ]
-        if not points or t - points[-1][0] >= HALF_MINUTE:
+        if not points or t - points[-1][0] >= STEP_EVERY_SECONDS:
             points.append((t, step, batch))
-        return step / min(alike) if alike else None
+        return step / min(expected) if expected else None
 
 
 def compute(
@@ -74,11 +77,13 @@ def compute(
     steps: StepWindow | None = None,
     now: float = 0.0,
     fastest: FastestStep | None = None,
+    preempting: bool = False,
 ) -> BatchSignals:
     """The batch of every step where the plugin counts them.
 
     Else the mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
-    speculative decoding and chunked prefill), and quantiles from samples of requests running.
+    speculative decoding and chunked prefill), and quantiles from samples of requests running. While requests are preempted,
+    the mean is that of the samples: the time that a preempted one waits counts as one long gap between two of its tokens.
     """
     observed = window.observed(r.INTER_TOKEN, HALF_MINUTE)
     mean = step = None
@@ -86,6 +91,9 @@ def compute(
         increase, span = observed
         mean = None if increase.sum is None else increase.sum / span
         step = increase.mean()
+    if preempting and mean is not None:
+        sampled = window.gauge_values(r.RUNNING, HALF_MINUTE)
+        mean = min(mean, sum(sampled) / len(sampled)) if sampled else None
     running = sorted(window.gauge_values(r.RUNNING, MINUTE))
     p50 = p95 = p99 = None
     if len(running) >= t["batch_min_samples"]:

@@ -18,7 +18,8 @@ from kvpressure.signals.window import (
     histogram_increase,
 )
 
-QUANTILES: Final = (("0.5", 0.5), ("0.95", 0.95), ("0.99", 0.99))
+_NAMES: Final = ("0.5", "0.95", "0.99")
+_RANKS: Final = tuple(map(float, _NAMES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +183,7 @@ def quantiles(window: EngineWindow, name: str, seconds: float) -> Mapping[str, f
     found = window.observed(name, seconds)
     if found is None or not found[0].count:
         return {}
-    values = ((text, found[0].quantile(q)) for text, q in QUANTILES)
-    return {text: value for text, value in values if value is not None}
+    return dict(zip(_NAMES, found[0].quantiles(_RANKS), strict=False))
 
 
 def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:

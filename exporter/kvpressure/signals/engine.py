@@ -79,7 +79,7 @@ class EngineTracker:
         self._longest = LongestContext(t["context_window_seconds"])
         self._trend = Trend(t)
         self._hits = kv.HitRatio(t)
-        self._fastest = batch.FastestStep(t)
+        self._fastest = batch.FastestStep()
         self._progress = Progress(t)
         self._device = DeviceMemory(t)
 
@@ -159,7 +159,16 @@ class EngineTracker:
             dialect=self.reading.dialect if self.reading else "",
             kv=cache.kv,
             load=load,
-            batch=batch.compute(window, self._running, load.max_num_seqs, t, self.steps, around.now, self._fastest),
+            batch=batch.compute(
+                window,
+                self._running,
+                load.max_num_seqs,
+                t,
+                self.steps,
+                around.now,
+                self._fastest,
+                bool(cache.kv.preemptions_counted or cache.kv.preemptions_silent),
+            ),
             context=context.compute(window, self._longest, cache.shape, around.limits.max_model_len, t),
             latency=latency.compute(window, self._baseline, self._calm(cache.kv, load), t),
             throughput=self._throughput(load),
@@ -206,7 +215,14 @@ class EngineTracker:
 
     def _contact(self, around: EngineContext) -> Contact:
         age = 0.0 if self.window.last is None else max(0.0, around.now - self.window.last.t)
-        return Contact(age, self.failing, self.error, self._ever_useful(), self._prompt_at_once(around))
+        return Contact(
+            age,
+            self.failing,
+            self.error,
+            self._ever_useful(),
+            self._prompt_at_once(around),
+            prefill.usual_seconds(self.window.last),
+        )
 
     def _cards_shared(self, around: EngineContext) -> bool:
         """Whether some of these cards may belong to another engine of the pod, or to none: it has more than this one needs."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from kvpressure.model import readings as r
+from kvpressure.model.readings import Histogram
 from kvpressure.signals.window import Sample
 
 
@@ -19,3 +20,23 @@ def admitted_last(samples: Sequence[Sample]) -> bool:
         silent = after.counters.get(r.GENERATION_TOKENS, 0.0) <= before.counters.get(r.GENERATION_TOKENS, 0.0)
         return runs > ran or (holds > held and silent)
     return False
+
+
+def usual_seconds(sample: Sample | None) -> float | None:
+    """Mean prefill time in seconds since the process started, from its own histogram, else time to first token less the time in
+    the queue. ``None`` before the first token, and where requests wait for a time that no histogram tells.
+    """
+    if sample is None:
+        return None
+    prefill, first, queue = (_mean(sample.histograms.get(name)) for name in (r.PREFILL, r.TTFT, r.QUEUE))
+    if prefill is not None or first is None:
+        return prefill
+    if queue is None:
+        return None if sample.waiting else first
+    return max(0.0, first - queue)
+
+
+def _mean(histogram: Histogram | None) -> float | None:
+    if histogram is None or not histogram.count or histogram.sum is None:
+        return None
+    return histogram.sum / histogram.count

@@ -116,7 +116,7 @@ def _http(sample: Sample) -> float | None:
 @dataclass(frozen=True, slots=True)
 class Contact:
     """What is known of the server: age of its newest scrape, scrapes that failed in a row and why, whether anything came out of this
-    process so far, and whether a prompt may be computed that no gauge shows growing.
+    process so far, whether a prompt may be computed that no gauge shows growing, and how long prefill has taken on average.
     """
 
     age_seconds: float = 0.0
@@ -124,6 +124,7 @@ class Contact:
     error: str | None = None
     ever_useful: bool | None = None
     prompt_at_once: bool = False
+    prefill_usual_seconds: float | None = None
 
 
 def compute(
@@ -160,6 +161,7 @@ def compute(
         queries_lately=_moved_lately(window, t["lately_seconds"], (r.PREFIX_QUERIES,)),
         queries_flow=_rose(window, r.PREFIX_QUERIES, seconds),
         prompt_at_once=contact.prompt_at_once,
+        prefill_usual_seconds=contact.prefill_usual_seconds,
     )
 
 

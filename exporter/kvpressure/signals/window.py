@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from math import inf
+from math import ceil, inf
 from operator import add, sub
 from typing import Final, Generic, TypeVar
 
@@ -102,17 +102,56 @@ class HistogramIncrease:
         return tuple(map(sub, self.cumulative, (0.0, *self.cumulative[:-1])))
 
     def quantile(self, q: float) -> float | None:
-        """The q-quantile (0 < q <= 1) by linear interpolation inside its bucket, as Prometheus does; values above the last
-        finite bound are reported as that bound. ``None`` without observations or buckets.
+        """The q-quantile (0 < q <= 1), as ``quantiles``."""
+        return next(iter(self.quantiles((q,))), None)
+
+    def quantiles(self, ranks: Sequence[float]) -> list[float]:
+        """Quantiles by linear interpolation inside their buckets; values above the last finite bound are reported as that bound.
+        Empty without observations or buckets.
+
+        Prometheus spreads observations over the whole of a bucket. Here they take the part of it that gives the sum which was
+        counted, and no value is larger than that sum allows.
         """
         counts = self.cumulative
         if not counts or counts[-1] <= 0:
-            return None
-        rank = q * counts[-1]
+            return []
+        used = self._used_of_a_bucket()
+        return [self._at(q * counts[-1], used) for q in ranks]
+
+    def _at(self, rank: float, used: float) -> float:
+        counts = self.cumulative
         index = bisect_left(counts, rank)
         seen, lower = (counts[index - 1], self.bounds[index - 1]) if index else (0.0, 0.0)
         bound = self.bounds[index]
-        return lower if bound == inf else lower + (bound - lower) * (rank - seen) / (counts[index] - seen)
+        if bound == inf:
+            return lower
+        inside = (rank - seen) / (counts[index] - seen)
+        part = used * inside if used <= 1.0 else 1.0 - (2.0 - used) * (1.0 - inside)
+        value, above = lower + (bound - lower) * part, counts[-1] - ceil(rank) + 1.0
+        if not self.sum or self.sum < 0 or value * above <= self.sum:
+            return value
+        return min(value, max(lower, (self.sum - self._least(ceil(rank) - 1.0)) / max(1.0, above)))
+
+    def _used_of_a_bucket(self) -> float:
+        """Twice the place of the mean observation in its bucket, 0 to 2; 1 = evenly over it, also where the sum does not tell."""
+        counts, bounds = self.cumulative, self.bounds
+        if not self.sum or self.sum < 0 or (bounds[-1] == inf and (len(counts) == 1 or counts[-2] < counts[-1])):
+            return 1.0
+        least = width = lower = before = 0.0
+        for bound, count in zip(bounds, counts, strict=True):
+            if count > before:
+                least += (count - before) * lower
+                width += (count - before) * (bound - lower)
+            lower, before = bound, count
+        return min(2.0, max(0.0, 2.0 * (self.sum - least) / width)) if width > 0 else 1.0
+
+    def _least(self, amount: float) -> float:
+        """The least that the smallest so many observations add to the sum."""
+        least = lower = before = 0.0
+        for bound, count in zip(self.bounds, self.cumulative, strict=True):
+            least += (min(count, amount) - min(before, amount)) * lower
+            lower, before = bound, count
+        return least
 
     def mean(self) -> float | None:
         """Mean of the observations; ``None`` without any."""

@@ -47,9 +47,9 @@ def _shape(step: Step, engine: EngineView) -> Step:
     told = [
         f"{words} {value:.0f}"
         for words, value in (
-            ("prompts", shape.prompt_p95),
-            ("outputs", shape.output_p95),
-            ("max_tokens", shape.max_tokens_p95),
+            ("prompts", shape.prompts.get("0.95")),
+            ("outputs", shape.outputs.get("0.95")),
+            ("max_tokens", shape.asked.get("0.95")),
         )
         if value is not None
     ]

@@ -22,7 +22,7 @@ from kvpressure.bundle.dashboards.ranking import RANKS
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.variants import EXTERNAL
 from kvpressure.diagnosis.facts import FACTS as KNOWN_FACTS
-from kvpressure.diagnosis.facts import Recent, View, gather
+from kvpressure.diagnosis.facts import Gathered, Recent, View
 from kvpressure.model.state import Diagnosis
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
@@ -382,7 +382,7 @@ def test_the_published_evidence_is_what_dashboards_and_rules_use() -> None:
 
 
 def test_every_fact_is_evidence_of_its_verdict_with_its_threshold() -> None:
-    known = gather(View(full_signals(), Recent([1.0]), builtin(), 5))
+    known = Gathered(View(full_signals(), Recent([1.0]), builtin(), 5))
     keys = [fact.key(place) for place, fact in enumerate(FACTS)]
     assert sorted(keys) == keys
     for fact in FACTS:

@@ -13,7 +13,7 @@ from kvpressure.diagnosis import conditions, signature
 from kvpressure.diagnosis.conditions import BUILT_IN, HeldCache
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.evaluate import Finding, Grade, decide
-from kvpressure.diagnosis.facts import Recent, View, gather
+from kvpressure.diagnosis.facts import Gathered, Recent, View
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.longest_request import CALM, LongestRequest
 from kvpressure.diagnosis.rules import TABLES
@@ -68,7 +68,7 @@ PRESSURE = {
 def judge(queue=None, samples=10, **values) -> Finding:
     s = signals(**values)
     waiting = [s.load.waiting] * samples if queue is None and s.load.waiting is not None else queue or []
-    return decide(TABLES, {name: fact.value for name, fact in gather(View(s, Recent(waiting), T, samples)).items()})
+    return decide(TABLES, {name: fact.value for name, fact in Gathered(View(s, Recent(waiting), T, samples)).items()})
 
 
 def test_full_cache_and_a_queue_below_the_limit_is_kv_pressure():

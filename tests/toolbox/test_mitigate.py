@@ -93,7 +93,7 @@ def test_the_caps_let_what_runs_fit_together(capsys: pytest.CaptureFixture[str])
     assert document["set"]["max_num_seqs"] * (caps["input_tokens"] + caps["output_tokens"]) <= 40_000
     assert caps["long_prompts"] > 0.05
     _, kept = mitigate(capsys, *STATED, "--capacity-tokens", "40000")
-    assert (kept["caps"]["input_tokens"], kept["caps"]["output_tokens"]) == (1024, 256)
+    assert (kept["caps"]["input_tokens"], kept["caps"]["output_tokens"]) == (1000, 200)
     assert "can need" in kept["steps"][0]["text"]
     assert "at most 5 % of prompts and 5 % of outputs are longer" in kept["steps"][0]["cost"]
     _, document = mitigate(capsys, *STATED, "--capacity-tokens", "10000000")

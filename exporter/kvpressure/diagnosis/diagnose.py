@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from kvpressure.diagnosis import conditions, signature
 from kvpressure.diagnosis.conditions import HeldCache
 from kvpressure.diagnosis.evaluate import Finding, decide
-from kvpressure.diagnosis.facts import Recent, View, gather
+from kvpressure.diagnosis.facts import Gathered, Recent, View
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import STAGES, Diagnosis, Evidence
+from kvpressure.model.state import STAGES, Diagnosis, Evidence, Sentences
 from kvpressure.settings.thresholds import Thresholds
 
 
@@ -32,8 +32,8 @@ class Diagnoser:
         ``utilization`` the configured gpu_memory_utilization.
         """
         t = self._thresholds
-        evidence = gather(View(s, Recent(waiting), t, samples))
-        found = decide(TABLES, evidence.values_by_name)
+        evidence = Gathered(View(s, Recent(waiting), t, samples))
+        found = decide(TABLES, evidence.facts)
         finding = self._settled.observe(s.time, found, t)
         documented = signature.conditions(s, t)
         is_met = signature.met(documented, t)
@@ -41,12 +41,12 @@ class Diagnoser:
         return Diagnosis(
             verdict=finding.verdict,
             confidence=finding.confidence,
-            stage=self._stage_of(finding, evidence.values_by_name),
+            stage=self._stage_of(finding, evidence.facts),
             since=self._settled.since,
             evidence=evidence,
-            supporting=tuple(evidence[name].text for name in finding.supporting),
-            opposing=tuple(evidence[name].text for name in finding.opposing),
-            missing=tuple(_filled(text, evidence) for text in finding.missing),
+            supporting=Sentences(lambda: tuple(evidence[name].text for name in finding.supporting)),
+            opposing=Sentences(lambda: tuple(evidence[name].text for name in finding.opposing)),
+            missing=Sentences(lambda: tuple(_filled(text, evidence) for text in finding.missing)),
             row=finding.row,
             grade=finding.grade.name.lower(),
             runner_up=finding.runner_up,

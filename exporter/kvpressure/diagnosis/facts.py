@@ -60,28 +60,37 @@ class Fact:
     shown: bool = True
 
 
+class Values(dict[str, bool | None]):
+    """Facts by name, each found when a rule or a reader first asks for it."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: View) -> None:
+        super().__init__()
+        self._view = view
+
+    def __missing__(self, name: str) -> bool | None:
+        value = self[name] = FINDERS[name](self._view)
+        return value
+
+
 class Gathered(Mapping[str, Evidence]):
     """All facts about one engine at one moment; sentences are written when somebody reads them."""
 
-    __slots__ = ("_view", "values_by_name")
+    __slots__ = ("_view", "facts")
 
-    def __init__(self, view: View, values_by_name: dict[str, bool | None]) -> None:
-        self._view, self.values_by_name = view, values_by_name
+    def __init__(self, view: View) -> None:
+        self._view, self.facts = view, Values(view)
 
     def __getitem__(self, name: str) -> Evidence:
-        value, fact = self.values_by_name[name], BY_NAME[name]
+        value, fact = self.facts[name], BY_NAME[name]
         return Evidence(name, value, partial(_sentence, fact, value, self._view), fact.shown)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.values_by_name)
+        return iter(BY_NAME)
 
     def __len__(self) -> int:
-        return len(self.values_by_name)
-
-
-def gather(view: View) -> Gathered:
-    """All facts about one engine now, by name."""
-    return Gathered(view, {name: find(view) for name, find in FINDERS})
+        return len(BY_NAME)
 
 
 def _sentence(fact: Fact, value: bool | None, view: View) -> str:
@@ -952,7 +961,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact("gpu_out_of_memory", "out of GPU memory in the log", _out_of_memory, "{oom}", "{oom}", "{oom}", shown=False),
 )
-FINDERS: Final = tuple((fact.name, fact.find) for fact in FACTS)
+FINDERS: Final = {fact.name: fact.find for fact in FACTS}
 BY_NAME: Final[Mapping[str, Fact]] = {fact.name: fact for fact in FACTS}
 
 

@@ -458,6 +458,7 @@ users_may_suffer = (
     yes("latency_multiplied")
     | yes("throughput_fell")
     | yes("steps_slower")
+    | yes("cpu_throttled_mostly")
     | (yes("api_server_saturated") & maybe("outside_engine_time"))
 ).called("users may suffer")
 

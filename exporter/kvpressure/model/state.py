@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, overload
 
 from kvpressure.model.isolation import Failure
 from kvpressure.model.readings import (
@@ -72,6 +72,44 @@ class Evidence:
         return f"Evidence({self.name!r}, {self.value!r}, {self.text!r})"
 
 
+class Sentences(Sequence[str]):
+    """Sentences that are written when somebody reads them: a diagnosis is made every second and read now and then."""
+
+    __slots__ = ("_write", "_written")
+
+    def __init__(self, write: Callable[[], tuple[str, ...]]) -> None:
+        self._write: Callable[[], tuple[str, ...]] | None = write
+        self._written: tuple[str, ...] = ()
+
+    def _all(self) -> tuple[str, ...]:
+        write = self._write
+        if write is not None:
+            self._written = write()
+            self._write = None
+        return self._written
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The answer for one engine.
@@ -86,9 +124,9 @@ class Diagnosis:
     stage: str | None
     since: float
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
-    supporting: tuple[str, ...] = ()
-    opposing: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    supporting: Sequence[str] = ()
+    opposing: Sequence[str] = ()
+    missing: Sequence[str] = ()
     conditions: Mapping[str, bool | None] = field(default_factory=dict)
     documented_signature: Mapping[str, bool | None] = field(default_factory=dict)
     documented_signature_met: bool | None = None

@@ -140,9 +140,9 @@ def _diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
         "stage": diagnosis.stage,
         "since": diagnosis.since,
         "evidence": {name: {"value": item.value, "text": item.text} for name, item in diagnosis.evidence.items()},
-        "supporting": diagnosis.supporting,
-        "opposing": diagnosis.opposing,
-        "missing": diagnosis.missing,
+        "supporting": list(diagnosis.supporting),
+        "opposing": list(diagnosis.opposing),
+        "missing": list(diagnosis.missing),
         "conditions": diagnosis.conditions,
         "documented_signature": {
             "met": diagnosis.documented_signature_met,

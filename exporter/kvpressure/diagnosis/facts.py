@@ -220,9 +220,14 @@ def _many_wait(v: View) -> bool | None:
 
 def _for_capacity(v: View) -> bool | None:
     """Unknown where vLLM (before 0.20) does not tell what waits for a LoRA slot or for KV blocks from elsewhere."""
-    queue, load = _queue(v), v.s.load
-    if not queue:
-        return queue
+    queue = _queue(v)
+    return _capacity_now(v) if queue else queue
+
+
+def _capacity_now(v: View) -> bool | None:
+    load = v.s.load
+    if not load.waiting:
+        return None if load.waiting is None else False
     if load.waiting_deferred is None:
         return None if load.lora or load.waits_for_blocks else True
     return not (load.waiting is not None and load.waiting_deferred >= load.waiting > 0)
@@ -582,6 +587,15 @@ FACTS: Final[tuple[Fact, ...]] = (
         f"{_QUEUE_TEXT}: with those running, the deferred are as many as max_num_seqs {{limit}}",
         f"running and deferred requests are fewer than max_num_seqs: {_QUEUE_TEXT}",
         "deferred requests: unknown (vLLM reports them from 0.20 on)",
+        shown=False,
+    ),
+    Fact(
+        "queue_for_capacity_now",
+        "requests waiting for capacity at this moment",
+        _capacity_now,
+        _QUEUE_TEXT,
+        f"no queue for capacity: {_QUEUE_TEXT}",
+        f"what the queue waits for: unknown ({_QUEUE_TEXT})",
         shown=False,
     ),
     Fact(

@@ -43,6 +43,7 @@ pushed = (
     & maybe("kv_near_full_now")
     & (yes("preempting_now") | (maybe("preempted_lately") & maybe("waited_lately")))
 ).called("preempting")
+still_pushed = (pushed & (yes("preempting_now") | maybe("waiting_now"))).called("still preempting")
 may_not_fit = (no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits"))).called("next prompt may not fit")
 harmed = (lasting_queue | yes("latency_multiplied") | yes("outside_engine_time") | yes("throughput_fell")).called(
     "users suffer"
@@ -251,8 +252,17 @@ KV_PRESSURE: Final = Verdict(
         Row("full, short queue", yes("kv_full") & cache_queue & yes("queue_short") & ~pushed, DOUBTFUL),
         Row("full, below the limit", yes("kv_full") & (pushed | cache_queue) & no("running_at_limit"), CERTAIN),
         Row("full", yes("kv_full") & (pushed | cache_queue), STRONG),
-        Row("nearly full, preempting", yes("kv_near_full") & pushed & maybe("preemptions_borne_out"), STRONG),
-        Row("nearly full, preempting, not counted", yes("kv_near_full") & pushed, DOUBTFUL),
+        Row(
+            "full, many just began to wait",
+            yes("kv_full")
+            & yes("many_wait_now")
+            & yes("kv_near_full_now")
+            & no("running_at_limit")
+            & maybe("queue_for_capacity_now"),
+            LIKELY,
+        ),
+        Row("nearly full, preempting", yes("kv_near_full") & still_pushed & maybe("preemptions_borne_out"), STRONG),
+        Row("nearly full, preempting, not counted", yes("kv_near_full") & still_pushed, DOUBTFUL),
         Row("average prompt does not fit", yes("queue_for_capacity") & yes("mean_prompt_blocked"), LIKELY),
         Row(
             "long prompt does not fit", cache_queue & yes("head_of_line_blocked") & unsure("running_at_limit"), DOUBTFUL

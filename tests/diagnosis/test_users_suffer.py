@@ -280,3 +280,39 @@ def test_time_lost_outside_the_engine_is_the_host():
     assert play(60, cards=(), **outside).verdict == "host_bound"
     assert not play(60, cards=(), **outside).confidently(5)
     assert play(60, cards=(), **CALM | {"outside": 1.0}).verdict == "healthy"
+
+
+CROWDED = {"running": 20.0, "waiting": after(20, 0.0, 12.0), "kv": after(20, 0.5, 0.99), "queue": 2.0, "finished": 1.0}
+
+
+def test_a_full_cache_with_many_waiting_is_pressure_within_three_seconds():
+    flow = {"generated": 300.0, "prompt": 100.0}
+    said = play(60, **CROWDED | flow)
+    first = next(i for i, state in enumerate(said.states) if state.diagnosis.verdict == "kv_pressure")
+    assert first <= 22
+    for well in ({"waiting": after(20, 0.0, 1.0)}, {"kv": after(20, 0.5, 0.7)}, {"waiting": lambda i: 12.0 * (i == 20)}):
+        assert "kv_pressure" not in play(24, **CROWDED | flow | well).said()
+    deferred = CROWDED | flow | {"deferred": after(20, 0.0, 12.0)}
+    assert "kv_pressure" not in play(24, **deferred).confidently()
+
+
+def test_pressure_is_not_entered_again_while_nobody_waits():
+    calmer = {
+        "running": after(40, 40.0, 20.0),
+        "waiting": after(40, 10.0, 0.0),
+        "preemptions": after(40, 2.0, 0.0),
+        "kv": lambda i: 0.99 if i < 40 else 0.6 if i < 50 else 0.85,
+        "queue": 4.0,
+        "generated": 300.0,
+        "prompt": 100.0,
+        "finished": 1.0,
+    }
+    said = [state.diagnosis.verdict for state in play(100, **calmer).states]
+    left = next(i for i in range(40, 100) if said[i] != "kv_pressure")
+    assert left <= 60
+    assert "kv_pressure" not in said[left:]
+
+
+def test_health_is_not_sure_while_many_wait():
+    assert play(60, **CALM | {"waiting": after(55, 0.0, 9.0)}).confidence < CONFIDENT
+    assert play(60, **CALM | {"waiting": cycle(0.0, 0.0, 0.0, 1.0)}).confidence >= CONFIDENT

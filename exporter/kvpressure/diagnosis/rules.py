@@ -43,7 +43,7 @@ pushed = (
     & maybe("kv_near_full_now")
     & (yes("preempting_now") | (maybe("preempted_lately") & maybe("waited_lately")))
 ).called("preempting")
-still_pushed = (pushed & (yes("preempting_now") | maybe("waiting_now"))).called("still preempting")
+still_pushed = (pushed & (maybe("waiting_now") | no("waited_lately"))).called("still preempting")
 may_not_fit = (no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits"))).called("next prompt may not fit")
 harmed = (lasting_queue | yes("latency_multiplied") | yes("outside_engine_time") | yes("throughput_fell")).called(
     "users suffer"

@@ -45,7 +45,8 @@ def solutions(condition: Condition, wanted: bool, known: Known) -> Iterator[Know
     elif condition.kind == "not":
         yield from solutions(condition.parts[0], not wanted, known)
     elif condition.kind in ALLOWED:
-        for value in (True, False, None):
+        quiet = QUIET[condition.name]
+        for value in sorted((True, False, None), key=lambda one: one is not quiet):  # the quiet one first: fewer to try
             if (value in ALLOWED[condition.kind]) == wanted and known.get(condition.name, value) is value:
                 yield {**known, condition.name: value}
     elif (condition.kind == "and") == wanted:

@@ -235,7 +235,7 @@ def test_the_mean_batch_under_preemption_is_that_of_the_samples():
 
 
 def test_a_step_is_compared_with_the_fastest_of_a_batch_nearly_as_large():
-    steps = batch.FastestStep()
+    steps = batch.FastestStep(T)
     assert steps.ratio(0.0, 0.02, 5.0) is None
     assert steps.ratio(20.0, 0.02, 5.0) is None, "the same half minute"
     assert steps.ratio(40.0, 0.06, 5.0) == pytest.approx(3.0)

@@ -15,7 +15,6 @@ from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, EngineW
 
 RUNNING_BOUNDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, float("inf"))
 STEP_EVERY_SECONDS: Final = 15.0
-COMPARABLE_BATCH: Final = 2.0  # times the other: from a much smaller one a step time cannot be foretold
 QUANTILES: Final = (0.5, 0.95, 0.99)
 
 
@@ -45,9 +44,10 @@ class RunningHistogram:
 class FastestStep:
     """Step times by quarter minutes over the last fifteen minutes, each with its batch."""
 
-    __slots__ = ("_points",)
+    __slots__ = ("_points", "_thresholds")
 
-    def __init__(self) -> None:
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
         self._points: deque[tuple[float, float, float]] = deque()
 
     def ratio(self, t: float, step: float | None, batch: float | None) -> float | None:
@@ -62,7 +62,7 @@ class FastestStep:
         expected = [
             fast * max(1.0, batch / size)
             for at, fast, size in points
-            if t - at >= HALF_MINUTE and size * COMPARABLE_BATCH >= batch
+            if t - at >= HALF_MINUTE and size * self._thresholds["comparable_batch_ratio"] >= batch
         ]
         if not points or t - points[-1][0] >= STEP_EVERY_SECONDS:
             points.append((t, step, batch))

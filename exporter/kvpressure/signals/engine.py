@@ -79,7 +79,7 @@ class EngineTracker:
         self._longest = LongestContext(t["context_window_seconds"])
         self._trend = Trend(t)
         self._hits = kv.HitRatio(t)
-        self._fastest = batch.FastestStep()
+        self._fastest = batch.FastestStep(t)
         self._progress = Progress(t)
         self._device = DeviceMemory(t)
 

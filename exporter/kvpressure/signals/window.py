@@ -33,6 +33,7 @@ FIVE_MINUTES: Final = 300.0
 QUARTER_HOUR: Final = 900.0
 HOUR: Final = 3600.0
 
+TWICE: Final = 2.0  # the mean of values spread evenly is in their middle
 FINE_SECONDS: Final = 75.0  # every sample is kept this long
 MID_SECONDS: Final = 320.0  # then one per MID_STEP
 LONG_SECONDS: Final = 930.0  # then one per LONG_STEP
@@ -126,7 +127,7 @@ class HistogramIncrease:
         if bound == inf:
             return lower
         inside = (rank - seen) / (counts[index] - seen)
-        part = used * inside if used <= 1.0 else 1.0 - (2.0 - used) * (1.0 - inside)
+        part = used * inside if used <= 1.0 else 1.0 - (TWICE - used) * (1.0 - inside)
         value, above = lower + (bound - lower) * part, counts[-1] - ceil(rank) + 1.0
         if not self.sum or self.sum < 0 or value * above <= self.sum:
             return value
@@ -135,7 +136,7 @@ class HistogramIncrease:
     def _used_of_a_bucket(self) -> float:
         """Twice the place of the mean observation in its bucket, 0 to 2; 1 = evenly over it, also where the sum does not tell."""
         counts, bounds = self.cumulative, self.bounds
-        if not self.sum or self.sum < 0 or (bounds[-1] == inf and (len(counts) == 1 or counts[-2] < counts[-1])):
+        if not self.sum or self.sum < 0 or (bounds[-1] == inf and counts[:-1][-1:] != counts[-1:]):
             return 1.0
         least = width = lower = before = 0.0
         for bound, count in zip(bounds, counts, strict=True):
@@ -143,7 +144,7 @@ class HistogramIncrease:
                 least += (count - before) * lower
                 width += (count - before) * (bound - lower)
             lower, before = bound, count
-        return min(2.0, max(0.0, 2.0 * (self.sum - least) / width)) if width > 0 else 1.0
+        return min(TWICE, max(0.0, TWICE * (self.sum - least) / width)) if width > 0 else 1.0
 
     def _least(self, amount: float) -> float:
         """The least that the smallest so many observations add to the sum."""

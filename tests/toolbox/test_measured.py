@@ -17,7 +17,7 @@ def told(start: str) -> dict[str, int]:
     """Figures of the paragraph that begins so: preemptions, those before, and per cent of engine time."""
     line = next(line for line in PAGE.splitlines() if start in line and "preemptions instead of" in line)
     left, before = map(int, re.findall(r"(\d+) preemptions instead of (\d+)", line)[0])
-    change = re.search(r"engine time (?:([+-]\d+)%|as before)", line)
+    change = re.search(r"[Ee]ngine time (?:([+-]\d+)%|as before)", line)
     assert change is not None
     return {"left": left, "before": before, "time": int(change[1] or 0)}
 

@@ -231,6 +231,7 @@ def judge(
         by_scrape.setdefault(situation.scrape or scrape, []).append(situation)
     document = {
         "rule_files": [str(rules)],
+        "group_eval_order": [group["name"] for group in yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]],
         "evaluation_interval": "60s",  # of what pages; shares of time are counted in evaluations
         "tests": [case(alike, every, double) for every, alike in by_scrape.items()],
     }

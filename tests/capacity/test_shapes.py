@@ -197,8 +197,8 @@ REFUSED = [
     ({**LLAMA, "is_encoder_decoder": True}, "encoder-decoder"),
     ({**LLAMA, "mamba_d_state": 128}, "mamba_d_state: layers with a recurrent"),
     (
-        {**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 16},
-        "linear_attention: layers with a recurrent",
+        {**LLAMA, "layer_types": ["holographic", "full_attention"] * 16},
+        "holographic: layers with a recurrent",
     ),
     ({**LLAMA, "layer_types": ["full_attention"]}, "layer_types has 1 entries; needed: 32"),
     ({**LLAMA, "layer_types": ["sliding_attention"] * 32}, "no window size"),

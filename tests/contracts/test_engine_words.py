@@ -14,12 +14,13 @@ PACKAGE = Path(__file__).parents[2] / "exporter" / "kvpressure"
 EXEMPT = {
     "demo": "plays a vLLM server",
     "engines/vllm": "is where they belong",
+    "engines/other_software.py": "names pages of routers and other servers by their beginnings",
     "bundle/variants.py": "tables of the rule variant that reads vLLM's own series from Prometheus",
     "bundle/dashboards/workload.py": "heatmaps of vLLM's own histograms",
 }
 FLAGS_TOO = {"cli", "toolbox/inputs.py"}  # their own options and examples are called like the engine's flags
 
-SERIES = re.compile(r"\bvllm(:[a-z(.\[]|\[:_\])|\bvllm_(?!version\b|config\b|limits\.js)[a-z]")
+SERIES = re.compile(r"\bvllm(:[a-z(.\[]|\[:_\])|\bvllm_(?!version\b|config\b|router\b|limits\.js)[a-z]")
 STARTS = re.compile(r"vllm serve|vllm\.entrypoints|VLLM_[A-Z]")
 LOG = re.compile(r"Maximum concurrency|KV cache size|non-default args|EngineCore |EngineDeadError|LLM engine")
 FLAGS = re.compile(

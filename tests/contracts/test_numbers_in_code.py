@@ -57,7 +57,6 @@ CONSTANTS = {
     "STEP_EVERY_SECONDS",
     "FORGET_SECONDS",
     # bounds of memory
-    "MAX_NAME",
     "MAX_NAMES",
     "MAX_RESTARTS_KEPT",
     "BASELINE_VALUES",

@@ -204,7 +204,7 @@ class TestTriage:
         )
         crowded = TargetState(full_engine().target, True, 0.004, 0, cut={"engines": 60, "series": 4})
         step = self.step(7, full_engine(), State(time=NOW, targets=(crowded,)))
-        assert step.answers[1] == "Left out by limits: 60 engines, 4 series."
+        assert step.answers[1] == "Left out: 60 engines, 4 series."
         down = self.step(7, unknown_engine(up=False))
         assert (down.finding, down.answers) == (
             "bad",

@@ -275,7 +275,7 @@ def _endpoint(case: _Case) -> Step:
     if target is not None and target.bad_lines:
         answers.append(f"{target.bad_lines} lines could not be parsed.")
     if target is not None and target.cut:
-        answers.append(f"Left out by limits: {', '.join(f'{count} {what}' for what, count in target.cut.items())}.")
+        answers.append(f"Left out: {', '.join(f'{count} {words(what)}' for what, count in target.cut.items())}.")
     return Step(
         7,
         "Can the metrics be scraped?",

@@ -6,6 +6,8 @@ import math
 from datetime import UTC, datetime
 from typing import Final
 
+from kvpressure.engines.other_software import SOFTWARE
+
 UNKNOWN: Final = "–"
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -71,7 +73,12 @@ def words(name: str | None) -> str:
 
 def reason_text(reason: str | None) -> str:
     """Why a scrape failed, in words: ``refused`` -> ``connection refused``; ``no response yet`` for None."""
-    return "no response yet" if reason is None else _REASONS.get(reason, words(reason))
+    if reason is None:
+        return "no response yet"
+    software = SOFTWARE.get(reason)
+    if software is not None:
+        return f"this is {software.title}: {software.advice}"
+    return _REASONS.get(reason, words(reason))
 
 
 _REASONS: Final = {
@@ -82,9 +89,9 @@ _REASONS: Final = {
     "unreachable": "host unreachable",
     "tls": "TLS error",
     "redirect": "redirected",
-    "http_4xx": "HTTP 4xx response",
+    "http_4xx": "HTTP 4xx response (another path, or the server's metrics are switched off)",
     "http_5xx": "HTTP 5xx response",
-    "no_vllm_metrics": "no engine metrics there (another service, or --disable-log-stats)",
+    "no_engine_metrics": "no engine metrics there (another service, or the server's metrics are switched off)",
     "html": "HTML instead of metrics",
     "json": "JSON instead of metrics",
     "empty": "empty response",

@@ -1,8 +1,14 @@
-"""Models known by name: the parts of their published ``config.json`` that memory depends on."""
+"""Models known by name: the parts of their published ``config.json`` that memory depends on, with the source of each.
+
+``models.json`` is written by ``tools/model_shapes.py`` from configurations as they were published.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -11,120 +17,64 @@ from kvpressure.capacity import shapes
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape, from_config
 
+FILE: Final = Path(__file__).with_name("models.json")
+MAX_NAME: Final = 128  # characters of the longest name of a model that is looked at
 
-def _llama(
-    hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int, context: int, **more: Any
-) -> dict[str, Any]:
-    return {
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "vocab_size": vocab,
-        "max_position_embeddings": context,
-        "tie_word_embeddings": False,
-        **more,
-    }
-
-
-def _opt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "model_type": "opt",
-        "hidden_size": hidden,
-        "ffn_dim": 4 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-    }
-
-
-def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
-    return _llama(
-        2880,
-        2880,
-        layers,
-        64,
-        8,
-        201088,
-        131072,
-        model_type="gpt_oss",
-        head_dim=64,
-        sliding_window=128,
-        layer_types=["sliding_attention", "full_attention"] * (layers // 2),
-        num_local_experts=experts,
-        quantization_config={"quant_method": "mxfp4"},
-        attention_bias=True,
-    )
-
-
-_DEEPSEEK_V3: Final = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 3,
-    "vocab_size": 129280,
-    "max_position_embeddings": 163840,
-    "num_nextn_predict_layers": 1,
-    "tie_word_embeddings": False,
-    "quantization_config": {"quant_method": "fp8"},
-}
-
+_ENTRIES: Final[Mapping[str, Mapping[str, Any]]] = json.loads(FILE.read_text(encoding="utf-8"))
 CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-    {
-        "llama-2-7b": _llama(4096, 11008, 32, 32, 32, 32000, 4096),
-        "llama-2-13b": _llama(5120, 13824, 40, 40, 40, 32000, 4096),
-        "llama-2-70b": _llama(8192, 28672, 80, 64, 8, 32000, 4096),
-        "llama-3-8b": _llama(4096, 14336, 32, 32, 8, 128256, 8192),
-        "llama-3-70b": _llama(8192, 28672, 80, 64, 8, 128256, 8192),
-        "llama-3.1-8b": _llama(4096, 14336, 32, 32, 8, 128256, 131072),
-        "llama-3.1-70b": _llama(8192, 28672, 80, 64, 8, 128256, 131072),
-        "mistral-7b": _llama(4096, 14336, 32, 32, 8, 32768, 32768, model_type="mistral"),
-        "mixtral-8x7b": _llama(4096, 14336, 32, 32, 8, 32000, 32768, model_type="mixtral", num_local_experts=8),
-        "qwen2.5-7b": _llama(3584, 18944, 28, 28, 4, 152064, 32768, model_type="qwen2"),
-        "qwen2.5-72b": _llama(8192, 29568, 80, 64, 8, 152064, 32768, model_type="qwen2"),
-        "qwen3-32b": _llama(5120, 25600, 64, 64, 8, 151936, 40960, model_type="qwen3", head_dim=128),
-        "gemma-3-27b": _llama(
-            5376,
-            21504,
-            62,
-            32,
-            16,
-            262208,
-            131072,
-            model_type="gemma3_text",
-            head_dim=128,
-            sliding_window=1024,
-            sliding_window_pattern=6,
-            tie_word_embeddings=True,
-        ),
-        "gpt-oss-20b": _gpt_oss(24, 32),
-        "gpt-oss-120b": _gpt_oss(36, 128),
-        "deepseek-v3": _DEEPSEEK_V3,
-        "deepseek-v3.2": {
-            **_DEEPSEEK_V3,
-            "model_type": "deepseek_v32",
-            "index_topk": 2048,
-            "index_head_dim": 128,
-            "index_n_heads": 64,
-        },
-        "opt-1.3b": _opt(2048, 24, 32),
-        "opt-2.7b": _opt(2560, 32, 32),
-    }
+    {key: entry["config"] for key, entry in _ENTRIES.items()}
 )
+SOURCES: Final[Mapping[str, str]] = MappingProxyType({key: entry["source"] for key, entry in _ENTRIES.items()})
+"""Where the figures of each model were read."""
+
+# Models that their publishers made from another one by further training, which keeps its shape; from their model cards.
+_SAME_SHAPE: Final[Mapping[str, str]] = {
+    "llama-3.3-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
+    "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
+    "qwq-32b": "qwen2.5-32b",
+    "qwen2.5-coder-1.5b": "qwen2.5-1.5b",
+    "qwen2.5-coder-3b": "qwen2.5-3b",
+    "qwen2.5-coder-7b": "qwen2.5-7b",
+    "qwen2.5-coder-14b": "qwen2.5-14b",
+    "qwen2.5-coder-32b": "qwen2.5-32b",
+    "deepseek-v3.1-terminus": "deepseek-v3.1",
+    "deepseek-v3.2-exp": "deepseek-v3.2",
+}
+# Names that differ from those of another shape by a variant only.
+_OWN_SHAPE: Final = frozenset({"mistral-7b-v0.1", "mistral-7b-instruct-v0.1"})  # with a sliding window
+# What names of one shape end with: chat tuning, quantized weights, dates.
+_VARIANT: Final = re.compile(
+    r"([-.](hf|chat|instruct|it|pt|base|thinking|v0\.\d|fp8|fp8-dynamic|fp8-kv|kv|dynamic|static|pertensor|nvfp4|mxfp4|awq|gptq"
+    r"|bnb|4bit|8bit|int[48]|w\d+a\d+|quantized|bf16|fp16|\d{4}))+$"
+)
+
+
+@cache
+def _names() -> Mapping[str, str]:
+    """Every name under which a model is known -> its key."""
+    published = {str(entry["id"]).rsplit("/", 1)[-1].lower(): key for key, entry in _ENTRIES.items()}
+    return {
+        **{_VARIANT.sub("", name): key for name, key in published.items()},
+        **published,
+        **_SAME_SHAPE,
+        **{k: k for k in CONFIGS},
+    }
+
+
+def known(name: str) -> str | None:
+    """The key of a model whose shape is known: by the last part of a published name, without variants that keep the shape."""
+    base = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    if len(base) > MAX_NAME or base in _OWN_SHAPE:
+        return None
+    for publisher in ("", "meta-", "nvidia-"):
+        plain = base.removeprefix(publisher)
+        found = _names().get(plain) or _names().get(_VARIANT.sub("", plain))
+        if found is not None:
+            return found
+    return None
 
 
 def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
@@ -133,16 +83,16 @@ def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
     try:
         there = bool(text) and path.exists()
     except OSError:  # too long for a name, or in a directory that may not be looked into
-        there = text.lower() not in CONFIGS and "/" in text
+        there = known(text) is None and "/" in text
     if not there:
         return named(text, draft_layers), None
     return shapes.load(path, draft_layers), path
 
 
 def named(name: str, draft_layers: int = 0) -> ModelShape:
-    """The shape of a model by its exact name (small and capital letters count the same)."""
-    key = name.lower()
-    if key not in CONFIGS:
+    """The shape of a model by its published name (small and capital letters count the same). Raises ``CapacityError``."""
+    key = known(name)
+    if key is None:
         raise CapacityError(
             f"{name!r:.100} is neither a file nor a known model; allowed: a config.json, a model's "
             f"directory, or one of {', '.join(CONFIGS)}"

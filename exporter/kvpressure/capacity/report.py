@@ -117,6 +117,11 @@ def _model(answer: Answer) -> Iterator[str]:
     yield f"{answer.shape.name}, KV cache {answer.cache_dtype}, {', '.join(spread) or 'one GPU'}"
     beyond = "" if answer.layout.uniform else " beyond the windows (not linear: see the table)"
     yield f"KV bytes per token on each GPU: {answer.layout.bytes_per_token:,.0f}{beyond}"
+    if answer.shape.recurrent_layers:
+        yield (
+            f"{answer.shape.recurrent_layers} layers keep a state of fixed size for each request instead of a KV cache: "
+            "not included, so fewer requests fit"
+        )
     if len(answer.layout.groups) > 1:
         yield f"layers in {len(answer.layout.groups)} groups; one block of the pool is {_size(answer.layout.block_bytes)}"
 

@@ -17,7 +17,8 @@ MAX_LAYERS: Final = 2048
 _MAX_CONFIG_BYTES: Final = 4_000_000
 _INDEXER_SCALE_BYTES: Final = 4  # one fp32 scale beside the fp8 key of DeepSeek's sparse-attention indexer
 
-#: Keys of models that keep a recurrent state instead of (or beside) a KV cache; its size is not computed here.
+#: Keys of models that keep a recurrent state instead of (or beside) a KV cache; its size is not computed here, and their other layers
+#: only where the configuration says which they are.
 _RECURRENT_KEYS: Final = (
     "mamba_d_state",
     "ssm_state_size",
@@ -28,6 +29,19 @@ _RECURRENT_KEYS: Final = (
     "linear_attn_config",
     "attn_layer_period",
 )
+#: Keys by which layers differ in a way that is not computed: head sizes, KV heads or compressed caches of their own.
+_UNEVEN_KEYS: Final = (
+    "block_configs",
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "swa_head_dim",
+    "swa_num_key_value_heads",
+    "attention_other_setting",
+    "compress_ratios",
+    "sparse_attention_config",
+)
+_RECURRENT_TYPES: Final = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "kda"})
+_ATTENTION_TYPES: Final = frozenset({"attention", "full_attention", "hybrid"})
 _HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KIND_BY_LAYER_TYPE: Final[Mapping[str, Kind]] = {
     "full_attention": "full",
@@ -59,6 +73,7 @@ class ModelShape:
     """A model as far as memory goes. ``layers`` in order; an MLA model with an indexer has two entries a layer.
     ``positions`` says to which transformer layer each entry belongs (draft layers: the last one, on whose stage they
     are). ``max_model_len`` is the context of the configuration, ``attention_heads`` those of a query (None = not said).
+    ``recurrent_layers`` keep a state of fixed size for each request, which is in none of the ``layers``.
     """
 
     name: str
@@ -69,6 +84,7 @@ class ModelShape:
     attention_heads: int | None
     dtype_bytes: int
     config: Mapping[str, Any]
+    recurrent_layers: int = 0
 
 
 def load(path: Path, draft_layers: int = 0) -> ModelShape:
@@ -101,7 +117,8 @@ def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_lay
         if number > MAX_LAYERS:
             raise CapacityError(f"{fields.where}: {what} {number}; allowed: up to {MAX_LAYERS}")
     per_layer = _mla_layers(fields) if fields.has("kv_lora_rank") and fields.has("qk_rope_head_dim") else None
-    kinds = _kinds(fields, count)
+    attending, recurrent = _attending(fields, count)
+    kinds: Sequence[_KindWindow] = _kinds(fields, count) if attending is None else [("full", None)] * count
     plain = None if per_layer is not None else _attention(fields)
     shared = fields.optional("num_kv_shared_layers") or 0
     if shared >= count:
@@ -109,6 +126,8 @@ def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_lay
     layers: list[Layer] = []
     positions: list[int] = []
     for position in range(count - shared + draft_layers):
+        if attending is not None and position < count and position not in attending:
+            continue
         kind, window = kinds[position] if position < count else ("full", None)
         entries = per_layer or (Layer(kind, *(plain or (1, 1, 1)), window),)
         layers += entries
@@ -123,6 +142,7 @@ def from_config(config: Mapping[str, Any], name: str, where: str = "", draft_lay
         fields.optional(*_HEADS),
         _dtype_bytes(fields),
         fields.values,
+        recurrent,
     )
 
 
@@ -173,21 +193,62 @@ class _Fields:
 
     def refuse_unsupported(self) -> None:
         """Raise for models whose memory the formulas do not describe."""
-        types = self.values.get("layer_types")
-        recurrent = next((key for key in _RECURRENT_KEYS if self.has(key)), None)
-        if isinstance(types, list) and recurrent is None:
-            recurrent = next(
-                (str(t)[:50] for t in types if not isinstance(t, str) or t not in _KIND_BY_LAYER_TYPE), None
-            )
-        if recurrent is not None:
-            raise CapacityError(
-                f"{self.where}: {recurrent}: layers with a recurrent or unknown state are not computed; "
-                "read kv_cache_size_tokens from the server"
-            )
         if self.values.get("is_encoder_decoder") is True:
             raise CapacityError(f"{self.where}: encoder-decoder models are not computed; allowed: decoder models")
-        if self.has("block_configs"):
-            raise CapacityError(f"{self.where}: block_configs: layers of different shape are not computed")
+        uneven = next((key for key in _UNEVEN_KEYS if self.has(key)), None)
+        if uneven is not None:
+            raise CapacityError(f"{self.where}: {uneven}: layers of different shape are not computed")
+
+
+def _attending(fields: _Fields, count: int) -> tuple[frozenset[int] | None, int]:
+    """The layers with attention of a model that has layers with a recurrent state, and how many those are; ``None`` = it has none.
+
+    Raises ``CapacityError`` where there are such layers, or unknown ones, and the configuration does not say which.
+    """
+    kinds = _layer_kinds(fields, count)
+    if kinds is None:
+        sign = next((key for key in _RECURRENT_KEYS if fields.has(key)), None)
+        if sign is None:
+            return None, 0
+        raise _not_computed(fields, sign)
+    if len(kinds) < count:
+        raise CapacityError(f"{fields.where}: {len(kinds)} layers are described; needed: {count}")
+    attending = frozenset(i for i, kind in enumerate(kinds[:count]) if kind == "attention")
+    recurrent = kinds[:count].count("recurrent")
+    if not attending:
+        raise _not_computed(fields, "no layer with attention")
+    return attending, recurrent
+
+
+def _not_computed(fields: _Fields, sign: str) -> CapacityError:
+    return CapacityError(
+        f"{fields.where}: {sign}: layers with a recurrent or unknown state are not computed; "
+        "read kv_cache_size_tokens from the server"
+    )
+
+
+def _layer_kinds(fields: _Fields, count: int) -> list[str] | None:
+    """``attention``, ``recurrent`` or ``none`` for each layer of a model that mixes them; ``None`` where nothing says it does."""
+    pattern = fields.values.get("hybrid_override_pattern")
+    if isinstance(pattern, str):  # M = Mamba, * = attention, - and E = feed forward
+        return [{"*": "attention", "M": "recurrent"}.get(sign, "none") for sign in pattern]
+    for key in ("layer_types", "layers_block_type"):
+        types = fields.values.get(key)
+        if not isinstance(types, list) or all(isinstance(t, str) and t in _KIND_BY_LAYER_TYPE for t in types):
+            continue
+        unknown = next(
+            (t for t in types if not isinstance(t, str) or t not in _RECURRENT_TYPES | _ATTENTION_TYPES), None
+        )
+        if unknown is not None:
+            raise _not_computed(fields, str(unknown)[:50])
+        return ["recurrent" if t in _RECURRENT_TYPES else "attention" for t in types]
+    interval, period = fields.optional("full_attention_interval"), fields.optional("attn_layer_period")
+    if fields.has("linear_num_key_heads") and interval:
+        return ["attention" if (i + 1) % interval == 0 else "recurrent" for i in range(count)]
+    if period:
+        offset = fields.optional("attn_layer_offset") or 0
+        return ["attention" if i % period == offset else "recurrent" for i in range(count)]
+    return None
 
 
 def _dtype_bytes(fields: _Fields) -> int:
@@ -238,15 +299,19 @@ _KindWindow = tuple[Kind, int | None]
 def _kinds(fields: _Fields, count: int) -> Sequence[_KindWindow]:
     """Kind and window of every layer."""
     window = None if fields.values.get("use_sliding_window") is False else fields.optional("sliding_window")
+    context = fields.optional("max_position_embeddings")
+    if window is not None and context is not None and window >= context:
+        window = None  # as wide as a request can be
     chunk = fields.optional("attention_chunk_size")
     types = fields.values.get("layer_types")
     if isinstance(types, list) and types:
         if len(types) < count:
             raise CapacityError(f"{fields.where}: layer_types has {len(types)} entries; needed: {count}")
         return [_kind_of(fields, str(types[i]), window, chunk) for i in range(count)]
-    if fields.has("no_rope_layers") and chunk is not None:  # Llama 4: 0 = no rotary positions = sees all
-        flags = fields.values["no_rope_layers"]
-        if not isinstance(flags, list) or len(flags) < count:
+    if chunk is not None and (fields.has("no_rope_layers") or fields.values.get("model_type") == "llama4_text"):
+        interval = fields.optional("no_rope_layer_interval") or 4
+        flags = fields.values.get("no_rope_layers") or [(i + 1) % interval for i in range(count)]
+        if not isinstance(flags, list) or len(flags) < count:  # Llama 4: 0 = no rotary positions = sees all
             raise CapacityError(f"{fields.where}: no_rope_layers is not a list of {count} numbers")
         return [("chunked", chunk) if flag else ("full", None) for flag in flags[:count]]
     if window is None:

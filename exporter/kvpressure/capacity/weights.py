@@ -30,7 +30,9 @@ def measured(path: Path) -> int | None:
 
 
 def estimated(shape: ModelShape) -> int | None:
-    """Bytes of the weights from the configuration, None when it does not say enough."""
+    """Bytes of the weights from the configuration, None when it does not say enough, or has layers that are not computed."""
+    if shape.recurrent_layers:
+        return None
     linear, other = parameters(shape.config)
     if not linear:
         return None
@@ -48,7 +50,9 @@ def parameters(config: Mapping[str, Any]) -> tuple[int, int]:
         embeddings += (get("max_position_embeddings") + 2) * hidden
     attention = layers * (_mla(get) if get("kv_lora_rank") else _attention(get))
     dense_layers, experts = _split_experts(config, get, layers)
-    feed_forward = dense_layers * _feed_forward(config, get("intermediate_size") or get("ffn_dim"), hidden)
+    feed_forward = dense_layers * _feed_forward(
+        config, get("intermediate_size_mlp") or get("intermediate_size") or get("ffn_dim"), hidden
+    )
     if _quantization(config) == "mxfp4":
         return experts, attention + feed_forward + embeddings
     return attention + feed_forward + experts, embeddings
@@ -66,7 +70,7 @@ class _Numbers:
 
 
 def _tied(config: Mapping[str, Any]) -> bool:
-    default = str(config.get("model_type")).startswith(("gemma", "opt"))
+    default = str(config.get("model_type")).startswith(("gemma", "opt", "cohere"))
     return bool(config.get("tie_word_embeddings", default))
 
 
@@ -93,9 +97,11 @@ def _split_experts(config: Mapping[str, Any], get: _Numbers, layers: int) -> tup
     if not experts:
         return layers, 0
     size = get("moe_intermediate_size") or get("intermediate_size")
-    sparse = layers - get("first_k_dense_replace")
+    sparse = (layers - get("first_k_dense_replace")) // (get("interleave_moe_layer_step") or 1)
     each = _feed_forward(config, size, hidden)
-    shared = get("n_shared_experts") * each + 3 * hidden * get("shared_expert_intermediate_size")
+    shared = (
+        get("n_shared_experts") or int(str(config.get("model_type")).startswith("llama4"))
+    ) * each + 3 * hidden * get("shared_expert_intermediate_size")
     return layers - sparse, sparse * (experts * each + shared + experts * hidden)
 
 

@@ -53,14 +53,16 @@ examples:
   kvpressure capacity llama_70b --worksheet --gpu-memory 80 --tp 4 --context 8192 --concurrency 10
       the guides' own approximations
 
-Sizes are bytes on one GPU: 80GiB, 80GB; a bare number is GB. MODEL is a config.json, a model's directory, or one of
+Sizes are bytes on one GPU: 80GiB, 80GB; a bare number is GB. MODEL is a config.json, a model's directory, or a known name.
+
+known names:
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES + ", ".join(models.CONFIGS)
+    parser.epilog = _EXAMPLES + "\n".join(f"  {name}" for name in models.CONFIGS)
     parser.add_argument("model", metavar="MODEL", help="config.json, a model's directory, or a known name")
     spread = parser.add_argument_group("how it is run, as for vLLM")
     whole = _at_least(1)

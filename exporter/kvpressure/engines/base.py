@@ -118,7 +118,7 @@ class EngineDialect:
     """Whether the text of a command line, understood or not, has the words that start the server."""
     read_command: ReadCommand = lambda *_, **__: Command(EngineArgs(), False, False)
     of_image: Callable[[str], bool] = lambda *_: False
-    """Whether an image of this name and tag (lower case, ``name:tag``, without registry and path) brings the server."""
+    """Whether an image (lower case, ``registry/path/name:tag``, without digest) brings the server. Anything may stand in a path."""
     host: Callable[[str, Sequence[str], Mapping[str, str], EngineArgs], Host | None] = lambda *_: None
     """The program around the server that publishes its metrics, from the image, the command line and its variables."""
     takes_words: Callable[[Sequence[str], EngineArgs], bool] = lambda *_: False
@@ -141,6 +141,8 @@ class EngineDialect:
         None,
     )
     """The model and the engine that a series' labels name; a series without a model is of no engine."""
+    repeated_by: frozenset[str] = frozenset()
+    """Labels in which series differ that repeat the same value of one engine. Any other difference is a collision."""
     config_labels: frozenset[str] = frozenset()
     """Labels of ``config`` families that are kept, as ``EngineReading.cache_config``."""
     page_kind: Callable[[bytes, Sequence[EngineReading], Mapping[str, float]], PageKind] = lambda *_: PageKind()

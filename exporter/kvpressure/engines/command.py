@@ -41,12 +41,13 @@ class Endpoints:
 @dataclass(frozen=True, slots=True)
 class Host:
     """A program that runs the engine inside and publishes its metrics. ``port``: None = it publishes none as it is set up.
-    ``every_pod``: workers of a group publish too.
+    ``every_pod``: workers of a group publish too. ``path``: of its metrics, "" = the server's own.
     """
 
     title: str
     port: int | None
     every_pod: bool = False
+    path: str = ""
 
 
 def bounded(argv: Sequence[str], characters: int = MAX_CHARACTERS) -> list[str]:

@@ -28,6 +28,7 @@ SWAPPED: Final = "swapped"  # V0 only: sequence groups swapped to the CPU
 WAITING_CAPACITY: Final = "waiting_capacity"  # waiting{reason="capacity"}
 WAITING_DEFERRED: Final = "waiting_deferred"  # waiting{reason="deferred"}: LoRA, grammar, remote KV
 KV_USAGE: Final = "kv_usage"  # ratio of KV blocks in use, evictable prefix blocks count as free
+RUNNING_LIMIT: Final = "running_limit"  # most requests that run at once, where a gauge gives it
 GENERATION_RATE: Final = "generation_rate"  # V0 <= 0.7 only: tokens per second as a gauge
 PROMPT_RATE: Final = "prompt_rate"  # V0 <= 0.7 only
 ASLEEP: Final = "asleep"  # 1 when sleep mode has offloaded the weights
@@ -134,7 +135,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """One engine (model, data-parallel rank) on a metrics page, under canonical names. ``dialect``: whose spellings the page had."""
+    """One engine (model, data-parallel rank) on a metrics page, under canonical names. ``dialect``: whose spellings the page had.
+    On a page of several servers ``replica`` is Ray's identifier of its server, ``origin`` the pod or address that its series were
+    collected from; both stand in ``engine`` too, the former as a number.
+    """
 
     model_name: str
     engine: str
@@ -143,6 +147,8 @@ class EngineReading:
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     cache_config: Mapping[str, str] = field(default_factory=dict)
     dialect: str = ""
+    replica: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,8 @@ class Scrape:
 
     ``error`` is a reason from the closed set of ``reasons.REASONS`` when the scrape failed; then
     ``engines`` is empty. ``exposition`` is the raw text, kept only while somebody records. ``bad_lines`` counts
-    lines that looked wanted and could not be read, ``cut`` what limits left out: engines, series, plugin.
+    lines that looked wanted and could not be read, ``cut`` what was left out: engines, series and plugin by limits,
+    collisions because several series name one value.
     ``multi_process`` = several API servers (no process_* series). ``flavour`` is a word of the dialect ("v0", "v1", "rust") when the page tells, else None. ``dialect``: of its
     engines, else what discovery took the server for; "" = unknown.
     """
@@ -175,6 +182,11 @@ class Scrape:
     duration_seconds: float | None = None
     exposition: str | None = None
     dialect: str = ""
+
+    def engines_of_server(self, engine: EngineReading) -> int:
+        """How many engines of this page belong to the server of this one: its data-parallel ranks."""
+        server = (engine.dialect, engine.replica, engine.origin)
+        return sum((one.dialect, one.replica, one.origin) == server for one in self.engines)
 
 
 @dataclass(frozen=True, slots=True)

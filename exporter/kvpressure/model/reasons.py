@@ -24,7 +24,27 @@ INVALID_UTF8: Final = "invalid_utf8"
 HTML: Final = "html"
 JSON: Final = "json"
 EMPTY: Final = "empty"
-NO_VLLM_METRICS: Final = "no_vllm_metrics"  # --disable-log-stats, or not vLLM
+NO_ENGINE_METRICS: Final = "no_engine_metrics"  # switched off, or software that is not known
+OTHER_SOFTWARE: Final = (  # a page of known software that is no engine; ``engines.other_software`` says which and what to do
+    "production_stack_router",
+    "vllm_router",
+    "sglang_router",
+    "tensorrt_llm",
+    "tgi",
+    "llama_cpp",
+    "lmdeploy",
+    "dynamo",
+    "triton",
+    "litellm",
+    "endpoint_picker",
+    "queue_proxy",
+    "dcgm_exporter",
+    "node_exporter",
+    "kvpressure",
+    "service_mesh",
+    "ray",
+)
+"""In the order in which they are looked for: the more specific first."""
 # Who answers
 SEVERAL_SERVERS: Final = (
     "several_servers"  # one address, answered by several processes in turn: a Service with replicas
@@ -51,7 +71,8 @@ REASONS: Final = (
     HTML,
     JSON,
     EMPTY,
-    NO_VLLM_METRICS,
+    NO_ENGINE_METRICS,
+    *OTHER_SOFTWARE,
     SEVERAL_SERVERS,
     SAME_SERVER,
     INTERNAL,

@@ -358,7 +358,8 @@ class Pipeline:
         page, reading = track.tracker.page, track.tracker.reading
         facts = dict(container.facts) if container else {}
         if page is not None and "pool_bytes" not in facts:
-            pool = pool_from_configuration(args, _dialect_of(track).pool(args, reading, len(page.engines)))
+            engines = page.engines_of_server(reading) if reading is not None else 1
+            pool = pool_from_configuration(args, _dialect_of(track).pool(args, reading, engines))
             if pool is not None:
                 facts["pool_bytes"] = pool
         if container is None:

@@ -253,8 +253,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Items of the last scrape left out by limits. engines: above its share of the node's 64. series: too many in a scrape or "
-        "histogram. plugin: 1 if it had too many lines. new_engines: more than one new engine name per minute.",
+        "Items of the last scrape that were left out. engines: above its share of the node's 64. series: too many in a scrape or "
+        "histogram. plugin: 1 if it had too many lines. new_engines: more than one new engine name per minute. "
+        "collisions: values of which the scrape had several series.",
         ("target", "reason"),
         "nothing was left out",
     ),

@@ -92,7 +92,7 @@ class EngineTracker:
             self._begin()
         self.page, self.reading = page, reading
         self.failing, self.error = 0, None
-        self.engines_on_page = len(page.engines)
+        self.engines_on_page = page.engines_of_server(reading)
         start = page.page.get(r.PROCESS_START)
         if start is not None and self._process_start is not None and start != self._process_start:
             self._device.forget()

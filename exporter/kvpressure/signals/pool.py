@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
-from typing import Final
 
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel, pool_bytes
-from kvpressure.capacity.models import CONFIGS, named
+from kvpressure.capacity.models import known, named
 from kvpressure.engines.base import Pool
 from kvpressure.model.arguments import EngineArgs
 
-MAX_NAME: Final = 128  # characters of the longest name of a model that is looked at
-
-# Variants of a model that keep the shape of its KV cache: chat tuning and quantized weights.
-_VARIANT: Final = re.compile(
-    r"(-(hf|chat|instruct|it|base|v\d+(\.\d+)?|fp8|awq|gptq|int[48]|w\d+a\d+|bf16|fp16|\d{4}))+$"
-)
-
-
-@lru_cache(maxsize=256)
-def known_model(name: str) -> str | None:
-    """The key of a model whose shape is known: the last part of the name, without variants that keep the shape."""
-    base = name.rsplit("/", 1)[-1].lower()
-    if len(base) > MAX_NAME:
-        return None
-    for candidate in (base, _VARIANT.sub("", base)):
-        if candidate in CONFIGS:
-            return candidate
-    return None
+known_model = lru_cache(maxsize=256)(known)
 
 
 def from_configuration(args: EngineArgs, pool: Pool) -> float | None:
@@ -57,7 +38,10 @@ def _from_shape(
 ) -> float | None:
     if blocks < 1 or block_size < 1:
         return None
+    shape = named(model)
+    if shape.recurrent_layers and len(shape.layers) > shape.recurrent_layers:
+        return None  # the pool's blocks are as large as those layers need
     try:
-        return float(pool_bytes(named(model), blocks, Parallel(tensor, pipeline, context), dtype, block_size))
+        return float(pool_bytes(shape, blocks, Parallel(tensor, pipeline, context), dtype, block_size))
     except (CapacityError, ValueError, OverflowError):
         return None

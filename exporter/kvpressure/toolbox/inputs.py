@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from kvpressure.advice.wording import reason_text
 from kvpressure.capacity import models
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
@@ -204,10 +205,7 @@ def watch_and_judge(targets: list[Target], around: Around, seconds: float, thres
         case.changes and case.seconds.keys() - {"unknown"} for case in cases
     ):
         reasons = sorted(
-            {
-                f"{engine.target}: {_WHY.get(engine.error or '', engine.error or 'no answer')}"
-                for engine in (case.view.engine for case in cases)
-            }
+            {f"{engine.target}: {reason_text(engine.error)}" for engine in (case.view.engine for case in cases)}
         )
         raise InputError(f"could not scrape {'; '.join(reasons)}")
     return cases
@@ -223,20 +221,6 @@ def _unless_silent(snapshots: Iterable[Snapshot]) -> Iterator[Snapshot]:
         yield snapshot
         if not answered and snapshot.time - start >= SILENT_SECONDS:
             return
-
-
-_WHY: Final = {
-    "refused": "connection refused",
-    "dns": "host name not found",
-    "timeout": "timed out",
-    "unreachable": "host unreachable",
-    "http_4xx": "HTTP 4xx response",
-    "http_5xx": "HTTP 5xx response",
-    "no_vllm_metrics": "no vLLM metrics there (another service, or --disable-log-stats)",
-    "html": "HTML instead of metrics",
-    "json": "JSON instead of metrics",
-    "empty": "empty response",
-}
 
 
 def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -> Found:

@@ -73,7 +73,7 @@ REASONS_OF = {
     "kaito/distributed-1.json": "worker",
     "llm-d/fma-launcher.json": "other_program",
     "llm-d/fma-requester.json": "no_sign",
-    "nim/nim-llm.json": "nim",
+    "nim/nim-llm.json": "image",
     "skypilot/service.json": "no_sign",
     "variants/gpu-tgi.json": "other_server",
     "variants/gpu-training.json": "no_sign",
@@ -87,6 +87,14 @@ REASONS_OF = {
 @pytest.mark.parametrize(("name", "reason"), REASONS_OF.items())
 def test_the_reason_is_given(name: str, reason: str) -> None:
     assert [row.why for row in read(name).rows] == [reason]
+
+
+def test_a_nim_that_serves_no_language_model_is_named() -> None:
+    nim = document("nim/nim-llm.json")
+    nim["spec"]["containers"][0]["image"] = "nvcr.io/nim/nvidia/nv-embedqa-e5-v5:1.0"
+    pod = read_pod(nim, Policy())
+    assert pod is not None
+    assert [row.why for row in pod.rows] == ["nim"]
 
 
 @pytest.mark.parametrize("name", EXPECTED["pods"])

@@ -219,7 +219,7 @@ def test_the_largest_of_several_processes_of_the_new_name_beats_the_old_name():
 def test_replicas_on_a_page_of_ray_are_engines_of_their_own():
     text = "".join(series("num_requests_running", n, ReplicaId=replica) for n, replica in (("1", "a"), ("2", "b")))
     result = scan(text.replace("vllm:", "ray_vllm_"))
-    assert [(e.engine, e.gauges["running"]) for e in result.engines] == [("0/a", 1), ("0/b", 2)]
+    assert [(e.engine, e.gauges["running"]) for e in result.engines] == [("0/r0", 1), ("0/r1", 2)]
 
 
 def test_rejections_belong_to_every_engine_of_their_model():
@@ -468,10 +468,10 @@ def test_sum_count_and_buckets_are_independent():
         ('{"detail":"Not Found"}', "json"),
         ("[]", "json"),
         (' \n{\n  "a": 1}', "json"),
-        ('{"other_metric"} 5', "no_vllm_metrics"),
-        ("process_cpu_seconds_total 5\npython_info 1\n", "no_vllm_metrics"),
-        (series("cache_config_info", block_size="16"), "no_vllm_metrics"),
-        ("garbage", "no_vllm_metrics"),
+        ('{"other_metric"} 5', "no_engine_metrics"),
+        ("process_cpu_seconds_total 5\npython_info 1\n", "no_engine_metrics"),
+        (series("cache_config_info", block_size="16"), "no_engine_metrics"),
+        ("garbage", "no_engine_metrics"),
         ("\n" * 200_000, "too_large"),
         (b"\xff\xfe", "invalid_utf8"),
         (RUNNING.encode() + b"\xc3", "invalid_utf8"),
@@ -485,7 +485,7 @@ def test_why_there_are_no_engines(body, error):
 
 def test_page_values_of_a_server_without_engine_metrics_are_kept():
     result = scan("process_cpu_seconds_total 5\n")  # --disable-log-stats
-    assert (result.error, result.page) == ("no_vllm_metrics", {"process_cpu_seconds": 5})
+    assert (result.error, result.page) == ("no_engine_metrics", {"process_cpu_seconds": 5})
 
 
 # --- the scanner's memory --------------------------------------------------------------------------------
@@ -739,4 +739,4 @@ def test_a_routers_page_is_no_engine() -> None:
     )
     found = scan(page)
     assert found.engines == ()
-    assert found.error == "no_vllm_metrics"
+    assert found.error == "no_engine_metrics"

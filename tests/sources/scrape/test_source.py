@@ -123,7 +123,7 @@ def test_failures_are_pages_with_a_reason_and_do_not_touch_the_others(source_for
         html.url: "html",
         json.url: "json",
         bytes_.url: "invalid_utf8",
-        bare.url: "no_vllm_metrics",
+        bare.url: "no_engine_metrics",
         empty.url: "empty",
     }
     assert reading.errors == {reason: 1 for reason in errors.values() if reason}

@@ -29,6 +29,7 @@ SERIES_LABELS: Final = frozenset(
         "mode",
     }
 )
+REPEATED_BY: Final = frozenset({"tp_rank", "moe_ep_rank"})  # with --enable-metrics-for-all-schedulers
 CONFIG_LABELS: Final = frozenset({"page_size", "num_pages"})
 CONTEXT: Final = "context_length"  # gauge of the context limit, from 0.5.14
 
@@ -111,14 +112,15 @@ SAMPLES: Final[Mapping[str, Sample]] = {
 
 
 def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """The model and the engine that a series names: its data-parallel rank and pipeline stage, and the replica under Ray.
+    """The model and the engine that a series names: its data-parallel rank and pipeline stage.
 
     No engine's are the parts by priority (the total has an empty one) and the repetitions by further tensor-parallel ranks. With
     data-parallel attention the rank differs for each engine and tells nothing.
     """
-    rank, stage, replica = labels.get("dp_rank"), labels.get("pp_rank") or "0", labels.get("ReplicaId")
+    rank, stage = labels.get("dp_rank"), labels.get("pp_rank") or "0"
     if labels.get("priority") or (rank is None and labels.get("tp_rank", "0") != "0"):
         return None, None
-    parts = [rank or "0", *([f"pp{stage}"] if stage != "0" else []), *([replica] if replica else [])]
-    named = rank is not None or "pp_rank" in labels or replica
-    return labels.get("model_name"), "/".join(parts) if named else None
+    named = rank is not None or "pp_rank" in labels
+    return labels.get("model_name"), "/".join(
+        [rank or "0", *([f"pp{stage}"] if stage != "0" else [])]
+    ) if named else None

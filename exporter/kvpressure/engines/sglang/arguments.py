@@ -173,7 +173,8 @@ def _kubernetes(text: str, env: Mapping[str, str], room: shell.Room) -> str:
 
 def of_image(image: str) -> bool:
     """Whether an image is one of SGLang's server: its router is called after it too."""
-    return "sglang" in image and "router" not in image and "gateway" not in image
+    name = image.rpartition("/")[2]
+    return "sglang" in name and "router" not in name and "gateway" not in name
 
 
 def takes_words(_argv: Sequence[str], args: EngineArgs) -> bool:

@@ -22,6 +22,7 @@ SGLANG: Final = EngineDialect(
     endpoints=arguments.endpoints,
     samples=aliases.SAMPLES,
     identify=aliases.identify,
+    repeated_by=aliases.REPEATED_BY,
     config_labels=aliases.CONFIG_LABELS,
     page_kind=page.kind,
     log_words=log_lines.WORDS,

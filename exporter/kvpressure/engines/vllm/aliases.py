@@ -18,8 +18,22 @@ PREFIXES: Final = ("vllm:", "vllm_", "ray_vllm:", "ray_vllm_")
 SERIES_PATTERN: Final = "(ray_)?vllm[:_].+"
 SERIES_LABELS: Final = frozenset({"engine", "reason", "finished_reason", "source", "sleep_state"})
 
-# NVIDIA NIM serves these of vLLM's gauges without any prefix.
-BARE_NAMES: Final = ("num_requests_running", "num_requests_waiting", "gpu_cache_usage_perc")
+# NVIDIA NIM serves these without any prefix, the last two and the limit as names of its own.
+BARE_NAMES: Final = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "gpu_cache_usage_perc",
+    "prompt_tokens",
+    "generation_tokens",
+    "request_success",
+    "time_to_first_token_seconds",
+    "time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "num_request_max",
+    "request_failure",
+)
 
 # Labels of cache_config_info that somebody needs; each release has others (37 in 0.33).
 CONFIG_LABELS: Final = frozenset(
@@ -44,6 +58,7 @@ ENGINE_FAMILIES: Final = (
     gauge(r.RUNNING, "num_requests_running"),
     gauge(r.WAITING, "num_requests_waiting"),
     gauge(r.SWAPPED, "num_requests_swapped"),  # V0 up to 0.7
+    Family("gauge", ("num_request_max",), r.RUNNING_LIMIT, ceiling=ceilings.REQUESTS, per_model=True),  # NIM's
     Family(
         "gauge",
         ("num_requests_waiting_by_reason",),
@@ -72,6 +87,7 @@ ENGINE_FAMILIES: Final = (
     counter(r.ESTIMATED_READ_BYTES, "estimated_read_bytes_per_gpu", ceiling=ceilings.WORK),
     counter(r.ESTIMATED_WRITE_BYTES, "estimated_write_bytes_per_gpu", ceiling=ceilings.WORK),
     Family("counter", ("request_success",), r.FINISHED_PREFIX, label="finished_reason"),
+    counter(r.FINISHED_PREFIX + "error", "request_failure"),  # NIM's
     Family("counter", ("admission_rejections",), r.REJECTED_PREFIX, label="reason", per_model=True),  # 0.32
     histogram(r.TTFT, "time_to_first_token_seconds"),
     histogram(r.INTER_TOKEN, "inter_token_latency_seconds", "time_per_output_token_seconds"),  # renamed in 0.10.2
@@ -94,8 +110,7 @@ SAMPLES: Final[Mapping[str, Sample]] = table("vllm", ENGINE_FAMILIES, PREFIXES, 
 def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
     """The model and the engine that a series names, each ``None`` where it names none.
 
-    A router repeats gauges of its servers under vLLM's names; every vLLM names its model. Under Ray several replicas share a page:
-    the replica, else the worker, is part of the engine's name.
+    A router repeats gauges of its servers under vLLM's names; every vLLM names its model, and Triton its backend's model and version.
     """
-    engine, replica = labels.get("engine"), labels.get("ReplicaId") or labels.get("WorkerId")
-    return labels.get("model_name"), f"{engine or '0'}/{replica}" if replica else engine
+    model = labels.get("model_name") or (labels.get("model") if "version" in labels else None)
+    return model, labels.get("engine")

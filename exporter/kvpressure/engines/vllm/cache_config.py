@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvpressure.engines.base import Pool
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.ceilings import LABEL
-from kvpressure.model.readings import EngineReading
+from kvpressure.model.readings import SWAPPED, EngineReading
 
 
 def positive(text: str | None) -> float | None:
@@ -21,8 +21,8 @@ def capacity_tokens(reading: EngineReading, engines_on_page: int) -> float | Non
     """Tokens the cache holds.
 
     ``kv_cache_size_tokens`` where given (right for hybrid models). Else usable blocks times block size, which holds
-    for models with one KV group; ``num_gpu_blocks`` is summed over the data-parallel engines of a page and
-    block 0 is never used.
+    for models with one KV group; ``num_gpu_blocks`` is summed over the data-parallel engines of a server and
+    block 0 is never used, except by V0.
     """
     config = reading.cache_config
     size = positive(config.get("kv_cache_size_tokens"))
@@ -33,7 +33,8 @@ def capacity_tokens(reading: EngineReading, engines_on_page: int) -> float | Non
     if not blocks or not tokens:
         return None
     per_engine = blocks / max(1, engines_on_page)
-    return (per_engine - 1) * tokens if per_engine > 1 else None
+    unused = 0 if SWAPPED in reading.gauges else 1
+    return (per_engine - unused) * tokens if per_engine > 1 else None
 
 
 def block_size(reading: EngineReading) -> float | None:

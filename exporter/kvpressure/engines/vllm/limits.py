@@ -10,7 +10,7 @@ from kvpressure.engines.base import EffectiveLimit, Features, Known
 from kvpressure.engines.vllm.arguments import default_limits, limits_in_force
 from kvpressure.engines.vllm.cache_config import positive
 from kvpressure.model.arguments import EngineArgs
-from kvpressure.model.readings import SWAPPED
+from kvpressure.model.readings import RUNNING_LIMIT, SWAPPED
 from kvpressure.model.state import LIMITS
 
 V0_MAX_NUM_SEQS: Final = 256.0
@@ -88,6 +88,9 @@ def in_force(known: Known) -> dict[str, EffectiveLimit]:
         if value is None:
             continue
         found[name] = EffectiveLimit(value, explicit, _source(name, known, config, explicit))
+    told = known.reading.gauges.get(RUNNING_LIMIT) if known.reading else None
+    if told and "max_num_seqs" not in merged.explicit:
+        found["max_num_seqs"] = EffectiveLimit(told, merged.is_explicit("max_num_seqs"), "metrics")
     _lower_by_active_seqs(found, merged, known.args)
     return found
 

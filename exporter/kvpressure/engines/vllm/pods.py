@@ -33,13 +33,20 @@ HELM_NAMES: Final = {
 
 _NOT_SERVERS: Final = ("router", "operator", "dashboard", "client", "bench")
 _HOST_IMAGES: Final = ("huggingfaceserver", "ray-llm")
+_NIM: Final = re.compile(r"(?:^|/)nim/")
+_NO_TEXT: Final = re.compile(
+    r"embed|rerank|retriev|ocr|riva|parakeet|canary|whisper|tts|flux|diffusion|clip|guard|paddle"
+)
+"""Words in the names of NVIDIA NIMs that serve no language model."""
 RAY_AGENT: Final = "ray-llm"
 """Ray's image for Ray Serve LLM: every pod with a GPU runs engines, whose metrics Ray's agent publishes."""
 
 
 def of_image(image: str) -> bool:
-    """Whether an image (its name and tag) is one that serves vLLM: routers and operators are called after it too."""
-    name, _, tag = image.partition(":")
+    """Whether an image is one that serves vLLM: routers and operators are called after it too, and anything may stand in a path."""
+    if is_nim(image):
+        return True
+    name, _, tag = image.rpartition("/")[2].partition(":")
     if name in _HOST_IMAGES:
         return True
     if name == "tritonserver":
@@ -47,9 +54,19 @@ def of_image(image: str) -> bool:
     return "vllm" in name and not any(word in name for word in _NOT_SERVERS)
 
 
+def is_nim(image: str) -> bool:
+    """Whether an image is an NVIDIA NIM for a language model, which serves vLLM's gauges whatever runs inside."""
+    return _NIM.search(image) is not None and not _NO_TEXT.search(image.rpartition("/")[2])
+
+
 def host(image: str, argv: Sequence[str], env: Mapping[str, str], args: EngineArgs) -> Host | None:
-    """The program around vLLM that publishes its metrics on a port of its own; None = vLLM itself does."""
-    name = image.partition(":")[0]
+    """The program around vLLM that publishes its metrics on a port or path of its own; None = vLLM itself does."""
+    if is_nim(image):
+        text = env.get("NIM_SERVER_PORT", "")
+        return Host(
+            "NVIDIA NIM", int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 8000, path="/v1/metrics"
+        )
+    name = image.rpartition("/")[2].partition(":")[0]
     if name == "huggingfaceserver" or _names(argv, "huggingfaceserver"):
         return Host("KServe Hugging Face server", args.integer("http_port") or 8080)
     if _names(argv, "/vllm/inference_api.py"):

@@ -286,8 +286,9 @@ class _Found:
 
     @property
     def image(self) -> str:
-        """Name and tag of the image, lower case, without registry and path: anything may stand in a path."""
-        return ":".join(_image(self.container)[1:]).lower()
+        """The image, lower case, without digest."""
+        path, name, tag = _image(self.container)
+        return f"{path}{name}:{tag}".lower()
 
     @property
     def host(self) -> Host | None:
@@ -543,20 +544,21 @@ def _target(
     pod: _Raw, found: _Found, args: EngineArgs, policy: Policy, annotated: bool
 ) -> tuple[Target | None, str | None]:
     try:
-        host = str(ipaddress.ip_address(_text(pod.status.get("podIP"))))
+        address = str(ipaddress.ip_address(_text(pod.status.get("podIP"))))
     except ValueError:
         return None, "no_pod_ip"
     annotations = pod.annotations if annotated and not found.dialect.endpoints(args).port_each else _without_ports(pod)
     port, refusal = endpoint.port(_server(pod, found, args, policy), annotations)
     if port is None:
         return None, refusal
-    path = endpoint.path(pod.annotations, port, found.dialect.default_path)
+    host = found.host
+    path = endpoint.path(pod.annotations, port, (host.path if host is not None else "") or found.dialect.default_path)
     if not _PATH.fullmatch(path) or ".." in path or len(path) > MAX_PATH_CHARS:
         return None, "bad_path"
     https = endpoint.scheme(pod.annotations, port) == "https" or "ssl_keyfile" in args.explicit
     try:
         return Target(
-            host,
+            address,
             port,
             path,
             "https" if https else "http",

@@ -18,6 +18,7 @@ from sys import getsizeof
 from typing import Any, Final, TypeVar
 
 from kvpressure.engines.base import EngineDialect
+from kvpressure.engines.identity import PAGE_ITSELF, Owner, owner_of
 from kvpressure.engines.registry import dialect
 from kvpressure.engines.series import Family, Sample
 from kvpressure.model import ceilings
@@ -189,10 +190,11 @@ def _read(scalars: list[_Scalar], values: Values) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Config:
-    """One series whose labels are the configuration. ``engine`` None: it holds for every engine of the dialect."""
+    """One series whose labels are the configuration. ``engine`` None: it holds for every engine of that server."""
 
     slot: int
     dialect: str
+    owner: Owner
     engine: str | None
     labels: Mapping[str, str]
 
@@ -204,9 +206,11 @@ class Layout:
         self.most_bytes = most_bytes  # beyond it no further series gets a slot
         self.ceilings: list[float] = []  # by slot: the largest value that is believed
         self._page = _Group()
-        self._models: dict[tuple[str, ...], _Group] = {}  # by dialect and model
-        self._servers: dict[tuple[str, ...], _Group] = {}  # by dialect and model: of all engines together
-        self._engines: dict[tuple[str, ...], _Group] = {}  # by dialect, model and engine
+        self._models: dict[tuple[str, ...], _Group] = {}  # by dialect, model and server
+        self._servers: dict[tuple[str, ...], _Group] = {}  # the same: of all engines together
+        self._engines: dict[tuple[str, ...], _Group] = {}  # by dialect, model, server and engine
+        self._labels: list[int] = []  # by slot: stands for the labels of its series
+        self._rivals: dict[int, list[int]] = {}  # slot -> slots of other series that name the same value
         self._configs: list[_Config] = []
         self._config_slots: dict[bytes, int] = {}
         self.bytes = 0  # memory that the series take, at least as much as they really do
@@ -237,9 +241,11 @@ class Layout:
         group = self._group(owner)
         copy = _copy(family, labels)
         identity = (family.kind, canonical, sample.age, part, copy)
+        repeated_by = dialect(sample.dialect).repeated_by
+        mark = hash(frozenset(item for item in labels.items() if item[0] not in repeated_by))
         known = group.slots.get(identity)
         if known is not None:
-            return known
+            return known if self._labels[known] == mark else self._rival(group, identity, known, mark)
         if family.kind == "histogram":
             buckets = group.buckets(canonical, sample.age, copy)
             slot = self._next_slot(family.ceiling, full=sample.part == "bucket" and buckets.full)
@@ -250,21 +256,31 @@ class Layout:
                 if name is not None:
                     group.scalar(family, name, sample.age).slots.append(slot)
         group.slots[identity] = slot
+        self._labels[slot] = mark
         self.bytes += getsizeof(canonical)
         return slot
 
+    def _rival(self, group: _Group, identity: tuple[Any, ...], known: int, mark: int) -> int:
+        """The slot of a series that differs from the one in ``known`` only by labels that nobody reads."""
+        slot = group.slots.get((identity, mark))
+        if slot is None:
+            slot = group.slots[identity, mark] = self._next_slot(self.ceilings[known])
+            self._labels[slot] = mark
+            self._rivals.setdefault(known, []).append(slot)
+        return slot
+
     def _place_config(self, whose: EngineDialect, labels: Mapping[str, str]) -> int:
-        engine = _identity(whose, labels)[1]
+        engine, owner = _identity(whose, labels)[1], _owner_of(labels)
         kept = {
             name: visible(labels[name])
             for name in sorted(whose.config_labels & labels.keys())
             if labels[name] != "None"
         }
-        identity = _digest((whose.name, f"{engine}", *(f"{name}={value}" for name, value in kept.items())))
+        identity = _digest((whose.name, *owner, f"{engine}", *(f"{name}={value}" for name, value in kept.items())))
         known = self._config_slots.get(identity)
         if known is None:
             known = self._config_slots[identity] = self._next_slot(math.inf, full=len(self._configs) >= MAX_CONFIGS)
-            self._configs.append(_Config(known, whose.name, None if engine is None else engine or "0", kept))
+            self._configs.append(_Config(known, whose.name, owner, None if engine is None else engine or "0", kept))
             self.bytes += getsizeof(kept) + sum(getsizeof(name) + getsizeof(value) for name, value in kept.items())
         return known
 
@@ -272,6 +288,7 @@ class Layout:
         if full or len(self.ceilings) >= MAX_SLOTS or self.bytes > self.most_bytes:
             raise self._too_many()
         self.ceilings.append(ceiling)
+        self._labels.append(0)
         self.bytes += SLOT_BYTES
         self._sorted = False
         return len(self.ceilings) - 1
@@ -297,9 +314,12 @@ class Layout:
         self.bytes += GROUP_BYTES + sum(map(getsizeof, key if isinstance(key, tuple) else (key,)))
         return group
 
-    def read(self, values: Values) -> tuple[tuple[EngineReading, ...], dict[str, float], int]:
-        """Engines and page values of one scan, and how many histograms had unsound buckets."""
+    def read(self, values: list[float | None]) -> tuple[tuple[EngineReading, ...], dict[str, float], int, int]:
+        """Engines and page values of one scan, how many histograms had unsound buckets, and how many values were left out because
+        the page has several series of them.
+        """
         self._sort()
+        collisions = self._settle_rivals(values)
         configs = self._present_configs(values)
         unsound_histograms = 0
         found: list[tuple[tuple[str, ...], dict[str, float], dict[str, float], dict[str, Histogram]]] = []
@@ -309,24 +329,41 @@ class Layout:
             unsound_histograms += unsound
             if gauges or counters or histograms:
                 found.append((named, gauges, counters, histograms))
-        alone = Counter(named[:2] for named, *_ in found) if self._servers else Counter()
+        alone = Counter(named[:-1] for named, *_ in found) if self._servers else Counter()
         engines: list[EngineReading] = []
-        for (whose, model, engine), gauges, counters, histograms in found:
-            for groups in (self._models, *([self._servers] if alone[whose, model] == 1 else [])):
-                shared = groups.get((whose, model))
+        for named, gauges, counters, histograms in found:
+            whose, model, replica, origin, engine = named
+            for groups in (self._models, *([self._servers] if alone[named[:-1]] == 1 else [])):
+                shared = groups.get(named[:-1])
                 if shared is not None:
+                    gauges = {**_read(shared.gauges, values), **gauges}
                     counters = {**_read(shared.counters, values), **counters}
                     common, unsound = shared.read_histograms(values)
                     unsound_histograms += unsound
                     histograms = {**common, **histograms}
-            config = configs.get((whose, engine), configs.get((whose, None), {}))
-            engines.append(EngineReading(model, engine, gauges, counters, histograms, config, whose))
+            owner = Owner(replica, origin)
+            config = configs.get((whose, owner, engine), configs.get((whose, owner, None), {}))
+            name = f"{engine}/{origin}" if origin else engine
+            engines.append(EngineReading(model, name, gauges, counters, histograms, config, whose, replica, origin))
         if len(engines) > 1:
-            engines.sort(key=lambda each: (each.model_name, len(each.engine), each.engine, each.dialect))
-        return tuple(engines), _read(self._page.gauges, values), unsound_histograms
+            engines.sort(key=lambda each: (each.model_name, len(each.engine), each.engine, each.replica, each.dialect))
+        return tuple(engines), _read(self._page.gauges, values), unsound_histograms, collisions
 
-    def _present_configs(self, values: Values) -> dict[tuple[str, str | None], Mapping[str, str]]:
-        return {(each.dialect, each.engine): each.labels for each in self._configs if values[each.slot] is not None}
+    def _settle_rivals(self, values: list[float | None]) -> int:
+        """Give a value to its one series on this page; where there are several, nobody knows which is meant, and it is left out."""
+        collisions = 0
+        for slot, rivals in self._rivals.items():
+            there = [value for each in (slot, *rivals) if (value := values[each]) is not None]
+            collisions += len(there) > 1
+            values[slot] = there[0] if len(there) == 1 else None
+        return collisions
+
+    def _present_configs(self, values: Values) -> dict[tuple[str, Owner, str | None], Mapping[str, str]]:
+        return {
+            (each.dialect, each.owner, each.engine): each.labels
+            for each in self._configs
+            if values[each.slot] is not None
+        }
 
     def _sort(self) -> None:
         """Bring fields into an order that does not depend on what earlier pages had."""
@@ -344,18 +381,27 @@ def _identity(whose: EngineDialect, labels: Mapping[str, str]) -> tuple[str | No
     return None if model is None else visible(model), None if engine is None else visible(engine)
 
 
+def _owner_of(labels: Mapping[str, str]) -> Owner:
+    """The server that a series names beside its model, without characters that do not print."""
+    found = owner_of(labels)
+    return found if found is PAGE_ITSELF else Owner(visible(found.replica), visible(found.origin))
+
+
 def _owner(sample: Sample, labels: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The page, a model or an engine, the latter two in their dialect; ``None`` for a series that names no model."""
+    """The page, or a model, a server or an engine in their dialect; ``None`` for a series that names no model, and for a process's
+    on a page of several servers.
+    """
+    owner = _owner_of(labels)
     if sample.family.kind == "page":
-        return ("page",)
+        return ("page",) if owner is PAGE_ITSELF else None
     model, engine = _identity(dialect(sample.dialect), labels)
     if model is None:
         return None
     if sample.family.per_model and engine is None:
-        return ("model", sample.dialect, model)
+        return ("model", sample.dialect, model, *owner)
     if sample.family.per_server and engine is None:
-        return ("server", sample.dialect, model)
-    return ("engine", sample.dialect, model, engine or "0")
+        return ("server", sample.dialect, model, *owner)
+    return ("engine", sample.dialect, model, *owner, engine or "0")
 
 
 def _digest(texts: Iterable[str]) -> bytes:

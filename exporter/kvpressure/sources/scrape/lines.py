@@ -35,11 +35,17 @@ class TooMany(BadLine):
 
 
 def name_of(line: str) -> tuple[str, int]:
-    """The metric name that a line begins with and where it ends; ``("", 0)`` when it begins with none."""
-    match = _NAME.match(line) or _QUOTED_NAME.match(line)
+    """The metric name that a line begins with and where it ends; ``("", 0)`` when it begins with none.
+
+    A dot, which only quoted names may have, is read as the underscore that stands for it elsewhere.
+    """
+    match = _NAME.match(line)
+    if match is not None:
+        return match[1], match.end()
+    match = _QUOTED_NAME.match(line)
     if match is None:
         return "", 0
-    return _unescape(match[1]), match.end()
+    return _unescape(match[1]).replace(".", "_"), match.end()
 
 
 def labels_from(line: str, start: int) -> tuple[dict[str, str], int]:
@@ -69,7 +75,7 @@ def labels_from(line: str, start: int) -> tuple[dict[str, str], int]:
 
 
 def _add_label(labels: dict[str, str], name: str, value: str) -> None:
-    name = _unescape(name[1:-1]) if name.startswith('"') else name
+    name = _unescape(name[1:-1]).replace(".", "_") if name.startswith('"') else name
     if name in labels or len(labels) >= MAX_LABELS or len(value) > MAX_LABEL_CHARS:
         raise BadLine("label twice, too many or too long")
     labels[name] = _unescape(value)

@@ -11,18 +11,20 @@ from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Final
 
-from kvpressure.engines import registry
+from kvpressure.engines import other_software, registry
 from kvpressure.model.readings import EngineReading, Scrape
-from kvpressure.model.reasons import EMPTY, HTML, INVALID_UTF8, JSON, NO_VLLM_METRICS, TOO_LARGE
+from kvpressure.model.reasons import EMPTY, HTML, INVALID_UTF8, JSON, NO_ENGINE_METRICS, TOO_LARGE
 from kvpressure.sources.scrape.layout import UNWANTED, Layout
 from kvpressure.sources.scrape.lines import MAX_LINE_CHARS, BadLine, TooMany, labels_from, name_of, number_from
 from kvpressure.sources.scrape.memory_limits import LAYOUT_BYTES, MAX_ENGINES, ScrapeLimits
+from kvpressure.sources.scrape.replicas import Replicas
 
 MAX_LINES: Final = 100_000  # 64 engines have about 30 000
 MAX_KEY_CHARS: Final = 4_096
 PART_BYTES: Final = 64 * 1024  # of a page is taken apart at once
 CUT_ENGINES: Final = "engines"
 CUT_SERIES: Final = "series"
+CUT_COLLISIONS: Final = "collisions"
 _ENTRY_BYTES: Final = 96  # of remembering a line, beside its text: the place in a dictionary that has just grown
 
 
@@ -43,7 +45,7 @@ class ScanResult:
 class Scanner:
     """Reads pages of one target. Remembers the page's layout, so that only the first page is slow.
 
-    What it remembers changes the speed, never the result, and is bounded. So are the engines of a page. The bounds are
+    What it remembers changes the speed and the numbers of replicas, nothing else, and is bounded. So are the engines of a page. The bounds are
     this target's part of what ``bounds`` gives to all of its node. Not for use by two threads at once.
     """
 
@@ -54,6 +56,7 @@ class Scanner:
             share.join(self)
         self._most_bytes = 0
         self._samples = registry.samples()
+        self._replicas = Replicas()
         self._forget()
 
     def close(self) -> None:
@@ -86,9 +89,10 @@ class Scanner:
                 values, bad_lines = self._scan_lines(raw)
         except UnicodeDecodeError:
             return ScanResult(error=INVALID_UTF8)
-        engines, page, unsound = self._layout.read(values)
+        engines, page, unsound, collisions = self._layout.read(values)
+        engines = self._replicas.name(engines)
         allowed = min(MAX_ENGINES, self._bounds.engines.allowed(self))
-        cut = {CUT_ENGINES: len(engines) - allowed, CUT_SERIES: self._layout.refused}
+        cut = {CUT_ENGINES: len(engines) - allowed, CUT_SERIES: self._layout.refused, CUT_COLLISIONS: collisions}
         self._keep_within(len(engines), allowed)
         engines = engines[:allowed]
         bad_lines += unsound
@@ -187,9 +191,12 @@ def _why_no_engines(text: bytes) -> str:
         return EMPTY
     if start.startswith("<"):
         return HTML
+    named = other_software.name_of_page(text)
+    if named is not None:
+        return named
     if start.startswith(("{", "[")) and not name_of(start)[0]:  # a quoted metric name begins with a brace too
         return JSON
-    return NO_VLLM_METRICS
+    return NO_ENGINE_METRICS
 
 
 def parse_scrape(

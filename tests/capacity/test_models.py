@@ -1,0 +1,125 @@
+"""The models known by name: their figures give the sizes in their names, and published names find them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kvpressure.capacity import kvbytes, models, weights
+from kvpressure.capacity.errors import CapacityError
+from kvpressure.capacity.models import CONFIGS, SOURCES, known, named
+
+BILLIONS = re.compile(r"-(?:8x)?(\d+(?:\.\d+)?)b(?:-|$)")
+TOTALS = {  # billions of parameters as published, where the name says something else
+    "mixtral-8x7b": 46.7,
+    "mixtral-8x22b": 140.6,
+    "llama-4-scout-17b-16e": 109,
+    "llama-4-maverick-17b-128e": 400,
+    "mistral-nemo-2407": 12.2,
+    "deepseek-v3": 671,
+    "deepseek-v3.1": 671,
+    "deepseek-v3.2": 671,
+    "deepseek-r1": 671,
+    "deepseek-v2-lite": 15.7,
+    "kimi-k2": 1026,
+    "kimi-k2.5": 1026,
+    "kimi-k2.6": 1026,
+    "glm-5": 744,
+    "minimax-m2.5": 229,
+    "llama-3.2-1b": 1.24,
+    "internlm2_5-7b": 7.74,
+    "qwen3-vl-2b": 1.72,  # without the image encoder
+    "phi-3.5-mini": 3.8,
+    "phi-4-mini": 3.8,
+    "gemma-2b": 2.5,
+    "gemma-2-2b": 2.6,
+}
+ATTENTION = {key for key in CONFIGS if not named(key).recurrent_layers}
+
+
+def test_there_are_enough_and_each_has_its_source() -> None:
+    assert len(CONFIGS) >= 80
+    assert all(source.strip() for source in SOURCES.values())
+    assert len(CONFIGS.keys() - ATTENTION) == 9
+
+
+@pytest.mark.parametrize("key", sorted(ATTENTION))
+def test_the_figures_give_the_published_size(key: str) -> None:
+    size = TOTALS.get(key) or float(BILLIONS.search(key)[1])
+    assert sum(weights.parameters(CONFIGS[key])) / 1e9 == pytest.approx(size, rel=0.10)
+
+
+@pytest.mark.parametrize("key", sorted(CONFIGS))
+def test_the_cache_of_each_can_be_computed(key: str) -> None:
+    assert kvbytes.kv_bytes_per_token(named(key)) > 1000
+
+
+@pytest.mark.parametrize(
+    ("key", "layers", "recurrent", "per_token"),
+    [
+        ("qwen3.5-27b", 16, 48, 16 * 2 * 4 * 256 * 2),
+        ("nemotron-3-nano-30b-a3b", 6, 23, 6 * 2 * 2 * 128 * 2),
+        ("nemotron-h-56b", 10, 54, 10 * 2 * 8 * 128 * 2),
+    ],
+)
+def test_a_hybrid_model_is_computed_in_its_attention_part(
+    key: str, layers: int, recurrent: int, per_token: int
+) -> None:
+    shape = named(key)
+    assert (len(shape.layers), shape.recurrent_layers) == (layers, recurrent)
+    assert kvbytes.kv_bytes_per_token(shape) == per_token
+    assert weights.estimated(shape) is None
+
+
+def test_llama_4_keeps_a_chunk_in_three_of_four_layers() -> None:
+    kinds = [layer.kind for layer in named("llama-4-scout-17b-16e").layers]
+    assert kinds == ["chunked", "chunked", "chunked", "full"] * 12
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b"),
+        ("nvidia/Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b"),
+        ("unsloth/Llama-3.2-1B-Instruct-bnb-4bit", "llama-3.2-1b"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout-17b-16e"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-4B-Thinking-2507", "qwen3-4b"),
+        ("Qwen/QwQ-32B-AWQ", "qwen2.5-32b"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-r1"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama-3.1-70b"),
+        ("nvidia/DeepSeek-V3.1-NVFP4", "deepseek-v3.1"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
+        ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo-2407"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron-3-nano-30b-a3b"),
+        ("google/gemma-2-9b-it", "gemma-2-9b"),
+        ("moonshotai/Kimi-K2-Instruct", "kimi-k2"),
+        ("/models/gpt-oss-120b/", "gpt-oss-120b"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", None),
+        ("deepseek-ai/deepseek", None),
+        ("someone/Llama-3.1-8B-Legal", None),
+        ("NousResearch/Yarn-Llama-2-7b-128k", None),
+        ("", None),
+    ],
+)
+def test_a_published_name_finds_its_shape_and_no_other(name: str, key: str | None) -> None:
+    assert known(name) == key
+
+
+def test_aliases_name_models_that_are_there() -> None:
+    assert set(models._SAME_SHAPE.values()) <= CONFIGS.keys()
+
+
+@pytest.mark.parametrize(
+    "uneven",
+    [{"global_head_dim": 512}, {"swa_num_key_value_heads": 8}, {"compress_ratios": [0, 4]}, {"block_configs": []}],
+)
+def test_layers_of_different_shape_are_refused(uneven: dict[str, object]) -> None:
+    with pytest.raises(CapacityError, match=next(iter(uneven))):
+        models.from_config({**CONFIGS["llama-3.1-8b"], **uneven}, "m")

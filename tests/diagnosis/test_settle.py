@@ -6,7 +6,10 @@ import pytest
 
 from kvpressure.diagnosis.evaluate import Finding, Grade
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import load
+from tests.recording.strategies import RECORDINGS
 
 T = load(None)
 APART = T["verdict_unconfirmed_seconds"]
@@ -53,3 +56,15 @@ def test_unknown_is_not_found_sooner() -> None:
         "healthy",
         "unknown",
     ]
+
+
+def test_what_no_longer_holds_speaks_against_a_verdict_that_is_held() -> None:
+    """A stopped engine goes on: for some seconds it is still called stalled, and progress is no reason for that."""
+    pipeline, progress = Pipeline(), "requests are making progress"
+    found = []
+    with Reader(RECORDINGS / "vllm-cpu-fresh" / "engine-stopped.jsonl.gz") as reader:
+        for snapshot in reader:
+            found += [one.diagnosis for one in pipeline.observe(snapshot).engines if one.diagnosis.verdict == "stalled"]
+    assert len(found) > 5
+    assert not any(progress in diagnosis.supporting for diagnosis in found)
+    assert any(progress in diagnosis.opposing for diagnosis in found)

@@ -310,8 +310,14 @@ def test_a_full_cache_without_a_queue_is_healthy_saturation():
 
 
 def test_a_queue_in_less_than_half_of_the_samples_is_no_queue():
-    assert judge(queue=[5, 0, 0, 0, 5], **PRESSURE).verdict == "healthy"
-    assert judge(queue=[5, 0, 0, 5, 5], **PRESSURE).verdict == "kv_pressure"
+    few = PRESSURE | {"waiting": 2.0}
+    assert judge(queue=[2, 0, 0, 0, 2], **few).verdict == "healthy"
+    assert judge(queue=[2, 0, 0, 2, 2], **few).verdict == "kv_pressure"
+
+
+def test_many_who_begin_to_wait_at_a_full_cache_are_a_queue_at_once():
+    found = judge(queue=[5, 0, 0, 0, 5], **PRESSURE)
+    assert (found.verdict, found.row) == ("kv_pressure", "KV pressure: full, many just began to wait")
 
 
 @pytest.mark.parametrize(("age", "verdict"), [(15.0, "kv_pressure"), (15.1, "unknown"), (None, "unknown")])

@@ -13,6 +13,8 @@ examples:
   kvpressure completion bash > ~/.local/share/bash-completion/completions/kvpressure
   kvpressure completion zsh > ~/.kvpressure.zsh        # then: source ~/.kvpressure.zsh in ~/.zshrc, after compinit
   kvpressure completion fish > ~/.config/fish/completions/kvpressure.fish
+
+Exit status: 0 printed, 2 the shell is not one of the three.
 """
 _BASH: Final = """\
 _kvpressure() {

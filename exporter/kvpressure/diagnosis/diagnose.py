@@ -19,13 +19,14 @@ from kvpressure.settings.thresholds import Thresholds
 class Diagnoser:
     """Keeps what a diagnosis of one engine needs from one sample to the next."""
 
-    __slots__ = ("_held", "_settled", "_stage", "_thresholds")
+    __slots__ = ("_held", "_seen", "_settled", "_stage", "_thresholds")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._settled = VerdictHysteresis()
         self._held = HeldCache()
         self._stage: str | None = None
+        self._seen: dict[str, bool | None] = {}  # the named facts of the verdict, when it was last found
 
     def diagnose(self, s: Signals, waiting: list[float], samples: int, utilization: float | None) -> Diagnosis:
         """The diagnosis now. ``waiting`` are the recent samples of the queue, ``samples`` how many readings there were,
@@ -35,6 +36,7 @@ class Diagnoser:
         evidence = Gathered(View(s, Recent(waiting), t, samples))
         found = decide(TABLES, evidence.facts)
         finding = self._settled.observe(s.time, found, t)
+        supporting, opposing = self._for_and_against(finding, found, evidence.facts)
         documented = signature.conditions(s, t)
         is_met = signature.met(documented, t)
         held = self._held.observe(s.time, s.progress.work_present, s.kv.kv_used_ratio, t)
@@ -44,8 +46,8 @@ class Diagnoser:
             stage=self._stage_of(finding, evidence.facts),
             since=self._settled.since,
             evidence=evidence,
-            supporting=Sentences(lambda: tuple(evidence[name].text for name in finding.supporting)),
-            opposing=Sentences(lambda: tuple(evidence[name].text for name in finding.opposing)),
+            supporting=Sentences(lambda: tuple(evidence[name].text for name in supporting)),
+            opposing=Sentences(lambda: tuple(evidence[name].text for name in opposing)),
             missing=Sentences(lambda: tuple(_filled(text, evidence) for text in finding.missing)),
             row=finding.row,
             grade=finding.grade.name.lower(),
@@ -54,6 +56,19 @@ class Diagnoser:
             documented_signature=documented,
             documented_signature_met=is_met,
             signature_note=signature.note(s, finding.verdict, is_met),
+        )
+
+    def _for_and_against(
+        self, finding: Finding, found: Finding, facts: Facts
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The facts to name. Of a verdict that is held while another is found, those that hold no longer speak against it."""
+        if finding.verdict == found.verdict:
+            self._seen = {name: facts[name] for name in (*finding.supporting, *finding.opposing)}
+        same = {name for name, value in self._seen.items() if facts[name] is value}
+        over = (name for name in finding.supporting if name not in same and facts[name] is not None)
+        return (
+            tuple(name for name in finding.supporting if name in same),
+            (*(name for name in finding.opposing if name in same), *over),
         )
 
     def _stage_of(self, finding: Finding, facts: Facts) -> str | None:

@@ -56,7 +56,7 @@ class Result:
         return [
             item.incident.id
             for item in self.incidents
-            if item.must_page and not any(page.in_time for page in item.pages)
+            if item.must_page and item.pages and not any(page.in_time for page in item.pages)
         ]
 
     def missed(self) -> list[str]:
@@ -168,8 +168,8 @@ def _fortnight(result: Fortnight) -> Iterator[str]:
     yield "The exporter samples every 15 s here, every second in production. The server never restarts. Two weeks run side by side, each on its own server."
     yield ""
     yield (
-        f"Measured at commit {result.commit} in {result.wall_seconds / 60:.0f} minutes on two busy cores; the rest of this page at the commit that "
-        "it belongs to."
+        f"Measured with the rules of commit {result.commit} in {result.wall_seconds / 60:.0f} minutes on two busy cores; the rest of this page with "
+        "today's rules."
     )
     yield ""
     yield "| day | requests | busiest window, share of capacity | KV usage, largest scrape | preemptions | pages | tickets |"

@@ -227,8 +227,8 @@ CHANGED: Final = (
 
 
 FORMER: Final = (
-    "a model that vanished: its node dies, its pods are evicted or find no node (situations 07, 09, 10, 11) - InferenceModelDown pages; without "
-    "kube-state-metrics, where nothing says that it is still wanted, a ticket (09b)",
+    "a model that vanished: its node dies, its pods are evicted or find no node (situations 07, 09, 10, 11) - InferenceModelDown pages. Without "
+    "kube-state-metrics nothing says that it is still wanted, and it is a ticket (09b)",
     "every request answered with 500 or refused (29, 30, 63) - InferenceRequestsFailing pages",
     "a stall with nobody waiting, the verdict below confidence (58) - InferenceEngineStalled raises a ticket, then pages",
 )

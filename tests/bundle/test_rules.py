@@ -58,6 +58,11 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
 
 
+def load(path: Path) -> Any:
+    """A generated file; libyaml reads it ten times as fast."""
+    return yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
+
+
 class Trees(dict[str, Path]):
     """The bundle of each variant, rendered when it is first asked for."""
 
@@ -89,7 +94,7 @@ def test_promtool_accepts_the_rules(trees: Trees, variant: str) -> None:
 @pytest.mark.parametrize(("variant", "family"), FAMILY_FILES)
 def test_promtool_unit_tests_pass(trees: Trees, tmp_path: Path, variant: str, family: str) -> None:
     """With the recordings and the family's own rules only: other families do not change the result, only the time."""
-    rules = yaml.safe_load((trees[variant] / "alerts/kvpressure-rules.yaml").read_text())
+    rules = load(trees[variant] / "alerts/kvpressure-rules.yaml")
     wanted = ("kvpressure-recordings-", f"kvpressure-{family}")
     rules["groups"] = [group for group in rules["groups"] if group["name"].startswith(wanted)]
     (tmp_path / "tests").mkdir()
@@ -104,7 +109,7 @@ def test_every_level_has_firing_and_silent_assertions(trees: Trees, variant: str
     for group in GROUPS[variant]:
         if not group.alerts:
             continue
-        tests = yaml.safe_load((trees[variant] / f"alerts/tests/{group.name}.yaml").read_text())["tests"]
+        tests = load(trees[variant] / f"alerts/tests/{group.name}.yaml")["tests"]
         for alert in group.alerts:
             for level in alert.levels:
                 if not level.cases:  # by situations that take hours

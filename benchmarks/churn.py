@@ -31,7 +31,7 @@ from kvpressure.model.readings import (
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.site import Site
-from kvpressure.publish.web.http import Request
+from kvpressure.publish.web.http import HttpRequest
 from kvpressure.runtime import process_tuning as runtime
 from kvpressure.runtime.monitor import Monitor
 from kvpressure.sources.base import Reading
@@ -241,7 +241,7 @@ class Exporter:
 
     def page(self, path: str) -> bytes:
         """What is served at ``path``."""
-        return self._site.answer(Request("GET", path, {"accept-encoding": "identity"}, True)).body
+        return self._site.answer(HttpRequest("GET", path, {"accept-encoding": "identity"}, True)).body
 
     def series(self) -> int:
         """Series that are published."""

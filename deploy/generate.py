@@ -22,7 +22,7 @@ import helm_python
 import yaml
 
 from kvpressure.bundle.dashboards import render_dashboards
-from kvpressure.bundle.dashboards.builder import Site
+from kvpressure.bundle.dashboards.builder import BoardContext
 from kvpressure.bundle.render import differences, write
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
@@ -63,7 +63,7 @@ def bundle_files() -> Iterator[tuple[str, str]]:
         rules = rule_file(load_groups(Options(named, _LINKS, profile)), _LINKS)
         yield f"helm/kvpressure/files/rules-{profile}.json", _json(rules, indent=1)
     alerts = frozenset(alert.name for group in groups for alert in group.alerts)
-    for uid, board in render_dashboards(Site(named, _LINKS, alerts)).items():
+    for uid, board in render_dashboards(BoardContext(named, _LINKS, alerts)).items():
         yield f"helm/kvpressure/files/dashboards/{uid}.json", _json(board, indent=None)
     known = {entry.name: {"value": float(number(entry.value)), "unit": entry.unit} for entry in builtin.entries()}
     yield "helm/kvpressure/files/thresholds.json", _json(known, indent=1)

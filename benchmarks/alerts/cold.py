@@ -12,7 +12,7 @@ from benchmarks.alerts.engine import Episode, episodes, evaluate
 from benchmarks.alerts.fortnight import ENGINE, LOAD, START, Server, capacity
 from benchmarks.alerts.series import SCRAPE_SECONDS, Series
 from kvpressure.demo.requests import EngineConfig
-from kvpressure.demo.traffic import Load
+from kvpressure.demo.traffic import TrafficLoad
 from kvpressure.pipeline.pipeline import Pipeline
 
 OVERLOAD: Final = 2.0  # times what the server finishes
@@ -35,7 +35,7 @@ class Case:
     begins: float = 0.0
     restarts: float | None = None
     engine: EngineConfig = field(default=ENGINE)
-    load: Load = field(default=LOAD)
+    load: TrafficLoad = field(default=LOAD)
 
 
 @dataclass(frozen=True, slots=True)

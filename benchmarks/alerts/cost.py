@@ -37,7 +37,7 @@ import yaml
 
 from benchmarks.alerts import fortnight
 from benchmarks.alerts.series import RULES, SCRAPED_NODE, also_wanted, samples
-from kvpressure.demo.node import CONTAINER, NAMESPACE, Node, PodSpec
+from kvpressure.demo.node import CONTAINER, NAMESPACE, PodSpec, SimulatedNode
 from kvpressure.model.readings import Snapshot, SourceHealth
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
@@ -61,7 +61,7 @@ def pages(count: int) -> list[str]:
     now = fortnight.START
     load = replace(fortnight.LOAD, requests_per_second=LOAD_SHARE * fortnight.capacity())
     specs = [PodSpec(f"chat-{_NODE}-{index}", fortnight.ENGINE, load) for index in range(ENGINES)]
-    node, pipeline, scanner = Node(specs, lambda: now, 1), Pipeline(), Scanner()
+    node, pipeline, scanner = SimulatedNode(specs, lambda: now, 1), Pipeline(), Scanner()
     found = []
     for tick in range(count):
         now += SCRAPE_SECONDS

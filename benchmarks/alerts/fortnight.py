@@ -22,10 +22,10 @@ from benchmarks.alerts.engine import Active, evaluate
 from benchmarks.alerts.series import SCRAPE_SECONDS, Series
 from kvpressure.demo.gpus import SimulatedGpu
 from kvpressure.demo.model import CARD_MEMORY_BYTES, LLAMA_2_13B
-from kvpressure.demo.node import CONTAINER, NAMESPACE, Change, Node, PodSpec
+from kvpressure.demo.node import CONTAINER, NAMESPACE, PodChange, PodSpec, SimulatedNode
 from kvpressure.demo.requests import EngineConfig
-from kvpressure.demo.simulator import Engine
-from kvpressure.demo.traffic import Load, Traffic
+from kvpressure.demo.simulator import SimulatedEngine
+from kvpressure.demo.traffic import Traffic, TrafficLoad
 from kvpressure.model.readings import Scrape, Snapshot, SourceHealth
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
@@ -46,7 +46,7 @@ ENGINE: Final = EngineConfig(
     LLAMA_2_13B, "chat-13b", max_model_len=4096, gpu_memory_utilization=0.92, kv_pool_tokens=_POOL_TOKENS
 )
 ARGS: Final = ("vllm", "serve", LLAMA_2_13B.name, "--served-model-name", ENGINE.served_name)
-LOAD: Final = Load(requests_per_second=0.0, prompt_tokens=500, output_tokens=350, max_tokens=2048)
+LOAD: Final = TrafficLoad(requests_per_second=0.0, prompt_tokens=500, output_tokens=350, max_tokens=2048)
 _OVERLOAD_PER_SECOND: Final = 6.0
 _OVERLOAD_SECONDS: Final = 3600.0
 
@@ -66,7 +66,7 @@ class Day:
 @lru_cache(maxsize=1)
 def capacity() -> float:
     """Requests per second that the server finishes when far more arrive."""
-    engine = Engine(ENGINE, 0.0)
+    engine = SimulatedEngine(ENGINE, 0.0)
     for request in Traffic(replace(LOAD, requests_per_second=_OVERLOAD_PER_SECOND), 0.0, seed=1).until(
         _OVERLOAD_SECONDS
     ):
@@ -87,16 +87,16 @@ def rates(service: str) -> tuple[float, ...]:
 class Server:
     """The node with its one pod, driven by a clock of its own, and the exporter's pipeline on it."""
 
-    def __init__(self, start: float, seed: int, engine: EngineConfig = ENGINE, load: Load = LOAD) -> None:
+    def __init__(self, start: float, seed: int, engine: EngineConfig = ENGINE, load: TrafficLoad = LOAD) -> None:
         self.now = start
         self._load = load
-        self.node = Node([PodSpec(POD, engine, load)], lambda: self.now, seed)
+        self.node = SimulatedNode([PodSpec(POD, engine, load)], lambda: self.now, seed)
         self.pipeline = Pipeline()
         self.ticks = 0
         self._scanner = Scanner()
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> SimulatedEngine:
         """The engine; this server never restarts."""
         engine = self.node.pods[POD].engine
         assert engine is not None
@@ -109,7 +109,7 @@ class Server:
     def scrape(self, series: Series, rate: float | None) -> None:
         """Let ``SCRAPE_SECONDS`` pass, at a new request rate unless None, and publish one snapshot."""
         if rate is not None:
-            self.node.apply({POD: Change(load=replace(self._load, requests_per_second=rate))}, self.now)
+            self.node.apply({POD: PodChange(load=replace(self._load, requests_per_second=rate))}, self.now)
         self.now += SCRAPE_SECONDS
         self.ticks += 1
         node, page = self.node, self._page()

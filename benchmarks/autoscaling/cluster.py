@@ -10,7 +10,7 @@ from typing import Final
 
 from benchmarks.alerts.fortnight import ARGS, ENGINE, LOAD, POD, START, capacity, rates
 from benchmarks.autoscaling.policies import FORECAST_SECONDS, POLICIES, Autoscaler, Replica
-from kvpressure.demo.node import CONTAINER, NAMESPACE, Change, Node, PodSpec
+from kvpressure.demo.node import CONTAINER, NAMESPACE, PodChange, PodSpec, SimulatedNode
 from kvpressure.model.readings import Snapshot, SourceHealth
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import collect
@@ -32,7 +32,7 @@ class Case:
 
     name: str
     per_second: tuple[float, ...]
-    changes: tuple[tuple[float, Change], ...] = ()
+    changes: tuple[tuple[float, PodChange], ...] = ()
 
 
 @dataclass(slots=True)
@@ -76,11 +76,13 @@ class Instance:
         self.preemptions = 0
         self._rate = -1.0
         self._trend: deque[tuple[float, float]] = deque()
-        self._node = Node([PodSpec(POD, ENGINE, replace(LOAD, requests_per_second=0.0))], lambda: self.now, seed)
+        self._node = SimulatedNode(
+            [PodSpec(POD, ENGINE, replace(LOAD, requests_per_second=0.0))], lambda: self.now, seed
+        )
         self._pipeline = Pipeline()
         self._scanner = Scanner()
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: PodChange) -> None:
         """Let something happen to it now."""
         self._node.apply({POD: change}, self.now)
 
@@ -88,7 +90,7 @@ class Instance:
         """Requests per second from now on."""
         if per_second != self._rate:
             self._rate = per_second
-            self.apply(Change(load=replace(LOAD, requests_per_second=per_second)))
+            self.apply(PodChange(load=replace(LOAD, requests_per_second=per_second)))
 
     def step(self, to: float) -> Replica:
         """Let time pass and scrape the exporter."""
@@ -241,10 +243,10 @@ def ramp(hours: float) -> tuple[float, ...]:
 
 def cases(hours: float) -> tuple[Case, ...]:
     """Recorded traffic, a ramp, and two incidents that another replica does not help."""
-    stalled = ((600.0, Change(stalled=True)), (2400.0, Change(restart=True, stalled=False)))
+    stalled = ((600.0, PodChange(stalled=True)), (2400.0, PodChange(restart=True, stalled=False)))
     starved = (
-        (600.0, Change(restart=True, cpu_limit_cores=0.5, throttled=0.85, host_factor=60.0)),
-        (2400.0, Change(restart=True, cpu_limit_cores=8.0, throttled=0.0, host_factor=1.0)),
+        (600.0, PodChange(restart=True, cpu_limit_cores=0.5, throttled=0.85, host_factor=60.0)),
+        (2400.0, PodChange(restart=True, cpu_limit_cores=8.0, throttled=0.0, host_factor=1.0)),
     )
     return (
         Case("m-mid, its busiest hours", busiest("m-mid", hours)),

@@ -10,7 +10,7 @@ import yaml
 
 from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import PROFILES, Options, load_groups
-from kvpressure.bundle.spec import Group
+from kvpressure.bundle.spec import RuleGroup
 from kvpressure.settings.thresholds import builtin
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def options() -> Options:
 
 
 @pytest.fixture(scope="session")
-def groups(options: Options) -> tuple[Group, ...]:
+def groups(options: Options) -> tuple[RuleGroup, ...]:
     return load_groups(options)
 
 

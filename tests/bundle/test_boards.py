@@ -15,7 +15,7 @@ import pytest
 
 from kvpressure.advice.mitigation import plan
 from kvpressure.bundle.dashboards import builder, optional_queries, render_dashboards
-from kvpressure.bundle.dashboards.builder import Layout, Site, Values
+from kvpressure.bundle.dashboards.builder import BoardContext, PanelGrid, Values
 from kvpressure.bundle.dashboards.evidence_rows import FACTS
 from kvpressure.bundle.dashboards.first_screen import FIRST_ACTIONS, LOOK_FIRST, SCREEN, UNSURE, VERDICTS
 from kvpressure.bundle.dashboards.ranking import RANKS
@@ -40,7 +40,7 @@ SYNTHETIC = {
 }  # Prometheus' own, every Python exporter's
 VLLM = {f"vllm:request_{name}_bucket" for name in ("prompt_tokens", "generation_tokens", "params_max_tokens")}
 BUCKETS = {f"{metric.full_name}_bucket" for metric in METRICS if metric.kind == "histogram"}
-SITE = Site(builtin(), Values(), ALERTS)
+SITE = BoardContext(builtin(), Values(), ALERTS)
 BOARDS = render_dashboards(SITE)
 OPTIONAL = optional_queries(SITE)
 
@@ -423,11 +423,11 @@ def test_table_columns_come_from_their_queries() -> None:
 
 def test_layout_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="25 columns"):
-        Layout().place(25, 4)
+        PanelGrid().place(25, 4)
 
 
 def test_layout_wraps_below_the_highest() -> None:
-    layout = Layout()
+    layout = PanelGrid()
     assert layout.place(20, 8) == {"h": 8, "w": 20, "x": 0, "y": 0}
     assert layout.place(4, 4)["x"] == 20
     assert layout.place(1, 1) == {"h": 1, "w": 1, "x": 0, "y": 8}

@@ -14,7 +14,7 @@ import yaml
 
 from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
-from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, Group
+from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, RuleGroup
 from kvpressure.bundle.text import to_yaml, words
 from kvpressure.bundle.values import Values
 from kvpressure.bundle.variants import EXTERNAL, metric_labels
@@ -152,7 +152,7 @@ def test_what_pages_is_critical_and_of_a_family_that_users_feel(rules: list[dict
             ), rule["alert"]
 
 
-def test_severities_of_one_alert_share_family_and_are_distinct(groups: tuple[Group, ...]) -> None:
+def test_severities_of_one_alert_share_family_and_are_distinct(groups: tuple[RuleGroup, ...]) -> None:
     names = [alert.name for group in groups for alert in group.alerts]
     assert len(names) == len(set(names))
     for group in groups:
@@ -265,7 +265,7 @@ def test_summaries_name_their_subject(variant: str) -> None:
                     assert not identity or known & set(re.findall(r"\$labels\.(\w+)", text)), alert.name
 
 
-def test_descriptions_say_value_and_threshold(groups: tuple[Group, ...]) -> None:
+def test_descriptions_say_value_and_threshold(groups: tuple[RuleGroup, ...]) -> None:
     """Of every alert that compares with a threshold; 0 and 1 are states, and their texts name the state."""
     judged = 0
     for group in groups:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import (
     CACHE_DTYPES,
-    Layout,
+    CacheLayout,
     Parallel,
     _stages,
     kv_bytes_per_token,
@@ -200,7 +200,7 @@ def test_ds_mla_is_for_one_vector_only() -> None:
 # --- hybrid models ------------------------------------------------------------------------------------------------
 
 
-def mib(found: Layout, tokens: int, in_flight: int = 1) -> float:
+def mib(found: CacheLayout, tokens: int, in_flight: int = 1) -> float:
     return found.request_bytes(tokens, in_flight) / MIB
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpressure.capacity.errors import CapacityError
-from kvpressure.capacity.load import Load, Request, from_quantiles, stated
+from kvpressure.capacity.load import RequestLengths, RequestLoad, from_quantiles, stated
 from kvpressure.toolbox import traffic
 from kvpressure.toolbox.traffic import from_file
 
@@ -20,7 +20,7 @@ RECORDINGS = Path(__file__).parent.parent / "fixtures" / "recordings"
 
 def test_plain_numbers() -> None:
     found = stated("1500", "500")
-    assert found.requests == (Request(1500, 500, 500.0),)
+    assert found.requests == (RequestLengths(1500, 500, 500.0),)
     assert found.longest == 2000
     assert found.quantile("total", 0.95) == 2000
 
@@ -191,7 +191,7 @@ def engine(buckets: dict[str, int], total: int, pod: str) -> dict[str, str]:
     return {"target": pod, "pod": pod, "namespace": "n", "exposition": "\n".join(lines) + "\n"}
 
 
-def recording(path: Path, *ticks: str) -> Load:
+def recording(path: Path, *ticks: str) -> RequestLoad:
     header = json.dumps({"format": "kvpressure-recording", "version": 1})
     return from_file(write(path, "\n".join([header, *ticks]) + "\n"))
 
@@ -225,7 +225,7 @@ def test_histograms_without_buckets_give_the_mean(tmp_path: Path) -> None:
         page(10, {"+Inf": 10}, 500),
         page(15, {"+Inf": 20}, 1_500),
     )
-    assert found.requests == (Request(75, 75, 75.0 * 20),)
+    assert found.requests == (RequestLengths(75, 75, 75.0 * 20),)
 
 
 def test_busy_engines_count_more(tmp_path: Path) -> None:

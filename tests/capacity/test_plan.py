@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from kvpressure.capacity import weights
 from kvpressure.capacity.errors import CapacityError
-from kvpressure.capacity.kvbytes import Layout, Parallel, layout
-from kvpressure.capacity.load import Load, Request, stated
+from kvpressure.capacity.kvbytes import CacheLayout, Parallel, layout
+from kvpressure.capacity.load import RequestLengths, RequestLoad, stated
 from kvpressure.capacity.models import named
 from kvpressure.capacity.plan import (
-    Audit,
-    Given,
+    GpuAudit,
+    LimitPlan,
     Limits,
-    Plan,
+    StatedMemory,
     audit,
     default_limits_for,
     fit,
@@ -62,14 +62,16 @@ def test_the_estimated_pool_is_what_a_real_server_had(recording: str, model: str
         length,
         length,
     )
-    found = audit(shape, Parallel(), total, limits, Given(weights.estimated(shape)), graphs=False)
+    found = audit(shape, Parallel(), total, limits, StatedMemory(weights.estimated(shape)), graphs=False)
     assert layout(shape).pool_blocks(found.pool.bytes) == pytest.approx(int(blocks[1]), rel=0.01)
     measured = total * limits.gpu_memory_utilization - found.weights.bytes - int(blocks[1]) * layout(shape).block_bytes
     assert abs(found.activations.bytes + found.non_torch.bytes - measured) < 0.3e9
 
 
 def test_parts_add_up_to_the_card() -> None:
-    found = audit(named("llama-2-70b"), Parallel(4), 80 * 10**9, Limits(0.9, 256, 2048, 4096), Given(140 * 10**9))
+    found = audit(
+        named("llama-2-70b"), Parallel(4), 80 * 10**9, Limits(0.9, 256, 2048, 4096), StatedMemory(140 * 10**9)
+    )
     assert found.weights.bytes == 35 * 10**9
     inside = sum(p.bytes for p in (found.weights, found.activations, found.graphs, found.non_torch, found.pool))
     assert inside == 72 * 10**9
@@ -78,7 +80,7 @@ def test_parts_add_up_to_the_card() -> None:
 
 
 def test_what_is_given_is_taken_and_named_so() -> None:
-    given = Given(10 * GIB, "measured", GIB, 2 * GIB, 3 * GIB, 4 * GIB, 5 * GIB)
+    given = StatedMemory(10 * GIB, "measured", GIB, 2 * GIB, 3 * GIB, 4 * GIB, 5 * GIB)
     found = audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.5, 1, 512, 4096), given)
     assert [
         (p.bytes // GIB, p.origin)
@@ -86,36 +88,36 @@ def test_what_is_given_is_taken_and_named_so() -> None:
     ] == [(10, "measured"), (1, "given"), (2, "given"), (3, "given"), (4, "given"), (5, "given")]
     assert found.pool.bytes == (40 - 10 - 1 - 2 - 3) * GIB
     assert found.pool.origin == "estimate"
-    fixed = audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.5, 1, 512, 4096), Given(10 * GIB, pool=7 * GIB))
+    fixed = audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.5, 1, 512, 4096), StatedMemory(10 * GIB, pool=7 * GIB))
     assert (fixed.pool.bytes, fixed.pool.origin) == (7 * GIB, "given")
 
 
 def test_eager_mode_needs_no_graphs() -> None:
     limits = default_limits_for(80 * GIB, 4096)
-    eager = audit(LLAMA_7B, Parallel(), 80 * GIB, limits, Given(GIB), graphs=False)
+    eager = audit(LLAMA_7B, Parallel(), 80 * GIB, limits, StatedMemory(GIB), graphs=False)
     assert eager.graphs.bytes == 0
-    assert eager.pool.bytes > audit(LLAMA_7B, Parallel(), 80 * GIB, limits, Given(GIB)).pool.bytes
+    assert eager.pool.bytes > audit(LLAMA_7B, Parallel(), 80 * GIB, limits, StatedMemory(GIB)).pool.bytes
 
 
 def test_ranks_share_the_activations_and_need_buffers_of_their_own() -> None:
     limits = default_limits_for(80 * GIB, 4096)
-    one, four = (audit(LLAMA_7B, Parallel(tp), 80 * GIB, limits, Given(GIB)) for tp in (1, 4))
+    one, four = (audit(LLAMA_7B, Parallel(tp), 80 * GIB, limits, StatedMemory(GIB)) for tp in (1, 4))
     assert four.activations.bytes < one.activations.bytes < 4 * four.activations.bytes
     assert (one.non_torch.bytes, four.non_torch.bytes) == (GIB // 4, GIB)
-    assert audit(LLAMA_7B, Parallel(1, 2), 80 * GIB, limits, Given(GIB)).non_torch.bytes == GIB
+    assert audit(LLAMA_7B, Parallel(1, 2), 80 * GIB, limits, StatedMemory(GIB)).non_torch.bytes == GIB
 
 
 def test_activations_end_at_what_the_limits_admit() -> None:
     wide, narrow = Limits(0.9, 1, 8192, 1024), Limits(0.9, 1, 1024, 1024)
     assert (
-        audit(LLAMA_7B, Parallel(), 80 * GIB, wide, Given(GIB)).activations
-        == audit(LLAMA_7B, Parallel(), 80 * GIB, narrow, Given(GIB)).activations
+        audit(LLAMA_7B, Parallel(), 80 * GIB, wide, StatedMemory(GIB)).activations
+        == audit(LLAMA_7B, Parallel(), 80 * GIB, narrow, StatedMemory(GIB)).activations
     )
 
 
 def test_unknown_weights_are_asked_for() -> None:
     with pytest.raises(CapacityError, match="give --weights"):
-        audit(LLAMA_7B, Parallel(), 80 * GIB, default_limits_for(80 * GIB, 4096), Given())
+        audit(LLAMA_7B, Parallel(), 80 * GIB, default_limits_for(80 * GIB, 4096), StatedMemory())
 
 
 @pytest.mark.parametrize(("gib", "tokens", "seqs"), [(24, 2048, 256), (80, 8192, 1024), (192, 16384, 1024)])
@@ -126,8 +128,8 @@ def test_defaults_follow_the_card(gib: int, tokens: int, seqs: int) -> None:
 # --- what fits ----------------------------------------------------------------------------------------------------
 
 
-def audited(pool: int, length: int = 4096, tokens: int = 2048) -> Audit:
-    return audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.9, 256, tokens, length), Given(GIB, pool=pool))
+def audited(pool: int, length: int = 4096, tokens: int = 2048) -> GpuAudit:
+    return audit(LLAMA_7B, Parallel(), 80 * GIB, Limits(0.9, 256, tokens, length), StatedMemory(GIB, pool=pool))
 
 
 def test_capacity_of_a_pool() -> None:
@@ -157,7 +159,11 @@ def test_a_start_reserves_the_tokens_in_flight_of_hybrid_models() -> None:
     need = found.blocks(32_768, 2 * 8192)
     for blocks, longest in ((need + 1, 32_768), (need, 32_767)):
         at = audit(
-            shape, Parallel(), 80 * GIB, Limits(0.9, 64, 8192, 32_768), Given(GIB, pool=blocks * found.block_bytes)
+            shape,
+            Parallel(),
+            80 * GIB,
+            Limits(0.9, 64, 8192, 32_768),
+            StatedMemory(GIB, pool=blocks * found.block_bytes),
         )
         assert fit(found, at, None).longest == pytest.approx(longest, abs=16)
         assert (fit(found, at, None).longest == 32_768) == (longest == 32_768)
@@ -170,7 +176,9 @@ def test_equal_requests_fit_as_often_as_their_blocks() -> None:
 
 
 def test_unequal_requests_leave_room_for_the_long_ones() -> None:
-    load = Load((Request(0, 16, 1.0), Request(0, 3_184, 1.0)))  # 1 and 199 blocks: mean 100, deviation 99
+    load = RequestLoad(
+        (RequestLengths(0, 16, 1.0), RequestLengths(0, 3_184, 1.0))
+    )  # 1 and 199 blocks: mean 100, deviation 99
     many = requests_that_fit(layout(LLAMA_7B), 1_100, load, 4096)
     assert many * 100 + 2.33 * many**0.5 * 99 <= 1_100 < (many + 1) * 100 + 2.33 * (many + 1) ** 0.5 * 99
     assert many == 5
@@ -181,14 +189,14 @@ def test_requests_end_at_max_model_len() -> None:
 
 
 LOADS = st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 1_000)), min_size=1, max_size=20).map(
-    lambda rows: Load(tuple(Request(p, o, float(o)) for p, o in rows))
+    lambda rows: RequestLoad(tuple(RequestLengths(p, o, float(o)) for p, o in rows))
 )
 
 
 @given(LOADS, st.integers(200, 50_000))
 @settings(max_examples=30)
-def test_the_stated_share_of_moments_fits(load: Load, blocks: int) -> None:
-    found: Layout = layout(LLAMA_7B)
+def test_the_stated_share_of_moments_fits(load: RequestLoad, blocks: int) -> None:
+    found: CacheLayout = layout(LLAMA_7B)
     many = requests_that_fit(found, blocks, load, 4096)
     costs = [found.blocks(max(1, request.total)) for request in load.requests]
     shares = [request.weight for request in load.requests]
@@ -202,7 +210,7 @@ def test_the_stated_share_of_moments_fits(load: Load, blocks: int) -> None:
 
 
 @given(LOADS, st.integers(0, 5_000))
-def test_more_memory_never_holds_fewer(load: Load, blocks: int) -> None:
+def test_more_memory_never_holds_fewer(load: RequestLoad, blocks: int) -> None:
     found = layout(LLAMA_7B)
     assert requests_that_fit(found, blocks, load, 4096) <= requests_that_fit(found, blocks + 50, load, 4096)
 
@@ -211,16 +219,23 @@ def test_more_memory_never_holds_fewer(load: Load, blocks: int) -> None:
 
 
 def plan_for(
-    load: Load, needed: float | None = None, gib: int = 80, model: str = "llama-3.1-8b", tp: int = 1
-) -> Plan | None:
+    load: RequestLoad, needed: float | None = None, gib: int = 80, model: str = "llama-3.1-8b", tp: int = 1
+) -> LimitPlan | None:
     shape = named(model)
     parallel = Parallel(tp)
     return recommend(
-        shape, parallel, layout(shape, parallel), gib * GIB, Given(weights.estimated(shape)), load, needed, THRESHOLDS
+        shape,
+        parallel,
+        layout(shape, parallel),
+        gib * GIB,
+        StatedMemory(weights.estimated(shape)),
+        load,
+        needed,
+        THRESHOLDS,
     )
 
 
-def made(plan: Plan | None) -> Plan:
+def made(plan: LimitPlan | None) -> LimitPlan:
     assert plan is not None
     return plan
 
@@ -236,9 +251,10 @@ def test_the_documented_utilization_where_it_suffices() -> None:
 
 
 @pytest.mark.parametrize(
-    "load", [stated("p50=500,p95=8000,p99=16000", "200"), Load((Request(100, 100, 100.0),), burst_ratio=3.0)]
+    "load",
+    [stated("p50=500,p95=8000,p99=16000", "200"), RequestLoad((RequestLengths(100, 100, 100.0),), burst_ratio=3.0)],
 )
-def test_long_context_or_bursts_get_the_documented_lower_one(load: Load) -> None:
+def test_long_context_or_bursts_get_the_documented_lower_one(load: RequestLoad) -> None:
     assert made(plan_for(load)).gpu_memory_utilization.value == 0.6
 
 
@@ -246,7 +262,14 @@ def test_overridden_thresholds_are_followed() -> None:
     shape = named("llama-3.1-8b")
     t = THRESHOLDS.override({"gpu_memory_utilization_recommended": 0.8}, "test")
     found = recommend(
-        shape, Parallel(), layout(shape), 80 * GIB, Given(weights.estimated(shape)), stated("1500", "500"), None, t
+        shape,
+        Parallel(),
+        layout(shape),
+        80 * GIB,
+        StatedMemory(weights.estimated(shape)),
+        stated("1500", "500"),
+        None,
+        t,
     )
     assert made(found).gpu_memory_utilization.value == 0.8
 
@@ -299,7 +322,7 @@ def test_every_plan_holds_what_it_promises(prompt: int, output: int, gib: int, n
         return
     limits = found.audit.limits
     shape = named("llama-3.1-8b")
-    again = audit(shape, Parallel(), gib * GIB, limits, Given(weights.estimated(shape)))
+    again = audit(shape, Parallel(), gib * GIB, limits, StatedMemory(weights.estimated(shape)))
     held = fit(layout(shape), again, load)
     assert (held.requests or 0) >= limits.max_num_seqs >= (needed or 1)
     assert held.longest == limits.max_model_len

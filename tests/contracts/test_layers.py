@@ -81,3 +81,12 @@ def imported(path: Path, modules: Collection[str]) -> set[str]:
         elif isinstance(node, ast.Import):
             found |= {one.name for one in node.names}
     return found
+
+
+def test_no_class_name_stands_for_two_things() -> None:
+    found: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}

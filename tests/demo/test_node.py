@@ -11,11 +11,11 @@ from urllib.request import urlopen
 
 import pytest
 
-from kvpressure.demo.node import Change, Node
+from kvpressure.demo.node import PodChange, SimulatedNode
 from kvpressure.demo.scenario import CHAT, CODE, MAIL, PODS
 from kvpressure.demo.server import PodServer
 from kvpressure.demo.source import DemoSource
-from kvpressure.demo.traffic import Load, Traffic
+from kvpressure.demo.traffic import Traffic, TrafficLoad
 from kvpressure.engines.vllm.log_lines import match, strip
 from kvpressure.model.readings import ContainerReading
 from kvpressure.sources.scrape.scanner import parse_scrape
@@ -28,15 +28,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def node(clock: Clock) -> Node:
-    return Node(PODS, clock)
+def node(clock: Clock) -> SimulatedNode:
+    return SimulatedNode(PODS, clock)
 
 
-def container(node: Node, pod: str = CHAT) -> ContainerReading:
+def container(node: SimulatedNode, pod: str = CHAT) -> ContainerReading:
     return next(reading for reading in node.containers() if reading.pod == pod)
 
 
-def counter(node: Node, name: str) -> float:
+def counter(node: SimulatedNode, name: str) -> float:
     page = parse_scrape(node.metrics(CHAT), target="t", time=START)
     return page.engines[0].counters[name]
 
@@ -45,7 +45,7 @@ def counter(node: Node, name: str) -> float:
 
 
 def test_traffic_has_its_rate_and_lengths_and_is_the_same_every_time() -> None:
-    load = Load(5.0, prompt_tokens=400, output_tokens=100, max_tokens=256, prompt_limit=1000)
+    load = TrafficLoad(5.0, prompt_tokens=400, output_tokens=100, max_tokens=256, prompt_limit=1000)
     arrived = list(Traffic(load, START, seed=3).until(START + 2000))
     assert len(arrived) == pytest.approx(5 * 2000 * 0.967, rel=0.03)  # 3.3 % of the prompts are refused
     assert [r.arrival for r in arrived] == sorted(r.arrival for r in arrived)
@@ -59,19 +59,19 @@ def test_traffic_has_its_rate_and_lengths_and_is_the_same_every_time() -> None:
 
 
 def test_a_load_of_nothing_sends_nothing_until_it_changes() -> None:
-    traffic = Traffic(Load(0.0, 1, 1), START, seed=1)
+    traffic = Traffic(TrafficLoad(0.0, 1, 1), START, seed=1)
     assert not list(traffic.until(START + 1e6))
-    traffic.change(Load(10.0, 5, 5), START + 10)
+    traffic.change(TrafficLoad(10.0, 5, 5), START + 10)
     assert START + 10 < next(traffic.until(START + 20)).arrival < START + 12
 
 
 # --- pods -------------------------------------------------------------------------------------------------------
 
 
-def test_a_rollout_takes_the_pod_away_and_starts_its_counters_anew(node: Node, clock: Clock) -> None:
+def test_a_rollout_takes_the_pod_away_and_starts_its_counters_anew(node: SimulatedNode, clock: Clock) -> None:
     clock.now += 30
     assert counter(node, "generation_tokens") > 1000
-    node.apply({CHAT: Change(limits={"max_num_seqs": 10})}, clock.now)
+    node.apply({CHAT: PodChange(limits={"max_num_seqs": 10})}, clock.now)
     clock.now += 3
     assert node.metrics(CHAT) is None
     assert container(node).ready is False
@@ -86,8 +86,8 @@ def test_a_rollout_takes_the_pod_away_and_starts_its_counters_anew(node: Node, c
     assert page.page["process_start_time_seconds"] == START + 36
 
 
-def test_requests_that_come_while_the_pod_is_away_are_lost(node: Node, clock: Clock) -> None:
-    node.apply({CHAT: Change(restart=True)}, clock.now)
+def test_requests_that_come_while_the_pod_is_away_are_lost(node: SimulatedNode, clock: Clock) -> None:
+    node.apply({CHAT: PodChange(restart=True)}, clock.now)
     clock.now += 7
     node.metrics(CHAT)
     pod = node.pods[CHAT]
@@ -95,34 +95,34 @@ def test_requests_that_come_while_the_pod_is_away_are_lost(node: Node, clock: Cl
     assert pod.engine.in_flight + sum(pod.engine.books.finished.values()) <= 15  # of one second, not of seven
 
 
-def test_throttling_is_in_the_cgroup_and_the_quota_is_used_up(node: Node, clock: Clock) -> None:
+def test_throttling_is_in_the_cgroup_and_the_quota_is_used_up(node: SimulatedNode, clock: Clock) -> None:
     clock.now += 10
     calm = container(node)
     assert calm.cpu_throttled_periods == 0
     assert calm.cpu_periods == 100
     assert calm.cpu_usage_seconds == pytest.approx(11, abs=1.2)
-    node.apply({CHAT: Change(cpu_limit_cores=0.5, throttled=0.8, host_factor=40.0)}, clock.now)
+    node.apply({CHAT: PodChange(cpu_limit_cores=0.5, throttled=0.8, host_factor=40.0)}, clock.now)
     clock.now += 10
     starved = container(node)
     assert starved.cpu_throttled_periods == pytest.approx(80, abs=2)
     assert starved.cpu_usage_seconds - calm.cpu_usage_seconds == pytest.approx(5, abs=0.1)  # type: ignore[operator]
 
 
-def test_a_stall_freezes_the_page_but_not_the_api_server(node: Node, clock: Clock) -> None:
+def test_a_stall_freezes_the_page_but_not_the_api_server(node: SimulatedNode, clock: Clock) -> None:
     clock.now += 20
-    node.apply({CHAT: Change(stalled=True)}, clock.now)
+    node.apply({CHAT: PodChange(stalled=True)}, clock.now)
     before = parse_scrape(node.metrics(CHAT), target="t", time=clock.now)
     clock.now += 30
     after = parse_scrape(node.metrics(CHAT), target="t", time=clock.now)
     assert after.engines == before.engines
     assert after.page["process_cpu_seconds"] > before.page["process_cpu_seconds"]
     assert next(gpu for gpu in node.gpus() if gpu.index == 0).utilization_ratio == 0
-    node.apply({CHAT: Change(stalled=False)}, clock.now)
+    node.apply({CHAT: PodChange(stalled=False)}, clock.now)
     clock.now += 5
     assert counter(node, "generation_tokens") > after.engines[0].counters["generation_tokens"]
 
 
-def test_log_lines_are_those_that_the_exporter_recognises(node: Node, clock: Clock) -> None:
+def test_log_lines_are_those_that_the_exporter_recognises(node: SimulatedNode, clock: Clock) -> None:
     events = [match(strip(line.line)) for line in node.logs() if line.pod == CODE]
     names = [event.event for event in events if event is not None]
     assert {"args", "max_num_batched_tokens", "weights_bytes", "pool_bytes", "capacity"} <= set(names)
@@ -134,12 +134,12 @@ def test_log_lines_are_those_that_the_exporter_recognises(node: Node, clock: Clo
     assert not node.logs()
 
 
-def test_every_pod_owns_one_card(node: Node) -> None:
+def test_every_pod_owns_one_card(node: SimulatedNode) -> None:
     assert {(owner.pod, owner.shared) for owner in node.owners()} == {(CHAT, False), (CODE, False), (MAIL, False)}
     assert {owner.uuid for owner in node.owners()} == {gpu.uuid for gpu in node.gpus()}
 
 
-def test_cards_average_over_at_least_a_fifth_of_a_second(node: Node, clock: Clock) -> None:
+def test_cards_average_over_at_least_a_fifth_of_a_second(node: SimulatedNode, clock: Clock) -> None:
     node.gpus()
     clock.now += 20
     first = node.gpus()
@@ -169,7 +169,7 @@ def test_the_source_keeps_its_scrapes_for_a_recorder(clock: Clock) -> None:
 
 
 @pytest.fixture
-def server(node: Node) -> Iterator[PodServer]:
+def server(node: SimulatedNode) -> Iterator[PodServer]:
     served = PodServer(node, CHAT)
     served.start()
     yield served
@@ -191,8 +191,8 @@ def test_a_server_answers_as_vllm_does(server: PodServer) -> None:
         get("/nothing")
 
 
-def test_a_pod_that_is_away_hangs_up(server: PodServer, node: Node, clock: Clock) -> None:
-    node.apply({CHAT: Change(restart=True)}, clock.now)
+def test_a_pod_that_is_away_hangs_up(server: PodServer, node: SimulatedNode, clock: Clock) -> None:
+    node.apply({CHAT: PodChange(restart=True)}, clock.now)
     connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
     connection.request("GET", "/metrics")
     with pytest.raises(RemoteDisconnected):

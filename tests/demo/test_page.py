@@ -13,8 +13,8 @@ from prometheus_client.utils import floatToGoString
 from kvpressure.demo.model import LLAMA_2_13B
 from kvpressure.demo.number_format import number
 from kvpressure.demo.page import Page
-from kvpressure.demo.requests import EngineConfig, Request
-from kvpressure.demo.simulator import Engine
+from kvpressure.demo.requests import EngineConfig, SimulatedRequest
+from kvpressure.demo.simulator import SimulatedEngine
 
 CAPTURE = Path(__file__).parents[1] / "fixtures" / "vllm" / "versions" / "live_0.32.0.prom.gz"
 START = 1_700_000_000.0
@@ -29,8 +29,8 @@ def captured() -> str:
 def simulated() -> str:
     """A server with the capture's context length that has served one request."""
     config = EngineConfig(LLAMA_2_13B, "tiny", max_model_len=2048)
-    engine = Engine(config, START)
-    engine.submit(Request(START + 1, 100, 50, 64))
+    engine = SimulatedEngine(config, START)
+    engine.submit(SimulatedRequest(START + 1, 100, 50, 64))
     engine.advance(START + 30)
     return Page(engine, START).render()
 

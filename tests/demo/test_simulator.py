@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvpressure.demo.counters import Books, Histogram, token_bounds
+from kvpressure.demo.counters import Books, BucketCounts, token_bounds
 from kvpressure.demo.model import LLAMA_2_7B, LLAMA_2_13B, MODELS
 from kvpressure.demo.page import Page
-from kvpressure.demo.requests import EngineConfig, Request, SimulationError
-from kvpressure.demo.simulator import Engine
+from kvpressure.demo.requests import EngineConfig, SimulatedRequest, SimulationError
+from kvpressure.demo.simulator import SimulatedEngine
 
 START = 1000.0
 
@@ -45,24 +45,24 @@ configs = st.builds(
 )
 
 
-def requests(load: Sequence[Shape]) -> list[Request]:
+def requests(load: Sequence[Shape]) -> list[SimulatedRequest]:
     made = []
     arrival = START
     for gap, prompt, output in load:
         arrival += gap
-        made.append(Request(arrival, prompt, output, 150))
+        made.append(SimulatedRequest(arrival, prompt, output, 150))
     return made
 
 
-def submitted(config: EngineConfig, load: Sequence[Shape]) -> tuple[Engine, list[Request]]:
-    engine = Engine(config, START)
+def submitted(config: EngineConfig, load: Sequence[Shape]) -> tuple[SimulatedEngine, list[SimulatedRequest]]:
+    engine = SimulatedEngine(config, START)
     sent = requests(load)
     for request in sent:
         engine.submit(request)
     return engine, sent
 
 
-def drain(engine: Engine) -> float:
+def drain(engine: SimulatedEngine) -> float:
     at = engine.now
     while engine.in_flight:
         at += 100
@@ -73,7 +73,7 @@ def drain(engine: Engine) -> float:
 
 def counters(books: Books) -> list[float]:
     """Everything that may only grow, buckets apart."""
-    histograms = [value for value in vars(books).values() if isinstance(value, Histogram)]
+    histograms = [value for value in vars(books).values() if isinstance(value, BucketCounts)]
     return [
         books.preemptions,
         books.prompt_tokens,
@@ -89,10 +89,10 @@ def counters(books: Books) -> list[float]:
 
 
 def buckets(books: Books) -> list[int]:
-    return [count for value in vars(books).values() if isinstance(value, Histogram) for count in value.counts]
+    return [count for value in vars(books).values() if isinstance(value, BucketCounts) for count in value.counts]
 
 
-def held_blocks(engine: Engine) -> int:
+def held_blocks(engine: SimulatedEngine) -> int:
     """Blocks of all running requests, counted one by one from their lengths."""
     size = engine.config.block_size
     tokens = [
@@ -189,7 +189,7 @@ def test_the_pace_of_advancing_changes_nothing(config: EngineConfig, load: Seque
 
 @given(st.floats(0.001, 0.5), st.floats(1e-6, 0.01), st.integers(1, 300), st.integers(1, 9))
 def test_a_ramp_counts_like_its_values(first: float, slope: float, steps: int, times: int) -> None:
-    at_once, singly = Histogram((0.01, 0.025, 0.05, 0.1, 0.5, 1.0)), Histogram((0.01, 0.025, 0.05, 0.1, 0.5, 1.0))
+    at_once, singly = BucketCounts((0.01, 0.025, 0.05, 0.1, 0.5, 1.0)), BucketCounts((0.01, 0.025, 0.05, 0.1, 0.5, 1.0))
     at_once.observe_ramp(first, slope, steps, times)
     for step in range(steps):
         singly.observe(first + slope * step, times)
@@ -201,7 +201,7 @@ def test_a_ramp_counts_like_its_values(first: float, slope: float, steps: int, t
 
 def test_work_grows_with_the_requests_and_not_with_the_time() -> None:
     """A calm day costs seconds: a handful of events a request, while the engine makes thousands of steps."""
-    engine = Engine(EngineConfig(LLAMA_2_13B, "calm"), START)
+    engine = SimulatedEngine(EngineConfig(LLAMA_2_13B, "calm"), START)
     events = 0
     schedule, leap = engine._schedule, engine._leap
 
@@ -221,7 +221,7 @@ def test_work_grows_with_the_requests_and_not_with_the_time() -> None:
     arrival = START
     for _ in range(500):
         arrival += draw.expovariate(1.0)
-        engine.submit(Request(arrival, draw.randint(50, 1000), draw.randint(50, 400), 1024))
+        engine.submit(SimulatedRequest(arrival, draw.randint(50, 1000), draw.randint(50, 400), 1024))
     engine.advance(START + 10_000)
     assert engine.in_flight == 0
     assert engine.books.iteration.total > 15_000
@@ -244,9 +244,9 @@ def test_step_law(model: object, running: int, kv_tokens: int, milliseconds: flo
 
 
 def test_a_full_cache_of_13b_steps_in_46_ms_at_92_percent_utilization() -> None:
-    engine = Engine(EngineConfig(LLAMA_2_13B, "chat", max_num_seqs=100), START)
+    engine = SimulatedEngine(EngineConfig(LLAMA_2_13B, "chat", max_num_seqs=100), START)
     for _ in range(100):
-        engine.submit(Request(START, 205, 212, 1024))
+        engine.submit(SimulatedRequest(START, 205, 212, 1024))
     engine.advance(START + 9.3)
     assert engine.books.kv_usage > 0.96
     assert engine.books.running == 100
@@ -266,13 +266,13 @@ def test_kv_bytes_and_pools_fit_the_card() -> None:
         assert 0.85 < used / 68_416_438_272 < 0.9, model.name
 
 
-def offline_burst(max_num_seqs: int) -> tuple[Engine, float]:
+def offline_burst(max_num_seqs: int) -> tuple[SimulatedEngine, float]:
     """2 000 requests of conversation lengths at once, as the measured runs did."""
-    engine = Engine(EngineConfig(LLAMA_2_13B, "burst", max_num_seqs=max_num_seqs), START)
+    engine = SimulatedEngine(EngineConfig(LLAMA_2_13B, "burst", max_num_seqs=max_num_seqs), START)
     draw = random.Random(1).lognormvariate
     for _ in range(2000):
         prompt, output = int(draw(4.4, 1.25)), int(draw(4.9, 1.0))
-        engine.submit(Request(START, min(1024, max(4, prompt)), min(1000, max(4, output)), 1024))
+        engine.submit(SimulatedRequest(START, min(1024, max(4, prompt)), min(1000, max(4, output)), 1024))
     at = START
     while engine.in_flight:
         at += 1
@@ -280,7 +280,7 @@ def offline_burst(max_num_seqs: int) -> tuple[Engine, float]:
     return engine, at - START
 
 
-def quantile_bound(histogram: Histogram, quantile: float) -> float:
+def quantile_bound(histogram: BucketCounts, quantile: float) -> float:
     seen = 0
     for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
         seen += count
@@ -304,15 +304,15 @@ def test_overcommitting_13b_costs_latency_and_not_throughput() -> None:
 # --- when things are booked -------------------------------------------------------------------------------------
 
 
-def under_pressure(config: EngineConfig) -> Engine:
+def under_pressure(config: EngineConfig) -> SimulatedEngine:
     """Eight requests that fit at first and outgrow the cache."""
-    engine = Engine(replace(config, kv_pool_tokens=1296, max_num_seqs=16), START)
+    engine = SimulatedEngine(replace(config, kv_pool_tokens=1296, max_num_seqs=16), START)
     for _ in range(12):
-        engine.submit(Request(START, 90, 150, 150))
+        engine.submit(SimulatedRequest(START, 90, 150, 150))
     return engine
 
 
-def watch(engine: Engine, seconds: float) -> list[tuple[float, int, int, int]]:
+def watch(engine: SimulatedEngine, seconds: float) -> list[tuple[float, int, int, int]]:
     """``(seconds, running, waiting, counted preemptions)`` twenty times a second."""
     rows = []
     for tick in range(int(seconds * 20)):
@@ -334,8 +334,8 @@ def test_the_preemption_counter_lags_without_async_scheduling(async_scheduling: 
 
 
 def test_the_whole_prompt_is_booked_at_the_first_token() -> None:
-    engine = Engine(replace(SMALL, max_num_batched_tokens=64), START)
-    engine.submit(Request(START, 250, 4, 4))
+    engine = SimulatedEngine(replace(SMALL, max_num_batched_tokens=64), START)
+    engine.submit(SimulatedRequest(START, 250, 4, 4))
     lumps = set()
     for tick in range(100):
         engine.advance(START + tick / 100)
@@ -346,18 +346,18 @@ def test_the_whole_prompt_is_booked_at_the_first_token() -> None:
     assert engine.books.iteration.counts[token_bucket(engine, 256)] == 1
 
 
-def token_bucket(engine: Engine, bound: float) -> int:
+def token_bucket(engine: SimulatedEngine, bound: float) -> int:
     return engine.books.iteration.bounds.index(bound)
 
 
 def test_gauges_freeze_between_steps_and_in_a_stall() -> None:
-    engine = Engine(SMALL, START)
-    engine.submit(Request(START, 50, 100, 100))
+    engine = SimulatedEngine(SMALL, START)
+    engine.submit(SimulatedRequest(START, 50, 100, 100))
     engine.advance(START + 1)
     page = Page(engine, START)
     frozen = page.render()
     engine.stall()
-    engine.submit(Request(START + 2, 50, 100, 100))
+    engine.submit(SimulatedRequest(START + 2, 50, 100, 100))
     engine.advance(START + 60)
     still = page.render()
     assert [line for line in still.splitlines() if line.startswith("vllm:")] == [
@@ -384,10 +384,10 @@ def test_a_step_with_a_preemption_admits_nobody_and_the_victim_comes_first() -> 
 
 def test_head_of_the_queue_blocks_below_a_full_cache() -> None:
     """A prompt is admitted only whole: usage stays below 1 while it waits."""
-    engine = Engine(replace(SMALL, kv_pool_tokens=416, max_num_seqs=16, max_num_batched_tokens=512), START)
-    engine.submit(Request(START, 180, 60, 60))
-    engine.submit(Request(START, 240, 5, 5))
-    engine.submit(Request(START, 16, 5, 5))
+    engine = SimulatedEngine(replace(SMALL, kv_pool_tokens=416, max_num_seqs=16, max_num_batched_tokens=512), START)
+    engine.submit(SimulatedRequest(START, 180, 60, 60))
+    engine.submit(SimulatedRequest(START, 240, 5, 5))
+    engine.submit(SimulatedRequest(START, 16, 5, 5))
     engine.advance(START + 0.5)
     books = engine.books
     assert (books.running, books.waiting) == (1, 2)
@@ -405,10 +405,10 @@ def test_a_watermark_keeps_blocks_free_on_admission() -> None:
 
 
 def test_limits_of_the_queue_and_of_the_context_are_answered_not_queued() -> None:
-    engine = Engine(replace(SMALL, max_num_queued_reqs=1, max_num_seqs=1), START)
-    engine.submit(Request(START, 256, 1, 1))
+    engine = SimulatedEngine(replace(SMALL, max_num_queued_reqs=1, max_num_seqs=1), START)
+    engine.submit(SimulatedRequest(START, 256, 1, 1))
     for _ in range(3):
-        engine.submit(Request(START, 10, 5, 5))
+        engine.submit(SimulatedRequest(START, 10, 5, 5))
     drain(engine)
     assert engine.books.http == {"2xx": 1, "4xx": 1, "5xx": 2}
     assert engine.books.rejected_requests == 2
@@ -416,9 +416,9 @@ def test_limits_of_the_queue_and_of_the_context_are_answered_not_queued() -> Non
 
 def test_a_starved_cpu_lengthens_steps_and_time_outside_the_engine() -> None:
     def run(host_factor: float) -> tuple[float, float]:
-        engine = Engine(SMALL, START)
+        engine = SimulatedEngine(SMALL, START)
         engine.host_factor = host_factor
-        engine.submit(Request(START, 50, 100, 100))
+        engine.submit(SimulatedRequest(START, 50, 100, 100))
         drain(engine)
         books = engine.books
         return books.decode.sum, books.e2e.sum - books.queue.sum - books.inference.sum
@@ -435,16 +435,16 @@ def test_a_starved_cpu_lengthens_steps_and_time_outside_the_engine() -> None:
 
 def test_what_vllm_refuses_at_start_is_refused() -> None:
     with pytest.raises(SimulationError, match="estimated maximum model length is 240"):
-        Engine(replace(SMALL, kv_pool_tokens=256), START)
+        SimulatedEngine(replace(SMALL, kv_pool_tokens=256), START)
     with pytest.raises(SimulationError, match="at least max_num_seqs"):
-        Engine(replace(SMALL, max_num_seqs=65), START)
+        SimulatedEngine(replace(SMALL, max_num_seqs=65), START)
 
 
 def test_requests_out_of_order_are_refused() -> None:
-    engine = Engine(SMALL, START)
-    engine.submit(Request(START + 2, 5, 5, 5))
+    engine = SimulatedEngine(SMALL, START)
+    engine.submit(SimulatedRequest(START + 2, 5, 5, 5))
     with pytest.raises(SimulationError, match="in order"):
-        engine.submit(Request(START + 1, 5, 5, 5))
+        engine.submit(SimulatedRequest(START + 1, 5, 5, 5))
 
 
 def test_token_bounds_end_within_the_context() -> None:

@@ -15,7 +15,7 @@ import yaml
 
 from kvpressure.bundle import values as bundle_values
 from kvpressure.bundle.dashboards import render_dashboards
-from kvpressure.bundle.dashboards.builder import Site
+from kvpressure.bundle.dashboards.builder import BoardContext
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 from kvpressure.publish.links import Links
 from kvpressure.settings import thresholds
@@ -65,7 +65,7 @@ def bundle_boards(options: Options) -> Json:
     alerts = frozenset(alert.name for group in load_groups(options) for alert in group.alerts)
     return {
         f"{uid}.json": board
-        for uid, board in render_dashboards(Site(options.thresholds, options.values, alerts)).items()
+        for uid, board in render_dashboards(BoardContext(options.thresholds, options.values, alerts)).items()
     }
 
 

@@ -18,7 +18,7 @@ from kvpressure.model.readings import Snapshot
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.site import Site
-from kvpressure.publish.web.http import Request
+from kvpressure.publish.web.http import HttpRequest
 from kvpressure.recording.format import Header, tick_to_json
 from kvpressure.redaction import REDACTED
 from kvpressure.sources.kubernetes.discovery import discovered
@@ -78,7 +78,7 @@ def shown(pod_document: dict[str, Any], argv: list[str]) -> Iterator[tuple[str, 
     around.history.observe(snapshot, state)
     site = Site(lambda: state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=around)
     for path in ("/", "/metrics", "/api/v1/diagnosis"):
-        answer = site.answer(Request("GET", path, {}, keep_alive=True))
+        answer = site.answer(HttpRequest("GET", path, {}, keep_alive=True))
         assert answer.status == 200
         assert b"num_requests" in answer.body or len(answer.body) > 200
         yield path, answer.body.decode()

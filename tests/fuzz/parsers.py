@@ -923,7 +923,7 @@ def check_settings(given: str) -> None:
     path = _settings_file()
     Path(path).write_bytes(given.encode(errors="replace"))
     try:
-        root: yaml_lines.Node | None = yaml_lines.read(path)
+        root: yaml_lines.YamlNode | None = yaml_lines.read(path)
     except InputError as error:
         root = None
         _one_line(error, path)

@@ -25,7 +25,7 @@ from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.site import Site
-from kvpressure.publish.web.http import Request
+from kvpressure.publish.web.http import HttpRequest
 
 T = 1_700_000_000.0
 PODS = ("chat-0", "chat-1", "chat-2")
@@ -115,7 +115,7 @@ class Shown:
         self.metrics = self.get("/metrics").decode().splitlines()
 
     def get(self, path: str) -> bytes:
-        response = self.site.answer(Request("GET", path, {}, keep_alive=True))
+        response = self.site.answer(HttpRequest("GET", path, {}, keep_alive=True))
         assert response.status == 200
         return response.body
 

@@ -18,9 +18,9 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
 from kvpressure.publish.site import Site
-from kvpressure.publish.web.http import Request
-from kvpressure.recording.reader import Problem, Reader
-from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.publish.web.http import HttpRequest
+from kvpressure.recording.reader import Reader, ReadProblem
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
 from kvpressure.sources.plugin_reports import PluginSource
 from kvpressure.sources.scrape.scanner import parse_scrape
@@ -36,7 +36,7 @@ def page(text: bytes, pod: str, t: float = T) -> Scrape:
 
 def answer(state: State, path: str) -> bytes:
     site = Site(lambda: state, why_unhealthy=lambda: None, why_not_ready=lambda: None, node_name="node")
-    response = site.answer(Request("GET", path, {}, keep_alive=True))
+    response = site.answer(HttpRequest("GET", path, {}, keep_alive=True))
     assert response.status == 200
     return response.body
 
@@ -129,7 +129,7 @@ def test_absurd_numbers_of_requests_leave_page_and_json_in_place(path: str) -> N
 class Settings:
     def __init__(self, directory: Path) -> None:
         self.plugin_directory: Path | None = directory
-        self.shared = Shared()
+        self.shared = SharedDiscovery()
 
 
 def report(**values: Any) -> str:
@@ -210,7 +210,7 @@ def test_a_tick_of_a_recording_with_a_number_that_cannot_be_is_one_clear_line(
     path.write_text(
         "".join(json.dumps(line) + "\n" for line in ({"format": "kvpressure-recording", "version": 1}, *ticks))
     )
-    problems: list[Problem] = []
+    problems: list[ReadProblem] = []
     with Reader(path, on_problem=problems.append) as reader:
         pipeline = Pipeline()
         states = [pipeline.observe(snapshot) for snapshot in reader]

@@ -22,7 +22,7 @@ from kvpressure.settings.thresholds import builtin
 from kvpressure.signals.plugin_steps import MAX_ENTRIES, StepWindow
 from kvpressure.sources import plugin_reports as source_module
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.podspec import Pod
 from kvpressure.sources.plugin_reports import FRESH_SECONDS, Malformed, PluginSource, parse
 from kvpressure_vllm.report import ReportFile
@@ -33,7 +33,7 @@ GB = 10**9
 @dataclass
 class Settings:
     plugin_directory: Path | None
-    shared: Shared = field(default_factory=Shared)
+    shared: SharedDiscovery = field(default_factory=SharedDiscovery)
 
 
 def body(

@@ -11,7 +11,7 @@ import pytest
 
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import Diagnosis
-from kvpressure.publish.web.http import Request, Response
+from kvpressure.publish.web.http import HttpRequest, Response
 from tests.publish.browser import visit
 from tests.publish.conftest import Published, Start
 from tests.publish.states import NOW, full_engine
@@ -31,7 +31,7 @@ class Changing:
         self._then = then
         self.views = 0
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: HttpRequest) -> Response:
         if request.path == "/":
             self.views += 1
             if self.views > 1 and (other := self._then(self.views)) is not None:
@@ -72,7 +72,7 @@ class Altered:
     def __init__(self, published: Published, policy: str) -> None:
         self._site, self._policy = published.site(), policy
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: HttpRequest) -> Response:
         response = self._site.answer(replace(request, headers={}))
         return replace(response, headers={**response.headers, "Content-Security-Policy": self._policy})
 
@@ -115,7 +115,7 @@ class Framed:
             'document.body.id = `width-${all.scrollWidth}-of-${all.clientWidth}`"></iframe>'
         ).encode()
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: HttpRequest) -> Response:
         if request.path == "/frame":
             return Response(200, self._frame, "text/html")
         response = self._site.answer(replace(request, headers={}))

@@ -16,7 +16,7 @@ from kvpressure.model.state import State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.publish.links import Links
-from kvpressure.publish.page.history import History
+from kvpressure.publish.page.history import PageHistory
 from kvpressure.publish.page.view import ViewContext
 from tests.publish.states import NOW, full_state, unknown_engine
 
@@ -65,7 +65,7 @@ def test_the_simulated_node_follows_it_with_plan_and_history() -> None:
         return now[0]
 
     now[0] = float(next(clock))
-    source, pipeline, history = DemoSource(None, clock=tick, cycle_seconds=60.0), Pipeline(), History()
+    source, pipeline, history = DemoSource(None, clock=tick, cycle_seconds=60.0), Pipeline(), PageHistory()
     for _ in range(30):
         now[0] = float(next(clock))
         reading = source.read()

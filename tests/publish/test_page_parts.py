@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure.advice.mitigation import Plan, plan
-from kvpressure.advice.triage import Step, steps
+from kvpressure.advice.mitigation import MitigationPlan, plan
+from kvpressure.advice.triage import TriageStep, steps
 from kvpressure.diagnosis.conditions import declared
 from kvpressure.model.readings import ContainerReading, NodeCondition, Snapshot, Termination
 from kvpressure.model.signals import (
@@ -32,7 +32,7 @@ from kvpressure.model.state import (
     TargetState,
 )
 from kvpressure.publish.links import BOARDS, VERDICT_RUNBOOKS, Links
-from kvpressure.publish.page.history import SERIES, SLOT_SECONDS, SLOTS, History
+from kvpressure.publish.page.history import SERIES, SLOT_SECONDS, SLOTS, PageHistory
 from kvpressure.publish.page.sparkline import HEIGHT, WIDTH, sparkline
 from kvpressure.publish.page.view import ViewContext, engine_views, headline
 from kvpressure.settings.thresholds import builtin
@@ -48,28 +48,30 @@ def engine_with(verdict: str = "kv_pressure", confidence: float = 0.9, **groups:
 
 
 class TestHistory:
-    def observe(self, history: History, time: float, kv: float | None, pod: str = "chat-0", up: bool = True) -> None:
+    def observe(
+        self, history: PageHistory, time: float, kv: float | None, pod: str = "chat-0", up: bool = True
+    ) -> None:
         engine = replace(full_engine(pod), up=up, signals=Signals(time=time, kv=KvSignals(kv_used_ratio_max=kv)))
         history.observe(Snapshot(time=time), State(time=time, engines=(engine,)))
 
-    def series(self, history: History) -> list[float | None]:
+    def series(self, history: PageHistory) -> list[float | None]:
         return list(history.of(full_engine().key)["kv_used_ratio_max"])
 
     def test_a_slot_keeps_its_largest_value_and_the_newest_is_last(self) -> None:
-        history = History()
+        history = PageHistory()
         for offset, kv in ((0, 0.5), (4, 0.75), (8, 0.25), (10, 0.125)):
             self.observe(history, NOW + offset, kv)
         assert self.series(history)[-3:] == [None, 0.75, 0.125]
 
     def test_slots_without_a_value_are_gaps(self) -> None:
-        history = History()
+        history = PageHistory()
         self.observe(history, NOW, 0.5)
         self.observe(history, NOW + 3 * SLOT_SECONDS, None)
         self.observe(history, NOW + 4 * SLOT_SECONDS, 0.9, up=False)
         assert self.series(history)[-5:] == [0.5, None, None, None, None]
 
     def test_old_values_fall_out_after_fifteen_minutes(self) -> None:
-        history = History()
+        history = PageHistory()
         self.observe(history, NOW, 1.0)
         self.observe(history, NOW + (SLOTS - 1) * SLOT_SECONDS, 0.5)
         assert (self.series(history)[0], len(self.series(history))) == (1.0, SLOTS)
@@ -78,20 +80,20 @@ class TestHistory:
 
     @pytest.mark.parametrize("step", [-7200.0, 7 * 86400.0])
     def test_a_step_of_the_clock_leaves_nothing_false(self, step: float) -> None:
-        history = History()
+        history = PageHistory()
         self.observe(history, NOW, 1.0)
         self.observe(history, NOW + step, 0.25)
         assert [value for value in self.series(history) if value is not None] == [0.25]
 
     def test_an_engine_that_is_gone_is_forgotten(self) -> None:
-        history = History()
+        history = PageHistory()
         self.observe(history, NOW, 0.5, pod="old-0")
         self.observe(history, NOW, 0.5)
         assert history.of(full_engine("old-0").key) == {}
         assert set(history.of(full_engine().key)) == set(SERIES)
 
     def test_it_stays_small(self) -> None:
-        history, state = History(), node(64, 8)
+        history, state = PageHistory(), node(64, 8)
         for tick in range(3):
             history.observe(Snapshot(time=NOW), replace(state, time=NOW + tick))
         rings = history._rings.values()
@@ -116,7 +118,7 @@ class TestSparkline:
 
 
 class TestTriage:
-    def step(self, number: int, engine: EngineState, state: State | None = None) -> Step:
+    def step(self, number: int, engine: EngineState, state: State | None = None) -> TriageStep:
         found = steps(engine, state or State(time=NOW), T)
         assert [step.number for step in found] == list(range(1, 9))
         return found[number - 1]
@@ -268,7 +270,7 @@ class TestTriage:
 
 
 class TestPlan:
-    def flags(self, made: Plan) -> list[str]:
+    def flags(self, made: MitigationPlan) -> list[str]:
         return [flag for action in made.actions for flag in action.flags]
 
     def test_kv_pressure_follows_the_guide_in_its_order_with_the_values_to_set(self) -> None:

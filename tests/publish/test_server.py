@@ -17,7 +17,7 @@ import pytest
 
 from kvpressure.publish.exposition import CLASSIC_TYPE, OPENMETRICS_TYPE
 from kvpressure.publish.web import server as server_module
-from kvpressure.publish.web.http import Request, Response, text_response
+from kvpressure.publish.web.http import HttpRequest, Response, text_response
 from kvpressure.publish.web.server import CONNECTIONS, ListenError, Server
 from kvpressure.settings.kinds import ListenAddress
 from tests.helpers.waiting import until
@@ -35,7 +35,7 @@ def descriptors() -> int:
 class Big:
     """A handler whose /big does not fit into socket buffers."""
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: HttpRequest) -> Response:
         return Response(200, BIG) if request.path == "/big" else text_response(200)
 
 
@@ -143,7 +143,7 @@ class TestSite:
 
     def test_an_answer_that_fails_is_a_500_and_the_server_goes_on(self, start: Start) -> None:
         class Broken:
-            def answer(self, request: Request) -> Response:
+            def answer(self, request: HttpRequest) -> Response:
                 raise RuntimeError(f"template of {request.path} broken")
 
         port = start(Broken())

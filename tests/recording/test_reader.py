@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kvpressure.model.readings import KV_USAGE, Snapshot
 from kvpressure.recording import reader as reader_module
 from kvpressure.recording.format import Header, RecordingError
-from kvpressure.recording.reader import Problem, Reader
+from kvpressure.recording.reader import Reader, ReadProblem
 from tests.recording.strategies import RECORDINGS, real_pages
 
 pytestmark = pytest.mark.slow
@@ -26,8 +26,8 @@ HEADER = Header(1.0, "node-1", "test").to_json()
 TICKS = [json.dumps({"t": 100.0 + i, "gpus": [{"uuid": "a", "index": 0, "vendor": "nvidia"}]}) for i in range(50)]
 
 
-def read(path: Path) -> tuple[list[Snapshot], list[Problem]]:
-    problems: list[Problem] = []
+def read(path: Path) -> tuple[list[Snapshot], list[ReadProblem]]:
+    problems: list[ReadProblem] = []
     with Reader(path, on_problem=problems.append) as recording:
         return list(recording), problems
 
@@ -120,7 +120,7 @@ def test_a_line_longer_than_allowed_is_skipped(tmp_path: Path, monkeypatch: pyte
     path.write_bytes(lines(HEADER, TICKS[0], '{"t": 1, "x": "' + "y" * 5000 + '"}', TICKS[1]))
     snapshots, problems = read(path)
     assert [snapshot.time for snapshot in snapshots] == [100.0, 101.0]
-    assert problems == [Problem(3, "longer than 1000 bytes")]
+    assert problems == [ReadProblem(3, "longer than 1000 bytes")]
 
 
 @pytest.mark.parametrize(

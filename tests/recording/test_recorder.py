@@ -25,7 +25,7 @@ from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
 from kvpressure.recording import recorder as recorder_module
 from kvpressure.recording.format import Header
-from kvpressure.recording.reader import Problem, Reader
+from kvpressure.recording.reader import Reader, ReadProblem
 from kvpressure.recording.recorder import (
     REASONS,
     BackgroundRecorder,
@@ -46,8 +46,8 @@ def tick(t: float, size: int = 0) -> Snapshot:
     return Snapshot(t, gpus=(GpuReading(os.urandom(size // 2).hex(), 0, "nvidia"),) if size else ())
 
 
-def read(path: Path) -> tuple[list[Snapshot], list[Problem]]:
-    problems: list[Problem] = []
+def read(path: Path) -> tuple[list[Snapshot], list[ReadProblem]]:
+    problems: list[ReadProblem] = []
     with Reader(path, on_problem=problems.append, keep_exposition=True) as reader:
         return list(reader), problems
 

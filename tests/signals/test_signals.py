@@ -622,7 +622,7 @@ def score_of(kv_max=0.95, waiting=5.0, **gpu_fields):
     return score.compute(
         window([(1.0, {})]),
         [track],
-        score.Shared(),
+        score.SharedGpus(),
         score.Pressing(
             KvSignals(kv_used_ratio_max=kv_max),
             LoadSignals(in_flight=waiting + 3, waiting=waiting, concurrency_ratio=0.5),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvpressure.demo.node import Node, PodSpec
+from kvpressure.demo.node import PodSpec, SimulatedNode
 from kvpressure.demo.server import PodServer
 from kvpressure.toolbox import watch as live
 
@@ -43,12 +43,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 @pytest.fixture
-def serve_pod(clock: FakeClock) -> Iterator[Callable[[PodSpec, float], tuple[Node, str]]]:
+def serve_pod(clock: FakeClock) -> Iterator[Callable[[PodSpec, float], tuple[SimulatedNode, str]]]:
     """Starts a simulated vLLM pod that has run for some seconds; returns the node and the server's address."""
     servers: list[PodServer] = []
 
-    def start(spec: PodSpec, seconds: float) -> tuple[Node, str]:
-        node = Node([spec], clock.now)
+    def start(spec: PodSpec, seconds: float) -> tuple[SimulatedNode, str]:
+        node = SimulatedNode([spec], clock.now)
         server = PodServer(node, spec.name)
         server.start()
         servers.append(server)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvpressure.advice.plan import Caps, PlanInput, caps_for, pressure_plan, share_above
-from kvpressure.advice.triage import Step
+from kvpressure.advice.triage import TriageStep
 from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.model.signals import ContextSignals
 from kvpressure.settings.thresholds import builtin
@@ -48,7 +48,7 @@ def test_a_histogram_without_content_tells_nothing(histogram: Histogram) -> None
 
 def test_caps_and_triage_use_it_only_where_the_window_is_empty() -> None:
     usual = ContextSignals(prompt_quantiles={"0.95": 500.0}, output_quantiles={"0.95": 100.0})
-    steps = (Step(5, "?", "unknown", (), ""),)
+    steps = (TriageStep(5, "?", "unknown", (), ""),)
     engine = EngineView(engine_from(StatedEngine("kv_pressure"), builtin()).engine, triage=steps, usual=usual)
     caps = caps_for(engine.plan_input)
     assert (caps.input_tokens, caps.output_tokens, caps.known) == (512, 128, True)

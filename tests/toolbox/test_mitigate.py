@@ -492,7 +492,7 @@ def test_recovery_during_the_watch(
     serve_pod: Callable[..., tuple[Any, str]],
 ) -> None:
     """The limits come down while it is watched, as in the demo's story."""
-    from kvpressure.demo.node import Change
+    from kvpressure.demo.node import PodChange
 
     node, url = serve_pod(heavy(CHAT), 90)
     begin, sleep = clock.t, clock.sleep
@@ -503,7 +503,7 @@ def test_recovery_during_the_watch(
         if clock.t > begin + 20 and not done:
             done.append(True)
             calm = replace(heavy(CHAT).load, max_tokens=128, prompt_limit=1024)
-            node.apply({CHAT.name: Change(load=calm, limits={"max_num_seqs": 64})}, clock.t)
+            node.apply({CHAT.name: PodChange(load=calm, limits={"max_num_seqs": 64})}, clock.t)
 
     monkeypatch.setattr(clock, "sleep", sleep_and_mitigate)
     assert main(["mitigate", "--verify", url, "--verify-seconds", "180"]) == 0

@@ -12,7 +12,7 @@ import yaml
 from kvpressure.cli import main
 from kvpressure.errors import InputError
 from kvpressure.toolbox import manifests, patches
-from kvpressure.toolbox.manifests import Server
+from kvpressure.toolbox.manifests import ServerContainer
 from tests.toolbox.conftest import FakeClock, FakeKubectl
 from tests.toolbox.test_audit import deployment
 from tests.toolbox.test_cluster import PAGES, pages, pod
@@ -20,7 +20,7 @@ from tests.toolbox.test_cluster import PAGES, pages, pod
 VALUES = {"max_num_seqs": 7.0}
 
 
-def server(document: dict[str, Any]) -> Server:
+def server(document: dict[str, Any]) -> ServerContainer:
     (found,) = manifests.servers_of(document)
     return found
 

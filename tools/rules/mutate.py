@@ -28,7 +28,7 @@ from tests.bundle.promql import metrics
 from kvpressure.bundle import documents
 from kvpressure.bundle.promtests import test_files
 from kvpressure.bundle.rules import Options, load_groups, rule_file
-from kvpressure.bundle.spec import Group
+from kvpressure.bundle.spec import RuleGroup
 from kvpressure.bundle.text import duration, number, to_yaml
 from kvpressure.settings.thresholds import builtin
 
@@ -86,7 +86,7 @@ def expressions(expr: str) -> Iterator[tuple[str, str, str]]:
             )
 
 
-def mutants(rules: Sequence[dict[str, Any]], groups: Sequence[Group], step: dict[int, float]) -> Iterator[Mutant]:
+def mutants(rules: Sequence[dict[str, Any]], groups: Sequence[RuleGroup], step: dict[int, float]) -> Iterator[Mutant]:
     """Every mutant of every rule."""
     levels = {
         (alert.name, level.severity): level for group in groups for alert in group.alerts for level in alert.levels

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import Final
 
-from kvpressure.advice.plan import PlanInput, Step, pressure_plan
+from kvpressure.advice.plan import MitigationStep, PlanInput, pressure_plan
 from kvpressure.advice.triage import is_pod
 from kvpressure.advice.wording import named, number_text, percent_text, reason_text, seconds_text
 from kvpressure.engines.registry import dialect
@@ -28,22 +28,22 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MitigationPlan:
     """What to do about one engine; ``actions`` in order, empty when nothing has to be done."""
 
     summary: str
     actions: tuple[Action, ...] = ()
 
 
-def plan(engine: EngineState, thresholds: Thresholds) -> Plan:
+def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     """The plan for the present verdict; a verdict without confidence gets none but its question."""
     verdict, confidence = engine.diagnosis.verdict, engine.diagnosis.confidence
     found = _PLANS.get(verdict)
     if found is None:
-        return Plan("Nothing to do.")
+        return MitigationPlan("Nothing to do.")
     made = found(engine, thresholds)
     if verdict != "unknown" and confidence < thresholds["confident"]:
-        return Plan(
+        return MitigationPlan(
             f"Low confidence ({percent_text(confidence)}; confident at {percent_text(thresholds['confident'])}). Check the triage steps "
             "before you change anything. If they confirm the verdict: " + made.summary,
             made.actions,
@@ -70,14 +70,14 @@ def _where(engine: EngineState) -> str:
     return f"-n {namespace} deploy/<deployment>" if is_pod(engine.key) else ""
 
 
-def _kv_pressure(engine: EngineState, t: Thresholds) -> Plan:
+def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
     made = pressure_plan(PlanInput(engine), t, _where(engine))
-    return Plan(
+    return MitigationPlan(
         "Reduce KV cache demand: first at the gateway, then in the engine.", tuple(_action(step) for step in made.steps)
     )
 
 
-def _action(step: Step) -> Action:
+def _action(step: MitigationStep) -> Action:
     mark = {"do": "", "if it stays": " (if it stays)", "not here": ": not now"}[step.advice]
     text = f"{step.text[:1].upper()}{step.text[1:]}" + ("" if step.text.endswith(".") else ".")
     return Action(
@@ -102,10 +102,10 @@ def _roll_out(engine: EngineState) -> Action:
     )
 
 
-def _two_limits(engine: EngineState) -> Plan:
+def _two_limits(engine: EngineState) -> MitigationPlan:
     """``max_num_seqs`` is reached and the cache is full: raising the one makes the other bind, with preemptions."""
     s = engine.signals
-    return Plan(
+    return MitigationPlan(
         "max_num_seqs is reached and the KV cache is full. A higher limit would cause preemptions, a lower one a longer queue.",
         (
             Action(
@@ -120,7 +120,7 @@ def _two_limits(engine: EngineState) -> Plan:
     )
 
 
-def _concurrency_limited(engine: EngineState, t: Thresholds) -> Plan:
+def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     del t
     full = engine.diagnosis.evidence.get("kv_full")
     if full is not None and full.value is True:
@@ -138,7 +138,7 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> Plan:
             f" The KV cache fits about {number_text(floor(fits))} requests of the present length. At most double the limit at a time, "
             "and watch preemptions."
         )
-    return Plan(
+    return MitigationPlan(
         "Let more requests run: the KV cache is not full. Lower KV limits would make it worse.",
         (
             Action("Raise max_num_seqs", text, (flag,) if flag else ()),
@@ -152,14 +152,14 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> Plan:
     )
 
 
-def _compute_bound(engine: EngineState, t: Thresholds) -> Plan:
+def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
     del t
     s = engine.signals
     rates = (
         f"{named('Prompt tokens/s', number_text(_round(s.throughput.prompt_tokens_per_second)))}, "
         f"{named('output tokens/s', number_text(_round(s.throughput.generation_tokens_per_second)))}"
     )
-    return Plan(
+    return MitigationPlan(
         "The GPU is saturated and the KV cache is not full: reduce the work per GPU, not the limits.",
         (
             Action(
@@ -183,14 +183,14 @@ def _round(value: float | None) -> float | None:
     return None if value is None else round(value)
 
 
-def _host_bound(engine: EngineState, t: Thresholds) -> Plan:
+def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
     host = engine.signals.host
     cpu = (
         "CPU usage: unknown"
         if host.cpu_used_ratio is None
         else f"CPU usage {percent_text(host.cpu_used_ratio)} of the limit"
     )
-    return Plan(
+    return MitigationPlan(
         "The GPU waits for the host: check the CPU first, not the KV cache.",
         (
             Action(
@@ -216,12 +216,12 @@ def _host_bound(engine: EngineState, t: Thresholds) -> Plan:
     )
 
 
-def _stalled(engine: EngineState, t: Thresholds) -> Plan:
+def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     del t
     key = engine.key
     pod = f"-n {shlex.quote(key.namespace or '<namespace>')} {shlex.quote(key.pod or '<pod>')}"
     stacks = "for p in $(pgrep -f vllm); do py-spy dump --pid $p; done"
-    return Plan(
+    return MitigationPlan(
         "The engine has stopped. Save the evidence, then restart it.",
         (
             Action(
@@ -244,12 +244,12 @@ def _stalled(engine: EngineState, t: Thresholds) -> Plan:
     )
 
 
-def _unknown(engine: EngineState, t: Thresholds) -> Plan:
+def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     del t
     if not engine.up:
         key = engine.key
         pod = f"-n {shlex.quote(key.namespace or '<namespace>')} pod/{shlex.quote(key.pod or '<pod>')}"
-        return Plan(
+        return MitigationPlan(
             "The engine's metrics cannot be scraped.",
             (
                 Action(
@@ -262,13 +262,13 @@ def _unknown(engine: EngineState, t: Thresholds) -> Plan:
             ),
         )
     missing = engine.diagnosis.missing
-    return Plan(
+    return MitigationPlan(
         "Change nothing yet: the evidence is not sufficient.",
         (Action("Provide the missing inputs", "; ".join(missing) + "."),) if missing else (),
     )
 
 
-_PLANS: Final[dict[str, Callable[[EngineState, Thresholds], Plan]]] = {
+_PLANS: Final[dict[str, Callable[[EngineState, Thresholds], MitigationPlan]]] = {
     "kv_pressure": _kv_pressure,
     "concurrency_limited": _concurrency_limited,
     "compute_bound": _compute_bound,

@@ -118,7 +118,7 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MitigationStep:
     """One step. ``values`` are arguments of the engine to set; ``cost`` is what it takes away; ``measured`` what it did to the overload of
     ``docs/mitigations.md``; ``commands`` are for a shell.
     """
@@ -145,7 +145,7 @@ class Step:
 class PressurePlan:
     """Steps in order and the caps for the edge."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[MitigationStep, ...]
     caps: Caps
     dialect: str = ""
 
@@ -266,7 +266,7 @@ def _cost_of(caps: Caps) -> str:
     )
 
 
-def _edge(engine: PlanInput, caps: Caps) -> Step:
+def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     lower = (
         caps.long_asked is not None and caps.long_outputs is not None and caps.long_asked > caps.long_outputs + ROUNDING
     )
@@ -303,7 +303,7 @@ def _edge(engine: PlanInput, caps: Caps) -> Step:
             f". In the engine, {flag} {length:.0f} caps prompt and output together, after a restart (longest request of the last "
             "hour plus a margin)"
         )
-    return Step(
+    return MitigationStep(
         "Cap input and output tokens at the edge",
         "do",
         f"{said}. This takes effect at once, needs no restart, and shortens the queue for all other requests.",
@@ -322,7 +322,7 @@ def _now(engine: PlanInput, name: str) -> str:
     return f"now {value_text(limit.value)} ({limit.source or 'source: unknown'})"
 
 
-def _sequences(engine: PlanInput, t: Thresholds) -> Step:
+def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit, measured, fits = (
         engine.limit("max_num_seqs"),
         _measured(engine),
@@ -334,7 +334,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> Step:
     if limit.recommended is None and base is not None and 0 < base <= 1:
         small = measured is None and fits is not None and fits <= 1
         why = "the KV cache fits only one request of this length" if small else "only one request is running"
-        return Step(
+        return MitigationStep(
             title,
             "not here",
             f"{now}; {why}, so it cannot be lowered further. Shorten requests or add KV memory",
@@ -347,7 +347,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> Step:
             if base is not None and base > 1
             else "too little is known to compute a value: give the limit with --args, or the load with --running and --verdict"
         )
-        return Step(
+        return MitigationStep(
             title,
             "if it stays",
             f"{now}; set it {percent_text(low)} to {percent_text(high)} below the number of running requests ({why})",
@@ -380,7 +380,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> Step:
     if limit.value is not None and limit.value * (1 - high) > base:
         said += f". Half of the present {value_text(limit.value)} would have no effect"
         result = f"{MEASURED['limit']}; {result}"
-    return Step(
+    return MitigationStep(
         title,
         "do",
         said,
@@ -390,14 +390,14 @@ def _sequences(engine: PlanInput, t: Thresholds) -> Step:
     )
 
 
-def _batched_tokens(engine: PlanInput, t: Thresholds) -> Step:
+def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit, least = engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
     title, now = "Lower max-num-batched-tokens", _now(engine, "max_num_batched_tokens")
     cost = "long prompts take more steps, so time to first token rises; it must not be below max_num_seqs"
     value = limit.recommended
     if value is None:
         small = limit.value is not None and limit.value <= least
-        return Step(
+        return MitigationStep(
             title,
             "not here" if small else "if it stays",
             f"{now}; "
@@ -413,9 +413,9 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> Step:
     value = max(value, target_sequences(engine) or 0.0)
     now_set = limit.value or 2 * value
     if value >= now_set:
-        return Step(title, "not here", f"{now}; not below max_num_seqs, {value:.0f}", cost)
+        return MitigationStep(title, "not here", f"{now}; not below max_num_seqs, {value:.0f}", cost)
     much = "half" if 2 * value <= now_set + 1 else f"{now_set - value:.0f} less (not below that)"
-    return Step(
+    return MitigationStep(
         title,
         "do",
         f"{now}; set {value:.0f}, {much}. Fewer prompt tokens are computed at once, which lowers peak activation memory. It does "
@@ -425,14 +425,14 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> Step:
     )
 
 
-def _memory_share(engine: PlanInput, t: Thresholds) -> Step:
+def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit = engine.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     title = f"Lower gpu-memory-utilization to {usual:g}, then {lower:g}"
     cost = _pool_cost(engine, limit.value, usual, lower)
     now = _now(engine, "gpu_memory_utilization")
     if limit.recommended is not None:
-        return Step(
+        return MitigationStep(
             title,
             "do",
             f"{now}; set {limit.recommended:g}: allocations fail on the GPU, which needs free memory outside the KV pool"
@@ -442,7 +442,7 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> Step:
             {"gpu_memory_utilization": limit.recommended},
         )
     if engine.condition("gpu_out_of_memory"):
-        return Step(
+        return MitigationStep(
             title,
             "not here",
             f"{now}. Allocations fail although it is low already. Check what else uses the GPU, and lower "
@@ -450,7 +450,7 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> Step:
             cost,
             MEASURED["pool"],
         )
-    return Step(
+    return MitigationStep(
         title,
         "not here",
         f"{now}. For failing allocations; none was seen here. It would make KV pressure worse, because the KV pool comes out of "
@@ -484,14 +484,14 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
 # --- what the guides do not know --------------------------------------------------------------------------
 
 
-def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[Step]:
+def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
     if engine.evidence("preempting") or engine.stage == "thrashing":
         yield _watermark(engine)
     if not engine.condition("gpu_out_of_memory"):
         yield _more_memory(engine)
     spike = engine.signals.context.context_spike_ratio
     if engine.signals.context.bimodal_prompts or (spike is not None and spike >= t["context_spike_ratio"]):
-        yield Step(
+        yield MitigationStep(
             "Split long-context traffic off (beyond the guides)",
             "if it stays",
             "short and long requests share this KV cache. Route prompts above the cap to a separate deployment with a small "
@@ -500,7 +500,7 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[Step]:
         )
 
 
-def _watermark(engine: PlanInput) -> Step:
+def _watermark(engine: PlanInput) -> MitigationStep:
     one = dialect(engine.engine.dialect)
     version, flag = parse_version(engine.engine.version), one.flag("watermark")
     first = one.flags_since.get("watermark", "")
@@ -508,21 +508,25 @@ def _watermark(engine: PlanInput) -> Step:
     measured = MEASURED["watermark"]
     cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission: fewer requests run at once"
     if not flag:
-        return Step(title, "not here", f"{one.title} has no such setting", cost)
+        return MitigationStep(title, "not here", f"{one.title} has no such setting", cost)
     if version is not None and version < (parse_version(first) or version):
-        return Step(title, "not here", f"not supported by {one.title} {engine.engine.version} (added in {first})", cost)
+        return MitigationStep(
+            title, "not here", f"not supported by {one.title} {engine.engine.version} (added in {first})", cost
+        )
     if version is None:
-        return Step(
+        return MitigationStep(
             title,
             "if it stays",
             f"{flag} {WATERMARK:g}: requests are being preempted and recomputed. Needs {one.title} {first} or later",
             cost,
             measured,
         )
-    return Step(title, "do", "requests are being preempted and recomputed", cost, measured, {"watermark": WATERMARK})
+    return MitigationStep(
+        title, "do", "requests are being preempted and recomputed", cost, measured, {"watermark": WATERMARK}
+    )
 
 
-def _more_memory(engine: PlanInput) -> Step:
+def _more_memory(engine: PlanInput) -> MitigationStep:
     share, flag = engine.limit("gpu_memory_utilization").value, dialect(engine.engine.dialect).flag
     ways = [
         f"{flag('kv_cache_dtype')} fp8 (half the bytes per token, if model and GPU support it)",
@@ -531,7 +535,7 @@ def _more_memory(engine: PlanInput) -> Step:
     ]
     if share is not None and share < 0.9:
         ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share:g}; no allocation failed)")
-    return Step(
+    return MitigationStep(
         "More KV memory instead of less (beyond the guides)",
         "if it stays",
         "KV memory is the bottleneck and no allocation failed: " + ", ".join(ways),
@@ -542,8 +546,8 @@ def _more_memory(engine: PlanInput) -> Step:
 # --- after the values -------------------------------------------------------------------------------------
 
 
-def _roll_out(workload: str) -> Step:
-    return Step(
+def _roll_out(workload: str) -> MitigationStep:
+    return MitigationStep(
         "Apply and watch the rollout",
         "do",
         "print the change with kvpressure mitigate --format patch or --format helm, or edit by hand"
@@ -556,13 +560,13 @@ def _roll_out(workload: str) -> Step:
     )
 
 
-def _restart(engine: PlanInput, workload: str) -> Step:
+def _restart(engine: PlanInput, workload: str) -> MitigationStep:
     needed = bool(
         engine.condition("crash_loop")
         or engine.condition("allocator_fragmentation")
         or engine.condition("host_oom_killed")
     )
-    return Step(
+    return MitigationStep(
         "Controlled restart, only after the limits are down",
         "do" if needed else "not here",
         "the server is in a crash loop or its memory is fragmented; without lower limits the restart does not help for long"
@@ -574,14 +578,14 @@ def _restart(engine: PlanInput, workload: str) -> Step:
     )
 
 
-def _verify(engine: PlanInput) -> Step:
+def _verify(engine: PlanInput) -> MitigationStep:
     token = engine.signals.latency.inter_token.get("0.95")
     now = (
         f"now: {named('KV cache peak', percent_text(engine.signals.kv.kv_used_ratio_max))}, "
         f"{named('requests waiting', number_text(engine.signals.load.waiting))}, "
         f"{named('batch p95', number_text(engine.signals.batch.batch_p95))}, {named('time per output token p95', seconds_text(token))}"
     )
-    return Step(
+    return MitigationStep(
         "Verify",
         "do",
         f"headroom has recovered, latency is stable, batch size is growing, fewer timeouts and 503s ({now})",

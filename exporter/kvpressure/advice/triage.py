@@ -19,7 +19,7 @@ NOTABLE_EVENTS: Final = frozenset({"host_oom", "preemption", "engine_dead", "sta
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TriageStep:
     """One step: ``finding`` fine, look (worth a look), bad or unknown; ``answers`` are sentences with their numbers and
     thresholds; ``command`` is what the guide runs by hand.
     """
@@ -68,7 +68,7 @@ def is_pod(key: EngineKey) -> bool:
     return bool(key.pod) and ":" not in key.pod
 
 
-def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[Step, ...]:
+def steps(engine: EngineState, state: State, thresholds: Thresholds) -> tuple[TriageStep, ...]:
     """All eight, in the guide's order."""
     key = engine.key
     container = next(
@@ -92,7 +92,7 @@ def gravest(*findings: Finding) -> Finding:
 _ORDER: Final[tuple[Finding, ...]] = ("bad", "look", "fine")
 
 
-def _pods(case: _Case) -> Step:
+def _pods(case: _Case) -> TriageStep:
     engine, held = case.engine, case.container
     gpus = [gpu.reading for gpu in case.state.gpus if gpu.reading.uuid in engine.gpus]
     on = ", ".join(f"GPU {gpu.index} ({gpu.name or gpu.vendor})" for gpu in gpus) or "GPU: unknown"
@@ -104,7 +104,7 @@ def _pods(case: _Case) -> Step:
         else f"Server at {engine.target} (not a pod); {on}."
     )
     finding: Finding = "unknown" if ready is None else ("fine" if ready else "bad")
-    return Step(
+    return TriageStep(
         1,
         "Which pod serves the model?",
         finding,
@@ -116,11 +116,13 @@ def _pods(case: _Case) -> Step:
     )
 
 
-def _restarts(case: _Case) -> Step:
+def _restarts(case: _Case) -> TriageStep:
     held, host = case.container, case.engine.signals.host
     command = case.by_hand(f"kubectl describe {case.pod}", "systemctl status '<unit>', or docker ps --all")
     if held is None or held.reading.restarts is None:
-        return Step(2, "Restarts or OOMKills?", "unknown", ("Unknown: the pod's status is not available.",), command)
+        return TriageStep(
+            2, "Restarts or OOMKills?", "unknown", ("Unknown: the pod's status is not available.",), command
+        )
     reading, ended = held.reading, held.reading.last_termination
     recent = host.restarts_recent
     lately = (
@@ -142,10 +144,10 @@ def _restarts(case: _Case) -> Step:
             )
         if killed and recent:
             finding = "bad"
-    return Step(2, "Restarts or OOMKills?", finding, tuple(answers), command)
+    return TriageStep(2, "Restarts or OOMKills?", finding, tuple(answers), command)
 
 
-def _signature(case: _Case) -> Step:
+def _signature(case: _Case) -> TriageStep:
     s, t = case.engine.signals, case.thresholds
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
@@ -160,7 +162,7 @@ def _signature(case: _Case) -> Step:
     finding: Finding = "unknown" if None in pair and False not in pair else "fine"
     if pair == (True, True) or (needed is not None and needed >= t["memory_warning_ratio"]):
         finding = "look"
-    return Step(
+    return TriageStep(
         3,
         "GPU memory high and GPU utilization low?",
         finding,
@@ -169,11 +171,11 @@ def _signature(case: _Case) -> Step:
     )
 
 
-def _log(case: _Case) -> Step:
+def _log(case: _Case) -> TriageStep:
     s = case.engine.signals
     command = case.by_hand(f"kubectl logs {case.pod} --since=2h | grep -iE 'kv|cache|cuda|oom|alloc|memory'", _UNIT_LOG)
     if not s.events_known:
-        return Step(
+        return TriageStep(
             4,
             "Allocation failures in the log?",
             "unknown",
@@ -188,14 +190,14 @@ def _log(case: _Case) -> Step:
         answers.append(f"{text[:1].upper()}{text[1:]}.")
     if others:
         answers.append(_counted("Other notable log lines", others))
-    return Step(4, "Allocation failures in the log?", "bad" if failures else "fine", tuple(answers), command)
+    return TriageStep(4, "Allocation failures in the log?", "bad" if failures else "fine", tuple(answers), command)
 
 
 def _counted(title: str, events: Mapping[str, int]) -> str:
     return f"{title}: {', '.join(f'{words(name)} {count}' for name, count in events.items()) or 'none'}."
 
 
-def _requests(case: _Case) -> Step:
+def _requests(case: _Case) -> TriageStep:
     s, t = case.engine.signals, case.thresholds
     shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
     answers = (
@@ -210,7 +212,9 @@ def _requests(case: _Case) -> Step:
         (over, "kv_overcommit_warning_ratio"),
     )
     found: list[Finding] = ["look" if value >= t[name] else "fine" for value, name in marks if value is not None]
-    return Step(5, "What is being sent?", gravest(*found), answers, "check the gateway's or the application's log")
+    return TriageStep(
+        5, "What is being sent?", gravest(*found), answers, "check the gateway's or the application's log"
+    )
 
 
 def _sent(case: _Case) -> tuple[str, ...]:
@@ -243,20 +247,20 @@ def _times(value: float) -> str:
     return f"{number_text(value)} ×"
 
 
-def _events(case: _Case) -> Step:
+def _events(case: _Case) -> TriageStep:
     known = {one.type: one.status for one in case.state.node_conditions if one.status is not None}
     events = f"kubectl get events -n {shlex.quote(case.engine.key.namespace or '<namespace>')} --sort-by=.lastTimestamp"
     command = case.by_hand(events, _KERNEL_LOG)
     question = case.by_hand("What does Kubernetes report about the node?", "What does the host report?")
     if not known:
-        return Step(6, question, "unknown", ("Unknown: node conditions are not available.",), command)
+        return TriageStep(6, question, "unknown", ("Unknown: node conditions are not available.",), command)
     wrong = [name for name, status in known.items() if status is (name != "Ready")]
     answer = (
         f"Problems now: {', '.join(name if name != 'Ready' else 'not ready' for name in wrong)}."
         if wrong
         else f"No problem: {', '.join(n for n in known if n != 'Ready') or 'the node is ready'}."
     )
-    return Step(
+    return TriageStep(
         6,
         question,
         "look" if wrong else "fine",
@@ -265,7 +269,7 @@ def _events(case: _Case) -> Step:
     )
 
 
-def _endpoint(case: _Case) -> Step:
+def _endpoint(case: _Case) -> TriageStep:
     engine = case.engine
     target = next((one for one in case.state.targets if one.target == engine.target), None)
     took = f" in {seconds_text(target.duration_seconds)}" if target and target.duration_seconds is not None else ""
@@ -276,7 +280,7 @@ def _endpoint(case: _Case) -> Step:
         answers.append(f"{target.bad_lines} lines could not be parsed.")
     if target is not None and target.cut:
         answers.append(f"Left out: {', '.join(f'{count} {words(what)}' for what, count in target.cut.items())}.")
-    return Step(
+    return TriageStep(
         7,
         "Can the metrics be scraped?",
         "fine" if engine.up else "bad",
@@ -288,7 +292,7 @@ def _endpoint(case: _Case) -> Step:
     )
 
 
-def _metrics(case: _Case) -> Step:
+def _metrics(case: _Case) -> TriageStep:
     s, t, up = case.engine.signals, case.thresholds, case.engine.up
     worst = max(s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
     batch = case.engine.diagnosis.documented_signature.get("batch_collapsed")
@@ -318,7 +322,7 @@ def _metrics(case: _Case) -> Step:
             else "fine"
         )
     found += _users_wait(case, worst is not None)
-    return Step(
+    return TriageStep(
         8,
         "Batch size, latency, time per output token?",
         gravest(*found) if up else "unknown",
@@ -341,7 +345,7 @@ def _pair(quantiles: Mapping[str, float]) -> str:
     return f"{seconds_text(quantiles.get('0.95'))} / {seconds_text(quantiles.get('0.99'))}" if quantiles else "unknown"
 
 
-_STEPS: Final[tuple[Callable[[_Case], Step], ...]] = (
+_STEPS: Final[tuple[Callable[[_Case], TriageStep], ...]] = (
     _pods,
     _restarts,
     _signature,

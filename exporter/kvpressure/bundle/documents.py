@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.bundle.rules import Options, rule_file
-from kvpressure.bundle.spec import Alert, Group
+from kvpressure.bundle.spec import Alert, RuleGroup
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import number, span, words
 from kvpressure.bundle.verdicts_page import render_verdicts
@@ -29,7 +29,7 @@ service, which raises the alarm when it stops.
 Each inhibition demands the label that identifies its subject, because labels missing on both sides count as equal."""
 
 
-def pages(options: Options, groups: Sequence[Group]) -> dict[str, str]:
+def pages(options: Options, groups: Sequence[RuleGroup]) -> dict[str, str]:
     """Every page: path -> Markdown."""
     alerts = [alert for group in groups for alert in group.alerts]
     recordings = [item for group in groups for item in group.recordings]

@@ -13,22 +13,22 @@ from math import ceil
 from typing import Any
 
 from kvpressure.bundle.rules import PREFIX, labels_of
-from kvpressure.bundle.spec import Alert, Group, Level, Recording
+from kvpressure.bundle.spec import Alert, AlertLevel, Recording, RuleGroup
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import Values
 from kvpressure.bundle.variants import (
     QUIET_SECONDS,
     TAIL_STEPS,
     Builder,
+    CaseTimeline,
     Series,
-    Timeline,
     Variant,
     recorded_at,
     recorded_line,
 )
 
 
-def test_files(groups: Sequence[Group], values: Values, rule_file: str) -> dict[str, dict[str, Any]]:
+def test_files(groups: Sequence[RuleGroup], values: Values, rule_file: str) -> dict[str, dict[str, Any]]:
     """One test file a family: file name -> document for ``promtool test rules``."""
     order = [PREFIX + group.name for group in groups]
     files: dict[str, dict[str, Any]] = {}
@@ -67,12 +67,12 @@ def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, An
         )
 
 
-def timeline(level: Level, step: float) -> Timeline:
+def timeline(level: AlertLevel, step: float) -> CaseTimeline:
     """When the driver is on, and how long the test runs."""
     window = max((item.window for case in level.cases for item in case.inputs), default=0.0)
     onset = ceil((QUIET_SECONDS + window) / step)
     end = onset + ceil((level.for_seconds + window) / step) + TAIL_STEPS
-    return Timeline(step, onset, end, end + ceil(level.keep_seconds / step) + 2 * TAIL_STEPS)
+    return CaseTimeline(step, onset, end, end + ceil(level.keep_seconds / step) + 2 * TAIL_STEPS)
 
 
 def _alert_tests(alert: Alert, step: float, values: Values) -> Iterable[dict[str, Any]]:
@@ -91,7 +91,7 @@ def _alert_tests(alert: Alert, step: float, values: Values) -> Iterable[dict[str
 
 
 def _situations(
-    title: str, alert: Alert, level: Level, line: Timeline, variants: list[Variant], values: Values
+    title: str, alert: Alert, level: AlertLevel, line: CaseTimeline, variants: list[Variant], values: Values
 ) -> dict[str, Any]:
     firing = [variant for variant in variants if variant.fires]
     return _test(
@@ -107,7 +107,7 @@ def _situations(
     )
 
 
-def _moments(level: Level, line: Timeline) -> list[tuple[int, bool]]:
+def _moments(level: AlertLevel, line: CaseTimeline) -> list[tuple[int, bool]]:
     """(step, whether the firing variants fire then)."""
     wait, keep = ceil(level.for_seconds / line.step), ceil(level.keep_seconds / line.step)
     moments = [(line.onset + wait - 1, False), (line.onset + wait, True)]
@@ -133,7 +133,7 @@ def _moments(level: Level, line: Timeline) -> list[tuple[int, bool]]:
     return [*moments, (line.end + keep, False)]
 
 
-def _assertion(alert: Alert, level: Level, at: float, firing: list[Variant], values: Values) -> dict[str, Any]:
+def _assertion(alert: Alert, level: AlertLevel, at: float, firing: list[Variant], values: Values) -> dict[str, Any]:
     matcher = {"alertname": alert.name, "alertstate": "firing", "severity": labels_of(alert, level, values)["severity"]}
     samples = []
     for variant in firing:
@@ -142,7 +142,7 @@ def _assertion(alert: Alert, level: Level, at: float, firing: list[Variant], val
     return {"expr": f"ALERTS{_braces(matcher)}", "eval_time": duration(at), "exp_samples": samples}
 
 
-def _test(title: str, line: Timeline, series: list[Series], assertions: dict[str, Any]) -> dict[str, Any]:
+def _test(title: str, line: CaseTimeline, series: list[Series], assertions: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": title,
         "interval": duration(line.step),

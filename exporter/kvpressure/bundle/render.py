@@ -11,7 +11,7 @@ import yaml
 
 from kvpressure.bundle import documents
 from kvpressure.bundle.dashboards import render_dashboards
-from kvpressure.bundle.dashboards.builder import Site
+from kvpressure.bundle.dashboards.builder import BoardContext
 from kvpressure.bundle.promtests import test_files
 from kvpressure.bundle.rules import (
     Options,
@@ -61,7 +61,7 @@ def render(options: Options) -> dict[str, str]:
     for name, document in test_files(groups, options.values, f"../{Path(RULES).name}").items():
         files[f"alerts/tests/{name}"] = to_yaml(document, HEADER)
     if options.source == "kvpressure":  # the boards read this exporter's metrics
-        for uid, model in render_dashboards(Site(options.thresholds, options.values, alerts)).items():
+        for uid, model in render_dashboards(BoardContext(options.thresholds, options.values, alerts)).items():
             files[f"dashboards/{uid}.json"] = json.dumps(model, indent=2, ensure_ascii=False) + "\n"
     files.update(documents.pages(options, groups))
     return dict(sorted(files.items()))

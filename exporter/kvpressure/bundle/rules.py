@@ -9,7 +9,16 @@ from typing import Any, Final
 
 import yaml
 
-from kvpressure.bundle.spec import EVALUATION_INTERVALS, SUBJECTS, Alert, Condition, Group, Input, Level, parse_groups
+from kvpressure.bundle.spec import (
+    EVALUATION_INTERVALS,
+    SUBJECTS,
+    Alert,
+    AlertLevel,
+    Input,
+    RuleGroup,
+    SideCondition,
+    parse_groups,
+)
 from kvpressure.bundle.templating import context, environment, render
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import Values, ValuesError
@@ -46,7 +55,7 @@ class Options:
     source: str = "kvpressure"
 
 
-def load_groups(options: Options) -> tuple[Group, ...]:
+def load_groups(options: Options) -> tuple[RuleGroup, ...]:
     """All rule groups, recordings first, exclusions and durations of the values file applied.
 
     Raises ``ValuesError`` when the values file names an alert that does not exist.
@@ -66,7 +75,7 @@ def load_groups(options: Options) -> tuple[Group, ...]:
     return tuple(group for group in patched if group.alerts or group.recordings)
 
 
-def _check_names(groups: Iterable[Group], values: Values) -> None:
+def _check_names(groups: Iterable[RuleGroup], values: Values) -> None:
     names = {alert.name for group in groups for alert in group.alerts}
     optional = {alert.name for group in groups for alert in group.alerts if alert.optional}
     families = {group.family for group in groups} - {"recordings"}
@@ -83,7 +92,7 @@ def _check_names(groups: Iterable[Group], values: Values) -> None:
                 raise ValuesError(f"values: {key}: no alert is called {name!r}; {allowed}")
 
 
-def _patched(group: Group, values: Values) -> Group:
+def _patched(group: RuleGroup, values: Values) -> RuleGroup:
     if group.family in values.exclude:
         return replace(group, alerts=())
     wanted = (alert for alert in group.alerts if alert.name not in values.exclude)
@@ -100,9 +109,9 @@ def _with_opt_out(alert: Alert) -> Alert:
     return replace(alert, levels=tuple(_opted_out(level) for level in alert.levels))
 
 
-def _opted_out(level: Level) -> Level:
+def _opted_out(level: AlertLevel) -> AlertLevel:
     matcher = 'alerts=~"off|ticket"' if level.page else 'alerts="off"'
-    condition = Condition("opt_out", "unless", f"{_OPT_OUT}{{{matcher}}}", ("cluster", "namespace", "pod"))
+    condition = SideCondition("opt_out", "unless", f"{_OPT_OUT}{{{matcher}}}", ("cluster", "namespace", "pod"))
     if not level.cases:
         return replace(level, conditions=(*level.conditions, condition))
     (first, *others) = level.cases
@@ -118,7 +127,7 @@ def _with_durations(alert: Alert, values: Values) -> Alert:
     return replace(alert, levels=levels)
 
 
-def labels_of(alert: Alert, level: Level, values: Values) -> dict[str, str]:
+def labels_of(alert: Alert, level: AlertLevel, values: Values) -> dict[str, str]:
     """The labels the rule adds."""
     return {
         "severity": level.severity,
@@ -129,7 +138,7 @@ def labels_of(alert: Alert, level: Level, values: Values) -> dict[str, str]:
     }
 
 
-def annotations_of(alert: Alert, level: Level, values: Values) -> dict[str, str]:
+def annotations_of(alert: Alert, level: AlertLevel, values: Values) -> dict[str, str]:
     """Texts and links of one rule; the links carry the alert's own namespace, model, pod and GPU."""
     annotations = {
         "summary": level.summary,
@@ -144,7 +153,7 @@ def annotations_of(alert: Alert, level: Level, values: Values) -> dict[str, str]
     return {**annotations, "dashboard_url": f"{link}?{query}{_CLUSTER_VARIABLE}" if query else link}
 
 
-def _result_labels(alert: Alert, level: Level) -> list[str]:
+def _result_labels(alert: Alert, level: AlertLevel) -> list[str]:
     """Identity labels that every way to fire returns."""
     if not level.cases:
         return [label for label in _BOARD_VARIABLES if label in SUBJECTS[alert.subject]]
@@ -152,7 +161,7 @@ def _result_labels(alert: Alert, level: Level) -> list[str]:
     return [label for label in _BOARD_VARIABLES if label in common]
 
 
-def _rules(group: Group, values: Values) -> list[dict[str, Any]]:
+def _rules(group: RuleGroup, values: Values) -> list[dict[str, Any]]:
     rules: list[dict[str, Any]] = [{"record": item.name, "expr": item.expr} for item in group.recordings]
     for alert in group.alerts:
         for level in alert.levels:
@@ -167,7 +176,7 @@ def _rules(group: Group, values: Values) -> list[dict[str, Any]]:
     return rules
 
 
-def rule_file(groups: Iterable[Group], values: Values) -> dict[str, Any]:
+def rule_file(groups: Iterable[RuleGroup], values: Values) -> dict[str, Any]:
     """The plain rule file: what ``rule_files`` of Prometheus, Thanos Ruler, Mimir and vmalert read."""
     return {
         "groups": [

@@ -85,7 +85,7 @@ class TestCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class SideCondition:
     """A condition on the same subject: ``and`` (must hold) or ``unless`` (must not). ``on`` are the joined labels."""
 
     name: str
@@ -95,7 +95,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class AlertLevel:
     """One severity of an alert. Durations are seconds; texts are Go templates.
 
     ``share_seconds``: the condition, a recording evaluated every ``interval``, has to hold for ``for_seconds`` within this
@@ -105,7 +105,7 @@ class Level:
     severity: str
     page: bool
     expr: str
-    conditions: tuple[Condition, ...]
+    conditions: tuple[SideCondition, ...]
     for_seconds: float
     keep_seconds: float
     cases: tuple[TestCase, ...]
@@ -142,7 +142,7 @@ class Alert:
     documented: str
     choice: str
     board: bool
-    levels: tuple[Level, ...]
+    levels: tuple[AlertLevel, ...]
     optional: bool = False
 
 
@@ -160,7 +160,7 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RuleGroup:
     """A rule group: the recordings, or the alerts of one family, that share an evaluation interval. ``interval`` in seconds, ``limit`` = most
     results of a rule.
     """
@@ -181,7 +181,7 @@ def _clean(expr: str) -> str:
     return "\n".join(line.rstrip() for line in expr.strip().splitlines() if line.strip())
 
 
-def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) -> list[Group]:
+def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) -> list[RuleGroup]:
     """A rendered and parsed rule template as groups, one for each evaluation interval in it. ``intervals``: name -> seconds.
 
     Raises ``SpecError`` for what cannot be.
@@ -198,7 +198,7 @@ def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) ->
         recordings = tuple(_recording(item) for item in _evaluated(document, "recordings", interval))
         if alerts or recordings:
             groups.append(
-                Group(
+                RuleGroup(
                     f"{family}-{interval}", family, intervals[interval], _limit(document["limit"]), recordings, alerts
                 )
             )
@@ -246,7 +246,7 @@ def _line(text: str) -> str:
     return " ".join(text.split()).replace(" {{ with ", "{{ with ")
 
 
-def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any], interval: float) -> Level:
+def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any], interval: float) -> AlertLevel:
     if item["severity"] not in SEVERITIES:
         raise SpecError(f"{name}: severity {item['severity']!r} is not one of {', '.join(SEVERITIES)}")
     identity = SUBJECTS[alert["subject"]]
@@ -257,7 +257,7 @@ def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any], interva
     )
     labels = tuple(label for label in identity if label not in ("cluster", "node", "role"))
     cases = tuple(_case(name, case, labels) for case in item["tests"])
-    return Level(
+    return AlertLevel(
         item["severity"],
         bool(item.get("page", False)),
         _clean(item["expr"]),
@@ -272,10 +272,10 @@ def _level(name: str, alert: Mapping[str, Any], item: Mapping[str, Any], interva
     )
 
 
-def _condition(name: str, body: str | Mapping[str, Any], kind: str, identity: tuple[str, ...]) -> Condition:
+def _condition(name: str, body: str | Mapping[str, Any], kind: str, identity: tuple[str, ...]) -> SideCondition:
     if isinstance(body, str):
-        return Condition(name, kind, _clean(body), identity)
-    return Condition(name, kind, _clean(body["expr"]), tuple(body["join"]))
+        return SideCondition(name, kind, _clean(body), identity)
+    return SideCondition(name, kind, _clean(body["expr"]), tuple(body["join"]))
 
 
 def _case(name: str, item: Mapping[str, Any], labels: tuple[str, ...]) -> TestCase:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Final
 
-from kvpressure.bundle.spec import SUBJECTS, Input, Level, TestCase
+from kvpressure.bundle.spec import SUBJECTS, AlertLevel, Input, TestCase
 from kvpressure.bundle.text import number
 from kvpressure.publish.metrics import BY_NAME, PREFIX
 
@@ -64,7 +64,7 @@ _COMPARE: Final = (">=", "<=", ">", "<", "==")
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class CaseTimeline:
     """Steps of a test: the driver is on from ``onset`` to before ``end``; ``length`` samples in all."""
 
     step: float
@@ -91,9 +91,9 @@ class Variant:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-def recorded_line(step: float) -> Timeline:
+def recorded_line(step: float) -> CaseTimeline:
     """The timeline of a recording's test; its values are asked for at the last sample."""
-    return Timeline(step, 0, 0, ceil(QUIET_SECONDS / step) + TAIL_STEPS)
+    return CaseTimeline(step, 0, 0, ceil(QUIET_SECONDS / step) + TAIL_STEPS)
 
 
 def recorded_at(step: float) -> float:
@@ -172,7 +172,7 @@ def _moved(value: float, factor: float) -> float:
     return round(value * factor, 9) if value else factor - 1
 
 
-def values_of(item: Input, line: Timeline, driver: bool, value: float | None = None) -> str:
+def values_of(item: Input, line: CaseTimeline, driver: bool, value: float | None = None) -> str:
     """The samples of ``item``; the driver is on only between onset and end, anything else all the time."""
     if item.op in _COMPARE:
         level = on_value(item) if value is None else value
@@ -204,7 +204,7 @@ def values_of(item: Input, line: Timeline, driver: bool, value: float | None = N
 class Builder:
     """Builds the variants of one level."""
 
-    def __init__(self, subject: str, level: Level, line: Timeline) -> None:
+    def __init__(self, subject: str, level: AlertLevel, line: CaseTimeline) -> None:
         self._subject, self._level, self._line = subject, level, line
 
     def all(self) -> list[Variant]:

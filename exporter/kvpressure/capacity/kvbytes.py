@@ -124,7 +124,7 @@ def layer_bytes(layer: Layer, tensor_parallel: int, cache_dtype: str, model_byte
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class LayerGroup:
     """Layers that share block tables. A request takes blocks in every group. ``kind`` is full (MLA included), sliding
     or chunked; ``layers`` are indices into the shape's.
     """
@@ -144,12 +144,12 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CacheLayout:
     """The cache of one GPU. ``block_bytes`` is one block of the pool on the fullest pipeline stage, which decides
     for all. Groups share the pool; ``uniform`` = one group.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[LayerGroup, ...]
     block_size: int
     block_bytes: int
     decode_context: int
@@ -206,7 +206,7 @@ def layout(
     block_size: int = DEFAULT_BLOCK_SIZE,
     *,
     hybrid_manager: bool = True,
-) -> Layout:
+) -> CacheLayout:
     """How vLLM lays the cache out. ``hybrid_manager`` False = ``--disable-hybrid-kv-cache-manager``: every layer is
     kept like full attention. Raises ``CapacityError`` for a combination that vLLM refuses.
     """
@@ -223,9 +223,9 @@ def layout(
     pages = [layer_bytes(layer, parallel.tensor, cache_dtype, shape.dtype_bytes) * block_size for layer in shape.layers]
     if len(by_type) == 1:
         (((kind, window), members),) = by_type.items()
-        group = Group(kind, window, tuple(members), block_size)
+        group = LayerGroup(kind, window, tuple(members), block_size)
         per_stage = [sum((pages[i] for i in members if shape.positions[i] in stage), Fraction()) for stage in stages]
-        return Layout((group,), block_size, ceil(max(per_stage)), parallel.decode_context)
+        return CacheLayout((group,), block_size, ceil(max(per_stage)), parallel.decode_context)
     return _grouped(shape, by_type, pages, stages, block_size, parallel.decode_context)
 
 
@@ -236,12 +236,12 @@ def _grouped(
     stages: Sequence[range],
     block_size: int,
     decode_context: int,
-) -> Layout:
+) -> CacheLayout:
     """Groups of equally many layers of one type; the last of a type may be padded."""
     counts = [len(members) for members in by_type.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     largest = max(pages)
-    groups: list[Group] = []
+    groups: list[LayerGroup] = []
     for (kind, window), members in by_type.items():
         page = pages[members[0]]
         if any(pages[i] != page for i in members) or (largest / page).denominator != 1:
@@ -251,10 +251,10 @@ def _grouped(
             )
         number = ceil(len(members) / size)
         groups += [
-            Group(kind, window, tuple(members[g::number]), block_size * int(largest / page)) for g in range(number)
+            LayerGroup(kind, window, tuple(members[g::number]), block_size * int(largest / page)) for g in range(number)
         ]
     deepest = max(sum(shape.positions[i] in stage for i in group.layers) for group in groups for stage in stages)
-    return Layout(tuple(groups), block_size, deepest * ceil(largest), decode_context)
+    return CacheLayout(tuple(groups), block_size, deepest * ceil(largest), decode_context)
 
 
 def _stages(layers: int, pipeline: int) -> list[range]:

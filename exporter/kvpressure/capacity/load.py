@@ -22,7 +22,7 @@ MAX_LENGTH: Final = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RequestLengths:
     """Lengths of one request in tokens, and how often it is met in flight."""
 
     prompt: int
@@ -36,12 +36,12 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class RequestLoad:
     """Requests as a sample, in no order. ``in_flight`` = requests at the server at once, where the source tells;
     ``burst_ratio`` = arrivals in the busiest 10 s against the mean, where it tells.
     """
 
-    requests: tuple[Request, ...]
+    requests: tuple[RequestLengths, ...]
     in_flight: float | None = None
     burst_ratio: float | None = None
 
@@ -63,13 +63,13 @@ class Load:
         return mean, sqrt(variance)
 
 
-def stated(prompt: str, output: str) -> Load:
+def stated(prompt: str, output: str) -> RequestLoad:
     """From lengths as text: "1500", or quantiles "p50=1000,p95=4000,p99=8000" with straight lines between them.
 
     Prompt and output are taken as independent. Raises ``CapacityError``.
     """
     prompts, outputs = _lengths(prompt, "--prompt"), _lengths(output, "--output")
-    return Load(tuple(Request(p, o, float(max(1, o))) for p in prompts for o in outputs))
+    return RequestLoad(tuple(RequestLengths(p, o, float(max(1, o))) for p in prompts for o in outputs))
 
 
 def _lengths(text: str, where: str) -> Sequence[int]:

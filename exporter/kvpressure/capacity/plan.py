@@ -13,8 +13,8 @@ from math import ceil, floor, sqrt
 from typing import Final, Literal
 
 from kvpressure.capacity.errors import CapacityError
-from kvpressure.capacity.kvbytes import Layout, Parallel
-from kvpressure.capacity.load import Load
+from kvpressure.capacity.kvbytes import CacheLayout, Parallel
+from kvpressure.capacity.load import RequestLoad
 from kvpressure.capacity.rounding import context_limit
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.capacity.worksheet import ALLOCATOR_GB, CUDA_CONTEXT_GB
@@ -44,7 +44,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class StatedMemory:
     """What the user stated of the parts of memory, in bytes on one GPU (``weights``: of the whole model)."""
 
     weights: int | None = None
@@ -68,7 +68,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class GpuAudit:
     """One GPU. ``pool`` may be negative: that much is missing. ``outside`` = what the request leaves to others."""
 
     total: int
@@ -114,8 +114,8 @@ def default_limits_for(total_bytes: int, max_model_len: int, card: str | None = 
 
 
 def audit(
-    shape: ModelShape, parallel: Parallel, total_bytes: int, limits: Limits, given: Given, *, graphs: bool = True
-) -> Audit:
+    shape: ModelShape, parallel: Parallel, total_bytes: int, limits: Limits, given: StatedMemory, *, graphs: bool = True
+) -> GpuAudit:
     """Where the memory of one GPU goes. ``graphs`` False = ``--enforce-eager``.
 
     Raises ``CapacityError`` when the size of the weights is neither stated nor known.
@@ -124,7 +124,7 @@ def audit(
         raise CapacityError(f"{shape.name}: the size of the weights is unknown; give --weights")
     ranks = parallel.tensor * parallel.pipeline
     non_torch = _NON_TORCH if ranks == 1 else _NON_TORCH_PARALLEL
-    result = Audit(
+    result = GpuAudit(
         total_bytes,
         limits,
         Part(ceil(given.weights / ranks), given.weights_origin),
@@ -179,7 +179,7 @@ class Fit:
     requests: int | None
 
 
-def fit(layout: Layout, found: Audit, load: Load | None) -> Fit:
+def fit(layout: CacheLayout, found: GpuAudit, load: RequestLoad | None) -> Fit:
     """Capacity of the audited pool, as vLLM logs it and for the stated load."""
     limits = found.limits
     blocks = layout.pool_blocks(found.pool.bytes)
@@ -194,7 +194,7 @@ def fit(layout: Layout, found: Audit, load: Load | None) -> Fit:
     )
 
 
-def requests_that_fit(layout: Layout, usable_blocks: int, load: Load, max_model_len: int) -> int:
+def requests_that_fit(layout: CacheLayout, usable_blocks: int, load: RequestLoad, max_model_len: int) -> int:
     """How many requests of ``load`` fit at once in 99 of 100 moments, each counted at its full length.
 
     The sum over N requests has mean N x m and deviation sqrt(N) x s; the largest N with
@@ -213,29 +213,29 @@ def requests_that_fit(layout: Layout, usable_blocks: int, load: Load, max_model_
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LimitPlan:
     """Recommended limits with reasons, and what holds with them."""
 
     max_model_len: Recommendation
     max_num_batched_tokens: Recommendation
     gpu_memory_utilization: Recommendation
     max_num_seqs: Recommendation
-    audit: Audit
+    audit: GpuAudit
     fit: Fit
 
 
 def recommend(
     shape: ModelShape,
     parallel: Parallel,
-    layout: Layout,
+    layout: CacheLayout,
     total_bytes: int,
-    given: Given,
-    load: Load,
+    given: StatedMemory,
+    load: RequestLoad,
     needed: float | None,
     t: Thresholds,
     *,
     graphs: bool = True,
-) -> Plan | None:
+) -> LimitPlan | None:
     """Limits for ``load``, derived from memory. ``needed`` = requests that must fit at once, if stated.
 
     The utilization is the documented one where that suffices; else the smallest that holds ``needed`` requests, or
@@ -255,7 +255,7 @@ def recommend(
                 why = f"documented: {documented:g}, but the load needs more memory than that leaves"
             cap = min(limits.max_num_batched_tokens, max(default.max_num_seqs, ceil(needed or 0.0)))
             seqs = min(holds, cap)
-            return Plan(
+            return LimitPlan(
                 length,
                 tokens,
                 Recommendation(utilization, why),
@@ -280,14 +280,14 @@ def _candidates(documented: float, default: float | None) -> Iterable[float]:
         yield from (percent / 100 for percent in range(floor(documented * 100) + 1, round(MAX_UTILIZATION * 100) + 1))
 
 
-def _model_len(shape: ModelShape, load: Load, t: Thresholds) -> Recommendation:
+def _model_len(shape: ModelShape, load: RequestLoad, t: Thresholds) -> Recommendation:
     target = context_limit(load.longest, t)
     if shape.max_model_len is not None and shape.max_model_len < target:
         return Recommendation(shape.max_model_len, "the model's own limit")
     return Recommendation(target, f"the longest request ({load.longest} tokens) and a quarter to spare")
 
 
-def _batched_tokens(load: Load, default: int, needed: float | None, t: Thresholds) -> Recommendation:
+def _batched_tokens(load: RequestLoad, default: int, needed: float | None, t: Thresholds) -> Recommendation:
     """One long prompt a step, not many: more only raises the peak of activations. A decoding request takes a token."""
     prompt = load.quantile("prompt", 0.95)
     least = max(prompt, ceil(needed or 0.0), int(t["max_num_batched_tokens_floor"]))
@@ -297,7 +297,7 @@ def _batched_tokens(load: Load, default: int, needed: float | None, t: Threshold
     return Recommendation(power, f"one step takes a prompt of the p95 length ({prompt} tokens)")
 
 
-def _utilization(load: Load, t: Thresholds) -> tuple[float, str]:
+def _utilization(load: RequestLoad, t: Thresholds) -> tuple[float, str]:
     spread = load.quantile("total", 0.95) / max(1.0, sum(r.total for r in load.requests) / len(load.requests))
     if spread >= t["context_spike_ratio"]:
         return t["gpu_memory_utilization_long_context"], "documented for long-context load (p95 above twice the mean)"

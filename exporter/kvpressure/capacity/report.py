@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvpressure.capacity.kvbytes import Layout, Parallel
-from kvpressure.capacity.load import Load
-from kvpressure.capacity.plan import Audit, Fit, Plan, Recommendation
+from kvpressure.capacity.kvbytes import CacheLayout, Parallel
+from kvpressure.capacity.load import RequestLoad
+from kvpressure.capacity.plan import Fit, GpuAudit, LimitPlan, Recommendation
 from kvpressure.capacity.shapes import ModelShape
 
 _PARTS = (
@@ -24,19 +24,19 @@ _SET = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_u
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CapacityAnswer:
     """What was asked and what came out. The second half is there when a card's memory was given."""
 
     shape: ModelShape
     parallel: Parallel
     cache_dtype: str
-    layout: Layout
+    layout: CacheLayout
     lengths: tuple[int, ...]
-    audit: Audit | None = None
+    audit: GpuAudit | None = None
     fit: Fit | None = None
-    load: Load | None = None
+    load: RequestLoad | None = None
     needed: float | None = None
-    plan: Plan | None = None
+    plan: LimitPlan | None = None
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -50,7 +50,7 @@ class Answer:
         return None if self.fit is None else self.fit.usable_blocks // self.layout.blocks(length)
 
 
-def as_json(answer: Answer) -> dict[str, Any]:
+def as_json(answer: CapacityAnswer) -> dict[str, Any]:
     """Everything, sizes in bytes."""
     result: dict[str, Any] = {
         "model": answer.shape.name,
@@ -86,7 +86,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
     return result
 
 
-def _memory(audit: Audit) -> dict[str, Any]:
+def _memory(audit: GpuAudit) -> dict[str, Any]:
     return {
         "total_bytes": audit.total,
         "outside_bytes": audit.outside,
@@ -94,7 +94,7 @@ def _memory(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _recommended(plan: Plan) -> dict[str, Any]:
+def _recommended(plan: LimitPlan) -> dict[str, Any]:
     return {
         **{name: asdict(getattr(plan, name)) for name in _SET},
         "capacity": asdict(plan.fit),
@@ -102,12 +102,12 @@ def _recommended(plan: Plan) -> dict[str, Any]:
     }
 
 
-def as_text(answer: Answer) -> str:
+def as_text(answer: CapacityAnswer) -> str:
     """For a person."""
     return "\n".join([*_model(answer), *_lengths(answer), *_card(answer), *_advice(answer)])
 
 
-def _model(answer: Answer) -> Iterator[str]:
+def _model(answer: CapacityAnswer) -> Iterator[str]:
     parallel = answer.parallel
     spread = [
         f"{name} {size}"
@@ -126,7 +126,7 @@ def _model(answer: Answer) -> Iterator[str]:
         yield f"layers in {len(answer.layout.groups)} groups; one block of the pool is {_size(answer.layout.block_bytes)}"
 
 
-def _lengths(answer: Answer) -> Iterator[str]:
+def _lengths(answer: CapacityAnswer) -> Iterator[str]:
     yield ""
     yield f"{'request, tokens':>16} {'on each GPU':>13}" + ("" if answer.fit is None else f" {'at once':>9}")
     for length in answer.lengths:
@@ -136,7 +136,7 @@ def _lengths(answer: Answer) -> Iterator[str]:
         )
 
 
-def _card(answer: Answer) -> Iterator[str]:
+def _card(answer: CapacityAnswer) -> Iterator[str]:
     audit, fit = answer.audit, answer.fit
     if audit is None or fit is None:
         return
@@ -158,7 +158,7 @@ def _card(answer: Answer) -> Iterator[str]:
         yield f"but {warning}"
 
 
-def _advice(answer: Answer) -> Iterator[str]:
+def _advice(answer: CapacityAnswer) -> Iterator[str]:
     if answer.load is None:
         return
     yield ""

@@ -42,7 +42,7 @@ class Worksheet:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class WorksheetAudit:
     """memory_audit. GB per GPU."""
 
     model_weights_per_gpu: float
@@ -74,7 +74,9 @@ def worksheet(
     )
 
 
-def memory_audit(model: str, gpu_memory_gb: float, tensor_parallel: int) -> Audit:
+def memory_audit(model: str, gpu_memory_gb: float, tensor_parallel: int) -> WorksheetAudit:
     """Where the memory of one GPU goes, as the guide computes it."""
     weights = MODEL_GB.get(model, DEFAULT_MODEL_GB) / tensor_parallel
-    return Audit(weights, CUDA_CONTEXT_GB, ALLOCATOR_GB, gpu_memory_gb - weights - CUDA_CONTEXT_GB - ALLOCATOR_GB)
+    return WorksheetAudit(
+        weights, CUDA_CONTEXT_GB, ALLOCATOR_GB, gpu_memory_gb - weights - CUDA_CONTEXT_GB - ALLOCATOR_GB
+    )

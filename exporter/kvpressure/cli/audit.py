@@ -14,7 +14,7 @@ from kvpressure.toolbox import audit_running_server as running
 from kvpressure.toolbox.audit_report import Audited
 from kvpressure.toolbox.checklist import Seen, Subject, checklist, shape_of
 from kvpressure.toolbox.inputs import arguments, card, model_shape
-from kvpressure.toolbox.manifests import Deployed, Server, Surroundings
+from kvpressure.toolbox.manifests import Deployed, ServerContainer, Surroundings
 from kvpressure.toolbox.terminal import show
 
 _EXAMPLES = """\
@@ -129,11 +129,11 @@ def _read(options: argparse.Namespace) -> Deployed:
 
 
 def _subject(
-    server: Server,
+    server: ServerContainer,
     around: Surroundings,
     options: argparse.Namespace,
     thresholds: Thresholds,
-    siblings: tuple[Server, ...] = (),
+    siblings: tuple[ServerContainer, ...] = (),
     seen: Seen | None = None,
 ) -> Subject:
     shape = model_shape(options.model_config) if options.model_config is not None else shape_of(server)

@@ -13,8 +13,8 @@ from typing import Final
 from kvpressure.capacity import kvbytes, load, models, plan, weights
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel
-from kvpressure.capacity.load import Load
-from kvpressure.capacity.report import Answer, as_json, as_text
+from kvpressure.capacity.load import RequestLoad
+from kvpressure.capacity.report import CapacityAnswer, as_json, as_text
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import human_int
@@ -135,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if answer.fits is not False else 1
 
 
-def _answer(options: argparse.Namespace, thresholds: Thresholds) -> Answer:
+def _answer(options: argparse.Namespace, thresholds: Thresholds) -> CapacityAnswer:
     shape, path = models.find(options.model, options.draft_layers)
     parallel = Parallel(options.tp, options.pp, options.dcp)
     layout = kvbytes.layout(
@@ -146,7 +146,7 @@ def _answer(options: argparse.Namespace, thresholds: Thresholds) -> Answer:
         hybrid_manager=not options.disable_hybrid_kv_cache_manager,
     )
     lengths = tuple(options.context or _lengths(shape, options.max_model_len))
-    answer = Answer(shape, parallel, options.kv_cache_dtype, layout, lengths)
+    answer = CapacityAnswer(shape, parallel, options.kv_cache_dtype, layout, lengths)
     sent = _load(options)
     if sent is not None and sent.longest == 0:
         raise InputError(
@@ -196,7 +196,7 @@ def _lengths(shape: ModelShape, limit: int | None) -> list[int]:
     return sorted({min(n, most) for n in (1024, 4096, 8192, 32768, 131072)} | {most})
 
 
-def _load(options: argparse.Namespace) -> Load | None:
+def _load(options: argparse.Namespace) -> RequestLoad | None:
     if options.traffic is not None:
         if options.prompt is not None or options.output is not None:
             raise InputError("--traffic: not together with --prompt and --output; allowed: one or the other")
@@ -208,14 +208,14 @@ def _load(options: argparse.Namespace) -> Load | None:
     return None if options.prompt is None else load.stated(options.prompt, options.output)
 
 
-def _given(options: argparse.Namespace, shape: ModelShape, path: Path | None) -> plan.Given:
+def _given(options: argparse.Namespace, shape: ModelShape, path: Path | None) -> plan.StatedMemory:
     size: int | None = options.weights
     origin: plan.Origin = "given"
     if size is None and path is not None:
         size, origin = weights.measured(path), "measured"
     if size is None:
         size, origin = weights.estimated(shape), "estimate"
-    return plan.Given(
+    return plan.StatedMemory(
         size,
         origin,
         options.activations,
@@ -227,7 +227,9 @@ def _given(options: argparse.Namespace, shape: ModelShape, path: Path | None) ->
     )
 
 
-def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None, thresholds: Thresholds) -> plan.Limits:
+def _limits(
+    options: argparse.Namespace, shape: ModelShape, sent: RequestLoad | None, thresholds: Thresholds
+) -> plan.Limits:
     longest = sent.longest if sent else max(options.context or [int(thresholds["max_model_len_step_tokens"])])
     default = plan.default_limits_for(options.gpu_memory, options.max_model_len or shape.max_model_len or longest)
     tokens: int = options.max_num_batched_tokens or default.max_num_batched_tokens
@@ -244,7 +246,7 @@ def _limits(options: argparse.Namespace, shape: ModelShape, sent: Load | None, t
     )
 
 
-def _problems(answer: Answer, found: plan.Audit, fit: plan.Fit, lengths: Sequence[int]) -> Iterator[str]:
+def _problems(answer: CapacityAnswer, found: plan.GpuAudit, fit: plan.Fit, lengths: Sequence[int]) -> Iterator[str]:
     """Why it does not fit, in the order in which vLLM or its users would notice."""
     if found.pool.bytes <= 0:
         yield f"no memory is left for the KV cache: {-found.pool.bytes / 1e9:.1f} GB short"
@@ -264,7 +266,7 @@ def _problems(answer: Answer, found: plan.Audit, fit: plan.Fit, lengths: Sequenc
             yield f"{needed:g} requests of {length} tokens do not fit at once; {answer.concurrent(length)} do"
 
 
-def _warnings(answer: Answer, found: plan.Audit, lengths: Sequence[int]) -> Iterator[str]:
+def _warnings(answer: CapacityAnswer, found: plan.GpuAudit, lengths: Sequence[int]) -> Iterator[str]:
     limit, own = found.limits.max_model_len, answer.shape.max_model_len
     longest = max([*lengths, *([answer.load.longest] if answer.load else [])], default=0)
     if longest > limit:

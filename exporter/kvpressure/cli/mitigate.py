@@ -14,7 +14,7 @@ from kvpressure.model.state import VERDICTS
 from kvpressure.settings.thresholds import Thresholds, load
 from kvpressure.toolbox import fetch, inputs, manifests, mitigation_report, recovery
 from kvpressure.toolbox import stated_engine as given
-from kvpressure.toolbox.manifests import Server
+from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.terminal import show
 from kvpressure.toolbox.view import EngineView
 
@@ -145,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _engines(
-    options: argparse.Namespace, thresholds: Thresholds, server: Server | None
+    options: argparse.Namespace, thresholds: Thresholds, server: ServerContainer | None
 ) -> tuple[list[EngineView], str]:
     if options.verdict:
         if inputs.given(options) or any((options.pod, options.model, options.selector, options.workload)):
@@ -160,7 +160,7 @@ def _engines(
     return [case.view for case in found.cases], found.again
 
 
-def _given(options: argparse.Namespace, server: Server | None) -> given.StatedEngine:
+def _given(options: argparse.Namespace, server: ServerContainer | None) -> given.StatedEngine:
     """What was typed, completed by the manifest."""
     if options.vllm_version and parse_version(options.vllm_version) is None:
         raise InputError(f"--vllm-version: {options.vllm_version!r:.50}; allowed: a version like 0.11.2")
@@ -184,7 +184,7 @@ def _given(options: argparse.Namespace, server: Server | None) -> given.StatedEn
     )
 
 
-def _server(path: str) -> Server:
+def _server(path: str) -> ServerContainer:
     servers = manifests.read_all([path]).servers
     if len(servers) > 1:
         raise InputError(
@@ -194,7 +194,7 @@ def _server(path: str) -> Server:
     return servers[0]
 
 
-def _of_cluster(engine: EngineView, options: argparse.Namespace) -> Server | None:
+def _of_cluster(engine: EngineView, options: argparse.Namespace) -> ServerContainer | None:
     """The workload that runs ``engine``; None when it cannot be had and only its name would be shown."""
     from kvpressure.toolbox import workload
     from kvpressure.toolbox.kubectl import Kubectl
@@ -210,7 +210,7 @@ def _of_cluster(engine: EngineView, options: argparse.Namespace) -> Server | Non
 
 
 def _print(
-    engine: EngineView, options: argparse.Namespace, thresholds: Thresholds, server: Server | None, again: str
+    engine: EngineView, options: argparse.Namespace, thresholds: Thresholds, server: ServerContainer | None, again: str
 ) -> None:
     plan = pressure_plan(engine.plan_input, thresholds, _workload(engine, server), options.max_rejected)
     applies = engine.verdict == mitigation_report.PRESSURE
@@ -237,7 +237,7 @@ def _print(
     show(mitigation_report.as_text(engine, plan, options.edge))
 
 
-def _workload(engine: EngineView, server: Server | None) -> str:
+def _workload(engine: EngineView, server: ServerContainer | None) -> str:
     namespace = server.namespace if server else engine.engine.key.namespace
     name = f"{server.kind.lower()}/{server.name}" if server and server.kind else "deploy/NAME"
     return (f"-n {shlex.quote(namespace)} " if namespace else "") + shlex.quote(name)

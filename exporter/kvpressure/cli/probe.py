@@ -11,7 +11,7 @@ from typing import Any
 from kvpressure import __version__
 from kvpressure.capacity import kvbytes
 from kvpressure.capacity.errors import CapacityError
-from kvpressure.capacity.kvbytes import Layout, Parallel
+from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.shapes import ModelShape
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import human_int
@@ -22,8 +22,8 @@ from kvpressure.toolbox import fetch, probing
 from kvpressure.toolbox.completions import Api
 from kvpressure.toolbox.inputs import model_shape
 from kvpressure.toolbox.kv_block_meter import Meter
-from kvpressure.toolbox.probing import Budget, Probe, Report, Result, Stage
-from kvpressure.toolbox.progress import Progress, bar
+from kvpressure.toolbox.probing import Budget, Probe, ProbeReport, Result, Stage
+from kvpressure.toolbox.progress import ProgressLine, bar
 from kvpressure.toolbox.view import items, mapping
 
 _EXAMPLES = """\
@@ -97,14 +97,14 @@ def _probe(
     target: Target,
     meter: Meter,
     key: str | None,
-    layout: Layout | None,
+    layout: CacheLayout | None,
     thresholds: Thresholds,
-) -> Report:
+) -> ProbeReport:
     model, length = _model(target, options.model, key)
     plan = probing.stages(meter.cache, length, options.output, Budget(options.max_requests, options.max_tokens))
     _consent(options, target, plan)
     results: list[Result] = []
-    with Progress() as progress:
+    with ProgressLine() as progress:
         probe = Probe(
             meter,
             Api(target, model, key),
@@ -121,7 +121,7 @@ def _probe(
         for result in probe.run(plan):
             results.append(result)
     notes = (f"the server was busy ({busy})",) if busy is not None else ()
-    return Report(target.name, model, meter.cache, tuple(results), notes)
+    return ProbeReport(target.name, model, meter.cache, tuple(results), notes)
 
 
 def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, int | None]:
@@ -138,7 +138,7 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, in
     return chosen, length if isinstance(length, int) and length > 0 else None
 
 
-def _layout(shape: ModelShape, options: argparse.Namespace, block_size: int) -> Layout:
+def _layout(shape: ModelShape, options: argparse.Namespace, block_size: int) -> CacheLayout:
     try:
         return kvbytes.layout(shape, Parallel(options.tp), options.kv_cache_dtype, block_size)
     except CapacityError as error:
@@ -161,7 +161,7 @@ def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> 
         raise InputError("not confirmed; nothing was sent")
 
 
-def _as_json(report: Report) -> dict[str, Any]:
+def _as_json(report: ProbeReport) -> dict[str, Any]:
     return {
         "version": __version__,
         "server": report.server,
@@ -173,7 +173,7 @@ def _as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _as_text(report: Report) -> str:
+def _as_text(report: ProbeReport) -> str:
     cache = report.cache
     lines = [
         f"{report.server} {report.model}: {cache.blocks} blocks of {cache.block_size} tokens, {cache.tokens} tokens in all"

@@ -20,7 +20,7 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.printable import control
 from kvpressure.recording.format import RecordingError
 from kvpressure.recording.openmetrics import OpenMetricsWriter
-from kvpressure.recording.reader import Problem, Reader
+from kvpressure.recording.reader import Reader, ReadProblem
 from kvpressure.recording.timeline import Timeline, json_line
 from kvpressure.settings.thresholds import load
 
@@ -115,7 +115,7 @@ class _Damage:
         if self._count > _SHOWN_PROBLEMS:
             print(f"{self._file}: {self._count - _SHOWN_PROBLEMS} more lines skipped", file=sys.stderr)
 
-    def report(self, problem: Problem) -> None:
+    def report(self, problem: ReadProblem) -> None:
         """Count one, show it if it is among the first."""
         self._count += 1
         if self._count <= _SHOWN_PROBLEMS:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 from kvpressure.bundle.rules import Options, load_groups, rule_file
-from kvpressure.bundle.spec import Alert, Group, Level
+from kvpressure.bundle.spec import Alert, AlertLevel, RuleGroup
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import duration
 from kvpressure.settings.thresholds import builtin
@@ -53,10 +53,10 @@ def rules(by: float, interval_seconds: float) -> dict[str, Any]:
     return document
 
 
-def _with_shares(group: Group, by: float, interval_seconds: float) -> Group:
+def _with_shares(group: RuleGroup, by: float, interval_seconds: float) -> RuleGroup:
     """The group with waits that are a share of time shortened: their window, and what one evaluation counts."""
 
-    def level(one: Level) -> Level:
+    def level(one: AlertLevel) -> AlertLevel:
         return replace(
             one, for_seconds=one.for_seconds * by, share_seconds=one.share_seconds * by, interval=interval_seconds
         )

@@ -12,7 +12,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvpressure.demo.requests import Request
+    from kvpressure.demo.requests import SimulatedRequest
 
 
 class DecodeBatch:
@@ -24,14 +24,14 @@ class DecodeBatch:
         self.size = 0
         self._base_sum = 0
         self._residues = [0] * block_size
-        self._finishing: list[tuple[int, int, Request]] = []
+        self._finishing: list[tuple[int, int, SimulatedRequest]] = []
 
     @property
     def slots(self) -> int:
         """KV slots in use by all decoding requests."""
         return self._base_sum + self.size * self.steps
 
-    def add(self, request: Request, slots: int) -> None:
+    def add(self, request: SimulatedRequest, slots: int) -> None:
         """Let a request with ``slots`` computed tokens decode from the next step on."""
         request.base = slots - self.steps
         request.output_base = request.outputs - self.steps
@@ -41,7 +41,7 @@ class DecodeBatch:
         self.size += 1
         heapq.heappush(self._finishing, (request.finish_step, request.number, request))
 
-    def remove(self, request: Request) -> int:
+    def remove(self, request: SimulatedRequest) -> int:
         """Take a request out, fix its output count, and return the blocks that it held."""
         slots = request.base + self.steps
         request.outputs = request.output_base + self.steps
@@ -82,9 +82,9 @@ class DecodeBatch:
             heapq.heappop(self._finishing)
         return None
 
-    def pop_finished(self) -> list[Request]:
+    def pop_finished(self) -> list[SimulatedRequest]:
         """Requests that are done after the present step, still in the batch."""
-        done: list[Request] = []
+        done: list[SimulatedRequest] = []
         while (step := self.next_finish()) is not None and step <= self.steps:
             done.append(heapq.heappop(self._finishing)[2])
         return done

@@ -119,7 +119,7 @@ def token_bounds(max_model_len: int) -> tuple[float, ...]:
         decade *= 10
 
 
-class Histogram:
+class BucketCounts:
     """A histogram with fixed bounds; ``counts`` are per bucket (not cumulative), the last one is above all bounds."""
 
     __slots__ = ("bounds", "counts", "sum", "total")
@@ -169,21 +169,21 @@ class Books:
         self.finished = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
         self.http = dict.fromkeys(("2xx", "4xx", "5xx"), 0)
         self.cpu_seconds = 0.0
-        self.first_token = Histogram(FIRST_TOKEN)
-        self.inter_token = Histogram(INTER_TOKEN)
-        self.iteration = Histogram(ITERATION)
-        self.e2e = Histogram(REQUEST_LATENCY)
-        self.queue = Histogram(REQUEST_LATENCY)
-        self.inference = Histogram(REQUEST_LATENCY)
-        self.prefill = Histogram(REQUEST_LATENCY)
-        self.decode = Histogram(REQUEST_LATENCY)
-        self.per_output_token = Histogram(INTER_TOKEN)
-        self.request_prompt = Histogram(tokens)
-        self.request_output = Histogram(tokens)
-        self.request_max_output = Histogram(tokens)
-        self.params_n = Histogram(PARAMS_N)
-        self.params_max_tokens = Histogram(tokens)
-        self.request_preemptions = Histogram(PREEMPTIONS)
-        self.request_computed = Histogram(tokens)
-        self.http_fine = Histogram(HTTP_FINE)
-        self.http_coarse = Histogram(HTTP_COARSE)
+        self.first_token = BucketCounts(FIRST_TOKEN)
+        self.inter_token = BucketCounts(INTER_TOKEN)
+        self.iteration = BucketCounts(ITERATION)
+        self.e2e = BucketCounts(REQUEST_LATENCY)
+        self.queue = BucketCounts(REQUEST_LATENCY)
+        self.inference = BucketCounts(REQUEST_LATENCY)
+        self.prefill = BucketCounts(REQUEST_LATENCY)
+        self.decode = BucketCounts(REQUEST_LATENCY)
+        self.per_output_token = BucketCounts(INTER_TOKEN)
+        self.request_prompt = BucketCounts(tokens)
+        self.request_output = BucketCounts(tokens)
+        self.request_max_output = BucketCounts(tokens)
+        self.params_n = BucketCounts(PARAMS_N)
+        self.params_max_tokens = BucketCounts(tokens)
+        self.request_preemptions = BucketCounts(PREEMPTIONS)
+        self.request_computed = BucketCounts(tokens)
+        self.http_fine = BucketCounts(HTTP_FINE)
+        self.http_coarse = BucketCounts(HTTP_COARSE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from kvpressure.demo.simulator import Engine
+from kvpressure.demo.simulator import SimulatedEngine
 
 STATS_SECONDS: Final = 10.0
 _KEPT_LINES: Final = 1000  # lines that nobody takes are dropped, oldest first
@@ -28,7 +28,7 @@ class EngineLog:
         self._lines.clear()
         return lines
 
-    def started(self, engine: Engine) -> None:
+    def started(self, engine: SimulatedEngine) -> None:
         """The lines of a start."""
         config = engine.config
         tokens = config.num_blocks * config.block_size
@@ -53,7 +53,7 @@ class EngineLog:
         self._next_stats = engine.now + STATS_SECONDS
         self._prompt = self._generated = 0
 
-    def advance(self, engine: Engine, to: float) -> None:
+    def advance(self, engine: SimulatedEngine, to: float) -> None:
         """Write the statistics line when it is due; an idle or stalled engine writes none."""
         if to < self._next_stats:
             return

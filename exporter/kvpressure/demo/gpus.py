@@ -12,7 +12,7 @@ from typing import Final
 
 from kvpressure.demo.activity import IDLE_WATTS, Totals
 from kvpressure.demo.model import CARD_MEMORY_BYTES, CARD_NAME, CARD_POWER_LIMIT_WATTS, OUTSIDE_VLLM_BYTES
-from kvpressure.demo.simulator import Engine
+from kvpressure.demo.simulator import SimulatedEngine
 from kvpressure.model.readings import GpuReading
 
 _EMPTY_CARD_BYTES: Final = 530_000_000
@@ -28,12 +28,12 @@ class SimulatedGpu:
     def __init__(self, index: int) -> None:
         self.index = index
         self.uuid = f"GPU-de300000-0000-4000-8000-{index:012d}"
-        self._engine: Engine | None = None
+        self._engine: SimulatedEngine | None = None
         self._time = 0.0
         self._totals = Totals()
         self._shares = Totals()
 
-    def read(self, engine: Engine | None, now: float) -> GpuReading:
+    def read(self, engine: SimulatedEngine | None, now: float) -> GpuReading:
         """The card at ``now`` under ``engine`` (``None`` = the process is gone)."""
         self._sample(engine, now)
         shares = self._shares
@@ -58,7 +58,7 @@ class SimulatedGpu:
             power_limit_watts=CARD_POWER_LIMIT_WATTS,
         )
 
-    def _sample(self, engine: Engine | None, now: float) -> None:
+    def _sample(self, engine: SimulatedEngine | None, now: float) -> None:
         """Update the averages; a shorter time than the driver samples gives the old ones again."""
         elapsed = now - self._time
         if engine is None:

@@ -11,8 +11,8 @@ from kvpressure.demo.enginelog import EngineLog
 from kvpressure.demo.gpus import SimulatedGpu
 from kvpressure.demo.page import Page
 from kvpressure.demo.requests import EngineConfig
-from kvpressure.demo.simulator import API_CPU_SECONDS_PER_PAGE, Engine
-from kvpressure.demo.traffic import Load, Traffic
+from kvpressure.demo.simulator import API_CPU_SECONDS_PER_PAGE, SimulatedEngine
+from kvpressure.demo.traffic import Traffic, TrafficLoad
 from kvpressure.engines.registry import log_line
 from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, LogLine
 
@@ -32,12 +32,12 @@ class PodSpec:
 
     name: str
     engine: EngineConfig
-    load: Load
+    load: TrafficLoad
     cpu_limit_cores: float = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class PodChange:
     """What happens to a pod at one moment; ``None`` = stays as it is.
 
     ``limits`` are new engine limits (field names of ``EngineConfig``): the pod is rolled out with them and is away for
@@ -45,7 +45,7 @@ class Change:
     how much that stretches the CPU's work.
     """
 
-    load: Load | None = None
+    load: TrafficLoad | None = None
     limits: Mapping[str, Any] | None = None
     restart: bool = False
     cpu_limit_cores: float | None = None
@@ -54,7 +54,7 @@ class Change:
     stalled: bool | None = None
 
 
-class Pod:
+class SimulatedPod:
     """A pod on the node. All methods expect the node's lock to be held."""
 
     def __init__(self, spec: PodSpec, gpu: SimulatedGpu, start: float, seed: int) -> None:
@@ -72,7 +72,7 @@ class Pod:
         self._periods = 0.0
         self._throttled_periods = 0.0
         self._busy = 0.0
-        self.engine: Engine | None = None
+        self.engine: SimulatedEngine | None = None
         self.page: Page | None = None
         self._boot(start)
 
@@ -98,7 +98,7 @@ class Pod:
             *(() if queue is None else ("--max-num-queued-reqs", str(queue))),
         )
 
-    def apply(self, change: Change, at: float) -> None:
+    def apply(self, change: PodChange, at: float) -> None:
         """Let ``change`` happen at ``at``."""
         if change.load is not None:
             self.traffic.change(change.load, at)
@@ -150,7 +150,7 @@ class Pod:
         )
 
     def _boot(self, at: float) -> None:
-        self.engine = Engine(self.config, at)
+        self.engine = SimulatedEngine(self.config, at)
         self.engine.host_factor = self._host_factor
         self.page = Page(self.engine, at)
         self.log.started(self.engine)
@@ -172,7 +172,7 @@ class Pod:
         self._now, self._busy = to, busy
 
 
-class Node:
+class SimulatedNode:
     """The pods, one clock. Thread-safe: every reader first lets time pass up to its own now."""
 
     def __init__(self, pods: Iterable[PodSpec], clock: Callable[[], float], seed: int = 1) -> None:
@@ -180,10 +180,11 @@ class Node:
         self._lock = threading.RLock()
         start = clock()
         self.pods = {
-            spec.name: Pod(spec, SimulatedGpu(index), start, seed * 1000 + index) for index, spec in enumerate(pods)
+            spec.name: SimulatedPod(spec, SimulatedGpu(index), start, seed * 1000 + index)
+            for index, spec in enumerate(pods)
         }
 
-    def apply(self, changes: Mapping[str, Change], at: float) -> None:
+    def apply(self, changes: Mapping[str, PodChange], at: float) -> None:
         """Let changes happen to pods, by name, at time ``at``."""
         with self._lock:
             self._advance(at)

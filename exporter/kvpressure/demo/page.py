@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvpressure.demo.counters import Histogram
+from kvpressure.demo.counters import BucketCounts
 from kvpressure.demo.number_format import number
-from kvpressure.demo.simulator import Engine
+from kvpressure.demo.simulator import SimulatedEngine
 
 VLLM_VERSION: Final = "0.32.0"
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
@@ -94,7 +94,7 @@ _CACHED_SOURCES: Final = ("device", "host", "p2p", "disk", "external_unspecified
 class Page:
     """Renders one server's page. ``started`` is Unix time of process start, used for the ``_created`` lines too."""
 
-    engine: Engine
+    engine: SimulatedEngine
     started: float
     _prefixes: dict[tuple[str, Labels], str] = field(default_factory=dict)
 
@@ -133,7 +133,7 @@ class Page:
             self._sample(lines, f"{name}_total", labels, value)
         self._created(lines, name, text, [labels for labels, _ in samples])
 
-    def _histogram(self, lines: list[str], name: str, labels: Labels, histogram: Histogram, help: str = "") -> None:
+    def _histogram(self, lines: list[str], name: str, labels: Labels, histogram: BucketCounts, help: str = "") -> None:
         text = help or HELP[name]
         lines += (f"# HELP {name} {text}", f"# TYPE {name} histogram")
         below = 0

@@ -53,7 +53,7 @@ class EngineConfig:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SimulatedRequest:
     """One request. ``output_tokens`` is what the model would say, ``max_tokens`` what the client allows.
 
     The other fields are the engine's; times are seconds, ``None`` until they happen.
@@ -63,7 +63,7 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     max_tokens: int
-    on_finish: Callable[[Request], None] | None = None
+    on_finish: Callable[[SimulatedRequest], None] | None = None
     number: int = 0
     queued: float = 0.0
     scheduled: float | None = None

@@ -15,11 +15,11 @@ from typing import Final
 from kvpressure.demo import alerting
 from kvpressure.demo.clock import DemoClock
 from kvpressure.demo.narration import Story
-from kvpressure.demo.node import CONTAINER, NAMESPACE, Node
+from kvpressure.demo.node import CONTAINER, NAMESPACE, SimulatedNode
 from kvpressure.demo.prometheus_stack import Interrupted, Stack, installed
-from kvpressure.demo.scenario import Scenario, Script
+from kvpressure.demo.scenario import Scenario, ScenarioPlayer
 from kvpressure.demo.server import PodServer
-from kvpressure.demo.source import NodeSource
+from kvpressure.demo.source import DemoNodeSource
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.printable import control, visible
 from kvpressure.publish.page.view import ViewContext
@@ -55,7 +55,7 @@ class _PageSource:
 
     name = "engines"
 
-    def __init__(self, node: Node, servers: dict[str, PodServer], clock: DemoClock, interval: float) -> None:
+    def __init__(self, node: SimulatedNode, servers: dict[str, PodServer], clock: DemoClock, interval: float) -> None:
         self._node = node
         self._servers = servers
         self._clock = clock
@@ -168,8 +168,8 @@ class _Demo:
         self._screen = screen
         self._clock = DemoClock(options.speed)
         self._story = Story(options.scenario, self._clock.elapsed, screen.tell)
-        self._node = Node(options.scenario.pods, self._clock)
-        self._script = Script(options.scenario, self._node, self._clock.start, options.seconds)
+        self._node = SimulatedNode(options.scenario.pods, self._clock)
+        self._script = ScenarioPlayer(options.scenario, self._node, self._clock.start, options.seconds)
         servers = {name: PodServer(self._node, name) for name in self._node.pods}
         for server in servers.values():
             server.start()
@@ -231,7 +231,7 @@ class _Demo:
         specs = registry()
         pages = _PageSource(self._node, servers, self._clock, specs["engines"].interval_seconds / speed)
         sources: dict[str, tuple[SourceSpec, Source]] = {}
-        for source in (NodeSource(self._node), pages):
+        for source in (DemoNodeSource(self._node), pages):
             spec = specs[source.name]
             sources[source.name] = (replace(spec, interval_seconds=spec.interval_seconds / speed), source)
         return sources

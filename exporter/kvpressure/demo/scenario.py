@@ -11,22 +11,22 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvpressure.demo.model import LLAMA_2_7B, LLAMA_2_13B, OPT_1_3B
-from kvpressure.demo.node import Change, Node, PodSpec
+from kvpressure.demo.node import PodChange, PodSpec, SimulatedNode
 from kvpressure.demo.requests import EngineConfig
-from kvpressure.demo.traffic import Load
+from kvpressure.demo.traffic import TrafficLoad
 
 CHAT: Final = "chat-13b-0"
 CODE: Final = "code-7b-0"
 MAIL: Final = "mail-1b3-0"
 
 # About 36 requests decode at a time and hold 40 % of the cache.
-CHAT_LOAD: Final = Load(requests_per_second=6.0, prompt_tokens=300, output_tokens=170, max_tokens=1024)
+CHAT_LOAD: Final = TrafficLoad(requests_per_second=6.0, prompt_tokens=300, output_tokens=170, max_tokens=1024)
 # Code completion: long prompts, short answers; the GPU computes prompts a third of the time, 31 k tokens/s at most.
-CODE_LOAD: Final = Load(
+CODE_LOAD: Final = TrafficLoad(
     requests_per_second=4.0, prompt_tokens=2200, output_tokens=13, prompt_spread=0.4, max_tokens=256
 )
 # A small model with short requests: device memory is high and GPU utilization low, and all is well.
-MAIL_LOAD: Final = Load(requests_per_second=4.0, prompt_tokens=150, output_tokens=60, max_tokens=128)
+MAIL_LOAD: Final = TrafficLoad(requests_per_second=4.0, prompt_tokens=150, output_tokens=60, max_tokens=128)
 
 # Clients beyond that get 503: a long incident must not collect requests without bound.
 _QUEUE: Final = 2000
@@ -64,7 +64,7 @@ class Phase:
     name: str
     share: float
     text: str
-    changes: Mapping[str, Change] = field(default_factory=dict)
+    changes: Mapping[str, PodChange] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ class Scenario:
             begin += phase.share * seconds
 
 
-class Script:
+class ScenarioPlayer:
     """Plays a scenario on a node. ``advance`` applies the phases that are due."""
 
-    def __init__(self, scenario: Scenario, node: Node, start: float, seconds: float) -> None:
+    def __init__(self, scenario: Scenario, node: SimulatedNode, start: float, seconds: float) -> None:
         self._node = node
         self._start = start
         self._due = list(scenario.schedule(seconds))
@@ -127,7 +127,7 @@ _KV_PRESSURE: Final = Scenario(
             0.34,
             "a client sends longer prompts and asks for longer answers: the same 6 requests/s now "
             "want more KV cache than there is, and --max-num-seqs 128 lets them in",
-            {CHAT: Change(load=_HEAVY_CHAT_LOAD)},
+            {CHAT: PodChange(load=_HEAVY_CHAT_LOAD)},
         ),
         Phase(
             "mitigation",
@@ -135,7 +135,7 @@ _KV_PRESSURE: Final = Scenario(
             "limits: the gateway refuses prompts above 1 024 tokens and caps max_tokens at 128; the "
             "pod is rolled out with --max-num-seqs 64 (was 128) and --max-num-batched-tokens 4096 (was 8192)",
             {
-                CHAT: Change(
+                CHAT: PodChange(
                     load=replace(_HEAVY_CHAT_LOAD, max_tokens=128, prompt_limit=1024),
                     limits={"max_num_seqs": 64, "max_num_batched_tokens": 4096},
                 )
@@ -156,13 +156,13 @@ _SEQUENCE_LIMIT: Final = Scenario(
             "incident",
             0.4,
             "traffic grows to 6 requests/s: 36 would run at a time, 24 may",
-            {CHAT: Change(load=CHAT_LOAD)},
+            {CHAT: PodChange(load=CHAT_LOAD)},
         ),
         Phase(
             "mitigation",
             0.4,
             "the pod is rolled out with --max-num-seqs 64, which fits into the KV cache",
-            {CHAT: Change(limits={"max_num_seqs": 64})},
+            {CHAT: PodChange(limits={"max_num_seqs": 64})},
         ),
     ),
     (
@@ -185,13 +185,13 @@ _PREFILL: Final = Scenario(
             "incident",
             0.35,
             "an indexer sends 12 requests/s with prompts of 4 000 tokens: more than the GPU computes",
-            {CODE: Change(load=replace(CODE_LOAD, requests_per_second=12.0, prompt_tokens=4000))},
+            {CODE: PodChange(load=replace(CODE_LOAD, requests_per_second=12.0, prompt_tokens=4000))},
         ),
         Phase(
             "mitigation",
             0.45,
             "the indexer moves to a deployment of its own; the pod is restarted to drop the queue",
-            {CODE: Change(load=CODE_LOAD, restart=True)},
+            {CODE: PodChange(load=CODE_LOAD, restart=True)},
         ),
     ),
     confident=False,  # no recording of a real server has shown a GPU that prefill saturates
@@ -209,13 +209,13 @@ _CPU_THROTTLING: Final = Scenario(
             "incident",
             0.4,
             "the pod is rolled out with a CPU limit of half a core: it is throttled in 85 % of all periods",
-            {CHAT: Change(restart=True, cpu_limit_cores=0.5, throttled=0.85, host_factor=60.0)},
+            {CHAT: PodChange(restart=True, cpu_limit_cores=0.5, throttled=0.85, host_factor=60.0)},
         ),
         Phase(
             "mitigation",
             0.4,
             "the pod is rolled out with 8 cores again",
-            {CHAT: Change(restart=True, cpu_limit_cores=8.0, throttled=0.0, host_factor=1.0)},
+            {CHAT: PodChange(restart=True, cpu_limit_cores=8.0, throttled=0.0, host_factor=1.0)},
         ),
     ),
     (replace(PODS[0], load=replace(CHAT_LOAD, requests_per_second=1.5)), *PODS[1:]),
@@ -234,19 +234,19 @@ _STALL: Final = Scenario(
             "burst",
             0.03,
             "a burst: more requests than the 48 that may run",
-            {CHAT: Change(load=replace(CHAT_LOAD, requests_per_second=20.0))},
+            {CHAT: PodChange(load=replace(CHAT_LOAD, requests_per_second=20.0))},
         ),
         Phase(
             "incident",
             0.37,
             "the engine stops stepping with requests running; its gauges freeze, /health answers 200",
-            {CHAT: Change(load=CHAT_LOAD, stalled=True)},
+            {CHAT: PodChange(load=CHAT_LOAD, stalled=True)},
         ),
         Phase(
             "mitigation",
             0.4,
             "the pod is restarted",
-            {CHAT: Change(load=replace(CHAT_LOAD, requests_per_second=4.0), restart=True)},
+            {CHAT: PodChange(load=replace(CHAT_LOAD, requests_per_second=4.0), restart=True)},
         ),
     ),
     (

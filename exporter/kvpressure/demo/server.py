@@ -8,7 +8,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from kvpressure.demo.node import Node
+from kvpressure.demo.node import SimulatedNode
 from kvpressure.demo.page import CONTENT_TYPE, VLLM_VERSION
 
 
@@ -26,7 +26,7 @@ class _Listener(ThreadingHTTPServer):
 class PodServer:
     """Serves one pod of ``node`` on ``127.0.0.1`` at a free port. A pod that is away hangs up without an answer."""
 
-    def __init__(self, node: Node, pod: str) -> None:
+    def __init__(self, node: SimulatedNode, pod: str) -> None:
         self._server = _Listener(("127.0.0.1", 0), _handler(node, pod))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=f"pod-{pod}", daemon=True)
 
@@ -51,7 +51,7 @@ class PodServer:
         self._thread.join()
 
 
-def _handler(node: Node, pod: str) -> type[BaseHTTPRequestHandler]:
+def _handler(node: SimulatedNode, pod: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -84,7 +84,7 @@ def _handler(node: Node, pod: str) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _facts(node: Node, pod: str) -> dict[str, Any]:
+def _facts(node: SimulatedNode, pod: str) -> dict[str, Any]:
     config = node.pods[pod].config
     return {
         "/version": {"version": VLLM_VERSION},

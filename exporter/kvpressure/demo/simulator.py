@@ -28,7 +28,7 @@ from typing import Final
 from kvpressure.demo.activity import Totals, Work, cost
 from kvpressure.demo.batch import DecodeBatch, steps_within
 from kvpressure.demo.counters import Books
-from kvpressure.demo.requests import EngineConfig, Request, SimulationError
+from kvpressure.demo.requests import EngineConfig, SimulatedRequest, SimulationError
 
 TOKENIZE_SECONDS: Final = 0.006  # arrival to queued, with a CPU that keeps up
 DETOKENIZE_SECONDS: Final = 0.002  # engine output to client
@@ -46,11 +46,11 @@ class _Step:
     decoding: int = 0
     prefill_tokens: int = 0
     work: Work = field(default_factory=lambda: Work(0, 0.0, 0.0, 0, 0))
-    prefilled: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
+    prefilled: list[SimulatedRequest] = field(default_factory=list)
+    preempted: list[SimulatedRequest] = field(default_factory=list)
 
 
-class Engine:
+class SimulatedEngine:
     """One engine from ``start`` (seconds) on. Drive it with ``submit`` and ``advance``."""
 
     def __init__(self, config: EngineConfig, start: float) -> None:
@@ -66,10 +66,10 @@ class Engine:
         self.free_blocks = self.usable_blocks
         self._watermark_blocks = int(config.watermark * config.num_blocks)
         self._batch = DecodeBatch(config.block_size)
-        self._arrivals: deque[Request] = deque()  # with the API server, not yet with the engine
-        self._waiting: deque[Request] = deque()
-        self._running: dict[int, Request] = {}  # in order of admission
-        self._prefilling: list[Request] = []
+        self._arrivals: deque[SimulatedRequest] = deque()  # with the API server, not yet with the engine
+        self._waiting: deque[SimulatedRequest] = deque()
+        self._running: dict[int, SimulatedRequest] = {}  # in order of admission
+        self._prefilling: list[SimulatedRequest] = []
         self._step: _Step | None = None
         self._numbers = 0
 
@@ -95,7 +95,7 @@ class Engine:
         """Running requests that are past their prompt."""
         return self._batch.size
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SimulatedRequest) -> None:
         """Send a request; arrivals must come in order of time. One longer than the context is answered with 400."""
         if self._arrivals and request.arrival < self._arrivals[-1].arrival:
             raise SimulationError("requests must be submitted in order of arrival")
@@ -152,7 +152,7 @@ class Engine:
 
     # --- queueing -------------------------------------------------------------------------------------------
 
-    def _due(self, request: Request) -> float:
+    def _due(self, request: SimulatedRequest) -> float:
         return request.arrival + TOKENIZE_SECONDS * self.host_factor
 
     def _accept(self) -> None:
@@ -279,10 +279,10 @@ class Engine:
                 self.books.prefix_queries += request.prompt_tokens
             budget -= self._compute(step, request, min(request.known_tokens, budget))
 
-    def _chunk_blocks(self, request: Request, chunk: int) -> int:
+    def _chunk_blocks(self, request: SimulatedRequest, chunk: int) -> int:
         return self._blocks(request.computed + chunk) - self._blocks(request.computed)
 
-    def _compute(self, step: _Step, request: Request, chunk: int) -> int:
+    def _compute(self, step: _Step, request: SimulatedRequest, chunk: int) -> int:
         """Put ``chunk`` prompt tokens into the step; returns ``chunk``."""
         self.free_blocks -= self._chunk_blocks(request, chunk)
         request.computed += chunk
@@ -317,7 +317,7 @@ class Engine:
 
     # --- booking --------------------------------------------------------------------------------------------
 
-    def _first_output(self, request: Request) -> None:
+    def _first_output(self, request: SimulatedRequest) -> None:
         """A prefill is done: the first token, or the next one of a request that had been preempted."""
         books = self.books
         self._prefilling.remove(request)
@@ -342,7 +342,7 @@ class Engine:
     def _reply_delay(self) -> float:
         return DETOKENIZE_SECONDS * self.host_factor
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: SimulatedRequest) -> None:
         """Book a finished request and answer its client."""
         del self._running[request.number]
         books = self.books
@@ -375,7 +375,7 @@ class Engine:
         self.books.generation_tokens += tokens
         self.books.cpu_seconds += tokens * API_CPU_SECONDS_PER_TOKEN
 
-    def _book_preemptions(self, request: Request) -> None:
+    def _book_preemptions(self, request: SimulatedRequest) -> None:
         self.books.preemptions += request.unbooked_preemptions
         request.unbooked_preemptions = 0
 

@@ -1,6 +1,6 @@
 """A simulated node as a source: ``--collector.demo`` shows the exporter at work without a GPU or a cluster.
 
-``NodeSource`` reads what a node's driver, kubelet, cgroups and log files would say; ``DemoSource`` brings its own node, on
+``DemoNodeSource`` reads what a node's driver, kubelet, cgroups and log files would say; ``DemoSource`` brings its own node, on
 which an incident comes and goes, and reads the engines' pages too.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from kvpressure.demo.node import CONTAINER, NAMESPACE, Node
-from kvpressure.demo.scenario import SCENARIOS, Scenario, Script
+from kvpressure.demo.node import CONTAINER, NAMESPACE, SimulatedNode
+from kvpressure.demo.scenario import SCENARIOS, Scenario, ScenarioPlayer
 from kvpressure.model.readings import Scrape
 from kvpressure.model.reasons import REFUSED
 from kvpressure.sources.base import Reading
@@ -21,12 +21,12 @@ from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 CYCLE_SECONDS: Final = 900.0  # one run of the scenario, then the next begins
 
 
-class NodeSource:
+class DemoNodeSource:
     """Everything but the engines' pages, which have their own way of being read."""
 
     name = "demo"
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: SimulatedNode) -> None:
         self._node = node
 
     def read(self) -> Reading:
@@ -74,15 +74,15 @@ class DemoSource:
             self._begin(now)
         self._script.advance(now)
         pages = tuple(self._page(name, now) for name in self._node.pods)
-        return replace(NodeSource(self._node).read(), pages=pages, targets=tuple(page.target for page in pages))
+        return replace(DemoNodeSource(self._node).read(), pages=pages, targets=tuple(page.target for page in pages))
 
     def close(self) -> None:
         """Nothing is held."""
 
     def _begin(self, now: float) -> None:
         self._start = now
-        self._node = Node(self._scenario.pods, self._clock)
-        self._script = Script(self._scenario, self._node, now, self._cycle)
+        self._node = SimulatedNode(self._scenario.pods, self._clock)
+        self._script = ScenarioPlayer(self._scenario, self._node, now, self._cycle)
 
     def _page(self, name: str, now: float) -> Scrape:
         text = self._node.metrics(name)

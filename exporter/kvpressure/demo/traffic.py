@@ -7,11 +7,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvpressure.demo.requests import Request
+from kvpressure.demo.requests import SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TrafficLoad:
     """What arrives: requests per second, median lengths in tokens with the spread of their logarithm, and the
     ``max_tokens`` that clients ask for. ``prompt_limit``: longer prompts are refused at the edge and never arrive.
     """
@@ -28,18 +28,18 @@ class Load:
 class Traffic:
     """A stream of requests whose load can change at any time."""
 
-    def __init__(self, load: Load, start: float, seed: int) -> None:
+    def __init__(self, load: TrafficLoad, start: float, seed: int) -> None:
         self._load = load
         self._random = random.Random(seed)
         self._next = start
         self._draw_next(start)
 
-    def change(self, load: Load, at: float) -> None:
+    def change(self, load: TrafficLoad, at: float) -> None:
         """From ``at`` on another load arrives."""
         self._load = load
         self._draw_next(at)
 
-    def until(self, to: float) -> Iterator[Request]:
+    def until(self, to: float) -> Iterator[SimulatedRequest]:
         """The requests that have arrived by ``to`` and were not yielded before."""
         while self._next <= to:
             at = self._next
@@ -53,8 +53,8 @@ class Traffic:
         rate = self._load.requests_per_second
         self._next = after + self._random.expovariate(rate) if rate > 0 else math.inf
 
-    def _request(self, at: float) -> Request:
+    def _request(self, at: float) -> SimulatedRequest:
         load, draw = self._load, self._random.lognormvariate
         prompt = max(1, round(load.prompt_tokens * draw(0, load.prompt_spread)))
         output = max(1, round(load.output_tokens * draw(0, load.output_spread)))
-        return Request(at, prompt, output, load.max_tokens)
+        return SimulatedRequest(at, prompt, output, load.max_tokens)

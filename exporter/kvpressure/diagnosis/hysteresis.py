@@ -13,7 +13,7 @@ Pair = Callable[[Finding, Finding], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Transition:
     """One line of the table: how long another verdict has to be found before it is published.
 
     ``samples`` = found that often in a row; ``seconds`` names the threshold of how long the published one has not been found;
@@ -30,19 +30,19 @@ class Change:
 
 SAMPLES: Final = 2
 CHANGES: Final = (
-    Change("to a missing scrape or a lack of progress", lambda _old, new: new.at_once, 0, None),
-    Change("from unknown to anything", lambda old, _new: old.verdict == "unknown", 0, None),
-    Change("to kv_pressure", lambda _old, new: new.verdict == "kv_pressure", SAMPLES, "pressure_enter_seconds"),
-    Change("to idle", lambda _old, new: new.verdict == "idle", SAMPLES, "idle_enter_seconds"),
-    Change(
+    Transition("to a missing scrape or a lack of progress", lambda _old, new: new.at_once, 0, None),
+    Transition("from unknown to anything", lambda old, _new: old.verdict == "unknown", 0, None),
+    Transition("to kv_pressure", lambda _old, new: new.verdict == "kv_pressure", SAMPLES, "pressure_enter_seconds"),
+    Transition("to idle", lambda _old, new: new.verdict == "idle", SAMPLES, "idle_enter_seconds"),
+    Transition(
         "from kv_pressure while a queue remains",
         lambda old, new: old.verdict == "kv_pressure" and new.verdict != "healthy",
         SAMPLES,
         "pressure_leave_seconds",
         False,
     ),
-    Change("to unknown", lambda _old, new: new.verdict == "unknown", SAMPLES, "verdict_enter_seconds", False),
-    Change("any other change", lambda _old, _new: True, SAMPLES, "verdict_enter_seconds"),
+    Transition("to unknown", lambda _old, new: new.verdict == "unknown", SAMPLES, "verdict_enter_seconds", False),
+    Transition("any other change", lambda _old, _new: True, SAMPLES, "verdict_enter_seconds"),
 )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvpressure.engines.command import Command, Endpoints, Host
-from kvpressure.engines.series import Sample
+from kvpressure.engines.series import SampleName
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.log_events import LogEvent
 from kvpressure.model.readings import EngineReading, GpuReading
@@ -134,7 +134,7 @@ class EngineDialect:
     endpoints: Callable[[EngineArgs], Endpoints] = lambda *_: Endpoints()
 
     # --- the metrics page
-    samples: Mapping[str, Sample] = field(default_factory=dict)
+    samples: Mapping[str, SampleName] = field(default_factory=dict)
     """Every sample name that is read (``series.table``)."""
     identify: Callable[[Mapping[str, str]], tuple[str | None, str | None]] = lambda labels: (
         labels.get("model_name"),

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Final
 
 from kvpressure.engines.base import EngineDialect
-from kvpressure.engines.series import PAGE_SAMPLES, Sample
+from kvpressure.engines.series import PAGE_SAMPLES, SampleName
 from kvpressure.errors import InputError
 from kvpressure.extension_points import offered
 from kvpressure.model.log_events import LogEvent
@@ -81,9 +81,9 @@ def adopt(name: str) -> bool:
 
 
 @cache
-def samples() -> Mapping[str, Sample]:
+def samples() -> Mapping[str, SampleName]:
     """Every sample name that is read, of every dialect. Of two that claim a name the first has it."""
-    table: dict[str, Sample] = {}
+    table: dict[str, SampleName] = {}
     for one in reversed(dialects()):
         table.update(one.samples)
     return {**table, **PAGE_SAMPLES}

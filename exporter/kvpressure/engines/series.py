@@ -53,7 +53,7 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampleName:
     """What one sample name means: part of which family, how old that spelling is (0 = newest), and in whose dialect."""
 
     family: Family
@@ -89,8 +89,8 @@ PAGE_FAMILIES: Final = (
     Family("page", ("http_requests_total",), label="status", values=_STATUSES),
 )
 """What any server in Python has beside its own series: Prometheus' client and its FastAPI instrumentation."""
-PAGE_SAMPLES: Final[Mapping[str, Sample]] = {
-    name: Sample(family, 0) for family in PAGE_FAMILIES for name in family.names
+PAGE_SAMPLES: Final[Mapping[str, SampleName]] = {
+    name: SampleName(family, 0) for family in PAGE_FAMILIES for name in family.names
 }
 
 
@@ -105,12 +105,12 @@ def _suffixes(kind: Kind) -> tuple[tuple[str, Part], ...]:
 
 def table(
     dialect: str, families: Iterable[Family], prefixes: tuple[str, ...], bare_names: tuple[str, ...] = ()
-) -> dict[str, Sample]:
+) -> dict[str, SampleName]:
     """Every sample name of these families as it stands on a page. ``bare_names`` are also accepted without a prefix."""
-    found: dict[str, Sample] = {}
+    found: dict[str, SampleName] = {}
     for family in families:
         for age, name in enumerate(family.names):
             heads = (*prefixes, "") if name in bare_names else prefixes
             for suffix, part in _suffixes(family.kind):
-                found.update({head + name + suffix: Sample(family, age, part, dialect) for head in heads})
+                found.update({head + name + suffix: SampleName(family, age, part, dialect) for head in heads})
     return found

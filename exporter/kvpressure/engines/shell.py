@@ -69,7 +69,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ShellScript:
     """``commands``: words of every simple command. ``understood``: the whole script was read."""
 
     commands: list[list[str]]
@@ -97,11 +97,11 @@ def base(token: str) -> str:
     return token.rsplit("/", 1)[-1]
 
 
-def read(text: str, parameters: Sequence[str], variables: Mapping[str, str], room: Room) -> Script:
+def read(text: str, parameters: Sequence[str], variables: Mapping[str, str], room: Room) -> ShellScript:
     """The commands of a script; ``variables`` are those of its environment. What is not known becomes ``UNKNOWN``."""
     scan = _Scan(text, parameters, dict(variables), room, 0)
     understood = scan.run()
-    return Script(scan.commands, understood)
+    return ShellScript(scan.commands, understood)
 
 
 class _Scan:

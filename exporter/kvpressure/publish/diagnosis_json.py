@@ -17,7 +17,7 @@ from kvpressure.model.readings import ContainerReading
 from kvpressure.model.state import ContainerState, Diagnosis, EngineState, GpuState, Limit, State, gpu_without_values
 from kvpressure.publish.links import BOARDS
 from kvpressure.publish.page.history import SLOT_SECONDS
-from kvpressure.publish.page.view import EngineView, ViewContext, bare_view, engine_view, headline
+from kvpressure.publish.page.view import PageEngine, ViewContext, bare_view, engine_view, headline
 
 LARGEST: Final = sys.float_info.max  # larger whole numbers are none that a reader of JSON can take
 
@@ -101,7 +101,7 @@ def _failure(failure: Failure | None) -> dict[str, str] | None:
     return None if failure is None else {"stage": failure.stage, "reason": failure.reason}
 
 
-def _engine(view: EngineView) -> dict[str, Any]:
+def _engine(view: PageEngine) -> dict[str, Any]:
     engine = view.state
     return {
         "namespace": engine.key.namespace,

@@ -17,7 +17,7 @@ from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.publish.exposition import CLASSIC_TYPE, OPENMETRICS_TYPE, Encoder, wants_openmetrics
 from kvpressure.publish.page.view import ViewContext
 from kvpressure.publish.web.hosts import Hosts
-from kvpressure.publish.web.http import Request, Response, text_response
+from kvpressure.publish.web.http import HttpRequest, Response, text_response
 
 GZIP_LEVEL: Final = 2  # on such repetitive text as good as 6, at half the time
 GZIP_FROM: Final = 1024
@@ -47,7 +47,7 @@ class Site:
         self._encoder = Encoder()
         self._rendered_of: State | None = None
         self._rendered: dict[tuple[str, bool], bytes] = {}
-        self._routes: dict[str, Callable[[Request], Response]] = {
+        self._routes: dict[str, Callable[[HttpRequest], Response]] = {
             telemetry_path: self._metrics,
             "/": self._page,
             "/api/v1/diagnosis": self._diagnosis,
@@ -55,7 +55,7 @@ class Site:
             "/-/ready": lambda _: _check(self._why_not_ready(), "ready"),
         }
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: HttpRequest) -> Response:
         """The response to ``request``; to HEAD the one GET would get (the server leaves the body out)."""
         route = self._routes.get(request.path)
         if route is None:
@@ -66,7 +66,7 @@ class Site:
             return text_response(405, headers={"Allow": "GET, HEAD"})
         return route(request)
 
-    def _metrics(self, request: Request) -> Response:
+    def _metrics(self, request: HttpRequest) -> Response:
         openmetrics = wants_openmetrics(request.headers.get("accept", ""))
         state = self._state()
 
@@ -76,7 +76,7 @@ class Site:
         kind = OPENMETRICS_TYPE if openmetrics else CLASSIC_TYPE
         return self._cached(state, kind, render, request, {"Vary": "Accept, Accept-Encoding"})
 
-    def _diagnosis(self, request: Request) -> Response:
+    def _diagnosis(self, request: HttpRequest) -> Response:
         state = self._state()
 
         def render() -> bytes:
@@ -84,7 +84,7 @@ class Site:
 
         return self._cached(state, "application/json", render, request, {"Vary": "Accept-Encoding"})
 
-    def _page(self, request: Request) -> Response:
+    def _page(self, request: HttpRequest) -> Response:
         from kvpressure.publish.page.render import page_headers, render_page
 
         state = self._state()
@@ -97,7 +97,12 @@ class Site:
         )
 
     def _cached(
-        self, state: State, content_type: str, render: Callable[[], bytes], request: Request, headers: dict[str, str]
+        self,
+        state: State,
+        content_type: str,
+        render: Callable[[], bytes],
+        request: HttpRequest,
+        headers: dict[str, str],
     ) -> Response:
         if state is not self._rendered_of:
             self._rendered_of, self._rendered = state, {}

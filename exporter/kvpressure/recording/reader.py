@@ -24,7 +24,7 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ReadProblem:
     """A line that was skipped, or the place where a damaged file ends."""
 
     line: int
@@ -43,7 +43,7 @@ class Reader:
         self,
         path: str | Path,
         *,
-        on_problem: Callable[[Problem], None] | None = None,
+        on_problem: Callable[[ReadProblem], None] | None = None,
         keep_exposition: bool = False,
         rewrite: Callable[[str], str] | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class Reader:
                 yield tick_from_json(line, self._page)
             except MalformedTick as error:
                 cut = "" if line.endswith(b"\n") else "cut off: "
-                self._on_problem(Problem(self._line, f"{cut}{error}"))
+                self._on_problem(ReadProblem(self._line, f"{cut}{error}"))
 
     def _first_line(self) -> bytes:
         try:
@@ -97,11 +97,11 @@ class Reader:
             try:
                 line = self._read_line()
             except (EOFError, OSError, zlib.error) as error:
-                self._on_problem(Problem(self._line + 1, f"file ends here: {error}"))
+                self._on_problem(ReadProblem(self._line + 1, f"file ends here: {error}"))
                 return None
             if line is not None:
                 return line or None
-            self._on_problem(Problem(self._line, f"longer than {MAX_LINE_BYTES} bytes"))
+            self._on_problem(ReadProblem(self._line, f"longer than {MAX_LINE_BYTES} bytes"))
 
     def _read_line(self) -> bytes | None:
         """A line with its end, empty at the end of the file, None for one that was too long (it is skipped)."""

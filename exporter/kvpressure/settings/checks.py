@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvpressure.settings.load import Given
+from kvpressure.settings.load import GivenValue
 from kvpressure.settings.options import Option, SettingsError
 from kvpressure.settings.thresholds import builtin
 from kvpressure.sources.catalog import registry
@@ -13,7 +13,7 @@ from kvpressure.sources.catalog import registry
 RESERVED_PATHS: Final = ("/", "/api/v1/diagnosis", "/-/healthy", "/-/ready")
 
 
-def check_together(given: Mapping[str, Given], table: Mapping[str, Option]) -> None:
+def check_together(given: Mapping[str, GivenValue], table: Mapping[str, Option]) -> None:
     """Raises ``SettingsError`` for the first contradiction."""
     checks = _Checks(given, table)
     checks.web()
@@ -23,7 +23,7 @@ def check_together(given: Mapping[str, Given], table: Mapping[str, Option]) -> N
 
 
 class _Checks:
-    def __init__(self, given: Mapping[str, Given], table: Mapping[str, Option]) -> None:
+    def __init__(self, given: Mapping[str, GivenValue], table: Mapping[str, Option]) -> None:
         self._given = given
         self._table = table
 

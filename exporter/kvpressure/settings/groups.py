@@ -11,7 +11,7 @@ from kvpressure.settings.options import Option
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SettingsGroup:
     """Settings that are looked for together. ``names`` are whole names, or beginnings that end with a dot."""
 
     title: str
@@ -30,10 +30,10 @@ class Group:
         )
 
 
-ENGINES: Final = Group("engines", "how inference servers are scraped", ("engine.", "plugin."))
-PACE: Final = Group("pace of the sources", "interval and deadline of each source", ())
+ENGINES: Final = SettingsGroup("engines", "how inference servers are scraped", ("engine.", "plugin."))
+PACE: Final = SettingsGroup("pace of the sources", "interval and deadline of each source", ())
 GROUPS: Final = (
-    Group(
+    SettingsGroup(
         "common",
         "settings of most installations",
         (
@@ -46,37 +46,37 @@ GROUPS: Final = (
             "log.level",
         ),
     ),
-    Group("sources", "inputs; --no-collector.NAME turns one off", ("collector.",)),
+    SettingsGroup("sources", "inputs; --no-collector.NAME turns one off", ("collector.",)),
     ENGINES,
-    Group("GPUs", "how GPUs are read", ("nvidia.", "gpu.amd.", "host.sys")),
-    Group(
+    SettingsGroup("GPUs", "how GPUs are read", ("nvidia.", "gpu.amd.", "host.sys")),
+    SettingsGroup(
         "Kubernetes",
         "how to find this node's pods, their GPUs, logs and cgroups",
         ("kube.", "kubelet.", "host.", "log-positions"),
     ),
-    Group("web server", "addresses, TLS and links", ("web.",)),
-    Group("recordings", "the flight recorder, and playback of recordings", ("record.", "recording.")),
-    Group("running", "ticks and log lines", ("interval", "log.")),
+    SettingsGroup("web server", "addresses, TLS and links", ("web.",)),
+    SettingsGroup("recordings", "the flight recorder, and playback of recordings", ("record.", "recording.")),
+    SettingsGroup("running", "ticks and log lines", ("interval", "log.")),
     PACE,
 )
 
 
-def group_of(name: str) -> Group:
+def group_of(name: str) -> SettingsGroup:
     """The group of the setting ``name``."""
     if name.startswith("collector.") and name.count(".") == 2:
         return PACE
     return next(group for group in GROUPS if group.place(name) is not None)
 
 
-def grouped(options: Iterable[Option]) -> Mapping[Group, list[Option]]:
+def grouped(options: Iterable[Option]) -> Mapping[SettingsGroup, list[Option]]:
     """Settings by group, both in their order; no group without a setting."""
-    found: dict[Group, list[Option]] = {group: [] for group in GROUPS}
+    found: dict[SettingsGroup, list[Option]] = {group: [] for group in GROUPS}
     for option in sorted(options, key=lambda option: group_of(option.name).place(option.name) or 0):
         found[group_of(option.name)].append(option)
     return {_described(group): members for group, members in found.items() if members}
 
 
-def _described(group: Group) -> Group:
+def _described(group: SettingsGroup) -> SettingsGroup:
     """The group of engines names those that this process knows."""
     if group is not ENGINES:
         return group

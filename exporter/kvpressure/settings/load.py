@@ -12,7 +12,7 @@ from kvpressure.extension_points import VARIABLE as EXTENSIONS_VARIABLE
 from kvpressure.renames import renamed
 from kvpressure.settings import yaml_lines as yaml_nodes
 from kvpressure.settings.options import ENV_PREFIX, Option, SettingsError, shown
-from kvpressure.settings.yaml_lines import Node
+from kvpressure.settings.yaml_lines import YamlNode
 
 # Kubernetes puts variables into every pod for each Service of the namespace; one named "kvpressure" must not
 # stop the start.
@@ -22,14 +22,14 @@ _SERVICE_LINK: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenValue:
     """A checked value and where it was written (``--flag``, a variable or ``file:line: key``)."""
 
     value: Any
     where: str
 
 
-Found = Iterable[tuple[str, Given]]
+Found = Iterable[tuple[str, GivenValue]]
 
 
 def from_fallbacks(environ: Mapping[str, str], table: Mapping[str, Option]) -> Found:
@@ -37,7 +37,7 @@ def from_fallbacks(environ: Mapping[str, str], table: Mapping[str, Option]) -> F
     for name, entry in table.items():
         raw = environ.get(entry.fallback_env)
         if raw:
-            yield name, Given(entry.check(raw, entry.fallback_env), entry.fallback_env)
+            yield name, GivenValue(entry.check(raw, entry.fallback_env), entry.fallback_env)
 
 
 def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:
@@ -51,7 +51,7 @@ def from_flags(args: argparse.Namespace, table: Mapping[str, Option]) -> Found:
             if len(raw) > 1:
                 raise SettingsError(f"{where}: given {len(raw)} times; allowed: once")
             raw = raw[0]
-        yield name, Given(entry.check(raw, where), where)
+        yield name, GivenValue(entry.check(raw, where), where)
 
 
 def from_environment(environ: Mapping[str, str], table: Mapping[str, Option]) -> Found:
@@ -68,7 +68,7 @@ def from_environment(environ: Mapping[str, str], table: Mapping[str, Option]) ->
         raw: str | list[str] = environ[variable]
         if entry.repeat:
             raw = [line.strip() for line in environ[variable].splitlines() if line.strip()]
-        yield entry.name, Given(entry.check(raw, variable), variable)
+        yield entry.name, GivenValue(entry.check(raw, variable), variable)
 
 
 def from_file(path: str, table: Mapping[str, Option]) -> Found:
@@ -82,16 +82,16 @@ def from_file(path: str, table: Mapping[str, Option]) -> Found:
     return _walk(root.children, "", table).items()
 
 
-def _walk(nodes: Mapping[str, Node], prefix: str, table: Mapping[str, Option]) -> dict[str, Given]:
+def _walk(nodes: Mapping[str, YamlNode], prefix: str, table: Mapping[str, Option]) -> dict[str, GivenValue]:
     """Options of a mapping; ``web: {max-requests: 5}`` and ``web.max-requests: 5`` say the same."""
-    found: dict[str, Given] = {}
+    found: dict[str, GivenValue] = {}
     for key, node in nodes.items():
         name = prefix + key
         if node.children is not None and any(other.startswith(f"{name}.") for other in table):
             inner = _walk(node.children, f"{name}.", table)
         elif name in table:
             where = f"{node.where}: {name}"
-            inner = {name: Given(table[name].check(node.value, where), where)}
+            inner = {name: GivenValue(table[name].check(node.value, where), where)}
         else:
             raise SettingsError(f"{node.where}: unknown key {shown(name)}{_similar(name, table)}")
         for again in found.keys() & inner.keys():

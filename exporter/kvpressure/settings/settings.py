@@ -43,7 +43,7 @@ from kvpressure.settings.kinds import (
     ListenAddress,
     one_of,
 )
-from kvpressure.settings.load import Given, from_environment, from_fallbacks, from_file, from_flags
+from kvpressure.settings.load import GivenValue, from_environment, from_fallbacks, from_file, from_flags
 from kvpressure.settings.options import (
     ENV_PREFIX,
     Option,
@@ -52,7 +52,7 @@ from kvpressure.settings.options import (
     option,
 )
 from kvpressure.sources.catalog import CollectorSettings, registry
-from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 
 if TYPE_CHECKING:
     from kvpressure.settings.thresholds import Thresholds
@@ -243,7 +243,9 @@ class Settings:
     log_format: str = option("log.format", one_of("logfmt", "json"), "logfmt", "Form of the log lines on stderr.")
     collectors: Mapping[str, CollectorSettings] = field(default_factory=_default_collectors)
     keep_exposition: bool = False  # set by commands that record; no flag
-    shared: Shared = field(default_factory=Shared, compare=False)  # what sources tell each other; no flag
+    shared: SharedDiscovery = field(
+        default_factory=SharedDiscovery, compare=False
+    )  # what sources tell each other; no flag
 
 
 def static_options() -> dict[str, str]:
@@ -329,7 +331,7 @@ def from_args(args: argparse.Namespace, environ: Mapping[str, str] | None = None
     return _build(given)
 
 
-def _build(given: Mapping[str, Given]) -> Settings:
+def _build(given: Mapping[str, GivenValue]) -> Settings:
     values = {attribute: given[name].value for name, attribute in static_options().items() if name in given}
     tick = values.get("interval_seconds", 0.0)
     collectors = {}

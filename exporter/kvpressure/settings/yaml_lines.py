@@ -17,15 +17,15 @@ class YamlError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class YamlNode:
     """A value and where it stands (``file:line``). ``children`` only for a mapping, by key."""
 
     value: Any
     where: str
-    children: Mapping[str, Node] | None = None
+    children: Mapping[str, YamlNode] | None = None
 
 
-def read(path: str | Path) -> Node:
+def read(path: str | Path) -> YamlNode:
     """The root of the file; an empty file is an empty mapping. Raises ``YamlError``."""
     import yaml
 
@@ -33,7 +33,7 @@ def read(path: str | Path) -> Node:
         loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
         root = loader.get_single_node()
         if root is None:
-            return Node({}, f"{path}:1", {})
+            return YamlNode({}, f"{path}:1", {})
         return _Reader(str(path), loader).node(root)
     except OSError as error:
         raise YamlError(f"{path}: {error.strerror or error}") from error
@@ -63,7 +63,7 @@ class _Reader:
             known = self._sizes[id(node)] = 1 + sum(map(self._size, parts))
         return known
 
-    def node(self, node: Any) -> Node:
+    def node(self, node: Any) -> YamlNode:
         import yaml
 
         where = f"{self._path}:{node.start_mark.line + 1}"
@@ -73,8 +73,8 @@ class _Reader:
         if not isinstance(node, yaml.MappingNode):
             if self._size(node) > NODE_LIMIT:
                 raise YamlError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
-            return Node(self._construct(node, where), where)
-        children: dict[str, Node] = {}
+            return YamlNode(self._construct(node, where), where)
+        children: dict[str, YamlNode] = {}
         for key, value in node.value:
             line = f"{self._path}:{key.start_mark.line + 1}"
             if not isinstance(key, yaml.ScalarNode):
@@ -83,8 +83,8 @@ class _Reader:
             if key.value in children:
                 raise YamlError(f"{line}: {key.value!r} given twice; allowed: once")
             child = self.node(value)
-            children[key.value] = Node(child.value, line, child.children)
-        return Node({key: child.value for key, child in children.items()}, where, children)
+            children[key.value] = YamlNode(child.value, line, child.children)
+        return YamlNode({key: child.value for key, child in children.items()}, where, children)
 
     def _construct(self, node: Any, where: str) -> Any:
         try:

@@ -128,7 +128,7 @@ def _utilization(gpu: GpuReading) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedGpus:
     """Some of the GPUs may not be this engine's; other pods have some of them too."""
 
     within_pod: bool = False
@@ -147,7 +147,7 @@ class Pressing:
 def compute(
     window: EngineWindow,
     gpus: Sequence[GpuWindow],
-    shared: Shared,
+    shared: SharedGpus,
     pressing: Pressing,
     t: Thresholds,
 ) -> ComputeSignals:

@@ -186,7 +186,7 @@ class EngineTracker:
             compute=score.compute(
                 window,
                 around.gpus.windows,
-                score.Shared(self._cards_shared(around), around.gpus.others),
+                score.SharedGpus(self._cards_shared(around), around.gpus.others),
                 score.Pressing(cache.kv, load, demand),
                 t,
             ),

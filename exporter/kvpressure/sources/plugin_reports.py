@@ -32,7 +32,7 @@ from kvpressure.model.readings import AllocatorReading, StepStats
 from kvpressure.sources.base import Reading, SourceError
 
 if TYPE_CHECKING:
-    from kvpressure.sources.kubernetes.discovery_state import Shared
+    from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 
 FORMAT: Final = 1  # of the reports that are read; fields may be added to it, and are passed over
 FRESH_SECONDS: Final = 10.0
@@ -68,7 +68,7 @@ class PluginSettings(Protocol):
         ...
 
     @property
-    def shared(self) -> Shared:
+    def shared(self) -> SharedDiscovery:
         """Where pod discovery leaves the pods of this node."""
         ...
 
@@ -86,7 +86,7 @@ class NewerFormat(Malformed):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PluginReport:
     """One file: who wrote it when, and what it says (``body``): a worker's figures, or the counts of each engine."""
 
     namespace: str
@@ -200,10 +200,10 @@ def _size(entry: os.DirEntry[str]) -> int:
         return 0
 
 
-def _reports(directory: _Directory, allowed: int, errors: Counter[str]) -> tuple[list[Report], int]:
+def _reports(directory: _Directory, allowed: int, errors: Counter[str]) -> tuple[list[PluginReport], int]:
     """The fresh reports of a directory, and how many bytes were read; of more than ``allowed`` the last ones are not."""
     now, used = time(), 0
-    reports: list[Report] = []
+    reports: list[PluginReport] = []
     for path, size in directory.files:
         if used + size > allowed:
             errors[TOO_LARGE] += 1
@@ -219,7 +219,7 @@ def _reports(directory: _Directory, allowed: int, errors: Counter[str]) -> tuple
     return reports, used
 
 
-def read_report(path: Path, pod: tuple[str, str] | None) -> Report | None:
+def read_report(path: Path, pod: tuple[str, str] | None) -> PluginReport | None:
     """One file; ``None`` if it has just gone. ``pod`` overrules what the file says about itself.
 
     Raises ``SourceError`` with a reason of this source.
@@ -246,7 +246,7 @@ def read_report(path: Path, pod: tuple[str, str] | None) -> Report | None:
         raise SourceError(error.reason, path.name) from error
 
 
-def parse(data: bytes, pod: tuple[str, str] | None = None) -> Report:
+def parse(data: bytes, pod: tuple[str, str] | None = None) -> PluginReport:
     """The report in ``data``. Raises ``Malformed``."""
     try:
         body = json.loads(data)
@@ -263,7 +263,9 @@ def parse(data: bytes, pod: tuple[str, str] | None = None) -> Report:
     if not isinstance(namespace, str) or not isinstance(name, str):
         raise Malformed
     kept = _worker(body) if body["kind"] == "worker" else _frontend(body)
-    return Report(namespace, name, body["kind"], _seconds(body.get("started")), _seconds(body.get("written")), kept)
+    return PluginReport(
+        namespace, name, body["kind"], _seconds(body.get("started")), _seconds(body.get("written")), kept
+    )
 
 
 def _worker(body: Mapping[str, Any]) -> dict[str, int]:
@@ -291,9 +293,9 @@ def _counts(counts: object) -> dict[str, Any]:
     return {**known, **{name: _sizes(counts.get(name)) for name in ("batch", "running")}}
 
 
-def readings(reports: Iterable[Report]) -> tuple[tuple[AllocatorReading, ...], tuple[StepStats, ...]]:
+def readings(reports: Iterable[PluginReport]) -> tuple[tuple[AllocatorReading, ...], tuple[StepStats, ...]]:
     """What the reports say, those of earlier runs left out."""
-    groups: dict[tuple[str, str, str], list[Report]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[PluginReport]] = defaultdict(list)
     for report in reports:
         groups[report.namespace, report.pod, report.kind].append(report)
     allocator: list[AllocatorReading] = []
@@ -308,11 +310,11 @@ def readings(reports: Iterable[Report]) -> tuple[tuple[AllocatorReading, ...], t
     return tuple(allocator), tuple(steps)
 
 
-def _allocator(report: Report) -> AllocatorReading:
+def _allocator(report: PluginReport) -> AllocatorReading:
     return AllocatorReading(report.namespace, report.pod, **report.body)
 
 
-def _steps(reports: list[Report]) -> list[StepStats]:
+def _steps(reports: list[PluginReport]) -> list[StepStats]:
     """The engines of one pod over all its API servers."""
     engines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for report in reports:

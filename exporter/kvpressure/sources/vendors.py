@@ -9,17 +9,17 @@ from kvpressure.model.readings import GpuReading
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class OwnedDevice:
     """A GPU by its UUID. ``shared``: the id itself says that others may use the same GPU."""
 
     uuid: str
     shared: bool = False
 
 
-FindDevice = Callable[[str, Sequence[GpuReading]], Device | None]
+FindDevice = Callable[[str, Sequence[GpuReading]], OwnedDevice | None]
 
 
-def unknown_device(_name: str, _gpus: Sequence[GpuReading]) -> Device | None:
+def unknown_device(_name: str, _gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """For a vendor without device ids of its own."""
     return None
 

@@ -20,7 +20,7 @@ from kvpressure.toolbox import watch as live
 from kvpressure.toolbox.checklist import Seen
 from kvpressure.toolbox.document import engine_views
 from kvpressure.toolbox.inputs import watch_and_judge
-from kvpressure.toolbox.manifests import Server, Surroundings
+from kvpressure.toolbox.manifests import ServerContainer, Surroundings
 from kvpressure.toolbox.view import EngineView, items, mapping, number
 from kvpressure.toolbox.watch import Around, Card
 
@@ -42,7 +42,7 @@ def is_address(text: str) -> bool:
 
 def read(
     address: str, args: tuple[str, ...], card: Card | None, thresholds: Thresholds
-) -> list[tuple[Server, Surroundings, Seen]]:
+) -> list[tuple[ServerContainer, Surroundings, Seen]]:
     """Every engine behind ``address``, an exporter's or a vLLM server's. Raises ``InputError``."""
     target = fetch.target_of(address, "URL")
     document = fetch.get_json(target, fetch.DIAGNOSIS_PATH)
@@ -54,7 +54,7 @@ def read(
     return [_found(case.view, Surroundings(place="from the server itself"), info, model) for case in cases]
 
 
-def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[Server, Surroundings, Seen]]:
+def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[ServerContainer, Surroundings, Seen]]:
     views = engine_views(document)
     if not views:
         raise InputError(f"{address}: the exporter knows no engine yet; allowed: an exporter with at least one")
@@ -67,7 +67,7 @@ def _exporter(address: str, document: Mapping[str, Any]) -> list[tuple[Server, S
 
 def _found(
     view: EngineView, around: Surroundings, info: Mapping[str, Any], model: str | None
-) -> tuple[Server, Surroundings, Seen]:
+) -> tuple[ServerContainer, Surroundings, Seen]:
     limits = {name: view.limit(name) for name in LIMITS}
     values: dict[str, str | None] = {
         name: value_text(limit.value)
@@ -83,7 +83,7 @@ def _found(
     known = {name for name, limit in limits.items() if limit.explicit is not None}
     explicit = frozenset(name for name, limit in limits.items() if limit.explicit) | {"model"}
     args = EngineArgs(values, explicit, complete=known == set(LIMITS))
-    server = Server(
+    server = ServerContainer(
         "server",
         view.engine.key.namespace,
         view.engine.key.pod or view.engine.target,

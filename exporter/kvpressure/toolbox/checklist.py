@@ -20,7 +20,7 @@ from kvpressure.engines.base import EngineDialect, Known
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.toolbox.manifests import Server, Surroundings
+from kvpressure.toolbox.manifests import ServerContainer, Surroundings
 from kvpressure.toolbox.watch import Card
 
 Result = Literal["pass", "fail", "cannot see", "accepted"]
@@ -59,7 +59,7 @@ class Subject:
     ``siblings`` are the other servers that were read; ``seen`` is there when the server runs.
     """
 
-    server: Server
+    server: ServerContainer
     around: Surroundings
     thresholds: Thresholds
     shape: ModelShape | None = None
@@ -67,7 +67,7 @@ class Subject:
     version: str | None = None
     context: int | None = None
     demanding: bool = False  # long-context or bursty, as the user states it
-    siblings: Sequence[Server] = ()
+    siblings: Sequence[ServerContainer] = ()
     seen: Seen | None = None
 
     @property
@@ -190,7 +190,11 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
             shape, parallel, args.kv_cache_dtype or "auto", args.block_size or kvbytes.DEFAULT_BLOCK_SIZE
         )
         audited = plan.audit(
-            shape, parallel, card.memory_bytes, limits, plan.Given(size, "estimate", pool=args.kv_cache_memory_bytes)
+            shape,
+            parallel,
+            card.memory_bytes,
+            limits,
+            plan.StatedMemory(size, "estimate", pool=args.kv_cache_memory_bytes),
         )
     except CapacityError:
         return None
@@ -203,7 +207,7 @@ def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     return Fits(found.capacity_tokens, found.max_concurrency, stated)
 
 
-def shape_of(server: Server) -> ModelShape | None:
+def shape_of(server: ServerContainer) -> ModelShape | None:
     """The model by its published name; None when it is not one that is known."""
     name = (server.args.model or "").rstrip("/").rpartition("/")[2].lower()
     for known in sorted(models.CONFIGS, key=len, reverse=True):

@@ -18,14 +18,14 @@ from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
 from kvpressure.model.readings import LogLine, Scrape, Snapshot
 from kvpressure.model.reasons import HTTP_4XX, REFUSED, UNREACHABLE
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.sources.kubernetes.podspec import Engine, Pod, Policy, read_pod
+from kvpressure.sources.kubernetes.podspec import EngineContainer, Pod, Policy, read_pod
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import watch as live
 from kvpressure.toolbox import workload
-from kvpressure.toolbox.history import Found, judge
+from kvpressure.toolbox.history import FoundEngines, judge
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
-from kvpressure.toolbox.progress import Progress
+from kvpressure.toolbox.progress import ProgressLine
 from kvpressure.toolbox.triage import PodFacts
 from kvpressure.toolbox.view import mapping
 from kvpressure.toolbox.watch import Around
@@ -47,7 +47,7 @@ class _Member:
     """One engine of the cluster."""
 
     pod: Pod
-    engine: Engine
+    engine: EngineContainer
     node: str
     phase: str
 
@@ -60,7 +60,7 @@ class _Member:
         return self.pod.namespace, self.pod.name
 
 
-def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> Found:
+def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     """All steps for the pods that match. Raises ``InputError`` when there are none or the cluster cannot be asked."""
     kubectl = Kubectl(options.context)
     if options.workload:
@@ -70,7 +70,7 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     again = f"-n {options.namespace}" + (
         f" --workload {options.workload}" if options.workload else f" -l {options.selector}" if options.selector else ""
     )
-    with Progress() as progress, ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
+    with ProgressLine() as progress, ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
         progress.show(f"pods of {options.namespace}")
         members = _members(kubectl, options)
         progress.show(f"logs and events of {len(members)} engines")
@@ -94,7 +94,7 @@ def open_cluster(options: argparse.Namespace, thresholds: Thresholds) -> Found:
         member.key: _facts(member, log, found_events, feed.errors.get(member.key, ""))
         for member, log in zip(members, logs, strict=True)
     }
-    return Found(tuple(cases), again, facts)
+    return FoundEngines(tuple(cases), again, facts)
 
 
 # --- pods -------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def _members(kubectl: Kubectl, options: argparse.Namespace) -> list[_Member]:
     return members
 
 
-def _with_args(engine: Engine, more: Sequence[str]) -> Engine:
+def _with_args(engine: EngineContainer, more: Sequence[str]) -> EngineContainer:
     """Arguments from the command line count where the pod shows none."""
     if not more or engine.target is None or engine.target.args:
         return engine

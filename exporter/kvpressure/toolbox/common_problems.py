@@ -15,7 +15,7 @@ FEW_REQUESTS: Final = 5.0  # guide "Finding the KV Cache Problem": "OOM crash wi
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CommonProblem:
     """``present`` None = it cannot be seen from here. ``evidence`` carries the numbers."""
 
     name: str
@@ -26,7 +26,7 @@ class Problem:
     action: str
 
 
-def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> list[Problem]:
+def common_problems(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> list[CommonProblem]:
     """All four. ``events`` are the counted log events, None when no log was read."""
     return [_grows(engine), _oom_with_few(engine, events, t), _fragmentation(engine), _baseline(engine)]
 
@@ -42,7 +42,7 @@ def log_events(engine: EngineView) -> dict[str, int] | None:
     return merged if known else None
 
 
-def _grows(engine: EngineView) -> Problem:
+def _grows(engine: EngineView) -> CommonProblem:
     leak, held = engine.condition("memory_leak_idle"), engine.condition("kv_held_without_load")
     growth = engine.signals.memory.idle_growth_bytes_per_hour
     present = True if leak or held else None if leak is None and held is None else False
@@ -55,7 +55,7 @@ def _grows(engine: EngineView) -> Problem:
         if held is False
         else "unknown: needs an idle period, and GPU memory or KV cache usage"
     )
-    return Problem(
+    return CommonProblem(
         "memory_grows_continuously",
         "memory grows while the engine is idle",
         present,
@@ -66,7 +66,7 @@ def _grows(engine: EngineView) -> Problem:
     )
 
 
-def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> Problem:
+def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thresholds) -> CommonProblem:
     failures = sum((events or {}).get(name, 0) for name in ALLOCATION_EVENTS)
     in_flight, longest = engine.signals.load.in_flight, engine.signals.context.context_max_5m
     few = in_flight is not None and in_flight <= FEW_REQUESTS
@@ -81,7 +81,7 @@ def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thres
         + ("" if longest is None else f", longest context {longest:.0f} tokens")
     )
     length = engine.limit("max_model_len").recommended
-    return Problem(
+    return CommonProblem(
         "oom_with_few_requests",
         "out of memory with few requests",
         present,
@@ -93,7 +93,7 @@ def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thres
     )
 
 
-def _fragmentation(engine: EngineView) -> Problem:
+def _fragmentation(engine: EngineView) -> CommonProblem:
     present = engine.condition("allocator_fragmentation")
     memory = engine.signals.memory
     reserved, allocated = memory.allocator_reserved_bytes, memory.allocator_allocated_bytes
@@ -103,7 +103,7 @@ def _fragmentation(engine: EngineView) -> Problem:
     elif engine.condition("gpu_out_of_memory"):
         logged = engine.diagnosis.evidence.get("gpu_out_of_memory")
         text += f"; the log: {logged.text if logged else ''}"
-    return Problem(
+    return CommonProblem(
         "fragmentation",
         "memory is free, yet allocation fails",
         present,
@@ -113,12 +113,12 @@ def _fragmentation(engine: EngineView) -> Problem:
     )
 
 
-def _baseline(engine: EngineView) -> Problem:
+def _baseline(engine: EngineView) -> CommonProblem:
     used, limit = engine.signals.memory.device_used_ratio, engine.limit("gpu_memory_utilization").value
     text = "GPU memory unknown"
     if used is not None:
         text = f"GPU memory {used:.0%}" + ("" if limit is None else f" with gpu_memory_utilization {limit:g}")
-    return Problem(
+    return CommonProblem(
         "baseline_too_high",
         "GPU memory is higher than expected after a start",
         engine.condition("baseline_too_high"),

@@ -20,7 +20,7 @@ _MAX_ERROR_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CompletionRequest:
     """One request: tokens of the prompt and of the answer."""
 
     prompt_tokens: int
@@ -45,7 +45,7 @@ class Api:
 class Completion(threading.Thread):
     """One request under way. ``answered`` tokens have come so far; ``error`` says why it failed."""
 
-    def __init__(self, api: Api, ask: Ask, seed: int) -> None:
+    def __init__(self, api: Api, ask: CompletionRequest, seed: int) -> None:
         super().__init__(name=f"completion-{seed}", daemon=True)
         self._api = api
         self.ask = ask

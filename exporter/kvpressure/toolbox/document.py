@@ -8,8 +8,8 @@ from functools import lru_cache
 from types import UnionType
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
-from kvpressure.advice.mitigation import Action, Plan
-from kvpressure.advice.triage import Finding, Step
+from kvpressure.advice.mitigation import Action, MitigationPlan
+from kvpressure.advice.triage import Finding, TriageStep
 from kvpressure.model.readings import ContainerReading, EngineKey, GpuReading, Termination
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import VERDICTS, ContainerState, Diagnosis, EngineState, Evidence, Limit
@@ -37,7 +37,7 @@ def _view(entry: Mapping[str, Any], document: Mapping[str, Any], time: float) ->
         tuple(_gpu(item) for item in _objects(document.get("gpus")) if item.get("uuid") in engine.gpus),
         tuple(_containers(engine, document)),
         tuple(_step(item) for item in _objects(entry.get("triage"))),
-        Plan(_text(plan, "summary"), tuple(actions)),
+        MitigationPlan(_text(plan, "summary"), tuple(actions)),
         entry=lambda: entry,
     )
 
@@ -92,8 +92,8 @@ def _limit(name: str, found: Mapping[str, Any]) -> Limit:
     )
 
 
-def _step(step: Mapping[str, Any]) -> Step:
-    return Step(
+def _step(step: Mapping[str, Any]) -> TriageStep:
+    return TriageStep(
         int(number(step.get("number")) or 0),
         _text(step, "question"),
         next((one for one in _FINDINGS if one == step.get("finding")), "unknown"),

@@ -19,7 +19,7 @@ _QUIET: Final = (*FINE, "unknown")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class VerdictChange:
     """The verdict became another one at ``t`` (Unix seconds)."""
 
     t: float
@@ -36,7 +36,7 @@ class Case:
 
     view: EngineView
     at: float | None = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[VerdictChange, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     final: str = ""
 
@@ -51,7 +51,7 @@ class _Track:
     def __init__(self, key: EngineKey, first: State) -> None:
         self.key = key
         self.last = first
-        self.changes: list[Change] = []
+        self.changes: list[VerdictChange] = []
         self.seconds: dict[str, float] = {}
         self.moments: dict[str, tuple[float, State]] = {}  # verdict -> its most confident moment
         self.last_t: float | None = None
@@ -65,7 +65,7 @@ class _Track:
         if (before is None or (before.verdict, before.stage) != (found.verdict, found.stage)) and len(
             self.changes
         ) < MAX_CHANGES:
-            self.changes.append(Change(state.time, found.verdict, found.stage, found.confidence))
+            self.changes.append(VerdictChange(state.time, found.verdict, found.stage, found.confidence))
         known = self.moments.get(found.verdict)
         if known is None or found.confidence >= known[0]:
             self.moments[found.verdict] = (found.confidence, state)
@@ -113,7 +113,7 @@ def judge(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundEngines:
     """Engines to report on. ``again`` is the input as typed; ``facts`` what kubectl told, by (namespace, pod);
     ``warnings`` are damages of a recording and the like.
     """

@@ -28,8 +28,8 @@ from kvpressure.toolbox import api_key as secret
 from kvpressure.toolbox import fetch, prometheus
 from kvpressure.toolbox import watch as live
 from kvpressure.toolbox.document import engine_views
-from kvpressure.toolbox.history import Case, Found, judge
-from kvpressure.toolbox.progress import Progress, bar
+from kvpressure.toolbox.history import Case, FoundEngines, judge
+from kvpressure.toolbox.progress import ProgressLine, bar
 from kvpressure.toolbox.related_series import PodSeries
 from kvpressure.toolbox.watch import Around, Card
 
@@ -124,7 +124,7 @@ def given(options: argparse.Namespace) -> bool:
     return bool(options.inputs or options.exporter or options.prometheus or options.namespace)
 
 
-def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> Found:
+def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     """Read what was asked for. Raises ``InputError`` when it cannot be used, or when nobody answers."""
     kinds = [
         name
@@ -180,7 +180,7 @@ def _is_file(text: str) -> bool:
 # --- live -------------------------------------------------------------------------------------------------
 
 
-def _live(options: argparse.Namespace, thresholds: Thresholds) -> Found:
+def _live(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     targets = [fetch.target_of(text, "URL") for text in options.inputs]
     if options.args:
         targets = [replace(target, args=target.args or options.args) for target in targets]
@@ -189,12 +189,14 @@ def _live(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     if len({target.name for target in targets}) < len(targets):
         raise InputError("URL: the same server twice; allowed: each once")
     around = Around(versions=live.versions(targets), card=options.gpu)
-    return Found(tuple(watch_and_judge(targets, around, options.seconds, thresholds)), _again(options.inputs), {})
+    return FoundEngines(
+        tuple(watch_and_judge(targets, around, options.seconds, thresholds)), _again(options.inputs), {}
+    )
 
 
 def watch_and_judge(targets: list[Target], around: Around, seconds: float, thresholds: Thresholds) -> list[Case]:
     """Watch live pages and judge the last moment. Raises ``InputError`` when none of them ever answered."""
-    with Progress() as progress:
+    with ProgressLine() as progress:
         cases = judge(
             _unless_silent(live.watch(targets, seconds, 1.0, around)),
             thresholds,
@@ -223,11 +225,11 @@ def _unless_silent(snapshots: Iterable[Snapshot]) -> Iterator[Snapshot]:
             return
 
 
-def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -> Found:
+def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     problems: list[str] = []
     try:
         with (
-            Progress() as progress,
+            ProgressLine() as progress,
             Reader(
                 path, on_problem=lambda problem: problems.append(f"{path}:{problem.line}: {problem.text}")
             ) as reader,
@@ -243,10 +245,10 @@ def _recording(path: str, options: argparse.Namespace, thresholds: Thresholds) -
     if not cases:
         raise InputError(f"{path}: no engine in it; allowed: a recording with at least one readable tick")
     shown = problems[:3] + ([f"{len(problems) - 3} more lines skipped"] if len(problems) > 3 else [])
-    return Found(_filtered(cases, options), path, {}, tuple(shown))
+    return FoundEngines(_filtered(cases, options), path, {}, tuple(shown))
 
 
-def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> Found:
+def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> FoundEngines:
     query = prometheus.Query(
         options.prometheus,
         options.since,
@@ -259,7 +261,7 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> Found:
     api, now = prometheus.Prometheus(query), prometheus.wall()
     cases: list[Case] = []
     warnings: list[str] = []
-    with Progress() as progress:
+    with ProgressLine() as progress:
 
         def show(state: State) -> None:
             done = options.since - (now - state.time)
@@ -278,7 +280,7 @@ def _prometheus(options: argparse.Namespace, thresholds: Thresholds) -> Found:
                 f"{name}: {text}"
                 for text in (*_sparse(gap), *([f"beside it: {', '.join(sorted(beside.seen))}"] if beside.seen else ()))
             ]
-    return Found(tuple(cases), f"--prometheus {options.prometheus}", {}, tuple(warnings))
+    return FoundEngines(tuple(cases), f"--prometheus {options.prometheus}", {}, tuple(warnings))
 
 
 def _usual_gap(ticks: Sequence[Snapshot]) -> float:
@@ -312,7 +314,7 @@ def _sparse(gap: float) -> Iterator[str]:
 # --- an exporter ------------------------------------------------------------------------------------------
 
 
-def _exporter(options: argparse.Namespace) -> Found:
+def _exporter(options: argparse.Namespace) -> FoundEngines:
     address = options.exporter or f"http://127.0.0.1:{fetch.EXPORTER_PORT}"
     try:
         document = fetch.exporter_document(address)
@@ -325,7 +327,7 @@ def _exporter(options: argparse.Namespace) -> Found:
     cases = [Case(view) for view in engine_views(document)]
     if not cases:
         raise InputError(f"--exporter: {address}: the exporter has found no engine yet")
-    return Found(_filtered(cases, options), f"--exporter {address}", {})
+    return FoundEngines(_filtered(cases, options), f"--exporter {address}", {})
 
 
 def _filtered(cases: list[Case], options: argparse.Namespace) -> tuple[Case, ...]:

@@ -15,7 +15,7 @@ from kvpressure.sources.scrape.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class BlockReading:
     """One reading: blocks in use and requests, over all engines of the page."""
 
     blocks: float
@@ -53,7 +53,7 @@ class Meter:
         """Hang up."""
         self._fetcher.close()
 
-    def read(self) -> Level | None:
+    def read(self) -> BlockReading | None:
         """The level now; None when this reading failed."""
         try:
             page = self._page()
@@ -63,7 +63,7 @@ class Meter:
         usage = [engine.gauges.get(readings.KV_USAGE) for engine in page.engines]
         if not usage or None in usage:
             return None
-        return Level(
+        return BlockReading(
             sum(each * value for value in usage if value is not None),
             _sum(page.engines, readings.RUNNING),
             _sum(page.engines, readings.WAITING),

@@ -32,7 +32,7 @@ _READ_TIMEOUT: Final = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerContainer:
     """A vLLM container as it would run. ``argv`` is its real command line (command and args), ``command_length`` how many of
     its words are ``command``; ``args`` is what vLLM makes of it, secrets removed. ``pointer`` leads to the container in the document;
     ``env`` are its literal variables, ``variables`` says in words where the others come from; ``owner`` who manages the document.
@@ -78,11 +78,11 @@ class Surroundings:
 class Deployed:
     """Everything that was read."""
 
-    servers: tuple[Server, ...]
+    servers: tuple[ServerContainer, ...]
     around: Surroundings = field(default_factory=Surroundings)
 
 
-def servers_of(document: Mapping[str, Any]) -> tuple[Server, ...]:
+def servers_of(document: Mapping[str, Any]) -> tuple[ServerContainer, ...]:
     """The servers in one object, e.g. as the API server gave it."""
     return tuple(_servers(document))
 
@@ -90,7 +90,7 @@ def servers_of(document: Mapping[str, Any]) -> tuple[Server, ...]:
 def read_all(paths: Sequence[str]) -> Deployed:
     """The servers in all files together, ``-`` = standard input. Raises ``InputError``."""
     documents: list[Mapping[str, Any]] = []
-    servers: list[Server] = []
+    servers: list[ServerContainer] = []
     for path in paths:
         where = "standard input" if path == "-" else path
         found = list(_documents(_text(path, where), where))
@@ -128,10 +128,10 @@ def _as_pods(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield {"metadata": {**own, **named}, "spec": place.template.get("spec"), "status": running}
 
 
-def from_command_line(argv: tuple[str, ...]) -> Server:
+def from_command_line(argv: tuple[str, ...]) -> ServerContainer:
     """A server of which only the command line is known."""
     one = next((one for one in dialects() if one.may_start(argv, {}) and one.names_server(argv)), default())
-    return Server("args", "", one.name, one.name, argv, 0, one.read_command(argv).args, dialect=one.name)
+    return ServerContainer("args", "", one.name, one.name, argv, 0, one.read_command(argv).args, dialect=one.name)
 
 
 def _text(path: str, where: str) -> str:
@@ -183,7 +183,7 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
 # --- servers ----------------------------------------------------------------------------------------------
 
 
-def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[Server]:
+def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerContainer]:
     """The servers in a document; ``where`` begins what is said of one that cannot be read."""
     metadata = mapping(document.get("metadata"))
     for place in _templates(document, (), _DEPTH):
@@ -218,7 +218,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[Server]:
                 for name in ("command", "args")
             )
             env, variables = _environment(raw)
-            yield Server(
+            yield ServerContainer(
                 str(document.get("kind") or ""),
                 str(metadata.get("namespace") or ""),
                 str(metadata.get("name") or ""),

@@ -10,7 +10,7 @@ from kvpressure import __version__
 from kvpressure.advice.plan import PressurePlan
 from kvpressure.toolbox import flags, patches
 from kvpressure.toolbox import gateway_config as edge
-from kvpressure.toolbox.manifests import Server
+from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.recovery import Outcome
 from kvpressure.toolbox.report import cause, next_steps, verdict_words
 from kvpressure.toolbox.view import EngineView
@@ -70,7 +70,7 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
     }
 
 
-def as_patch(plan: PressurePlan, server: Server, applies: bool) -> str:
+def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool) -> str:
     """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``InputError`` when it cannot be made."""
     import yaml
 

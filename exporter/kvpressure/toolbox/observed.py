@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from kvpressure.capacity.errors import CapacityError
-from kvpressure.capacity.load import Load, Request, from_quantiles
+from kvpressure.capacity.load import RequestLengths, RequestLoad, from_quantiles
 from kvpressure.model import readings
 from kvpressure.model.readings import EngineKey, EngineReading, Histogram
 from kvpressure.recording.format import RecordingError
@@ -53,7 +53,7 @@ class _Growth:
         return from_quantiles(rising) if rising else (round(self.total / self.count),)
 
 
-def from_recording(path: Path) -> Load:
+def from_recording(path: Path) -> RequestLoad:
     """All engines of a recording together. Raises ``CapacityError`` when no request finished in it."""
     prompts: dict[EngineKey, _Growth] = {}
     outputs: dict[EngineKey, _Growth] = {}
@@ -72,17 +72,17 @@ def from_recording(path: Path) -> Load:
                             in_flight.append(engine.gauges[readings.RUNNING] + engine.gauges.get(readings.WAITING, 0.0))
     except RecordingError as error:
         raise CapacityError(str(error)) from error
-    requests: list[Request] = []
+    requests: list[RequestLengths] = []
     for key, prompt in prompts.items():
         if prompt.count and outputs[key].count:
             requests += [
-                Request(p, o, max(1, o) * prompt.count) for p in prompt.lengths() for o in outputs[key].lengths()
+                RequestLengths(p, o, max(1, o) * prompt.count) for p in prompt.lengths() for o in outputs[key].lengths()
             ]
     if not requests:
         raise CapacityError(f"{path}: no request finished in it; allowed: a recording with request length histograms")
     in_flight.sort()
     at = min(len(in_flight) - 1, int(_IN_FLIGHT_QUANTILE * len(in_flight)))
-    return Load(tuple(requests), in_flight=in_flight[at] if in_flight else None)
+    return RequestLoad(tuple(requests), in_flight=in_flight[at] if in_flight else None)
 
 
 def _add(growth: _Growth, engine: EngineReading, name: str) -> None:

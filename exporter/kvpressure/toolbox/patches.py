@@ -17,7 +17,7 @@ from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError
 from kvpressure.redaction import REDACTED
 from kvpressure.toolbox import flags
-from kvpressure.toolbox.manifests import Server
+from kvpressure.toolbox.manifests import ServerContainer
 
 _STRATEGIC: Final = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 _SHORT: Final = {"Deployment": "deploy", "LeaderWorkerSet": "lws"}
@@ -34,7 +34,7 @@ _BRINGS_ARGUMENTS: Final = (
 _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
-def as_patch(server: Server, values: Mapping[str, float]) -> tuple[str, Any]:
+def as_patch(server: ServerContainer, values: Mapping[str, float]) -> tuple[str, Any]:
     """Type (``strategic`` or ``json``) and content of the patch. Raises ``InputError`` when a patch of the workload cannot set the values."""
     _refuse(server)
     try:
@@ -55,7 +55,7 @@ def as_patch(server: Server, values: Mapping[str, float]) -> tuple[str, Any]:
     return "json", [*guard, *({"op": "add", "path": f"{where}/{name}", "value": words} for name, words in new.items())]
 
 
-def _refuse(server: Server) -> None:
+def _refuse(server: ServerContainer) -> None:
     """Where a patch of the arguments would not reach vLLM, or nobody would obey it."""
     if server.kind == "Pod":
         raise InputError(
@@ -82,7 +82,7 @@ def _refuse(server: Server) -> None:
         )
 
 
-def _hidden(server: Server) -> tuple[list[str], bool]:
+def _hidden(server: ServerContainer) -> tuple[list[str], bool]:
     """Variables without a literal value that stand where options may stand, and whether the command line is seen but for
     variables. A variable that is the value of an option, or the model, hides nothing.
     """
@@ -103,7 +103,7 @@ def _hidden(server: Server) -> tuple[list[str], bool]:
     return hidden, as_value.complete or "config" in as_value.values
 
 
-def _elsewhere(server: Server) -> str:
+def _elsewhere(server: ServerContainer) -> str:
     """The variables that may carry arguments, and where they stand: a patch of the arguments does not reach them."""
     used = shlex.join(server.argv)
     found = [
@@ -119,7 +119,7 @@ def _telling(name: str) -> bool:
     return name.upper().endswith(_BRINGS_ARGUMENTS)
 
 
-def notes(server: Server, values: Mapping[str, float]) -> Iterator[str]:
+def notes(server: ServerContainer, values: Mapping[str, float]) -> Iterator[str]:
     """What whoever applies the patch has to know."""
     if server.owner:
         kind = server.owner.split()[0]
@@ -136,12 +136,12 @@ def notes(server: Server, values: Mapping[str, float]) -> Iterator[str]:
             yield f"{one.flag(name)} was {before}; the patch writes the number instead of the variable"
 
 
-def command(server: Server, kind: str) -> str:
+def command(server: ServerContainer, kind: str) -> str:
     """How the patch is applied, for a shell; THIS_FILE stands for the file it is in."""
     return f"kubectl patch {_object(server)} --type {kind} --patch-file THIS_FILE"
 
 
-def rollout(server: Server) -> str:
+def rollout(server: ServerContainer) -> str:
     """How to watch it."""
     return (
         f"kubectl rollout status {_object(server)}"
@@ -150,7 +150,7 @@ def rollout(server: Server) -> str:
     )
 
 
-def _object(server: Server) -> str:
+def _object(server: ServerContainer) -> str:
     kind = _SHORT.get(server.kind, server.kind.lower() or "deploy")
     namespace = f" -n {shlex.quote(server.namespace)}" if server.namespace else ""
     return f"{shlex.quote(kind)} {shlex.quote(server.name)}{namespace}"

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from kvpressure.capacity.kvbytes import Layout
+from kvpressure.capacity.kvbytes import CacheLayout
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.toolbox.completions import Api, Ask, Completion
-from kvpressure.toolbox.kv_block_meter import Cache, Level, Meter
+from kvpressure.toolbox.completions import Api, Completion, CompletionRequest
+from kvpressure.toolbox.kv_block_meter import BlockReading, Cache, Meter
 
 Verdict = Literal["as expected", "baseline too high", "leak", "duplication", "less than expected", "not measured"]
 
@@ -36,7 +36,7 @@ class Stage:
     """A step to be done: which requests, and what had to be reduced. No requests = it cannot be done, ``note`` says why."""
 
     name: str
-    asks: tuple[Ask, ...]
+    asks: tuple[CompletionRequest, ...]
     note: str = ""
 
 
@@ -101,7 +101,7 @@ def stages(cache: Cache, max_model_len: int | None, output: int, budget: Budget)
             [f"{count} requests instead of {CONCURRENT}"] if wanted == CONCURRENT_TOKENS and count < CONCURRENT else []
         )
         reduced += [f"{length} tokens instead of {wanted}"] if length < wanted else []
-        plan.append(Stage(name, (Ask(length, output),) * count, ", ".join(reduced)))
+        plan.append(Stage(name, (CompletionRequest(length, output),) * count, ", ".join(reduced)))
     return plan
 
 
@@ -109,7 +109,7 @@ def stages(cache: Cache, max_model_len: int | None, output: int, budget: Budget)
 class _Sample:
     """One moment in which every started request decodes."""
 
-    level: Level
+    level: BlockReading
     tokens: int
     expected: float
 
@@ -123,7 +123,7 @@ class Probe:
         self,
         meter: Meter,
         api: Api,
-        layout: Layout | None,
+        layout: CacheLayout | None,
         thresholds: Thresholds,
         *,
         forced: bool = False,
@@ -296,9 +296,9 @@ class Probe:
             return "less than expected", f"{said}; {why}"
         return "as expected", said
 
-    def _watch(self, seconds: float) -> list[Level]:
+    def _watch(self, seconds: float) -> list[BlockReading]:
         end = time.monotonic() + seconds
-        levels: list[Level] = []
+        levels: list[BlockReading] = []
         while True:
             self._progress("baseline: nothing should run")
             if (level := self._meter.read()) is not None:
@@ -309,7 +309,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProbeReport:
     """All steps of one server."""
 
     server: str

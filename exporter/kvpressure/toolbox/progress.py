@@ -8,14 +8,14 @@ from types import TracebackType
 from kvpressure.printable import control, visible
 
 
-class Progress:
+class ProgressLine:
     """``show`` replaces the line; leaving the block erases it."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._shown = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         return self
 
     def __exit__(

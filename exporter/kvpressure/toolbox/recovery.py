@@ -12,7 +12,7 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import watch as live
-from kvpressure.toolbox.progress import Progress, bar
+from kvpressure.toolbox.progress import ProgressLine, bar
 from kvpressure.toolbox.watch import Around
 
 SETTLED_SECONDS: Final = 30.0  # how long it has to be well
@@ -74,7 +74,7 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
     pipeline, watch = Pipeline(thresholds), _Watch()
     checks: tuple[Check, ...] = ()
     gone = 0.0
-    with Progress() as progress:
+    with ProgressLine() as progress:
         for snapshot in live.watch([target], seconds, 1.0, Around(versions=live.versions([target]))):
             state = pipeline.observe(snapshot)
             engines = [engine for engine in state.engines if engine.up]

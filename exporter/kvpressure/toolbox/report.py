@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.advice.triage import Step
+from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import conditions
 from kvpressure.publish.page.view import ORDER
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.toolbox.common_problems import Problem, common_problems, log_events
-from kvpressure.toolbox.history import Case, Found
+from kvpressure.toolbox.common_problems import CommonProblem, common_problems, log_events
+from kvpressure.toolbox.history import Case, FoundEngines
 from kvpressure.toolbox.triage import PodFacts, triage
 from kvpressure.toolbox.view import FINE, EngineView
 
@@ -45,12 +45,12 @@ _MAX_CHANGES_SHOWN: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineAnswer:
     """Everything about one engine."""
 
     case: Case
-    steps: tuple[Step, ...]
-    problems: tuple[Problem, ...]
+    steps: tuple[TriageStep, ...]
+    problems: tuple[CommonProblem, ...]
     next: tuple[str, ...]
 
     @property
@@ -62,20 +62,20 @@ class Answer:
         )
 
 
-def answers(found: Found, thresholds: Thresholds) -> list[Answer]:
+def answers(found: FoundEngines, thresholds: Thresholds) -> list[EngineAnswer]:
     """One for each engine, the worst first."""
     return sorted((_answer(case, found, thresholds) for case in found.cases), key=_rank)
 
 
-def _rank(answer: Answer) -> tuple[bool, int]:
+def _rank(answer: EngineAnswer) -> tuple[bool, int]:
     verdict = answer.case.view.verdict
     return answer.fine, ORDER.index(verdict) if verdict in ORDER else len(ORDER)
 
 
-def _answer(case: Case, found: Found, thresholds: Thresholds) -> Answer:
+def _answer(case: Case, found: FoundEngines, thresholds: Thresholds) -> EngineAnswer:
     view = case.view
     pod = found.facts.get((view.engine.key.namespace, view.engine.key.pod))
-    return Answer(
+    return EngineAnswer(
         case,
         tuple(triage(view, pod)),
         tuple(common_problems(view, _events(case, pod), thresholds)),
@@ -112,7 +112,7 @@ def _events(case: Case, pod: PodFacts | None) -> dict[str, int] | None:
 # --- JSON -------------------------------------------------------------------------------------------------
 
 
-def as_json(found: Found, answered: list[Answer]) -> dict[str, Any]:
+def as_json(found: FoundEngines, answered: list[EngineAnswer]) -> dict[str, Any]:
     """Plain values; the engine's whole entry is under ``engine``."""
     return {
         "version": __version__,
@@ -144,7 +144,7 @@ def as_json(found: Found, answered: list[Answer]) -> dict[str, Any]:
 # --- text -------------------------------------------------------------------------------------------------
 
 
-def as_text(found: Found, answered: list[Answer]) -> str:
+def as_text(found: FoundEngines, answered: list[EngineAnswer]) -> str:
     """For a person at night: a headline for several engines, then those in trouble in full, then the others in a line each."""
     several = len(answered) > 1
     blocks = [headline(answered)] if several else []
@@ -152,7 +152,7 @@ def as_text(found: Found, answered: list[Answer]) -> str:
     return "\n\n".join(blocks + [f"note: {warning}" for warning in found.warnings])
 
 
-def headline(answered: list[Answer]) -> str:
+def headline(answered: list[EngineAnswer]) -> str:
     """``3 engines: 1 KV pressure, 2 healthy. First: prod/chat-0.``"""
     counts: dict[str, int] = {}
     for answer in answered:
@@ -163,7 +163,7 @@ def headline(answered: list[Answer]) -> str:
     return f"{len(answered)} engines: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}.{first}"
 
 
-def _brief(answer: Answer) -> Iterator[str]:
+def _brief(answer: EngineAnswer) -> Iterator[str]:
     view = answer.case.view
     yield view.name + (f"  {view.engine.target}" if view.engine.target else "")
     yield f"VERDICT  {verdict_words(view.verdict, None)}, confidence {view.diagnosis.confidence:.2f}: {cause(view)}"
@@ -176,7 +176,7 @@ def _rule(view: EngineView) -> Iterator[str]:
         yield f"  rule:     {found.row} ({found.grade}){also}"
 
 
-def _engine(answer: Answer) -> Iterator[str]:
+def _engine(answer: EngineAnswer) -> Iterator[str]:
     view = answer.case.view
     found, target = view.diagnosis, view.engine.target
     yield view.name + (f"  {target}" if target else "")

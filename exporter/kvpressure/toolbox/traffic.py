@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from kvpressure.capacity.errors import CapacityError
-from kvpressure.capacity.load import BURST_SECONDS, MAX_LENGTH, MAX_SAMPLES, Load, Request
+from kvpressure.capacity.load import BURST_SECONDS, MAX_LENGTH, MAX_SAMPLES, RequestLengths, RequestLoad
 from kvpressure.toolbox.observed import from_recording
 
 _PROMPT_KEYS: Final = (
@@ -35,7 +35,7 @@ _TIME_KEYS: Final = ("t_s", "arrived_at", "timestamp_s")
 _MAX_LINE: Final = 1_000_000
 
 
-def from_file(path: Path) -> Load:
+def from_file(path: Path) -> RequestLoad:
     """From a trace (CSV with a header line, or JSON lines; gzip or plain) or a recording of this project.
 
     Raises ``CapacityError`` naming the file, the line and what is allowed.
@@ -66,8 +66,8 @@ def _first_line(path: Path) -> str:
         ) from error
 
 
-def _from_trace(path: Path) -> Load:
-    sample: list[Request] = []
+def _from_trace(path: Path) -> RequestLoad:
+    sample: list[RequestLengths] = []
     stride, seen = 1, 0
     arrivals = _Arrivals()
     try:
@@ -85,7 +85,7 @@ def _from_trace(path: Path) -> Load:
         ) from error
     if not sample:
         raise CapacityError(f"{path}: no requests; allowed: one request a line")
-    return Load(tuple(sample), burst_ratio=arrivals.burst_ratio())
+    return RequestLoad(tuple(sample), burst_ratio=arrivals.burst_ratio())
 
 
 class _Arrivals:
@@ -115,7 +115,7 @@ class _Arrivals:
         return self._most * span / (self._count * BURST_SECONDS) if span >= 60 else None
 
 
-def _rows(stream: IO[str], path: Path) -> Iterator[tuple[float | None, Request]]:
+def _rows(stream: IO[str], path: Path) -> Iterator[tuple[float | None, RequestLengths]]:
     lines = iter(lambda: stream.readline(_MAX_LINE), "")
     first = next(lines, "")
     if first.lstrip().startswith("{"):
@@ -150,14 +150,16 @@ def _json(line: str, path: Path, number: int) -> Mapping[str, object]:
     return {str(key).lower(): value for key, value in row.items()}
 
 
-def _row(row: Mapping[str, object], path: Path, number: int) -> tuple[float | None, Request]:
+def _row(row: Mapping[str, object], path: Path, number: int) -> tuple[float | None, RequestLengths]:
     prompt, output = _length(row, _PROMPT_KEYS, path, number), _length(row, _OUTPUT_KEYS, path, number)
     time = next((row[key] for key in _TIME_KEYS if key in row), None)
     try:
         seconds = None if time is None else float(str(time))
     except ValueError:
         seconds = None
-    return None if seconds is None or not isfinite(seconds) else seconds, Request(prompt, output, float(max(1, output)))
+    return None if seconds is None or not isfinite(seconds) else seconds, RequestLengths(
+        prompt, output, float(max(1, output))
+    )
 
 
 def _length(row: Mapping[str, object], keys: Sequence[str], path: Path, number: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvpressure.advice.triage import OOM_EXIT_CODE, Finding, Step, gravest
+from kvpressure.advice.triage import OOM_EXIT_CODE, Finding, TriageStep, gravest
 from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
 from kvpressure.toolbox.view import EngineView
 
@@ -33,7 +33,7 @@ class PodFacts:
     page_error: str = ""
 
 
-def triage(engine: EngineView, pod: PodFacts | None = None) -> list[Step]:
+def triage(engine: EngineView, pod: PodFacts | None = None) -> list[TriageStep]:
     """All steps in the guide's order; empty when the document (of an older exporter) has none."""
     steps = [_shape(step, engine) if step.number == _SHAPE_STEP else step for step in engine.triage]
     if pod is None:
@@ -41,7 +41,7 @@ def triage(engine: EngineView, pod: PodFacts | None = None) -> list[Step]:
     return [_REFINED[step.number](step, engine, pod) if step.number in _REFINED else step for step in steps]
 
 
-def _shape(step: Step, engine: EngineView) -> Step:
+def _shape(step: TriageStep, engine: EngineView) -> TriageStep:
     """A short watch sees no request finish; the server's totals tell its usual shape."""
     shape = engine.plan_input
     told = [
@@ -58,12 +58,12 @@ def _shape(step: Step, engine: EngineView) -> Step:
     return replace(step, answers=(*step.answers, f"Since the server started, p95 in tokens: {', '.join(told)}."))
 
 
-def _pods(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
+def _pods(step: TriageStep, _engine: EngineView, pod: PodFacts) -> TriageStep:
     where = f"Phase {pod.phase or 'unknown'}" + (f" on node {pod.node}." if pod.node else ".")
     return replace(step, finding=step.finding if pod.phase == "Running" else "bad", answers=(*step.answers, where))
 
 
-def _restarts(step: Step, engine: EngineView, _pod: PodFacts) -> Step:
+def _restarts(step: TriageStep, engine: EngineView, _pod: PodFacts) -> TriageStep:
     """A container that was killed counts here however long ago: kubectl sees one moment, not the last half hour."""
     readings = [container.reading for container in engine.containers]
     ended = [reading.last_termination for reading in readings if reading.last_termination is not None]
@@ -72,7 +72,7 @@ def _restarts(step: Step, engine: EngineView, _pod: PodFacts) -> Step:
     return replace(step, finding="bad" if killed and restarts else "look" if restarts else step.finding)
 
 
-def _log(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
+def _log(step: TriageStep, _engine: EngineView, pod: PodFacts) -> TriageStep:
     answers = list(pod.log_errors)
     findings: set[Finding] = set()
     for title, counts in (
@@ -89,7 +89,7 @@ def _log(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
     return replace(step, finding=finding, answers=(*answers, *pod.log_lines))
 
 
-def _events(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
+def _events(step: TriageStep, _engine: EngineView, pod: PodFacts) -> TriageStep:
     if pod.events is None:
         return step
     if not pod.events:
@@ -101,14 +101,14 @@ def _events(step: Step, _engine: EngineView, pod: PodFacts) -> Step:
     )
 
 
-def _endpoint(step: Step, engine: EngineView, pod: PodFacts) -> Step:
+def _endpoint(step: TriageStep, engine: EngineView, pod: PodFacts) -> TriageStep:
     where = f"Port {pod.port} of the pod." if pod.port else "The pod declares no metrics port."
     if engine.engine.up:
         return replace(step, answers=(*step.answers, where))
     return replace(step, finding="bad", answers=(*step.answers, where, *([pod.page_error] if pod.page_error else ())))
 
 
-_REFINED: Final[Mapping[int, Callable[[Step, EngineView, PodFacts], Step]]] = {
+_REFINED: Final[Mapping[int, Callable[[TriageStep, EngineView, PodFacts], TriageStep]]] = {
     1: _pods,
     2: _restarts,
     4: _log,

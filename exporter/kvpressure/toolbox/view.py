@@ -36,8 +36,8 @@ class EngineView:
     engine: EngineState
     gpus: tuple[GpuReading, ...] = ()
     containers: tuple[ContainerState, ...] = ()
-    triage: tuple[triage.Step, ...] = ()
-    plan: mitigation.Plan = field(default_factory=lambda: mitigation.Plan(""))
+    triage: tuple[triage.TriageStep, ...] = ()
+    plan: mitigation.MitigationPlan = field(default_factory=lambda: mitigation.MitigationPlan(""))
     usual: ContextSignals = field(default_factory=ContextSignals)
     entry: Callable[[], Mapping[str, Any]] = _no_entry
 

@@ -14,7 +14,7 @@ from kvpressure.sources.catalog import CollectorSettings
 from kvpressure.sources.scrape.source import EngineSource
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import fetch
-from kvpressure.toolbox.progress import Progress, bar
+from kvpressure.toolbox.progress import ProgressLine, bar
 from kvpressure.toolbox.view import mapping
 
 MAX_TARGETS: Final = 64
@@ -115,7 +115,7 @@ def snapshot(now: float, pages: Sequence[Scrape], around: Around, first: bool) -
     )
 
 
-def show_state(progress: Progress, seconds: float) -> Callable[[State], None]:
+def show_state(progress: ProgressLine, seconds: float) -> Callable[[State], None]:
     """Show how far a watch of ``seconds`` is, with the first engine that answers."""
     start: list[float] = []
 

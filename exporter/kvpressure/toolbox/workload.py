@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvpressure.errors import InputError
 from kvpressure.toolbox import manifests
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError
-from kvpressure.toolbox.manifests import Server
+from kvpressure.toolbox.manifests import ServerContainer
 from kvpressure.toolbox.view import items, mapping
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9.]*/[a-z0-9][a-z0-9.-]*")
@@ -35,7 +35,7 @@ def selector_of(workload: Mapping[str, Any], name: str) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
-def server_of(workload: Mapping[str, Any], container: str) -> Server:
+def server_of(workload: Mapping[str, Any], container: str) -> ServerContainer:
     """The vLLM container of a workload. Raises ``InputError`` for none, or for several where ``container`` names none of them."""
     found = manifests.servers_of(workload)
     named = [server for server in found if server.container == container] or list(found)
@@ -49,7 +49,7 @@ def server_of(workload: Mapping[str, Any], container: str) -> Server:
     return named[0]
 
 
-def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str) -> Server:
+def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str) -> ServerContainer:
     """The server in the outermost object that made ``pod`` and still has a pod template of its own. Raises ``InputError``."""
     try:
         document = kubectl.object("pod", pod, namespace)

@@ -11,7 +11,7 @@ from kvpressure.pipeline.joins import join_containers, join_owners
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin
 from kvpressure.sources.kubernetes.podresources import Claim, owners_of, running
 from kvpressure.sources.kubernetes.podspec import Pod
-from kvpressure.sources.vendors import Device
+from kvpressure.sources.vendors import OwnedDevice
 
 GPU0 = GpuReading("GPU-0", 1, "nvidia", pci_bus_id="00000000:19:00.0", minor=0)
 GPU1 = GpuReading("GPU-1", 0, "nvidia", pci_bus_id="0000:1a:00.0", minor=1)
@@ -27,26 +27,26 @@ ALL = (GPU0, MIG3, MIG4, GPU1, AMD0, AMD1, PART0, PART1)
 @pytest.mark.parametrize(
     ("device_id", "device"),
     [
-        ("GPU-8a3b1c2d-0000-1111-2222-333344445555", Device("GPU-8a3b1c2d-0000-1111-2222-333344445555")),
-        ("MIG-8a3b1c2d-0000-1111-2222-333344445555", Device("MIG-8a3b1c2d-0000-1111-2222-333344445555")),
+        ("GPU-8a3b1c2d-0000-1111-2222-333344445555", OwnedDevice("GPU-8a3b1c2d-0000-1111-2222-333344445555")),
+        ("MIG-8a3b1c2d-0000-1111-2222-333344445555", OwnedDevice("MIG-8a3b1c2d-0000-1111-2222-333344445555")),
         (
             "MIG-GPU-8a3b1c2d-0000-1111-2222-333344445555/1/0",
-            Device("MIG-GPU-8a3b1c2d-0000-1111-2222-333344445555/1/0"),
+            OwnedDevice("MIG-GPU-8a3b1c2d-0000-1111-2222-333344445555/1/0"),
         ),
-        ("GPU-0::3", Device("GPU-0", True)),
-        ("MIG-3::0", Device("MIG-3", True)),
-        ("nvidia0", Device("GPU-0")),
-        ("nvidia1", Device("GPU-1")),
-        ("nvidia0/gi3", Device("MIG-3")),
-        ("nvidia0/gi4/vgpu2", Device("MIG-4", True)),
-        ("nvidia1/vgpu0", Device("GPU-1", True)),
+        ("GPU-0::3", OwnedDevice("GPU-0", True)),
+        ("MIG-3::0", OwnedDevice("MIG-3", True)),
+        ("nvidia0", OwnedDevice("GPU-0")),
+        ("nvidia1", OwnedDevice("GPU-1")),
+        ("nvidia0/gi3", OwnedDevice("MIG-3")),
+        ("nvidia0/gi4/vgpu2", OwnedDevice("MIG-4", True)),
+        ("nvidia1/vgpu0", OwnedDevice("GPU-1", True)),
         ("nvidia7", None),
         ("nvidia0/gi9", None),
         ("nvidia1/gi3", None),
-        ("0000:c3:00.0", Device("amd-0")),
-        ("0000:C3:00.0", Device("amd-0")),
-        ("0000:c4:00.0", Device("amd-1/xcp0")),
-        ("amdgpu_xcp_0", Device("amd-1/xcp0".replace("xcp0", "xcp1"))),
+        ("0000:c3:00.0", OwnedDevice("amd-0")),
+        ("0000:C3:00.0", OwnedDevice("amd-0")),
+        ("0000:c4:00.0", OwnedDevice("amd-1/xcp0")),
+        ("amdgpu_xcp_0", OwnedDevice("amd-1/xcp0".replace("xcp0", "xcp1"))),
         ("amdgpu_xcp_9", None),
         ("0000:ff:00.0", None),
         ("", None),
@@ -56,12 +56,12 @@ ALL = (GPU0, MIG3, MIG4, GPU1, AMD0, AMD1, PART0, PART1)
         ("GPU-" + "x" * 500, None),
     ],
 )
-def test_ids_of_device_plugins(device_id: str, device: Device | None) -> None:
+def test_ids_of_device_plugins(device_id: str, device: OwnedDevice | None) -> None:
     assert from_plugin(device_id, ALL) == device
 
 
 def test_uuids_need_no_reading_and_other_forms_do() -> None:
-    assert from_plugin("GPU-0::1", ()) == Device("GPU-0", True)
+    assert from_plugin("GPU-0::1", ()) == OwnedDevice("GPU-0", True)
     assert from_plugin("nvidia0", ()) is None
     assert from_plugin("0000:c3:00.0", ()) is None
 
@@ -69,25 +69,25 @@ def test_uuids_need_no_reading_and_other_forms_do() -> None:
 @pytest.mark.parametrize(
     ("driver", "name", "device"),
     [
-        ("gpu.nvidia.com", "gpu-1", Device("GPU-1")),
-        ("gpu.nvidia.com", "gpu-0", Device("GPU-0")),
-        ("gpu.nvidia.com", "gpu-0-mig-1g.10gb-19-0", Device("GPU-0", True)),
+        ("gpu.nvidia.com", "gpu-1", OwnedDevice("GPU-1")),
+        ("gpu.nvidia.com", "gpu-0", OwnedDevice("GPU-0")),
+        ("gpu.nvidia.com", "gpu-0-mig-1g.10gb-19-0", OwnedDevice("GPU-0", True)),
         ("gpu.nvidia.com", "gpu-9", None),
         ("gpu.nvidia.com", "gpu-9-mig-1g.10gb-19-0", None),
-        ("gpu.nvidia.com", "GPU-8a", Device("GPU-8a")),
-        ("gpu.amd.com", "gpu-0-128", Device("amd-0")),
-        ("gpu.amd.com", "gpu-1-130", Device("amd-1/xcp1")),
+        ("gpu.nvidia.com", "GPU-8a", OwnedDevice("GPU-8a")),
+        ("gpu.amd.com", "gpu-0-128", OwnedDevice("amd-0")),
+        ("gpu.amd.com", "gpu-1-130", OwnedDevice("amd-1/xcp1")),
         ("gpu.amd.com", "gpu-1-200", None),
         ("gpu.amd.com", "gpu-1", None),
         ("net.example.com", "gpu-1", None),
     ],
 )
-def test_names_of_dra_drivers(driver: str, name: str, device: Device | None) -> None:
+def test_names_of_dra_drivers(driver: str, name: str, device: OwnedDevice | None) -> None:
     assert from_dra(driver, name, ALL) == device
 
 
 def test_the_only_mig_instance_of_a_gpu_is_meant_by_a_dra_name() -> None:
-    assert from_dra("gpu.nvidia.com", "gpu-0-mig-7g.80gb-0-0", (GPU0, MIG3)) == Device("MIG-3")
+    assert from_dra("gpu.nvidia.com", "gpu-0-mig-7g.80gb-0-0", (GPU0, MIG3)) == OwnedDevice("MIG-3")
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
@@ -106,7 +106,7 @@ def pod(name: str, phase: str) -> Pod:
 
 
 def held(name: str, uuid: str = "GPU-0", shared: bool = False, container: str = "vllm") -> Claim:
-    return Claim("ns", name, container, Device(uuid, shared))
+    return Claim("ns", name, container, OwnedDevice(uuid, shared))
 
 
 def test_of_two_pods_on_an_exclusive_gpu_the_running_one_has_it() -> None:

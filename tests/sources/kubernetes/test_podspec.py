@@ -16,7 +16,7 @@ from kvpressure.engines.vllm.command_line import parse
 from kvpressure.engines.vllm.dialect import VLLM
 from kvpressure.model.readings import Termination
 from kvpressure.sources.kubernetes import podspec
-from kvpressure.sources.kubernetes.podspec import CommandLines, Engine, Pod, Policy, quantity, read_pod
+from kvpressure.sources.kubernetes.podspec import CommandLines, EngineContainer, Pod, Policy, quantity, read_pod
 from kvpressure.sources.scrape.targets import Target
 from tests.engines.vllm.crafted import UNITS, repeated, within
 from tests.sources.kubernetes.objects import container, container_id, pod
@@ -33,7 +33,7 @@ def read(document: dict[str, Any], policy: Policy = ALL) -> Pod:
     return found
 
 
-def engine(document: dict[str, Any], policy: Policy = ALL) -> Engine:
+def engine(document: dict[str, Any], policy: Policy = ALL) -> EngineContainer:
     engines = read(document, policy).engines
     assert len(engines) == 1
     return engines[0]

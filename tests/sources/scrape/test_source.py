@@ -11,7 +11,7 @@ import pytest
 
 import tests.helpers.vllm_pages as pages
 from kvpressure.sources.catalog import CollectorSettings, registry
-from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.scrape.scanner import parse_scrape
 from kvpressure.sources.scrape.source import EngineSource, Fetcher
 from kvpressure.sources.scrape.targets import parse_target
@@ -28,7 +28,7 @@ class Settings:
     engine_max_targets: int = 64
     keep_exposition: bool = False
     engine_pace: str = "fixed"
-    shared: Shared = field(default_factory=Shared)
+    shared: SharedDiscovery = field(default_factory=SharedDiscovery)
     collectors: dict = field(default_factory=lambda: {"engines": CollectorSettings(True, 5.0, 5.0)})
 
 
@@ -203,7 +203,7 @@ def test_targets_can_be_replaced_while_it_runs(source_for):
 
 def test_what_discovery_finds_is_read_beside_what_was_given(source_for):
     with answering(PAGE) as given, answering(PAGE) as found:
-        shared = Shared()
+        shared = SharedDiscovery()
         source = source_for(given, shared=shared)
         assert source.read().targets == (given.url,)
         shared.targets = (parse_target(f"ns/found={found.url}"), parse_target(f"ns/given={given.url}"))
@@ -258,7 +258,7 @@ def test_of_two_targets_with_one_name_the_first_counts_and_discovery_knows_more_
     source = source_for()
     source.set_targets((first, second))
     assert [target.pod for target in source.targets] == ["a"]
-    shared = Shared()
+    shared = SharedDiscovery()
     source = source_for("127.0.0.1:1", "127.0.0.1:2", shared=shared)
     assert source.targets[0].name == given.name
     shared.targets = (first, second)

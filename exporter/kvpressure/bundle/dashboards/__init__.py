@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from kvpressure.bundle.dashboards import configuration, incident, memory, workload
-from kvpressure.bundle.dashboards.builder import Board, Site
+from kvpressure.bundle.dashboards.builder import Board, BoardContext
 
-_BOARDS: Final[dict[str, Callable[[Site], Board]]] = {
+_BOARDS: Final[dict[str, Callable[[BoardContext], Board]]] = {
     "kvpressure-incident": incident.build,
     "kvpressure-memory": memory.build,
     "kvpressure-workload": workload.build,
@@ -19,11 +19,11 @@ _BOARDS: Final[dict[str, Callable[[Site], Board]]] = {
 }
 
 
-def render_dashboards(site: Site) -> dict[str, dict[str, Any]]:
+def render_dashboards(site: BoardContext) -> dict[str, dict[str, Any]]:
     """Every board: file name without suffix (which is the uid) -> Grafana's JSON model."""
     return {uid: build(site).model(uid, site) for uid, build in _BOARDS.items()}
 
 
-def optional_queries(site: Site) -> dict[tuple[str, str, str], str]:
+def optional_queries(site: BoardContext) -> dict[tuple[str, str, str], str]:
     """Queries that may return nothing on a sound system: (uid, panel title, refId) -> why."""
     return {(uid, *where): why for uid, build in _BOARDS.items() for where, why in build(site).optional.items()}

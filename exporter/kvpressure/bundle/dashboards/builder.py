@@ -37,7 +37,7 @@ NO_BASELINE: Final = "an engine's own baseline takes some minutes of traffic"
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class BoardContext:
     """What boards are built for: thresholds, the site's links, and the alerts that exist."""
 
     thresholds: Thresholds
@@ -50,7 +50,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class PanelQuery:
     """One PromQL query of a panel. ``now`` asks for present values, ``table`` for them in table form, ``heat`` for buckets over
     time. ``optional`` says why it may return nothing on a sound system, e.g. "on cards without GPM".
     """
@@ -81,7 +81,7 @@ class Query:
 
 
 @dataclass(slots=True)
-class Layout:
+class PanelGrid:
     """Places panels from left to right on the 24 columns, and wraps."""
 
     x: int = 0
@@ -112,7 +112,7 @@ class Board:
     description: str
     tags: tuple[str, ...] = ("kvpressure",)
     panels: list[Json] = field(default_factory=list)
-    layout: Layout = field(default_factory=Layout)
+    layout: PanelGrid = field(default_factory=PanelGrid)
     optional: dict[tuple[str, str], str] = field(default_factory=dict)  # (panel title, refId) -> why it may be empty
 
     def row(self, title: str, collapsed: bool = False) -> None:
@@ -137,7 +137,7 @@ class Board:
         head = {"id": len(self.panels) + 1, "gridPos": self.layout.place(width, height), "datasource": DATASOURCE}
         self.panels.append({**head, **panel})
 
-    def model(self, uid: str, site: Site) -> Json:
+    def model(self, uid: str, site: BoardContext) -> Json:
         """The whole JSON model."""
         return {
             "uid": uid,
@@ -294,7 +294,7 @@ def _link(title: str, url: str) -> Json:
 # --- thresholds and mappings -----------------------------------------------------------------------------------
 
 
-def steps(site: Site, *marks: tuple[str, str], base: str = GREEN) -> Json:
+def steps(site: BoardContext, *marks: tuple[str, str], base: str = GREEN) -> Json:
     """Colour bands: ``base``, then (colour, threshold name) from each threshold upwards."""
     bands: list[Json] = [{"color": base, "value": None}]
     bands += [{"color": color, "value": site.thresholds[name]} for color, name in marks]
@@ -327,11 +327,11 @@ _OPTIONAL: Final = "optional queries"  # carried from a panel to its board, whic
 
 
 def _panel(
-    site: Site,
+    site: BoardContext,
     kind: str,
     title: str,
     about: str,
-    queries: Sequence[Query],
+    queries: Sequence[PanelQuery],
     alert: str | None,
     defaults: Json,
     options: Json,
@@ -363,7 +363,7 @@ def _defaults(unit: str, thresholds: Json, mappings: Sequence[Json] = (), **more
 
 
 def stat(
-    site: Site,
+    site: BoardContext,
     title: str,
     about: str,
     expr: str,
@@ -373,11 +373,11 @@ def stat(
     optional: str = "",
 ) -> Json:
     """A tile with one number for all that is chosen, and its course."""
-    return _stat(site, title, about, Query(expr, optional=optional), unit, thresholds, alert, "value", "area")
+    return _stat(site, title, about, PanelQuery(expr, optional=optional), unit, thresholds, alert, "value", "area")
 
 
 def extreme(
-    site: Site,
+    site: BoardContext,
     title: str,
     about: str,
     expr: str,
@@ -393,7 +393,7 @@ def extreme(
         site,
         title,
         about,
-        Query(f"{pick}(1, {expr})", legend, optional=optional, now=True),
+        PanelQuery(f"{pick}(1, {expr})", legend, optional=optional, now=True),
         unit,
         thresholds,
         alert,
@@ -403,10 +403,10 @@ def extreme(
 
 
 def _stat(
-    site: Site,
+    site: BoardContext,
     title: str,
     about: str,
-    query: Query,
+    query: PanelQuery,
     unit: str,
     thresholds: Json,
     alert: str | None,
@@ -428,10 +428,10 @@ def _stat(
 
 
 def timeseries(
-    site: Site,
+    site: BoardContext,
     title: str,
     about: str,
-    queries: Sequence[Query],
+    queries: Sequence[PanelQuery],
     unit: str,
     thresholds: Json | None = None,
     alert: str | None = None,
@@ -464,10 +464,10 @@ def timeseries(
 
 
 def states(
-    site: Site,
+    site: BoardContext,
     title: str,
     about: str,
-    queries: Sequence[Query],
+    queries: Sequence[PanelQuery],
     mappings: Sequence[Json],
     overrides: Sequence[Json] = (),
     alert: str | None = None,
@@ -490,10 +490,10 @@ def states(
 
 
 def table(
-    site: Site,
+    site: BoardContext,
     title: str,
     about: str,
-    queries: Sequence[Query],
+    queries: Sequence[PanelQuery],
     columns: Mapping[str, str],
     overrides: Sequence[Json] = (),
     sort: str = "",
@@ -540,7 +540,7 @@ def table(
     return panel
 
 
-def heatmap(site: Site, title: str, about: str, query: Query, unit: str, alert: str | None = None) -> Json:
+def heatmap(site: BoardContext, title: str, about: str, query: PanelQuery, unit: str, alert: str | None = None) -> Json:
     """Cumulative buckets over time, dark where there is much; a scale of lightness, so it needs no colour vision."""
     options = {
         "calculate": False,

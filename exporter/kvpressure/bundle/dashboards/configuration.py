@@ -16,9 +16,9 @@ from kvpressure.bundle.dashboards.builder import (
     RED,
     YELLOW,
     Board,
+    BoardContext,
     Json,
-    Query,
-    Site,
+    PanelQuery,
     column,
     engine,
     neutral,
@@ -35,7 +35,7 @@ NEVER: Final = "it never happened"
 _COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 
 
-def build(site: Site) -> Board:
+def build(site: BoardContext) -> Board:
     """The board for ``site``."""
     board = Board(
         "kvpressure / Configuration and exporter health",
@@ -56,7 +56,7 @@ def build(site: Site) -> Board:
     return board
 
 
-def _tiles(site: Site) -> list[Json]:
+def _tiles(site: BoardContext) -> list[Json]:
     none = steps(site, (ORANGE, "traffic_min_requests"))
     return [
         stat(
@@ -118,11 +118,11 @@ def _tiles(site: Site) -> list[Json]:
     ]
 
 
-def _limits(site: Site) -> Json:
+def _limits(site: BoardContext) -> Json:
     queries = [
-        Query(engine("limit", by="limit"), table=True),
-        Query(engine("limit_explicit", by="limit"), table=True),
-        Query(engine("limit_recommended", by="limit"), table=True, optional="no engine needs other limits"),
+        PanelQuery(engine("limit", by="limit"), table=True),
+        PanelQuery(engine("limit_explicit", by="limit"), table=True),
+        PanelQuery(engine("limit_recommended", by="limit"), table=True, optional="no engine needs other limits"),
     ]
     columns = {
         "model_name": "Model",
@@ -151,14 +151,14 @@ def _limits(site: Site) -> Json:
     )
 
 
-def _versions(site: Site) -> Json:
+def _versions(site: BoardContext) -> Json:
     columns = {"pod": "Pod", "container": "Container", "version": "vLLM", "flavour": "Engine", "target": "Metrics page"}
     return table(
         site,
         "What runs",
         "Version and address of every engine.",
         [
-            Query(
+            PanelQuery(
                 f"max by ({BY_ENGINE}, container, version, flavour, target) (kvpressure_engine_info{{{ENGINE}}})",
                 table=True,
             )
@@ -168,13 +168,13 @@ def _versions(site: Site) -> Json:
     )
 
 
-def _limits_over_time(site: Site, board: Board) -> None:
+def _limits_over_time(site: BoardContext, board: Board) -> None:
     board.add(
         timeseries(
             site,
             "gpu_memory_utilization",
             "Share of device memory that the engine reserves at start.",
-            [Query(engine("limit", 'limit="gpu_memory_utilization"'), "{{pod}} {{engine}}")],
+            [PanelQuery(engine("limit", 'limit="gpu_memory_utilization"'), "{{pod}} {{engine}}")],
             "none",
             steps(
                 site, (YELLOW, "gpu_memory_utilization_long_context"), (ORANGE, "gpu_memory_utilization_recommended")
@@ -191,8 +191,8 @@ def _limits_over_time(site: Site, board: Board) -> None:
             "max_num_seqs",
             "In force, and recommended while the cache is the problem.",
             [
-                Query(engine("limit", 'limit="max_num_seqs"'), "{{pod}} in force"),
-                Query(
+                PanelQuery(engine("limit", 'limit="max_num_seqs"'), "{{pod}} in force"),
+                PanelQuery(
                     engine("limit_recommended", 'limit="max_num_seqs"'),
                     "{{pod}} recommended",
                     optional="the cache is not the problem",
@@ -207,14 +207,18 @@ def _limits_over_time(site: Site, board: Board) -> None:
     )
 
 
-def _pods(site: Site, board: Board) -> None:
+def _pods(site: BoardContext, board: Board) -> None:
     by = "by (namespace, pod, container)"
     board.add(
         timeseries(
             site,
             "Restarts",
             "Since the container was created.",
-            [Query(f"max {by} (kvpressure_container_restarts_total{{{CONTAINER}}})", "{{pod}}", optional=NOT_A_POD)],
+            [
+                PanelQuery(
+                    f"max {by} (kvpressure_container_restarts_total{{{CONTAINER}}})", "{{pod}}", optional=NOT_A_POD
+                )
+            ],
             "short",
             steps(site, (RED, "crash_loop_restarts")),
             "InferenceCrashLoop",
@@ -228,7 +232,7 @@ def _pods(site: Site, board: Board) -> None:
             "How containers ended last",
             "Reason of the kubelet and exit code; 137 and OOMKilled: the memory limit.",
             [
-                Query(
+                PanelQuery(
                     f"max by (namespace, pod, container, reason, exit_code) (kvpressure_container_last_termination_info{{{CONTAINER}}})",
                     table=True,
                     optional=NEVER,
@@ -246,10 +250,10 @@ def _pods(site: Site, board: Board) -> None:
             "CPU",
             "Used share of the CPU limit, and share of CFS periods throttled; each throttled period stops all streams.",
             [
-                Query(
+                PanelQuery(
                     f"max {by} (kvpressure_container_cpu_used_ratio{{{CONTAINER}}})", "{{pod}} used", optional=NOT_A_POD
                 ),
-                Query(
+                PanelQuery(
                     f"max {by} (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})",
                     "{{pod}} throttled",
                     optional=NOT_A_POD,
@@ -268,7 +272,7 @@ def _pods(site: Site, board: Board) -> None:
             "Memory of the container",
             "Working set against the memory limit; not the GPU's memory.",
             [
-                Query(
+                PanelQuery(
                     f"max {by} (kvpressure_container_memory_used_ratio{{{CONTAINER}}})",
                     "{{pod}}",
                     optional="no container has a memory limit",
@@ -288,7 +292,7 @@ def _pods(site: Site, board: Board) -> None:
             "Log events",
             "Lines per minute that tell of trouble: failed allocations, killed workers, preemptions, a dead engine.",
             [
-                Query(
+                PanelQuery(
                     f'60 * sum by (pod, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))',
                     "{{pod}} {{event}}",
                     optional=NEVER,
@@ -307,7 +311,7 @@ def _pods(site: Site, board: Board) -> None:
             "Node conditions that hold",
             "Memory or disk pressure on a node makes an incident worse. It is not the cause.",
             [
-                Query(
+                PanelQuery(
                     f'max by (cluster, node, condition) (kvpressure_node_condition{{{NODE},condition!="Ready"}}) == 1',
                     "{{node}} {{condition}}",
                     optional="no condition holds",
@@ -321,14 +325,14 @@ def _pods(site: Site, board: Board) -> None:
     )
 
 
-def _sources(site: Site, board: Board) -> None:
+def _sources(site: BoardContext, board: Board) -> None:
     mappings = texts(v0=("down", RED), v1=("up", GREEN))
     board.add(
         states(
             site,
             "Sources",
             "Whether each source's last reading succeeded. A source that is down leaves its values absent, never 0.",
-            [Query(f"min by (node, source) (kvpressure_source_up{{{NODE}}})", "{{node}} {{source}}")],
+            [PanelQuery(f"min by (node, source) (kvpressure_source_up{{{NODE}}})", "{{node}} {{source}}")],
             mappings,
             alert="KvpressureSourceDown",
             shown="auto",
@@ -342,12 +346,12 @@ def _sources(site: Site, board: Board) -> None:
             "Failures by reason",
             "Failed readings per second.",
             [
-                Query(
+                PanelQuery(
                     f"sum by (source, reason) (rate(kvpressure_source_errors_total{{{NODE}}}[$__rate_interval]))",
                     "{{source}} {{reason}}",
                     optional=NEVER,
                 ),
-                Query(
+                PanelQuery(
                     f"sum by (target, reason) (rate(kvpressure_target_errors_total{{{NODE}}}[$__rate_interval]))",
                     "{{target}} {{reason}}",
                     optional=NEVER,
@@ -366,7 +370,7 @@ def _sources(site: Site, board: Board) -> None:
             "Age of the last success",
             "Seconds since each source last succeeded.",
             [
-                Query(
+                PanelQuery(
                     f"time() - max by (node, source) (kvpressure_source_last_success_timestamp_seconds{{{NODE}}})",
                     "{{node}} {{source}}",
                 )
@@ -384,8 +388,8 @@ def _sources(site: Site, board: Board) -> None:
             "Duration of readings",
             "The slowest reading of each source, and of each engine's page.",
             [
-                Query(f"max by (source) (kvpressure_source_duration_seconds{{{NODE}}})", "{{source}}"),
-                Query(f"max by (target) (kvpressure_target_scrape_seconds{{{NODE}}})", "{{target}}"),
+                PanelQuery(f"max by (source) (kvpressure_source_duration_seconds{{{NODE}}})", "{{source}}"),
+                PanelQuery(f"max by (target) (kvpressure_target_scrape_seconds{{{NODE}}})", "{{target}}"),
             ],
             "s",
         ),
@@ -397,7 +401,7 @@ def _sources(site: Site, board: Board) -> None:
             site,
             "Lines that could not be read",
             "On pages of engines.",
-            [Query(f"max by (target) (kvpressure_page_bad_lines{{{NODE}}})", "{{target}}")],
+            [PanelQuery(f"max by (target) (kvpressure_page_bad_lines{{{NODE}}})", "{{target}}")],
             "short",
             None,
             "KvpressurePageUnreadable",
@@ -407,7 +411,7 @@ def _sources(site: Site, board: Board) -> None:
     )
 
 
-def _process(site: Site, board: Board) -> None:
+def _process(site: BoardContext, board: Board) -> None:
     job = f'{NODE},job=~".*{site.values.exporter_job}.*"'  # as the rules find it: by a part of the name
     board.add(
         timeseries(
@@ -415,8 +419,8 @@ def _process(site: Site, board: Board) -> None:
             "Ticks",
             "Ticks per second of the loop, and how late the last one was.",
             [
-                Query(f"rate(kvpressure_ticks_total{{{NODE}}}[$__rate_interval])", "{{node}} ticks"),
-                Query(f"kvpressure_tick_lag_seconds{{{NODE}}}", "{{node}} late"),
+                PanelQuery(f"rate(kvpressure_ticks_total{{{NODE}}}[$__rate_interval])", "{{node}} ticks"),
+                PanelQuery(f"kvpressure_tick_lag_seconds{{{NODE}}}", "{{node}} late"),
             ],
             "short",
             None,
@@ -430,7 +434,7 @@ def _process(site: Site, board: Board) -> None:
             site,
             "CPU of the exporter",
             "Cores.",
-            [Query(f"rate(process_cpu_seconds_total{{{job}}}[$__rate_interval])", "{{node}}")],
+            [PanelQuery(f"rate(process_cpu_seconds_total{{{job}}}[$__rate_interval])", "{{node}}")],
             "percentunit",
         ),
         6,
@@ -441,7 +445,7 @@ def _process(site: Site, board: Board) -> None:
             site,
             "Memory of the exporter",
             "Resident memory.",
-            [Query(f"process_resident_memory_bytes{{{job}}}", "{{node}}")],
+            [PanelQuery(f"process_resident_memory_bytes{{{job}}}", "{{node}}")],
             "decbytes",
         ),
         6,
@@ -452,7 +456,7 @@ def _process(site: Site, board: Board) -> None:
             site,
             "GPUs and drivers",
             "Every GPU with its name and driver.",
-            [Query(f"max by (node, gpu, uuid, name, driver) (kvpressure_gpu_info{{{GPU}}})", table=True)],
+            [PanelQuery(f"max by (node, gpu, uuid, name, driver) (kvpressure_gpu_info{{{GPU}}})", table=True)],
             {"node": "Node", "gpu": "GPU", "name": "Name", "driver": "Driver"},
             alert="GpuLost",
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.bundle.dashboards.builder import BY_ENGINE, CONTAINER, ENGINE, GPU, Site, engine
+from kvpressure.bundle.dashboards.builder import BY_ENGINE, CONTAINER, ENGINE, GPU, BoardContext, engine
 from kvpressure.bundle.dashboards.ranking import worst
 from kvpressure.bundle.text import words
 
@@ -18,7 +18,7 @@ NOT_THE_CACHE: Final = ("concurrency_limited", "compute_bound", "host_bound", "s
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
+class EvidenceRow:
     """One row. ``expr``: its number, one series an engine. ``words`` continue the number and may name thresholds in braces.
     ``evidence``: alternatives, of which one has to have the value ``holds``.
     """
@@ -43,7 +43,7 @@ class Fact:
         """Value of the label ``fact``; sorts by place."""
         return f"{chr(ord('a') + place)} {self.name}"
 
-    def shown(self, site: Site) -> str:
+    def shown(self, site: BoardContext) -> str:
         """``words`` with their thresholds, written as everywhere in the bundle."""
         return self.words.format_map({entry.name: words(entry) for entry in site.thresholds.entries()})
 
@@ -69,114 +69,116 @@ def _tokens(kind: str) -> str:
 
 
 FACTS: Final = (
-    Fact(
+    EvidenceRow(
         "throttled",
         ("host_bound",),
         ("cpu_throttled",),
         f"100 * {_of_pod('kvpressure_container_cpu_throttled_ratio')}",
         "% of CFS periods throttled (much from {cpu_throttled_ratio})",
     ),
-    Fact(
+    EvidenceRow(
         "cpu",
         ("host_bound",),
         ("cpu_saturated", "cpu_contended"),
         f"100 * {_of_pod('kvpressure_container_cpu_used_ratio')}",
         "% of the CPU limit used (saturated from {cpu_saturated_ratio})",
     ),
-    Fact(
+    EvidenceRow(
         "outside",
         ("host_bound",),
         ("outside_engine_time",),
         engine("outside_engine_seconds"),
         "seconds of a request pass outside the engine",
     ),
-    Fact(
+    EvidenceRow(
         "no_tokens",
         ("stalled",),
         ("no_progress",),
         f"sum by ({BY_ENGINE}) ({engine('tokens_per_second', by='kind')})",
         "tokens per second were produced in the last seconds",
     ),
-    Fact(
+    EvidenceRow(
         "stuck",
         ("stalled",),
         ("no_progress",),
         f"time() - {engine('verdict_since_timestamp_seconds')}",
         "seconds since it was called stalled ({stalled_seconds} without progress)",
     ),
-    Fact("present", ("stalled",), ("work_present",), engine("requests_in_flight"), "requests in flight"),
-    Fact(
+    EvidenceRow("present", ("stalled",), ("work_present",), engine("requests_in_flight"), "requests in flight"),
+    EvidenceRow(
         "prompts",
         ("compute_bound",),
         ("prefill_dominates",),
         _tokens("prompt"),
         "prompt tokens a second (dominate from {prefill_tokens_ratio} the generated)",
     ),
-    Fact("answers", ("compute_bound",), ("prefill_dominates",), _tokens("generation"), "generated tokens a second"),
-    Fact(
+    EvidenceRow(
+        "answers", ("compute_bound",), ("prefill_dominates",), _tokens("generation"), "generated tokens a second"
+    ),
+    EvidenceRow(
         "busy",
         ("compute_bound",),
         ("gpu_saturated",),
         f"100 * {_of_gpu('kvpressure_gpu_utilization_ratio')}",
         "% GPU utilization (saturated)",
     ),
-    Fact(
+    EvidenceRow(
         "limit",
         ("concurrency_limited",),
         ("running_at_limit",),
         engine("requests_running"),
         "requests run: max_num_seqs is reached",
     ),
-    Fact(
+    EvidenceRow(
         "kv",
         ("kv_pressure",),
         ("kv_full", "kv_near_full", "head_of_line_blocked"),
         f"100 * {engine('kv_cache_used_ratio_max')}",
         "% of the KV cache used at most (full from {kv_full_ratio})",
     ),
-    Fact(
+    EvidenceRow(
         "waiting",
         QUEUED,
         ("queue_present", "queue_for_capacity"),
         engine("requests_waiting"),
         "requests wait",
     ),
-    Fact(
+    EvidenceRow(
         "preempted",
         ("kv_pressure",),
         ("preempting", "running_falls_waiting_rises"),
         f"60 * {engine('preemption_rate')}",
         "preemptions in the last minute (counted from {preemptions_min})",
     ),
-    Fact(
+    EvidenceRow(
         "room",
         ("kv_pressure",),
         ("head_of_line_blocked",),
         f"{engine('kv_cache_capacity_tokens')} - {engine('kv_cache_used_tokens')}",
         "tokens are free: the next prompt does not fit",
     ),
-    Fact(
+    EvidenceRow(
         "latency",
         ("kv_pressure", "host_bound"),
         ("latency_multiplied",),
         f"max by ({BY_ENGINE}) ({engine('latency_baseline_ratio', by='phase')})",
         "times the engine's normal p95 latency (multiplied from {latency_multiplied_ratio})",
     ),
-    Fact(
+    EvidenceRow(
         "fits",
         ("concurrency_limited",),
         ("running_at_limit",),
         engine("max_concurrent_requests", 'source="kv_capacity"'),
         "requests of the present length would fit into the cache",
     ),
-    Fact(
+    EvidenceRow(
         "gpu_waits",
         ("host_bound", "stalled"),
         ("gpu_starved", "gpu_utilization_low", "gpu_idle"),
         f"100 * {_of_gpu('kvpressure_gpu_utilization_ratio')}",
         "% GPU utilization: it waits (low below {host_queue_utilization_ratio})",
     ),
-    Fact(
+    EvidenceRow(
         "kv_room",
         NOT_THE_CACHE,
         ("kv_full",),
@@ -193,6 +195,6 @@ def facts_of_the_worst() -> str:
     return worst(f"({rows})", 1)
 
 
-def fact_texts(site: Site) -> dict[str, str]:
+def fact_texts(site: BoardContext) -> dict[str, str]:
     """Value of the label ``fact`` -> words."""
     return {fact.key(place): fact.shown(site) for place, fact in enumerate(FACTS)}

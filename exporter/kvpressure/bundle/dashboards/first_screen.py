@@ -19,9 +19,9 @@ from kvpressure.bundle.dashboards.builder import (
     WINE,
     YELLOW,
     Board,
+    BoardContext,
     Json,
-    Query,
-    Site,
+    PanelQuery,
     column,
     dashed,
     drill,
@@ -76,7 +76,7 @@ FIRING: Final = (
 RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
 
 
-def add(site: Site, board: Board) -> None:
+def add(site: BoardContext, board: Board) -> None:
     """Fill the first screen of ``board``."""
     board.add(_engines(site), 24, 6)
     board.add(_why(site), 10, 8)
@@ -99,7 +99,7 @@ def _board(uid: str, title: str) -> tuple[str, list[Json]]:
     return ("links", [drill(uid, title, pod="${__data.fields.Pod}")])
 
 
-def _verdict_with_first_action(site: Site) -> str:
+def _verdict_with_first_action(site: BoardContext) -> str:
     """The verdict of each engine with the label ``runbook``: that of its first action, or ``UNSURE`` where it is not confident."""
     labelled = engine("verdict", by="verdict") + " == 1"
     for verdict, runbook in VERDICT_RUNBOOKS.items():
@@ -110,22 +110,22 @@ def _verdict_with_first_action(site: Site) -> str:
     return f'(label_replace({unsure}, "runbook", "{UNSURE}", "", "") or on ({BY_ENGINE}) {labelled})'
 
 
-def _engines(site: Site) -> Json:
+def _engines(site: BoardContext) -> Json:
     queries = [
-        Query(
+        PanelQuery(
             f"sort_desc({trouble()} * on ({BY_ENGINE}) group_right () {worst(_verdict_with_first_action(site))})",
             table=True,
         ),
-        Query(
+        PanelQuery(
             worst(engine("pressure_stage", by="stage") + " == 1"), table=True, optional="no engine is under KV pressure"
         ),
-        Query(worst(f"time() - {engine('verdict_since_timestamp_seconds')}"), table=True),
-        Query(worst(engine("verdict_confidence")), table=True),
-        Query(worst(engine("kv_cache_used_ratio_max")), table=True),
-        Query(worst(fullest_gpu("gpu:kvpressure_memory_needed:ratio")), table=True),
-        Query(worst(engine("requests_waiting")), table=True),
-        Query(worst(engine("requests_running")), table=True),
-        Query(
+        PanelQuery(worst(f"time() - {engine('verdict_since_timestamp_seconds')}"), table=True),
+        PanelQuery(worst(engine("verdict_confidence")), table=True),
+        PanelQuery(worst(engine("kv_cache_used_ratio_max")), table=True),
+        PanelQuery(worst(fullest_gpu("gpu:kvpressure_memory_needed:ratio")), table=True),
+        PanelQuery(worst(engine("requests_waiting")), table=True),
+        PanelQuery(worst(engine("requests_running")), table=True),
+        PanelQuery(
             worst(engine("documented_signature_met")), table=True, optional="too few of its conditions can be evaluated"
         ),
     ]
@@ -163,7 +163,7 @@ def _engines(site: Site) -> Json:
     )
 
 
-def _engine_columns(site: Site) -> list[Json]:
+def _engine_columns(site: BoardContext) -> list[Json]:
     widths = {
         "Model": 90,
         "Namespace": 90,
@@ -219,7 +219,7 @@ def _engine_columns(site: Site) -> list[Json]:
     ]
 
 
-def _why(site: Site) -> Json:
+def _why(site: BoardContext) -> Json:
     words = {key: (text, "text") for key, text in fact_texts(site).items()}
     overrides = [
         column("Pod", ("custom.width", 118)),
@@ -234,18 +234,18 @@ def _why(site: Site) -> Json:
         site,
         "Why: evidence about the worst engine",
         about,
-        [Query(facts_of_the_worst(), table=True, optional="nothing is wrong, or too little is known")],
+        [PanelQuery(facts_of_the_worst(), table=True, optional="nothing is wrong, or too little is known")],
         {"pod": "Pod", "Value": "Now", "fact": "Evidence"},
         overrides,
         order="fact",
     )
 
 
-def _settings(site: Site) -> Json:
+def _settings(site: BoardContext) -> Json:
     recommended = engine("limit_recommended", by="limit")
     queries = [
-        Query(worst(recommended), table=True, optional="no limit has to change"),
-        Query(
+        PanelQuery(worst(recommended), table=True, optional="no limit has to change"),
+        PanelQuery(
             worst(f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"),
             table=True,
             optional="no limit has to change",
@@ -267,7 +267,7 @@ def _settings(site: Site) -> Json:
     )
 
 
-def _fires(site: Site) -> Json:
+def _fires(site: BoardContext) -> Json:
     levels = texts(critical=("critical", RED), warning=("warning", ORANGE), info=("info", BLUE))
     runbook = {"title": "Runbook", "url": f"{site.values.runbook_base_url}/${{__value.raw}}.md", "targetBlank": True}
     overrides = [
@@ -279,20 +279,20 @@ def _fires(site: Site) -> Json:
         site,
         "What fires",
         "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. A click opens the runbook.",
-        [Query(f"max by (alertname, severity, page, pod) ({FIRING})", table=True, optional="nothing fires")],
+        [PanelQuery(f"max by (alertname, severity, page, pod) ({FIRING})", table=True, optional="nothing fires")],
         {"alertname": "Alert", "severity": "Severity", "page": "Page", "pod": "Pod"},
         overrides,
         order="severity",
     )
 
 
-def _graphs(site: Site) -> list[Json]:
+def _graphs(site: BoardContext) -> list[Json]:
     return [
         timeseries(
             site,
             "KV cache used",
             "Maximum of the last minute of samples, which a slow scrape does not miss.",
-            [Query(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
             "InferenceKVCachePressure",
@@ -304,11 +304,11 @@ def _graphs(site: Site) -> list[Json]:
             "GPU memory: required, and used (dashed)",
             "Needed is used minus the empty part of the KV pool; the gap between the lines is the pool's free room.",
             [
-                Query(
+                PanelQuery(
                     worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),
                     "GPU {{gpu}} required",
                 ),
-                Query(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),
+                PanelQuery(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),
             ],
             "percentunit",
             steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
@@ -322,8 +322,8 @@ def _graphs(site: Site) -> list[Json]:
             "Requests: waiting, and running (dashed)",
             "Requests waiting, all reasons, and running.",
             [
-                Query(lines("requests_waiting"), "{{pod}} waiting"),
-                Query(lines("requests_running"), "{{pod}} running"),
+                PanelQuery(lines("requests_waiting"), "{{pod}} waiting"),
+                PanelQuery(lines("requests_running"), "{{pod}} running"),
             ],
             "short",
             None,
@@ -335,7 +335,7 @@ def _graphs(site: Site) -> list[Json]:
             site,
             "Tokens/s: generated, and prompt (dashed)",
             "Over the last half minute: tokens generated, and prompt tokens computed.",
-            [Query(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")],
+            [PanelQuery(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")],
             "short",
             overrides=[dashed("/ prompt$/")],
             small=True,

@@ -16,9 +16,9 @@ from kvpressure.bundle.dashboards.builder import (
     RED,
     YELLOW,
     Board,
+    BoardContext,
     Json,
-    Query,
-    Site,
+    PanelQuery,
     dashed,
     engine,
     extreme,
@@ -34,7 +34,7 @@ from kvpressure.bundle.dashboards.first_screen import FIRING, VERDICTS, fullest_
 from kvpressure.bundle.dashboards.ranking import RANKS, lines, quantiles, verdict_rank, worst, worst_gpus, worst_pods
 
 
-def build(site: Site) -> Board:
+def build(site: BoardContext) -> Board:
     """The board for ``site``."""
     board = Board(
         "kvpressure / Incident",
@@ -60,7 +60,7 @@ def build(site: Site) -> Board:
     return board
 
 
-def _tiles(site: Site) -> list[Json]:
+def _tiles(site: BoardContext) -> list[Json]:
     """Each names the engine it speaks of: the worst in this respect, which need not be the same everywhere."""
     ratio = "percentunit"
     return [
@@ -138,21 +138,21 @@ def _tiles(site: Site) -> list[Json]:
     ]
 
 
-def _verdicts(site: Site) -> Json:
+def _verdicts(site: BoardContext) -> Json:
     shown = {f"v{RANKS[verdict]}": text for verdict, text in VERDICTS.items()}
     return states(
         site,
         "Verdict over time",
         "One bar for each engine, coloured and named by its verdict.",
-        [Query(worst(verdict_rank()), "{{pod}} {{engine}}")],
+        [PanelQuery(worst(verdict_rank()), "{{pod}} {{engine}}")],
         texts(**shown),
         shown="auto",
     )
 
 
-def _alert_states(site: Site) -> Json:
+def _alert_states(site: BoardContext) -> Json:
     queries = [
-        Query(
+        PanelQuery(
             f"max by (alertname, severity, pod) ({FIRING})",
             "{{severity}} {{alertname}} {{pod}}",
             optional="nothing fires",
@@ -172,7 +172,7 @@ def _alert_states(site: Site) -> Json:
     )
 
 
-def _evidence(site: Site) -> Json:
+def _evidence(site: BoardContext) -> Json:
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": ORANGE}))]
     holds = (
         engine(
@@ -187,13 +187,13 @@ def _evidence(site: Site) -> Json:
         "Evidence that holds",
         "Named evidence behind the verdict of the engine in most trouble, while it is true; what is true of every "
         "working engine is left out.",
-        [Query(worst(holds, 1), "{{pod}} {{evidence}}", optional="no evidence of trouble")],
+        [PanelQuery(worst(holds, 1), "{{pod}} {{evidence}}", optional="no evidence of trouble")],
         texts(v1=("true", "text")),
         colors,
     )
 
 
-def _signature(site: Site) -> Json:
+def _signature(site: BoardContext) -> Json:
     about = (
         "Each documented condition exactly as the guides state it, while it holds. It is shown beside the verdict and does not replace "
         "it: device memory is high on a healthy engine, and utilization stays high under real pressure."
@@ -204,7 +204,7 @@ def _signature(site: Site) -> Json:
         "Documented signature: conditions that hold",
         about,
         [
-            Query(
+            PanelQuery(
                 worst(engine("documented_signature", by="condition") + " == 1"),
                 "{{pod}} {{condition}}",
                 optional="no condition holds",
@@ -216,13 +216,13 @@ def _signature(site: Site) -> Json:
     )
 
 
-def _memory_kv_queue(site: Site, board: Board) -> None:
+def _memory_kv_queue(site: BoardContext, board: Board) -> None:
     board.add(
         timeseries(
             site,
             "KV cache: samples",
             "Used share of the KV cache as sampled once a second; between two scrapes it swings.",
-            [Query(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
             "InferenceKVCachePressure",
@@ -236,7 +236,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             site,
             "Waiting by reason",
             "capacity: waiting for KV cache or for max_num_seqs. deferred: waiting for LoRA, grammar or remote KV.",
-            [Query(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
+            [PanelQuery(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
             "short",
             None,
             "InferenceQueueTimeHigh",
@@ -250,8 +250,8 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             "In flight against the limits",
             "Requests in flight and the most that can run at once, by where the limit comes from; the smallest binds.",
             [
-                Query(lines("requests_in_flight"), "{{pod}} in flight"),
-                Query(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
+                PanelQuery(lines("requests_in_flight"), "{{pod}} in flight"),
+                PanelQuery(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
             ],
             "short",
             None,
@@ -266,7 +266,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             site,
             "Preemption rate",
             "Requests preempted per second, by counter or inferred from queue movement.",
-            [Query(lines("preemption_rate"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("preemption_rate"), "{{pod}} {{engine}}")],
             "reqps",
             None,
             "InferenceKVCachePressure",
@@ -279,7 +279,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             site,
             "Time until the cache is full",
             "At the slope of the last seconds; no line while usage does not rise.",
-            [Query(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
+            [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
             "InferenceKVCacheExhaustionAhead",
@@ -292,7 +292,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
             site,
             "Reserved minus allocated",
             "Allocator: torch's caching allocator (needs the plugin). kv_pool: free KV blocks. kv_block: waste inside blocks.",
-            [Query(lines("fragmentation_bytes", by="scope"), "{{pod}} {{scope}}")],
+            [PanelQuery(lines("fragmentation_bytes", by="scope"), "{{pod}} {{scope}}")],
             "decbytes",
             steps(site, (ORANGE, "fragmentation_warning_bytes")),
             "InferenceMemoryFragmentation",
@@ -302,7 +302,7 @@ def _memory_kv_queue(site: Site, board: Board) -> None:
     )
 
 
-def _users(site: Site, board: Board) -> None:
+def _users(site: BoardContext, board: Board) -> None:
     for phase, title, alert in (
         ("ttft", "Time to first token", "InferenceTimeToFirstTokenHigh"),
         ("inter_token", "Time between tokens", "InferenceTokenLatencyHigh"),
@@ -327,7 +327,7 @@ def _users(site: Site, board: Board) -> None:
             site,
             "p95 latency against the engine's baseline",
             "1 is normal for this engine.",
-            [Query(lines("latency_baseline_ratio", by="phase"), "{{pod}} {{phase}}", optional=NO_BASELINE)],
+            [PanelQuery(lines("latency_baseline_ratio", by="phase"), "{{pod}} {{phase}}", optional=NO_BASELINE)],
             "none",
             steps(site, (YELLOW, "latency_rising_ratio"), (RED, "latency_multiplied_ratio")),
         ),
@@ -339,7 +339,7 @@ def _users(site: Site, board: Board) -> None:
             site,
             "Outside the engine",
             "Mean time of a finished request in tokenizer, API server and network.",
-            [Query(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
             "s",
             None,
             "InferenceHostBound",
@@ -353,7 +353,7 @@ def _users(site: Site, board: Board) -> None:
             "Finished and rejected",
             "Requests per second by how they ended, and refused ones.",
             [
-                Query(
+                PanelQuery(
                     worst_pods(
                         f"sum by ({POD}, reason) (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"
                     ),
@@ -372,15 +372,15 @@ def _users(site: Site, board: Board) -> None:
     )
 
 
-def _compute(site: Site, board: Board) -> None:
+def _compute(site: BoardContext, board: Board) -> None:
     board.add(
         timeseries(
             site,
             "Effective batch size",
             "p95 of requests running, and the mean number of decoding requests.",
             [
-                Query(lines("effective_batch_size", 'quantile="0.95"'), "{{pod}} p95"),
-                Query(lines("effective_batch_size_mean"), "{{pod}} mean"),
+                PanelQuery(lines("effective_batch_size", 'quantile="0.95"'), "{{pod}} p95"),
+                PanelQuery(lines("effective_batch_size_mean"), "{{pod}} mean"),
             ],
             "short",
             steps(site, (GREEN, "signature_batch_size"), base=ORANGE),
@@ -396,9 +396,9 @@ def _compute(site: Site, board: Board) -> None:
             "GPU activity",
             "Utilization is the share of time in which some kernel ran, not its occupancy. Tensor and DRAM activity only where the GPU reports them.",
             [
-                Query(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
-                Query(worst_gpus(gpu("gpu_tensor_activity_ratio")), "GPU {{gpu}} tensor"),
-                Query(worst_gpus(gpu("gpu_dram_activity_ratio")), "GPU {{gpu}} DRAM"),
+                PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
+                PanelQuery(worst_gpus(gpu("gpu_tensor_activity_ratio")), "GPU {{gpu}} tensor"),
+                PanelQuery(worst_gpus(gpu("gpu_dram_activity_ratio")), "GPU {{gpu}} DRAM"),
             ],
             "percentunit",
             steps(site, (GREEN, "signature_utilization_ratio"), base=YELLOW),
@@ -414,8 +414,8 @@ def _compute(site: Site, board: Board) -> None:
             "Memory high, compute low",
             "The score and its three factors; absent where a factor cannot be known.",
             [
-                Query(lines("memory_high_compute_low_score"), "{{pod}} score"),
-                Query(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
+                PanelQuery(lines("memory_high_compute_low_score"), "{{pod}} score"),
+                PanelQuery(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
             ],
             "percentunit",
             None,
@@ -426,15 +426,15 @@ def _compute(site: Site, board: Board) -> None:
     )
 
 
-def _requests_and_pod(site: Site, board: Board) -> None:
+def _requests_and_pod(site: BoardContext, board: Board) -> None:
     board.add(
         timeseries(
             site,
             "Context length",
             "Longest context of five minutes, and the mean.",
             [
-                Query(lines("context_length_max_tokens"), "{{pod}} longest"),
-                Query(lines("context_length_mean_tokens"), "{{pod}} mean"),
+                PanelQuery(lines("context_length_max_tokens"), "{{pod}} longest"),
+                PanelQuery(lines("context_length_mean_tokens"), "{{pod}} mean"),
             ],
             "short",
         ),
@@ -446,7 +446,7 @@ def _requests_and_pod(site: Site, board: Board) -> None:
             site,
             "Request shape, p95",
             "Prompt and output tokens, and the max_tokens that clients ask for.",
-            [Query(lines("request_tokens", 'quantile="0.95"', by="kind"), "{{pod}} {{kind}}")],
+            [PanelQuery(lines("request_tokens", 'quantile="0.95"', by="kind"), "{{pod}} {{kind}}")],
             "short",
         ),
         6,
@@ -458,7 +458,7 @@ def _requests_and_pod(site: Site, board: Board) -> None:
             "Log events",
             "Failed allocations and other lines that tell of trouble, per minute.",
             [
-                Query(
+                PanelQuery(
                     worst_pods(
                         f'60 * sum by ({POD}, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))'
                     ),
@@ -477,12 +477,12 @@ def _requests_and_pod(site: Site, board: Board) -> None:
             "Restarts and CPU throttling",
             "Restarts since start; share of CFS periods throttled.",
             [
-                Query(
+                PanelQuery(
                     worst_pods(f"max by ({POD}, container) (kvpressure_container_restarts_total{{{CONTAINER}}})"),
                     "{{pod}} restarts",
                     optional=NOT_A_POD,
                 ),
-                Query(
+                PanelQuery(
                     worst_pods(f"max by ({POD}, container) (kvpressure_container_cpu_throttled_ratio{{{CONTAINER}}})"),
                     "{{pod}} throttled",
                     optional=NOT_A_POD,

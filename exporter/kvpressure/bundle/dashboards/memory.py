@@ -10,9 +10,9 @@ from kvpressure.bundle.dashboards.builder import (
     TOP,
     YELLOW,
     Board,
+    BoardContext,
     Json,
-    Query,
-    Site,
+    PanelQuery,
     column,
     dashed,
     drill,
@@ -34,7 +34,7 @@ NO_PLUGIN = "the allocator's numbers need the plugin inside vLLM"
 NO_FAULT = "no such event since the exporter started"
 
 
-def build(site: Site) -> Board:
+def build(site: BoardContext) -> Board:
     """The board for ``site``."""
     board = Board(
         "kvpressure / Memory and KV cache",
@@ -53,7 +53,7 @@ def build(site: Site) -> Board:
     return board
 
 
-def _tiles(site: Site) -> list[Json]:
+def _tiles(site: BoardContext) -> list[Json]:
     return [
         stat(
             site,
@@ -114,15 +114,15 @@ def _tiles(site: Site) -> list[Json]:
     ]
 
 
-def _fullest(site: Site) -> Json:
+def _fullest(site: BoardContext) -> Json:
     base = engine("kv_cache_used_ratio_max")
     queries = [
-        Query(f"topk({TOP}, {base})", table=True),
-        Query(top(base, engine("kv_cache_capacity_tokens")), table=True),
-        Query(top(base, engine("kv_cache_used_tokens")), table=True),
-        Query(top(base, engine("kv_overcommit_ratio")), table=True),
-        Query(top(base, engine("preemption_rate")), table=True),
-        Query(top(base, engine("prefix_cache_hit_ratio")), table=True),
+        PanelQuery(f"topk({TOP}, {base})", table=True),
+        PanelQuery(top(base, engine("kv_cache_capacity_tokens")), table=True),
+        PanelQuery(top(base, engine("kv_cache_used_tokens")), table=True),
+        PanelQuery(top(base, engine("kv_overcommit_ratio")), table=True),
+        PanelQuery(top(base, engine("preemption_rate")), table=True),
+        PanelQuery(top(base, engine("prefix_cache_hit_ratio")), table=True),
     ]
     columns = {
         "model_name": "Model",
@@ -181,13 +181,13 @@ def _fullest(site: Site) -> Json:
     )
 
 
-def _gpus(site: Site) -> Json:
+def _gpus(site: BoardContext) -> Json:
     needed = f"topk({TOP}, max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}}))"
     queries = [
-        Query(needed, table=True),
-        Query(f"{gpu('gpu_memory_used_ratio')} and on (cluster, uuid) {needed}", table=True),
-        Query(f"{gpu('gpu_memory_total_bytes')} and on (cluster, uuid) {needed}", table=True),
-        Query(f"{gpu('gpu_utilization_ratio')} and on (cluster, uuid) {needed}", table=True),
+        PanelQuery(needed, table=True),
+        PanelQuery(f"{gpu('gpu_memory_used_ratio')} and on (cluster, uuid) {needed}", table=True),
+        PanelQuery(f"{gpu('gpu_memory_total_bytes')} and on (cluster, uuid) {needed}", table=True),
+        PanelQuery(f"{gpu('gpu_utilization_ratio')} and on (cluster, uuid) {needed}", table=True),
     ]
     columns = {
         "gpu": "GPU",
@@ -224,15 +224,15 @@ def _gpus(site: Site) -> Json:
     )
 
 
-def _cache(site: Site, board: Board) -> None:
+def _cache(site: BoardContext, board: Board) -> None:
     board.add(
         timeseries(
             site,
             "KV cache used",
             "Samples, and the maximum of the last minute, which a slow scrape does not miss.",
             [
-                Query(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}"),
-                Query(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}} max"),
+                PanelQuery(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}"),
+                PanelQuery(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}} max"),
             ],
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
@@ -248,7 +248,7 @@ def _cache(site: Site, board: Board) -> None:
             site,
             "Time until the cache is full",
             "At the slope of the last seconds; no line while usage does not rise.",
-            [Query(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
+            [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
             "InferenceKVCacheExhaustionAhead",
@@ -261,7 +261,7 @@ def _cache(site: Site, board: Board) -> None:
             site,
             "Overcommit",
             "Tokens that the arriving load can reach within the limits, against the capacity.",
-            [Query(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
             "InferenceKVCacheOvercommitted",
@@ -275,8 +275,8 @@ def _cache(site: Site, board: Board) -> None:
             "Tokens in the cache",
             "Token slots in occupied blocks, and all there are.",
             [
-                Query(lines("kv_cache_used_tokens"), "{{pod}} held"),
-                Query(lines("kv_cache_capacity_tokens"), "{{pod}} capacity"),
+                PanelQuery(lines("kv_cache_used_tokens"), "{{pod}} held"),
+                PanelQuery(lines("kv_cache_capacity_tokens"), "{{pod}} capacity"),
             ],
             "short",
             overrides=[dashed("/ capacity$/")],
@@ -290,8 +290,8 @@ def _cache(site: Site, board: Board) -> None:
             "Preemptions, and recomputed tokens (right)",
             "Requests preempted per second; tokens recomputed per second (estimate).",
             [
-                Query(lines("preemption_rate"), "{{pod}} preemptions"),
-                Query(lines("recomputed_tokens_estimate_rate"), "{{pod}} tokens again"),
+                PanelQuery(lines("preemption_rate"), "{{pod}} preemptions"),
+                PanelQuery(lines("recomputed_tokens_estimate_rate"), "{{pod}} tokens again"),
             ],
             "reqps",
             None,
@@ -309,7 +309,7 @@ def _cache(site: Site, board: Board) -> None:
             site,
             "Prefix cache hits",
             "Hits per query over five minutes. Evictable prefix blocks count as free in KV usage.",
-            [Query(lines("prefix_cache_hit_ratio"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("prefix_cache_hit_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             None,
             top=1,
@@ -319,18 +319,18 @@ def _cache(site: Site, board: Board) -> None:
     )
 
 
-def _memory(site: Site, board: Board) -> None:
+def _memory(site: BoardContext, board: Board) -> None:
     board.add(
         timeseries(
             site,
             "Needed and used",
             "The gap between the lines is the empty part of the KV pool.",
             [
-                Query(
+                PanelQuery(
                     worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),
                     "GPU {{gpu}} required",
                 ),
-                Query(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),
+                PanelQuery(worst_gpus(gpu("gpu_memory_used_ratio")), "GPU {{gpu}} used"),
             ],
             "percentunit",
             steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
@@ -346,7 +346,7 @@ def _memory(site: Site, board: Board) -> None:
             site,
             "What the memory is for",
             "Device memory of each engine by component, as far as its log and its metrics tell.",
-            [Query(lines("memory_component_bytes", by="component"), "{{pod}} {{component}}")],
+            [PanelQuery(lines("memory_component_bytes", by="component"), "{{pod}} {{component}}")],
             "decbytes",
             None,
             "InferenceBaselineTooHigh",
@@ -360,8 +360,8 @@ def _memory(site: Site, board: Board) -> None:
             "Reserved minus allocated",
             "kv_pool: free KV blocks. kv_block: waste inside blocks. allocator: torch.",
             [
-                Query(lines("fragmentation_bytes", 'scope!="allocator"', by="scope"), "{{pod}} {{scope}}"),
-                Query(
+                PanelQuery(lines("fragmentation_bytes", 'scope!="allocator"', by="scope"), "{{pod}} {{scope}}"),
+                PanelQuery(
                     lines("fragmentation_bytes", 'scope="allocator"', by="scope"),
                     "{{pod}} {{scope}}",
                     optional=NO_PLUGIN,
@@ -380,7 +380,7 @@ def _memory(site: Site, board: Board) -> None:
             "Processes",
             "Device memory by the pod of its processes; without a pod: a process that no pod owns.",
             [
-                Query(
+                PanelQuery(
                     worst_gpus(
                         f"max by (cluster, uuid, gpu, namespace, pod) (kvpressure_gpu_process_memory_bytes{{{GPU}}})"
                     ),
@@ -401,7 +401,7 @@ def _memory(site: Site, board: Board) -> None:
             "Memory conditions that hold",
             "Leak while idle, KV held without load, fragmentation, baseline too high, memory limit near, killed.",
             [
-                Query(
+                PanelQuery(
                     worst(
                         engine(
                             "condition",
@@ -427,12 +427,12 @@ def _memory(site: Site, board: Board) -> None:
             "Driver events",
             "XID events and ECC errors in the time shown.",
             [
-                Query(
+                PanelQuery(
                     f"sum by (gpu, uuid, xid) (increase(kvpressure_gpu_xid_errors_total{{{GPU}}}[$__rate_interval]))",
                     "GPU {{gpu}} XID {{xid}}",
                     optional=NO_FAULT,
                 ),
-                Query(
+                PanelQuery(
                     f"sum by (gpu, uuid, kind) (increase(kvpressure_gpu_ecc_errors_total{{{GPU}}}[$__rate_interval]))",
                     "GPU {{gpu}} ECC {{kind}}",
                     optional=NO_FAULT,
@@ -447,15 +447,15 @@ def _memory(site: Site, board: Board) -> None:
     )
 
 
-def _score(site: Site, board: Board) -> None:
+def _score(site: BoardContext, board: Board) -> None:
     board.add(
         timeseries(
             site,
             "Score and its factors",
             "Product of three factors: KV memory in demand, compute low, demand present.",
             [
-                Query(lines("memory_high_compute_low_score"), "{{pod}} score"),
-                Query(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
+                PanelQuery(lines("memory_high_compute_low_score"), "{{pod}} score"),
+                PanelQuery(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
             ],
             "percentunit",
             None,
@@ -471,7 +471,7 @@ def _score(site: Site, board: Board) -> None:
             site,
             "Evidence behind the compute factor",
             "Best available: profiling counters, power, estimated FLOPs; NVML utilization is weak.",
-            [Query(level, "{{pod}} {{level}}")],
+            [PanelQuery(level, "{{pod}} {{level}}")],
             texts(v1=("in use", "text")),
             [matching("/./", ("color", {"mode": "fixed", "fixedColor": BLUE}))],
         ),

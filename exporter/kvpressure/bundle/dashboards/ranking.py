@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.bundle.dashboards.builder import BY_ENGINE, ENGINE, POD, TOP, Query, engine
+from kvpressure.bundle.dashboards.builder import BY_ENGINE, ENGINE, POD, TOP, PanelQuery, engine
 from kvpressure.publish.page.view import ORDER
 
 RANKS: Final = {verdict: rank for rank, verdict in enumerate(reversed(ORDER), 1)}  # the larger, the worse
@@ -54,9 +54,10 @@ def lines(metric: str, more: str = "", by: str = "") -> str:
     return worst(engine(metric, more, by))
 
 
-def quantiles(metric: str, more: str = "", *, which: tuple[str, ...] = ("0.5", "0.95", "0.99")) -> list[Query]:
+def quantiles(metric: str, more: str = "", *, which: tuple[str, ...] = ("0.5", "0.95", "0.99")) -> list[PanelQuery]:
     """A line for each quantile, named p50, p95 and so on."""
     label = 'quantile="{}"' + (f",{more}" if more else "")
     return [
-        Query(lines(metric, label.format(quantile)), f"{{{{pod}}}} p{100 * float(quantile):.0f}") for quantile in which
+        PanelQuery(lines(metric, label.format(quantile)), f"{{{{pod}}}} p{100 * float(quantile):.0f}")
+        for quantile in which
     ]

@@ -13,9 +13,9 @@ from kvpressure.bundle.dashboards.builder import (
     TOP,
     YELLOW,
     Board,
+    BoardContext,
     Json,
-    Query,
-    Site,
+    PanelQuery,
     column,
     dashed,
     drill,
@@ -36,7 +36,7 @@ VLLM_BUCKETS = "vLLM's own histograms, if the same Prometheus scrapes vLLM too"
 NO_GPM = "on GPUs without GPM, and while it is switched off"
 
 
-def build(site: Site) -> Board:
+def build(site: BoardContext) -> Board:
     """The board for ``site``."""
     board = Board(
         "kvpressure / Workload and batching",
@@ -56,7 +56,7 @@ def build(site: Site) -> Board:
     return board
 
 
-def _tiles(site: Site) -> list[Json]:
+def _tiles(site: BoardContext) -> list[Json]:
     return [
         stat(
             site,
@@ -114,17 +114,17 @@ def _tiles(site: Site) -> list[Json]:
     ]
 
 
-def _busiest(site: Site) -> Json:
+def _busiest(site: BoardContext) -> Json:
     base = engine("requests_in_flight")
     queries = [
-        Query(f"topk({TOP}, {base})", table=True),
-        Query(top(base, engine("requests_waiting")), table=True),
-        Query(top(base, engine("effective_batch_size", 'quantile="0.95"')), table=True),
-        Query(top(base, engine("request_tokens", 'kind="prompt",quantile="0.95"')), table=True),
-        Query(top(base, engine("request_tokens", 'kind="output",quantile="0.95"')), table=True),
-        Query(top(base, engine("request_tokens", 'kind="max_tokens",quantile="0.95"')), table=True),
-        Query(top(base, engine("latency_seconds", 'phase="queue",quantile="0.95"')), table=True),
-        Query(top(base, engine("latency_seconds", 'phase="inter_token",quantile="0.95"')), table=True),
+        PanelQuery(f"topk({TOP}, {base})", table=True),
+        PanelQuery(top(base, engine("requests_waiting")), table=True),
+        PanelQuery(top(base, engine("effective_batch_size", 'quantile="0.95"')), table=True),
+        PanelQuery(top(base, engine("request_tokens", 'kind="prompt",quantile="0.95"')), table=True),
+        PanelQuery(top(base, engine("request_tokens", 'kind="output",quantile="0.95"')), table=True),
+        PanelQuery(top(base, engine("request_tokens", 'kind="max_tokens",quantile="0.95"')), table=True),
+        PanelQuery(top(base, engine("latency_seconds", 'phase="queue",quantile="0.95"')), table=True),
+        PanelQuery(top(base, engine("latency_seconds", 'phase="inter_token",quantile="0.95"')), table=True),
     ]
     columns = {
         "model_name": "Model",
@@ -162,13 +162,13 @@ def _busiest(site: Site) -> Json:
     )
 
 
-def _batching(site: Site, board: Board) -> None:
+def _batching(site: BoardContext, board: Board) -> None:
     board.add(
         timeseries(
             site,
             "Effective batch size",
             "Quantiles of requests running over a minute of samples, and the mean number of decoding requests.",
-            [*quantiles("effective_batch_size"), Query(lines("effective_batch_size_mean"), "{{pod}} mean")],
+            [*quantiles("effective_batch_size"), PanelQuery(lines("effective_batch_size_mean"), "{{pod}} mean")],
             "short",
             steps(site, (GREEN, "signature_batch_size"), base=ORANGE),
             "InferenceBatchCollapse",
@@ -182,7 +182,7 @@ def _batching(site: Site, board: Board) -> None:
             site,
             "Requests running",
             "Samples by how many requests ran, all chosen engines.",
-            Query(
+            PanelQuery(
                 f"sum by (le) (increase(kvpressure_batch_size_samples_bucket{{{ENGINE}}}[$__rate_interval]))",
                 "{{le}}",
                 heat=True,
@@ -198,7 +198,7 @@ def _batching(site: Site, board: Board) -> None:
             site,
             "Missing batch",
             "1 - batch p95 / min(demand, limit).",
-            [Query(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("batch_collapse_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "batch_collapse_warning_ratio")),
             "InferenceBatchCollapse",
@@ -213,8 +213,8 @@ def _batching(site: Site, board: Board) -> None:
             "In flight against the limits",
             "The smallest limit binds; its name says where it comes from.",
             [
-                Query(lines("requests_in_flight"), "{{pod}} in flight"),
-                Query(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
+                PanelQuery(lines("requests_in_flight"), "{{pod}} in flight"),
+                PanelQuery(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
             ],
             "short",
             None,
@@ -229,7 +229,7 @@ def _batching(site: Site, board: Board) -> None:
             site,
             "Waiting by reason",
             "capacity: waiting for KV cache or for max_num_seqs. deferred: waiting for LoRA, grammar or remote KV.",
-            [Query(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
+            [PanelQuery(lines("requests_waiting_by_reason", by="reason"), "{{pod}} {{reason}}")],
             "short",
             None,
             "InferenceQueueTimeHigh",
@@ -242,7 +242,7 @@ def _batching(site: Site, board: Board) -> None:
             site,
             "Concurrency",
             "In flight divided by the smallest known limit.",
-            [Query(lines("concurrency_ratio"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("concurrency_ratio"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "concurrency_warning_ratio")),
             "InferenceConcurrencyNearLimit",
@@ -252,7 +252,7 @@ def _batching(site: Site, board: Board) -> None:
     )
 
 
-def _shape(site: Site, board: Board) -> None:
+def _shape(site: BoardContext, board: Board) -> None:
     for kind, title, name in (
         ("prompt", "Prompt tokens", "request_prompt_tokens"),
         ("output", "Answer tokens", "request_generation_tokens"),
@@ -278,7 +278,7 @@ def _shape(site: Site, board: Board) -> None:
                 f"{title}, distribution",
                 "Requests by length, all pods of the chosen model (of several: the one in most trouble); two bands are two kinds of "
                 "traffic on one server.",
-                Query(
+                PanelQuery(
                     f"""sum by (le) ({worst_model(f'increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')})""",
                     "{{le}}",
                     heat=True,
@@ -296,8 +296,8 @@ def _shape(site: Site, board: Board) -> None:
             "Context length",
             "Prompt plus answer: longest of five minutes, and the mean.",
             [
-                Query(lines("context_length_max_tokens"), "{{pod}} longest"),
-                Query(lines("context_length_mean_tokens"), "{{pod}} mean"),
+                PanelQuery(lines("context_length_max_tokens"), "{{pod}} longest"),
+                PanelQuery(lines("context_length_mean_tokens"), "{{pod}} mean"),
             ],
             "short",
             None,
@@ -312,7 +312,7 @@ def _shape(site: Site, board: Board) -> None:
             site,
             "Context spike",
             "Longest against the mean.",
-            [Query(lines("context_length_spike_ratio"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("context_length_spike_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "context_spike_ratio")),
             "InferenceContextLengthSpike",
@@ -325,7 +325,7 @@ def _shape(site: Site, board: Board) -> None:
             site,
             "Bursts",
             "Busiest ten seconds against the five-minute mean.",
-            [Query(lines("arrival_burst_ratio"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("arrival_burst_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "arrival_burst_ratio_high")),
         ),
@@ -338,7 +338,7 @@ def _shape(site: Site, board: Board) -> None:
             "Two kinds of traffic on one server",
             "While short- and long-prompt requests share an engine: split them.",
             [
-                Query(
+                PanelQuery(
                     worst(engine("prompt_lengths_bimodal") + " == 1"),
                     "{{pod}} {{engine}}",
                     optional="no engine serves both",
@@ -352,7 +352,7 @@ def _shape(site: Site, board: Board) -> None:
     )
 
 
-def _latency(site: Site, board: Board) -> None:
+def _latency(site: BoardContext, board: Board) -> None:
     for phase, title, alert, floor in (
         ("ttft", "Time to first token", "InferenceTimeToFirstTokenHigh", "ttft_floor_seconds"),
         ("inter_token", "Time between tokens", "InferenceTokenLatencyHigh", "inter_token_floor_seconds"),
@@ -389,7 +389,7 @@ def _latency(site: Site, board: Board) -> None:
             site,
             "Outside the engine",
             "Mean time of a finished request in tokenizer, API server and network.",
-            [Query(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
+            [PanelQuery(lines("outside_engine_seconds"), "{{pod}} {{engine}}")],
             "s",
             None,
             "InferenceHostBound",
@@ -411,13 +411,13 @@ def _latency(site: Site, board: Board) -> None:
     )
 
 
-def _throughput(site: Site, board: Board) -> None:
+def _throughput(site: BoardContext, board: Board) -> None:
     board.add(
         timeseries(
             site,
             "Tokens per second",
             "Over the last half minute.",
-            [Query(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")],
+            [PanelQuery(lines("tokens_per_second", by="kind"), "{{pod}} {{kind}}")],
             "short",
             overrides=[dashed("/ prompt$/")],
         ),
@@ -429,7 +429,11 @@ def _throughput(site: Site, board: Board) -> None:
             site,
             "Throughput against its best",
             "Last minute against the best minute of fifteen, while demand has not fallen.",
-            [Query(lines("throughput_trend_ratio"), "{{pod}} {{engine}}", optional="little history, or demand fell")],
+            [
+                PanelQuery(
+                    lines("throughput_trend_ratio"), "{{pod}} {{engine}}", optional="little history, or demand fell"
+                )
+            ],
             "percentunit",
             None,
             "InferenceDocumentedSignature",
@@ -443,7 +447,7 @@ def _throughput(site: Site, board: Board) -> None:
             "Finished and refused",
             "Requests per second by how they ended, and refused ones.",
             [
-                Query(
+                PanelQuery(
                     worst_pods(
                         f"sum by ({POD}, reason) (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"
                     ),
@@ -468,9 +472,11 @@ def _throughput(site: Site, board: Board) -> None:
             "GPU activity",
             "Utilization: share of time in which some kernel ran. SM, tensor and DRAM activity say what it did.",
             [
-                Query(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
+                PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
                 *(
-                    Query(worst_gpus(gpu(f"gpu_{unit}_activity_ratio")), f"GPU {{{{gpu}}}} {unit}", optional=NO_GPM)
+                    PanelQuery(
+                        worst_gpus(gpu(f"gpu_{unit}_activity_ratio")), f"GPU {{{{gpu}}}} {unit}", optional=NO_GPM
+                    )
                     for unit in ("sm", "tensor", "dram")
                 ),
             ],
@@ -488,8 +494,8 @@ def _throughput(site: Site, board: Board) -> None:
             "Power",
             "Draw and enforced limit; under KV pressure decoding draws less than computing prompts.",
             [
-                Query(worst_gpus(gpu("gpu_power_watts")), "GPU {{gpu}}"),
-                Query(worst_gpus(gpu("gpu_power_limit_watts")), "GPU {{gpu}} limit"),
+                PanelQuery(worst_gpus(gpu("gpu_power_watts")), "GPU {{gpu}}"),
+                PanelQuery(worst_gpus(gpu("gpu_power_limit_watts")), "GPU {{gpu}} limit"),
             ],
             "watt",
             overrides=[dashed("/ limit$/")],

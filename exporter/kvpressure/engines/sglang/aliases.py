@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from kvpressure.engines.series import Family, Sample, counter, gauge, table
+from kvpressure.engines.series import Family, SampleName, counter, gauge, table
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 
@@ -105,7 +105,7 @@ AT_END: Final = (
 )
 """Counters that move when a request ends; those above of the same name are newer."""
 
-SAMPLES: Final[Mapping[str, Sample]] = {
+SAMPLES: Final[Mapping[str, SampleName]] = {
     **{name: replace(sample, age=1) for name, sample in table("sglang", AT_END, PREFIXES).items()},
     **table("sglang", FAMILIES, PREFIXES),
 }

@@ -93,7 +93,7 @@ def read(
     room = shell.Room(MAX_WORD)
     tokens = [_kubernetes(word, known, room) for word in bounded(argv)]
     script = shell.script_of(tokens)
-    found = shell.Script([tokens] if tokens else [], True) if script is None else shell.read(*script, known, room)
+    found = shell.ShellScript([tokens] if tokens else [], True) if script is None else shell.read(*script, known, room)
     started = next((rest for command in found.commands if (rest := _after_start(command)) is not None), None)
     words = started if started is not None else tokens if script is None and _bare(tokens) else None
     args = _arguments(words, found.understood, known) if words is not None else EngineArgs()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvpressure.engines.series import Family, Sample, counter, gauge, histogram, table
+from kvpressure.engines.series import Family, SampleName, counter, gauge, histogram, table
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
 
@@ -103,7 +103,7 @@ ENGINE_FAMILIES: Final = (
     Family("config", ("cache_config_info",)),
 )
 
-SAMPLES: Final[Mapping[str, Sample]] = table("vllm", ENGINE_FAMILIES, PREFIXES, BARE_NAMES)
+SAMPLES: Final[Mapping[str, SampleName]] = table("vllm", ENGINE_FAMILIES, PREFIXES, BARE_NAMES)
 """Every sample name of vLLM that is read, as it stands on a page. What is not here (``_created`` too) is not looked at."""
 
 

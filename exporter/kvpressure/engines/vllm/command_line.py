@@ -190,7 +190,7 @@ def read(
     room = shell.Room(MAX_WORD)
     tokens = [_kubernetes(item, known, room) for item in bounded(argv)]
     script = shell.script_of(tokens)
-    found = shell.Script([tokens] if tokens else [], True) if script is None else shell.read(*script, known, room)
+    found = shell.ShellScript([tokens] if tokens else [], True) if script is None else shell.read(*script, known, room)
     commands, understood = taken(found.commands), found.understood
     started = next((command for command in commands if _anchor(command) is not None), None)
     words = (

@@ -46,7 +46,7 @@ class _Ring:
                 series[slot % SLOTS] = value
 
 
-class History:
+class PageHistory:
     """Largest value of every ten seconds over fifteen minutes. ``observe`` is a listener of the monitor; reading and
     writing may happen in different threads.
     """

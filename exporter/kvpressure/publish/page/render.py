@@ -21,7 +21,7 @@ from kvpressure.model.readings import SourceHealth
 from kvpressure.model.state import GpuState, State
 from kvpressure.printable import visible_lines
 from kvpressure.publish.page.sparkline import HEIGHT, MINUTES, WIDTH, Sparkline, sparkline
-from kvpressure.publish.page.view import EngineView, ViewContext, boards, engine_views, headline
+from kvpressure.publish.page.view import PageEngine, ViewContext, boards, engine_views, headline
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -122,7 +122,7 @@ class _Parts:
         self._state = state
         self._around = around
 
-    def article(self, view: EngineView) -> Markup:
+    def article(self, view: PageEngine) -> Markup:
         """One engine."""
         key = view.state.key
         return self._part(
@@ -171,7 +171,7 @@ class _Parts:
         return Markup(instead).format(name, found.text) if isinstance(found, Failure) else Markup(found)
 
 
-def _charts(view: EngineView, around: ViewContext) -> list[Chart]:
+def _charts(view: PageEngine, around: ViewContext) -> list[Chart]:
     """The engine's last minutes; without history the present values."""
     t, signals = around.thresholds, view.state.signals
     limit = signals.load.max_num_seqs

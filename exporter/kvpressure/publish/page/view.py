@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvpressure.advice.condition_text import Standing, standings
-from kvpressure.advice.mitigation import Plan, plan
-from kvpressure.advice.triage import Step, steps
+from kvpressure.advice.mitigation import MitigationPlan, plan
+from kvpressure.advice.triage import TriageStep, steps
 from kvpressure.advice.wording import number_text, reason_text, words
 from kvpressure.model.isolation import ENGINE, PAGE, Failure, Guard, engine_name
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState, State, without_values
 from kvpressure.publish.links import BOARDS, Link, Links
-from kvpressure.publish.page.history import History, Points
+from kvpressure.publish.page.history import PageHistory, Points
 from kvpressure.settings.thresholds import Thresholds, builtin
 
 # Harm first; what is fine comes last. The boards rank engines by it as well.
@@ -39,7 +39,7 @@ class ViewContext:
     """What the page and the JSON need beside the state: thresholds, the last minutes, and where boards and runbooks are."""
 
     thresholds: Thresholds = field(default_factory=builtin)
-    history: History = field(default_factory=History)
+    history: PageHistory = field(default_factory=PageHistory)
     links: Links = field(default_factory=Links)
 
     @property
@@ -49,13 +49,13 @@ class ViewContext:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineView:
+class PageEngine:
     """An engine with everything derived for people. ``anchor`` identifies it on the page, also after a refresh."""
 
     state: EngineState
     anchor: str
-    triage: tuple[Step, ...]
-    plan: Plan
+    triage: tuple[TriageStep, ...]
+    plan: MitigationPlan
     history: dict[str, Points]
     board: Link
     runbooks: tuple[Link, ...]
@@ -72,12 +72,12 @@ class EngineView:
         return self.state.diagnosis.verdict in CALM and not self.holding
 
 
-def engine_view(engine: EngineState, state: State, around: ViewContext) -> EngineView:
+def engine_view(engine: EngineState, state: State, around: ViewContext) -> PageEngine:
     """The view of one engine."""
     diagnosis = engine.diagnosis
     beside = standings(engine, around.thresholds)
     holding = [one.name for one in beside if one.value]
-    return EngineView(
+    return PageEngine(
         state=engine,
         anchor=_anchor(engine.key),
         triage=steps(engine, state, around.thresholds),
@@ -89,13 +89,13 @@ def engine_view(engine: EngineState, state: State, around: ViewContext) -> Engin
     )
 
 
-def bare_view(engine: EngineState, time: float, around: ViewContext, failure: Failure) -> EngineView:
+def bare_view(engine: EngineState, time: float, around: ViewContext, failure: Failure) -> PageEngine:
     """The view of an engine that cannot be shown: who it is, and why."""
-    return EngineView(
+    return PageEngine(
         without_values(engine, time, failure),
         _anchor(engine.key),
         (),
-        Plan(failure.text),
+        MitigationPlan(failure.text),
         {},
         around.links.board("kvpressure-incident", engine.key),
         (),
@@ -103,12 +103,12 @@ def bare_view(engine: EngineState, time: float, around: ViewContext, failure: Fa
     )
 
 
-def _guarded_view(engine: EngineState, state: State, around: ViewContext) -> EngineView:
+def _guarded_view(engine: EngineState, state: State, around: ViewContext) -> PageEngine:
     view = around.guard.run(PAGE, ENGINE, lambda: engine_name(engine.key), lambda: engine_view(engine, state, around))
     return bare_view(engine, state.time, around, view) if isinstance(view, Failure) else view
 
 
-def engine_views(state: State, around: ViewContext) -> list[EngineView]:
+def engine_views(state: State, around: ViewContext) -> list[PageEngine]:
     """All engines, those in trouble first."""
     views = [_guarded_view(engine, state, around) for engine in state.engines]
     return sorted(views, key=lambda view: (view.calm, _rank(view), view.state.key))
@@ -132,7 +132,7 @@ def headline(state: State) -> str:
     return f"{total} engine{'s' if total > 1 else ''}: {parts}."
 
 
-def _rank(view: EngineView) -> int:
+def _rank(view: PageEngine) -> int:
     return _rank_of(view.state.diagnosis.verdict)
 
 

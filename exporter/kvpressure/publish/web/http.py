@@ -25,7 +25,7 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A request without a body. Header names are lower case; ``path`` is without the query."""
 
     method: str
@@ -50,7 +50,7 @@ def text_response(status: int, text: str = "", headers: Mapping[str, str] | None
     return Response(status, f"{text or HTTPStatus(status).phrase}\n".encode(), headers=headers or {})
 
 
-def parse_head(head: bytes) -> Request:
+def parse_head(head: bytes) -> HttpRequest:
     """The request whose head (up to and with the empty line) is ``head``. Raises ``BadRequest``."""
     first, *rest = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     match = _REQUEST.fullmatch(first)
@@ -65,7 +65,7 @@ def parse_head(head: bytes) -> Request:
     connection = {token.strip().lower() for token in headers.get("connection", "").split(",")}
     keep_alive = "keep-alive" in connection if http_1_0 else "close" not in connection
     has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-    return Request(match[1].decode(), _path(match[2].decode()), headers, keep_alive and not has_body, has_body)
+    return HttpRequest(match[1].decode(), _path(match[2].decode()), headers, keep_alive and not has_body, has_body)
 
 
 def _headers(lines: list[bytes]) -> dict[str, str]:

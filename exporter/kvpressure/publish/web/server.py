@@ -23,7 +23,15 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from kvpressure.publish.web.auth import Authenticator
-from kvpressure.publish.web.http import HEAD_LIMIT, BadRequest, Request, Response, head_of, parse_head, text_response
+from kvpressure.publish.web.http import (
+    HEAD_LIMIT,
+    BadRequest,
+    HttpRequest,
+    Response,
+    head_of,
+    parse_head,
+    text_response,
+)
 from kvpressure.publish.web.webconfig import WebConfig, WebConfigFile
 from kvpressure.settings.kinds import ListenAddress
 
@@ -54,7 +62,7 @@ class ListenError(Exception):
 class Handler(Protocol):
     """What the server serves: ``kvpressure.publish.site.Site``."""
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: HttpRequest) -> Response:
         """The response, without waiting for anything."""
         ...
 
@@ -84,7 +92,7 @@ class HealthOnly:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
 
-    def answer(self, request: Request) -> Response:
+    def answer(self, request: HttpRequest) -> Response:
         """The response of the handler to a health check, 404 to all else."""
         return self._handler.answer(request) if request.path in HEALTH_PATHS else text_response(404)
 
@@ -247,7 +255,7 @@ class Server:
             start = b"" if first else await _first_byte(reader)
             first = False
             config = connection.door.web.current()
-            request: Request | None = None
+            request: HttpRequest | None = None
             try:
                 request = parse_head(start + await _rest_of_head(reader))
             except BadRequest as error:
@@ -263,7 +271,7 @@ class Server:
                 await _close_gently(reader, writer)
                 return
 
-    async def _respond(self, connection: _Connection, request: Request, config: WebConfig) -> Response:
+    async def _respond(self, connection: _Connection, request: HttpRequest, config: WebConfig) -> Response:
         if config.rate is not None and not config.rate.allow():
             return text_response(429)
         header = request.headers.get("authorization")
@@ -299,7 +307,7 @@ class Server:
         self,
         connection: _Connection,
         writer: asyncio.StreamWriter,
-        request: Request | None,
+        request: HttpRequest | None,
         response: Response,
         keep_alive: bool,
         config: WebConfig,

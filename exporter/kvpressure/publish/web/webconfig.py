@@ -25,7 +25,7 @@ from kvpressure.errors import InputError
 from kvpressure.publish.web.tls import TlsError, context_from
 from kvpressure.settings import yaml_lines as yaml_nodes
 from kvpressure.settings.kinds import SECONDS
-from kvpressure.settings.yaml_lines import Node
+from kvpressure.settings.yaml_lines import YamlNode
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ def parse(path: Path) -> WebConfig:
     )
 
 
-def _children(node: Node, name: str, allowed: tuple[str, ...]) -> Mapping[str, Node]:
+def _children(node: YamlNode, name: str, allowed: tuple[str, ...]) -> Mapping[str, YamlNode]:
     """The keys of a section, checked against ``allowed`` (empty = any); a section without a value is empty."""
     if node.children is None:
         if node.value is None:
@@ -198,7 +198,7 @@ def _children(node: Node, name: str, allowed: tuple[str, ...]) -> Mapping[str, N
     return node.children
 
 
-def _users(nodes: Mapping[str, Node]) -> dict[str, bytes]:
+def _users(nodes: Mapping[str, YamlNode]) -> dict[str, bytes]:
     for name, node in nodes.items():
         if not isinstance(node.value, str) or not _BCRYPT.fullmatch(node.value):
             raise WebConfigError(
@@ -208,7 +208,7 @@ def _users(nodes: Mapping[str, Node]) -> dict[str, bytes]:
     return {name: node.value.encode() for name, node in nodes.items()}
 
 
-def _headers(nodes: Mapping[str, Node]) -> dict[str, str]:
+def _headers(nodes: Mapping[str, YamlNode]) -> dict[str, str]:
     http2 = nodes.get("http2")
     if http2 is not None and not isinstance(http2.value, bool):
         raise WebConfigError(f"{http2.where}: http2: {http2.value!r}; allowed: true or false")
@@ -231,7 +231,7 @@ def _headers(nodes: Mapping[str, Node]) -> dict[str, str]:
     return headers
 
 
-def _rate(nodes: Mapping[str, Node]) -> RateLimit | None:
+def _rate(nodes: Mapping[str, YamlNode]) -> RateLimit | None:
     interval, burst = nodes.get("interval"), nodes.get("burst")
     if interval is None or interval.value in (0, "0", "0s"):
         return None

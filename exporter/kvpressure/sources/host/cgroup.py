@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from kvpressure.model.readings import ContainerReading
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.kubernetes.discovery_state import Shared
-from kvpressure.sources.kubernetes.podspec import Engine, Pod
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
+from kvpressure.sources.kubernetes.podspec import EngineContainer, Pod
 
 REASONS: Final = ("no_cgroup_tree", "not_cgroup_v2", "pods_unknown", "permission_denied", "unreadable", "no_cgroup")
 """Reasons of this source. ``no_cgroup`` counts containers that were looked for and not found."""
@@ -31,7 +31,7 @@ class CgroupSettings(Protocol):
     """The settings that this source needs."""
 
     @property
-    def shared(self) -> Shared: ...
+    def shared(self) -> SharedDiscovery: ...
     @property
     def host_cgroup(self) -> Path: ...
 
@@ -85,7 +85,7 @@ class CgroupSource:
         if "cgroup.controllers" not in names:
             raise SourceError("not_cgroup_v2", f"{self._root}/cgroup.controllers is missing")
 
-    def _locate(self, engines: Sequence[tuple[Pod, Engine]], errors: Counter[str]) -> None:
+    def _locate(self, engines: Sequence[tuple[Pod, EngineContainer]], errors: Counter[str]) -> None:
         """Fill ``_found`` for containers that are new, by one walk over the slices of pods."""
         wanted = {engine.container_id: pod for pod, engine in engines}
         self._found = {name: path for name, path in self._found.items() if name in wanted}
@@ -117,7 +117,9 @@ class CgroupSource:
                 elif depth < MAX_DEPTH and _LEADS.search(path.name) and "-pod" not in path.name:
                     queue.append((path, depth + 1))
 
-    def _read(self, pod: Pod, engine: Engine, directory: Path, errors: Counter[str]) -> ContainerReading | None:
+    def _read(
+        self, pod: Pod, engine: EngineContainer, directory: Path, errors: Counter[str]
+    ) -> ContainerReading | None:
         try:
             cpu = _table(directory / "cpu.stat")
         except FileNotFoundError:

@@ -20,7 +20,7 @@ from kvpressure.model.log_events import FACT_EVENTS
 from kvpressure.model.readings import LogLine
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.host.log_files import ContainerLog, Entry, Position
-from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.podspec import Pod
 
 REASONS: Final = (
@@ -52,7 +52,7 @@ class LogsSettings(Protocol):
     """The settings that this source needs."""
 
     @property
-    def shared(self) -> Shared: ...
+    def shared(self) -> SharedDiscovery: ...
     @property
     def host_pod_logs(self) -> Path: ...
     @property

@@ -197,14 +197,14 @@ def matches(path: Path, position: Position) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class LogFolder:
     """What is in a container's log directory."""
 
     live: tuple[int, ...]  # restart counts with a log, ascending
     rotated: tuple[str, ...]  # names, oldest first
 
 
-def list_files(directory: Path) -> Files:
+def list_files(directory: Path) -> LogFolder:
     """Logs in ``directory``. Raises ``OSError``."""
     live: list[int] = []
     rotated: list[tuple[int, str, str]] = []
@@ -216,7 +216,7 @@ def list_files(directory: Path) -> Files:
                 live.append(int(found[1]))
             elif found := _ROTATED.fullmatch(entry.name):
                 rotated.append((int(found[1]), found[2], entry.name))
-    return Files(tuple(sorted(live)), tuple(name for _, _, name in sorted(rotated)))
+    return LogFolder(tuple(sorted(live)), tuple(name for _, _, name in sorted(rotated)))
 
 
 def head_of(path: Path) -> list[Entry]:
@@ -286,7 +286,7 @@ class ContainerLog:
             raise
         self._known = None
 
-    def _resume(self, files: Files, name: str, position: Position) -> bool:
+    def _resume(self, files: LogFolder, name: str, position: Position) -> bool:
         """Go on in the file that was followed before, which may have been rotated meanwhile."""
         for candidate in (name, *(other for other in files.rotated if not other.endswith(".gz"))):
             path = self.directory / candidate
@@ -298,7 +298,7 @@ class ContainerLog:
                 return True
         return False
 
-    def _start(self, files: Files) -> None:
+    def _start(self, files: LogFolder) -> None:
         """A log that is new here: the end of the previous container's, the start-up lines, then the end."""
         current = files.live[-1]
         path = self.directory / f"{current}.log"

@@ -16,10 +16,10 @@ from typing import Final, Protocol
 from kvpressure.model.readings import GpuReading
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes.discovery import leaders
-from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.podresources import Claim, owners_of
 from kvpressure.sources.kubernetes.podspec import Pod
-from kvpressure.sources.vendors import Device
+from kvpressure.sources.vendors import OwnedDevice
 
 MAX_CGROUP_BYTES: Final = 65536
 
@@ -38,7 +38,7 @@ class ProcfsSettings(Protocol):
     """The settings that this source needs."""
 
     @property
-    def shared(self) -> Shared: ...
+    def shared(self) -> SharedDiscovery: ...
     @property
     def host_proc(self) -> Path: ...
 
@@ -94,7 +94,7 @@ class ProcfsSource:
                 own = (pod.namespace, pod.name, container)
                 place = of_worker.get(own[:2], own)  # a worker's GPUs belong to its leader's engine
                 process_pods[process.pid] = place[:2]
-                claims.append(Claim(*place, Device(gpu.uuid)))
+                claims.append(Claim(*place, OwnedDevice(gpu.uuid)))
         return Reading(owners=tuple(owners_of(claims)), process_pods=process_pods, errors=dict(errors))
 
     def close(self) -> None:

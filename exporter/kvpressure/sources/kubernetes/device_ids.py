@@ -13,7 +13,7 @@ from typing import Final
 
 from kvpressure.model.readings import GpuReading
 from kvpressure.sources.catalog import registry
-from kvpressure.sources.vendors import Device, GpuVendor
+from kvpressure.sources.vendors import GpuVendor, OwnedDevice
 
 _REPLICA: Final = re.compile(r"::\d{1,6}$")
 _VGPU: Final = re.compile(r"/vgpu\d{1,6}$")
@@ -27,7 +27,7 @@ def vendors() -> Iterator[tuple[str, GpuVendor]]:
             yield name, spec.gpus
 
 
-def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> Device | None:
+def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """The GPU of a device plugin's id. ``gpus`` are needed for ids that are no UUIDs; None = unknown."""
     plain = _VGPU.sub("", _REPLICA.sub("", device_id))
     found = next((found for _, vendor in vendors() if (found := vendor.from_plugin(plain, gpus)) is not None), None)
@@ -35,7 +35,7 @@ def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> Device | None:
     return replace(found, shared=True) if found is not None and plain != device_id else found
 
 
-def from_dra(driver: str, device_name: str, gpus: Sequence[GpuReading]) -> Device | None:
+def from_dra(driver: str, device_name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """The GPU of a DRA driver's device name."""
     return next((vendor.from_dra(device_name, gpus) for _, vendor in vendors() if vendor.dra_driver == driver), None)
 
@@ -45,13 +45,13 @@ def is_gpu_driver(driver: str) -> bool:
     return bool(driver) and any(vendor.dra_driver == driver for _, vendor in vendors())
 
 
-def _as_read(name: str, gpus: Sequence[GpuReading]) -> Device | None:
+def _as_read(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """The GPU of this UUID or PCI address, of one that has parts the first part that has the address too."""
     address = _address(name)
     matching = [gpu for gpu in gpus if gpu.uuid == name or (address and _address(gpu.pci_bus_id or "") == address)]
     own_parts = [gpu for gpu in matching if gpu.parent_uuid is not None and gpu.gpu_instance_id is None]
     gpu = next(iter(own_parts), None) or next((gpu for gpu in matching if gpu.parent_uuid is None), None)
-    return None if gpu is None else Device(gpu.uuid)
+    return None if gpu is None else OwnedDevice(gpu.uuid)
 
 
 def _address(text: str) -> str:

@@ -72,7 +72,7 @@ _OTHER_SERVERS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ContainerRow:
     """One container. ``sign`` "" = it is not an engine, for ``reason``; a sign with a ``reason`` is an engine without a target, or
     without all of them. ``complete``: all of its arguments are visible. ``gpus``: requested, by resource.
     """
@@ -158,20 +158,20 @@ _GROUPS: Final = (  # the labels that pods of one engine share, the label of the
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PodGroup:
     """Pods that a controller made to work together. ``leads``: this pod is the one that may serve for all."""
 
     key: tuple[str, ...]
     leads: bool
 
 
-def group_of(namespace: str, labels: Mapping[str, Any]) -> Group | None:
+def group_of(namespace: str, labels: Mapping[str, Any]) -> PodGroup | None:
     """The group that a pod's labels name; None where they name none."""
     for same, leader, value in _GROUPS:
         values = [labels.get(name) for name in same]
         place = labels.get(leader)
         if isinstance(place, str) and all(isinstance(text, str) and text for text in values):
-            return Group((namespace, same[0], *map(str, values)), place == value)
+            return PodGroup((namespace, same[0], *map(str, values)), place == value)
     return None
 
 

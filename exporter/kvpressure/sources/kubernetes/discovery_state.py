@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvpressure.sources.scrape.targets import Target
 
 
-class Shared:
+class SharedDiscovery:
     """Hangs on ``Settings``, because that is what every source is built from."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ _OTHER_NAMES: Final = frozenset({"ssh", "grpc", "nixl", "gcs", "client", "dashbo
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerPort:
     """What a pod shows about the port of one server. ``asked``: the command line's port, ``asked_unknown``: it names one whose value
     is not visible. ``default``: without either, None = no metrics endpoint then. ``names``: port names of this engine.
     """
@@ -60,7 +60,7 @@ def annotation(annotations: Mapping[str, Any], name: str) -> str:
     return found.strip() if isinstance(found, str) else ""
 
 
-def port(server: Server, annotations: Mapping[str, Any]) -> tuple[int | None, str | None]:
+def port(server: ServerPort, annotations: Mapping[str, Any]) -> tuple[int | None, str | None]:
     """The port of the metrics, else the reason why there is none."""
     explicit = annotation(annotations, EXPLICIT + "port")
     found, refusal = _explicit(server, explicit) if explicit else _found(server, annotations)
@@ -71,7 +71,7 @@ def port(server: Server, annotations: Mapping[str, Any]) -> tuple[int | None, st
     return found, refusal
 
 
-def _explicit(server: Server, text: str) -> tuple[int | None, str | None]:
+def _explicit(server: ServerPort, text: str) -> tuple[int | None, str | None]:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
         return None, BAD_PORT
     number = int(text)
@@ -80,7 +80,7 @@ def _explicit(server: Server, text: str) -> tuple[int | None, str | None]:
     return number, None
 
 
-def _found(server: Server, annotations: Mapping[str, Any]) -> tuple[int | None, str | None]:
+def _found(server: ServerPort, annotations: Mapping[str, Any]) -> tuple[int | None, str | None]:
     hinted = _hinted(server, annotations)
     if hinted is not None:
         return hinted, None
@@ -111,7 +111,7 @@ def _found(server: Server, annotations: Mapping[str, Any]) -> tuple[int | None, 
     return None, PORT_UNKNOWN if server.asked_unknown else PORT_NOT_DECLARED
 
 
-def _hinted(server: Server, annotations: Mapping[str, Any]) -> int | None:
+def _hinted(server: ServerPort, annotations: Mapping[str, Any]) -> int | None:
     """The declared port that an annotation of Prometheus or KServe names."""
     numbers = _numbers(server)
     for prefix in HINTS:
@@ -122,7 +122,7 @@ def _hinted(server: Server, annotations: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _by_name(server: Server) -> Iterable[int | None]:
+def _by_name(server: ServerPort) -> Iterable[int | None]:
     by_name = {name: number for number, name in reversed(server.declared) if number not in SIDECAR_PORTS}
     return (by_name.get(name) for name in (*_METRICS_NAMES, *server.names, *_SERVER_NAMES))
 
@@ -131,7 +131,7 @@ def _may_serve(number: int, name: str) -> bool:
     return number not in SIDECAR_PORTS and number != 22 and name not in _OTHER_NAMES
 
 
-def _numbers(server: Server) -> list[int]:
+def _numbers(server: ServerPort) -> list[int]:
     return [number for number, _ in server.declared]
 
 

@@ -17,7 +17,7 @@ from kvpressure.model.readings import GpuOwner, GpuReading
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin, is_gpu_driver
 from kvpressure.sources.kubernetes.discovery import leaders
-from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.grpc_call import CallError, unary
 from kvpressure.sources.kubernetes.podresources_message import (
     ContainerResources,
@@ -26,7 +26,7 @@ from kvpressure.sources.kubernetes.podresources_message import (
     read_pods,
 )
 from kvpressure.sources.kubernetes.podspec import Pod
-from kvpressure.sources.vendors import Device
+from kvpressure.sources.vendors import OwnedDevice
 
 METHOD: Final = "/v1.PodResourcesLister/List"
 CALL_SECONDS: Final = 4.0
@@ -55,7 +55,7 @@ class PodResourcesSettings(Protocol):
     """The settings that this source needs."""
 
     @property
-    def shared(self) -> Shared: ...
+    def shared(self) -> SharedDiscovery: ...
     @property
     def kubelet_socket(self) -> Path: ...
     @property
@@ -69,7 +69,7 @@ class Claim:
     namespace: str
     pod: str
     container: str
-    device: Device
+    device: OwnedDevice
 
 
 class PodResourcesSource:
@@ -131,7 +131,7 @@ class PodResourcesSource:
             raise SourceError("bad_answer", str(error)) from error
         return claims, errors
 
-    def _devices(self, container: ContainerResources, gpus: Sequence[GpuReading]) -> Iterator[Device | None]:
+    def _devices(self, container: ContainerResources, gpus: Sequence[GpuReading]) -> Iterator[OwnedDevice | None]:
         for group in container.devices:
             if group.resource_name.startswith(self._prefixes):
                 for device_id in group.device_ids:
@@ -144,7 +144,7 @@ class PodResourcesSource:
 def running(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
     """``claims`` without those of pods that have ended, as far as the pods are known."""
     phases: Mapping[tuple[str, str], str] = {(pod.namespace, pod.name): pod.phase for pod in pods}
-    rivals: dict[Device, list[Claim]] = defaultdict(list)
+    rivals: dict[OwnedDevice, list[Claim]] = defaultdict(list)
     for claim in claims:
         if phases.get((claim.namespace, claim.pod)) not in ENDED_PHASES:
             rivals[claim.device].append(claim)

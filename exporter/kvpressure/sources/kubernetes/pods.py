@@ -16,7 +16,7 @@ from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes.api import BACKOFF_SECONDS, KubeApi, Watcher
 from kvpressure.sources.kubernetes.api import REASONS as KUBE_REASONS
 from kvpressure.sources.kubernetes.discovery import discovered
-from kvpressure.sources.kubernetes.discovery_state import Shared
+from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.podspec import (
     CONTAINER_MISSING,
     OTHER_PROGRAM,
@@ -41,7 +41,7 @@ class PodsSettings(Protocol):
     """The settings that this source needs."""
 
     @property
-    def shared(self) -> Shared: ...
+    def shared(self) -> SharedDiscovery: ...
     @property
     def node_name(self) -> str: ...
     @property

@@ -27,8 +27,8 @@ from kvpressure.sources.kubernetes.discovery import (
     OF_COMMAND,
     OF_IMAGE,
     OF_SELECTOR,
-    Group,
-    Row,
+    ContainerRow,
+    PodGroup,
     group_of,
     named_after,
     reason_of,
@@ -69,7 +69,7 @@ _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineContainer:
     """A container that runs an inference server. ``dialect`` is its engine's name, "" = unknown. ``target`` None = it has no page of its own, ``refusal`` says why. ``ranks`` are further
     pages of the same container, where each data-parallel rank serves one; with a target, ``refusal`` says why some are missing.
     """
@@ -102,10 +102,10 @@ class Pod:
     phase: str = ""
     uids: frozenset[str] = frozenset()
     containers: Mapping[str, str] = field(default_factory=dict)
-    engines: tuple[Engine, ...] = ()
+    engines: tuple[EngineContainer, ...] = ()
     others: tuple[str, ...] = ()
-    rows: tuple[Row, ...] = ()
-    group: Group | None = None
+    rows: tuple[ContainerRow, ...] = ()
+    group: PodGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,23 +361,25 @@ def _sign(pod: _Raw, found: _Found) -> str:
     return OF_IMAGE if found.of_image is not None else OF_SELECTOR
 
 
-def _rows(pod: _Raw, containers: list[_Found], engines: Mapping[int, Engine]) -> Iterable[Row]:
+def _rows(pod: _Raw, containers: list[_Found], engines: Mapping[int, EngineContainer]) -> Iterable[ContainerRow]:
     """What became of every container with a GPU or that looks like an inference server."""
     named = _named(pod)
     if _opted_out(pod):
         for container in _containers(pod)[:MAX_CONTAINERS]:
             if _has_gpu(container):
-                yield Row(_text(container["name"]), "opted_out", gpus=_gpus(container))
+                yield ContainerRow(_text(container["name"]), "opted_out", gpus=_gpus(container))
         return
     if named and not any(c.container["name"] == named for c in containers):
-        yield Row(named[:253], CONTAINER_MISSING)
+        yield ContainerRow(named[:253], CONTAINER_MISSING)
     worker = (group := group_of(pod.namespace, pod.labels)) is not None and not group.leads
     for found in containers:
         name, gpus = _text(found.container["name"]), _gpus(found.container)
         engine = engines.get(id(found))
         if engine is not None:
             complete = found.args.complete and None not in found.args.values.values()
-            yield Row(name, engine.refusal or "", _sign(pod, found), engine.target, complete, gpus, len(engine.ranks))
+            yield ContainerRow(
+                name, engine.refusal or "", _sign(pod, found), engine.target, complete, gpus, len(engine.ranks)
+            )
             continue
         image = _text(found.container.get("image")).lower()
         named_engine, other = found.engine is not None, named_after(image)
@@ -385,7 +387,7 @@ def _rows(pod: _Raw, containers: list[_Found], engines: Mapping[int, Engine]) ->
             continue
         runs_other = found.line.read(found.dialect).other_program
         reason = reason_of(bool(named), named_engine, runs_other, _has_gpu(found.container), worker, other)
-        yield Row(name, reason, gpus=gpus)
+        yield ContainerRow(name, reason, gpus=gpus)
 
 
 def _containers(pod: _Raw) -> list[Mapping[str, Any]]:
@@ -486,7 +488,7 @@ def _annotated(pod: _Raw, engines: list[_Found]) -> _Found | None:
     return next(iter(listening or declaring or (engines if explicit else [])), None)
 
 
-def _apart(engines: list[Engine]) -> list[Engine]:
+def _apart(engines: list[EngineContainer]) -> list[EngineContainer]:
     """The same engines, each page with one only: a page says nothing of who else was thought to serve it."""
     taken: set[str] = set()
     result = []
@@ -501,7 +503,7 @@ def _apart(engines: list[Engine]) -> list[Engine]:
     return result
 
 
-def _engine(pod: _Raw, found: _Found, status: Mapping[str, Any], policy: Policy, annotated: bool) -> Engine:
+def _engine(pod: _Raw, found: _Found, status: Mapping[str, Any], policy: Policy, annotated: bool) -> EngineContainer:
     args = found.args
     target, refusal = None, None
     ranks: tuple[Target, ...] = ()
@@ -513,7 +515,7 @@ def _engine(pod: _Raw, found: _Found, status: Mapping[str, Any], policy: Policy,
         words, env = found.line.shown
         target = replace(target, args=words, env=env)
         ranks, refusal = _ranks(pod, found, target)
-    return Engine(
+    return EngineContainer(
         _text(found.container["name"]),
         _hex(status.get("containerID")),
         _reading(pod, found.container, status),
@@ -577,10 +579,10 @@ def _without_ports(pod: _Raw) -> Mapping[str, Any]:
     return {name: value for name, value in pod.annotations.items() if name not in PORT_ANNOTATIONS}
 
 
-def _server(pod: _Raw, found: _Found, args: EngineArgs, policy: Policy) -> endpoint.Server:
+def _server(pod: _Raw, found: _Found, args: EngineArgs, policy: Policy) -> endpoint.ServerPort:
     """What the pod shows about the server's port."""
     host = found.host
-    return endpoint.Server(
+    return endpoint.ServerPort(
         found.ports,
         args.port,
         "port" in args.explicit and args.port is None and not policy.template,

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from kvpressure.engines.base import EngineDialect
 from kvpressure.engines.identity import PAGE_ITSELF, Owner, owner_of
 from kvpressure.engines.registry import dialect
-from kvpressure.engines.series import Family, Sample
+from kvpressure.engines.series import Family, SampleName
 from kvpressure.model import ceilings
 from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.printable import visible
@@ -223,7 +223,7 @@ class Layout:
         """Engines that are remembered, of this page and of earlier ones."""
         return len(self._engines)
 
-    def place(self, sample: Sample, labels: Mapping[str, str]) -> int:
+    def place(self, sample: SampleName, labels: Mapping[str, str]) -> int:
         """The slot of a series; ``UNWANTED`` when its label values are not among the wanted ones.
 
         Raises ``BadLine`` for a bucket without a readable bound, ``TooMany`` when there are too many series.
@@ -387,7 +387,7 @@ def _owner_of(labels: Mapping[str, str]) -> Owner:
     return found if found is PAGE_ITSELF else Owner(visible(found.replica), visible(found.origin))
 
 
-def _owner(sample: Sample, labels: Mapping[str, str]) -> tuple[str, ...] | None:
+def _owner(sample: SampleName, labels: Mapping[str, str]) -> tuple[str, ...] | None:
     """The page, or a model, a server or an engine in their dialect; ``None`` for a series that names no model, and for a process's
     on a page of several servers.
     """

@@ -25,7 +25,7 @@ from kvpressure.sources.scrape.targets import Target
 
 if TYPE_CHECKING:
     from kvpressure.sources.catalog import CollectorSettings
-    from kvpressure.sources.kubernetes.discovery_state import Shared
+    from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 
 CUT_PLUGIN: Final = "plugin"  # its lines on a page, when they are more than this target's part
 CUT_NEW_ENGINES: Final = "new_engines"  # names that were not on earlier pages, when they come too fast
@@ -64,7 +64,7 @@ class EngineSettings(Protocol):
         ...
 
     @property
-    def shared(self) -> Shared:
+    def shared(self) -> SharedDiscovery:
         """Where pod discovery leaves the targets that it finds."""
         ...
 

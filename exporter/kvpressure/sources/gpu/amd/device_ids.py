@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvpressure.model.readings import GpuReading
-from kvpressure.sources.vendors import Device
+from kvpressure.sources.vendors import OwnedDevice
 
 VENDOR: Final = "amd"
 _PARTITION: Final = re.compile(r"amdgpu_xcp_\d{1,4}")
 _DRA: Final = re.compile(r"gpu-(\d{1,4})-(\d{1,4})")
 
 
-def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> Device | None:
+def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """The partition that the driver calls so."""
     if not _PARTITION.fullmatch(device_id):
         return None
     named = [gpu for gpu in gpus if gpu.pci_bus_id == device_id]
     part = next((gpu for gpu in named if gpu.parent_uuid is not None and gpu.vendor == VENDOR), None)
     gpu = part or next((gpu for gpu in named if gpu.parent_uuid is None), None)
-    return None if gpu is None else Device(gpu.uuid)
+    return None if gpu is None else OwnedDevice(gpu.uuid)
 
 
-def from_dra(name: str, gpus: Sequence[GpuReading]) -> Device | None:
+def from_dra(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """The GPU whose render node has that number."""
     found = _DRA.fullmatch(name)
     gpu = next((gpu for gpu in gpus if found and gpu.vendor == VENDOR and gpu.minor == int(found[2])), None)
-    return None if gpu is None else Device(gpu.uuid)
+    return None if gpu is None else OwnedDevice(gpu.uuid)

@@ -34,7 +34,7 @@ _NORMAL: Final = frozenset(
 )
 
 
-class Files:
+class CountingFiles:
     """Reads files and counts failures by reason. What the hardware simply does not have is no failure."""
 
     def __init__(self) -> None:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.model.readings import GpuProcess
-from kvpressure.sources.gpu.amd.files import Files, names
+from kvpressure.sources.gpu.amd.files import CountingFiles, names
 
 _FRAME_BUFFER_HEAPS: Final = (1, 2)  # public and private device memory; others are system memory
 _MAX_PROCESSES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class KfdNode:
     """One GPU or partition as KFD lists it. ``address`` is ``0000:19:00`` (PCI without the function, whose bits
     hold the partition); ``memory_bytes`` the device memory that belongs to it.
     """
@@ -31,14 +31,14 @@ class Node:
     memory_bytes: int | None
 
 
-def nodes(root: str, files: Files) -> tuple[Node, ...]:
+def nodes(root: str, files: CountingFiles) -> tuple[KfdNode, ...]:
     """GPU nodes of the topology under the sysfs ``root``, in the order of their render nodes."""
     top = f"{root}/class/kfd/kfd/topology/nodes"
     found = [_node(f"{top}/{name}", files) for name in names(top)]
     return tuple(sorted((node for node in found if node is not None), key=lambda node: node.minor))
 
 
-def _node(path: str, files: Files) -> Node | None:
+def _node(path: str, files: CountingFiles) -> KfdNode | None:
     gpu_id = files.number(f"{path}/gpu_id")
     if not gpu_id:  # 0 = a CPU
         return None
@@ -47,10 +47,10 @@ def _node(path: str, files: Files) -> Node | None:
     if location is None or minor is None:
         return None
     address = f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
-    return Node(gpu_id, address, minor, f"{path}/mem_banks/0/used_memory", _memory(path, files))
+    return KfdNode(gpu_id, address, minor, f"{path}/mem_banks/0/used_memory", _memory(path, files))
 
 
-def _properties(path: str, files: Files) -> dict[str, int]:
+def _properties(path: str, files: CountingFiles) -> dict[str, int]:
     found: dict[str, int] = {}
     for line in (files.text(path) or "").splitlines():
         name, _, value = line.partition(" ")
@@ -59,7 +59,7 @@ def _properties(path: str, files: Files) -> dict[str, int]:
     return found
 
 
-def _memory(path: str, files: Files) -> int | None:
+def _memory(path: str, files: CountingFiles) -> int | None:
     total = 0
     for bank in names(f"{path}/mem_banks"):
         properties = _properties(f"{path}/mem_banks/{bank}/properties", files)
@@ -68,7 +68,7 @@ def _memory(path: str, files: Files) -> int | None:
     return total or None
 
 
-def processes(root: str, gpu_ids: Collection[int], files: Files) -> dict[int, tuple[GpuProcess, ...]]:
+def processes(root: str, gpu_ids: Collection[int], files: CountingFiles) -> dict[int, tuple[GpuProcess, ...]]:
     """Processes that hold device memory, by KFD gpu_id. Pids are the host's.
 
     KFD lists a process under every GPU that it could open; one with no memory there does not use that GPU.

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.sources.base import NothingHere, Reading, SourceError
 from kvpressure.sources.gpu.amd import kfd, smi, sysfs
-from kvpressure.sources.gpu.amd.files import LOST, Files
+from kvpressure.sources.gpu.amd.files import LOST, CountingFiles
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ class AmdSource:
         self._node = settings.node_name
         self._backend = settings.amd_backend
         self._clock = clock
-        self._files = Files()
-        self._known: dict[str, sysfs.Device] = {}  # by PCI address; a device that was seen once stays
+        self._files = CountingFiles()
+        self._known: dict[str, sysfs.SysfsDevice] = {}  # by PCI address; a device that was seen once stays
         self._present: frozenset[str] = frozenset()
         self._processes: dict[int, tuple[GpuProcess, ...]] = {}
         self._scan_due = self._processes_due = self._library_due = float("-inf")

@@ -17,7 +17,7 @@ from typing import Final
 
 from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.sources.gpu.amd import kfd
-from kvpressure.sources.gpu.amd.files import LOST, NO_PERMISSION, Files, names
+from kvpressure.sources.gpu.amd.files import LOST, NO_PERMISSION, CountingFiles, names
 
 VENDOR: Final = "amd"
 _PCI_VENDOR: Final = "0x1002"
@@ -48,7 +48,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class SysfsDevice:
     """What of one PCI device changes seldom. ``uuid`` is ``GPU-<unique_id>`` as ROCm writes it, or node and PCI
     address where the driver gives no unique id. ``minor`` = its render node, unless that is a partition's. ``unified`` = its
     VRAM is a carve-out of the system memory it works in.
@@ -68,7 +68,7 @@ class Device:
     partitions: tuple[Partition, ...]
 
 
-def devices(root: str, files: Files, node: str) -> dict[str, Device]:
+def devices(root: str, files: CountingFiles, node: str) -> dict[str, SysfsDevice]:
     """AMD GPUs under the sysfs ``root`` of ``node`` by PCI address, in its order."""
     drm = f"{root}/class/drm"
     entries = {
@@ -90,7 +90,7 @@ def devices(root: str, files: Files, node: str) -> dict[str, Device]:
     return {bus: _device(bus, cards[bus], identities[bus], driver, minors, topology, files) for bus in sorted(cards)}
 
 
-def _identities(cards: Mapping[str, str], files: Files, node: str) -> dict[str, str]:
+def _identities(cards: Mapping[str, str], files: CountingFiles, node: str) -> dict[str, str]:
     """PCI address -> uuid. A unique id that two devices share (virtual functions do) identifies neither. Addresses are the
     same on every node of a kind: without the node's name two GPUs of a cluster would be one.
     """
@@ -103,7 +103,7 @@ def _identities(cards: Mapping[str, str], files: Files, node: str) -> dict[str, 
     return {bus: unique[bus] if seen[unique.get(bus, "")] == 1 else f"{node}/{bus}" for bus in cards}
 
 
-def _driver(root: str, files: Files) -> str | None:
+def _driver(root: str, files: CountingFiles) -> str | None:
     """Version of the out-of-tree driver; the one in the kernel's tree has none but the kernel's."""
     if not Path(f"{root}/module/amdgpu").is_dir():
         return None
@@ -116,9 +116,9 @@ def _device(
     uuid: str,
     driver: str | None,
     minors: Mapping[int, str],
-    topology: Sequence[kfd.Node],
-    files: Files,
-) -> Device:
+    topology: Sequence[kfd.KfdNode],
+    files: CountingFiles,
+) -> SysfsDevice:
     own = next((minor for minor, name in minors.items() if name == bus), None)
     nodes = [
         node
@@ -130,7 +130,7 @@ def _device(
     unified = len(nodes) == 1 and bool(memory) and (nodes[0].memory_bytes or 0) > (memory or 0) * _UNIFIED_FACTOR
     hwmon = next((f"{path}/hwmon/{name}" for name in sorted(names(f"{path}/hwmon")) if name.startswith("hwmon")), None)
     cap = files.number(f"{hwmon}/power1_cap") if hwmon else None
-    return Device(
+    return SysfsDevice(
         bus_id=bus,
         path=path,
         uuid=uuid,
@@ -146,21 +146,23 @@ def _device(
     )
 
 
-def _name(path: str, files: Files) -> str:
+def _name(path: str, files: CountingFiles) -> str:
     """Product name (server cards have one) or the PCI ids."""
     product = files.label(f"{path}/product_name")
     device = _PCI_ID.fullmatch(files.text(f"{path}/device") or "")
     return product or (f"AMD GPU 1002:{device[1]}" if device else "AMD GPU")
 
 
-def _partitions(uuid: str, nodes: Sequence[kfd.Node], minors: Mapping[int, str]) -> tuple[Partition, ...]:
+def _partitions(uuid: str, nodes: Sequence[kfd.KfdNode], minors: Mapping[int, str]) -> tuple[Partition, ...]:
     return tuple(
         Partition(f"{uuid}/xcp{number}", minors[node.minor], node.minor, node.gpu_id, node.memory_bytes, node.used_path)
         for number, node in enumerate(nodes)
     )
 
 
-def read(device: Device, index: int, held: Mapping[int, tuple[GpuProcess, ...]], files: Files) -> list[GpuReading]:
+def read(
+    device: SysfsDevice, index: int, held: Mapping[int, tuple[GpuProcess, ...]], files: CountingFiles
+) -> list[GpuReading]:
     """The device now, followed by its partitions. ``held`` are processes by KFD gpu_id.
 
     Activity and power exist for the whole device only: they are absent on partitions.
@@ -196,7 +198,7 @@ def read(device: Device, index: int, held: Mapping[int, tuple[GpuProcess, ...]],
     return [whole, *_read_partitions(device, whole, held, files)]
 
 
-def gone(device: Device, index: int) -> GpuReading:
+def gone(device: SysfsDevice, index: int) -> GpuReading:
     """A device that was there and is not any more."""
     return GpuReading(
         uuid=device.uuid,
@@ -210,7 +212,7 @@ def gone(device: Device, index: int) -> GpuReading:
     )
 
 
-def _used(device: Device, files: Files) -> int | None:
+def _used(device: SysfsDevice, files: CountingFiles) -> int | None:
     """Device memory in use. Never 0: the driver itself holds some, and a virtual function that cannot see the
     figure says 0.
     """
@@ -221,14 +223,14 @@ def _used(device: Device, files: Files) -> int | None:
     return used or None
 
 
-def _refusal(device: Device) -> str | None:
+def _refusal(device: SysfsDevice) -> str | None:
     """Why a device that is there tells nothing, when it is for want of permission."""
     probe = f"{device.path}/mem_info_vram_used"
     return NO_PERMISSION if os.access(probe, os.F_OK) and not os.access(probe, os.R_OK) else None
 
 
 def _read_partitions(
-    device: Device, whole: GpuReading, held: Mapping[int, tuple[GpuProcess, ...]], files: Files
+    device: SysfsDevice, whole: GpuReading, held: Mapping[int, tuple[GpuProcess, ...]], files: CountingFiles
 ) -> list[GpuReading]:
     used = _partition_memory(device, whole.memory_used_bytes, files)
     return [
@@ -249,7 +251,7 @@ def _read_partitions(
     ]
 
 
-def _partition_memory(device: Device, whole: int | None, files: Files) -> dict[int, int | None]:
+def _partition_memory(device: SysfsDevice, whole: int | None, files: CountingFiles) -> dict[int, int | None]:
     """Memory in use by KFD gpu_id. Some drivers give every partition the figure of the whole device: the parts are
     believed only when they add up to it.
     """

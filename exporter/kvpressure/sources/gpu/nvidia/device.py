@@ -14,14 +14,14 @@ from kvpressure.sources.gpu.nvidia.gpm import Activity, Gpm
 from kvpressure.sources.gpu.nvidia.identity import Identity
 from kvpressure.sources.gpu.nvidia.mig import Mig
 from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
-from kvpressure.sources.gpu.nvidia.query import Ask, Queries
+from kvpressure.sources.gpu.nvidia.query import DeviceQuery, Queries
 from kvpressure.sources.gpu.nvidia.samples import UtilizationSamples
 
 SLOW_SECONDS: Final = 10.0
 """How often what changes seldom or costs much is read: process lists, the power limit, MIG, missing identity."""
 
 
-class Device:
+class NvmlDevice:
     """A GPU that gave its UUID. Only one thread uses it at a time."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Device:
 
     def _read_gpu(self, slow: bool) -> tuple[GpuReading, str | None]:
         """The GPU itself, and why nothing at all could be read."""
-        ask = Ask(self._queries, self.identity.uuid)
+        ask = DeviceQuery(self._queries, self.identity.uuid)
         handle = self._handle
         memory = fields.memory(ask, handle)
         utilization = self._samples.mean(ask, handle)
@@ -117,7 +117,7 @@ class Device:
         if gpm is None:
             return mig.read(self.identity, self._handle, slow, None)
 
-        def activity(ask: Ask, uuid: str, instance: int) -> Activity:
+        def activity(ask: DeviceQuery, uuid: str, instance: int) -> Activity:
             return gpm.read(ask, uuid, self._handle, instance)
 
         readings = mig.read(self.identity, self._handle, slow, activity)
@@ -144,7 +144,7 @@ class Device:
         """
         if self.identity.complete:
             return
-        ask = Ask(self._queries, self.identity.uuid)
+        ask = DeviceQuery(self._queries, self.identity.uuid)
         pci = ask("pci", pynvml.nvmlDeviceGetPciInfo_v3, self._handle)
         self.identity = replace(
             self.identity,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvpressure.model.readings import GpuReading
-from kvpressure.sources.vendors import Device
+from kvpressure.sources.vendors import OwnedDevice
 
 VENDOR: Final = "nvidia"
 _UUID: Final = re.compile(r"(?:GPU|MIG)-[\w./-]{1,120}")
@@ -19,25 +19,25 @@ _GKE: Final = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?")
 _DRA: Final = re.compile(r"gpu-(\d{1,4})(-mig-[\w.+-]{1,80})?")
 
 
-def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> Device | None:
+def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """The GPU or MIG instance of a device plugin's id."""
     if _UUID.fullmatch(device_id):
-        return Device(device_id)
+        return OwnedDevice(device_id)
     gke = _GKE.fullmatch(device_id)
     return _at(int(gke[1]), None if gke[2] is None else int(gke[2]), gpus) if gke else None
 
 
-def from_dra(name: str, gpus: Sequence[GpuReading]) -> Device | None:
+def from_dra(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """The GPU or MIG instance of a DRA device."""
     if _UUID.fullmatch(name):
-        return Device(name)
+        return OwnedDevice(name)
     found = _DRA.fullmatch(name)
     if found is None:
         return None
     return _at(int(found[1]), None, gpus) if found[2] is None else _only_instance(int(found[1]), gpus)
 
 
-def _at(minor: int, instance: int | None, gpus: Sequence[GpuReading]) -> Device | None:
+def _at(minor: int, instance: int | None, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """``/dev/nvidia<minor>``, or its MIG instance ``instance``."""
     for gpu in gpus:
         if (
@@ -49,11 +49,11 @@ def _at(minor: int, instance: int | None, gpus: Sequence[GpuReading]) -> Device 
                 else gpu.parent_uuid is not None and gpu.gpu_instance_id == instance
             )
         ):
-            return Device(gpu.uuid)
+            return OwnedDevice(gpu.uuid)
     return None
 
 
-def _only_instance(minor: int, gpus: Sequence[GpuReading]) -> Device | None:
+def _only_instance(minor: int, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """A MIG device whose name tells profile and place but not the instance: the only instance of its GPU, or, where
     there are several, the GPU itself as a shared one.
     """
@@ -61,4 +61,4 @@ def _only_instance(minor: int, gpus: Sequence[GpuReading]) -> Device | None:
     if parent is None:
         return None
     parts = [gpu for gpu in gpus if gpu.parent_uuid == parent.uuid]
-    return Device(parts[0].uuid) if len(parts) == 1 else Device(parent.uuid, shared=True)
+    return OwnedDevice(parts[0].uuid) if len(parts) == 1 else OwnedDevice(parent.uuid, shared=True)

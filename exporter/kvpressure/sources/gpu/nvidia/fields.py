@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import pynvml
 
 from kvpressure.model.readings import GpuProcess
-from kvpressure.sources.gpu.nvidia.query import Ask
+from kvpressure.sources.gpu.nvidia.query import DeviceQuery
 
 NOT_AVAILABLE: Final = 0xFFFFFFFF  # NVML's "no value" in 32 bits
 
@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     reserved: int | None = None
 
 
-def memory(ask: Ask, handle: Any) -> Memory:
+def memory(ask: DeviceQuery, handle: Any) -> Memory:
     """Device memory: the second structure, or the first where the driver or the card does not know that."""
     info = ask("memory_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     reserved = None if info is None else int(info.reserved) or None  # 0: not told (instances, virtual GPUs)
@@ -44,13 +44,13 @@ def memory(ask: Ask, handle: Any) -> Memory:
     return Memory(total, total - free, reserved)
 
 
-def utilization(ask: Ask, handle: Any) -> float | None:
+def utilization(ask: DeviceQuery, handle: Any) -> float | None:
     """Share of the driver's last sample period in which some kernel ran."""
     rates = ask("utilization", pynvml.nvmlDeviceGetUtilizationRates, handle)
     return None if rates is None else percent(ask, rates.gpu)
 
 
-def percent(ask: Ask, value: float) -> float | None:
+def percent(ask: DeviceQuery, value: float) -> float | None:
     """0-100 as a ratio; what is out of range (NaN included) is no value."""
     if 0 <= value <= 100:
         return float(value) / 100
@@ -58,12 +58,12 @@ def percent(ask: Ask, value: float) -> float | None:
     return None
 
 
-def power(ask: Ask, handle: Any) -> float | None:
+def power(ask: DeviceQuery, handle: Any) -> float | None:
     """Watts drawn now."""
     return _watts(ask("power", pynvml.nvmlDeviceGetPowerUsage, handle))
 
 
-def power_limit(ask: Ask, handle: Any) -> float | None:
+def power_limit(ask: DeviceQuery, handle: Any) -> float | None:
     """Watts that the card may draw, all limits considered."""
     return _watts(ask("power_limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle))
 
@@ -75,7 +75,7 @@ def _watts(milliwatts: int | None) -> float | None:
     return milliwatts / 1000
 
 
-def throttle_reasons(ask: Ask, handle: Any) -> tuple[str, ...] | None:
+def throttle_reasons(ask: DeviceQuery, handle: Any) -> tuple[str, ...] | None:
     """Why clocks are reduced, by the names of ``THROTTLE_REASONS``; empty = they are not."""
     bits = ask("clocks_event", pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:  # the name before driver 535
@@ -83,7 +83,7 @@ def throttle_reasons(ask: Ask, handle: Any) -> tuple[str, ...] | None:
     return None if bits is None else tuple(name for bit, name in THROTTLE_REASONS.items() if bits & bit)
 
 
-def processes(ask: Ask, handle: Any) -> tuple[GpuProcess, ...]:
+def processes(ask: DeviceQuery, handle: Any) -> tuple[GpuProcess, ...]:
     """Compute processes with host pids, MPS clients included. Empty also when the driver does not say."""
     found = ask("processes_v3", pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     if found is None:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import pynvml
 
 from kvpressure.sources.gpu.nvidia import codes, fields
-from kvpressure.sources.gpu.nvidia.query import Ask, Queries
+from kvpressure.sources.gpu.nvidia.query import DeviceQuery, Queries
 
 SHORTEST_SPAN_SECONDS: Final = 0.1  # NVML wants samples further apart than this
 ROUNDED_UP_TO: Final = 101.0  # a quotient of counters may end a little above 100 %
@@ -46,7 +46,7 @@ class Gpm:
             self._request.metrics[place].metricId = metric
         self._trails: dict[str, _Trail] = {}
 
-    def read(self, ask: Ask, uuid: str, handle: Any, instance: int | None = None) -> Activity:
+    def read(self, ask: DeviceQuery, uuid: str, handle: Any, instance: int | None = None) -> Activity:
         """Activity of the GPU ``handle``, or of its MIG instance ``instance``; ``uuid`` names whichever it is."""
         trail = self._trails.get(uuid)
         if trail is None:
@@ -71,13 +71,13 @@ class Gpm:
         """Give the samples back."""
         self.keep_only(set())
 
-    def _difference(self, ask: Ask, older: Any, newer: Any) -> Activity:
+    def _difference(self, ask: DeviceQuery, older: Any, newer: Any) -> Activity:
         self._request.sample1, self._request.sample2 = older, newer
         if ask("gpm_metrics", pynvml.nvmlGpmMetricsGet, self._request) is None:
             return Activity()
         return Activity(*(self._value(ask, self._request.metrics[place]) for place in range(len(_METRICS))))
 
-    def _value(self, ask: Ask, metric: Any) -> float | None:
+    def _value(self, ask: DeviceQuery, metric: Any) -> float | None:
         if metric.nvmlReturn == pynvml.NVML_SUCCESS:
             value = float(metric.value)
             return fields.percent(ask, min(value, 100.0) if value <= ROUNDED_UP_TO else value)
@@ -101,7 +101,7 @@ class _Trail:
         """The last two samples, the older first."""
         return (self._buffers[0], self._buffers[1]) if self._filled == 2 else None
 
-    def advance(self, ask: Ask, now: float, handle: Any, instance: int | None) -> None:
+    def advance(self, ask: DeviceQuery, now: float, handle: Any, instance: int | None) -> None:
         """Take a sample. After a failure the next difference needs two new ones."""
         fresh = self._buffers.pop(0) if len(self._buffers) == 2 else ask("gpm_alloc", pynvml.nvmlGpmSampleAlloc)
         if fresh is None:
@@ -119,7 +119,7 @@ class _Trail:
         self._filled = 0
 
     @staticmethod
-    def _take(ask: Ask, handle: Any, instance: int | None, buffer: Any) -> bool:
+    def _take(ask: DeviceQuery, handle: Any, instance: int | None, buffer: Any) -> bool:
         if instance is None:
             taken = ask("gpm_sample", pynvml.nvmlGpmSampleGet, handle, buffer)
         else:

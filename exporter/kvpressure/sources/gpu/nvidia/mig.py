@@ -17,11 +17,11 @@ from kvpressure.model.readings import GpuProcess, GpuReading
 from kvpressure.sources.gpu.nvidia import fields
 from kvpressure.sources.gpu.nvidia.gpm import Activity
 from kvpressure.sources.gpu.nvidia.identity import Identity
-from kvpressure.sources.gpu.nvidia.query import Ask, Queries
+from kvpressure.sources.gpu.nvidia.query import DeviceQuery, Queries
 
 MOST_INSTANCES: Final = 64
 
-ReadActivity = Callable[[Ask, str, int], Activity]
+ReadActivity = Callable[[DeviceQuery, str, int], Activity]
 """Reads GPM of the device named by a UUID; the number is its GPU instance."""
 
 
@@ -60,7 +60,7 @@ class Mig:
         return reading.memory_total_bytes is None and self._instances[reading.uuid].had_memory
 
     def _walk(self, parent: Identity, handle: Any) -> None:
-        ask = Ask(self._queries, parent.uuid)
+        ask = DeviceQuery(self._queries, parent.uuid)
         count = ask("mig_count", pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
         found: dict[str, _Instance] = {}
         for slot in range(min(count, MOST_INSTANCES)):
@@ -77,7 +77,7 @@ class Mig:
     def _known(self, uuid: str, parent: Identity, handle: Any) -> _Instance:
         instance = self._instances.get(uuid)
         if instance is None:
-            ask = Ask(self._queries, uuid)
+            ask = DeviceQuery(self._queries, uuid)
             identity = replace(
                 parent,
                 uuid=uuid,
@@ -91,7 +91,7 @@ class Mig:
         return instance
 
     def _read_one(self, instance: _Instance, slow: bool, activity: ReadActivity | None) -> GpuReading:
-        ask = Ask(self._queries, instance.identity.uuid)
+        ask = DeviceQuery(self._queries, instance.identity.uuid)
         memory = fields.memory(ask, instance.handle)
         if slow:
             instance.processes = fields.processes(ask, instance.handle)

@@ -22,7 +22,7 @@ some calls on to the driver and refuses others for good. ``Device`` forgets them
 all, since that is another matter."""
 
 
-class Answer(NamedTuple, Generic[T]):
+class NvmlAnswer(NamedTuple, Generic[T]):
     """A value, or None and the reason from ``codes.REASONS``."""
 
     value: T | None
@@ -58,7 +58,7 @@ class Queries:
         self._errors: Counter[str] = Counter()
         self._asking: dict[str, str] = {}
 
-    def ask(self, device: str, metric: str, function: Callable[..., T], *arguments: Any) -> Answer[T]:
+    def ask(self, device: str, metric: str, function: Callable[..., T], *arguments: Any) -> NvmlAnswer[T]:
         """Call ``function(*arguments)``; ``device`` and ``metric`` name what is remembered when it cannot answer.
 
         Raises:
@@ -68,10 +68,10 @@ class Queries:
         if silent is not None and metric in silent:
             until, reason = silent[metric]
             if self._clock() < until:
-                return Answer(None, reason)
+                return NvmlAnswer(None, reason)
         self._asking[device] = metric
         try:
-            answer = Answer(function(*arguments))
+            answer = NvmlAnswer(function(*arguments))
         except pynvml.NVMLError as error:
             return self._failed(device, metric, codes.reason_of(error.value))
         except UnicodeDecodeError:
@@ -104,7 +104,7 @@ class Queries:
         errors, self._errors = self._errors, Counter()
         return dict(errors)
 
-    def _failed(self, device: str, metric: str, reason: str) -> Answer[Any]:
+    def _failed(self, device: str, metric: str, reason: str) -> NvmlAnswer[Any]:
         if reason not in codes.NORMAL:
             self._errors[reason] += 1
         if reason in codes.LIBRARY_DOWN:
@@ -113,7 +113,7 @@ class Queries:
             raise DeviceDown(reason)
         if reason in codes.LASTING or self._refused_for_good(device, metric, reason):
             self._silent.setdefault(device, {})[metric] = (self._clock() + ASK_AGAIN_SECONDS, reason)
-        return Answer(None, reason)
+        return NvmlAnswer(None, reason)
 
     def _refused_for_good(self, device: str, metric: str, reason: str) -> bool:
         if reason not in codes.NEEDS_NEW_CONTAINER:
@@ -123,7 +123,7 @@ class Queries:
         return refused[metric] >= REFUSED_TIMES
 
 
-class Ask:
+class DeviceQuery:
     """The questions to one device during one reading; gives plain values and keeps why some are missing."""
 
     def __init__(self, queries: Queries, device: str) -> None:

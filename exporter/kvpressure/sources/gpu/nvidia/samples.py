@@ -10,7 +10,7 @@ from typing import Any, Final
 import pynvml
 
 from kvpressure.sources.gpu.nvidia import fields
-from kvpressure.sources.gpu.nvidia.query import Ask
+from kvpressure.sources.gpu.nvidia.query import DeviceQuery
 
 _UNION_FIELD: Final = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
@@ -34,7 +34,7 @@ class UtilizationSamples:
     def __init__(self) -> None:
         self._since_us = 0
 
-    def mean(self, ask: Ask, handle: Any) -> float | None:
+    def mean(self, ask: DeviceQuery, handle: Any) -> float | None:
         """0-1; None when the driver has no newer samples, keeps none, or was not asked before: what the ring holds
         at first may be old.
         """

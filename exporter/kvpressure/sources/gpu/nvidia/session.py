@@ -13,7 +13,7 @@ from typing import Any, Final
 import pynvml
 
 from kvpressure.sources.gpu.nvidia import codes
-from kvpressure.sources.gpu.nvidia.device import Device
+from kvpressure.sources.gpu.nvidia.device import NvmlDevice
 from kvpressure.sources.gpu.nvidia.events import EventLog, EventWatch
 from kvpressure.sources.gpu.nvidia.identity import Identity
 from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
@@ -26,10 +26,10 @@ NODE: Final = "node"  # stands for a device in questions that concern none
 
 
 @dataclass
-class Found:
+class OpenedGpus:
     """What opening brought: GPUs by UUID, and why others (by index) gave none."""
 
-    devices: dict[str, Device] = field(default_factory=dict)
+    devices: dict[str, NvmlDevice] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
 
@@ -46,7 +46,7 @@ class Session:
         self._watch = EventWatch(events)
         self._driver: str | None = None
 
-    def open(self, before: dict[str, Device]) -> Found:
+    def open(self, before: dict[str, NvmlDevice]) -> OpenedGpus:
         """Initialise and find the GPUs; those in ``before`` go on where they were. No GPUs is no failure.
 
         Raises:
@@ -61,7 +61,7 @@ class Session:
         count = self._queries.ask(NODE, "count", pynvml.nvmlDeviceGetCount)
         if count.value is None:
             raise LibraryDown(count.reason or codes.UNKNOWN)
-        found = Found()
+        found = OpenedGpus()
         for index in range(min(count.value, MOST_DEVICES)):
             reason = self._find(index, found.devices, before)
             if reason is not None:
@@ -70,7 +70,7 @@ class Session:
             self._watch.start([(uuid, device.handle) for uuid, device in found.devices.items()])
         return found
 
-    def close(self, devices: dict[str, Device], safe: bool = True) -> None:
+    def close(self, devices: dict[str, NvmlDevice], safe: bool = True) -> None:
         """Release the driver. ``safe`` = no call of another thread is under way; else the library is only left
         behind, to be initialised once more.
         """
@@ -86,7 +86,7 @@ class Session:
         except pynvml.NVMLError:
             return  # the driver went first; there is nothing left to release
 
-    def _find(self, index: int, found: dict[str, Device], before: dict[str, Device]) -> str | None:
+    def _find(self, index: int, found: dict[str, NvmlDevice], before: dict[str, NvmlDevice]) -> str | None:
         """Add the GPU at ``index`` to ``found``; the reason when that cannot be done."""
         key = f"index {index}"
         self._queries.forget(key)
@@ -105,9 +105,9 @@ class Session:
         found[uuid.value] = self._device(uuid.value, index, handle.value, before)
         return None
 
-    def _device(self, uuid: str, index: int, handle: Any, before: dict[str, Device]) -> Device:
+    def _device(self, uuid: str, index: int, handle: Any, before: dict[str, NvmlDevice]) -> NvmlDevice:
         device = before.get(uuid)
         if device is None:
-            return Device(self._queries, self._clock, self._options, Identity(uuid, index, self._driver), handle)
+            return NvmlDevice(self._queries, self._clock, self._options, Identity(uuid, index, self._driver), handle)
         device.attach(index, self._driver, handle)
         return device

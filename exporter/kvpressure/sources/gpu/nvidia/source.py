@@ -18,12 +18,12 @@ from kvpressure.sources.base import FatalSourceError, NothingHere, Reading, Sour
 from kvpressure.sources.gpu.nvidia import codes, hardware
 from kvpressure.sources.gpu.nvidia.backoff import Backoff
 from kvpressure.sources.gpu.nvidia.call_guard import HangGuard, Hung, Job
-from kvpressure.sources.gpu.nvidia.device import Device
+from kvpressure.sources.gpu.nvidia.device import NvmlDevice
 from kvpressure.sources.gpu.nvidia.events import EventLog
 from kvpressure.sources.gpu.nvidia.identity import VENDOR, Identity
 from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
 from kvpressure.sources.gpu.nvidia.query import DeviceDown, LibraryDown, Queries
-from kvpressure.sources.gpu.nvidia.session import NODE, Found, Session
+from kvpressure.sources.gpu.nvidia.session import NODE, OpenedGpus, Session
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +63,11 @@ class NvidiaSource:
         self._queries = Queries(clock)
         self._events = EventLog()
         self._session = Session(self._queries, clock, self._options, self._events)
-        self._opening: Job[Found] | None = None
+        self._opening: Job[OpenedGpus] | None = None
         self._open_again = Backoff(OPEN_FIRST_SECONDS, OPEN_LONGEST_SECONDS)
         self._repair_again = Backoff(REPAIR_FIRST_SECONDS, REPAIR_LONGEST_SECONDS)
         self._down_reason: str | None = None
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, NvmlDevice] = {}
         self._known: dict[str, tuple[Identity, ...]] = {}  # every GPU that ever answered, with its MIG instances
         self._broken: dict[str, str] = {}  # known GPUs that are out until the library is opened anew: why
         self._unidentified = 0  # GPUs that are counted but did not even give a UUID
@@ -137,7 +137,7 @@ class NvidiaSource:
         self._opening = None
         self._adopt(found)
 
-    def _adopt(self, found: Found) -> None:
+    def _adopt(self, found: OpenedGpus) -> None:
         if found.failed and not found.devices and not self._known:
             raise LibraryDown(next(iter(found.failed.values())))
         self._devices = found.devices

@@ -2,9 +2,9 @@
 
 A node with 8 GPUs and 8 engines, driven by its own clock through the parts of the real exporter: scanners, workers, the
 monitor's tick, the pipeline, and the pages that are served. Pods come and go every few minutes under new names, engines
-restart, models change, GPUs move between pods, are lost and come back, and are split into MIG instances and joined again.
-Before and after it the node is calm for 40 minutes with eight fresh pods. Exit 1 when memory has grown since the first hour,
-or when the calm node publishes another number of series afterwards.
+restart, models change, GPUs move between pods, are lost and come back, and are split into MIG instances and joined
+again. Before and after it the node is calm for 40 minutes with eight fresh pods. Exit 1 when memory has grown since the
+first hour, or when the calm node publishes another number of series afterwards.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""What do other Python GPU exporters cost? ``python -m benchmarks.compare``: the same machine, the same 8 GPUs, one after another.
+"""What do other Python GPU exporters cost? ``python -m benchmarks.compare``: the same machine, the same 8 GPUs, one
+after another.
 
-All of them run on the stub NVIDIA driver of the tests, with every function that the binding knows (those that the tests do
-not need answer "not supported", as a driver does). They are installed, pinned, into a virtual environment under ``build/``.
-CPU is the operating system's accounting of the process: first while nobody scrapes it, then at two scrapes a second; the
-difference is what a scrape costs. An exporter that cannot be installed or does not run is listed with the reason.
+All of them run on the stub NVIDIA driver of the tests, with every function that the binding knows (those that the tests
+do not need answer "not supported", as a driver does). They are installed, pinned, into a virtual environment under
+``build/``. CPU is the operating system's accounting of the process: first while nobody scrapes it, then at two scrapes
+a second; the difference is what a scrape costs. An exporter that cannot be installed or does not run is listed with the
+reason.
 """
 
 from __future__ import annotations
@@ -220,8 +222,8 @@ def row(name: str, found: Cost | str) -> str:
     if isinstance(found, str):
         return f"| {name} | {found} | | | | | |"
     return (
-        f"| {name} | {found.idle_cpu * 100:.2f} % | {found.scrape_cpu_seconds * 1e3:.1f} ms | {found.p50 * 1e3:.1f} ms | "
-        f"{found.p99 * 1e3:.1f} ms | {found.rss:.1f} MiB | {found.series} |"
+        f"| {name} | {found.idle_cpu * 100:.2f} % | {found.scrape_cpu_seconds * 1e3:.1f} ms | {found.p50 * 1e3:.1f} ms"
+        f" | {found.p99 * 1e3:.1f} ms | {found.rss:.1f} MiB | {found.series} |"
     )
 
 

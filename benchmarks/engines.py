@@ -1,7 +1,7 @@
 """Engine pages over loopback for benchmarks: real captures, one port an engine, in a process of its own.
 
-``python -m benchmarks.engines COUNT [--slow]`` prints the ports, one a line, then serves until it is ended. Each scrape gets
-the next page of a real vLLM under pressure. With ``--slow`` the last one accepts and never answers.
+``python -m benchmarks.engines COUNT [--slow]`` prints the ports, one a line, then serves until it is ended. Each scrape
+gets the next page of a real vLLM under pressure. With ``--slow`` the last one accepts and never answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The least that a Python process can pay for the same readings: ``python -m benchmarks.floor URL...``.
 
-Once a second six calls for each GPU through the binding, one after another a page from each engine over a kept connection,
-and its lines taken apart into numbers. No window, no verdict, no server, no protection: what the exporter's CPU is compared with.
+Once a second six calls for each GPU through the binding, one after another a page from each engine over a kept
+connection, and its lines taken apart into numbers. No window, no verdict, no server, no protection: what the exporter's
+CPU is compared with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How does the cost of a node grow? ``python -m benchmarks.growth``: from 8 to 64 engines, and 64 GPU partitions.
 
-As ``benchmarks.node``, with 8 cards of which each is split into as many MIG instances as there are engines to an eighth.
-Linear means: an engine costs no more CPU, and a scrape no more time for each, among 64 than among 8. Exit 1 otherwise.
+As ``benchmarks.node``, with 8 cards of which each is split into as many MIG instances as there are engines to an
+eighth. Linear means: an engine costs no more CPU, and a scrape no more time for each, among 64 than among 8. Exit 1
+otherwise.
 """
 
 from __future__ import annotations

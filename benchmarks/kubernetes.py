@@ -1,7 +1,7 @@
 """What does a node cost with every Kubernetes source? ``python -m benchmarks.kubernetes``: 8 GPUs x 8 pods at 1 s.
 
-The real ``kvpressure serve`` with the stub driver, a small API server that speaks list and watch, a kubelet's PodResources
-service (gRPC), cgroups, a process table and log files of pods. Exit 1 when the memory budget is missed.
+The real ``kvpressure serve`` with the stub driver, a small API server that speaks list and watch, a kubelet's
+PodResources service (gRPC), cgroups, a process table and log files of pods. Exit 1 when the memory budget is missed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def main() -> int:
     mib = largest / 2**20
     met = mib <= RSS_BUDGET_MIB
     print(
-        f"{engines} engines, {up} sources up, after {seconds:.0f} s: {mib:.1f} MiB resident, budget {RSS_BUDGET_MIB:.0f} MiB   "
-        f"{'met' if met else 'MISSED'}"
+        f"{engines} engines, {up} sources up, after {seconds:.0f} s: {mib:.1f} MiB resident, budget"
+        f" {RSS_BUDGET_MIB:.0f} MiB   {'met' if met else 'MISSED'}"
     )
     return int(not met)
 

@@ -1,13 +1,13 @@
 """What does one node cost? ``python -m benchmarks.node``: 8 GPUs x 8 engines at 1 s, beside the budgets.
 
-The real ``kvpressure serve`` runs on the stub NVIDIA driver of the tests (the real binding) and scrapes real vLLM pages of
-50 KB over loopback; a ninth engine accepts and never answers. CPU is the operating system's accounting of the process over
-the measured minute with a scrape every five seconds, memory its resident size, latency that of whole scrapes by a client
-four times a second afterwards.
+The real ``kvpressure serve`` runs on the stub NVIDIA driver of the tests (the real binding) and scrapes real vLLM pages
+of 50 KB over loopback; a ninth engine accepts and never answers. CPU is the operating system's accounting of the
+process over the measured minute with a scrape every five seconds, memory its resident size, latency that of whole
+scrapes by a client four times a second afterwards.
 
-How fast a core is differs from machine to machine, and from hour to hour on a shared one. So two other processes run over the
-same minute: ``nvitop-exporter`` on the same driver, and the floor (``benchmarks.floor``), which reads the same and does nothing
-with it. Exit 1 when a budget or a ratio is missed; ``--no-beside`` leaves the others out.
+How fast a core is differs from machine to machine, and from hour to hour on a shared one. So two other processes run
+over the same minute: ``nvitop-exporter`` on the same driver, and the floor (``benchmarks.floor``), which reads the same
+and does nothing with it. Exit 1 when a budget or a ratio is missed; ``--no-beside`` leaves the others out.
 """
 
 from __future__ import annotations
@@ -298,7 +298,8 @@ def print_ratios(gpus: int, engines: int, seconds: float, extra: Sequence[str]) 
     rows = (("CPU", ours / theirs, LOOP_RATIO), ("CPU of a scrape", our_scrape / their_scrape, SCRAPE_RATIO))
     for name, ratio, goal in rows:
         print(
-            f"  {name + ' / nvitop-exporter':28s} {ratio:8.2f}     goal {goal:.1f}   {'met' if ratio <= goal else 'MISSED'}"
+            f"  {name + ' / nvitop-exporter':28s} {ratio:8.2f}     goal {goal:.1f}  "
+            f" {'met' if ratio <= goal else 'MISSED'}"
         )
     return all(ratio <= goal for _, ratio, goal in rows)
 

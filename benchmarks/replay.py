@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ticks = int(arguments[0]) if arguments else 8640
     missed = False
     print(
-        f"one engine, ticks {INTERVAL_SECONDS:g} s apart, {ticks // 4} and {ticks} of them; CPU time of the whole command"
+        f"one engine, ticks {INTERVAL_SECONDS:g} s apart, {ticks // 4} and {ticks} of them; CPU time of the whole"
+        " command"
     )
     with tempfile.TemporaryDirectory() as directory:
         short, long = Path(directory) / "short.gz", Path(directory) / "long.gz"
@@ -84,8 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             bad = speed < TIMES_REAL_TIME or after > before * GROWTH
             missed = missed or bad
             print(
-                f"{name:12} {1000 * seconds / ticks:.2f} ms a tick, {speed:,.0f} x real time (budget {TIMES_REAL_TIME:,.0f}), "
-                f"wall {wall:.1f} s, memory {before / 2**20:.0f} -> {after / 2**20:.0f} MiB{'  MISSED' if bad else ''}"
+                f"{name:12} {1000 * seconds / ticks:.2f} ms a tick, {speed:,.0f} x real time (budget"
+                f" {TIMES_REAL_TIME:,.0f}), wall {wall:.1f} s, memory {before / 2**20:.0f} -> {after / 2**20:.0f}"
+                f" MiB{'  MISSED' if bad else ''}"
             )
     return int(missed)
 

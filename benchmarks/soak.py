@@ -1,10 +1,11 @@
-"""Does the exporter stay sound while everything around it fails? ``python -m benchmarks.soak``: an hour of faults in random order.
+"""Does the exporter stay sound while everything around it fails? ``python -m benchmarks.soak``: an hour of faults in
+random order.
 
-The real ``kvpressure serve`` on a node of stubs: engines on loopback, an API server, a kubelet, NVIDIA's library, cgroups and logs. Faults come
-one after the other, in an order that the seed gives. Throughout: engines without a fault are up with all their series, a pod that is gone
-and an engine that fails have no series but those that say so, the health endpoints answer 200. After each fault everything is back,
-and how long that took is measured. In the end memory, descriptors and threads are what they were after the first round. Exit 1 and
-one line for each thing that was not so.
+The real ``kvpressure serve`` on a node of stubs: engines on loopback, an API server, a kubelet, NVIDIA's library,
+cgroups and logs. Faults come one after the other, in an order that the seed gives. Throughout: engines without a fault
+are up with all their series, a pod that is gone and an engine that fails have no series but those that say so, the
+health endpoints answer 200. After each fault everything is back, and how long that took is measured. In the end memory,
+descriptors and threads are what they were after the first round. Exit 1 and one line for each thing that was not so.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ class Victim(PodServer):
 
 
 class Lag:
-    """How late a thread is woken on this machine: where that is long, an engine that is not up says nothing about the exporter."""
+    """How late a thread is woken on this machine: where that is long, an engine that is not up says nothing
+    about the exporter.
+    """
 
     def __init__(self) -> None:
         self._late: deque[tuple[float, float]] = deque(maxlen=1_000)
@@ -192,7 +195,9 @@ class SoakNode(Node):
 
 @dataclass
 class Result:
-    """What a run saw. ``recovery``: the longest time after each fault, of those that were judged; ``problems``: what was not as it has to be."""
+    """What a run saw. ``recovery``: the longest time after each fault, of those that were judged;
+    ``problems``: what was not as it has to be.
+    """
 
     seconds: float = 0.0
     faults: int = 0
@@ -430,10 +435,11 @@ def write_figures(results: dict[int, Result]) -> None:
         for name, took in result.recovery.items():
             worst[name] = max(took, worst.get(name, 0.0))
     lines = [
-        f"Seed {seed}: {result.faults} faults in {result.seconds / 60:.0f} minutes, {result.pods} pods passed by, {result.looks} looks during faults, "
-        f"{result.unjudged} looks and recoveries not judged because the machine was too busy; "
-        f"{result.before[0]:.0f} MiB, {result.before[1]} descriptors, {result.before[2]} threads after the first round, "
-        f"{result.after[0]:.0f} MiB, {result.after[1]}, {result.after[2]} in the end; {len(result.problems)} problems."
+        f"Seed {seed}: {result.faults} faults in {result.seconds / 60:.0f} minutes, {result.pods} pods passed by,"
+        f" {result.looks} looks during faults, {result.unjudged} looks and recoveries not judged because the machine"
+        f" was too busy; {result.before[0]:.0f} MiB, {result.before[1]} descriptors, {result.before[2]} threads after"
+        f" the first round, {result.after[0]:.0f} MiB, {result.after[1]}, {result.after[2]} in the end;"
+        f" {len(result.problems)} problems."
         for seed, result in results.items()
     ]
     lines += [

@@ -111,7 +111,9 @@ def schema() -> str:
 
 
 def _threshold(entry: Threshold) -> dict[str, Any]:
-    """What the exporter allows, so that Helm refuses the rest; the order of two thresholds is checked by the exporter."""
+    """What the exporter allows, so that Helm refuses the rest; the order of two thresholds is checked by
+    the exporter.
+    """
     allowed = entry.allowed
     return {
         "type": "integer" if allowed.whole else "number",
@@ -166,7 +168,9 @@ def chart_readme() -> str:
 
 
 def _documented(text: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Dotted name, default and comment of each value that has a line of its own and no values below it, or a comment."""
+    """Dotted name, default and comment of each value that has a line of its own and no values below it, or
+    a comment.
+    """
     above: list[str] = []
     for line in text.splitlines():
         match = _KEY.match(line)
@@ -213,7 +217,10 @@ VARIANTS: Final[Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]]] = {
 """Directory -> what it is, values, and the kinds it keeps (none named: all)."""
 COMPONENTS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     "plugin-hostpath": (
-        "Reads the reports of the plugin inside vLLM (a wheel built from ./plugin, docs/plugin.md) from /run/kvpressure of the node.",
+        (
+            "Reads the reports of the plugin inside vLLM (a wheel built from ./plugin, docs/plugin.md) from"
+            " /run/kvpressure of the node."
+        ),
         {"plugin": {"volume": "hostPath"}},
     ),
     "plugin-emptydir": (
@@ -248,7 +255,9 @@ def manifest_files() -> Iterator[tuple[str, str]]:
 
 
 def other_operator_files() -> Iterator[tuple[str, str]]:
-    """The rules, the scraping and the boards for VictoriaMetrics' operator, Google Managed Prometheus, Grafana's operator."""
+    """The rules, the scraping and the boards for VictoriaMetrics' operator, Google Managed Prometheus,
+    Grafana's operator.
+    """
     with load_chart() as chart:
         made = documents(
             chart,
@@ -336,8 +345,8 @@ def grafana_dashboard(board: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _component(chart: helm_python.Chart, about: str, values: dict[str, Any]) -> str:
-    """A kustomize component: the mounts that ``values`` bring, and their settings as environment variables, which win over
-    those of the ConfigMap.
+    """A kustomize component: the mounts that ``values`` bring, and their settings as environment variables, which win
+    over those of the ConfigMap.
     """
     (pod, settings), (bare_pod, bare_settings) = _exporter(documents(chart, values)), _exporter(documents(chart, {}))
     container, bare = pod["containers"][0], bare_pod["containers"][0]
@@ -373,7 +382,9 @@ def load_chart() -> helm_python.Chart:
 
 
 def documents(chart: helm_python.Chart, values: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
-    """Every object that the chart installs with ``values`` (not those of ``helm test``); an image that they do not name is called ``kvpressure``."""
+    """Every object that the chart installs with ``values`` (not those of ``helm test``); an image that they
+    do not name is called ``kvpressure``.
+    """
     values = {**values, "image": {"repository": IMAGE, **values.get("image", {})}}
     release = {"name": NAMESPACE, "namespace": NAMESPACE, **options}
     rendered = chart.render(values=values, **release)
@@ -428,7 +439,9 @@ def check() -> list[str]:
 
 
 def generate() -> list[str]:
-    """Write what changed; returns the paths written. The manifests are rendered from the chart as it lies there then."""
+    """Write what changed; returns the paths written. The manifests are rendered from the chart as it lies
+    there then.
+    """
     written = write({**dict(bundle_files()), SCHEMA: schema(), CHART_README: chart_readme()}, HERE)
     return written + write(_manifests(), HERE)
 

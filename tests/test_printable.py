@@ -1,4 +1,6 @@
-"""Names that a terminal or a browser would obey are shown as what they are: alone, on the page and in every command's output."""
+"""Names that a terminal or a browser would obey are shown as what they are: alone, on the page and in every
+command's output.
+"""
 
 from __future__ import annotations
 

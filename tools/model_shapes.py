@@ -1,9 +1,10 @@
-"""Writes ``exporter/kvpressure/capacity/models.json``: what memory depends on in the ``config.json`` of models that people deploy.
+"""Writes ``exporter/kvpressure/capacity/models.json``: what memory depends on in the ``config.json`` of models that
+people deploy.
 
     python -m tools.model_shapes KEY MODEL SOURCE config.json
 
-adds one model, or replaces it: KEY is its name in lower case without variants that keep the shape, MODEL its published name, SOURCE
-where the file was read (repository, path, commit).
+adds one model, or replaces it: KEY is its name in lower case without variants that keep the shape, MODEL its published
+name, SOURCE where the file was read (repository, path, commit).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""``docs/transcripts.md``: what the commands print for a recording of a real vLLM. ``python -m tools.transcripts [--check]``."""
+"""``docs/transcripts.md``: what the commands print for a recording of a real vLLM. ``python -m
+tools.transcripts [--check]``.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ _HEAD: Final = """\
 
 Written by `python -m tools.transcripts` from recordings in this repository, so the output is that of the present program. Run the
 same commands to see them in colour. `make live-transcripts` does it against a real vLLM on this machine.
-"""
+"""  # noqa: E501
 
 
 def render() -> str:

@@ -1,4 +1,6 @@
-"""The same incidents with inputs taken away: less input may give `unknown` or a lower grade, never a wrong answer with confidence."""
+"""The same incidents with inputs taken away: less input may give `unknown` or a lower grade, never a wrong
+answer with confidence.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def answers(name: str, taken: str) -> list[Answered]:
 
 
 def names() -> list[str]:
-    """Every recording with a judged stretch that nothing was tuned on: fresh incidents, and load shapes on a real vLLM."""
+    """Every recording with a judged stretch that nothing was tuned on: fresh incidents, and load shapes on
+    a real vLLM.
+    """
     fresh = {item.name for item in data.incidents() if item.part == data.FRESH}
     return sorted(fresh | {item.name for item in data.captures() if item.name.startswith(f"{data.LOADS}/")})
 

@@ -39,8 +39,8 @@ class Telemetry:
 class Incident:
     """A line of a ``labels.csv`` of incidents; sets may be empty. Times are seconds from the first tick.
 
-    ``strict`` is the one best answer, a verdict and ``+condition`` for each condition that has to be true as well; ``*`` = any
-    verdict of ``expected``, empty = no strict label.
+    ``strict`` is the one best answer, a verdict and ``+condition`` for each condition that has to be true as well;
+    ``*`` = any verdict of ``expected``, empty = no strict label.
     """
 
     name: str
@@ -67,8 +67,8 @@ class Incident:
 class Capture:
     """A stretch of a capture of a live server: ``most`` = the verdicts of which one must be the most frequent.
 
-    ``engine`` is the engine label, behind ``POD/`` where a recording has several servers. ``strict`` = the best answers among
-    ``most``; empty = no strict label.
+    ``engine`` is the engine label, behind ``POD/`` where a recording has several servers. ``strict`` = the best answers
+    among ``most``; empty = no strict label.
     """
 
     name: str
@@ -108,8 +108,8 @@ UNTOUCHED: Final = "incidents-untouched"  # scored once, when the rules were don
 
 
 def incidents(parts: Sequence[str] = (INCIDENTS, FRESH)) -> list[Incident]:
-    """Every reconstructed incident of these parts, without the untouched ones unless they are asked for, sorted by name; each third
-    old one is scored only, and so is every other: its answer was labelled before the program saw it.
+    """Every reconstructed incident of these parts, without the untouched ones unless they are asked for, sorted by
+    name; each third old one is scored only, and so is every other: its answer was labelled before the program saw it.
     """
     return [
         Incident(

@@ -1,7 +1,8 @@
 """Holds the rule that the comparison calls vllm-doctor's to the installed package.
 
-``python -m benchmarks.accuracy.doctor PYTHON`` asks the package under that interpreter (a virtual environment under ``build/``) about
-a grid of KV usage and queues, and compares with the rule in ``telemetry.ONE_LINE_RULES``. Exit 1 where they differ.
+``python -m benchmarks.accuracy.doctor PYTHON`` asks the package under that interpreter (a virtual environment under
+``build/``) about a grid of KV usage and queues, and compares with the rule in ``telemetry.ONE_LINE_RULES``. Exit 1
+where they differ.
 """
 
 from __future__ import annotations

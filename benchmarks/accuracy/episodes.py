@@ -22,10 +22,10 @@ FAST: Final = 1.0  # seconds between two scrapes under load, the default
 class Episode:
     """One episode of one engine: first sign, last sign, and when it was over.
 
-    A sign is a sample with usage at or above 0.97 and a queue, or a counted preemption; signs less than 30 s apart are one
-    episode. It is over 30 s after the last sign, or when the queue is gone before that. ``entered`` and ``left`` are seconds from
-    the first sign and from its end; ``entered`` None = never; ``left`` None = the recording ended first. ``again`` = said again
-    within a minute without a new sign.
+    A sign is a sample with usage at or above 0.97 and a queue, or a counted preemption; signs less than 30 s apart are
+    one episode. It is over 30 s after the last sign, or when the queue is gone before that. ``entered`` and ``left``
+    are seconds from the first sign and from its end; ``entered`` None = never; ``left`` None = the recording ended
+    first. ``again`` = said again within a minute without a new sign.
     """
 
     recording: str

@@ -83,7 +83,7 @@ tuned part showed.
 * **Incident**: the most frequent verdict over the ticks of the judged stretch against the expected ones. *Right* also needs
   one of the expected conditions and none of the forbidden ones. *Confident* = some tick carries that verdict with a
   confidence of 0.7 or more. Grade C (cause not settled) is wrong only when it says what is forbidden.
-"""
+"""  # noqa: E501
 
 
 _INCIDENT_COLUMNS: Final = (
@@ -210,8 +210,9 @@ def _baselines(result: Result) -> Iterator[str]:
     rows += [(name, *_claimed(_held(positive, name), _held(other, name))) for name, _ in BASELINES]
     yield from table(["rule", "pressure windows found", "false of the others"], rows)
     yield (
-        "\nThe strongest one-line rules claim a window when any sample of it says so, as `kv_pressure` does. *In the hold*: windows that "
-        "begin while pressure is still held after its last sign; they are left out for every rule alike in the last column.\n"
+        "\nThe strongest one-line rules claim a window when any sample of it says so, as `kv_pressure` does. *In the"
+        " hold*: windows that begin while pressure is still held after its last sign; they are left out for every rule"
+        " alike in the last column.\n"
     )
     yield from _one_line(result)
 
@@ -254,8 +255,8 @@ def _in_hold(windows: Sequence[Window]) -> set[tuple[str, float]]:
 def _calibration(result: Result) -> Iterator[str]:
     yield "## How often a grade is right\n"
     yield (
-        "Ticks of every judged stretch by the grade of their answer: incidents (grades A and B), stretches on a live vLLM, and windows of the "
-        "telemetry. For the telemetry only `kv_pressure` can be checked.\n"
+        "Ticks of every judged stretch by the grade of their answer: incidents (grades A and B), stretches on a live"
+        " vLLM, and windows of the telemetry. For the telemetry only `kv_pressure` can be checked.\n"
     )
     counted: dict[str, dict[str, list[int]]] = {}
 
@@ -292,8 +293,9 @@ def _fresh(result: Result) -> Iterator[str]:
     answers = [a for a in result.answers if a.incident.strict]
     yield "## Fresh incidents\n"
     yield (
-        "Labelled before the program saw them and without knowledge of its rules. *Leniently*: an acceptable verdict and the expected "
-        "conditions; *strictly*: the one best verdict and every condition it asks for. A third of the collection was kept apart until the rules were done: the next section.\n"
+        "Labelled before the program saw them and without knowledge of its rules. *Leniently*: an acceptable verdict"
+        " and the expected conditions; *strictly*: the one best verdict and every condition it asks for. A third of the"
+        " collection was kept apart until the rules were done: the next section.\n"
     )
     if not answers:
         return
@@ -323,8 +325,9 @@ def untouched(answers: Sequence[Answer]) -> list[list[str]]:
 def _untouched(result: Result) -> Iterator[str]:
     yield "## Untouched incidents\n"
     yield (
-        "Each third of the fresh incidents was replayed exactly once, when the rules were done. The result is kept in "
-        "`benchmarks/accuracy/untouched.json`, and `make accuracy` replays only those that a rule was mended for afterwards.\n"
+        "Each third of the fresh incidents was replayed exactly once, when the rules were done. The result is kept in"
+        " `benchmarks/accuracy/untouched.json`, and `make accuracy` replays only those that a rule was mended for"
+        " afterwards.\n"
     )
     if not UNTOUCHED_FILE.exists():
         return
@@ -341,8 +344,9 @@ def _stretches(result: Result) -> Iterator[str]:
     answers = [c for c in result.captures if c.capture.strict]
     yield "## Stretches of a real vLLM that nothing was tuned on\n"
     yield (
-        "`vllm-cpu-fresh`, labelled from what was sent and from what clients and server saw, before any verdict was looked at. "
-        "*Leniently*: an answer that is not wrong, no forbidden condition, and not one confident tick with a forbidden verdict.\n"
+        "`vllm-cpu-fresh`, labelled from what was sent and from what clients and server saw, before any verdict was"
+        " looked at. *Leniently*: an answer that is not wrong, no forbidden condition, and not one confident tick with"
+        " a forbidden verdict.\n"
     )
     if not answers:
         return
@@ -363,7 +367,10 @@ def _stretches(result: Result) -> Iterator[str]:
 
 def _ablations(_result: Result) -> Iterator[str]:
     yield "## With inputs taken away\n"
-    yield "The fresh incidents and the load shapes on a real vLLM again, with one input missing: `python -m benchmarks.accuracy --ablate`.\n"
+    yield (
+        "The fresh incidents and the load shapes on a real vLLM again, with one input missing: `python -m"
+        " benchmarks.accuracy --ablate`.\n"
+    )
     if not ABLATION_FILE.exists():
         return
     found = json.loads(ABLATION_FILE.read_text(encoding="utf-8"))
@@ -381,8 +388,8 @@ def _held(windows: Sequence[Window], name: str) -> list[bool]:
 def _detections(result: Result) -> Iterator[str]:
     yield "## Time to detect\n"
     yield (
-        "Time from the first qualifying sample to the first `kv_pressure`, at 1 s samples; negative is early. A sample qualifies with usage of "
-        "0.97 or more and a queue, or with the first counted preemption.\n"
+        "Time from the first qualifying sample to the first `kv_pressure`, at 1 s samples; negative is early. A sample"
+        " qualifies with usage of 0.97 or more and a queue, or with the first counted preemption.\n"
     )
     without = {item.recording: item for item in result.detections_without_counter}
     rows = [
@@ -406,11 +413,12 @@ def _detections(result: Result) -> Iterator[str]:
 def _episodes(result: Result) -> Iterator[str]:
     yield "## Time to enter and to leave\n"
     yield (
-        f"On every recording of a real server. A *sign* is a sample with usage at or above 0.97 and a queue, or a counted preemption; "
-        f"signs less than {OVER_SECONDS:.0f} s apart are one episode. It is over {OVER_SECONDS:.0f} s after the last sign, or when the queue "
-        "is gone before that. *Enter*: from the first sign to the first `kv_pressure`. *Leave*: from the end to another verdict. *Again*: "
-        f"`kv_pressure` within {AGAIN_SECONDS:.0f} s of leaving it, without a new sign. The default pace scrapes every second under load and "
-        "every 5 s while all is calm.\n"
+        "On every recording of a real server. A *sign* is a sample with usage at or above 0.97 and a queue, or a"
+        f" counted preemption; signs less than {OVER_SECONDS:.0f} s apart are one episode. It is over"
+        f" {OVER_SECONDS:.0f} s after the last sign, or when the queue is gone before that. *Enter*: from the first"
+        " sign to the first `kv_pressure`. *Leave*: from the end to another verdict. *Again*: `kv_pressure` within"
+        f" {AGAIN_SECONDS:.0f} s of leaving it, without a new sign. The default pace scrapes every second under load"
+        " and every 5 s while all is calm.\n"
     )
     columns = ("1 s samples", result.episodes), ("default pace", result.episodes_paced)
     yield from table(
@@ -495,7 +503,10 @@ def _incidents(result: Result) -> Iterator[str]:
     yield from table(
         ["class", "all"], [(kind, _tally([a for a in result.graded() if a.incident.kind == kind])) for kind in kinds]
     )
-    yield "\nOne by one (*page* is what a person should be called for; alerts are tested on these recordings elsewhere):\n"
+    yield (
+        "\nOne by one (*page* is what a person should be called for; alerts are tested on these recordings"
+        " elsewhere):\n"
+    )
     yield from table(
         _INCIDENT_COLUMNS,
         [_incident_row(a) for a in result.answers],

@@ -1,4 +1,6 @@
-"""Which recordings show which row of the rules, for ``docs/verdicts.md``: a row that no real recording shows is at most doubtful."""
+"""Which recordings show which row of the rules, for ``docs/verdicts.md``: a row that no real recording
+shows is at most doubtful.
+"""
 
 from __future__ import annotations
 

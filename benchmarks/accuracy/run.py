@@ -76,7 +76,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One replayed recording by engine label ("0" where pages carry none), behind ``POD/`` where it has several servers."""
+    """One replayed recording by engine label ("0" where pages carry none), behind ``POD/`` where it has
+    several servers.
+    """
 
     name: str
     truth: Mapping[str, list[Sample]]
@@ -85,8 +87,8 @@ class Run:
 
 
 def replay(name: str, without_counter: bool = False, taken: Taken | None = None) -> Run:
-    """Replay a recording by its name below the recordings folder, with or without the preemption counter, or with some input
-    ``taken`` away; a tick that is taken away whole has no answer.
+    """Replay a recording by its name below the recordings folder, with or without the preemption counter, or with some
+    input ``taken`` away; a tick that is taken away whole has no answer.
     """
     path = RECORDINGS / name
     truth = read_truth(path)

@@ -112,7 +112,10 @@ def _details(ticks: Sequence[Tick], verdict: str) -> Iterator[str]:
     carrying = [tick for tick in ticks if tick.verdict == verdict]
     tick = carrying[len(carrying) // 2]
     low, high = min(t.confidence for t in carrying), max(t.confidence for t in carrying)
-    yield f"  {verdict} at {tick.t:.0f} s, confidence {tick.confidence:.2f} (over its ticks {low:.2f}-{high:.2f}), stage {tick.stage}"
+    yield (
+        f"  {verdict} at {tick.t:.0f} s, confidence {tick.confidence:.2f} (over its ticks {low:.2f}-{high:.2f}), stage"
+        f" {tick.stage}"
+    )
     for title, names in (("evidence", tick.evidence), ("conditions", tick.conditions)):
         for word, value in (("true", True), ("false", False), ("not known", None)):
             listed = sorted(name for name, seen in names.items() if seen is value)

@@ -24,8 +24,8 @@ AFTER_SECONDS: Final = 900.0  # without new requests
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One course of events. ``course``: seconds and requests per second, one after the other; ``begins``, ``restarts``, ``ends``:
-    when the overload begins, the exporter is restarted, and the overload ends, in seconds.
+    """One course of events. ``course``: seconds and requests per second, one after the other; ``begins``, ``restarts``,
+    ``ends``: when the overload begins, the exporter is restarted, and the overload ends, in seconds.
     """
 
     name: str
@@ -57,7 +57,9 @@ class Outcome:
 
 
 def cases() -> tuple[Case, ...]:
-    """All of them. A few long answers on four sequences finish too seldom for quantiles; the wait is estimated there."""
+    """All of them. A few long answers on four sequences finish too seldom for quantiles; the wait is
+    estimated there.
+    """
     full, rest = capacity(), (AFTER_SECONDS, 0.0)
     long_answers = replace(LOAD, output_tokens=3500, max_tokens=3500)
     return (

@@ -1,13 +1,14 @@
 """What do the rules cost a large fleet? ``python -m benchmarks.alerts.cost`` (``make bench-rules``).
 
-A real Prometheus scrapes a thousand copies of one simulated node (eight GPUs, an engine on each, at 60 % of what they can
-do) and evaluates the delivered rules. When the five-minute ranges are filled, scraping and rules are switched off, and the
-expression of each rule is evaluated several times over the query interface at the last moment of scraping. What counts is the least
-CPU time that the process spends on one: other work on the machine does not, and neither does a collection of garbage that happens
-to fall into it. Together with the intervals of the groups that is CPU time a minute. Exit 1 when the budget is missed.
+A real Prometheus scrapes a thousand copies of one simulated node (eight GPUs, an engine on each, at 60 % of what they
+can do) and evaluates the delivered rules. When the five-minute ranges are filled, scraping and rules are switched off,
+and the expression of each rule is evaluated several times over the query interface at the last moment of scraping. What
+counts is the least CPU time that the process spends on one: other work on the machine does not, and neither does a
+collection of garbage that happens to fall into it. Together with the intervals of the groups that is CPU time a minute.
+Exit 1 when the budget is missed.
 
-The rules of an earlier release (``before/``) are measured in turns with today's, in the same run on the same series, so that
-the ratio of the two is worth more than either figure.
+The rules of an earlier release (``before/``) are measured in turns with today's, in the same run on the same series, so
+that the ratio of the two is worth more than either figure.
 
 Served are only the series that some rule reads; others cost the rules nothing.
 """
@@ -154,7 +155,9 @@ def write_earlier_recordings(path: Path) -> None:
 
 
 def configuration(address: str, nodes: int, earlier: Path) -> dict[str, Any]:
-    """Prometheus' configuration: every node a target of its own; ``earlier`` records what only the earlier rules read."""
+    """Prometheus' configuration: every node a target of its own; ``earlier`` records what only the earlier
+    rules read.
+    """
     targets = [
         {
             "targets": [f"node-{number:04d}:9846"],
@@ -273,8 +276,8 @@ class Cost:
 
 
 def costs(server: Server, at: float, repeats: int = REPEATS) -> tuple[list[Cost], list[Cost]]:
-    """Every rule of before and of today, measured at a moment: in turns and in rounds, so that seconds of other work on the machine
-    spoil one measurement and not all.
+    """Every rule of before and of today, measured at a moment: in turns and in rounds, so that seconds of other work on
+    the machine spoil one measurement and not all.
     """
     sets = [[(group, rule) for group in groups(path) for rule in group["rules"]] for path in (BEFORE, RULES)]
     rounds = [[[server.seconds(rule["expr"], at) for _, rule in rules] for rules in sets] for _ in range(repeats)]
@@ -296,7 +299,9 @@ def _costs(rules: Sequence[tuple[dict[str, Any], dict[str, Any]]], rounds: Seque
 
 def report(found: Sequence[Cost], before: Sequence[Cost], series: float, nodes: int, version: str) -> Iterator[str]:
     """The figures, one a line."""
-    yield f"Prometheus {version}: {nodes} nodes, {nodes * ENGINES} GPUs and engines, {series:.0f} series that rules read"
+    yield (
+        f"Prometheus {version}: {nodes} nodes, {nodes * ENGINES} GPUs and engines, {series:.0f} series that rules read"
+    )
     for cost in sorted(found, key=lambda item: -item.a_minute)[:SHOWN]:
         yield f"  {1000 * cost.seconds:7.1f} ms x {cost.per_minute:.2f} a minute  {cost.name}"
     for group in dict.fromkeys(cost.group for cost in found):

@@ -1,8 +1,10 @@
 """Prometheus's own rule engine over scraped series: ``promtool test rules`` with the generated rule file.
 
-Every alert is expected not to fire; each deviation that promtool prints is an alert that fires at that moment. So ``for``,
-``keep_firing_for``, recordings and their order are Prometheus's, not ours. promtool evaluates every group at one
-interval: that of what pages, because waits that are shares of time count evaluations. In production groups have 30 to 240 s, by their pace.
+Every alert is expected not to fire; each deviation that promtool prints is an alert that fires at that moment. So
+``for``, ``keep_firing_for``, recordings and their order are Prometheus's, not ours. promtool evaluates every group at
+one
+interval: that of what pages, because waits that are shares of time count evaluations. In production groups have 30 to
+240 s, by their pace.
 """
 
 from __future__ import annotations
@@ -103,8 +105,8 @@ def evaluate_each(
     scrape_seconds: float = SCRAPE_SECONDS,
     evaluation_seconds: float = EVALUATION_SECONDS,
 ) -> dict[str, list[Active]]:
-    """The same for many at once, by name. Each is a cluster of its own, as rules tell clusters apart: an evaluation costs as much
-    for one as for all.
+    """The same for many at once, by name. Each is a cluster of its own, as rules tell clusters apart: an evaluation
+    costs as much for one as for all.
     """
     ends = {name: int(series.scrapes * scrape_seconds // evaluation_seconds) for name, series in many.items()}
     moments = range(max(ends.values(), default=0))
@@ -129,7 +131,9 @@ def evaluate_each(
 
 
 def _document(test: Mapping[str, Any], evaluation_seconds: float) -> dict[str, Any]:
-    """One test of the delivered rules; without an order promtool takes the groups as they fall, and an alert may lag its recordings."""
+    """One test of the delivered rules; without an order promtool takes the groups as they fall, and an
+    alert may lag its recordings.
+    """
     rules = yaml.load(RULES.read_text(encoding="utf-8"), yaml.CSafeLoader)
     return {
         "rule_files": [str(RULES)],

@@ -1,7 +1,8 @@
 """The recordings: does each incident page that should, and does nothing else?
 
 Recall and precision count the incidents whose cause is settled (grades A and B). Left out of recall are those whose
-recording does not hold what a page needs, or ends too soon; ``NOT_VISIBLE`` and ``TOO_SHORT`` say so, and a test checks that it is so.
+recording does not hold what a page needs, or ends too soon; ``NOT_VISIBLE`` and ``TOO_SHORT`` say so, and a test checks
+that it is so.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ def _tickets(found: Sequence[Episode]) -> tuple[str, ...]:
 
 
 def incidents(timed: int = 1) -> list[Played]:
-    """Every reconstructed incident, replayed and evaluated; ``timed``: the onset is taken at the recording's own resolution for
-    all that page, or for each third, fourth, ... of them, which is most of the work, and at that of the evaluations for the others.
+    """Every reconstructed incident, replayed and evaluated; ``timed``: the onset is taken at the recording's own
+    resolution for all that page, or for each third, fourth, ... of them, which is most of the work, and at that of the
+    evaluations for the others.
     """
     wanted = data.incidents()
     found = {name: episodes(active) for name, active in alerts(item.name for item in wanted).items()}

@@ -19,7 +19,9 @@ LEAD_SECONDS: Final = 900.0  # so long the exporter has been running before; it 
 def alerts(
     names: Iterable[str], scrape_seconds: float = SCRAPE_SECONDS, evaluation_seconds: float = EVALUATION_SECONDS
 ) -> dict[str, list[Active]]:
-    """Active alerts at every evaluation of each recording (path below the recordings), in seconds from its first tick."""
+    """Active alerts at every evaluation of each recording (path below the recordings), in seconds from its
+    first tick.
+    """
     found = evaluate_each(
         {name: scrapes(name, scrape_seconds) for name in names},
         scrape_seconds=scrape_seconds,

@@ -1,7 +1,8 @@
 """What Prometheus would have scraped from a replay: the published series on a grid of scrapes, as promtool writes them.
 
-A series that is no longer published ends with a staleness marker, as it does when a real Prometheus scrapes. (Blocks made
-from OpenMetrics have no such markers: there a vanished series lives on for five minutes and would feed the alerts.)
+A series that is no longer published ends with a staleness marker, as it does when a real Prometheus scrapes. (Blocks
+made from OpenMetrics have no such markers: there a vanished series lives on for five minutes and would feed the
+alerts.)
 """
 
 from __future__ import annotations

@@ -77,9 +77,9 @@ def _figures(case: Case, outcomes: Sequence[Outcome]) -> str:
     lines += [f"{one.policy:{width}} {_bars(one.replicas, MAX_REPLICAS)}" for one in outcomes]
     drawn = "\n".join(lines)
     return (
-        f"### {case.name[0].upper()}{case.name[1:]}\n\n"
-        "| scale on | replica hours | most replicas | changes | minutes under pressure | requests waiting | preemptions | finished |\n"
-        f"|---|---|---|---|---|---|---|---|\n{rows}\n```text\n{drawn}\n```\n"
+        f"### {case.name[0].upper()}{case.name[1:]}\n\n| scale on | replica hours | most replicas | changes | minutes"
+        " under pressure | requests waiting | preemptions | finished"
+        f" |\n|---|---|---|---|---|---|---|---|\n{rows}\n```text\n{drawn}\n```\n"
     )
 
 

@@ -215,7 +215,9 @@ def play(case: Case, policy: str, seed: int = 1) -> Outcome:
 
 
 def busiest(service: str, hours: float) -> tuple[float, ...]:
-    """Requests per second, per step, of the stretch of the fortnight with the most requests, its windows joined by lines."""
+    """Requests per second, per step, of the stretch of the fortnight with the most requests, its windows
+    joined by lines.
+    """
     windows = rates(service)
     length = int(hours * 6)
     start = max(range(len(windows) - length), key=lambda at: sum(windows[at : at + length]))

@@ -53,8 +53,8 @@ def by_kvpressure(replicas: Sequence[Replica]) -> float:
 
 
 def required_share(one: Replica) -> float:
-    """KV cache the replica's load requires: held now or soon, and by the queue. A replica that scaling does not help, or
-    whose figures are absent, asks for itself and no more.
+    """KV cache the replica's load requires: held now or soon, and by the queue. A replica that scaling does not help,
+    or whose figures are absent, asks for itself and no more.
     """
     if one.verdict in NOT_HELPED or one.kv_used_max is None:
         return TARGET_SHARE

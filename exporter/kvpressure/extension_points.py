@@ -1,6 +1,7 @@
 """What other installed packages offer under an entry point: an engine, a source, a signal or a condition.
 
-Looked up only when somebody names one: looking costs tens of milliseconds, and no package may change what is read by being installed.
+Looked up only when somebody names one: looking costs tens of milliseconds, and no package may change what is read by
+being installed.
 """
 
 from __future__ import annotations

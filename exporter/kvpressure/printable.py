@@ -2,7 +2,7 @@ r"""Text from outside made visible: what a terminal or a browser would obey inst
 
 A model's name, a label, a log line may hold escape sequences that rewrite the screen, bidirectional controls that turn a line
 round, or line ends that forge one. Each such character is shown as its escape (``\x1b``, ``\u202e``). Pure.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def visible_lines(text: str) -> str:
 
 
 def visible_all(value: Any) -> Any:
-    """A document as JSON gives it, every text and key in it as ``visible``. Raises ``RecursionError`` where it is nested too deep."""
+    """A document as JSON gives it, every text and key in it as ``visible``. Raises ``RecursionError`` where
+    it is nested too deep.
+    """
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, list):

@@ -18,37 +18,43 @@ from kvpressure.settings.thresholds import Thresholds, builtin
 
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
 
-# The windows of burn rates are the method's own; their steps are those of the subqueries that read them. A workload is its pod's name without the hashes of
-# Kubernetes. A memory of when something was last there is time() where it is, and its own last value where not.
-# A state is 0 or 1, more than none is > 0, percent are divided by 100, the free share is 1 minus the used one; quantiles, status classes and the driver's XID
-# numbers are names; format strings are formats.
+# The windows of burn rates are the method's own; their steps are those of the subqueries that read them. A workload is
+# its pod's name without the hashes of Kubernetes. A memory of when something was last there is time() where it is, and
+# its own last value where not. A state is 0 or 1, more than none is > 0, percent are divided by 100, the free share is
+# 1 minus the used one; quantiles, status classes and the driver's XID numbers are names; format strings are formats.
 STRUCTURE = re.compile(
-    r"""rate5m\[\d+[mhd](?::\d+m)?\](?:\) \* (?:300|600)\b)?|burn_rate:\d+[mhd]|over \d+[mhd] and \d+[mhd]|\(1 - max by|\(\.\+\?\)\(-\[a-z0-9\]\{8,10\}-\[a-z0-9\]\{5\}\|-\[0-9\]\+\)\?|> 0\)(?:$| \* 0 \+ time)|\* 0 \+ time|== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|, 1 / |quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df"""
+    r"""rate5m\[\d+[mhd](?::\d+m)?\](?:\) \* (?:300|600)\b)?|burn_rate:\d+[mhd]|over \d+[mhd] and \d+[mhd]|\(1 - max by|\(\.\+\?\)\(-\[a-z0-9\]\{8,10\}-\[a-z0-9\]\{5\}\|-\[0-9\]\+\)\?|> 0\)(?:$| \* 0 \+ time)|\* 0 \+ time|== [01]\b|>=? 0(?![.\d])|/ 100\) <|\b1 -\n|, 1 / |quantile="0\.\d+"|quantile=\\"0\.\d+\\"|\b[45]xx|xid!?=?~"[\d|]+"|XID_ERRORS == \d+|"\$1"|quantile\(0\.\d+|quantile_over_time\(0\.\d+|%\.\df"""  # noqa: E501
 )
 
 # Facts that no setting changes, in prose: HTTP status codes, the exit code of SIGKILL, ports, kubectl's arguments.
 PROSE = {"400", "413", "503", "137", "2", "50", "8000", "9846"}
 PROSE_TEXT = re.compile(
-    r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal ones \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
+    r"503s|about 1-|\([\d, ]+\) are (?:left out|$)|Fatal ones \([\d, ]+\)|--since=2h|tail -n 50|^\d+\. |Prometheus"
+    r" 2\.42|Grafana 10\.4|grafana_dashboard: \"1\"|0 or 1"
     r"|over \d+[mhd] and \d+[mhd]|spent, over \d+[mhd]\b|burn_rate:\d+[mhd]|\b[01] where"
     r"|is above 0|is below 1\b|(?:is|are) [01](?!\.?\d)|\"max_tokens\": 1|max(?:Surge|Unavailable): 0",
     re.MULTILINE,
 )
 # The example of a values file, a version of VictoriaMetrics, and figures that were measured.
 ALERT_PAGE = re.compile(
-    r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| (?:promtool|vmalert)[^\n]*|growth from 0|\| \d+ \| \d+ \|$|moved 10 %",
+    r"```yaml\n.*?```|1\.112|[\d.]+ of [\d.]+ mutants[^\n]*|\| (?:promtool|vmalert)[^\n]*|growth from 0|\| \d+ \| \d+"
+    r" \|$|moved 10 %",
     re.DOTALL | re.MULTILINE,
 )
 
-# The page of the verdicts: its grades, the recordings that show a row, and the names of facts ("no progress for 8 s" at the built-in thresholds).
+# The page of the verdicts: its grades, the recordings that show a row, and the names of facts ("no progress for 8 s" at
+# the built-in thresholds).
 VERDICT_PAGE = re.compile(
-    r"\b(?:certain|strong|likely|doubtful|guess) 0\.\d+|(?:real|incidents): [^|]*?(?=[|;\n])|and \d+ more|no progress for \d+ s|last 30 s|\d grades lower"
+    r"\b(?:certain|strong|likely|doubtful|guess) 0\.\d+|(?:real|incidents): [^|]*?(?=[|;\n])|and \d+ more|no progress"
+    r" for \d+ s|last 30 s|\d grades lower"
 )
 
-# Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second to per minute, ratios to per cent, the rank of
-# a verdict (its place in the page's order) and of a queue, none counted as 0, and what 1 and 0 mean.
+# Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second
+# to per minute, ratios to per cent, the rank of a verdict (its place in the page's order) and of a queue, none counted
+# as 0, and what 1 and 0 mean.
 BOARD_TEXT = re.compile(
-    r"\(1, |60 \* (?:sum|max) by|100 \* max by|\d \* kvpressure_verdict|@ end\(\)\) \+ 1\)|vector\(0\)|^1 is normal|never 0|topk\(20, |^The 20 |^1 - batch p95|more than 1 does"
+    r"\(1, |60 \* (?:sum|max) by|100 \* max by|\d \* kvpressure_verdict|@ end\(\)\) \+ 1\)|vector\(0\)|^1 is"
+    r" normal|never 0|topk\(20, |^The 20 |^1 - batch p95|more than 1 does"
 )
 
 # Keys of a board that are layout and behaviour, not judgement.

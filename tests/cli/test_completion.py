@@ -19,7 +19,10 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 def completed(typed: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What bash offers for the last word of ``typed``."""
     words = typed.split(" ")
-    text = f'{script("bash", capsys)}\nCOMP_WORDS=({" ".join(f"{word!r}" for word in words)})\nCOMP_CWORD={len(words) - 1}\n_kvpressure\nprintf "%s\\n" "${{COMPREPLY[@]}}"\n'
+    text = (
+        f"{script('bash', capsys)}\nCOMP_WORDS=({' '.join(f'{word!r}' for word in words)})\nCOMP_CWORD={len(words) - 1}\n_kvpressure\nprintf"  # noqa: E501
+        ' "%s\\n" "${COMPREPLY[@]}"\n'
+    )
     found = subprocess.run(["bash", "--norc"], input=text, text=True, capture_output=True, check=True)
     assert not found.stderr
     return found.stdout.split()

@@ -1,7 +1,8 @@
 """No number that decides stands in the code of signals and diagnosis: thresholds.yaml has them all.
 
-Every literal in these rooms is looked at, not comparisons alone, because ``x >= 2 * y`` and a confidence decide as well.
-0 and 1 are no thresholds (nothing, all, the whole). What else stands there is in the lists below, each with its reason.
+Every literal in these rooms is looked at, not comparisons alone, because ``x >= 2 * y`` and a confidence decide as
+well. 0 and 1 are no thresholds (nothing, all, the whole). What else stands there is in the lists below, each with its
+reason.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ CONSTANTS = {
 }
 
 EXPRESSIONS = {
-    "running * (block_size - 1) / 2 * pool / kv.kv_capacity_tokens": "the last block of a request is half empty on average",
+    "running * (block_size - 1) / 2 * pool / kv.kv_capacity_tokens": (
+        "the last block of a request is half empty on average"
+    ),
     "(t - mean_t) ** 2": "least squares",
     "lru_cache(maxsize=256)": "bound of memory",
     "increase.sizes[::2]": "sizes and counts in turns",

@@ -1,4 +1,6 @@
-"""One number, three places: a threshold changed in one file moves the rule, the board's steps and the page's colour together."""
+"""One number, three places: a threshold changed in one file moves the rule, the board's steps and the
+page's colour together.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.publish.states import NOW, unknown_engine
 
 @dataclass(frozen=True)
 class Case:
-    """``signals`` lie between the built-in value of ``threshold`` and ``moved``; ``step`` of the page is judged by it: how, and in which words."""
+    """``signals`` lie between the built-in value of ``threshold`` and ``moved``; ``step`` of the page is
+    judged by it: how, and in which words.
+    """
 
     threshold: str
     moved: float

@@ -1,7 +1,8 @@
-"""The pure core under anything: pages that lack fields, lie, restart, rename and vanish; clocks that jump; whole nodes that churn.
+"""The pure core under anything: pages that lack fields, lie, restart, rename and vanish; clocks that jump; whole nodes
+that churn.
 
-Whatever comes, it never raises, never publishes what no database or reader can use, never is confident about an engine of
-which it cannot see what the verdict rests on, and says the same again of the same snapshots.
+Whatever comes, it never raises, never publishes what no database or reader can use, never is confident about an engine
+of which it cannot see what the verdict rests on, and says the same again of the same snapshots.
 """
 
 from __future__ import annotations
@@ -131,7 +132,9 @@ ARGS = (
 
 
 class Node:
-    """A small node on which anything may be missing, drawn from a seed: thousands of ticks a second, unlike drawn objects."""
+    """A small node on which anything may be missing, drawn from a seed: thousands of ticks a second, unlike
+    drawn objects.
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -424,7 +427,9 @@ def seen_by_less(scenario: str, hidden: frozenset[str]) -> tuple[str, float]:
 
 @pytest.mark.parametrize("scenario", SEEN)
 def test_taking_fields_away_never_makes_a_confident_answer_another_one(scenario: str) -> None:
-    """The same server seen by less, in every way: the verdict becomes unknown or unsure, never another one that is confident."""
+    """The same server seen by less, in every way: the verdict becomes unknown or unsure, never another one
+    that is confident.
+    """
     assert seen_by_less(scenario, frozenset())[0] == scenario
     wrong = {}
     for size in range(1, len(HIDDEN) + 1):

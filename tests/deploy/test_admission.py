@@ -15,7 +15,8 @@ CI: Final = DEPLOY / "helm" / "kvpressure" / "ci"
 CASES: Final = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(CI.glob("*.yaml"))} | {"default": {}}
 
 
-# --- OpenShift: its admission, as far as these pods touch it (security.openshift.io/v1, SecurityContextConstraints) ------
+# --- OpenShift: its admission, as far as these pods touch it (security.openshift.io/v1, SecurityContextConstraints)
+# ------
 
 
 def refused(pod: Json, scc: Json) -> set[str]:
@@ -109,7 +110,8 @@ def test_only_this_releases_account_may_use_the_constraints(existing: str) -> No
     ]
 
 
-# --- Pod Security ------------------------------------------------------------------------------------------------------
+# --- Pod Security
+# ------------------------------------------------------------------------------------------------------
 
 
 def level(pod: Json) -> str:
@@ -148,7 +150,8 @@ def test_the_pod_of_helm_test_is_restricted_and_has_no_token() -> None:
     assert pod["automountServiceAccountToken"] is False
 
 
-# --- nodes -------------------------------------------------------------------------------------------------------------
+# --- nodes
+# -------------------------------------------------------------------------------------------------------------
 
 NVIDIA_NODES: Final[dict[str, tuple[str, dict[str, str], list[Json]]]] = {
     "GPU operator": (

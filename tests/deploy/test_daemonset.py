@@ -1,4 +1,6 @@
-"""The pods of the DaemonSets: what they may do, what they see of the node, and that the exporter takes their settings."""
+"""The pods of the DaemonSets: what they may do, what they see of the node, and that the exporter takes
+their settings.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def host_paths(pod: Json) -> dict[str, str]:
 
 
 def load(documents: list[Json], vendor: str, directory: Path) -> Settings:
-    """The settings that the exporter of ``vendor`` gets, read as it reads them; files of the pod lie in ``directory``."""
+    """The settings that the exporter of ``vendor`` gets, read as it reads them; files of the pod lie in
+    ``directory``.
+    """
     data = next(
         item["data"] for item in of_kind(documents, "ConfigMap") if item["metadata"]["name"] == f"kvpressure-{vendor}"
     )
@@ -219,7 +223,9 @@ def test_nvidia_asks_the_runtime_for_the_library_and_amd_for_nothing() -> None:
 
 
 def test_without_nvidias_runtime_the_pod_brings_the_library_and_opens_the_devices() -> None:
-    """As GKE needs it: no RuntimeClass is named, so that admission takes the pod; the driver is found where GKE has it."""
+    """As GKE needs it: no RuntimeClass is named, so that admission takes the pod; the driver is found where
+    GKE has it.
+    """
     (pod,) = pods(CASES["gke-values"])
     container = container_of(pod)
     assert "runtimeClassName" not in pod

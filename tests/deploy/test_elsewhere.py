@@ -28,7 +28,8 @@ def settings_of(path: Path) -> settings.Settings:
     return settings.from_args(parser.parse_args(["--config", str(path)]), {"NODE_NAME": "host"})
 
 
-# --- systemd -------------------------------------------------------------------------------------------------------------
+# --- systemd
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -46,7 +47,9 @@ class TestUnit:
         assert (checked.returncode, checked.stderr) == (0, "")
 
     def test_what_it_could_do_is_little(self, unit: Path) -> None:
-        """0 is nothing at all, 10 everything; a service without any of these lines has 9.6. The rest is what it is for."""
+        """0 is nothing at all, 10 everything; a service without any of these lines has 9.6. The rest is
+        what it is for.
+        """
         checked = subprocess.run(
             ["systemd-analyze", "security", "--offline=true", "--threshold=17", unit], capture_output=True, text=True
         )
@@ -70,7 +73,8 @@ def test_the_units_settings_write_where_the_unit_lets_them() -> None:
     assert len(chosen.engine_targets) == 1
 
 
-# --- Compose -------------------------------------------------------------------------------------------------------------
+# --- Compose
+# -------------------------------------------------------------------------------------------------------------
 
 
 def services() -> Json:
@@ -150,7 +154,8 @@ def test_grafana_finds_the_dashboards_where_they_are_mounted() -> None:
     assert len(list(folder.glob("kvpressure-*.json"))) == 4
 
 
-# --- other operators -------------------------------------------------------------------------------------------------------
+# --- other operators
+# -------------------------------------------------------------------------------------------------------
 
 
 def operator(kind: str) -> Json:
@@ -187,7 +192,8 @@ def test_grafanas_operator_gets_each_dashboard_of_the_config_maps() -> None:
     assert len(found) == 4
 
 
-# --- GitOps ----------------------------------------------------------------------------------------------------------------
+# --- GitOps
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def gitops_values() -> dict[str, Any]:

@@ -87,7 +87,9 @@ class TestBothWays:
         assert seen(chosen, tmp_path / "node") == [("inference", "vllm-0", 30)]
 
     def test_plain_manifests_take_it_as_a_component(self, volume: str, tmp_path: Path) -> None:
-        """The overlay of docs/deploy.md, built by kustomize; environment variables win over the ConfigMap's settings."""
+        """The overlay of docs/deploy.md, built by kustomize; environment variables win over the ConfigMap's
+        settings.
+        """
         component = f"plugin-{volume.lower()}"
         for name in ("nvidia", "amd", component):
             shutil.copytree(DEPLOY / "manifests" / name, tmp_path / name)
@@ -144,7 +146,9 @@ def test_volumes_of_pods_need_root_and_their_names(values: Json, line: str) -> N
 
 
 def test_the_pods_of_the_document_write_where_the_exporter_looks() -> None:
-    """Every server of docs/plugin.md reports into a mount of its own, and its volume is what the chart's value names."""
+    """Every server of docs/plugin.md reports into a mount of its own, and its volume is what the chart's
+    value names.
+    """
     text = DOCUMENT.read_text()
     blocks: list[Any] = [yaml.safe_load(block.split("```")[0]) for block in text.split("```yaml\n")[1:]]
     servers = [

@@ -1,4 +1,6 @@
-"""Rules and boards of the chart are those of the bundle, and Helm values change them as the bundle's values file does."""
+"""Rules and boards of the chart are those of the bundle, and Helm values change them as the bundle's values
+file does.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +196,9 @@ def test_the_config_map_has_the_same_rules_and_promtool_takes_them(tmp_path: Pat
 
 
 def test_no_token_is_left_and_no_number_hides_from_the_values() -> None:
-    """Each threshold that the bundle reads is a token in the chart: with other values nothing of the built-in ones is left."""
+    """Each threshold that the bundle reads is a token in the chart: with other values nothing of the
+    built-in ones is left.
+    """
     documents = render(SHOWN)
     assert "@@" not in json.dumps(documents)
     files = dict(generator().bundle_files())

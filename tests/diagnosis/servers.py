@@ -199,9 +199,9 @@ def play(
 ) -> Played:
     """Play a server for that many ticks of ``step`` seconds and tell what was said of its first engine.
 
-    ``cards``: NVML utilization of each GPU of the pod; ``card``: further fields of each. ``others``: further engines on the
-    page. ``host``: fields of the container, as totals. ``page``: values of the whole page. ``neighbour``: another pod has slices of
-    the cards. ``used``: GiB of each card, ``own``: those that the driver says are the pod's.
+    ``cards``: NVML utilization of each GPU of the pod; ``card``: further fields of each. ``others``: further engines on
+    the page. ``host``: fields of the container, as totals. ``page``: values of the whole page. ``neighbour``: another
+    pod has slices of the cards. ``used``: GiB of each card, ``own``: those that the driver says are the pod's.
     """
     engines = [_Engine(str(number)) for number in range(1 + len(others))]
     pipeline, played = Pipeline(), Played()

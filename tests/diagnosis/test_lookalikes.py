@@ -11,8 +11,8 @@ from tests.diagnosis.servers import CONFIDENT, LIMIT, after, cycle, play
 
 @pytest.fixture(autouse=True)
 def as_designed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows with the grades they are designed with: a made-up server holds their boundaries, and cannot lift the cap on rows that no
-    real recording has shown.
+    """Rows with the grades they are designed with: a made-up server holds their boundaries, and cannot lift the cap on
+    rows that no real recording has shown.
     """
     monkeypatch.setattr(diagnose, "TABLES", rules.DESIGNED)
 
@@ -648,7 +648,9 @@ ADAPTERS = OLD | {"running": cycle(5, 6, 7), "generated": 300.0, "prompt": 3000.
     ],
 )
 def test_who_may_wait_for_something_else_makes_nobody_sure_of_the_gpu(args, load, card):
-    """Requests that wait for KV blocks from elsewhere or for the slot of an adapter, on a server that does not tell them apart."""
+    """Requests that wait for KV blocks from elsewhere or for the slot of an adapter, on a server that does
+    not tell them apart.
+    """
     said = play(60, args=args, card=card, **load)
     assert not said.confidently(5)
     assert said.last.evidence["queue_for_capacity"].value is None

@@ -23,13 +23,13 @@ FRAGMENTED = (
     "is reserved by PyTorch but unallocated."
 )
 FULL = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.56 GiB of "
-    "which 21.75 MiB is free. Including non-PyTorch memory, this process has 23.53 GiB memory in use. Of the allocated "
-    "memory 22.88 GiB is allocated by PyTorch, and 275.00 MiB is reserved by PyTorch but unallocated."
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.56 GiB"
+    " of which 21.75 MiB is free. Including non-PyTorch memory, this process has 23.53 GiB memory in use. Of the"
+    " allocated memory 22.88 GiB is allocated by PyTorch, and 275.00 MiB is reserved by PyTorch but unallocated."
 )
 OLD = (
-    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total capacity; 7.50 GiB "
-    "already allocated; 12.50 MiB free; 9.75 GiB reserved in total by PyTorch)"
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total capacity;"
+    " 7.50 GiB already allocated; 12.50 MiB free; 9.75 GiB reserved in total by PyTorch)"
 )
 BARE = "RuntimeError: CUDA error: out of memory"
 
@@ -64,20 +64,28 @@ def told(*lines: str) -> str:
     [
         (
             FRAGMENTED,
-            "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 1.16 GiB, 21.8 MiB free on the "
-            "device, capacity 79.11 GiB, 70.00 GiB allocated by PyTorch, 1.50 GiB of it in private pools, 3.21 GiB reserved by "
-            "PyTorch but unallocated (probably fragmented: 2 GB or more lie in pieces)",
+            (
+                "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 1.16 GiB,"
+                " 21.8 MiB free on the device, capacity 79.11 GiB, 70.00 GiB allocated by PyTorch, 1.50 GiB of it in"
+                " private pools, 3.21 GiB reserved by PyTorch but unallocated (probably fragmented: 2 GB or more lie in"
+                " pieces)"
+            ),
         ),
         (
             FULL,
-            "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 50.0 MiB, 21.8 MiB free on the device, "
-            "capacity 23.56 GiB, 22.88 GiB allocated by PyTorch, 275.0 MiB reserved by PyTorch but unallocated",
+            (
+                "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 50.0 MiB,"
+                " 21.8 MiB free on the device, capacity 23.56 GiB, 22.88 GiB allocated by PyTorch, 275.0 MiB reserved"
+                " by PyTorch but unallocated"
+            ),
         ),
         (
             OLD,
-            "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 20.0 MiB, 12.5 MiB free on the device, "
-            "capacity 10.75 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by PyTorch but unallocated (probably "
-            "fragmented: 2 GB or more lie in pieces)",
+            (
+                "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 20.0 MiB,"
+                " 12.5 MiB free on the device, capacity 10.75 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by"
+                " PyTorch but unallocated (probably fragmented: 2 GB or more lie in pieces)"
+            ),
         ),
         (BARE, "out of GPU memory 1 time in the log of the last 10 minutes, without numbers"),
     ],

@@ -1,4 +1,6 @@
-"""The tables themselves: every row can be reached, says something of its own, and its boundary is where the page says it is."""
+"""The tables themselves: every row can be reached, says something of its own, and its boundary is where the
+page says it is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Incidents that show in no queue, or where the numbers stay behind: each with a server that looks like it and is well."""
+"""Incidents that show in no queue, or where the numbers stay behind: each with a server that looks like it
+and is well.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_the_first_scrapes_of_a_loaded_server_are_not_surely_idle():
 
 
 def test_requests_that_nobody_answers_are_neither_idle_nor_healthy():
-    """Clients give up before their first token: the gauges read 0, prompts are looked up in the prefix cache all the same."""
+    """Clients give up before their first token: the gauges read 0, prompts are looked up in the prefix
+    cache all the same.
+    """
     storm = play(40, **SILENT | {"queries": 5000.0})
     assert storm.said(4) == {"unknown"}
     assert "time out" in storm.last.missing[0]
@@ -241,7 +245,9 @@ def test_silence_as_long_as_a_prompt_usually_takes_is_no_stall():
 
 
 def test_deferred_requests_that_fill_the_limit_are_named():
-    """VLLM counts requests that it skipped in the queue against the limit: four run, the cache is empty, nobody gets in."""
+    """VLLM counts requests that it skipped in the queue against the limit: four run, the cache is empty,
+    nobody gets in.
+    """
     full = {"running": 4.0, "waiting": 60.0, "deferred": 60.0, "kv": 0.2, "generated": 4.0, "prompt": 2000.0}
     stuck = full | {"waiting": 80.0, "finished": 0.0, "queue": 60.0}
     said = play(60, args=("--max-num-seqs", "64"), cards=(0.99,), **stuck)

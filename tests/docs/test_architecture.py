@@ -1,4 +1,6 @@
-"""The map in ``docs/architecture.md`` is the code's: every room is on it, and the walk of a sample passes files that have what it names."""
+"""The map in ``docs/architecture.md`` is the code's: every room is on it, and the walk of a sample passes
+files that have what it names.
+"""
 
 from __future__ import annotations
 

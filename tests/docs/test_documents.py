@@ -1,4 +1,6 @@
-"""The documents that people read first: every file and heading they link is there, examples are current, new pages are short."""
+"""The documents that people read first: every file and heading they link is there, examples are current,
+new pages are short.
+"""
 
 from __future__ import annotations
 

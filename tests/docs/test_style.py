@@ -1,4 +1,6 @@
-"""Every text that a person reads keeps the rules of style: plain words, short sentences, numbers as people read them."""
+"""Every text that a person reads keeps the rules of style: plain words, short sentences, numbers as people
+read them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A secret in a pod, in every place and spelling, and everything that is said of that pod: none of it holds the secret."""
+"""A secret in a pod, in every place and spelling, and everything that is said of that pod: none of it holds
+the secret.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Each page of ``fixtures/engine-pages`` holds the engines that its table says, with their values, or is what the table says."""
+"""Each page of ``fixtures/engine-pages`` holds the engines that its table says, with their values, or is
+what the table says.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +159,8 @@ def test_replicas_that_change_for_ever_need_as_many_names_as_there_are_at_once()
 
 def test_each_server_of_a_page_has_its_own_configuration() -> None:
     page = b"".join(
-        f'vllm:num_requests_running{{model_name="m",engine="0",pod="{pod}",namespace="n",instance="10.0.0.{n}:8000"}} {n}\n'
+        f'vllm:num_requests_running{{model_name="m",engine="0",pod="{pod}",namespace="n",instance="10.0.0.{n}:8000"}}'
+        f" {n}\n"
         f'vllm:cache_config_info{{pod="{pod}",namespace="n",instance="10.0.0.{n}:8000",engine="0",block_size="16",'
         f'num_gpu_blocks="{n}01"}} 1\n'.encode()
         for n, pod in enumerate(("a-0", "a-1"), 1)

@@ -1,7 +1,7 @@
 """``python -m tests.fuzz``: every subject in turn until each has enough cases, or the time is over.
 
-What has been done is kept in ``build/fuzz.json``: a further run goes on from there. ``--figures`` only writes the figures into
-docs/reliability.md. Exit 1 when a case failed; it is then in ``tests/fixtures/fuzz``.
+What has been done is kept in ``build/fuzz.json``: a further run goes on from there. ``--figures`` only writes the
+figures into docs/reliability.md. Exit 1 when a case failed; it is then in ``tests/fixtures/fuzz``.
 """
 
 from __future__ import annotations
@@ -93,16 +93,16 @@ def write_figures(state: dict[str, Count]) -> None:
         name = path.stem.rpartition("-")[0]
         by_subject[name] = by_subject.get(name, 0) + 1
     rows = [
-        f"| {subject.about} | {subject.holds} | {count.cases:,} | {count.seconds / 60:.1f} | {sum(count.failed.values())} "
-        f"| {by_subject.get(name, 0)} | `{TEST}` |"
+        f"| {subject.about} | {subject.holds} | {count.cases:,} | {count.seconds / 60:.1f} |"
+        f" {sum(count.failed.values())} | {by_subject.get(name, 0)} | `{TEST}` |"
         for name, subject in SUBJECTS.items()
         if (count := state.get(name, Count()))
     ]
     total = sum(count.cases for count in state.values())
     text = (
-        f"{total:,} cases in {sum(count.seconds for count in state.values()) / 60:.0f} minutes of CPU.\n\n"
-        "| what is fuzzed | what holds for every case | cases | CPU minutes | failed | once failed, now a test | test |\n"
-        "|---|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
+        f"{total:,} cases in {sum(count.seconds for count in state.values()) / 60:.0f} minutes of CPU.\n\n| what is"
+        " fuzzed | what holds for every case | cases | CPU minutes | failed | once failed, now a test | test"
+        " |\n|---|---|---|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
     document = DOCUMENT.read_text()
     DOCUMENT.write_text(SECTION.sub(lambda found: found[1] + text + found[2], document))

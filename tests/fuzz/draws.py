@@ -40,7 +40,9 @@ def text(rng: Random, words: Sequence[str], most: int = 8) -> str:
 
 
 def mutated(rng: Random, given: str, words: Sequence[str], others: Sequence[str] = ()) -> str:
-    """``given`` after some changes: parts cut out, doubled, moved, put in from ``words`` and ``others``, numbers replaced."""
+    """``given`` after some changes: parts cut out, doubled, moved, put in from ``words`` and ``others``,
+    numbers replaced.
+    """
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
         at = rng.randrange(len(given) + 1)
         end = min(len(given), at + rng.choice((1, 1, 2, 5, 20, 100)))

@@ -1,4 +1,6 @@
-"""The whole path: what one pod's endpoint, GPU, container, log and plugin say, through the pipeline to metrics, JSON and page."""
+"""The whole path: what one pod's endpoint, GPU, container, log and plugin say, through the pipeline to
+metrics, JSON and page.
+"""
 
 # ruff: noqa: PT018 - a property is one assertion
 

@@ -58,7 +58,9 @@ SECRET: Final = "Zq7hunterXw2"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is fuzzed. ``make`` draws a case (JSON or bytes), ``check`` raises where it does not do what ``holds`` says."""
+    """What is fuzzed. ``make`` draws a case (JSON or bytes), ``check`` raises where it does not do what
+    ``holds`` says.
+    """
 
     name: str
     about: str
@@ -685,7 +687,8 @@ def check_resources(data: bytes) -> None:
     assert expected is None or found == expected
 
 
-# --- logs, recordings, settings, reports ---------------------------------------------------------------------------------
+# --- logs, recordings, settings, reports
+# ---------------------------------------------------------------------------------
 
 
 @cache
@@ -828,7 +831,9 @@ def _kept_page(exposition: Any, **more: Any) -> Any:
 
 
 def _without_hidden(tick: Any) -> Any:
-    """A tick without what is only kept in part: arguments, variables and log lines; of what is no engine's endpoint the reason."""
+    """A tick without what is only kept in part: arguments, variables and log lines; of what is no engine's
+    endpoint the reason.
+    """
     pages = (replace(page, args=(), env={}, bad_lines=0 if page.error else page.bad_lines) for page in tick.pages)
     return replace(tick, logs=(), pages=tuple(pages))
 
@@ -1000,7 +1005,8 @@ def check_report(body: str) -> None:
         assert (reading.namespace, reading.pod) == ("ns", "p")
 
 
-# --- requests to the exporter, and texts that hide something -----------------------------------------------------------------
+# --- requests to the exporter, and texts that hide something
+# -----------------------------------------------------------------
 
 HEADS: Final = (
     "GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: text/plain\r\n\r\n",

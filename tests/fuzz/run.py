@@ -44,7 +44,9 @@ def quiet() -> Iterator[None]:
 def run(
     subject: Subject, seed: int, first: int, cases: int, seconds: float = 1e9, keep: Callable[[Any], None] | None = None
 ) -> Count:
-    """Cases ``first`` ... of a seed, as many as asked for or as fit into ``seconds`` of CPU. Each can be made again alone."""
+    """Cases ``first`` ... of a seed, as many as asked for or as fit into ``seconds`` of CPU. Each can be
+    made again alone.
+    """
     count, began = Count(), time.thread_time()
     with quiet():
         for number in range(first, first + cases):

@@ -36,8 +36,8 @@ Build = Callable[[tuple[str, ...]], Path]
 class Node:
     """One node: a world behind NVML, or a sysfs tree with AMD's cards (``smi``: AMD's library beside it).
 
-    ``ready`` is text that stands on the page once everything has been read that is to be seen. ``then`` is a second world
-    that comes when the first is on the page, ``then_ready`` the texts that show all of it.
+    ``ready`` is text that stands on the page once everything has been read that is to be seen. ``then`` is a second
+    world that comes when the first is on the page, ``then_ready`` the texts that show all of it.
     """
 
     ready: str = "kvpressure_gpu_up"

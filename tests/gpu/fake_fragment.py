@@ -1,4 +1,5 @@
-"""Stands in for ``tools.gpu.fragment`` where there is no GPU: the real plugin over a torch that tells figures from here.
+"""Stands in for ``tools.gpu.fragment`` where there is no GPU: the real plugin over a torch that tells figures from
+here.
 
 Shows nothing about torch; it shows that the part asks, compares and judges. ``lie`` as argument makes the allocator's
 figures differ from those that are answered.

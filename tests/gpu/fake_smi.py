@@ -1,7 +1,7 @@
 """Stands in for ``nvidia-smi``: prints what the variable ``FAKE_SMI`` (JSON) says, in the forms that the tool asks for.
 
-``row``: cells of ``--query-gpu`` without the time; ``apps``: (pid, MiB); ``sm``; ``gpm``: percent of the three metrics, or
-None for a version that does not know ``--gpm-metrics``.
+``row``: cells of ``--query-gpu`` without the time; ``apps``: (pid, MiB); ``sm``; ``gpm``: percent of the three metrics,
+or None for a version that does not know ``--gpm-metrics``.
 """
 
 from __future__ import annotations

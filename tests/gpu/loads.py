@@ -1,7 +1,8 @@
 """Three loads as each kind of evidence sees them: decode at a full cache, prefill, and a GPU that its host cannot feed.
 
-Shares are those measured or documented for H100 and A100 (activity and power by NVIDIA's guidance and DCGM fields; power
-0.4-0.7 of the limit while decoding, 0.9-1.0 in prefill, below 0.35 when starved; FLOPs per byte from the roofline).
+Shares are those measured or documented for H100 and A100 (activity and power by NVIDIA's guidance and DCGM fields;
+power 0.4-0.7 of the limit while decoding, 0.9-1.0 in prefill, below 0.35 when starved; FLOPs per byte from the
+roofline).
 """
 
 from __future__ import annotations

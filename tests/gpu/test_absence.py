@@ -1,4 +1,5 @@
-"""What a GPU does not tell is absent on the page: no 0, nothing from before, nothing of another device, no double count.
+"""What a GPU does not tell is absent on the page: no 0, nothing from before, nothing of another device, no double
+count.
 
 Random worlds: any calls of the driver fail with any codes, any files are missing, refused, empty or junk.
 """

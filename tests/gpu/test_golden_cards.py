@@ -1,7 +1,7 @@
 """Golden ``/metrics`` of the real process for each kind of card, both sources on, real bindings over stub libraries.
 
-Names, labels and values are compared line by line with ``tests/golden/gpu_*.metrics``; what depends on the moment stands
-there as ``*``. ``UPDATE_GOLDEN=1`` rewrites them: read the difference before you commit it.
+Names, labels and values are compared line by line with ``tests/golden/gpu_*.metrics``; what depends on the moment
+stands there as ``*``. ``UPDATE_GOLDEN=1`` rewrites them: read the difference before you commit it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """``make test-gpu`` without a GPU: its parts over the stub library, a stand-in ``nvidia-smi``, and no torch.
 
-What only a card can answer - loads, torch's allocator - is not pretended here; that the parts ask, compare and judge is.
+What only a card can answer - loads, torch's allocator - is not pretended here; that the parts ask, compare and judge
+is.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ TOLD = {"row": ["70", str(USED), "512", "350.00", "700.00"], "apps": [[4711, 491
 
 
 class Place:
-    """A folder with the stub library, its world, and the stand-in ``nvidia-smi`` first on the path. Other users may read it."""
+    """A folder with the stub library, its world, and the stand-in ``nvidia-smi`` first on the path. Other
+    users may read it.
+    """
 
     def __init__(self, library: Path | None, world: World, told: Mapping[str, Any] = TOLD) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -218,7 +221,8 @@ class TestWhatFails:
         done = Place(None, World()).run()
         assert done.returncode == 2
         assert done.stderr.splitlines() == [
-            "tools.gpu: NVML does not open: library_missing; needs an NVIDIA GPU with its driver, and a folder to write to"
+            "tools.gpu: NVML does not open: library_missing; needs an NVIDIA GPU with its driver, and a folder to"
+            " write to"
         ]
 
     def test_a_python_without_the_packages_is_one_line(self) -> None:

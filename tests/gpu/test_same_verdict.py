@@ -1,9 +1,10 @@
 """The same recorded load gives the same verdict on an NVIDIA and on an AMD node.
 
-Recordings of real servers are replayed with their GPU as each kind of node would show it: as recorded (NVML utilization),
-as NVIDIA with GPM (SM, tensor and DRAM activity and power beside it), as AMD by sysfs (busy percent and power), as AMD by
-sysfs of a part without busy percent (power alone). Activity and power were not recorded: they follow from the recorded
-utilization by the shares documented for decoding, the same for both vendors. Everything else stays as recorded.
+Recordings of real servers are replayed with their GPU as each kind of node would show it: as recorded (NVML
+utilization), as NVIDIA with GPM (SM, tensor and DRAM activity and power beside it), as AMD by sysfs (busy percent and
+power), as AMD by sysfs of a part without busy percent (power alone). Activity and power were not recorded: they follow
+from the recorded utilization by the shares documented for decoding, the same for both vendors. Everything else stays as
+recorded.
 """
 
 from __future__ import annotations

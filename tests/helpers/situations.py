@@ -1,7 +1,7 @@
 """Situations of operation (``tests/bundle/situations``) as promtool cases, and what fired in each.
 
-Each situation is a cluster of its own, and all of them are one promtool test: rules tell clusters apart anyway, and an evaluation
-costs as much for one situation as for all.
+Each situation is a cluster of its own, and all of them are one promtool test: rules tell clusters apart anyway, and an
+evaluation costs as much for one situation as for all.
 """
 
 from __future__ import annotations

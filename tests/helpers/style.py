@@ -20,7 +20,10 @@ WORDS: Final[tuple[tuple[str, str], ...]] = (  # a private word as a regular exp
     (r"\broom in the (?:KV )?(?:cache|pool)\b|\bhas room\b|\bno room\b", "free KV cache, or: does not fit"),
     (r"\bspeaks? (?:for|against|of)\b|\bspeaks\b", "supports, contradicts, or describes"),
     (
-        r"\b(?<!cannot )(?:tells?|told) (?:by|us|you|it|what|how|which|whether|nothing)\b|\bnobody tells\b|\bnot told\b",
+        (
+            r"\b(?<!cannot )(?:tells?|told) (?:by|us|you|it|what|how|which|whether|nothing)\b|\bnobody tells\b|\bnot"
+            r" told\b"
+        ),
         "report",
     ),
     (r"\bthe (?:page|rule|driver|server|engine|exporter) (?:says|tells)\b", "report, publish"),

@@ -116,7 +116,9 @@ def messages() -> Iterator[Text]:
 
 
 def _is_sentence(text: str) -> bool:
-    """Whether a string is prose: no pattern, no code of another language, no help (see ``helps``), no message of the C library."""
+    """Whether a string is prose: no pattern, no code of another language, no help (see ``helps``), no
+    message of the C library.
+    """
     code = re.search(r"[{(\[]\?|\\[bswd]|\n  |function |by \(", text) or text == "Name or service not known"
     return not code and len(re.findall(r"[a-z]{2,}", text)) > 3
 
@@ -130,7 +132,8 @@ def _literal(node: ast.AST) -> str | None:
 
 
 def rendered(files: int = 14) -> Iterator[Text]:
-    """Evidence, conditions, triage and mitigation of recorded engines: each sentence with its numbers, and each engine's page once.
+    """Evidence, conditions, triage and mitigation of recorded engines: each sentence with its numbers, and each
+    engine's page once.
 
     ``files`` recordings are taken evenly from all folders, and of each the first states of every verdict.
     """

@@ -1,4 +1,6 @@
-"""A node of three engines, each with a pod, a GPU and a container, and what it shows of them: one can be made to misbehave."""
+"""A node of three engines, each with a pod, a GPU and a container, and what it shows of them: one can be
+made to misbehave.
+"""
 
 from __future__ import annotations
 

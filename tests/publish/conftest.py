@@ -42,7 +42,9 @@ def published() -> Published:
 
 @pytest.fixture
 def start(published: Published) -> Iterator[Start]:
-    """Start a server on a free port of loopback and return the port: ``start(handler, web=, max_requests=, health=)``."""
+    """Start a server on a free port of loopback and return the port: ``start(handler, web=, max_requests=,
+    health=)``.
+    """
     servers: list[Server] = []
 
     def begin(handler: object = None, web: Path | None = None, max_requests: int = 20, health: bool = False) -> int:

@@ -1,4 +1,6 @@
-"""Recipe: an alert is a rule template and a runbook, in ``bundle/templates``. Rules, their promtool tests, the runbook and the reference follow."""
+"""Recipe: an alert is a rule template and a runbook, in ``bundle/templates``. Rules, their promtool tests,
+the runbook and the reference follow.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Recipe: a condition beside the verdict is one declaration, found through its entry point. The package stays as it is."""
+"""Recipe: a condition beside the verdict is one declaration, found through its entry point. The package
+stays as it is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Recipe: an inference server is one folder with an ``EngineDialect``, found through its entry point. The package stays as it is."""
+"""Recipe: an inference server is one folder with an ``EngineDialect``, found through its entry point. The
+package stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +151,10 @@ def test_help_lists_it_where_it_is_asked_for() -> None:
 def test_nobody_looks_for_packages_unasked() -> None:
     """Looking takes time, and a package must not change what is read by being installed."""
     code = "import sys; from kvpressure import cli; cli.main(['--version']); import kvpressure.cli.serve; "
-    code += "from kvpressure.engines.registry import dialects, samples; samples(); print('importlib.metadata' in sys.modules)"
+    code += (
+        "from kvpressure.engines.registry import dialects, samples; samples(); print('importlib.metadata' in"
+        " sys.modules)"
+    )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "False"
 
@@ -157,8 +162,10 @@ def test_nobody_looks_for_packages_unasked() -> None:
 def test_an_unknown_name_is_one_line() -> None:
     asked = run("engine", "--extensions=nobody", "serve", "--help")
     assert (asked.returncode, asked.stdout) == (2, "")
-    assert asked.stderr == (
-        "kvpressure: --extensions: no installed package offers an engine, source, signal or condition 'nobody'; allowed: one that does\n"
+    assert (
+        asked.stderr
+        == "kvpressure: --extensions: no installed package offers an engine, source, signal or condition 'nobody';"
+        " allowed: one that does\n"
     )
 
 

@@ -1,4 +1,6 @@
-"""Recipe: a GPU vendor is a source and a row of the catalog, found through its entry point. The package stays as it is."""
+"""Recipe: a GPU vendor is a source and a row of the catalog, found through its entry point. The package
+stays as it is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The fresh and the untouched incidents: built from their facts, readable, consistently labelled. Nothing here scores them.
+"""The fresh and the untouched incidents: built from their facts, readable, consistently labelled. Nothing here scores
+them.
 
 That they are read without a problem is checked for every recording in ``test_reader.py``.
 """

@@ -1,4 +1,6 @@
-"""A replay's memory does not grow with the recording, and its time no faster. ``make bench-replay`` judges the speed itself."""
+"""A replay's memory does not grow with the recording, and its time no faster. ``make bench-replay`` judges
+the speed itself.
+"""
 
 from __future__ import annotations
 

@@ -301,9 +301,10 @@ class TestMistakes:
             ),
             (
                 ["--collector.engines.interval", "30"],
-                "--collector.engines.interval: 30 s and a scrape of up to 3 s (engine.timeout) are longer than a page is "
-                "believed: 15 s; "
-                "allowed: 12 s or less, or a tick (interval) as long",
+                (
+                    "--collector.engines.interval: 30 s and a scrape of up to 3 s (engine.timeout) are longer than a"
+                    " page is believed: 15 s; allowed: 12 s or less, or a tick (interval) as long"
+                ),
             ),
             (
                 ["--collector.engines.interval", "0.5"],

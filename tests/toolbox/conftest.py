@@ -91,8 +91,8 @@ def serve_json() -> Iterator[Callable[[Mapping[str, Any]], str]]:
 
 @dataclass
 class FakeKubectl:
-    """``answers``: the first entry whose words all occur in the call wins; a list of texts is given out one by one (the last
-    one again and again), an exception's text goes to standard error with status 1. ``calls``: what was asked.
+    """``answers``: the first entry whose words all occur in the call wins; a list of texts is given out one by one (the
+    last one again and again), an exception's text goes to standard error with status 1. ``calls``: what was asked.
     """
 
     folder: Path

@@ -1,4 +1,6 @@
-"""A small vLLM with a block pool: /metrics, /v1/models and streaming /v1/completions on loopback, with faults to order."""
+"""A small vLLM with a block pool: /metrics, /v1/models and streaming /v1/completions on loopback, with
+faults to order.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from typing import Any
 
 @dataclass
 class FakeVllm:
-    """Blocks are taken as tokens come and given back at the end. Faults: ``leak`` blocks a request keeps, ``factor`` of blocks for
-    each token, ``factor_above`` the prompt length above which it counts, ``held`` blocks in use from the start, ``others`` running
-    requests of other clients.
+    """Blocks are taken as tokens come and given back at the end. Faults: ``leak`` blocks a request keeps, ``factor`` of
+    blocks for each token, ``factor_above`` the prompt length above which it counts, ``held`` blocks in use from the
+    start, ``others`` running requests of other clients.
     """
 
     blocks: int = 4000

@@ -1,4 +1,6 @@
-"""Every command with every kind of wrong input: one clear line that names it, nothing on standard output, exit status 2."""
+"""Every command with every kind of wrong input: one clear line that names it, nothing on standard output,
+exit status 2.
+"""
 
 from __future__ import annotations
 

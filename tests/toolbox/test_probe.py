@@ -1,4 +1,6 @@
-"""``kvpressure probe``: what each step measures, what each fault looks like, and that nothing is sent without consent."""
+"""``kvpressure probe``: what each step measures, what each fault looks like, and that nothing is sent
+without consent.
+"""
 
 from __future__ import annotations
 

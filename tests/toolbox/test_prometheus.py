@@ -33,7 +33,7 @@ def beside(end: float) -> Series:
     times = [end - 150 + 15 * i for i in range(11)]
     zero = 'namespace="inference",pod="vllm-0"'
     two = 'namespace="inference",pod="vllm-2",container="vllm"'
-    renamed = 'namespace="monitoring",pod="dcgm-1",exported_namespace="inference",exported_pod="vllm-0",exported_container="vllm",UUID="GPU-a",gpu="0"'
+    renamed = 'namespace="monitoring",pod="dcgm-1",exported_namespace="inference",exported_pod="vllm-0",exported_container="vllm",UUID="GPU-a",gpu="0"'  # noqa: E501
     texts = {
         "kube_pod_container_status_restarts_total": {
             f'{zero},container="vllm"': "3",
@@ -72,7 +72,7 @@ def write_history(path: Path, servers: dict[str, tuple[str, float]], end: float)
                 found = _SAMPLE.match(line)
                 if found is None:
                     continue
-                labels = f'{{instance="10.0.0.5:8000",job="vllm",namespace="inference",pod="{pod}",container="vllm",{found[2] or ""}}}'
+                labels = f'{{instance="10.0.0.5:8000",job="vllm",namespace="inference",pod="{pod}",container="vllm",{found[2] or ""}}}'  # noqa: E501
                 series.setdefault(found[1], {}).setdefault(labels, []).append((t + shift, found[3]))
     with path.open("w") as out:
         for metric, rows in series.items():

@@ -87,7 +87,10 @@ def test_advisories_are_clean_found_or_not_known(
 
 
 def test_without_the_tool_one_line_says_so() -> None:
-    code = "import sys; sys.modules['pip_audit'] = None; from tools.supply import advisories as a; a.find_spec = lambda n: None; sys.exit(a.check())"
+    code = (
+        "import sys; sys.modules['pip_audit'] = None; from tools.supply import advisories as a; a.find_spec = lambda n:"
+        " None; sys.exit(a.check())"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("advisories: not checked: pip-audit is not installed")

@@ -12,8 +12,8 @@ if __name__ == "__main__":
     lacking = [name for module, name in NEEDED.items() if find_spec(module) is None]
     if lacking:
         print(
-            f"tools.gpu: {sys.executable} lacks {', '.join(lacking)}; run it with a Python that has them, e.g. make test-gpu "
-            "GPU_PYTHON=/path/to/python",
+            f"tools.gpu: {sys.executable} lacks {', '.join(lacking)}; run it with a Python that has them, e.g. make"
+            " test-gpu GPU_PYTHON=/path/to/python",
             file=sys.stderr,
         )
         sys.exit(2)

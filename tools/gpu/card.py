@@ -1,7 +1,8 @@
 """What the cards of this node answer, as a fixture for the stub driver of the tests (``tests/nvml_stub``).
 
-Fields are those of the stub's ``World``, ``Gpu`` and ``Mig``; None = not supported. UUIDs, bus addresses and pids are left
-out or counted through, so that a fixture tells nothing about whose card it was. ``python -m tools.gpu.card`` prints it.
+Fields are those of the stub's ``World``, ``Gpu`` and ``Mig``; None = not supported. UUIDs, bus addresses and pids are
+left out or counted through, so that a fixture tells nothing about whose card it was. ``python -m tools.gpu.card``
+prints it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Drives torch's caching allocator into fragmentation, with kvpressure's plugin in the process as it is in vLLM.
 
-Reads commands from stdin (``fill``, ``fragment``, ``fail``, ``release``) and answers each with one JSON line: torch's own
-figures under the plugin's names, and what the driver says is free. Bounded by ``set_per_process_memory_fraction``; plain
-allocations only.
+Reads commands from stdin (``fill``, ``fragment``, ``fail``, ``release``) and answers each with one JSON line: torch's
+own figures under the plugin's names, and what the driver says is free. Bounded by ``set_per_process_memory_fraction``;
+plain allocations only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Part ``leak``: minutes of readings each second beside a load. Does the exporter grow, and does the load notice it?
 
-The exporter runs as its pod does (root without capabilities, if this is root). The load runs all the time; the exporter is
-stopped (SIGSTOP) and goes on in turns, so that throughput with and without readings comes from the same minutes.
+The exporter runs as its pod does (root without capabilities, if this is root). The load runs all the time; the exporter
+is stopped (SIGSTOP) and goes on in turns, so that throughput with and without readings comes from the same minutes.
 """
 
 from __future__ import annotations

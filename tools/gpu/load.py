@@ -9,7 +9,8 @@ Reads kinds from stdin, one a line, and works on the last one until ``stop``:
 * ``idle``: nothing.
 
 Prints one JSON line when ready (``{"ready": ...}`` or ``{"error": why}``), and one each second:
-``{"t": Unix seconds, "kind", "seconds", "steps", "flops", "bytes"}``. Plain allocations only, at most ``--gib`` and a half.
+``{"t": Unix seconds, "kind", "seconds", "steps", "flops", "bytes"}``. Plain allocations only, at most ``--gib`` and a
+half.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Options:
-    """``reads``: readings per identity. ``phase``: seconds of each load, after ``settle``. ``leak_minutes``: of readings.
+    """``reads``: readings per identity. ``phase``: seconds of each load, after ``settle``. ``leak_minutes``: of
+    readings.
 
     ``load``: arguments of ``tools.gpu.load``. ``fragment``: the command that drives torch's allocator, where not
     ``tools.gpu.fragment``.

@@ -1,7 +1,7 @@
 """Part ``processes``: who uses how much of the card, by our source and by ``nvidia-smi``; and how fast we are there.
 
-As a program: ``namespace`` reads from a pid namespace of its own, as a container without ``hostPID`` does; ``start`` times a
-fresh source.
+As a program: ``namespace`` reads from a pid namespace of its own, as a container without ``hostPID`` does; ``start``
+times a fresh source.
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ def started() -> dict[str, float]:
 
 
 def in_namespace() -> Any:
-    """``listed`` by a process that is the first of a pid namespace of its own. Raises ``OSError`` where that is refused."""
+    """``listed`` by a process that is the first of a pid namespace of its own. Raises ``OSError`` where
+    that is refused.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWPID) != 0:
         code = ctypes.get_errno()

@@ -24,7 +24,7 @@ make test-gpu ARGS="--part calls --part counters --part report" GPU_PYTHON=/path
 It needs the packages that `kvpressure serve` needs in that Python, no network and no installation. Parts run
 separately. What could not be measured is listed with the reason. `--publish` keeps the results in `tools/gpu/results`, writes
 this page, and makes a fixture of the GPU's answers (`tests/fixtures/gpu`) for another golden page of the tests.
-"""
+"""  # noqa: E501
 NOT_RUN: Final = "Not run yet."
 GIB: Final = 2**30
 MOST_CHECKS: Final = 25  # listed one by one; of more only those that failed
@@ -245,9 +245,10 @@ def _processes(data: Mapping[str, Any]) -> Iterable[str]:
 def _leak(data: Mapping[str, Any]) -> Iterable[str]:
     if "memory_kib" in data:
         yield (
-            f"{data['minutes']:g} minutes as {data['identity']}: {data['memory_kib'] / 1024:.0f} MiB resident at the end "
-            f"({data['grown']['memory_kib']:+.0f} KiB, {data['grown']['threads']:+.0f} threads, {data['grown']['files']:+.0f} files); "
-            f"{_percent_of_a_core(data['cpu_share'])}; scrapes {_times(data['scrape_ms'])} ms; GPM activity in {data['gpm']['with']} of {data['gpm']['scrapes']}.\n"
+            f"{data['minutes']:g} minutes as {data['identity']}: {data['memory_kib'] / 1024:.0f} MiB resident at the"
+            f" end ({data['grown']['memory_kib']:+.0f} KiB, {data['grown']['threads']:+.0f} threads,"
+            f" {data['grown']['files']:+.0f} files); {_percent_of_a_core(data['cpu_share'])}; scrapes"
+            f" {_times(data['scrape_ms'])} ms; GPM activity in {data['gpm']['with']} of {data['gpm']['scrapes']}.\n"
         )
     if "throughput" in data:
         rates = data["throughput"]

@@ -15,7 +15,8 @@ FORMAT: Final = 1
 class Result:
     """Filled by a part while it runs; ``failed`` is why it ended early, if it did.
 
-    ``checks``: what was expected, whether it held, what was found. ``missing``: what could not be asked, and the reason.
+    ``checks``: what was expected, whether it held, what was found. ``missing``: what could not be asked, and the
+    reason.
     """
 
     part: str

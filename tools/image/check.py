@@ -1,8 +1,8 @@
 """Check a built image: what its configuration says, what lies in it, and that it serves as the DaemonSet starts it.
 
 ``--root`` is the image's file system, mounted. The exporter is started in it by ``unshare`` and ``setpriv`` under the
-profile of the chart: root read-only, no capabilities, no new privileges; once as uid 0 with the kubelet's socket mounted
-read-only, once as uid 65532 with the same socket, which it must not be able to use.
+profile of the chart: root read-only, no capabilities, no new privileges; once as uid 0 with the kubelet's socket
+mounted read-only, once as uid 65532 with the same socket, which it must not be able to use.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Build the recordings of published incidents from ``facts.yaml`` (what is quoted, the answer) and ``specs/`` (the curves).
+"""Build the recordings of published incidents from ``facts.yaml`` (what is quoted, the answer) and ``specs/`` (the
+curves).
 
 Usage: python -m tools.incidents.build [FOLDER]    default: tests/fixtures/recordings
 
-Writes ``incidents-fresh/`` and ``incidents-untouched/``: recordings, labels.csv, incidents.yaml. The same input gives the
-same bytes. Every third incident in the order of its id goes to ``incidents-untouched/``.
+Writes ``incidents-fresh/`` and ``incidents-untouched/``: recordings, labels.csv, incidents.yaml. The same input gives
+the same bytes. Every third incident in the order of its id goes to ``incidents-untouched/``.
 """
 
 from __future__ import annotations
@@ -128,7 +129,10 @@ def labels_text(facts: list[dict[str, Any]]) -> str:
 
 def incidents_text(facts: list[dict[str, Any]]) -> str:
     """incidents.yaml of one folder: one item a line, all values text."""
-    head = "# Incidents and healthy controls: what their sources say. Fields: the head of ../incidents.yaml.\n# Written by tools/incidents/build.py.\n\n"
+    head = (
+        "# Incidents and healthy controls: what their sources say. Fields: the head of ../incidents.yaml.\n# Written by"
+        " tools/incidents/build.py.\n\n"
+    )
     items = [json.dumps({field: fact[field] for field in FIELDS}, ensure_ascii=False) for fact in facts]
     return head + "".join(f"- {item}\n" for item in items)
 
@@ -161,5 +165,6 @@ if __name__ == "__main__":
     default = HERE.parents[1] / "tests" / "fixtures" / "recordings"
     written = build(Path(sys.argv[1]) if len(sys.argv) > 1 else default)
     print(
-        f"{len(written)} recordings, {sum(written.values()) // 1024} KiB, the largest {max(written.values()) // 1024} KiB"
+        f"{len(written)} recordings, {sum(written.values()) // 1024} KiB, the largest"
+        f" {max(written.values()) // 1024} KiB"
     )

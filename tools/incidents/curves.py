@@ -1,4 +1,6 @@
-"""A quoted quantity over time: straight lines between quoted points, a step at the start, a repeated cycle, lumps, noise."""
+"""A quoted quantity over time: straight lines between quoted points, a step at the start, a repeated cycle,
+lumps, noise.
+"""
 
 from __future__ import annotations
 

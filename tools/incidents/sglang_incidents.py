@@ -12,17 +12,25 @@ FLASH = {
     "version": "~0.5.11 (2026-05)",
     "gpu": "n/a",
     "configuration": "hybrid sliding-window model, four requests that fill 2.6 M tokens",
-    "signals": "before: run 4, queue 3, full usage 1.00 (2642688 tokens), swa usage 0.06, 429 tok/s; then one retraction: "
-    "run 3, queue 3-2, usage 0.87-0.88, prefill 8192 tokens a step at 21.8 k-19.5 k tok/s, 583214 tokens pending; "
-    "later 20-38 tok/s, not recovering",
-    "log": "Decode batch, #running-req: 4, #full token: 2642688, full token usage: 1.00, #swa token: 14592, "
-    "swa token usage: 0.06, cuda graph: True, gen throughput (token/s): 429.34, #queue-req: 3",
-    "cause": "the pool is full; a retracted request computes its long prompt again in chunks, between which decode waits",
+    "signals": (
+        "before: run 4, queue 3, full usage 1.00 (2642688 tokens), swa usage 0.06, 429 tok/s; then one retraction: "
+        "run 3, queue 3-2, usage 0.87-0.88, prefill 8192 tokens a step at 21.8 k-19.5 k tok/s, 583214 tokens pending; "
+        "later 20-38 tok/s, not recovering"
+    ),
+    "log": (
+        "Decode batch, #running-req: 4, #full token: 2642688, full token usage: 1.00, #swa token: 14592, "
+        "swa token usage: 0.06, cuda graph: True, gen throughput (token/s): 429.34, #queue-req: 3"
+    ),
+    "cause": (
+        "the pool is full; a retracted request computes its long prompt again in chunks, between which decode waits"
+    ),
     "labels": NEW,
     "seconds": 600,
     "args": LAUNCH,
-    "assumed": "five minutes of the quoted state before the retraction; one retraction; usage returns to 1.00 "
-    "in 20 s at the quoted prefill rate, and the queue stays at 2",
+    "assumed": (
+        "five minutes of the quoted state before the retraction; one retraction; usage returns to 1.00 "
+        "in 20 s at the quoted prefill rate, and the queue stays at 2"
+    ),
     "series": [
         gauge("num_running_reqs", (0, 4), (299, 4), (300, 3)),
         gauge("num_queue_reqs", (0, 3), (305, 3), (310, 2)),
@@ -65,11 +73,15 @@ INCIDENTS = [
         kind="CAP",
         version="~0.4.7 (2025-06)",
         gpu="MI300X",
-        configuration="Qwen3-32B, TP 8, 1024 prompts of 2048 tokens with 8192 output tokens, radix cache off, "
-        "--max-running-requests 8192, --schedule-conservativeness 0.1",
+        configuration=(
+            "Qwen3-32B, TP 8, 1024 prompts of 2048 tokens with 8192 output tokens, radix cache off, "
+            "--max-running-requests 8192, --schedule-conservativeness 0.1"
+        ),
         signals="run 370 -> about 399 and no further, queue 646 and hundreds remain, usage 0.19",
-        log="Prefill batch. #new-seq: 8, #new-token: 16384, #cached-token: 0, token usage: 0.19, #running-req: 370, "
-        "#queue-req: 646",
+        log=(
+            "Prefill batch. #new-seq: 8, #new-token: 16384, #cached-token: 0, token usage: 0.19, #running-req: 370, "
+            "#queue-req: 646"
+        ),
         cause="not settled; admission reserves room for the output that running requests are expected to write",
         trap="a queue of hundreds with four fifths of the pool free and the limit (8192) far away",
         verdicts="unknown|compute_bound|concurrency_limited|healthy",
@@ -94,8 +106,10 @@ INCIDENTS = [
             "--chunked-prefill-size",
             "-1",
         ],
-        assumed="a minute of prefill before; usage 0.21 at 399 requests; the queue holds the other 625 prompts; "
-        "an offline engine written with a server's metrics",
+        assumed=(
+            "a minute of prefill before; usage 0.21 at 399 requests; the queue holds the other 625 prompts; "
+            "an offline engine written with a server's metrics"
+        ),
         series=[
             gauge("num_running_reqs", (0, 0), (50, 370), (60, 399)),
             gauge("num_queue_reqs", (0, 1024), (50, 646), (60, 625)),
@@ -109,12 +123,16 @@ INCIDENTS = [
         version="0.4.1 (2025-01)",
         gpu="8 GPUs",
         configuration="DeepSeek-V3, TP 8, benchmark with runaway outputs",
-        signals="run 2, queue 0, usage 1.00 (307481 -> 307801 tokens in 30 s), 10.92 tok/s; then one retraction, "
-        "ratio 0.0980 -> 0.9446",
+        signals=(
+            "run 2, queue 0, usage 1.00 (307481 -> 307801 tokens in 30 s), 10.92 tok/s; then one retraction, "
+            "ratio 0.0980 -> 0.9446"
+        ),
         log="Decode out of memory happened. #retracted_reqs: 1, #new_token_ratio: 0.0980 -> 0.9446",
         cause="two requests never end and fill the pool alone",
-        trap="two running and nobody waiting: nothing but usage and one log line tells; this release has no metric "
-        "of retractions",
+        trap=(
+            "two running and nobody waiting: nothing but usage and one log line tells; this release has no metric "
+            "of retractions"
+        ),
         verdicts="kv_pressure|unknown",
         strict="kv_pressure",
         forbidden="idle|stalled|host_bound|concurrency_limited|compute_bound",
@@ -128,8 +146,10 @@ INCIDENTS = [
         lines=[
             (
                 300,
-                "[2025-01-06 02:58:44 TP0] Decode out of memory happened. #retracted_reqs: 1, "
-                "#new_token_ratio: 0.0980 -> 0.9446",
+                (
+                    "[2025-01-06 02:58:44 TP0] Decode out of memory happened. #retracted_reqs: 1, "
+                    "#new_token_ratio: 0.0980 -> 0.9446"
+                ),
             )
         ],
         series=[
@@ -147,10 +167,14 @@ INCIDENTS = [
         version="~0.4.6 (2025-05)",
         gpu="n/a",
         configuration="long-running server, retrieval workload at high concurrency",
-        signals="run 36 -> 35 while a request ends, tokens 958017 -> 959430, usage 0.96, later near 1.0 and no progress",
+        signals=(
+            "run 36 -> 35 while a request ends, tokens 958017 -> 959430, usage 0.96, later near 1.0 and no progress"
+        ),
         log="Decode batch. #running-req: 36, #token: 958017, token usage: 0.96",
-        cause="reporter suspects that finished requests keep their tokens; a maintainer points to the radix cache, "
-        "whose tokens are evictable and not part of the usage",
+        cause=(
+            "reporter suspects that finished requests keep their tokens; a maintainer points to the radix cache, "
+            "whose tokens are evictable and not part of the usage"
+        ),
         trap="a leak would show at zero running requests; here 35 run",
         verdicts="kv_pressure|stalled|unknown",
         strict="kv_pressure",
@@ -176,10 +200,14 @@ INCIDENTS = [
         version="0.4.1 (2025-01)",
         gpu="n/a",
         configuration="DeepSeek-V3, at most 100 running requests",
-        signals="run 99, usage 0.32, about one finished request a second of 217 prompt tokens, then nothing; "
-        "util 100 % with low power",
-        log="Prefill batch. #new-seq: 1, #new-token: 105, #cached-token: 112, cache hit rate: 12.33%, token usage: 0.32, "
-        "#running-req: 99",
+        signals=(
+            "run 99, usage 0.32, about one finished request a second of 217 prompt tokens, then nothing; "
+            "util 100 % with low power"
+        ),
+        log=(
+            "Prefill batch. #new-seq: 1, #new-token: 105, #cached-token: 112, cache hit rate: 12.33%, token usage:"
+            " 0.32, #running-req: 99"
+        ),
         cause="not settled; the scheduler spins",
         trap="util 100 % looks like compute; 99 of 100 looks like the limit",
         verdicts="stalled|unknown",
@@ -208,9 +236,13 @@ INCIDENTS = [
         version="~0.5.10 (2026-04)",
         gpu="n/a",
         configuration="GLM 5.1 FP8, TP 4, many multiple-choice prompts with max_tokens=1",
-        signals="run 116 -> 122, queue 238, usage 0.01, prefill 15360 tokens a step at 25.8 k tok/s, 595000 tokens pending",
-        log="Prefill batch, #new-seq: 6, #new-token: 15360, #cached-token: 0, token usage: 0.01, #running-req: 116, "
-        "#queue-req: 238, #pending-token: 595000, cuda graph: False, input throughput (token/s): 25774.75",
+        signals=(
+            "run 116 -> 122, queue 238, usage 0.01, prefill 15360 tokens a step at 25.8 k tok/s, 595000 tokens pending"
+        ),
+        log=(
+            "Prefill batch, #new-seq: 6, #new-token: 15360, #cached-token: 0, token usage: 0.01, #running-req: 116, "
+            "#queue-req: 238, #pending-token: 595000, cuda graph: False, input throughput (token/s): 25774.75"
+        ),
         cause="demand for prefill above what the cards compute; the crash later is not settled",
         trap="no decode at all: output tokens stand still although the server works at its limit",
         verdicts="compute_bound|unknown|healthy",
@@ -238,9 +270,13 @@ INCIDENTS = [
         kind="TELEMETRY",
         version="0.5.16",
         gpu="n/a",
-        configuration="--max-running-requests 128 --max-queued-requests 96 --tokenizer-worker-num 2, 3000 requests a minute",
-        signals="1309 of 4096 done, then run 0, queue 0; clients keep waiting, /health 200, new requests work; "
-        "with one tokenizer worker all 4096 done in 118 s",
+        configuration=(
+            "--max-running-requests 128 --max-queued-requests 96 --tokenizer-worker-num 2, 3000 requests a minute"
+        ),
+        signals=(
+            "1309 of 4096 done, then run 0, queue 0; clients keep waiting, /health 200, new requests work; "
+            "with one tokenizer worker all 4096 done in 118 s"
+        ),
         log="",
         cause="rejections of one tokenizer worker are lost; the engine itself has nothing to do",
         trap="users hang while every engine metric says idle",
@@ -314,8 +350,10 @@ INCIDENTS = [
         gpu="n/a",
         configuration="small pool, overlap schedule, retraction",
         signals="run 6, queue 5, 1920 tokens, usage 0.94, 441-446 tok/s; then retraction and an allocation failure",
-        log="Decode batch, #running-req: 6, #token: 1920, token usage: 0.94, cuda graph: True, "
-        "gen throughput (token/s): 446.45, #queue-req: 5,",
+        log=(
+            "Decode batch, #running-req: 6, #token: 1920, token usage: 0.94, cuda graph: True, "
+            "gen throughput (token/s): 446.45, #queue-req: 5,"
+        ),
         cause="the pool holds six of eleven requests; retraction beside the overlap schedule fails to allocate",
         trap="usage stops at 0.94, not at 1.00",
         verdicts="kv_pressure",
@@ -348,8 +386,10 @@ INCIDENTS = [
         gpu="4 x L4",
         configuration="Qwen 7B FP8",
         signals="run 4, 9071 tokens, usage 0.01, then the scheduler ends: one request slot free, two needed",
-        log="RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for `--max-running-requests`. "
-        "self.req_to_token_pool.available_size()=1, num_reqs=2,",
+        log=(
+            "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for"
+            " `--max-running-requests`. self.req_to_token_pool.available_size()=1, num_reqs=2,"
+        ),
         cause="request slots, not memory: the table of running requests is full",
         trap="'runs out of memory' with 99 % of the pool free: neither KV pressure nor a lack of GPU memory",
         verdicts="unknown|stalled",
@@ -367,8 +407,10 @@ INCIDENTS = [
         lines=[
             (
                 300,
-                "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for "
-                "`--max-running-requests`. self.req_to_token_pool.available_size()=1, num_reqs=2, ",
+                (
+                    "RuntimeError: alloc_req_slots runs out of memory. Please set a smaller number for "
+                    "`--max-running-requests`. self.req_to_token_pool.available_size()=1, num_reqs=2, "
+                ),
             )
         ],
         series=[
@@ -414,10 +456,14 @@ INCIDENTS = [
         version="~0.5.9 (2026-04)",
         gpu="n/a",
         configuration="prefill instance of a large prefill/decode deployment, newly started",
-        signals="prealloc queue 18, 22, 27, 28, 35 within 3 s and rising for ever; run 0, queue 0, usage 0.00, inflight 1, "
-        "1.00-5.19 tok/s",
-        log="Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, token usage: 0.00, #running-req: 0, #queue-req: 0, "
-        "#prealloc-req: 35, #inflight-req: 1, cuda graph: False, input throughput (token/s): 1.00",
+        signals=(
+            "prealloc queue 18, 22, 27, 28, 35 within 3 s and rising for ever; run 0, queue 0, usage 0.00, inflight 1, "
+            "1.00-5.19 tok/s"
+        ),
+        log=(
+            "Prefill batch, #new-seq: 1, #new-token: 1, #cached-token: 0, token usage: 0.00, #running-req: 0,"
+            " #queue-req: 0, #prealloc-req: 35, #inflight-req: 1, cuda graph: False, input throughput (token/s): 1.00"
+        ),
         cause="not settled; new requests wait for the decode side and never leave the queue",
         trap="running and waiting are 0: only the prefill/decode queues show that requests are stuck",
         verdicts="stalled|unknown",
@@ -475,8 +521,10 @@ INCIDENTS = [
         kind="CAP",
         version="~0.5.13 (2026-07)",
         gpu="NVIDIA H100 80GB",
-        configuration="Qwen3.6-35B-A3B-FP8, TP 1, --max-running-requests 128, --context-length 32768, short outputs, "
-        "prefixes cached",
+        configuration=(
+            "Qwen3.6-35B-A3B-FP8, TP 1, --max-running-requests 128, --context-length 32768, short outputs, "
+            "prefixes cached"
+        ),
         signals="limit reduced from 128 to 50 at start; 1956160 KV tokens; requests queue that would be cheap to admit",
         log="max_running_requests was reduced from requested 128 to 50",
         cause="slots for the state of the hybrid model, worst-case lengths and margins leave 50 requests",
@@ -490,7 +538,9 @@ INCIDENTS = [
         seconds=600,
         labels=NEW,
         args=[*LAUNCH, "--max-running-requests", "128", "--context-length", "32768"],
-        assumed="50 running, 20 waiting; usage 0.30, as short requests are far from 32768 tokens; 25 tokens/s a request",
+        assumed=(
+            "50 running, 20 waiting; usage 0.30, as short requests are far from 32768 tokens; 25 tokens/s a request"
+        ),
         lines=[(0, "max_running_requests was reduced from requested 128 to 50")],
         series=[
             gauge("num_running_reqs", (0, 50)),
@@ -511,7 +561,10 @@ INCIDENTS = [
         gpu="n/a",
         configuration="eight long generations",
         signals="run 8, queue 0, usage 0.12 -> 0.13 (62531 -> 65411 tokens in 16 s), 186.99 -> 184.38 tok/s",
-        log="Decode batch. #running-req: 8, #token: 62531, token usage: 0.12, gen throughput (token/s): 186.64, #queue-req: 0",
+        log=(
+            "Decode batch. #running-req: 8, #token: 62531, token usage: 0.12, gen throughput (token/s): 186.64,"
+            " #queue-req: 0"
+        ),
         cause="attention over a growing context; throughput falls slowly, as it must",
         trap="throughput falls for minutes without any fault",
         verdicts="healthy|compute_bound|unknown",
@@ -540,8 +593,10 @@ INCIDENTS = [
         gpu="NVIDIA L40S",
         configuration="two requests",
         signals="run 2, queue 0, usage 0.04 (7171 -> 7811 tokens in 8 s), 86.14 -> 85.79 tok/s",
-        log="Decode batch, #running-req: 2, #token: 7171, token usage: 0.04, cuda graph: True, "
-        "gen throughput (token/s): 86.14, #queue-req: 0,",
+        log=(
+            "Decode batch, #running-req: 2, #token: 7171, token usage: 0.04, cuda graph: True, "
+            "gen throughput (token/s): 86.14, #queue-req: 0,"
+        ),
         cause="none: light load",
         trap="",
         verdicts="healthy|unknown",
@@ -571,7 +626,10 @@ INCIDENTS = [
         version="sglang-jax 2026-01",
         gpu="TPU",
         configuration="short outputs, chunked prefill of 1024 tokens",
-        signals="run 167, queue 88, usage 0.98, then 'Decode out of memory' with 3200 tokens free and 168 wanted; the process ends",
+        signals=(
+            "run 167, queue 88, usage 0.98, then 'Decode out of memory' with 3200 tokens free and 168 wanted; the"
+            " process ends"
+        ),
         log="Decode out of memory. Try to lower your batch size.",
         cause="the pool is full; why 168 tokens are not found among 3200 is not settled",
         trap="usage never reads 1.00",
@@ -601,7 +659,10 @@ INCIDENTS = [
         gpu="2 x 8 H100",
         configuration="DeepSeek-R1 on two nodes",
         signals="run 2 -> 1 -> 0, usage 0.01 (3698 -> 3938 tokens in 4 s), 50.4 tok/s, then no request for 52 minutes",
-        log="Decode batch. #running-req: 2, #token: 3698, token usage: 0.01, gen throughput (token/s): 50.46, #queue-req: 0",
+        log=(
+            "Decode batch. #running-req: 2, #token: 3698, token usage: 0.01, gen throughput (token/s): 50.46,"
+            " #queue-req: 0"
+        ),
         cause="none: nobody asks",
         trap="gen_throughput keeps its last value for up to 30 s after the last request",
         verdicts="idle|unknown",
@@ -628,10 +689,15 @@ INCIDENTS = [
         version="~0.5.13 (2026-07)",
         gpu="NPU",
         configuration="hybrid Qwen, speculative decoding",
-        signals="run 68 -> 45 in 3 s, queue 0, full usage 0.49 -> 0.33, mamba usage 0.54 -> 0.36, 2500 -> 2071 tok/s, "
-        "accept length 2.99 -> 2.84",
-        log="Decode batch, #running-req: 68, #full token: 321920, full token usage: 0.49, mamba num: 66, mamba usage: 0.54, "
-        "accept len: 2.99, accept rate: 0.66, npu graph: True, gen throughput (token/s): 2499.67, #queue-req: 0",
+        signals=(
+            "run 68 -> 45 in 3 s, queue 0, full usage 0.49 -> 0.33, mamba usage 0.54 -> 0.36, 2500 -> 2071 tok/s, "
+            "accept length 2.99 -> 2.84"
+        ),
+        log=(
+            "Decode batch, #running-req: 68, #full token: 321920, full token usage: 0.49, mamba num: 66, mamba usage:"
+            " 0.54, accept len: 2.99, accept rate: 0.66, npu graph: True, gen throughput (token/s): 2499.67,"
+            " #queue-req: 0"
+        ),
         cause="none: the end of an evaluation",
         trap="token_usage is the larger of two pools, here the one of states, not of tokens",
         verdicts="healthy|unknown|compute_bound",
@@ -662,9 +728,11 @@ INCIDENTS = [
         gpu="n/a",
         configuration="decode instance, speculative decoding, hierarchical cache",
         signals="run 3, queue 0, usage 0.43 -> 0.54, pre-allocated 0.22 -> 0.33, transfer queue 1 -> 3, 180-186 tok/s",
-        log="Decode batch, #running-req: 3, #token: 266624, token usage: 0.43, accept len: 1.67, accept rate: 0.13, "
-        "pre-allocated usage: 0.22, #prealloc-req: 0, #transfer-req: 1, #retracted-req: 0, cuda graph: True, "
-        "gen throughput (token/s): 183.10, #queue-req: 0",
+        log=(
+            "Decode batch, #running-req: 3, #token: 266624, token usage: 0.43, accept len: 1.67, accept rate: 0.13, "
+            "pre-allocated usage: 0.22, #prealloc-req: 0, #transfer-req: 1, #retracted-req: 0, cuda graph: True, "
+            "gen throughput (token/s): 183.10, #queue-req: 0"
+        ),
         cause="none: KV of the next requests is on its way",
         trap="more than half of the used tokens belong to requests that do not run yet",
         verdicts="healthy|unknown",

@@ -33,7 +33,7 @@ onload = () => {{
   const canvas = Object.assign(document.createElement('canvas'), {{width: picture.naturalWidth, height: picture.naturalHeight}});
   canvas.getContext('2d').drawImage(picture, 0, 0);
   document.body.textContent = canvas.toDataURL('image/webp', {quality});
-}};</script>"""
+}};</script>"""  # noqa: E501
 
 
 def browse(url: str, *flags: str, seconds: float = 20.0) -> str:

@@ -1,4 +1,5 @@
-"""Picture the first screen of the incident board and of the exporter's page in the demo's five incidents, and print the answers.
+"""Picture the first screen of the incident board and of the exporter's page in the demo's five incidents, and print the
+answers.
 
 ``tools/render/render.sh --incidents --out docs/images``; what the pictures have to tell is in ``docs/dashboards.md``.
 """

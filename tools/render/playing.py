@@ -21,7 +21,9 @@ class Addresses:
 
 @contextmanager
 def incident(scenario: str, seconds: int, tell: bool = False) -> Iterator[Addresses]:
-    """Run ``scenario`` over ``seconds``; the body begins with its incident and ends the demo. Raises ``RuntimeError`` if it ends before."""
+    """Run ``scenario`` over ``seconds``; the body begins with its incident and ends the demo. Raises
+    ``RuntimeError`` if it ends before.
+    """
     command = [sys.executable, "-u", "-m", "kvpressure", "demo", "--scenario", scenario, "--for", str(seconds)]
     demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert demo.stdout is not None

@@ -1,8 +1,8 @@
 """Draw every board from the demo's incident and report what is wrong: ``make render-dashboards``.
 
-Starts ``kvpressure demo`` (with a real Prometheus), serves the bundled page, the boards and Prometheus' interface from one
-address on loopback, and lets Chromium take a picture of each board. Exit status 1 when a query is refused, a query without a
-declared reason is empty, or a panel fails.
+Starts ``kvpressure demo`` (with a real Prometheus), serves the bundled page, the boards and Prometheus' interface from
+one address on loopback, and lets Chromium take a picture of each board. Exit status 1 when a query is refused, a query
+without a declared reason is empty, or a panel fails.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ WIDTH, SECONDS, SETTLE = (
 HEADER, ROW = 130, 38  # pixels above the panels, and of a grid row: as in board.jsx
 BOARDS = HERE.parents[1] / "dashboards"
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".json": "application/json"}
-PAGE = "<!doctype html><meta charset=utf-8><link rel=stylesheet href=/board.css><body style=margin:0><div id=root></div><script type=module src=/board.js></script>"
+PAGE = (
+    "<!doctype html><meta charset=utf-8><link rel=stylesheet href=/board.css><body style=margin:0><div"
+    " id=root></div><script type=module src=/board.js></script>"
+)
 
 
 def handler(prometheus: str) -> type[BaseHTTPRequestHandler]:
@@ -85,7 +88,9 @@ def serving(prometheus: str) -> Iterator[str]:
 
 
 def draw(base: str, board: Path, out: Path, height: int, optional: set[tuple[str, str, str]]) -> list[str]:
-    """Picture of ``board`` in ``out``, of its upper ``height`` pixels or (0) the whole; returns what is wrong with it."""
+    """Picture of ``board`` in ``out``, of its upper ``height`` pixels or (0) the whole; returns what is
+    wrong with it.
+    """
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in json.loads(board.read_text())["panels"])
     url = f"{base}/?board={board.stem}&seconds={SECONDS}&width={WIDTH}&end={time.time():.0f}"
     picture(url, out, WIDTH, height or HEADER + rows * ROW + 10)

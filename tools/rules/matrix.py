@@ -1,9 +1,9 @@
 """The bundle before newer judges: promtool, amtool and VictoriaMetrics' vmalert of the following Debian releases.
 
 ``python -m tools.rules.matrix`` fetches the packages with apt into ``.tools/matrix`` - nothing is installed - and runs
-the rules, their unit tests and the Alertmanager example through them, for every source and profile. Prometheus 3 has left-open
-ranges, so a test that holds on 2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said is written into the
-package, from where ``kvpressure bundle`` prints it in ``docs/alerts.md``.
+the rules, their unit tests and the Alertmanager example through them, for every source and profile. Prometheus 3 has
+left-open ranges, so a test that holds on 2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said
+is written into the package, from where ``kvpressure bundle`` prints it in ``docs/alerts.md``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rule mutants: how many seeded faults do the generated unit tests find?
 
 ``python -m tools.rules.mutate`` changes one thing in one rule at a time - a comparison flipped or made strict, a
-threshold moved by 10 %, a condition dropped, a label dropped from ``by`` or ``on``, a wait halved - and runs the tests of the alerts
-that the rule feeds. A mutant is killed when a test fails. The result is written into the package, from where
-``kvpressure bundle`` prints it in ``docs/alerts.md``.
+threshold moved by 10 %, a condition dropped, a label dropped from ``by`` or ``on``, a wait halved - and runs the tests
+of the alerts that the rule feeds. A mutant is killed when a test fails. The result is written into the package, from
+where ``kvpressure bundle`` prints it in ``docs/alerts.md``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The bundle before VictoriaMetrics' own rule evaluator, and where its language says something else than PromQL.
 
-vmalert-tool reads the same test files under other names: ``metricsql_expr_test``, an ``alertgroup`` on every alert, the metric
-name kept by ``round``. It takes no NaN as an input. What it judges differently for good reason is left out, and ``DIFFERENCES``
-says why; everything else has to pass.
+vmalert-tool reads the same test files under other names: ``metricsql_expr_test``, an ``alertgroup`` on every alert, the
+metric name kept by ``round``. It takes no NaN as an input. What it judges differently for good reason is left out, and
+``DIFFERENCES`` says why; everything else has to pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 DIFFERENCES = {
-    "a counter's first sample counts as growth from 0, so events from before the first scrape of a new cluster or exporter alert once": re.compile(
+    "a counter's first sample counts as growth from 0, so events from before the first scrape of a new cluster or exporter alert once": re.compile(  # noqa: E501
         r"born-in-new-|^recording (?:gpu:kvpressure_xid_errors|container:kvpressure_allocation_failures):increase"
     ),
     "a recording made from one of the same group is one interval later, and so is its alert": re.compile(

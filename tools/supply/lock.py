@@ -53,7 +53,9 @@ class Locked:
 
     @property
     def licence(self) -> str | None:
-        """SPDX expression of the installed package; ``None`` where it is not installed or says nothing that is known."""
+        """SPDX expression of the installed package; ``None`` where it is not installed or says nothing that
+        is known.
+        """
         try:
             about = metadata.metadata(self.name)
         except metadata.PackageNotFoundError:

@@ -55,7 +55,8 @@ def _component(package: Locked) -> dict[str, Any]:
         "version": package.version,
         "purl": _url(package),
         **({"licenses": [{"expression": licence}]} if licence else {}),
-        # A lock holds the digests of all files of a release, for every platform; a component's own hashes would be of one.
+        # A lock holds the digests of all files of a release, for every platform; a component's own hashes would be of
+        # one.
         "properties": [{"name": "kvpressure:sha256", "value": digest} for digest in package.hashes],
     }
 

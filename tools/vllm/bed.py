@@ -1,4 +1,6 @@
-"""Parts of the test bed: a server with the exporters beside it, readings of both, and vLLM's own step log as the truth."""
+"""Parts of the test bed: a server with the exporters beside it, readings of both, and vLLM's own step log
+as the truth.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +107,8 @@ def server(
     on_page: bool = False,
     extra: tuple[str, ...] = (),
 ) -> Iterator[Server]:
-    """A vLLM on the CPU that starts (``ready`` waits for it); ended with the block. The plugin reports to a directory, or
-    (``on_page``) on vLLM's own page.
+    """A vLLM on the CPU that starts (``ready`` waits for it); ended with the block. The plugin reports to a directory,
+    or (``on_page``) on vLLM's own page.
     """
     port, home = free_port(), workdir / name
     shutil.rmtree(home, ignore_errors=True)

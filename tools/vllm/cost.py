@@ -1,9 +1,9 @@
 """What being watched costs an engine: CPU of its API server and tokens per second, by how it is watched.
 
-CPU is user and system time of the API server's process from ``/proc/PID/stat``, as a share of one core (its event loop is one
-thread). Idle servers are compared side by side at the same time; under load one server is watched in turns of ten seconds,
-forth and back, so that a drift hits every way alike; the other exporters are stopped meanwhile. Differences are taken turn by
-turn, at the same number of tokens, and given with their 95 % confidence interval.
+CPU is user and system time of the API server's process from ``/proc/PID/stat``, as a share of one core (its event loop
+is one thread). Idle servers are compared side by side at the same time; under load one server is watched in turns of
+ten seconds, forth and back, so that a drift hits every way alike; the other exporters are stopped meanwhile.
+Differences are taken turn by turn, at the same number of tokens, and given with their 95 % confidence interval.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Cost:
         return statistics.mean(turn.cpu for turn in self.turns[way])
 
     def extra_cpu(self, way: str) -> tuple[float, float]:
-        """Additional share of a core at the same number of tokens, and half its confidence interval (0 for one turn)."""
+        """Additional share of a core at the same number of tokens, and half its confidence interval (0 for
+        one turn).
+        """
         per_token = self.cpu_per_token()
         return interval(
             [
@@ -61,8 +63,8 @@ class Cost:
         )
 
     def cpu_per_token(self) -> float:
-        """What a token costs the API server, by the turns of each way among themselves: some turns have more tokens than others,
-        whoever watches.
+        """What a token costs the API server, by the turns of each way among themselves: some turns have more tokens
+        than others, whoever watches.
         """
         above = below = 0.0
         for turns in self.turns.values():
@@ -153,7 +155,7 @@ full cache): one server in turns of {TURN_SECONDS:.0f} s, forth and back, {ROUND
 pace is one page a second. Server, clients and exporter share two cores, so the exporter's own CPU is in the change of tokens/s.
 
 | load | watched | pages a minute | CPU | more than unwatched | of its own CPU | tokens/s | change |
-|---|---|---|---|---|---|---|---|"""
+|---|---|---|---|---|---|---|---|"""  # noqa: E501
 
 
 def table(costs: list[Cost]) -> list[str]:

@@ -1,7 +1,7 @@
 """Load for a vLLM server on loopback: closed loop, Poisson or a burst. Standard library only.
 
-Usage: load.py PORT MODE SECONDS [--clients N] [--rate R] [--prompt A B] [--output A B]. Prints one JSON line with what the
-clients saw: requests, failures by status, time to first token and token gaps.
+Usage: load.py PORT MODE SECONDS [--clients N] [--rate R] [--prompt A B] [--output A B]. Prints one JSON line with what
+the clients saw: requests, failures by status, time to first token and token gaps.
 """
 
 from __future__ import annotations

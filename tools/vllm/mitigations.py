@@ -1,9 +1,9 @@
 """What each mitigation does to the same overload of a real vLLM on the CPU: ``make measure-mitigations``.
 
-One list of requests, drawn once from a fixed seed, goes to a fresh server for every variant; every request is waited for, so
-that all latencies are complete and all variants do the same work. Results stay in ``.vllm/mitigations``, one file a variant,
-so that the variants can run in pieces; the report is made of all that are there.
-Usage: mitigations.py REPORT.md [--only NAME...] [--report-only]
+One list of requests, drawn once from a fixed seed, goes to a fresh server for every variant; every request is waited
+for, so that all latencies are complete and all variants do the same work. Results stay in ``.vllm/mitigations``, one
+file a variant, so that the variants can run in pieces; the report is made of all that are there. Usage: mitigations.py
+REPORT.md [--only NAME...] [--report-only]
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Variant:
-    """A setting to try. ``flags`` are made from the baseline's result; ``caps`` = (prompt, answer) enforced in front of the server,
-    None = no cap of that kind.
+    """A setting to try. ``flags`` are made from the baseline's result; ``caps`` = (prompt, answer) enforced in front of
+    the server, None = no cap of that kind.
     """
 
     name: str
@@ -293,7 +293,9 @@ def _result(
 
 
 def with_engine_seconds(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every result with ``engine_seconds``: what its steps cost at the speed that the machine had during the first one."""
+    """Every result with ``engine_seconds``: what its steps cost at the speed that the machine had during
+    the first one.
+    """
     steps = {
         result["name"]: parse((STORE / f"{result['name']}.log").read_text(errors="replace"))[-result["steps"] :]
         for result in results

@@ -15,18 +15,38 @@ def report(results: Sequence[Result], requests: int, clients: int) -> str:
     lines = [
         "# What the mitigations do to the same overload",
         "",
-        "Written by `make measure-mitigations` (`tools/vllm/mitigations.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama on two cores, 255",
-        f"usable KV blocks of 32 tokens (8 160 tokens). {clients} clients work off one list of {requests} requests, drawn once from a fixed seed: 85 % with 100 to",
-        "250 tokens in and out, 15 % with 800 to 1 200 in and 400 to 700 out. A fresh server for each line, the same list, every request waited for.",
+        (
+            "Written by `make measure-mitigations` (`tools/vllm/mitigations.py`): vLLM 0.32.0 on the CPU, a 77"
+            " M-parameter random Llama on two cores, 255"
+        ),
+        (
+            f"usable KV blocks of 32 tokens (8 160 tokens). {clients} clients work off one list of {requests} requests,"
+            " drawn once from a fixed seed: 85 % with 100 to"
+        ),
+        (
+            "250 tokens in and out, 15 % with 800 to 1 200 in and 400 to 700 out. A fresh server for each line, the"
+            " same list, every request waited for."
+        ),
         "",
         "## What the engine did",
         "",
-        'Scheduling is deterministic here: these numbers are the same in every run but for a request or two. "Computed again" are tokens of preempted',
-        "requests. *Engine time* is the cost of all steps at one speed of the machine, so that settings can be compared although the cores had other work.",
-        "It is fitted to the first run (`tools/vllm/step_cost.py`). Finished requests and tokens per second are based on it.",
+        (
+            "Scheduling is deterministic here: these numbers are the same in every run but for a request or two."
+            ' "Computed again" are tokens of preempted'
+        ),
+        (
+            "requests. *Engine time* is the cost of all steps at one speed of the machine, so that settings can be"
+            " compared although the cores had other work."
+        ),
+        (
+            "It is fitted to the first run (`tools/vllm/step_cost.py`). Finished requests and tokens per second are"
+            " based on it."
+        ),
         "",
-        "| setting | preemptions | computed again | steps | mean batch | at most at once | waiting, mean | KV, mean | engine time | finished/s | output tokens/s | "
-        "finished | refused |",
+        (
+            "| setting | preemptions | computed again | steps | mean batch | at most at once | waiting, mean | KV, mean"
+            " | engine time | finished/s | output tokens/s | finished | refused |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_counts(result) for result in results]
@@ -34,10 +54,19 @@ def report(results: Sequence[Result], requests: int, clients: int) -> str:
         "",
         "## What users saw",
         "",
-        "As measured by the clients. *Wall time* over engine time shows how busy the two cores were otherwise: compare only rows where it is about",
-        "equal. Latencies include the queue. The gap between tokens is longest for a request that is preempted and computed again.",
+        (
+            "As measured by the clients. *Wall time* over engine time shows how busy the two cores were otherwise:"
+            " compare only rows where it is about"
+        ),
+        (
+            "equal. Latencies include the queue. The gap between tokens is longest for a request that is preempted and"
+            " computed again."
+        ),
         "",
-        "| setting | wall time | over engine time | first token p50 / p99 | gap between tokens p50 / p99 / longest | whole request p50 / p99 |",
+        (
+            "| setting | wall time | over engine time | first token p50 / p99 | gap between tokens p50 / p99 / longest"
+            " | whole request p50 / p99 |"
+        ),
         "|---|---|---|---|---|---|",
     ]
     lines += [_times(result) for result in results]
@@ -48,8 +77,11 @@ def report(results: Sequence[Result], requests: int, clients: int) -> str:
             values = ", ".join(f"{name} {value:g}" for name, value in plan["set"].items())
             lines += [
                 "",
-                f"`kvpressure mitigate` on the baseline under load said: {plan['verdict']} ({plan['stage']}), confidence {plan['confidence']:.2f}; set {values}; "
-                f"prompts up to {plan['caps']['input_tokens']} tokens, answers up to {plan['caps']['output_tokens']}.",
+                (
+                    f"`kvpressure mitigate` on the baseline under load said: {plan['verdict']} ({plan['stage']}),"
+                    f" confidence {plan['confidence']:.2f}; set {values}; prompts up to {plan['caps']['input_tokens']}"
+                    f" tokens, answers up to {plan['caps']['output_tokens']}."
+                ),
             ]
     return "\n".join(lines) + "\n"
 
@@ -103,15 +135,19 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
     def told(name: str) -> str:
         result = by_name[name]
         return (
-            f"{result['preemptions']:.0f} preemptions instead of {base['preemptions']:.0f}, {_thousands(result['recomputed'])} recomputed tokens instead of "
-            f"{_thousands(base['recomputed'])}. Engine time {_change(result['engine_seconds'], base['engine_seconds'])}, "
-            f"{result['waiting_mean']:.0f} waiting on average instead of {base['waiting_mean']:.0f}"
+            f"{result['preemptions']:.0f} preemptions instead of {base['preemptions']:.0f},"
+            f" {_thousands(result['recomputed'])} recomputed tokens instead of {_thousands(base['recomputed'])}. Engine"
+            f" time {_change(result['engine_seconds'], base['engine_seconds'])}, {result['waiting_mean']:.0f} waiting"
+            f" on average instead of {base['waiting_mean']:.0f}"
         )
 
     texts = {
         "caps": (
             "1. **Caps at the edge**",
-            "This is the only step that shortens the queue for all others, and it needs no restart. The plan puts it first.",
+            (
+                "This is the only step that shortens the queue for all others, and it needs no restart. The plan puts"
+                " it first."
+            ),
         ),
         "limit-50": (
             "2. **`max_num_seqs`, a cut of the limit that was set**",
@@ -120,8 +156,10 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
         "cut-25": ("   25 % below what ran at once", "The documented smaller cut."),
         "cut-50": (
             "   50 % below",
-            "The documented larger cut ends most preemptions and their gaps between tokens. The queue stays as long. "
-            "The plan sizes the cut by what the KV cache holds.",
+            (
+                "The documented larger cut ends most preemptions and their gaps between tokens. The queue stays as"
+                " long. The plan sizes the cut by what the KV cache holds."
+            ),
         ),
         "cut-75": ("   75 % below (beyond the guides)", "The batch is too small, and the KV cache is not used."),
         "batched-512": (
@@ -130,8 +168,10 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
         ),
         "pool-70": (
             "4. **`gpu_memory_utilization` down**",
-            "A smaller KV pool makes a full cache worse. The plan prints the documented step and advises it only when "
-            "allocations fail on the device.",
+            (
+                "A smaller KV pool makes a full cache worse. The plan prints the documented step and advises it only"
+                " when allocations fail on the device."
+            ),
         ),
         "watermark": (
             "5. **`--watermark 0.1`** (beyond the guides)",

@@ -151,8 +151,9 @@ def watch(port: int, exporter: int, rows: list[dict[str, object]], phase: str, s
         row["ttft_p95"] = value(ours, "kvpressure_latency_seconds", 'phase="ttft"', 'quantile="0.95"')
         rows.append(row)
         print(
-            f"{phase:9s} {row['verdict']:20s} vLLM: running {row['vllm_running']} waiting {row['vllm_waiting']} kv "
-            f"{row['vllm_kv']}  exporter: kv max {row['kv_cache_used_ratio_max']} batch {row['effective_batch_size_mean']}",
+            f"{phase:9s} {row['verdict']:20s} vLLM: running {row['vllm_running']} waiting {row['vllm_waiting']} kv"
+            f" {row['vllm_kv']}  exporter: kv max {row['kv_cache_used_ratio_max']} batch"
+            f" {row['effective_batch_size_mean']}",
             flush=True,
         )
         time.sleep(2)
@@ -203,11 +204,16 @@ def report(rows: list[dict[str, object]], clients: dict[str, object], version: s
     lines = [
         f"# A real vLLM {version} on the CPU, before, during and after KV pressure",
         "",
-        "Written by `make try-vllm`: a 77 M-parameter random Llama on two cores, 255 usable KV blocks of 32 tokens (8 160",
+        (
+            "Written by `make try-vllm`: a 77 M-parameter random Llama on two cores, 255 usable KV blocks of 32 tokens"
+            " (8 160"
+        ),
         "tokens), `--max-num-seqs 64`; the exporter scrapes it every second. Means over each phase (ramps included).",
         "",
-        "| phase | verdicts (share of readings) | vLLM running | vLLM waiting | vLLM KV | our KV max 60 s | our batch mean | "
-        "our batch p95 | ITL p95 | TTFT p95 | preemptions so far |",
+        (
+            "| phase | verdicts (share of readings) | vLLM running | vLLM waiting | vLLM KV | our KV max 60 s | our"
+            " batch mean | our batch p95 | ITL p95 | TTFT p95 | preemptions so far |"
+        ),
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for phase, _, _ in PHASES:
@@ -245,8 +251,10 @@ def report(rows: list[dict[str, object]], clients: dict[str, object], version: s
         "",
         "Every reading of the change from steady load to pressure and out of it again:",
         "",
-        "| s | phase | verdict (confidence) | vLLM running / waiting | vLLM KV | vLLM preemptions | our preemption rate | "
-        "our batch mean |",
+        (
+            "| s | phase | verdict (confidence) | vLLM running / waiting | vLLM KV | vLLM preemptions | our preemption"
+            " rate | our batch mean |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
     begin = float(str(rows[0]["t"]))
@@ -267,9 +275,10 @@ def report(rows: list[dict[str, object]], clients: dict[str, object], version: s
             )
         }
         lines.append(
-            f"| {float(str(row['t'])) - begin:.0f} | {row['phase']} | {row['verdict']} ({numbers['verdict_confidence']}) | "
-            f"{numbers['vllm_running']} / {numbers['vllm_waiting']} | {numbers['vllm_kv']} | "
-            f"{numbers['vllm_preemptions']} | {numbers['preemption_rate']} | {numbers['effective_batch_size_mean']} |"
+            f"| {float(str(row['t'])) - begin:.0f} | {row['phase']} | {row['verdict']}"
+            f" ({numbers['verdict_confidence']}) | {numbers['vllm_running']} / {numbers['vllm_waiting']} |"
+            f" {numbers['vllm_kv']} | {numbers['vllm_preemptions']} | {numbers['preemption_rate']} |"
+            f" {numbers['effective_batch_size_mean']} |"
         )
     return "\n".join(lines) + "\n"
 

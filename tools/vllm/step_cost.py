@@ -1,7 +1,9 @@
-"""What an engine step costs, from vLLM's own line about every step: the way to compare runs on a machine that is not always as fast.
+"""What an engine step costs, from vLLM's own line about every step: the way to compare runs on a machine that is not
+always as fast.
 
-A step takes a constant, something for each request that decodes, and something for each token of prompts (or of requests that are
-computed again). The three are fitted to one run; applied to the steps of another they say how long that would have taken then.
+A step takes a constant, something for each request that decodes, and something for each token of prompts (or of
+requests that are computed again). The three are fitted to one run; applied to the steps of another they say how long
+that would have taken then.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 
 _LINE = re.compile(
-    r"Iteration\(\d+\): \d+ context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation tokens, "
+    r"Iteration\(\d+\): \d+ context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation"
+    r" tokens, "
     r"iteration elapsed time: ([\d.]+) ms"
 )
 _PREFILL_TOKENS = 64  # from here on the tokens of a step tell their cost
@@ -20,8 +23,8 @@ _PREFILL_TOKENS = 64  # from here on the tokens of a step tell their cost
 
 @dataclass(frozen=True)
 class Step:
-    """``prefill`` tokens of new prompts, ``decoding`` requests, ``again`` tokens that are computed once more, and milliseconds. (vLLM counts
-    a request that is computed again as generating, with all its tokens.)
+    """``prefill`` tokens of new prompts, ``decoding`` requests, ``again`` tokens that are computed once more, and
+    milliseconds. (vLLM counts a request that is computed again as generating, with all its tokens.)
     """
 
     prefill: int
@@ -55,7 +58,9 @@ def parse(log: str) -> list[Step]:
 
 
 def fit(steps: Sequence[Step]) -> Cost:
-    """The cost that explains ``steps``. Medians, because a step that something else held up says nothing about its cost."""
+    """The cost that explains ``steps``. Medians, because a step that something else held up says nothing
+    about its cost.
+    """
     times: dict[int, list[float]] = {}
     for step in steps:
         if not step.prefill and not step.again:

@@ -190,8 +190,8 @@ def growing(number: int, every: float, prompt: Range, output: Range, *, server: 
 
 
 def agents(number: int, shared: int, turn: Range, output: Range, think: tuple[float, float], longest: int) -> Load:
-    """Agents that send their whole conversation each turn, with a tool's answer of ``turn`` tokens added; past ``longest``
-    tokens they begin a new one. ``shared`` tokens of system prompt are the same for all.
+    """Agents that send their whole conversation each turn, with a tool's answer of ``turn`` tokens added; past
+    ``longest`` tokens they begin a new one. ``shared`` tokens of system prompt are the same for all.
     """
 
     async def agent(clients: Clients, system: list[int]) -> None:
@@ -227,7 +227,9 @@ def _further(give_up: float | None, wanted: Wanted) -> str:
 
 
 def table(requests: list[Request], begin: float, end: float) -> list[dict[str, Any]]:
-    """What the clients saw, by ``WINDOW`` seconds from ``begin``: counts, latencies in seconds, tokens streamed (of a choice's first token only the request's)."""
+    """What the clients saw, by ``WINDOW`` seconds from ``begin``: counts, latencies in seconds, tokens
+    streamed (of a choice's first token only the request's).
+    """
     rows, start = [], begin
     while start < end:
         stop = min(start + WINDOW, end)

@@ -1,4 +1,5 @@
-"""Make what the stretches need beside ``make_model.py``'s models: a model with a sliding window, LoRA adapters. Runs in .vllm.
+"""Make what the stretches need beside ``make_model.py``'s models: a model with a sliding window, LoRA adapters. Runs in
+.vllm.
 
 Usage: stretch_models.py DIR. Writes DIR/window-mistral (77 M parameters, a window of 256 tokens in every layer) and
 DIR/adapter-0 to adapter-2 for ``small`` (rank 8 on the attention's projections), all random: nothing is downloaded.

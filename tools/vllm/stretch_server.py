@@ -1,7 +1,8 @@
 """Servers of the stretches, the flight recorder beside them, and what the machine did meanwhile.
 
 A server runs in a control group of its own (as root, with cgroup v1 and the bare v2 tree mounted, as in many virtual
-machines), so that CPU limits and throttling are real; elsewhere it runs without, and the recording has no ``containers``.
+machines), so that CPU limits and throttling are real; elsewhere it runs without, and the recording has no
+``containers``.
 """
 
 from __future__ import annotations
@@ -288,7 +289,9 @@ class Sample:
 
 @dataclass
 class Sampler:
-    """Samples once a second; keeps the server's own statistics lines (``stats``) and the machine's load as the truth."""
+    """Samples once a second; keeps the server's own statistics lines (``stats``) and the machine's load as
+    the truth.
+    """
 
     servers: list[Server]
     samples: list[Sample] = field(default_factory=list)

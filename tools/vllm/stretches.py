@@ -1,8 +1,9 @@
-"""Record stretches of a real vLLM on the CPU under loads that the test bed does not have, each with the truth beside it.
+"""Record stretches of a real vLLM on the CPU under loads that the test bed does not have, each with the truth beside
+it.
 
-Usage: stretches.py OUT [--vllm DIR] [--models DIR] [--only NAME ...]. Needs ``install.sh``, ``make_model.py`` (tiny and small)
-and ``stretch_models.py``; as root for CPU limits. Writes OUT/NAME.jsonl.gz and OUT/truth/NAME.json. Nothing is judged here:
-the labels (labels.csv) are written by hand from what was sent and from the truth.
+Usage: stretches.py OUT [--vllm DIR] [--models DIR] [--only NAME ...]. Needs ``install.sh``, ``make_model.py`` (tiny and
+small) and ``stretch_models.py``; as root for CPU limits. Writes OUT/NAME.jsonl.gz and OUT/truth/NAME.json. Nothing is
+judged here: the labels (labels.csv) are written by hand from what was sent and from the truth.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Act = Callable[[list[Server]], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a stretch. A load that the phase before had, too, goes on; ``act`` is done first, within the seconds."""
+    """A part of a stretch. A load that the phase before had, too, goes on; ``act`` is done first, within
+    the seconds.
+    """
 
     name: str
     seconds: float
@@ -481,8 +484,8 @@ def summarise(
             part = [row for row in stats if row[1] == pod and phase["from"] <= row[0] < phase["to"]]
             for row in part[:: max(1, len(part) // 6)]:
                 print(
-                    f"      {pod} at {row[0]:6.1f}: running {row[2]}, waiting {row[3]}, KV {row[4]} %, prompt {row[5]:.0f}, "
-                    f"output {row[6]:.0f} tokens/s, hits {row[7]}"
+                    f"      {pod} at {row[0]:6.1f}: running {row[2]}, waiting {row[3]}, KV {row[4]} %, prompt"
+                    f" {row[5]:.0f}, output {row[6]:.0f} tokens/s, hits {row[7]}"
                 )
             for window in rows:
                 if phase["from"] - 5 <= window["from"] < phase["to"] - 5:

@@ -164,8 +164,9 @@ def batches(
 
 
 def one_server(book: Book, workdir: Path, before_the_end: Callable[[], object]) -> None:
-    """What being watched costs an idle engine; idle, steady, pressure, all clients gone, burst, long prompts; what being
-    watched costs under load; at last, when nothing is measured any more (``before_the_end``), the engine stops and dies.
+    """What being watched costs an idle engine; idle, steady, pressure, all clients gone, burst, long prompts; what
+    being watched costs under load; at last, when nothing is measured any more (``before_the_end``), the engine stops
+    and dies.
     """
     with server("one", workdir, SMALL) as vllm:
         book.costs_little(idle_cost(workdir, SMALL, vllm), ADAPTIVE)
@@ -391,12 +392,17 @@ def report(book: Book, seconds: float, names: list[str]) -> str:
         "# Test bed: a real vLLM under every kind of load",
         "",
         "Written by `make test-vllm` (`tools/vllm/testbed.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama",
-        '(a 0.6 M one for data parallel), 255 usable KV blocks of 32 tokens. "vLLM\'s steps" is what vLLM itself tells of',
+        (
+            '(a 0.6 M one for data parallel), 255 usable KV blocks of 32 tokens. "vLLM\'s steps" is what vLLM itself'
+            " tells of"
+        ),
         "every step (`--enable-logging-iteration-details`); batches are requests that decode.",
         "A line that stands twice: first the exporter that reads the plugin, then the one without it.",
         "",
-        f"{len(book.lines)} checks, {failed} failed; {parts}, {seconds / 60:.1f} minutes on {os.cpu_count()} cores "
-        f"({platform.machine()}).",
+        (
+            f"{len(book.lines)} checks, {failed} failed; {parts}, {seconds / 60:.1f} minutes on {os.cpu_count()} cores "
+            f"({platform.machine()})."
+        ),
         "",
         "| scenario | check | | found |",
         "|---|---|---|---|",

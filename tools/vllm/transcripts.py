@@ -1,7 +1,8 @@
-"""What ``diagnose``, ``probe`` and ``mitigate --verify`` say about a real vLLM under each load shape: ``make live-transcripts``.
+"""What ``diagnose``, ``probe`` and ``mitigate --verify`` say about a real vLLM under each load shape: ``make
+live-transcripts``.
 
-The outputs stay in ``.vllm/transcripts``, one file a shape, so that the shapes can run in pieces; the page is made of all that are there.
-Usage: transcripts.py PAGE.md [--only SHAPE...]
+The outputs stay in ``.vllm/transcripts``, one file a shape, so that the shapes can run in pieces; the page is made of
+all that are there. Usage: transcripts.py PAGE.md [--only SHAPE...]
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ _TITLED = re.compile(r"  \d ")
 
 @dataclass(frozen=True)
 class Shape:
-    """A load, and what is asked while it lasts. ``load`` None = nobody sends anything; ``then`` is the load during the last command;
-    ``repeat`` sends the load again and again, this many seconds apart. ``{url}`` and ``{args}`` stand for the server.
+    """A load, and what is asked while it lasts. ``load`` None = nobody sends anything; ``then`` is the load during the
+    last command; ``repeat`` sends the load again and again, this many seconds apart. ``{url}`` and ``{args}`` stand for
+    the server.
     """
 
     name: str
@@ -68,7 +70,8 @@ SHAPES = (
     ),
     Shape(
         "recovery",
-        "The same, and during the watch the load of clients that obey caps: 8 of them, 100 to 200 tokens in and 50 to 100 out",
+        "The same, and during the watch the load of clients that obey caps: 8 of them, 100 to 200 tokens in and 50 to"
+        " 100 out",
         PRESSURE,
         ("mitigate --verify {url} --args={args} --verify-seconds 120",),
         then="closed --clients 8 --prompt 100 200 --output 50 100",
@@ -176,8 +179,14 @@ def page() -> str:
     lines = [
         "# Transcripts: a real vLLM by load shape",
         "",
-        "Written by `make live-transcripts` (`tools/vllm/transcripts.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter random Llama, two cores,",
-        "255 usable KV blocks of 32 tokens (8 160 tokens), `--max-num-seqs 64` where nothing else is said. Outputs are as printed; where triage",
+        (
+            "Written by `make live-transcripts` (`tools/vllm/transcripts.py`): vLLM 0.32.0 on the CPU, a 77 M-parameter"
+            " random Llama, two cores,"
+        ),
+        (
+            "255 usable KV blocks of 32 tokens (8 160 tokens), `--max-num-seqs 64` where nothing else is said. Outputs"
+            " are as printed; where triage"
+        ),
         "and common problems repeat, only what is worth a look is left, and `[...]` stands for the rest.",
         "",
     ]

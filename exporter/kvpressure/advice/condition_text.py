@@ -1,4 +1,6 @@
-"""The conditions beside the verdict in words: each value has its sentence, with its number and the threshold it is judged by."""
+"""The conditions beside the verdict in words: each value has its sentence, with its number and the
+threshold it is judged by.
+"""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def plan(engine: EngineState, thresholds: Thresholds) -> MitigationPlan:
     made = found(engine, thresholds)
     if verdict != "unknown" and confidence < thresholds["confident"]:
         return MitigationPlan(
-            f"Low confidence ({percent_text(confidence)}; confident at {percent_text(thresholds['confident'])}). Check the triage steps "
-            "before you change anything. If they confirm the verdict: " + made.summary,
+            f"Low confidence ({percent_text(confidence)}; confident at {percent_text(thresholds['confident'])}). Check"
+            " the triage steps before you change anything. If they confirm the verdict: " + made.summary,
             made.actions,
         )
     return made
@@ -106,15 +106,18 @@ def _two_limits(engine: EngineState) -> MitigationPlan:
     """``max_num_seqs`` is reached and the cache is full: raising the one makes the other bind, with preemptions."""
     s = engine.signals
     return MitigationPlan(
-        "max_num_seqs is reached and the KV cache is full. A higher limit would cause preemptions, a lower one a longer queue.",
+        "max_num_seqs is reached and the KV cache is full. A higher limit would cause preemptions, a lower one a longer"
+        " queue.",
         (
             Action(
                 "Leave max_num_seqs where it is",
-                f"{named('KV cache now', percent_text(s.kv.kv_used_ratio))}, {named('recent peak', percent_text(s.kv.kv_used_ratio_max))}.",
+                f"{named('KV cache now', percent_text(s.kv.kv_used_ratio))},"
+                f" {named('recent peak', percent_text(s.kv.kv_used_ratio_max))}.",
             ),
             Action(
                 "Cap input and output tokens at the gateway, or add replicas",
-                f"{named('Requests waiting', number_text(s.load.waiting))}. Shorter requests free both limits; more replicas share the queue.",
+                f"{named('Requests waiting', number_text(s.load.waiting))}. Shorter requests free both limits; more"
+                " replicas share the queue.",
             ),
         ),
     )
@@ -135,8 +138,8 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     )
     if flag and fits is not None:
         text += (
-            f" The KV cache fits about {number_text(floor(fits))} requests of the present length. At most double the limit at a time, "
-            "and watch preemptions."
+            f" The KV cache fits about {number_text(floor(fits))} requests of the present length. At most double the"
+            " limit at a time, and watch preemptions."
         )
     return MitigationPlan(
         "Let more requests run: the KV cache is not full. Lower KV limits would make it worse.",
@@ -164,9 +167,9 @@ def _compute_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
         (
             Action(
                 "Find the client that sends most prompt tokens",
-                f"{rates}, "
-                f"{named('prompt p95 in tokens', number_text(_round(s.context.prompt_quantiles.get('0.95'))))}. Throttle it at the gateway, or move "
-                "it to a separate deployment.",
+                f"{rates},"
+                f" {named('prompt p95 in tokens', number_text(_round(s.context.prompt_quantiles.get('0.95'))))}."
+                " Throttle it at the gateway, or move it to a separate deployment.",
             ),
             Action(
                 "Add replicas", f"{named('Requests waiting', number_text(s.load.waiting))}. More GPUs share the load."
@@ -195,20 +198,26 @@ def _host_bound(engine: EngineState, t: Thresholds) -> MitigationPlan:
         (
             Action(
                 "Give the container more CPU",
-                f"{named('CFS periods throttled', percent_text(host.cpu_throttled_ratio))} (high at "
-                f"{percent_text(t['cpu_throttled_ratio'])}). {cpu}. "
-                f"{named('GPU utilization', percent_text(engine.signals.compute.gpu_utilization))}. Raise or remove resources.limits.cpu.",
+                f"{named('CFS periods throttled', percent_text(host.cpu_throttled_ratio))} (high at"
+                f" {percent_text(t['cpu_throttled_ratio'])}). {cpu}."
+                f" {named('GPU utilization', percent_text(engine.signals.compute.gpu_utilization))}. Raise or remove"
+                " resources.limits.cpu.",
                 commands=(
-                    f"kubectl set resources {_where(engine)} -c {shlex.quote(engine.container or '<container>')} "
-                    "--limits=cpu=<cores>",
-                )
-                if _where(engine)
-                else ("systemctl set-property '<unit>' CPUQuota=",),
+                    (
+                        (
+                            f"kubectl set resources {_where(engine)} -c"
+                            f" {shlex.quote(engine.container or '<container>')} --limits=cpu=<cores>"
+                        ),
+                    )
+                    if _where(engine)
+                    else ("systemctl set-property '<unit>' CPUQuota=",)
+                ),
             ),
             Action(
                 "If CPU is available, check the API server",
-                f"{named('CPU cores used by the API server', number_text(host.api_cpu_cores))}; one event loop can use only one. "
-                f"{named('Share of the request duration outside the engine', percent_text(engine.signals.latency.outside_engine_share))}.",
+                f"{named('CPU cores used by the API server', number_text(host.api_cpu_cores))}; one event loop can use"
+                " only one. "
+                f"{named('Share of the request duration outside the engine', percent_text(engine.signals.latency.outside_engine_share))}.",  # noqa: E501
                 ("--api-server-count 2",) if (host.api_cpu_cores or 0.0) >= t["api_cpu_cores"] else (),
             ),
             Action("Leave the KV limits alone", "Requests are not waiting for KV cache."),

@@ -1,5 +1,6 @@
-"""The plan for KV pressure: the guide "Emergency Mitigation" in its order, with values computed for one engine and what each costs;
-then steps that measurements support beyond the guides (``docs/mitigations.md``). One plan for page, JSON and command line.
+"""The plan for KV pressure: the guide "Emergency Mitigation" in its order, with values computed for one engine and what
+each costs; then steps that measurements support beyond the guides (``docs/mitigations.md``). One plan for page, JSON
+and command line.
 
 Pure. Nothing is applied.
 """
@@ -32,17 +33,22 @@ _FULL: Final = 0.9  # share of the cache that capped requests may want together
 MEASURED: Final = {
     "caps": "24 preemptions instead of 40 and 57 % less engine time, with 60 of 72 requests let in",
     "limit": "half the limit that was set, still above what ran at once, left 40 of 40 preemptions",
-    "cut": "25 % below what ran at once left 28 of 40 preemptions, 50 % left 5, for the same engine time and the same queue",
+    "cut": (
+        "25 % below what ran at once left 28 of 40 preemptions, 50 % left 5, for the same engine time and the same"
+        " queue"
+    ),
     "pool": "a KV pool 30 % smaller took 18 % more engine time and 50 preemptions instead of 40",
     "watermark": "5 preemptions instead of 40 and 5 % less engine time, without knowing how long requests are",
 }
-"""What each step did to the same overload of a real vLLM, from ``docs/mitigations.md``; a test holds the figures together."""
+"""What each step did to the same overload of a real vLLM, from ``docs/mitigations.md``; a test holds the
+figures together.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """One engine as the plan looks at it. ``usual`` is the shape of its requests since the server started, where none finished in the
-    window; ``gpu_bytes`` the memory of each of its GPUs.
+    """One engine as the plan looks at it. ``usual`` is the shape of its requests since the server started, where none
+    finished in the window; ``gpu_bytes`` the memory of each of its GPUs.
     """
 
     engine: EngineState
@@ -98,8 +104,8 @@ class PlanInput:
 class Caps:
     """Most tokens of a prompt and of an answer. ``known`` False = nothing was seen, the numbers are an example.
 
-    ``long_prompts`` and ``long_outputs`` are the largest shares of requests above them, by the lengths seen; ``long_asked`` the
-    share that asks for more ``max_tokens``; None = unknown.
+    ``long_prompts`` and ``long_outputs`` are the largest shares of requests above them, by the lengths seen;
+    ``long_asked`` the share that asks for more ``max_tokens``; None = unknown.
     """
 
     input_tokens: int
@@ -119,8 +125,8 @@ class Caps:
 
 @dataclass(frozen=True, slots=True)
 class MitigationStep:
-    """One step. ``values`` are arguments of the engine to set; ``cost`` is what it takes away; ``measured`` what it did to the overload of
-    ``docs/mitigations.md``; ``commands`` are for a shell.
+    """One step. ``values`` are arguments of the engine to set; ``cost`` is what it takes away; ``measured`` what it did
+    to the overload of ``docs/mitigations.md``; ``commands`` are for a shell.
     """
 
     title: str
@@ -198,8 +204,8 @@ def _measured(engine: PlanInput) -> float | None:
 
 
 def caps_for(engine: PlanInput, max_rejected: float = MAX_REJECTED) -> Caps:
-    """Caps so low that all requests fit together, and no lower than ``max_rejected`` allows, half of it for prompts and half for
-    outputs; at the p95 where that is enough.
+    """Caps so low that all requests fit together, and no lower than ``max_rejected`` allows, half of it for prompts and
+    half for outputs; at the p95 where that is enough.
     """
     if "0.95" not in engine.prompts or "0.95" not in engine.outputs:
         return _example(engine.limit("max_model_len").value)
@@ -225,7 +231,9 @@ def share_above(quantiles: Mapping[str, float], cap: float) -> float:
 
 
 def _least_cap(quantiles: Mapping[str, float], share: float) -> float:
-    """The smallest cap above which no more than ``share`` of the values are; beyond the highest known quantile, that one."""
+    """The smallest cap above which no more than ``share`` of the values are; beyond the highest known
+    quantile, that one.
+    """
     rank, value = 0.0, 0.0
     for name, next_value in sorted((float(name), value) for name, value in quantiles.items()):
         if 1.0 - name <= share + ROUNDING:
@@ -261,8 +269,8 @@ def _cost_of(caps: Caps) -> str:
     if caps.long_prompts is None or caps.long_outputs is None:
         return "longer requests are rejected; how many: unknown"
     return (
-        f"at most {percent_text(caps.long_prompts)} of prompts and {percent_text(caps.long_outputs)} of outputs are longer, by the lengths "
-        "seen: these are rejected or cut short"
+        f"at most {percent_text(caps.long_prompts)} of prompts and {percent_text(caps.long_outputs)} of outputs are"
+        " longer, by the lengths seen: these are rejected or cut short"
     )
 
 
@@ -271,7 +279,8 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
         caps.long_asked is not None and caps.long_outputs is not None and caps.long_asked > caps.long_outputs + ROUNDING
     )
     said = f"reject prompts above {caps.input_tokens} tokens (413) and " + (
-        f"lower max_tokens to at most {caps.output_tokens} instead of rejecting ({percent_text(caps.long_asked or 0.0)} of requests ask for more)"
+        f"lower max_tokens to at most {caps.output_tokens} instead of rejecting ({percent_text(caps.long_asked or 0.0)}"
+        " of requests ask for more)"
         if lower
         else f"require max_tokens of at most {caps.output_tokens} (400)"
     )
@@ -300,14 +309,15 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
     length, flag = engine.limit("max_model_len").recommended, dialect(engine.engine.dialect).flag("max_model_len")
     if length is not None and flag:
         said += (
-            f". In the engine, {flag} {length:.0f} caps prompt and output together, after a restart (longest request of the last "
-            "hour plus a margin)"
+            f". In the engine, {flag} {length:.0f} caps prompt and output together, after a restart (longest request of"
+            " the last hour plus a margin)"
         )
     return MitigationStep(
         "Cap input and output tokens at the edge",
         "do",
         f"{said}. This takes effect at once, needs no restart, and shortens the queue for all other requests.",
-        f"{_cost_of(caps)}; --override-generation-config '{{\"max_new_tokens\": {caps.output_tokens}}}' truncates outputs instead of rejecting",
+        f"{_cost_of(caps)}; --override-generation-config '{{\"max_new_tokens\": {caps.output_tokens}}}' truncates"
+        " outputs instead of rejecting",
         MEASURED["caps"],
     )
 
@@ -345,7 +355,10 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         why = (
             "a value is computed for KV pressure only"
             if base is not None and base > 1
-            else "too little is known to compute a value: give the limit with --args, or the load with --running and --verdict"
+            else (
+                "too little is known to compute a value: give the limit with --args, or the load with --running and"
+                " --verdict"
+            )
         )
         return MitigationStep(
             title,
@@ -361,8 +374,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if measured is None:
         of = "set now" if fits is None or fits > base else "requests of this length that fit into the KV cache"
     said = (
-        f"{now}; set {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} {of} (documented: {percent_text(low)} to "
-        f"{percent_text(high)})"
+        f"{now}; set {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} {of} (documented:"
+        f" {percent_text(low)} to {percent_text(high)})"
     )
     if measured is None:
         said += ". Running requests: unknown"
@@ -418,8 +431,8 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     return MitigationStep(
         title,
         "do",
-        f"{now}; set {value:.0f}, {much}. Fewer prompt tokens are computed at once, which lowers peak activation memory. It does "
-        "not limit KV cache usage",
+        f"{now}; set {value:.0f}, {much}. Fewer prompt tokens are computed at once, which lowers peak activation"
+        " memory. It does not limit KV cache usage",
         cost,
         values={"max_num_batched_tokens": value},
     )
@@ -435,8 +448,8 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
         return MitigationStep(
             title,
             "do",
-            f"{now}; set {limit.recommended:g}: allocations fail on the GPU, which needs free memory outside the KV pool"
-            + (f". If it stays: {lower:g}" if limit.recommended > lower else ""),
+            f"{now}; set {limit.recommended:g}: allocations fail on the GPU, which needs free memory outside the KV"
+            " pool" + (f". If it stays: {lower:g}" if limit.recommended > lower else ""),
             cost,
             MEASURED["pool"],
             {"gpu_memory_utilization": limit.recommended},
@@ -453,8 +466,8 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     return MitigationStep(
         title,
         "not here",
-        f"{now}. For failing allocations; none was seen here. It would make KV pressure worse, because the KV pool comes out of "
-        "this share",
+        f"{now}. For failing allocations; none was seen here. It would make KV pressure worse, because the KV pool"
+        " comes out of this share",
         cost,
         MEASURED["pool"],
     )
@@ -494,8 +507,8 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
         yield MitigationStep(
             "Split long-context traffic off (beyond the guides)",
             "if it stays",
-            "short and long requests share this KV cache. Route prompts above the cap to a separate deployment with a small "
-            "max_num_seqs",
+            "short and long requests share this KV cache. Route prompts above the cap to a separate deployment with a"
+            " small max_num_seqs",
             "a second deployment, and a router that knows the prompt length",
         )
 
@@ -569,21 +582,27 @@ def _restart(engine: PlanInput, workload: str) -> MitigationStep:
     return MitigationStep(
         "Controlled restart, only after the limits are down",
         "do" if needed else "not here",
-        "the server is in a crash loop or its memory is fragmented; without lower limits the restart does not help for long"
-        if needed
-        else "for crash loops and fragmented memory; neither was seen",
-        commands=(f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}")
-        if workload
-        else ("systemctl restart '<unit>'",),
+        (
+            "the server is in a crash loop or its memory is fragmented; without lower limits the restart does not help"
+            " for long"
+            if needed
+            else "for crash loops and fragmented memory; neither was seen"
+        ),
+        commands=(
+            (f"kubectl rollout restart {workload}", f"kubectl rollout status {workload}")
+            if workload
+            else ("systemctl restart '<unit>'",)
+        ),
     )
 
 
 def _verify(engine: PlanInput) -> MitigationStep:
     token = engine.signals.latency.inter_token.get("0.95")
     now = (
-        f"now: {named('KV cache peak', percent_text(engine.signals.kv.kv_used_ratio_max))}, "
-        f"{named('requests waiting', number_text(engine.signals.load.waiting))}, "
-        f"{named('batch p95', number_text(engine.signals.batch.batch_p95))}, {named('time per output token p95', seconds_text(token))}"
+        f"now: {named('KV cache peak', percent_text(engine.signals.kv.kv_used_ratio_max))},"
+        f" {named('requests waiting', number_text(engine.signals.load.waiting))},"
+        f" {named('batch p95', number_text(engine.signals.batch.batch_p95))},"
+        f" {named('time per output token p95', seconds_text(token))}"
     )
     return MitigationStep(
         "Verify",

@@ -135,7 +135,8 @@ def _restarts(case: _Case) -> TriageStep:
     if ended is not None:
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
         answers.append(
-            f"Last termination: {ended.reason or 'reason: unknown'}{code}, {named('at', clock_text(ended.finished_at))}."
+            f"Last termination: {ended.reason or 'reason: unknown'}{code},"
+            f" {named('at', clock_text(ended.finished_at))}."
         )
         killed = ended.reason == "OOMKilled" or ended.exit_code == OOM_EXIT_CODE
         if killed:
@@ -151,11 +152,15 @@ def _signature(case: _Case) -> TriageStep:
     s, t = case.engine.signals, case.thresholds
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
-        f"{named('GPU memory used', percent_text(used))} (documented: above {percent_text(t['signature_memory_ratio'])}); "
-        f"{named('in real use', percent_text(needed))} (warning at {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV "
-        "pool at start.",
-        f"{named('GPU utilization', percent_text(busy))} (documented: below {percent_text(t['signature_utilization_ratio'])} while "
-        "traffic is present).",
+        (
+            f"{named('GPU memory used', percent_text(used))} (documented: above"
+            f" {percent_text(t['signature_memory_ratio'])}); {named('in real use', percent_text(needed))} (warning at"
+            f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
+        ),
+        (
+            f"{named('GPU utilization', percent_text(busy))} (documented: below"
+            f" {percent_text(t['signature_utilization_ratio'])} while traffic is present)."
+        ),
     )
     conditions = case.engine.diagnosis.documented_signature
     pair = (conditions.get("gpu_memory_high"), conditions.get("gpu_utilization_low"))
@@ -202,8 +207,11 @@ def _requests(case: _Case) -> TriageStep:
     shape, burst, over = s.context, s.load.arrival_burst_ratio, s.kv.kv_overcommit_ratio
     answers = (
         *_sent(case),
-        f"{named('Requests in flight', number_text(s.load.in_flight))}, {named('mean length', _length(shape.context_mean))}, "
-        f"{named('KV capacity', _length(s.kv.kv_capacity_tokens))}.",
+        (
+            f"{named('Requests in flight', number_text(s.load.in_flight))},"
+            f" {named('mean length', _length(shape.context_mean))},"
+            f" {named('KV capacity', _length(s.kv.kv_capacity_tokens))}."
+        ),
         *([] if over is None else [f"Possible demand at the present load and limits: {_times(over)} the KV capacity."]),
     )
     marks = (
@@ -225,13 +233,22 @@ def _sent(case: _Case) -> tuple[str, ...]:
         return ("No request finished in the last 5 minutes.",)
     spike = shape.context_spike_ratio
     return (
-        f"p95 over 5 minutes: {named('prompt', _tokens(shape.prompt_quantiles))}, {named('output', _tokens(shape.output_quantiles))}, "
-        f"{named('max_tokens', _tokens(shape.max_tokens_quantiles))}, {named('duration', seconds_text(shape.stream_quantiles.get('0.95')))}.",
+        (
+            f"p95 over 5 minutes: {named('prompt', _tokens(shape.prompt_quantiles))},"
+            f" {named('output', _tokens(shape.output_quantiles))},"
+            f" {named('max_tokens', _tokens(shape.max_tokens_quantiles))},"
+            f" {named('duration', seconds_text(shape.stream_quantiles.get('0.95')))}."
+        ),
         f"Longest request: {_length(shape.context_max_5m)}"
         + ("." if spike is None else f", {_times(spike)} the mean (spike at {_times(t['context_spike_ratio'])})."),
-        "Arrival bursts: unknown."
-        if burst is None
-        else f"Busiest 10 s: {_times(burst)} the mean arrival rate (burst at {_times(t['arrival_burst_ratio_high'])}).",
+        (
+            "Arrival bursts: unknown."
+            if burst is None
+            else (
+                f"Busiest 10 s: {_times(burst)} the mean arrival rate (burst at"
+                f" {_times(t['arrival_burst_ratio_high'])})."
+            )
+        ),
     )
 
 
@@ -297,18 +314,31 @@ def _metrics(case: _Case) -> TriageStep:
     worst = max(s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
     batch = case.engine.diagnosis.documented_signature.get("batch_collapsed")
     answers = (
-        f"{named('Effective batch p95', number_text(s.batch.batch_p95))}, {named('mean', number_text(s.batch.batch_mean))} (documented: collapsed at "
-        f"{number_text(t['signature_batch_size'])} or less with traffic).",
-        f"{named('Requests running', number_text(s.load.running))}, {named('waiting', number_text(s.load.waiting))}; "
-        f"{named('time in queue p95', seconds_text(s.latency.queue.get('0.95')))}.",
-        f"p95 / p99: {named('time to first token', _pair(s.latency.ttft))}, {named('time per output token', _pair(s.latency.inter_token))}, "
-        f"{named('whole request', _pair(s.latency.e2e))}."
-        if s.latency.ttft or s.latency.inter_token or s.latency.e2e
-        else "Latency: unknown (no token was produced).",
-        "Baseline: unknown (latency is judged without it)."
-        if worst is None
-        else f"{words(worst[0])} p95: {worst[1]:.1f} × the baseline (rising at {_times(t['latency_rising_ratio'])}, "
-        f"multiplied at {_times(t['latency_multiplied_ratio'])}).",
+        (
+            f"{named('Effective batch p95', number_text(s.batch.batch_p95))},"
+            f" {named('mean', number_text(s.batch.batch_mean))} (documented: collapsed at"
+            f" {number_text(t['signature_batch_size'])} or less with traffic)."
+        ),
+        (
+            f"{named('Requests running', number_text(s.load.running))},"
+            f" {named('waiting', number_text(s.load.waiting))};"
+            f" {named('time in queue p95', seconds_text(s.latency.queue.get('0.95')))}."
+        ),
+        (
+            f"p95 / p99: {named('time to first token', _pair(s.latency.ttft))},"
+            f" {named('time per output token', _pair(s.latency.inter_token))},"
+            f" {named('whole request', _pair(s.latency.e2e))}."
+            if s.latency.ttft or s.latency.inter_token or s.latency.e2e
+            else "Latency: unknown (no token was produced)."
+        ),
+        (
+            "Baseline: unknown (latency is judged without it)."
+            if worst is None
+            else (
+                f"{words(worst[0])} p95: {worst[1]:.1f} × the baseline (rising at {_times(t['latency_rising_ratio'])}, "
+                f"multiplied at {_times(t['latency_multiplied_ratio'])})."
+            )
+        ),
     )
     found: list[Finding] = []
     if batch is not None:
@@ -327,7 +357,8 @@ def _metrics(case: _Case) -> TriageStep:
         "Batch size, latency, time per output token?",
         gravest(*found) if up else "unknown",
         answers,
-        f"curl -s {'localhost:8000/metrics' if case.has_pod else case.metrics_url} | grep -E 'running|waiting|time_per_output|inter_token'",
+        f"curl -s {'localhost:8000/metrics' if case.has_pod else case.metrics_url} | grep -E"
+        " 'running|waiting|time_per_output|inter_token'",
     )
 
 

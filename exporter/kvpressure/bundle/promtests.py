@@ -1,9 +1,10 @@
 """promtool unit tests, generated from the same specification as the rules.
 
-For every level of every alert: boundaries around each threshold, one evaluation before and at ``for``, recovery with and
-without ``keep_firing_for``, missing series, NaN, counter resets, and conditions met on another subject only.
-Annotations are left out: wording is checked once, by a live Prometheus. Samples lie on the evaluation grid, and nothing is asserted within two steps of
-the end of a range, so the tests hold for Prometheus 2.42 as for the left-open ranges of 3.x.
+For every level of every alert: boundaries around each threshold, one evaluation before and at ``for``, recovery with
+and without ``keep_firing_for``, missing series, NaN, counter resets, and conditions met on another subject only.
+Annotations are left out: wording is checked once, by a live Prometheus. Samples lie on the evaluation grid, and nothing
+is asserted within two steps of the end of a range, so the tests hold for Prometheus 2.42 as for the left-open ranges of
+3.x.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def test_files(groups: Sequence[RuleGroup], values: Values, rule_file: str) -> d
 
 
 def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, Any]]:
-    """Values of the recorded series after a quiet while; rounded, because rates differ in the last bits between versions."""
+    """Values of the recorded series after a quiet while; rounded, because rates differ in the last bits
+    between versions.
+    """
     line = recorded_line(step)
     for number, (inputs, expected) in enumerate(recording.tests, 1):
         series = [Series(name, f"{samples}x{line.length - 1}") for name, samples in inputs.items()]

@@ -35,8 +35,8 @@ WITHOUT_KEEP: Final = (
     "an incident that swings may notify more than once."
 )
 STACK_NOTE: Final = (
-    "An example for kube-prometheus-stack: put your receivers in place of the URLs. The operator adds a matcher on the namespace of\n"
-    "this object; install it where the engines are, or set alertmanagerConfigMatcherStrategy to None."
+    "An example for kube-prometheus-stack: put your receivers in place of the URLs. The operator adds a matcher on the"
+    " namespace of\nthis object; install it where the engines are, or set alertmanagerConfigMatcherStrategy to None."
 )
 OWNED: Final = ("alerts", "dashboards", "docs/runbooks")
 """Directories that hold nothing but generated files."""

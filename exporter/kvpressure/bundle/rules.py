@@ -45,8 +45,8 @@ _CLUSTER_VARIABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to render. ``profile``: ``default``, or ``literal`` = the guides' thresholds without our own conditions. ``source``:
-    ``kvpressure`` reads this exporter, ``dcgm`` dcgm-exporter and vLLM's own metrics.
+    """What to render. ``profile``: ``default``, or ``literal`` = the guides' thresholds without our own conditions.
+    ``source``: ``kvpressure`` reads this exporter, ``dcgm`` dcgm-exporter and vLLM's own metrics.
     """
 
     thresholds: Thresholds
@@ -194,8 +194,8 @@ def rule_file(groups: Iterable[RuleGroup], values: Values) -> dict[str, Any]:
 def alertmanager_config(alertmanager: Mapping[str, Any]) -> dict[str, Any]:
     """The example routes as an AlertmanagerConfig of the Prometheus Operator, which kube-prometheus-stack reads.
 
-    It belongs in the namespace of the alerts, unless alertmanagerConfigMatcherStrategy is None: the operator adds a matcher
-    on namespace to every route and inhibition.
+    It belongs in the namespace of the alerts, unless alertmanagerConfigMatcherStrategy is None: the operator adds a
+    matcher on namespace to every route and inhibition.
     """
 
     def matchers(texts: Iterable[str]) -> list[dict[str, str]]:

@@ -36,8 +36,9 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     "cluster": ("cluster",),
     "none": (),
 }
-"""What an alert is about, and the labels that identify it. ``cluster``, ``node`` and ``role`` may be missing everywhere: a label
-that does not exist is simply left out of ``by`` and equal in ``on``."""
+"""What an alert is about, and the labels that identify it. ``cluster``, ``node`` and ``role`` may be missing
+everywhere: a label that does not exist is simply left out of ``by`` and equal in ``on``.
+"""
 
 _INPUT = re.compile(
     r"(?P<op>>=|<=|==|>|<|rate>=|rate>|flows|flat|counts|events|needs|extra|down|veto)\s*"
@@ -56,10 +57,11 @@ class SpecError(InputError):
 class Input:
     """One input series of a unit test and when it lets the alert fire.
 
-    ``op``: ``>= > <= < ==`` compare a gauge with ``value``; ``rate>`` and ``rate>=`` a counter's rate; ``counts`` = the counter
-    grows by ``value`` within ``window``; ``events`` the same, and a first appearance counts too; ``flows`` = a
-    counter with this rate; ``flat`` = a counter that stands still for ``window``; ``needs`` = has to exist with ``value``;
-    ``extra`` = exists, may be missing; ``down`` = 1 before the onset, 0 from then on; ``veto`` = at 1 it silences.
+    ``op``: ``>= > <= < ==`` compare a gauge with ``value``; ``rate>`` and ``rate>=`` a counter's rate; ``counts`` = the
+    counter grows by ``value`` within ``window``; ``events`` the same, and a first appearance counts too; ``flows`` = a
+    counter with this rate; ``flat`` = a counter that stands still for ``window``; ``needs`` = has to exist with
+    ``value``; ``extra`` = exists, may be missing; ``down`` = 1 before the onset, 0 from then on; ``veto`` = at 1 it
+    silences.
     """
 
     metric: str
@@ -98,8 +100,8 @@ class SideCondition:
 class AlertLevel:
     """One severity of an alert. Durations are seconds; texts are Go templates.
 
-    ``share_seconds``: the condition, a recording evaluated every ``interval``, has to hold for ``for_seconds`` within this
-    time instead of in a row, because a condition that swings would reset ``for``.
+    ``share_seconds``: the condition, a recording evaluated every ``interval``, has to hold for ``for_seconds`` within
+    this time instead of in a row, because a condition that swings would reset ``for``.
     """
 
     severity: str
@@ -133,7 +135,8 @@ class AlertLevel:
 @dataclass(frozen=True, slots=True)
 class Alert:
     """One alert name with all its severities. ``documented`` quotes the guides' number, ``choice`` says how and why the
-    rule differs from the bare number; ``board`` whether a board shows it; ``optional`` = only where the values file includes it.
+    rule differs from the bare number; ``board`` whether a board shows it; ``optional`` = only where the values file
+    includes it.
     """
 
     name: str
@@ -148,8 +151,8 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recording rule; ``labels`` are the labels its series carry. ``tests``: input series with their samples, and the
-    recorded series with their values, to four decimals.
+    """One recording rule; ``labels`` are the labels its series carry. ``tests``: input series with their samples, and
+    the recorded series with their values, to four decimals.
     """
 
     name: str
@@ -161,8 +164,8 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class RuleGroup:
-    """A rule group: the recordings, or the alerts of one family, that share an evaluation interval. ``interval`` in seconds, ``limit`` = most
-    results of a rule.
+    """A rule group: the recordings, or the alerts of one family, that share an evaluation interval. ``interval`` in
+    seconds, ``limit`` = most results of a rule.
     """
 
     name: str
@@ -182,7 +185,8 @@ def _clean(expr: str) -> str:
 
 
 def parse_groups(document: Mapping[str, Any], intervals: Mapping[str, float]) -> list[RuleGroup]:
-    """A rendered and parsed rule template as groups, one for each evaluation interval in it. ``intervals``: name -> seconds.
+    """A rendered and parsed rule template as groups, one for each evaluation interval in it. ``intervals``: name ->
+    seconds.
 
     Raises ``SpecError`` for what cannot be.
     """

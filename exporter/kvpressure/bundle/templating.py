@@ -62,7 +62,9 @@ def workload(expr: str) -> str:
 
 
 def kube(expr: str) -> str:
-    """A kube-state-metrics expression about pods under its own labels, also where it was scraped without honor_labels."""
+    """A kube-state-metrics expression about pods under its own labels, also where it was scraped without
+    honor_labels.
+    """
     for label in ("pod", "namespace"):
         expr = f'label_replace({expr}, "{label}", "$1", "exported_{label}", "(.+)")'
     return expr
@@ -76,7 +78,9 @@ def grown(counter: str, window: str) -> str:
 
 
 def restarted(window: str) -> str:
-    """By how much the kubelet's count of a container's restarts grew within ``window``, whichever exporters reported it."""
+    """By how much the kubelet's count of a container's restarts grew within ``window``, whichever exporters
+    reported it.
+    """
     by, counter = ", ".join(SUBJECTS["container"]), "kvpressure_container_restarts_total"
     return f"max by ({by}) ({counter})\n- on ({by})\nmin by ({by}) (min_over_time({counter}[{window}]))"
 
@@ -84,9 +88,10 @@ def restarted(window: str) -> str:
 def new_events(counter: str, by: str, window: str, seconds: str) -> str:
     """How often ``counter`` grew within ``window``, as an expression.
 
-    ``increase`` alone misses the first event, which makes the series appear with 1. A first appearance counts when the same
-    exporter was scraped before or has only just started (by its own count of ticks, as clocks differ), so that neither a new
-    Prometheus nor a node that is back after a gap raises what happened long ago. ``seconds`` is ``window`` as a number.
+    ``increase`` alone misses the first event, which makes the series appear with 1. A first appearance counts when the
+    same exporter was scraped before or has only just started (by its own count of ticks, as clocks differ), so that
+    neither a new Prometheus nor a node that is back after a gap raises what happened long ago. ``seconds`` is
+    ``window`` as a number.
     """
     grown = f"max by ({by}) (increase({counter}[{window}]))"
     return (

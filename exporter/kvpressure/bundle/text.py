@@ -20,7 +20,9 @@ _SPANS: Final = ((86400, "d", "day"), (3600, "h", "hour"), (60, "m", "minute"), 
 
 
 def token(form: str, name: str) -> str:
-    """What stands for a value that is filled in later: ``t`` a number, ``w`` in words, ``d`` a duration, ``n`` in JSON, ``u`` a link."""
+    """What stands for a value that is filled in later: ``t`` a number, ``w`` in words, ``d`` a duration,
+    ``n`` in JSON, ``u`` a link.
+    """
     return f"\u27ea{form}:{name}\u27eb"
 
 
@@ -119,7 +121,8 @@ def to_yaml(document: Any, header: str = "") -> str:
     return comment + body
 
 
-# --- the same bytes as PyYAML's dumper, in a fifth of the time: the unit tests of the rules are 50 000 scalars -----------------
+# --- the same bytes as PyYAML's dumper, in a fifth of the time: the unit tests of the rules are 50 000 scalars
+# -----------------
 
 _WIDTH: Final = 4096  # lines are folded there
 _KEY_LENGTH: Final = 100  # longer ones may become complex keys

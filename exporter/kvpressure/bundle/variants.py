@@ -53,7 +53,9 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
         (*_VLLM, "le"),
     ),
 }
-"""Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what ``--source dcgm`` reads."""
+"""Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what ``--source
+dcgm`` reads.
+"""
 
 MARGIN: Final = 0.05  # a value this share below or above a threshold; smaller than the 10 % by which mutants move it
 
@@ -234,8 +236,8 @@ class Builder:
         more: Mapping[str, str] | None = None,
         moved: Mapping[int, Mapping[str, str]] | None = None,
     ) -> Variant:
-        """``changed``: input index -> other samples, None = no such series. ``more``: labels on every series. ``moved``:
-        input index -> labels by which this series belongs to another subject.
+        """``changed``: input index -> other samples, None = no such series. ``more``: labels on every series.
+        ``moved``: input index -> labels by which this series belongs to another subject.
         """
         ids = identity(self._subject, name)
         variant = Variant(name, fires)

@@ -31,7 +31,7 @@ and `facts.py`: the tables below are the ones that are evaluated.
   another verdict whose table holds with nearly the same grade.
 * **Shown by** says on what the row was seen: *real* = telemetry or captures of real servers, *incidents* = rebuilt from public incidents;
   *synthetic* = made-up servers in the tests alone. No row of grade likely or above rests on synthetic evidence.
-"""
+"""  # noqa: E501
 
 
 def render_verdicts(t: Thresholds) -> str:
@@ -65,7 +65,10 @@ def _table(table: Verdict, shown: Mapping[str, Any]) -> Iterator[str]:
         yield f"Does not apply if {_words(one)}."
     yield "\n| row | if | answer | grade | shown by |\n|---|---|---|---|---|"
     for row in table.rows:
-        yield f"| {row.name} | {_when(table, row)} | {_answer(table, row)} | {row.grade.name.lower()} | {_shown(table, row, shown)} |"
+        yield (
+            f"| {row.name} | {_when(table, row)} | {_answer(table, row)} | {row.grade.name.lower()} |"
+            f" {_shown(table, row, shown)} |"
+        )
     if table.lower:
         yield ""
     for lower in table.lower:
@@ -143,6 +146,7 @@ def _changes(t: Thresholds) -> Iterator[str]:
         yield f"| {change.words} | {samples} | {seconds} |"
     yield ""
     yield (
-        f"Where scrapes are more than {t.entry('verdict_unconfirmed_seconds').text} s apart the first one is enough, but not to leave KV "
-        "pressure while a queue remains, and not to `unknown`. While something else is found, `idle` and `healthy` are at most doubtful."
+        f"Where scrapes are more than {t.entry('verdict_unconfirmed_seconds').text} s apart the first one is enough,"
+        " but not to leave KV pressure while a queue remains, and not to `unknown`. While something else is found,"
+        " `idle` and `healthy` are at most doubtful."
     )

@@ -72,8 +72,8 @@ class Parallel:
 
 
 def refuse_parallel(shape: ModelShape, parallel: Parallel) -> None:
-    """Raise ``CapacityError`` for sizes with which vLLM refuses to start: every rank gets as many query heads, and as many KV heads or one
-    that it shares. MLA's vector lies on every rank, so only its query heads count.
+    """Raise ``CapacityError`` for sizes with which vLLM refuses to start: every rank gets as many query heads, and as
+    many KV heads or one that it shares. MLA's vector lies on every rank, so only its query heads count.
     """
     tensor, heads = parallel.tensor, shape.attention_heads
     if heads is not None and heads % tensor:
@@ -84,18 +84,19 @@ def refuse_parallel(shape: ModelShape, parallel: Parallel) -> None:
     for kv_heads in sorted({layer.kv_heads for layer in shape.layers if layer.kind not in ("mla", "indexer")}):
         if kv_heads % tensor and tensor % kv_heads:
             raise CapacityError(
-                f"tensor parallel {tensor}: {shape.name} has {kv_heads} KV heads; allowed: a divisor or a multiple of {kv_heads}"
+                f"tensor parallel {tensor}: {shape.name} has {kv_heads} KV heads; allowed: a divisor or a multiple of"
+                f" {kv_heads}"
             )
         copies = max(1, tensor // kv_heads)
         if context > copies:
             raise CapacityError(
-                f"decode-context parallel {context}: {shape.name} has {kv_heads} KV heads, of which tensor parallel {tensor} "
-                f"keeps copies: {copies}; allowed: at most as many"
+                f"decode-context parallel {context}: {shape.name} has {kv_heads} KV heads, of which tensor parallel"
+                f" {tensor} keeps copies: {copies}; allowed: at most as many"
             )
         if heads is not None and (heads // kv_heads) % context:
             raise CapacityError(
-                f"decode-context parallel {context}: {shape.name} has {heads // kv_heads} attention heads for each KV head; "
-                "allowed: a divisor of that"
+                f"decode-context parallel {context}: {shape.name} has {heads // kv_heads} attention heads for each KV"
+                " head; allowed: a divisor of that"
             )
 
 

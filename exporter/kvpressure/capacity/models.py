@@ -65,7 +65,9 @@ def _names() -> Mapping[str, str]:
 
 
 def known(name: str) -> str | None:
-    """The key of a model whose shape is known: by the last part of a published name, without variants that keep the shape."""
+    """The key of a model whose shape is known: by the last part of a published name, without variants that
+    keep the shape.
+    """
     base = name.rstrip("/").rsplit("/", 1)[-1].lower()
     if len(base) > MAX_NAME or base in _OWN_SHAPE:
         return None
@@ -78,7 +80,9 @@ def known(name: str) -> str | None:
 
 
 def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
-    """What a command line names: a ``config.json``, a model's directory (then with its path), or a known name. Raises ``CapacityError``."""
+    """What a command line names: a ``config.json``, a model's directory (then with its path), or a known
+    name. Raises ``CapacityError``.
+    """
     path = Path(text)
     try:
         there = bool(text) and path.exists()
@@ -90,7 +94,9 @@ def find(text: str, draft_layers: int = 0) -> tuple[ModelShape, Path | None]:
 
 
 def named(name: str, draft_layers: int = 0) -> ModelShape:
-    """The shape of a model by its published name (small and capital letters count the same). Raises ``CapacityError``."""
+    """The shape of a model by its published name (small and capital letters count the same). Raises
+    ``CapacityError``.
+    """
     key = known(name)
     if key is None:
         raise CapacityError(

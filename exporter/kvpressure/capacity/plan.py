@@ -1,8 +1,8 @@
 """Where the memory of a GPU goes, how many requests fit into what is left, and which limits follow.
 
 Follows vLLM's start-up: ``total x gpu_memory_utilization`` is requested; weights, the peak of activations, memory
-outside torch and CUDA graphs are taken from it; the rest is the KV pool. CUDA context and allocator overhead lie outside
-the request and must fit beside it.
+outside torch and CUDA graphs are taken from it; the rest is the KV pool. CUDA context and allocator overhead lie
+outside the request and must fit beside it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class GpuAudit:
 
     @property
     def missing(self) -> int:
-        """Bytes that the card lacks for what vLLM itself takes, as with a pool that was set too large; 0 = it has them."""
+        """Bytes that the card lacks for what vLLM itself takes, as with a pool that was set too large; 0 =
+        it has them.
+        """
         return max(0, self._inside - self.total)
 
     @property

@@ -119,11 +119,13 @@ def _model(answer: CapacityAnswer) -> Iterator[str]:
     yield f"KV bytes per token on each GPU: {answer.layout.bytes_per_token:,.0f}{beyond}"
     if answer.shape.recurrent_layers:
         yield (
-            f"{answer.shape.recurrent_layers} layers keep a state of fixed size for each request instead of a KV cache: "
-            "not included, so fewer requests fit"
+            f"{answer.shape.recurrent_layers} layers keep a state of fixed size for each request instead of a KV cache:"
+            " not included, so fewer requests fit"
         )
     if len(answer.layout.groups) > 1:
-        yield f"layers in {len(answer.layout.groups)} groups; one block of the pool is {_size(answer.layout.block_bytes)}"
+        yield (
+            f"layers in {len(answer.layout.groups)} groups; one block of the pool is {_size(answer.layout.block_bytes)}"
+        )
 
 
 def _lengths(answer: CapacityAnswer) -> Iterator[str]:
@@ -163,7 +165,9 @@ def _advice(answer: CapacityAnswer) -> Iterator[str]:
         return
     yield ""
     if answer.plan is None:
-        yield "no gpu_memory_utilization up to 0.95 holds this load: more GPUs, a smaller cache dtype, or a smaller load"
+        yield (
+            "no gpu_memory_utilization up to 0.95 holds this load: more GPUs, a smaller cache dtype, or a smaller load"
+        )
         return
     yield "set"
     for name in _SET:

@@ -17,7 +17,8 @@ MAX_LAYERS: Final = 2048
 _MAX_CONFIG_BYTES: Final = 4_000_000
 _INDEXER_SCALE_BYTES: Final = 4  # one fp32 scale beside the fp8 key of DeepSeek's sparse-attention indexer
 
-#: Keys of models that keep a recurrent state instead of (or beside) a KV cache; its size is not computed here, and their other layers
+# : Keys of models that keep a recurrent state instead of (or beside) a KV cache; its size is not computed here, and
+# their other layers
 #: only where the configuration says which they are.
 _RECURRENT_KEYS: Final = (
     "mamba_d_state",
@@ -201,7 +202,8 @@ class _Fields:
 
 
 def _attending(fields: _Fields, count: int) -> tuple[frozenset[int] | None, int]:
-    """The layers with attention of a model that has layers with a recurrent state, and how many those are; ``None`` = it has none.
+    """The layers with attention of a model that has layers with a recurrent state, and how many those are; ``None`` =
+    it has none.
 
     Raises ``CapacityError`` where there are such layers, or unknown ones, and the configuration does not say which.
     """
@@ -228,7 +230,9 @@ def _not_computed(fields: _Fields, sign: str) -> CapacityError:
 
 
 def _layer_kinds(fields: _Fields, count: int) -> list[str] | None:
-    """``attention``, ``recurrent`` or ``none`` for each layer of a model that mixes them; ``None`` where nothing says it does."""
+    """``attention``, ``recurrent`` or ``none`` for each layer of a model that mixes them; ``None`` where
+    nothing says it does.
+    """
     pattern = fields.values.get("hybrid_override_pattern")
     if isinstance(pattern, str):  # M = Mamba, * = attention, - and E = feed forward
         return [{"*": "attention", "M": "recurrent"}.get(sign, "none") for sign in pattern]

@@ -30,7 +30,9 @@ def measured(path: Path) -> int | None:
 
 
 def estimated(shape: ModelShape) -> int | None:
-    """Bytes of the weights from the configuration, None when it does not say enough, or has layers that are not computed."""
+    """Bytes of the weights from the configuration, None when it does not say enough, or has layers that are
+    not computed.
+    """
     if shape.recurrent_layers:
         return None
     linear, other = parameters(shape.config)

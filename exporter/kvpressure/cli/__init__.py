@@ -25,7 +25,9 @@ from kvpressure.renames import renamed
 
 COMMANDS: Final = {
     "serve": "run the exporter",
-    "discover": "list the containers of a node, a namespace or a file, with the engine that each runs or the reason why not",
+    "discover": (
+        "list the containers of a node, a namespace or a file, with the engine that each runs or the reason why not"
+    ),
     "diagnose": "find what limits an engine, or the engines of this node",
     "record": "record scrapes and readings in a file, for a later diagnosis",
     "replay": "diagnose a recording",
@@ -88,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Streams that were closed before the start are None, and what is meant for one would go to the other; a locale without a dash must
-    not cost the answer.
+    """Streams that were closed before the start are None, and what is meant for one would go to the other; a locale
+    without a dash must not cost the answer.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -31,7 +31,7 @@ examples:
 
 vLLM's defaults depend on its version and the GPU. They are taken from the image's tag and the node selector if possible.
 Exit status: 0 nothing fails, 1 something fails, 2 the input cannot be used.
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +156,8 @@ def _subject(
 def _audited(subject: Subject) -> Audited:
     used, model = subject.card, subject.server.args.model
     basis = (
-        f"vLLM {subject.version or 'of unknown version'}, GPU {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'unknown'}, "
-        f"model {model or 'not named'}{'' if subject.shape else ' (shape unknown)'}"
+        f"vLLM {subject.version or 'of unknown version'}, GPU"
+        f" {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'unknown'}, model"
+        f" {model or 'not named'}{'' if subject.shape else ' (shape unknown)'}"
     )
     return Audited(subject.server.title, basis, tuple(checklist(subject)))

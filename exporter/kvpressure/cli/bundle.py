@@ -1,4 +1,6 @@
-"""``kvpressure bundle``: write alert rules, Alertmanager example, boards, runbooks and reference pages, or check them."""
+"""``kvpressure bundle``: write alert rules, Alertmanager example, boards, runbooks and reference pages, or
+check them.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ examples:
 Sizes are bytes on one GPU: 80GiB, 80GB; a bare number is GB. MODEL is a config.json, a model's directory, or a known name.
 
 known names:
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -235,8 +235,8 @@ def _limits(
     tokens: int = options.max_num_batched_tokens or default.max_num_batched_tokens
     if options.max_num_seqs is not None and options.max_num_seqs > tokens:
         raise InputError(
-            f"--max-num-seqs: {options.max_num_seqs} is above max_num_batched_tokens {tokens}, with which vLLM does not start; "
-            f"allowed: up to {tokens}"
+            f"--max-num-seqs: {options.max_num_seqs} is above max_num_batched_tokens {tokens}, with which vLLM does not"
+            f" start; allowed: up to {tokens}"
         )
     return plan.Limits(
         options.gpu_memory_utilization or default.gpu_memory_utilization,
@@ -270,9 +270,15 @@ def _warnings(answer: CapacityAnswer, found: plan.GpuAudit, lengths: Sequence[in
     limit, own = found.limits.max_model_len, answer.shape.max_model_len
     longest = max([*lengths, *([answer.load.longest] if answer.load else [])], default=0)
     if longest > limit:
-        yield f"requests of {longest} tokens are longer than max_model_len {limit}: vLLM refuses them or cuts their answers"
+        yield (
+            f"requests of {longest} tokens are longer than max_model_len {limit}: vLLM refuses them or cuts their"
+            " answers"
+        )
     if own is not None and limit > own:
-        yield f"max_model_len {limit} is above the {own} of the model's configuration: vLLM refuses it without rope scaling that allows it"
+        yield (
+            f"max_model_len {limit} is above the {own} of the model's configuration: vLLM refuses it without rope"
+            " scaling that allows it"
+        )
     if found.outside < 0 and not found.missing:
         yield (
             f"CUDA context and allocator overhead need {-found.outside / 1e9:.1f} GB more than "
@@ -298,8 +304,8 @@ def _worksheet(options: argparse.Namespace) -> int:
     )
     if unused is not None or len(options.context or ()) > 1:
         raise InputError(
-            f"--{(unused or 'context').replace('_', '-')}: not with --worksheet; allowed: --gpu-memory, --tp, --concurrency and one "
-            "--context, which the guide's formula takes"
+            f"--{(unused or 'context').replace('_', '-')}: not with --worksheet; allowed: --gpu-memory, --tp,"
+            " --concurrency and one --context, which the guide's formula takes"
         )
     context, gigabytes = (options.context or [8192])[0], options.gpu_memory / 1e9
     model = guide_name(options.model)
@@ -322,7 +328,8 @@ def _worksheet(options: argparse.Namespace) -> int:
             ""
             if model in KV_GB_PER_TOKEN
             else (
-                f" (not in the guide, which then assumes 0.001 GB a token and 50 GB; it knows {', '.join(KV_GB_PER_TOKEN)})"
+                " (not in the guide, which then assumes 0.001 GB a token and 50 GB; it knows"
+                f" {', '.join(KV_GB_PER_TOKEN)})"
             )
         )
         print(

@@ -24,7 +24,7 @@ examples:
   kvpressure demo --port 9400 --no-prometheus                    # then open http://127.0.0.1:9400/
 
 Exit status: 0 all that was promised was seen, 1 something was missing, 2 wrong usage, 3 Prometheus does not start.
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo. 0 = everything promised was seen, 1 = something was missing, 3 = Prometheus does not start. Raises ``InputError``."""
+    """Run the demo. 0 = everything promised was seen, 1 = something was missing, 3 = Prometheus does not
+    start. Raises ``InputError``.
+    """
     from kvpressure.demo.prometheus_stack import StackError
     from kvpressure.demo.runner import DemoOptions
     from kvpressure.demo.runner import run as play

@@ -21,7 +21,7 @@ examples:
 
 Without an input it asks the exporter on this machine. Exit status: 0 healthy or idle, 1 a problem or an unknown verdict,
 2 the input cannot be used.
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,6 @@
-"""``--extensions NAME[,NAME]``: engines, sources, signals and conditions of other packages, from then on like built-in ones."""
+"""``--extensions NAME[,NAME]``: engines, sources, signals and conditions of other packages, from then on
+like built-in ones.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def adopt(wanted: Iterable[str], where: str) -> None:
 
 
 def from_command_line(arguments: list[str], environ: Mapping[str, str]) -> list[str]:
-    """Adopt what the environment and a leading ``--extensions`` name; gives the other arguments. Raises ``InputError``."""
+    """Adopt what the environment and a leading ``--extensions`` name; gives the other arguments. Raises
+    ``InputError``.
+    """
     if environ.get(VARIABLE):
         adopt(names(environ[VARIABLE], VARIABLE), VARIABLE)
     if arguments and arguments[0].partition("=")[0] == FLAG:

@@ -32,7 +32,7 @@ examples:
 
 Nothing is ever applied. Exit status: 0 a plan (or recovered), 1 the verdict is not KV pressure (or not recovered), 2 the input cannot
 be used.
-"""
+"""  # noqa: E501
 
 
 _NUMBERS = (
@@ -128,8 +128,8 @@ def run(options: argparse.Namespace) -> int:
     cluster = bool(options.namespace) and not options.prometheus
     if options.format == "patch" and not options.manifest and not cluster:
         raise InputError(
-            "--format patch: needs --manifest (kubectl get deploy NAME -o yaml), or -n NAMESPACE to read it through kubectl: a "
-            "patch replaces the whole list of arguments"
+            "--format patch: needs --manifest (kubectl get deploy NAME -o yaml), or -n NAMESPACE to read it through"
+            " kubectl: a patch replaces the whole list of arguments"
         )
     server = _server(options.manifest) if options.manifest is not None else None
     engines, again = _engines(options, thresholds, server)
@@ -154,7 +154,8 @@ def _engines(
     needless = next((name for name in _STATED if getattr(options, name)), None)
     if needless is not None:
         raise InputError(
-            f"--{needless.replace('_', '-')}: only with --verdict; servers and recordings report it themselves, and limits are given with --args"
+            f"--{needless.replace('_', '-')}: only with --verdict; servers and recordings report it themselves, and"
+            " limits are given with --args"
         )
     found = inputs.open_inputs(options, thresholds)
     return [case.view for case in found.cases], found.again
@@ -220,7 +221,8 @@ def _print(
     if options.format in ("patch", "helm"):
         if not plan.values:
             raise InputError(
-                f"--format {options.format}: there is no value to set ({engine.verdict}); allowed: --format text says why"
+                f"--format {options.format}: there is no value to set ({engine.verdict}); allowed: --format text"
+                " says why"
             )
         print(
             mitigation_report.as_patch(plan, server, applies)

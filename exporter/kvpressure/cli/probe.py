@@ -36,7 +36,7 @@ examples:
 Steps: baseline; one request, and whether its blocks come back; ten at once with 2k tokens; one with 16k (or what fits). Growth is
 KV usage times capacity, not device memory. Exit status: 0 all as expected, 1 something is not or could not be measured, 2 refused
 or the input cannot be used.
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +116,8 @@ def _probe(
         busy = probe.busy()
         if busy is not None and not options.force:
             raise InputError(
-                f"{target.name}: busy ({busy}): users would be disturbed and the numbers wrong; allowed: an idle server, or --force"
+                f"{target.name}: busy ({busy}): users would be disturbed and the numbers wrong; allowed: an idle"
+                " server, or --force"
             )
         for result in probe.run(plan):
             results.append(result)
@@ -149,7 +150,8 @@ def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> 
     asks = [ask for stage in plan for ask in stage.asks]
     if not asks:
         raise InputError(
-            f"nothing can be sent: {'; '.join(stage.note for stage in plan)}; allowed: larger --max-requests and --max-tokens"
+            f"nothing can be sent: {'; '.join(stage.note for stage in plan)}; allowed: larger --max-requests and"
+            " --max-tokens"
         )
     said = f"{len(asks)} requests with {sum(ask.total for ask in asks)} tokens in all will be sent to {target.name}"
     if options.yes:
@@ -176,7 +178,8 @@ def _as_json(report: ProbeReport) -> dict[str, Any]:
 def _as_text(report: ProbeReport) -> str:
     cache = report.cache
     lines = [
-        f"{report.server} {report.model}: {cache.blocks} blocks of {cache.block_size} tokens, {cache.tokens} tokens in all"
+        f"{report.server} {report.model}: {cache.blocks} blocks of {cache.block_size} tokens, {cache.tokens} tokens"
+        " in all"
     ]
     for result in report.results:
         lines += [f"{result.step}. {result.name}: {result.verdict.upper()}", f"     {result.text}"]

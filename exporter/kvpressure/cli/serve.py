@@ -47,7 +47,7 @@ Each setting is a flag (--web.max-requests 5), a variable (KVPRESSURE_WEB_MAX_RE
 with --config (web.max-requests: 5). Flags win over variables, variables over the file.
 
 Exit status: 0 ended by SIGTERM or SIGINT, 2 the settings cannot be used, 3 it needs a new process (a supervisor should restart it).
-"""
+"""  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -39,7 +39,8 @@ def shortened(text: str, by: float) -> str:
 
 
 def rules(by: float, interval_seconds: float) -> dict[str, Any]:
-    """The plain rule file with every ``for``, ``keep_firing_for`` and share of time times ``by``, evaluated every ``interval_seconds``.
+    """The plain rule file with every ``for``, ``keep_firing_for`` and share of time times ``by``, evaluated every
+    ``interval_seconds``.
 
     Other ranges inside expressions are what they are.
     """

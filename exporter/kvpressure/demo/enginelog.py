@@ -47,8 +47,10 @@ class EngineLog:
             f"{_PREFIX}Chunked prefill is enabled with max_num_batched_tokens={config.max_num_batched_tokens}.",
             f"{_PREFIX}Model loading took {weights:.2f} GiB memory and 11.204 seconds",
             f"{_PREFIX}Available KV cache memory: {pool:.2f} GiB",
-            f"{_PREFIX}GPU KV cache size: {tokens:,} tokens, Maximum concurrency for {config.max_model_len:,} tokens per "
-            f"request: {tokens / config.max_model_len:.2f}x",
+            (
+                f"{_PREFIX}GPU KV cache size: {tokens:,} tokens, Maximum concurrency for {config.max_model_len:,}"
+                f" tokens per request: {tokens / config.max_model_len:.2f}x"
+            ),
         )
         self._next_stats = engine.now + STATS_SECONDS
         self._prompt = self._generated = 0

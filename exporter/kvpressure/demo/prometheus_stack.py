@@ -81,7 +81,9 @@ class Receiver:
 
 
 class Child:
-    """A server process of its own session, so that Ctrl-C in the terminal reaches only the demo, which then stops it."""
+    """A server process of its own session, so that Ctrl-C in the terminal reaches only the demo, which then
+    stops it.
+    """
 
     def __init__(
         self, name: str, folder: Path, command: Callable[[str], list[str]], called_off: threading.Event
@@ -158,10 +160,11 @@ def _free_address() -> str:
 
 
 class Stack:
-    """Prometheus scraping ``exporter`` and ``engines``, Alertmanager behind it, notifications to ``on_alerts``. Files go to ``folder``.
+    """Prometheus scraping ``exporter`` and ``engines``, Alertmanager behind it, notifications to ``on_alerts``. Files
+    go to ``folder``.
 
-    ``by`` shortens the waiting times of rules and routes. The constructor starts everything, or leaves nothing running and
-    raises ``StackError``, or ``Interrupted`` when ``called_off`` is set meanwhile.
+    ``by`` shortens the waiting times of rules and routes. The constructor starts everything, or leaves nothing running
+    and raises ``StackError``, or ``Interrupted`` when ``called_off`` is set meanwhile.
     """
 
     def __init__(
@@ -219,8 +222,8 @@ class Stack:
             raise
 
     def _load_rules(self, folder: Path, by: float, scrape_seconds: float) -> None:
-        """Give Prometheus its rules once it has seen the exporter: with waiting times shortened to less than a scrape, rules
-        that ask for absent series would fire before the first one.
+        """Give Prometheus its rules once it has seen the exporter: with waiting times shortened to less than a scrape,
+        rules that ask for absent series would fire before the first one.
         """
         self.prometheus.wait_for(
             "/api/v1/query?query=kvpressure_build_info",

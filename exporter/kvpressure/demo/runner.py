@@ -125,8 +125,8 @@ class _Screen:
 def run(options: DemoOptions) -> int:
     """Run to the end or a signal. 0 = everything promised was seen, 1 = something was missing, 130 = interrupted.
 
-    Raises ``StackError`` when Prometheus or Alertmanager is installed and does not start, ``ListenError`` when the port is
-    taken.
+    Raises ``StackError`` when Prometheus or Alertmanager is installed and does not start, ``ListenError`` when the port
+    is taken.
     """
     screen = _Screen()
     programs = installed() if options.prometheus else None
@@ -274,7 +274,8 @@ class _Demo:
     def _announce(self, servers: dict[str, PodServer], exporter: str) -> None:
         options, tell = self._options, self._screen.tell
         tell(
-            f"  {options.seconds:.0f} s of simulated time, {options.speed:g} of them a second; everything is on loopback"
+            f"  {options.seconds:.0f} s of simulated time, {options.speed:g} of them a second; everything is on"
+            " loopback"
         )
         for name, server in servers.items():
             tell(f"  {name:<13} {server.url}/metrics")

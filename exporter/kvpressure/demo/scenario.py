@@ -69,8 +69,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``verdict`` is what the exporter should say about ``pod`` in the incident, ``confident`` whether it should be sure of it;
-    ``alerts`` name those that should fire for it and clear again.
+    """``verdict`` is what the exporter should say about ``pod`` in the incident, ``confident`` whether it should be
+    sure of it; ``alerts`` name those that should fire for it and clear again.
     """
 
     name: str

@@ -115,8 +115,8 @@ def adopt(name: str) -> bool:
 
 
 def _held(s: Signals, held: bool | None, t: Thresholds) -> bool | None:
-    """With nothing running, blocks in use belong to nobody, even if requests wait: never false then, and true once nothing has
-    come out for as long as blocks may take to be freed.
+    """With nothing running, blocks in use belong to nobody, even if requests wait: never false then, and true once
+    nothing has come out for as long as blocks may take to be freed.
     """
     usage, running, stuck = s.kv.kv_used_ratio, s.load.running, s.progress.seconds_without_progress
     if running != 0 or not s.progress.work_present or usage is None or usage < t["kv_held_ratio"]:
@@ -148,8 +148,8 @@ def _baseline_too_high(s: Signals, utilization: float | None, t: Thresholds) -> 
 
 
 def baseline_limit(utilization: float, t: Thresholds) -> float | None:
-    """The used share of a device from which on more than the engine is on it. ``None`` where the engine is allowed so much that
-    a card cannot show it.
+    """The used share of a device from which on more than the engine is on it. ``None`` where the engine is allowed so
+    much that a card cannot show it.
     """
     return (
         None
@@ -190,7 +190,9 @@ def _gpu_fault(m: Moment) -> bool | None:
 
 
 def prefix_collapsed(s: Signals, t: Thresholds) -> bool | None:
-    """Whether the prefix cache hits a third or less of what it usually does: prompts that were cached are computed again."""
+    """Whether the prefix cache hits a third or less of what it usually does: prompts that were cached are
+    computed again.
+    """
     now, usual = s.kv.prefix_hit_ratio_recent, s.kv.prefix_hit_ratio_usual
     if now is None or usual is None:
         return None
@@ -229,7 +231,8 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "kv_held_without_load",
         lambda m: _held(m.s, m.held, m.t),
-        "KV cache used {kv} with {in_flight} requests in flight (held from {held_from} in {held_stretches} idle stretches of {held_seconds})",
+        "KV cache used {kv} with {in_flight} requests in flight (held from {held_from} in {held_stretches} idle"
+        " stretches of {held_seconds})",
         "no KV blocks held without load{held_now}",
         "whether KV blocks are held without load: unknown (no idle stretch yet)",
         "InferenceKVHeldWithoutLoad",
@@ -238,7 +241,8 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "prefix_cache_collapsed",
         lambda m: prefix_collapsed(m.s, m.t),
-        "prefix cache hit ratio {hits} in the last 30 s, {usual_hits} at its best in the last 15 minutes: cached prompts are computed again",
+        "prefix cache hit ratio {hits} in the last 30 s, {usual_hits} at its best in the last 15 minutes: cached"
+        " prompts are computed again",
         "prefix cache hit ratio {hits} in the last 30 s, {usual_hits} at its best in the last 15 minutes",
         "prefix cache hit ratio: unknown (too few prompts looked up, or caching off)",
         "InferenceTimeToFirstTokenHigh",
@@ -246,7 +250,8 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "allocator_fragmentation",
         lambda m: fragmentation(m.s, m.t),
-        "{fragmented} reserved and not allocated (fragmented from {fragmented_from}, of which {split_from} split; split now {split})",
+        "{fragmented} reserved and not allocated (fragmented from {fragmented_from}, of which {split_from} split; split"
+        " now {split})",
         "not fragmented: {fragmented} reserved and not allocated (fragmented from {fragmented_from})",
         "allocator fragmentation: unknown (only the vLLM plugin reports it)",
         "InferenceMemoryFragmentation",
@@ -255,7 +260,8 @@ BUILT_IN_CONDITIONS: Final = (
         "baseline_too_high",
         lambda m: _baseline_too_high(m.s, m.utilization, m.t),
         "device memory used {device}, gpu_memory_utilization is {utilization} (too high above {baseline_from})",
-        "device memory as configured{device_now} (gpu_memory_utilization {utilization}, too high above {baseline_from})",
+        "device memory as configured{device_now} (gpu_memory_utilization {utilization}, too high above"
+        " {baseline_from})",
         "memory baseline: unknown (no GPU mapped to this pod, or no value of gpu_memory_utilization)",
         "InferenceBaselineTooHigh",
     ),

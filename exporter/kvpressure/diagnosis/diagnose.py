@@ -61,7 +61,9 @@ class Diagnoser:
     def _for_and_against(
         self, finding: Finding, found: Finding, facts: Facts
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The facts to name. Of a verdict that is held while another is found, those that hold no longer speak against it."""
+        """The facts to name. Of a verdict that is held while another is found, those that hold no longer
+        speak against it.
+        """
         if finding.verdict == found.verdict:
             self._seen = {name: facts[name] for name in (*finding.supporting, *finding.opposing)}
         same = {name for name, value in self._seen.items() if facts[name] is value}

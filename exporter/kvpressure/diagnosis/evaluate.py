@@ -1,4 +1,6 @@
-"""The evaluator of the rules: the first verdict of the table whose conditions hold, with its row, grade and sentences."""
+"""The evaluator of the rules: the first verdict of the table whose conditions hold, with its row, grade and
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ class Lower:
 class Verdict:
     """A verdict as a table. ``supports`` and ``against`` are leaves: the fact's sentence is shown where the leaf holds.
 
-    ``missing``: (fact, what to call it) shown where the fact is unknown. ``at_once`` = spans many samples, needs no second.
+    ``missing``: (fact, what to call it) shown where the fact is unknown. ``at_once`` = spans many samples, needs no
+    second.
     """
 
     name: str
@@ -80,8 +83,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the table says: verdict, row and grade. ``supporting`` and ``opposing`` name facts, ``missing`` says what was not seen;
-    ``{fact}`` in it stands for that fact's sentence.
+    """What the table says: verdict, row and grade. ``supporting`` and ``opposing`` name facts, ``missing`` says what
+    was not seen; ``{fact}`` in it stands for that fact's sentence.
     """
 
     verdict: str
@@ -131,7 +134,9 @@ def _stage(table: Verdict, facts: Facts) -> str | None:
 
 
 def decide(tables: Sequence[Verdict], facts: Facts) -> Finding:
-    """The first verdict that holds, and as runner-up the next other one that is as good or one grade worse and not a guess."""
+    """The first verdict that holds, and as runner-up the next other one that is as good or one grade worse
+    and not a guess.
+    """
     found = _findings(tables, facts)
     first = next(found)
     if first.grade <= Grade.GUESS or first.at_once or first.verdict in GOOD:

@@ -1,7 +1,7 @@
 """Facts: everything a rule may read, each true, false or unknown, with one sentence for each of the three.
 
-A fact is declared once: its name, what it is called in ``docs/verdicts.md``, how it is found, and its sentences. Numbers
-in braces are those of ``_NUMBERS``; sentences are written only where somebody reads them.
+A fact is declared once: its name, what it is called in ``docs/verdicts.md``, how it is found, and its sentences.
+Numbers in braces are those of ``_NUMBERS``; sentences are written only where somebody reads them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One input of the rules. ``shown`` = one of the published series of evidence: those that dashboards and rules use."""
+    """One input of the rules. ``shown`` = one of the published series of evidence: those that dashboards
+    and rules use.
+    """
 
     name: str
     title: str
@@ -152,8 +154,8 @@ def _source_is(*sources: str) -> Callable[[View], bool | None]:
 
 
 def _long_prompt(s: Signals) -> float | None:
-    """The prompt that only one in twenty exceeds: vLLM admits a request when its whole prompt fits, and one that does not
-    fit holds up all behind it.
+    """The prompt that only one in twenty exceeds: vLLM admits a request when its whole prompt fits, and one that does
+    not fit holds up all behind it.
     """
     return s.context.prompt_quantiles.get("0.95", s.context.prompt_mean)
 
@@ -181,8 +183,8 @@ def _blocked(v: View, prompt: float | None) -> bool | None:
 
 
 def _any_fits(v: View) -> bool | None:
-    """Whether the cache has room for whatever prompt is next: the long ones that were seen, and from half full on one as
-    long as the server allows, because the one that blocks has not been seen yet.
+    """Whether the cache has room for whatever prompt is next: the long ones that were seen, and from half full on one
+    as long as the server allows, because the one that blocks has not been seen yet.
     """
     s = v.s
     free, long, limit = _free(s), _long_prompt(s), s.context.context_limit
@@ -234,7 +236,9 @@ def _capacity_now(v: View) -> bool | None:
 
 
 def _deferred_fill(v: View) -> bool | None:
-    """VLLM lets nobody in while those running and those skipped in the queue are as many as the limit; none deferred fill nothing."""
+    """VLLM lets nobody in while those running and those skipped in the queue are as many as the limit; none
+    deferred fill nothing.
+    """
     load = v.s.load
     if not load.waiting_deferred:
         return None if load.waiting_deferred is None else False
@@ -266,8 +270,8 @@ def _prefill_usual(v: View) -> bool | None:
 
 
 def _fresh(v: View) -> bool | None:
-    """A single answer that comes too late says that the server is slow; any other failure, or a second one, that nobody may
-    be there, however young the last page is.
+    """A single answer that comes too late says that the server is slow; any other failure, or a second one, that nobody
+    may be there, however young the last page is.
     """
     progress = v.s.progress
     if progress.fresh_seconds is None:

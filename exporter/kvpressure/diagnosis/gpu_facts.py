@@ -42,8 +42,8 @@ class GpuFacts:
         text = _text(gpu)
         if self._between:
             text += (
-                f" (between {percent(gpu.gpu_utilization_low)} and {percent(gpu.gpu_utilization_high)}; which of these GPUs "
-                "this engine uses: unknown)"
+                f" (between {percent(gpu.gpu_utilization_low)} and {percent(gpu.gpu_utilization_high)}; which of these"
+                " GPUs this engine uses: unknown)"
             )
         if gpu.gpus_of_others:
             text += " (shared with other pods; this engine's part: unknown)"
@@ -64,9 +64,9 @@ def _at_least(value: float | None, level: float) -> bool:
 def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | None]:
     """Starved and saturated: by profiling where it is, else by all of the rest.
 
-    Without profiling only utilization proves a starved GPU (no kernel ran): small models at their best draw little power
-    and have little work, so that much of either disproves it and little says nothing. Saturated is what any of them says;
-    a small estimate alone does not disprove it.
+    Without profiling only utilization proves a starved GPU (no kernel ran): small models at their best draw little
+    power and have little work, so that much of either disproves it and little says nothing. Saturated is what any of
+    them says; a small estimate alone does not disprove it.
     """
     if gpu.activity_level == PROFILING and gpu.tensor_activity is not None:
         busiest = max(gpu.tensor_activity, gpu.dram_activity or 0.0, gpu.sm_activity or 0.0)
@@ -115,8 +115,8 @@ def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:
 
 
 def _computes(gpu: ComputeSignals, t: Thresholds) -> bool | None:
-    """Whether the GPU computes as much as it can. Busy memory does not say so: a larger batch reads the weights once for more
-    requests.
+    """Whether the GPU computes as much as it can. Busy memory does not say so: a larger batch reads the weights once
+    for more requests.
     """
     if gpu.activity_level == PROFILING:
         return None if gpu.tensor_activity is None else gpu.tensor_activity >= t["tensor_busy_ratio"]

@@ -16,9 +16,9 @@ Pair = Callable[[Finding, Finding], bool]
 class Transition:
     """One line of the table: how long another verdict has to be found before it is published.
 
-    ``samples`` = found that often in a row; ``seconds`` names the threshold of how long the published one has not been found;
-    ``far_apart`` = published at once when the published one was last found more than ``verdict_unconfirmed_seconds`` ago,
-    because waiting for a second sample would then keep what is over.
+    ``samples`` = found that often in a row; ``seconds`` names the threshold of how long the published one has not been
+    found; ``far_apart`` = published at once when the published one was last found more than
+    ``verdict_unconfirmed_seconds`` ago, because waiting for a second sample would then keep what is over.
     """
 
     words: str

@@ -1,6 +1,8 @@
-"""Three-valued conditions in the open: ``yes``, ``no``, ``maybe`` (not no), ``unsure`` (not yes) and ``unknown`` of a fact.
+"""Three-valued conditions in the open: ``yes``, ``no``, ``maybe`` (not no), ``unsure`` (not yes) and ``unknown`` of a
+fact.
 
-A condition is tested against facts (name -> true, false or None for unknown) and written in words for ``docs/verdicts.md``.
+A condition is tested against facts (name -> true, false or None for unknown) and written in words for
+``docs/verdicts.md``.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _TESTS: Final[Mapping[str, Callable[[str], Callable[[Facts], bool]]]] = {
 
 
 class Condition:
-    """A condition on facts. ``kind`` is a leaf's form, or ``and``, ``or``, ``not``, ``always``; ``parts`` what it is made of."""
+    """A condition on facts. ``kind`` is a leaf's form, or ``and``, ``or``, ``not``, ``always``; ``parts``
+    what it is made of.
+    """
 
     __slots__ = ("kind", "name", "parts", "test")
 

@@ -16,8 +16,8 @@ CALM: Final = frozenset({"healthy", "idle"})
 
 
 class LongestRequest:
-    """Follows one engine. Tokens; a maximum for each minute of ``longest_request_seconds``, and one that is held while the
-    engine is not calm.
+    """Follows one engine. Tokens; a maximum for each minute of ``longest_request_seconds``, and one that is held while
+    the engine is not calm.
     """
 
     __slots__ = ("_held", "_minutes", "_seconds")

@@ -24,7 +24,10 @@ _TOKENS: Final = ("tokens_flow", "token counters")
 _WORK: Final = ("work_present", "running and waiting requests")
 _QUEUE: Final = ("queue_present", "waiting requests")
 
-_UNSORTED: Final = "how many of the waiting requests wait for a LoRA slot or for KV blocks from elsewhere (vLLM reports it from 0.20 on)"
+_UNSORTED: Final = (
+    "how many of the waiting requests wait for a LoRA slot or for KV blocks from elsewhere (vLLM reports it from"
+    " 0.20 on)"
+)
 _DEFERRED: Final = "what the deferred requests wait for: LoRA slots, a grammar, or KV blocks from elsewhere"
 
 
@@ -112,7 +115,8 @@ NO_PROGRESS: Final = Verdict(
             "first request",
             no("ever_useful") & yes("something_runs") & unsure("no_progress_very_long"),
             GUESS,
-            "what a first answer takes: nothing has come out since the start, so kernels may be compiled for the first request",
+            "what a first answer takes: nothing has come out since the start, so kernels may be compiled for the first"
+            " request",
             verdict="unknown",
         ),
         Row(
@@ -155,16 +159,16 @@ NO_PROGRESS: Final = Verdict(
                 | (yes("gpu_idle") & yes("clients_gone") & unsure("http_answers"))
             ),
             GUESS,
-            "whether requests are really there: no gauge moves and the clients seem to be gone, so the gauges may be left over "
-            "from aborted requests",
+            "whether requests are really there: no gauge moves and the clients seem to be gone, so the gauges may be"
+            " left over from aborted requests",
             verdict="unknown",
         ),
         Row(
             "stalled or left-over gauges",
             yes("gauges_still") & no("waiting_now") & _gpu_silent & unsure("clients_came"),
             DOUBTFUL,
-            "whether requests are really there: nobody waits and the GPU is idle, so the gauges may be left over from aborted "
-            "requests, whose clients or gateway keep their connections",
+            "whether requests are really there: nobody waits and the GPU is idle, so the gauges may be left over from"
+            " aborted requests, whose clients or gateway keep their connections",
         ),
         Row("stalled, seen", yes("queue_present") | yes("gpu_idle"), STRONG),
         Row("stalled", ALWAYS, LIKELY),
@@ -185,7 +189,8 @@ NOBODY_ANSWERED: Final = Verdict(
             "requests come and none is answered",
             ALWAYS,
             GUESS,
-            "why no request is answered: prompts are admitted and nothing comes out; clients may time out before their first token",
+            "why no request is answered: prompts are admitted and nothing comes out; clients may time out before their"
+            " first token",
         ),
     ),
     supports=(yes("prompts_looked_up"), no("tokens_flow"), no("finishing")),
@@ -222,8 +227,8 @@ DEFERRED: Final = Verdict(
             "deferred fill the limit",
             ALWAYS,
             GUESS,
-            "whether the deferred requests keep the others out: with those running they are as many as max_num_seqs, and they may "
-            "count against it",
+            "whether the deferred requests keep the others out: with those running they are as many as max_num_seqs,"
+            " and they may count against it",
         ),
     ),
     stages=(("saturated", yes("kv_full")),),
@@ -402,7 +407,8 @@ HOST_BOUND: Final = Verdict(
             & unsure("gpu_saturated")
             & unsure("kv_near_full"),
             DOUBTFUL,
-            "what takes the time outside the engine: the API server, tokenization, the network, or clients that read slowly",
+            "what takes the time outside the engine: the API server, tokenization, the network, or clients that read"
+            " slowly",
         ),
         Row(
             "queue without a reason in the engine",
@@ -547,7 +553,8 @@ UNDECIDED: Final = Verdict(
             & yes("limit_is_told")
             & no("kv_near_full"),
             GUESS,
-            "what limits the batch: it is constant below max_num_seqs and the KV cache is not full, so the arguments may be outdated",
+            "what limits the batch: it is constant below max_num_seqs and the KV cache is not full, so the arguments"
+            " may be outdated",
         ),
         Row("first scrape", yes("first_reading"), GUESS, "a second reading"),
         Row("no rule applies", ALWAYS, GUESS),

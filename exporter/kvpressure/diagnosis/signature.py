@@ -47,10 +47,10 @@ def note(s: Signals, verdict: str, is_met: bool | None) -> str:
     used = "KV cache usage: unknown" if level is None else f"KV cache peak {percent(level)}"
     if is_met:
         return (
-            f"Documented signature met, but no KV pressure ({used}). vLLM reserves its memory at start, so device memory is high "
-            "with an empty cache. A small model or a busy host keeps GPU utilization low."
+            f"Documented signature met, but no KV pressure ({used}). vLLM reserves its memory at start, so device"
+            " memory is high with an empty cache. A small model or a busy host keeps GPU utilization low."
         )
     return (
-        f"Documented signature not met, but KV pressure ({used}, requests waiting). Decoding keeps a kernel running nearly all the "
-        "time, so GPU utilization stays high under KV pressure."
+        f"Documented signature not met, but KV pressure ({used}, requests waiting). Decoding keeps a kernel running"
+        " nearly all the time, so GPU utilization stays high under KV pressure."
     )

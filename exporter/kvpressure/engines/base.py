@@ -1,8 +1,8 @@
 """What the package needs to know about one inference server: ``EngineDialect``, filled by the folder of that engine.
 
-A dialect is data and pure functions; what it leaves out has a default that says "unknown", so that a dialect which maps two series
-is complete. Spellings, flags, log lines and default values live in the engine's folder and nowhere else. ``registry`` finds dialects
-by name; a reading carries the name of the one that it was read with.
+A dialect is data and pure functions; what it leaves out has a default that says "unknown", so that a dialect which maps
+two series is complete. Spellings, flags, log lines and default values live in the engine's folder and nowhere else.
+``registry`` finds dialects by name; a reading carries the name of the one that it was read with.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from kvpressure.model.readings import EngineReading, GpuReading
 
 @dataclass(frozen=True, slots=True)
 class EffectiveLimit:
-    """A limit in force. ``explicit``: whether somebody set it, None = unknown. ``source``: args, log, metrics, default."""
+    """A limit in force. ``explicit``: whether somebody set it, None = unknown. ``source``: args, log,
+    metrics, default.
+    """
 
     value: float
     explicit: bool | None
@@ -32,10 +34,10 @@ class EffectiveLimit:
 class Features:
     """What the arguments make of the server, as far as it changes the meaning of readings.
 
-    ``lora``: adapters are served, for whose slots requests may wait. ``kv_role``: what it is to servers with which it exchanges KV
-    blocks (kv_producer, kv_consumer, kv_both; empty = some unknown role; None = it exchanges none). ``waits_for_blocks``: requests
-    may wait for other servers' blocks, or finished ones for others to fetch theirs. ``whole_prompts``: a prompt is taken in whole,
-    so that no gauge moves while it is computed.
+    ``lora``: adapters are served, for whose slots requests may wait. ``kv_role``: what it is to servers with which it
+    exchanges KV blocks (kv_producer, kv_consumer, kv_both; empty = some unknown role; None = it exchanges none).
+    ``waits_for_blocks``: requests may wait for other servers' blocks, or finished ones for others to fetch theirs.
+    ``whole_prompts``: a prompt is taken in whole, so that no gauge moves while it is computed.
     """
 
     lora: bool = False
@@ -46,8 +48,8 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What says how large the KV pool is. ``bytes``: per GPU, where it was set outright. Else ``blocks`` of ``block_size`` tokens
-    with elements of ``dtype`` ("auto" = the model's), of one engine.
+    """What says how large the KV pool is. ``bytes``: per GPU, where it was set outright. Else ``blocks`` of
+    ``block_size`` tokens with elements of ``dtype`` ("auto" = the model's), of one engine.
     """
 
     bytes: float | None = None
@@ -58,7 +60,9 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class PageKind:
-    """Who wrote a page, where the page tells: the ``flavour`` in the dialect's own words, and whether several API servers share it."""
+    """Who wrote a page, where the page tells: the ``flavour`` in the dialect's own words, and whether
+    several API servers share it.
+    """
 
     flavour: str | None = None
     multi_process: bool | None = None
@@ -66,8 +70,8 @@ class PageKind:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of one engine when its limits are asked for. ``args`` of the command line, ``logged`` of the start-up log;
-    ``facts`` of start-up lines (``model.log_events.FACTS``).
+    """What is known of one engine when its limits are asked for. ``args`` of the command line, ``logged`` of the
+    start-up log; ``facts`` of start-up lines (``model.log_events.FACTS``).
     """
 
     args: EngineArgs = field(default_factory=EngineArgs)
@@ -87,8 +91,8 @@ class Known:
 class ReadCommand(Protocol):
     """Reads a container's command followed by its args, and its environment (literal values only). Never raises.
 
-    ``entry_point``: the words go to the image's own entry point. ``named``: what ``names_server`` said of the whole command line,
-    where ``argv`` is only the part of it that ``command.bounded`` keeps.
+    ``entry_point``: the words go to the image's own entry point. ``named``: what ``names_server`` said of the whole
+    command line, where ``argv`` is only the part of it that ``command.bounded`` keeps.
     """
 
     def __call__(
@@ -118,7 +122,9 @@ class EngineDialect:
     """Whether the text of a command line, understood or not, has the words that start the server."""
     read_command: ReadCommand = lambda *_, **__: Command(EngineArgs(), False, False)
     of_image: Callable[[str], bool] = lambda *_: False
-    """Whether an image (lower case, ``registry/path/name:tag``, without digest) brings the server. Anything may stand in a path."""
+    """Whether an image (lower case, ``registry/path/name:tag``, without digest) brings the server. Anything
+    may stand in a path.
+    """
     host: Callable[[str, Sequence[str], Mapping[str, str], EngineArgs], Host | None] = lambda *_: None
     """The program around the server that publishes its metrics, from the image, the command line and its variables."""
     takes_words: Callable[[Sequence[str], EngineArgs], bool] = lambda *_: False

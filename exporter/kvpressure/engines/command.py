@@ -1,4 +1,6 @@
-"""What every dialect shares about the command line of a container: how much of it is looked at, and what reading it gives."""
+"""What every dialect shares about the command line of a container: how much of it is looked at, and what
+reading it gives.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ CUT: Final = "$(kvpressure.cut)"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line as read once. ``starts_server``: it names the engine's server. ``other_program``: all that it runs is known
-    to be no server of this engine; any other program may start one.
+    """A command line as read once. ``starts_server``: it names the engine's server. ``other_program``: all that it runs
+    is known to be no server of this engine; any other program may start one.
     """
 
     args: EngineArgs
@@ -28,9 +30,9 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Which metrics endpoints a server with its arguments has. ``serves`` False: it is a worker of one served elsewhere.
-    ``port_each``: each data-parallel rank serves one of its own on consecutive ports; ``ranks``: how many ranks of the container
-    do, None = unknown.
+    """Which metrics endpoints a server with its arguments has. ``serves`` False: it is a worker of one served
+    elsewhere. ``port_each``: each data-parallel rank serves one of its own on consecutive ports; ``ranks``: how many
+    ranks of the container do, None = unknown.
     """
 
     serves: bool = True
@@ -40,8 +42,8 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A program that runs the engine inside and publishes its metrics. ``port``: None = it publishes none as it is set up.
-    ``every_pod``: workers of a group publish too. ``path``: of its metrics, "" = the server's own.
+    """A program that runs the engine inside and publishes its metrics. ``port``: None = it publishes none as it is set
+    up. ``every_pod``: workers of a group publish too. ``path``: of its metrics, "" = the server's own.
     """
 
     title: str
@@ -51,7 +53,9 @@ class Host:
 
 
 def bounded(argv: Sequence[str], characters: int = MAX_CHARACTERS) -> list[str]:
-    """The part of a command line that is looked at: ``argv`` itself if it is short, else what fits and ``CUT`` for the rest."""
+    """The part of a command line that is looked at: ``argv`` itself if it is short, else what fits and
+    ``CUT`` for the rest.
+    """
     kept: list[str] = []
     for item in argv:
         word = str(item)

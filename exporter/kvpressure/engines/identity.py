@@ -1,4 +1,6 @@
-"""Whose a series is on a page that carries several servers: labels that software around a server adds, the same for every dialect."""
+"""Whose a series is on a page that carries several servers: labels that software around a server adds, the
+same for every dialect.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from typing import NamedTuple
 
 
 class Owner(NamedTuple):
-    """``replica``: Ray's identifier of the server, new at each of its starts. ``origin``: the pod or the address from which somebody
-    else collected the series (a federated page, an OpenTelemetry collector). "" = the page is a server's own.
+    """``replica``: Ray's identifier of the server, new at each of its starts. ``origin``: the pod or the address from
+    which somebody else collected the series (a federated page, an OpenTelemetry collector). "" = the page is a server's
+    own.
     """
 
     replica: str = ""

@@ -1,4 +1,5 @@
-"""Software whose metrics pages people point at and that is no engine which is read here: how its page is known, and where to point.
+"""Software whose metrics pages people point at and that is no engine which is read here: how its page is known, and
+where to point.
 
 Sources of the names: the software's own documentation or releases, see the pages under ``tests/fixtures/engine-pages``.
 """
@@ -16,7 +17,9 @@ LOOKED_AT: Final = 256 * 1024  # bytes of a page
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """``title`` with its article, ``advice`` what to do instead. ``begins``: of a series' name; ``contains``: anywhere in the page."""
+    """``title`` with its article, ``advice`` what to do instead. ``begins``: of a series' name;
+    ``contains``: anywhere in the page.
+    """
 
     title: str
     advice: str

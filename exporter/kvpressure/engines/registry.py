@@ -1,7 +1,7 @@
 """The dialects there are: built-in ones by the table below, others through the entry points of installed packages.
 
-A package offers a dialect under the entry point group ``kvpressure.engines``; the entry point's name is the dialect's, and it loads
-to an ``EngineDialect``. Entry points are looked at only when somebody names one (``extension_points``).
+A package offers a dialect under the entry point group ``kvpressure.engines``; the entry point's name is the dialect's,
+and it loads to an ``EngineDialect``. Entry points are looked at only when somebody names one (``extension_points``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def default() -> EngineDialect:
 
 
 def dialect(name: str) -> EngineDialect:
-    """The dialect of this name; the default one for "" and for names that this installation lacks (an older recording's)."""
+    """The dialect of this name; the default one for "" and for names that this installation lacks (an older
+    recording's).
+    """
     return _built_in(name) if name in BUILT_IN else _added.get(name) or default()
 
 
@@ -68,7 +70,9 @@ def remove(name: str) -> None:
 
 
 def adopt(name: str) -> bool:
-    """Use the engine of this name, built in or offered by an installed package; False if there is none. Raises ``InputError``."""
+    """Use the engine of this name, built in or offered by an installed package; False if there is none.
+    Raises ``InputError``.
+    """
     if name in BUILT_IN or name in _added:
         return True
     found = offered("engine", name, EngineDialect)
@@ -101,7 +105,9 @@ def _forget_tables() -> None:
 
 
 def recognise(text: str, engine: str = "") -> tuple[str, LogEvent] | None:
-    """The message of a log line and the event that it reports: to the dialect of that name, else to the first that understands it."""
+    """The message of a log line and the event that it reports: to the dialect of that name, else to the
+    first that understands it.
+    """
     for one in (dialect(engine),) if engine else dialects():
         for word in one.log_words:
             if word in text:
@@ -126,7 +132,9 @@ def log_line(namespace: str, pod: str, container: str, text: str, engine: str = 
 
 
 def public_texts(argv: Sequence[str]) -> list[str]:
-    """A command line as a recording keeps it: of the dialect whose server it names, else of the first whose server it may start."""
+    """A command line as a recording keeps it: of the dialect whose server it names, else of the first whose
+    server it may start.
+    """
     words = tuple(argv)
     if not words:
         return []

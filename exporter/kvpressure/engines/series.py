@@ -1,7 +1,7 @@
 """How a dialect maps the series of a metrics page to canonical readings: families, and the table made of them.
 
-A family lists its spellings newest first; when a page carries several, the newest counts. Spellings are written without prefix and
-without a counter's ``_total``; every prefix and both counter forms are accepted.
+A family lists its spellings newest first; when a page carries several, the newest counts. Spellings are written without
+prefix and without a counter's ``_total``; every prefix and both counter forms are accepted.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ class Family:
     count in ``values`` (value -> canonical name), or ``canonical`` as a prefix of whatever the value is.
     ``ceiling`` is the largest value that is believed. ``per_model`` families have no label of the engine: what they
     report holds for every engine of the model. ``join``: how series that are one value come together, e.g. those of
-    several processes (``copies`` names the labels that tell them apart); with ``sum`` families of one canonical name add up.
-    ``also``: canonical name -> a further one to which the value counts as well. ``per_server`` families have no label of the engine
-    either: what they report is of all engines of the server together, and an engine's own only where it is the one of its model.
+    several processes (``copies`` names the labels that tell them apart); with ``sum`` families of one canonical name
+    add up. ``also``: canonical name -> a further one to which the value counts as well. ``per_server`` families have no
+    label of the engine
+    either: what they report is of all engines of the server together, and an engine's own only where it is the one of
+    its model.
     """
 
     kind: Kind

@@ -1,7 +1,7 @@
 """Arguments of an inference server in their normal form, and numbers as command lines spell them.
 
-Names are those of the limits and properties that the rest of the package knows, whatever flag of whichever server they came
-from; a dialect adds its own other arguments under their own names.
+Names are those of the limits and properties that the rest of the package knows, whatever flag of whichever server they
+came from; a dialect adds its own other arguments under their own names.
 """
 
 from __future__ import annotations

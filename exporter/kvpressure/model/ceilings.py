@@ -1,7 +1,7 @@
 """The largest values that are believed of anything read from outside, by kind of quantity, in one place.
 
-What is negative, not finite or above its ceiling is absent and counted where it enters. The ceilings leave room for a node
-far larger than any that exists, and products of several of them are still finite.
+What is negative, not finite or above its ceiling is absent and counted where it enters. The ceilings leave room for a
+node far larger than any that exists, and products of several of them are still finite.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Each engine, GPU and container is handled apart: what one of them raises costs the others nothing.
 
-A ``Guard`` runs one subject's part of the work. When that raises, the guard counts and logs the failure and returns it; whoever
-called publishes the subject as unknown, with the reason.
+A ``Guard`` runs one subject's part of the work. When that raises, the guard counts and logs the failure and returns it;
+whoever called publishes the subject as unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ class Failure:
     @property
     def text(self) -> str:
         """The failure as a sentence."""
-        return f"kvpressure itself failed on this {self.kind} (stage: {self.stage}, reason: {self.reason}); its log names the place"
+        return (
+            f"kvpressure itself failed on this {self.kind} (stage: {self.stage}, reason: {self.reason}); its log names"
+            " the place"
+        )
 
 
 def engine_name(key: EngineKey) -> str:

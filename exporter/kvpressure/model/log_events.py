@@ -17,8 +17,8 @@ MAX_LINE: Final = (
 class LogEvent:
     """One recognised line. ``event`` is one of ``EVENTS``; which ``values`` an event can carry stands there.
 
-    ``facts``: what a start-up line reports that no metric carries, under the names of ``FACTS``; bytes are of one worker.
-    ``arguments`` and ``version``: where the line has the server's arguments or version.
+    ``facts``: what a start-up line reports that no metric carries, under the names of ``FACTS``; bytes are of one
+    worker. ``arguments`` and ``version``: where the line has the server's arguments or version.
     """
 
     event: str
@@ -43,35 +43,48 @@ FACTS: Final = (
 
 # Closed set: event -> what it means and what its values are. A value is missing when the line does not give it.
 EVENTS: Final[Mapping[str, str]] = {
-    "cuda_oom": "the device allocator failed at run time: runtime, requested_bytes, total_bytes, free_bytes, "
-    "allocated_bytes, private_pool_bytes, reserved_unallocated_bytes",
+    "cuda_oom": (
+        "the device allocator failed at run time: runtime, requested_bytes, total_bytes, free_bytes, "
+        "allocated_bytes, private_pool_bytes, reserved_unallocated_bytes"
+    ),
     "warmup_oom": "out of device memory while warming up: stage, dummy_requests",
     "load_oom": "out of device memory while loading the model",
     "no_kv_blocks": "start failed: nothing left for the KV pool",
-    "context_too_long": "start failed: one request of max_model_len does not fit: max_model_len, needed_bytes, "
-    "available_bytes, estimated_max_model_len, capacity_tokens",
-    "memory_profiling_failed": "start failed: the device is in use by others: free_bytes, total_bytes, utilization, "
-    "desired_bytes",
+    "context_too_long": (
+        "start failed: one request of max_model_len does not fit: max_model_len, needed_bytes, "
+        "available_bytes, estimated_max_model_len, capacity_tokens"
+    ),
+    "memory_profiling_failed": (
+        "start failed: the device is in use by others: free_bytes, total_bytes, utilization, desired_bytes"
+    ),
     "host_oom": "a worker was killed because the node ran low on memory (Ray)",
     "preemption": "requests were preempted: mode, cumulative (vLLM V0: at the first and every 50th)",
     "engine_dead": "the engine process failed or is gone",
     "start_failed": "the engine did not start",
     "broadcast_wait": "a process waits for another: seconds",
-    "stats": "periodic line: flavour (v0, v1, rust), engine, engines, prompt_rate, generation_rate (tokens/s), running, "
-    "waiting, deferred, swapped, preemptions (of the interval), kv_usage, cpu_kv_usage, prefix_hit_ratio",
-    "iteration": "one engine step: index, context_requests, context_tokens, generation_requests, generation_tokens, "
-    "elapsed_seconds, kv_usage",
+    "stats": (
+        "periodic line: flavour (v0, v1, rust), engine, engines, prompt_rate, generation_rate (tokens/s), running, "
+        "waiting, deferred, swapped, preemptions (of the interval), kv_usage, cpu_kv_usage, prefix_hit_ratio"
+    ),
+    "iteration": (
+        "one engine step: index, context_requests, context_tokens, generation_requests, generation_tokens, "
+        "elapsed_seconds, kv_usage"
+    ),
     "capacity": "size of the KV cache: tokens, max_model_len, max_concurrency, device_blocks, cpu_blocks",
     "pool_bytes": "memory for the KV pool of one worker: bytes, or shortfall_bytes when negative",
     "weights_bytes": "memory of the weights of one worker: bytes, seconds",
     "graphs_bytes": "memory of CUDA graphs of one worker: bytes, seconds",
-    "breakdown": "memory of one worker after profiling: consumed_bytes (weights and non-torch), weights_bytes, "
-    "non_torch_bytes, activation_bytes, graphs_bytes, kv_bytes",
+    "breakdown": (
+        "memory of one worker after profiling: consumed_bytes (weights and non-torch), weights_bytes, "
+        "non_torch_bytes, activation_bytes, graphs_bytes, kv_bytes"
+    ),
     "max_num_batched_tokens": "token budget of a step in force: tokens",
     "max_model_len": "context limit in force: tokens",
     "args": "arguments as logged at start: form (non_default, all) and every argument by name",
-    "engine_config": "configuration in force: version, model, max_model_len, tensor_parallel_size, "
-    "pipeline_parallel_size, data_parallel_size, kv_cache_dtype, ...",
+    "engine_config": (
+        "configuration in force: version, model, max_model_len, tensor_parallel_size, "
+        "pipeline_parallel_size, data_parallel_size, kv_cache_dtype, ..."
+    ),
     "sleep": "sleep mode: freed_bytes, used_bytes, seconds",
     "kv_padding": "a hybrid model pads layers: waste_ratio, an upper bound",
 }

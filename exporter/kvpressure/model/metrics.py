@@ -53,8 +53,9 @@ def quantiles(name: str, help: str, *labels: str, absent: str = "") -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A value of a signal group as samples of ``metric``: ``labels`` follow the engine's own. A mapping has a sample for each key,
-    which is the last label. ``states`` = the value is a text, and the metric a state set of these. ``total`` names the sum of a histogram.
+    """A value of a signal group as samples of ``metric``: ``labels`` follow the engine's own. A mapping has a sample
+    for each key, which is the last label. ``states`` = the value is a text, and the metric a state set of these.
+    ``total`` names the sum of a histogram.
     """
 
     metric: Metric

@@ -135,9 +135,9 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """One engine (model, data-parallel rank) on a metrics page, under canonical names. ``dialect``: whose spellings the page had.
-    On a page of several servers ``replica`` is Ray's identifier of its server, ``origin`` the pod or address that its series were
-    collected from; both stand in ``engine`` too, the former as a number.
+    """One engine (model, data-parallel rank) on a metrics page, under canonical names. ``dialect``: whose spellings the
+    page had. On a page of several servers ``replica`` is Ray's identifier of its server, ``origin`` the pod or address
+    that its series were collected from; both stand in ``engine`` too, the former as a number.
     """
 
     model_name: str
@@ -159,8 +159,9 @@ class Scrape:
     ``engines`` is empty. ``exposition`` is the raw text, kept only while somebody records. ``bad_lines`` counts
     lines that looked wanted and could not be read, ``cut`` what was left out: engines, series and plugin by limits,
     collisions because several series name one value.
-    ``multi_process`` = several API servers (no process_* series). ``flavour`` is a word of the dialect ("v0", "v1", "rust") when the page tells, else None. ``dialect``: of its
-    engines, else what discovery took the server for; "" = unknown.
+    ``multi_process`` = several API servers (no process_* series). ``flavour`` is a word of the dialect ("v0", "v1",
+    "rust") when the page tells, else None. ``dialect``: of its engines, else what discovery took the server for; "" =
+    unknown.
     """
 
     target: str
@@ -226,8 +227,8 @@ class ContainerReading:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of an engine container's log, prefix and ANSI colours already removed. ``event``: what a dialect recognised in it,
-    once, where it was read (``engines.registry.log_line``); ``None`` = nothing.
+    """One line of an engine container's log, prefix and ANSI colours already removed. ``event``: what a dialect
+    recognised in it, once, where it was read (``engines.registry.log_line``); ``None`` = nothing.
     """
 
     namespace: str
@@ -288,10 +289,10 @@ class GpuOwner:
 class Discovered:
     """One container of this node that has a GPU or looks like an inference server, and what it was taken for.
 
-    ``result``: engine (scraped), no_target (an engine that is not scraped), not_engine. ``reason``: the sign of a scraped engine,
-    else why it is not scraped or not an engine; ``explanation`` says it in words. ``sign`` is "" where it is not an engine.
-    ``address``: where its metrics are, "" = none. ``complete``: all its arguments are visible, None = not an engine. ``gpus``: requested, by
-    resource.
+    ``result``: engine (scraped), no_target (an engine that is not scraped), not_engine. ``reason``: the sign of a
+    scraped engine, else why it is not scraped or not an engine; ``explanation`` says it in words. ``sign`` is "" where
+    it is not an engine. ``address``: where its metrics are, "" = none. ``complete``: all its arguments are visible,
+    None = not an engine. ``gpus``: requested, by resource.
     """
 
     namespace: str

@@ -25,7 +25,8 @@ HTML: Final = "html"
 JSON: Final = "json"
 EMPTY: Final = "empty"
 NO_ENGINE_METRICS: Final = "no_engine_metrics"  # switched off, or software that is not known
-OTHER_SOFTWARE: Final = (  # a page of known software that is no engine; ``engines.other_software`` says which and what to do
+# a page of known software that is no engine; ``engines.other_software`` says which and what to do
+OTHER_SOFTWARE: Final = (
     "production_stack_router",
     "vllm_router",
     "sglang_router",

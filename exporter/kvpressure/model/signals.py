@@ -24,7 +24,8 @@ _BATCH_SAMPLES: Final = Metric(
 )
 _BY_REASON: Final = gauge(
     "requests_waiting_by_reason",
-    "Requests waiting, by reason: capacity (no free KV blocks or batch slots) or deferred (waiting for something else).",
+    "Requests waiting, by reason: capacity (no free KV blocks or batch slots) or deferred (waiting for something"
+    " else).",
     "reason",
     absent="the engine does not report reasons",
 )

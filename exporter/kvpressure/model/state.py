@@ -43,8 +43,8 @@ LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilizati
 class Evidence:
     """One named fact: true, false or unknown, and a sentence with the numbers, written when somebody reads it.
 
-    ``shown`` = one of the published series of evidence; the others are in the JSON alone. Not a frozen dataclass, which takes three
-    times as long to make: there are some sixty for each engine and tick.
+    ``shown`` = one of the published series of evidence; the others are in the JSON alone. Not a frozen dataclass, which
+    takes three times as long to make: there are some sixty for each engine and tick.
     """
 
     __slots__ = ("name", "sentence", "shown", "value")
@@ -193,7 +193,9 @@ def engine_without_values(
     since: float,
     failure: Failure,
 ) -> EngineState:
-    """An engine on which the exporter failed: its identity, unknown, and why; nothing measured and nothing of before."""
+    """An engine on which the exporter failed: its identity, unknown, and why; nothing measured and nothing
+    of before.
+    """
     unknown = Diagnosis(
         "unknown",
         0.0,
@@ -267,8 +269,8 @@ def gpu_without_values(reading: GpuReading, failure: Failure) -> GpuState:
 
 @dataclass(frozen=True, slots=True)
 class RecorderHealth:
-    """How the flight recorder is doing. ``up`` None = nothing was to be written yet; ``reason`` and ``errors`` by reason as
-    in ``recording.recorder.REASONS``; ``dropped`` counts ticks that were not kept.
+    """How the flight recorder is doing. ``up`` None = nothing was to be written yet; ``reason`` and ``errors`` by
+    reason as in ``recording.recorder.REASONS``; ``dropped`` counts ticks that were not kept.
     """
 
     up: bool | None = None

@@ -1,7 +1,7 @@
 """Which engine a page is about: the engines that are known, by the pages that named them.
 
-Two servers may call themselves alike, and one address may be answered by several servers in turn. Neither may become one
-engine with the figures of both.
+Two servers may call themselves alike, and one address may be answered by several servers in turn. Neither may become
+one engine with the figures of both.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Engines:
             track.begin_anew(now, taken)
 
     def forget(self, now: float) -> None:
-        """Drop what is gone: engines whose target was removed at once, all others after a while (or when the clock stepped
-        back and they were seen in what is now the future).
+        """Drop what is gone: engines whose target was removed at once, all others after a while (or when the clock
+        stepped back and they were seen in what is now the future).
         """
         for key in [
             key
@@ -139,8 +139,8 @@ class Engines:
         return page if error == page.error else replace(page, engines=(), error=error)
 
     def _identity_conflict(self, now: float, page: Scrape, target: _Target) -> str | None:
-        """A process that was replaced does not come back. One that answers again after another one has is one of several behind
-        the same address; their counters in turn look like resets.
+        """A process that was replaced does not come back. One that answers again after another one has is one of
+        several behind the same address; their counters in turn look like resets.
         """
         start = page.page.get(PROCESS_START)
         if start is None:
@@ -159,9 +159,9 @@ class Engines:
         return None
 
     def _new(self, now: float, page: Scrape, named: tuple[str, str]) -> EngineTrack:
-        """The track of an engine that this page is the first to name. It takes over that of the same name whose target is
-        no longer read. While that one is, the smaller target has the name, whichever came first, and the other its container or
-        port with it in the label ``engine``.
+        """The track of an engine that this page is the first to name. It takes over that of the same name whose target
+        is no longer read. While that one is, the smaller target has the name, whichever came first, and the other its
+        container or port with it in the label ``engine``.
         """
         model, engine = named
         key = EngineKey(page.namespace, page.pod, model, engine)
@@ -181,7 +181,9 @@ class Engines:
         return self._tracks[key]
 
     def _disambiguate(self, now: float, key: EngineKey, target: str, container: str, page: Scrape) -> EngineKey:
-        """``key`` with what tells ``target`` from the others of the pod: the container's name where that does, else the port, else all."""
+        """``key`` with what tells ``target`` from the others of the pod: the container's name where that
+        does, else the port, else all.
+        """
         apart = (container, str(urlsplit(target).port or ""), target)
         keys = [replace(key, engine=f"{key.engine}/{each}") for each in apart if each]
         return next(
@@ -211,7 +213,9 @@ class Engines:
         return self._known is None or target in self._known
 
     def _drop_missing(self, tracks: list[EngineTrack]) -> None:
-        """The page has these engines no more. A page that renames its engines every second is no reason to keep them all."""
+        """The page has these engines no more. A page that renames its engines every second is no reason to
+        keep them all.
+        """
         for track in tracks:
             if track.tracker.window.last is None:
                 del self._tracks[track.key]  # was only a name from the arguments until the page told the right one

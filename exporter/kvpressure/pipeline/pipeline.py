@@ -63,7 +63,8 @@ T = TypeVar("T")
 class _Gathered:
     """First phase: an engine with its KV cache, before the memory of its GPUs, which depends on all their engines.
 
-    ``own_gpus``: those that hold its KV pool, ``None`` = not known which. ``empty_bytes``: what its pool has free on each.
+    ``own_gpus``: those that hold its KV pool, ``None`` = not known which. ``empty_bytes``: what its pool has free on
+    each.
     """
 
     context: EngineContext
@@ -215,8 +216,8 @@ class Pipeline:
         return redaction.text(args.served_model_name or args.model or "")  # it may be a URL with a password
 
     def _forget(self, now: float) -> None:
-        """Drop GPUs and containers that have not been seen for a while (or were seen in what is now the future, when the
-        clock stepped back).
+        """Drop GPUs and containers that have not been seen for a while (or were seen in what is now the future, when
+        the clock stepped back).
         """
         for uuid in [uuid for uuid, gpu in self._gpus.items() if abs(now - gpu.seen_t) > FORGET_SECONDS]:
             del self._gpus[uuid]
@@ -294,8 +295,8 @@ class Pipeline:
     def _own_gpus(self, track: EngineTrack, gpus: tuple[str, ...], args: EngineArgs) -> tuple[str, ...] | None:
         """The GPUs that hold this engine's KV pool, of those that its container has; ``None`` when that cannot be told.
 
-        Data-parallel engines of one page share the container's GPUs: rank i has the i-th part of the visible devices (vLLM:
-        ``set_device_control_env_var`` in its ``v1/engine/utils.py``), which are in the order of the driver.
+        Data-parallel engines of one page share the container's GPUs: rank i has the i-th part of the visible devices
+        (vLLM: ``set_device_control_env_var`` in its ``v1/engine/utils.py``), which are in the order of the driver.
         """
         page = track.tracker.page
         ranks = sorted((reading.engine for reading in page.engines), key=lambda name: (len(name), name)) if page else []
@@ -479,7 +480,9 @@ class Pipeline:
         return gpu_without_values(gpu, found) if isinstance(found, Failure) else found
 
     def _container_states(self, snapshot: Snapshot) -> tuple[ContainerState, ...]:
-        """Containers read now; one that only its log tells of, or whose source fails, has its events and nothing else."""
+        """Containers read now; one that only its log tells of, or whose source fails, has its events and
+        nothing else.
+        """
         states = []
         for key, track in self._containers.items():
             found = (

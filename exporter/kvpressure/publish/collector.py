@@ -122,8 +122,9 @@ def _told_by_parts(state: State) -> dict[str, frozenset[str]]:
 
 
 def _memory(gpu: GpuState, reported_by_instances: frozenset[str] | None) -> dict[str, float | None]:
-    """Device memory, so that sums count every byte once: of a card that is split only what its parts do not tell, and no
-    used ratio, which would alarm for what engines in its parts reserve. ``reported_by_instances`` None = it is not split.
+    """Device memory, so that sums count every byte once: of a card that is split only what its parts do not tell, and
+    no used ratio, which would alarm for what engines in its parts reserve. ``reported_by_instances`` None = it is not
+    split.
     """
     reading = gpu.reading
     found: dict[str, float | None] = {

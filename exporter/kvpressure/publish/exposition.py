@@ -1,8 +1,8 @@
 """Text exposition of families, classic and OpenMetrics, and the choice between the two.
 
 Same bytes as ``prometheus_client`` writes (a test compares them) in a fraction of its time: on a node with eight
-engines that is the difference between missing and keeping the scrape budget. From scrape to scrape values change and series
-hardly ever, so an ``Encoder`` keeps the text before each value for the next page.
+engines that is the difference between missing and keeping the scrape budget. From scrape to scrape values change and
+series hardly ever, so an ``Encoder`` keeps the text before each value for the next page.
 """
 
 from __future__ import annotations

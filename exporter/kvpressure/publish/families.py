@@ -90,7 +90,9 @@ class Families:
         self._histograms[labels] = samples
 
     def discard(self, label_names: Labels, labels: Labels) -> None:
-        """Take back every sample of one subject: of metrics that begin with ``label_names``, those with these ``labels``."""
+        """Take back every sample of one subject: of metrics that begin with ``label_names``, those with
+        these ``labels``.
+        """
         count = len(labels)
         known = table()
         for name, values in self._values.items():
@@ -113,7 +115,9 @@ class Families:
 
 
 class TableFamily(Family):
-    """A family of the table with one value for each series. ``rows``: values by label values, in the order of the table."""
+    """A family of the table with one value for each series. ``rows``: values by label values, in the order
+    of the table.
+    """
 
     def __init__(self, metric: Metric, rows: Mapping[Labels, float]) -> None:
         super().__init__(_name(metric), metric.help, metric.kind)

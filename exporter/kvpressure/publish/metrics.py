@@ -1,8 +1,8 @@
 """Every metric this exporter publishes, declared once.
 
-A metric of a signal is declared on the signal's field (``model.signals``), every other one here. The collector renders from
-this table, the rules and dashboards may only use names from it, and ``docs/metrics.md`` is generated from it. Names are a
-contract (frozen by ``tests/golden/metric_names.txt``): a rename keeps the old name for a release.
+A metric of a signal is declared on the signal's field (``model.signals``), every other one here. The collector renders
+from this table, the rules and dashboards may only use names from it, and ``docs/metrics.md`` is generated from it.
+Names are a contract (frozen by ``tests/golden/metric_names.txt``): a rename keeps the old name for a release.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "container_discovery_info",
         "gauge",
-        "Containers with a GPU, or that look like an inference server. result: engine (scraped), no_target, not_engine; "
-        "reason: how it was recognised, else why it is not scraped. Always 1.",
+        "Containers with a GPU, or that look like an inference server. result: engine (scraped), no_target, not_engine;"
+        " reason: how it was recognised, else why it is not scraped. Always 1.",
         (*CONTAINER, "result", "reason"),
     ),
     _m("node_condition", "gauge", "Condition of this node, 1 true or 0 false.", ("condition",)),
@@ -226,7 +226,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "source_up",
         "gauge",
-        "1 if the source's last reading succeeded, else 0. A failed scrape of one engine shows in kvpressure_engine_up, not here.",
+        "1 if the source's last reading succeeded, else 0. A failed scrape of one engine shows in kvpressure_engine_up,"
+        " not here.",
         ("source",),
     ),
     _m("source_last_success_timestamp_seconds", "gauge", "When the source last succeeded.", ("source",)),
@@ -253,9 +254,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "page_cut",
         "gauge",
-        "Items of the last scrape that were left out. engines: above its share of the node's 64. series: too many in a scrape or "
-        "histogram. plugin: 1 if it had too many lines. new_engines: more than one new engine name per minute. "
-        "collisions: values of which the scrape had several series.",
+        "Items of the last scrape that were left out. engines: above its share of the node's 64. series: too many in a"
+        " scrape or histogram. plugin: 1 if it had too many lines. new_engines: more than one new engine name per"
+        " minute. collisions: values of which the scrape had several series.",
         ("target", "reason"),
         "nothing was left out",
     ),

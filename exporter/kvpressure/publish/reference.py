@@ -25,13 +25,28 @@ def render_metrics_reference() -> str:
     lines = [
         "# Metrics",
         "",
-        "Generated from the declarations in `exporter/kvpressure/publish/metrics.py` and, for signals, beside their values in",
-        "`exporter/kvpressure/model/signals.py`. Units are base units: bytes, seconds, tokens, watts; ratios run from 0 to 1.",
-        "A series whose input is missing or stale is absent: never 0, never the value from before. State sets are 0 or 1 with",
+        (
+            "Generated from the declarations in `exporter/kvpressure/publish/metrics.py` and, for signals, beside their"
+            " values in"
+        ),
+        (
+            "`exporter/kvpressure/model/signals.py`. Units are base units: bytes, seconds, tokens, watts; ratios run"
+            " from 0 to 1."
+        ),
+        (
+            "A series whose input is missing or stale is absent: never 0, never the value from before. State sets are 0"
+            " or 1 with"
+        ),
         "one label value each. `process_*` of the exporter itself come as usual.",
         "",
-        f"An engine costs about {ENGINE_SERIES} series: a recorded vLLM 0.32 under pressure, without GPU and container log. A GPU costs",
-        f"{GPU_SERIES} series: an H100 without profiling. Profiling, partitions, driver events and pods on the GPU double that.",
+        (
+            f"An engine costs about {ENGINE_SERIES} series: a recorded vLLM 0.32 under pressure, without GPU and"
+            " container log. A GPU costs"
+        ),
+        (
+            f"{GPU_SERIES} series: an H100 without profiling. Profiling, partitions, driver events and pods on the GPU"
+            " double that."
+        ),
     ]
     for title, _ in _SECTIONS:
         lines += ["", f"## {title}", "", "| Metric | Kind | Labels | Meaning | Absent when |", "|---|---|---|---|---|"]
@@ -57,7 +72,10 @@ def render_settings_reference() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from `exporter/kvpressure/settings/settings.py`. Flags win over the environment, the environment over the",
+        (
+            "Generated from `exporter/kvpressure/settings/settings.py`. Flags win over the environment, the environment"
+            " over the"
+        ),
         "file given with `--config FILE` (or `KVPRESSURE_CONFIG`). In the file a name may be dotted",
         "(`web.max-requests: 5`) or nested (`web: {max-requests: 5}`). Settings that may be given several times are",
         "repeated as flags, one a line in the environment and a list in the file.",

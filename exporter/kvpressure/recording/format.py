@@ -6,7 +6,8 @@ every key of a tick but ``t`` may be missing or null, and unknown keys are ignor
 
 Beyond the documented keys a tick may carry ``owners``, ``steps``, ``node_conditions``, ``targets``,
 ``process_pods``, ``expected_gpus`` and ``health``, and an engine
-``t`` (when the page was fetched, if not at the tick's time), ``env``, ``version`` and ``dialect`` (of a page that does not show it).
+``t`` (when the page was fetched, if not at the tick's time), ``env``, ``version`` and ``dialect`` (of a page that does
+not show it).
 """
 
 from __future__ import annotations

@@ -39,7 +39,9 @@ _PART: Final = ".part"
 
 
 REASONS: Final = ("disk_full", "no_permission", "read_only", "removed", "io_error", "full", "slow", "internal")
-"""Why a tick was not recorded. ``slow``: the disk takes less than comes; ``full``: a single file has its largest size."""
+"""Why a tick was not recorded. ``slow``: the disk takes less than comes; ``full``: a single file has its
+largest size.
+"""
 _REASON_OF: Final = {
     errno.ENOSPC: "disk_full",
     errno.EDQUOT: "disk_full",
@@ -221,7 +223,9 @@ class Recorder:
         return self._file.size + len(data) <= self._max_bytes
 
     def _fitting(self, lines: list[str]) -> list[str]:
-        """Those lines that there is room for; the rest is dropped. Of a single file the first ones, for it ends here."""
+        """Those lines that there is room for; the rest is dropped. Of a single file the first ones, for it
+        ends here.
+        """
         fitting: list[str] = []
         for line in lines:
             if self._fits(self._file.member([*fitting, line])):

@@ -1,7 +1,8 @@
-"""What is believed of the numbers and names that drivers, cgroups, the Kubernetes API and the plugin give: one place for all sources.
+"""What is believed of the numbers and names that drivers, cgroups, the Kubernetes API and the plugin give: one place
+for all sources.
 
-A value that is negative, not finite or above its ceiling becomes absent here, where every reading enters, and is counted as
-``impossible``; a name is made visible. What lies behind need not ask again.
+A value that is negative, not finite or above its ceiling becomes absent here, where every reading enters, and is
+counted as ``impossible``; a name is made visible. What lies behind need not ask again.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class _Refused:
         self.count = 0
 
     def cleaned(self, item: T, fields: Iterable[tuple[str, float]], **more: Any) -> T:
-        """``item`` without the values of ``fields`` that are above their ceilings, or below 0; the same object if there are none."""
+        """``item`` without the values of ``fields`` that are above their ceilings, or below 0; the same
+        object if there are none.
+        """
         for name, most in fields:
             value = getattr(item, name)
             if value is not None and not 0 <= value <= most:  # NaN too

@@ -1,4 +1,6 @@
-"""Log what changes on the node: targets up or down, engines found or lost, verdicts. One line a change, never one a tick."""
+"""Log what changes on the node: targets up or down, engines found or lost, verdicts. One line a change,
+never one a tick.
+"""
 
 from __future__ import annotations
 

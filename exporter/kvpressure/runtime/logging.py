@@ -29,7 +29,9 @@ def with_fields(**fields: str) -> dict[str, dict[str, str]]:
 
 
 class LineFormatter(logging.Formatter):
-    """A record as one line with ts, level, logger and msg, then the fields of ``with_fields``; a traceback becomes ``trace``."""
+    """A record as one line with ts, level, logger and msg, then the fields of ``with_fields``; a traceback
+    becomes ``trace``.
+    """
 
     def __init__(self, form: str) -> None:
         super().__init__()

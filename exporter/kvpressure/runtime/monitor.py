@@ -1,7 +1,7 @@
 """The loop: gathers what the sources read into snapshots, and publishes what the pipeline concludes.
 
-Every source reads in a worker of its own (``kvpressure.runtime.worker``), so that a slow or hanging one delays nobody. A
-tick takes what is there, never waits for a source, and publishes by one assignment to ``Monitor.state``; whoever
+Every source reads in a worker of its own (``kvpressure.runtime.worker``), so that a slow or hanging one delays nobody.
+A tick takes what is there, never waits for a source, and publishes by one assignment to ``Monitor.state``; whoever
 renders only reads that attribute.
 """
 
@@ -177,7 +177,9 @@ class Monitor:
             self._stop.wait(max(0.0, due - self._clock()))
 
     def _gathered(self, now: float, readings: list[Reading], health: Mapping[str, SourceHealth]) -> Snapshot:
-        """The readings together; where two cannot be joined, those that can be gathered alone, which are of one source each."""
+        """The readings together; where two cannot be joined, those that can be gathered alone, which are of
+        one source each.
+        """
         try:
             return _snapshot(now, readings, health)
         except Exception as error:

@@ -1,14 +1,15 @@
 """How the serving process is tuned as a whole: what it holds on to, and what makes a scrape wait.
 
-``limit_malloc_arenas``: glibc gives every thread an arena of its own, and after the first large block it keeps all blocks of that
-size in them. A process with a thread for each engine then holds many times what its largest pages took: 108 instead of
-49 MiB with sixteen pages of 4 MiB.
+``limit_malloc_arenas``: glibc gives every thread an arena of its own, and after the first large block it keeps all
+blocks of that size in them. A process with a thread for each engine then holds many times what its largest pages took:
+108 instead of 49 MiB with sixteen pages of 4 MiB.
 
 ``tune_gc``: a scrape waits for two things that are ours. A full garbage collection walks all objects, most of them
 modules that never go; and a thread that wants to run waits 5 ms for each turn while a tick computes. Side by side on a
 busy machine both together took the 99th percentile of a scrape from 254 to 108 ms, at the same CPU.
 
-``collect_garbage``: what is collected seldom also gives its spare blocks back seldom, some 4 MiB over a day. Every ten minutes is enough.
+``collect_garbage``: what is collected seldom also gives its spare blocks back seldom, some 4 MiB over a day. Every ten
+minutes is enough.
 """
 
 from __future__ import annotations

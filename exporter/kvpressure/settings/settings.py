@@ -113,8 +113,9 @@ class Settings:
         "web.allowed-hosts",
         HOST_NAME,
         (),
-        "Host name under which browsers may open the exporter, such as that of an ingress; .example.com allows all names below it. "
-        "Addresses, names without a dot, *.svc, cluster.local and the node's name are always allowed. Repeat for several.",
+        "Host name under which browsers may open the exporter, such as that of an ingress; .example.com allows all"
+        " names below it. Addresses, names without a dot, *.svc, cluster.local and the node's name are always allowed."
+        " Repeat for several.",
         repeat=True,
         shown="none",
     )
@@ -143,7 +144,8 @@ class Settings:
         "engine.pace",
         one_of("adaptive", "fixed"),
         "adaptive",
-        "Scrape interval: collector.engines.interval under load and longer when calm (adaptive), or always the same (fixed).",
+        "Scrape interval: collector.engines.interval under load and longer when calm (adaptive), or always the same"
+        " (fixed).",
     )
     plugin_directory: Path | None = option(
         "plugin.directory", ANY_PATH, None, "Directory with the reports of the plugin inside vLLM.", shown="none"
@@ -162,7 +164,8 @@ class Settings:
         "gpu.amd.backend",
         one_of("auto", "sysfs", "amdsmi"),
         "auto",
-        "Source of AMD readings: driver files (sysfs), AMD's library (amdsmi), or files first and the library for gaps (auto).",
+        "Source of AMD readings: driver files (sysfs), AMD's library (amdsmi), or files first and the library for gaps"
+        " (auto).",
     )
     host_sys: Path = option("host.sys", DIRECTORY, Path("/sys"), "The host's sysfs.")
     kube_selector: str | None = option("kube.selector", TEXT, None, "Label selector of the pods to watch.", shown="all")
@@ -307,7 +310,8 @@ def _pace_text(members: Sequence[Option]) -> str:
     return "\n".join(
         lines
         + [
-            f"    {name:<14}{defaults[f'collector.{name}.interval']:>3} {defaults.get(f'collector.{name}.deadline', ''):>3}"
+            f"    {name:<14}{defaults[f'collector.{name}.interval']:>3}"
+            f" {defaults.get(f'collector.{name}.deadline', ''):>3}"
             for name in sources
         ]
     )

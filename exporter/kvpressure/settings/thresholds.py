@@ -152,7 +152,8 @@ class Thresholds(Mapping[str, float]):
                 raise ThresholdError(f"{at[name]}: {_unknown(name, self.settable())}")
             if entries[name].constant:
                 raise ThresholdError(
-                    f"{at[name]}: {name} is no longer a threshold but a constant ({entries[name].text}); remove this line"
+                    f"{at[name]}: {name} is no longer a threshold but a constant ({entries[name].text}); remove this"
+                    " line"
                 )
             value = raw["value"] if isinstance(raw, Mapping) and set(raw) == {"value"} else raw
             entries[name] = replace(entries[name], value=_number(entries[name], value, at[name]), overridden=True)

@@ -51,8 +51,8 @@ class FastestStep:
         self._points: deque[tuple[float, float, float]] = deque()
 
     def ratio(self, t: float, step: float | None, batch: float | None) -> float | None:
-        """Present step time against the fastest of another half minute at a batch at least half as large, which may grow as much
-        as the batch has: no step takes longer than in proportion to its requests. ``None`` without one.
+        """Present step time against the fastest of another half minute at a batch at least half as large, which may
+        grow as much as the batch has: no step takes longer than in proportion to its requests. ``None`` without one.
         """
         points = self._points
         while points and not t - QUARTER_HOUR <= points[0][0] <= t:
@@ -82,8 +82,9 @@ def compute(
     """The batch of every step where the plugin counts them.
 
     Else the mean by Little's law (rate of the inter-token latency sum: right with several API servers, data parallel,
-    speculative decoding and chunked prefill), and quantiles from samples of requests running. While requests are preempted,
-    the mean is that of the samples: the time that a preempted one waits counts as one long gap between two of its tokens.
+    speculative decoding and chunked prefill), and quantiles from samples of requests running. While requests are
+    preempted, the mean is that of the samples: the time that a preempted one waits counts as one long gap between two
+    of its tokens.
     """
     observed = window.observed(r.INTER_TOKEN, HALF_MINUTE)
     mean = step = None

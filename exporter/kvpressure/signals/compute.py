@@ -117,8 +117,8 @@ def _level(activity: ComputeSignals) -> str:
 
 
 def working(gpus: Sequence[GpuWindow], t: Thresholds) -> Sequence[GpuWindow]:
-    """The cards that do anything, or all of them if none does: a pod may hold more than the engine uses, and the ranks of
-    data parallelism take work by turns.
+    """The cards that do anything, or all of them if none does: a pod may hold more than the engine uses, and the ranks
+    of data parallelism take work by turns.
     """
     return [gpu for gpu in gpus if (used := gpu.mean(_utilization)) is None or used > t["gpu_idle_ratio"]] or gpus
 

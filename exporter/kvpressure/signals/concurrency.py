@@ -24,7 +24,8 @@ class SequenceLimit:
 
 def plateau(window: EngineWindow, full: float, t: Thresholds) -> float | None:
     """The level of ``running`` if it stood still at its highest while requests waited and the cache had room: a limit
-    that binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds, used from ``full`` on.
+    that binds, whatever its name. ``None`` if it moved, nothing waited, or the cache may be what binds, used from
+    ``full`` on.
     """
     samples = [s for s in window.since(t["plateau_window_seconds"]) if r.RUNNING in s.gauges]
     if len(samples) < t["trend_min_samples"] or samples[-1].t - samples[0].t < t["plateau_min_seconds"]:
@@ -94,8 +95,8 @@ def compute(
 
 
 def _fits_as_seen(window: EngineWindow, t: Thresholds) -> float:
-    """Requests that would fill the cache as those do that run: shared prefixes and requests half grown need less of it than their
-    lengths say. 0 where nothing runs or usage is unknown.
+    """Requests that would fill the cache as those do that run: shared prefixes and requests half grown need less of it
+    than their lengths say. 0 where nothing runs or usage is unknown.
     """
     peak = max(window.gauge_values(r.KV_USAGE, t["kv_recent_seconds"]), default=0.0)
     most = max(window.gauge_values(r.RUNNING, t["kv_recent_seconds"]), default=0.0)

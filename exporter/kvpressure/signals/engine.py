@@ -225,7 +225,9 @@ class EngineTracker:
         )
 
     def _cards_shared(self, around: EngineContext) -> bool:
-        """Whether some of these cards may belong to another engine of the pod, or to none: it has more than this one needs."""
+        """Whether some of these cards may belong to another engine of the pod, or to none: it has more than
+        this one needs.
+        """
         needs = around.limits.args.engine_gpus
         return len(around.gpus.windows) > 1 and (
             self.engines_on_page > 1 if needs is None else len(around.gpus.windows) > needs

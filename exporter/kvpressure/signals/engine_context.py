@@ -14,8 +14,9 @@ from kvpressure.signals.host import ContainerWindow
 
 @dataclass(frozen=True, slots=True)
 class GpuContext:
-    """The engine's GPUs. ``others`` = other pods have some of them too: time slices, MPS. ``own_bytes``: of the pod's processes on each
-    of ``windows``; ``processes``: the same on each GPU that has some. ``faults`` None = no GPU is known.
+    """The engine's GPUs. ``others`` = other pods have some of them too: time slices, MPS. ``own_bytes``: of the pod's
+    processes on each of ``windows``; ``processes``: the same on each GPU that has some. ``faults`` None = no GPU is
+    known.
     """
 
     windows: Sequence[GpuWindow] = ()
@@ -32,8 +33,8 @@ class GpuContext:
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """What the container's log told: ``facts`` of its start, ``events`` lately, figures of the last out-of-memory text. ``known`` = a
-    log was seen.
+    """What the container's log told: ``facts`` of its start, ``events`` lately, figures of the last out-of-memory text.
+    ``known`` = a log was seen.
     """
 
     facts: Mapping[str, float] = field(default_factory=dict)

@@ -41,7 +41,9 @@ _PEAKS: Final[tuple[tuple[re.Pattern[str], Peak], ...]] = tuple(
 
 
 def peak(gpu: GpuReading) -> Peak | None:
-    """The card's peaks; None for cards not known here and for instances and partitions, which have a share of a card."""
+    """The card's peaks; None for cards not known here and for instances and partitions, which have a share
+    of a card.
+    """
     if gpu.name is None or gpu.parent_uuid is not None:
         return None
     return next((found for pattern, found in _PEAKS if pattern.search(gpu.name)), None)

@@ -108,8 +108,10 @@ def compute(window: EngineWindow, container: ContainerWindow | None, now: float,
 def _restarts(
     container: ContainerWindow, ended_ago: float | None, now: float, window: float
 ) -> tuple[float | None, bool]:
-    """Restarts in the last ``window`` seconds, and whether these are all. Of the time before the first reading only the last end is
-    known: one that is older than the window says that nothing restarted since, a younger one that it did so once at least.
+    """Restarts in the last ``window`` seconds, and whether these are all. Of the time before the first reading only the
+    last end is
+    known: one that is older than the window says that nothing restarted since, a younger one that it did so once at
+    least.
     """
     total = container.last.restarts if container.last else None
     if total is None:

@@ -46,8 +46,8 @@ def kv_recorded(window: EngineWindow, ever_positive: bool, t: Thresholds) -> boo
 
 
 def immediate_signs(samples: Sequence[Sample], t: Thresholds) -> list[tuple[Sample, float]] | None:
-    """Where requests seem to have been preempted, each with the sample before and how many: between two samples running falls,
-    waiting rises by about as much, and nothing finishes. ``None`` without the three inputs.
+    """Where requests seem to have been preempted, each with the sample before and how many: between two samples running
+    falls, waiting rises by about as much, and nothing finishes. ``None`` without the three inputs.
     """
     found: list[tuple[Sample, float]] = []
     seen = False
@@ -66,9 +66,10 @@ def immediate_signs(samples: Sequence[Sample], t: Thresholds) -> list[tuple[Samp
 def confirmed_share(signs: Sequence[tuple[Sample, float]], samples: Sequence[Sample], t: Thresholds) -> float:
     """What share of the signs to believe: clients that give up together and come back look the same.
 
-    vLLM counts a preemption with the next output of the preempted request: as long as that waits, the counter knows nothing. So
-    a sign has to be in the counter only once the queue has become shorter since (the preempted are admitted first) and some
-    time has passed; what became of such signs says what the others are worth. All of them where the page does not count.
+    vLLM counts a preemption with the next output of the preempted request: as long as that waits, the counter knows
+    nothing. So a sign has to be in the counter only once the queue has become shorter since (the preempted are admitted
+    first) and some time has passed; what became of such signs says what the others are worth. All of them where the
+    page does not count.
     """
     last = samples[-1]
     old = [(before, amount) for before, amount in signs if _to_be_counted(before, amount, samples, t)]
@@ -155,8 +156,8 @@ def compute(
 
 
 def full_from(name: str, watermark: float | None, t: Thresholds) -> float:
-    """The level of a threshold, lowered by the watermark: with a tenth of the blocks kept free, a cache that admits nobody
-    stands at 0.9. Not lowered below the warm level.
+    """The level of a threshold, lowered by the watermark: with a tenth of the blocks kept free, a cache that admits
+    nobody stands at 0.9. Not lowered below the warm level.
     """
     return max(min(t[name], t["kv_warm_ratio"]), t[name] - (watermark or 0.0))
 
@@ -172,8 +173,8 @@ def seconds_to_full(usage: float, rise: float | None, t: Thresholds) -> float | 
 def _preemptions(
     window: EngineWindow, t: Thresholds
 ) -> tuple[float | None, float | None, float | None, float | None, float | None]:
-    """In the last minute: by the counter, by the immediate sign as far as it is believed, and the larger of both per second. In the
-    last seconds, and in the last half minute: the larger of both.
+    """In the last minute: by the counter, by the immediate sign as far as it is believed, and the larger of both per
+    second. In the last seconds, and in the last half minute: the larger of both.
     """
     counted = window.increase_within(r.PREEMPTIONS, MINUTE)
     lately = window.increase_within(r.PREEMPTIONS, t["recent_window_seconds"])
@@ -215,7 +216,9 @@ def overcommit(window: EngineWindow, shape: Shape, capacity: float | None, max_n
 
 
 def _hit_ratio(window: EngineWindow, seconds: float, least: float = 0.0) -> float | None:
-    """Share of the prompt tokens looked up that the prefix cache had; ``None`` unless more than ``least`` were looked up."""
+    """Share of the prompt tokens looked up that the prefix cache had; ``None`` unless more than ``least``
+    were looked up.
+    """
     queries, hits = window.increase(r.PREFIX_QUERIES, seconds), window.increase(r.PREFIX_HITS, seconds)
     if queries is None or hits is None or queries[0] <= least:
         return None

@@ -44,8 +44,8 @@ class Baseline:
             self._values[phase].append(value)
 
     def _good(self, p95: Mapping[str, float]) -> bool:
-        """Whether this moment was good for users: no phase is much slower than usual and above what alerts allow it as well. A
-        slow incident without a queue would else become the normal it is measured by.
+        """Whether this moment was good for users: no phase is much slower than usual and above what alerts allow it as
+        well. A slow incident without a queue would else become the normal it is measured by.
         """
         t = self._thresholds
         for phase, floor in FLOORS.items():

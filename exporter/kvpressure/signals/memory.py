@@ -62,8 +62,8 @@ class Held:
 
 
 def held(gpus: Sequence[GpuReading], own: Sequence[int | None] | None) -> list[Held]:
-    """What each card holds: all that is used, or the bytes of ``own`` processes where other pods have the cards too. Nothing
-    where the driver does not tell these.
+    """What each card holds: all that is used, or the bytes of ``own`` processes where other pods have the cards too.
+    Nothing where the driver does not tell these.
     """
     used = [gpu.memory_used_bytes for gpu in gpus] if own is None else own
     return [Held(size, gpu.memory_total_bytes) for size, gpu in zip(used, gpus, strict=False) if size is not None]
@@ -125,7 +125,8 @@ def compute(
 
 def outside_torch(processes: Sequence[int], allocator: Sequence[AllocatorReading]) -> float | None:
     """Device memory that a worker holds outside torch's allocator: the driver's context, NCCL, libraries. The mean over
-    the GPUs where each has its worker; ``None`` unless the driver tells the memory of processes and the plugin runs in all.
+    the GPUs where each has its worker; ``None`` unless the driver tells the memory of processes and the plugin runs in
+    all.
     """
     reserved = [rank.reserved_bytes for rank in allocator if rank.reserved_bytes is not None]
     if not processes or not len(processes) == len(allocator) == len(reserved):
@@ -135,8 +136,8 @@ def outside_torch(processes: Sequence[int], allocator: Sequence[AllocatorReading
 
 
 def components(facts: Mapping[str, float], context: float | None, used: float | None) -> Mapping[str, float]:
-    """Device memory by component, as far as start-up lines, driver and plugin tell; ``other`` only when weights and pool
-    are known.
+    """Device memory by component, as far as start-up lines, driver and plugin tell; ``other`` only when weights and
+    pool are known.
     """
     found = {name: facts[key] for name, key in COMPONENT_EVENTS if key in facts}
     if "pool_bytes" in facts:

@@ -1,7 +1,7 @@
 """Requests that met an objective, counted from the engine's own histograms and counters.
 
-The objectives are thresholds, so that the exporter and the rules read the same numbers. A latency is judged by the largest
-bucket bound that is not above its objective, because the engine counts in buckets.
+The objectives are thresholds, so that the exporter and the rules read the same numbers. A latency is judged by the
+largest bucket bound that is not above its objective, because the engine counts in buckets.
 """
 
 from __future__ import annotations

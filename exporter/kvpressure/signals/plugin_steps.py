@@ -13,7 +13,8 @@ from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import MINUTE
 
 MAX_REPORTS: Final = 256
-MAX_ENTRIES: Final = 8_192  # batch sizes that rose, each with its count, of all reports together; an engine makes 200 steps a second at most
+# batch sizes that rose, each with its count, of all reports together; an engine makes 200 steps a second at most
+MAX_ENTRIES: Final = 8_192
 
 
 @dataclass(frozen=True, slots=True)

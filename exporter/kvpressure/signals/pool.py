@@ -14,7 +14,9 @@ known_model = lru_cache(maxsize=256)(known)
 
 
 def from_configuration(args: EngineArgs, pool: Pool) -> float | None:
-    """Bytes of the KV pool on each GPU, or ``None``: as set outright, else the model's published shape times the number of blocks."""
+    """Bytes of the KV pool on each GPU, or ``None``: as set outright, else the model's published shape
+    times the number of blocks.
+    """
     if pool.bytes is not None:
         return pool.bytes
     names = [name for name in (args.model, args.served_model_name) if name]

@@ -69,7 +69,9 @@ class Progress:
         return self._busy_fds - now >= t["dropped_share_ratio"] * in_flight
 
     def connections_came(self) -> bool | None:
-        """Whether clients came since something last came out: the API server opened several descriptors more than it closed."""
+        """Whether clients came since something last came out: the API server opened several descriptors
+        more than it closed.
+        """
         now = self._before.page.get(r.PROCESS_OPEN_FDS) if self._before else None
         if now is None or self._busy_fds is None:
             return None
@@ -77,7 +79,9 @@ class Progress:
 
 
 def work_present(sample: Sample) -> bool | None:
-    """Requests running or waiting, by the gauges. ``None`` if the page lacks one of them and the other tells of none."""
+    """Requests running or waiting, by the gauges. ``None`` if the page lacks one of them and the other
+    tells of none.
+    """
     known = (sample.gauges.get(r.RUNNING), sample.waiting)
     if any(known):
         return True
@@ -115,8 +119,9 @@ def _http(sample: Sample) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """What is known of the server: age of its newest scrape, scrapes that failed in a row and why, whether anything came out of this
-    process so far, whether a prompt may be computed that no gauge shows growing, and how long prefill has taken on average.
+    """What is known of the server: age of its newest scrape, scrapes that failed in a row and why, whether anything
+    came out of this process so far, whether a prompt may be computed that no gauge shows growing, and how long prefill
+    has taken on average.
     """
 
     age_seconds: float = 0.0
@@ -176,7 +181,9 @@ def _flow(window: EngineWindow, seconds: float) -> bool | None:
 
 
 def _moved_lately(window: EngineWindow, seconds: float, names: Sequence[str] = _USEFUL) -> bool | None:
-    """Whether one of the counters, else a token, came since the sample that is ``seconds`` old; ``None`` without counters."""
+    """Whether one of the counters, else a token, came since the sample that is ``seconds`` old; ``None``
+    without counters.
+    """
     last = window.last
     samples = window.since(REACH_SECONDS)
     earlier = next((s for s in reversed(samples) if s.t <= samples[-1].t - seconds), None)

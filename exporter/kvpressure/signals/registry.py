@@ -1,6 +1,7 @@
 """Signals that are added from outside: a dataclass whose fields declare their metrics, and a function that computes it.
 
-A distribution offers one under the entry point group ``kvpressure.signals``; it is looked up only when it is asked for by name.
+A distribution offers one under the entry point group ``kvpressure.signals``; it is looked up only when it is asked for
+by name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from kvpressure.signals.window import EngineWindow
 
 @dataclass(frozen=True, slots=True)
 class ExtraSignal:
-    """``compute`` makes a ``group`` from an engine's history and what is known about it already. It must not keep either."""
+    """``compute`` makes a ``group`` from an engine's history and what is known about it already. It must
+    not keep either.
+    """
 
     name: str
     group: type[Any]

@@ -32,8 +32,8 @@ class Trend:
             points.append((t, throughput, demand))
 
     def ratio(self, t: float, throughput: float | None, demand: float | None) -> float | None:
-        """Present throughput against the best of the history at no higher demand, at most 1. ``None`` with less than two
-        minutes of history, without throughput in it, or when demand fell: it was higher in all that is old enough.
+        """Present throughput against the best of the history at no higher demand, at most 1. ``None`` with less than
+        two minutes of history, without throughput in it, or when demand fell: it was higher in all that is old enough.
         """
         if throughput is None or demand is None:
             return None

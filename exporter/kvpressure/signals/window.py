@@ -88,8 +88,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class HistogramIncrease:
-    """What was observed between two samples: how many up to each bound (``cumulative``, which never falls), their sum and
-    number.
+    """What was observed between two samples: how many up to each bound (``cumulative``, which never falls), their sum
+    and number.
     """
 
     bounds: tuple[float, ...]
@@ -107,11 +107,11 @@ class HistogramIncrease:
         return next(iter(self.quantiles((q,))), None)
 
     def quantiles(self, ranks: Sequence[float]) -> list[float]:
-        """Quantiles by linear interpolation inside their buckets; values above the last finite bound are reported as that bound.
-        Empty without observations or buckets.
+        """Quantiles by linear interpolation inside their buckets; values above the last finite bound are reported as
+        that bound. Empty without observations or buckets.
 
-        Prometheus spreads observations over the whole of a bucket. Here they take the part of it that gives the sum which was
-        counted, and no value is larger than that sum allows.
+        Prometheus spreads observations over the whole of a bucket. Here they take the part of it that gives the sum
+        which was counted, and no value is larger than that sum allows.
         """
         counts = self.cumulative
         if not counts or counts[-1] <= 0:
@@ -134,7 +134,9 @@ class HistogramIncrease:
         return min(value, max(lower, (self.sum - self._least(ceil(rank) - 1.0)) / max(1.0, above)))
 
     def _used_of_a_bucket(self) -> float:
-        """Twice the place of the mean observation in its bucket, 0 to 2; 1 = evenly over it, also where the sum does not tell."""
+        """Twice the place of the mean observation in its bucket, 0 to 2; 1 = evenly over it, also where the
+        sum does not tell.
+        """
         counts, bounds = self.cumulative, self.bounds
         if not self.sum or self.sum < 0 or (bounds[-1] == inf and counts[:-1][-1:] != counts[-1:]):
             return 1.0
@@ -188,7 +190,8 @@ class _Correction:
 class _HistogramCorrection:
     """The same for whole histograms: a count that falls means all of it began anew.
 
-    Counts come out packed, and one that has not changed comes out as the same object: they are most of what windows hold.
+    Counts come out packed, and one that has not changed comes out as the same object: they are most of what windows
+    hold.
     """
 
     __slots__ = ("_kept", "_last", "_offset")
@@ -391,7 +394,9 @@ class EngineWindow:
     def ends(
         self, seconds: float, value: Callable[[Sample], float | None]
     ) -> tuple[tuple[float, float], tuple[float, float]] | None:
-        """Time and value of the oldest and of the newest sample of the window that have one; ``None`` while there are not two."""
+        """Time and value of the oldest and of the newest sample of the window that have one; ``None`` while
+        there are not two.
+        """
         samples = self._reaching(seconds)
         first = next(((s.t, found) for s in samples if (found := value(s)) is not None), None)
         last = next(((s.t, found) for s in reversed(samples) if (found := value(s)) is not None), None)
@@ -417,7 +422,9 @@ class EngineWindow:
         return max(0.0, end - begin), last.t - first.t
 
     def increase_within(self, name: str, seconds: float) -> tuple[float, float] | None:
-        """The same, but ``None`` where it spans more than the window: what was counted in a gap is not from the last minute."""
+        """The same, but ``None`` where it spans more than the window: what was counted in a gap is not from
+        the last minute.
+        """
         return self.increase(name, seconds) if len(self.since(seconds)) > 1 else None
 
     def rate(self, name: str, seconds: float) -> float | None:

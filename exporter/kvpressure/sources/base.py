@@ -22,8 +22,8 @@ from kvpressure.model.readings import (
 class SourceError(Exception):
     """A source could not read at all. ``reason`` is one word of the source's closed set (it becomes a label).
 
-    ``counts`` is what failed since the last read, by reason, where that is not this once: a source that asks in a thread
-    of its own may fail often between two reads, or not at all.
+    ``counts`` is what failed since the last read, by reason, where that is not this once: a source that asks in a
+    thread of its own may fail often between two reads, or not at all.
     """
 
     def __init__(self, reason: str, detail: str = "", counts: Mapping[str, int] | None = None) -> None:

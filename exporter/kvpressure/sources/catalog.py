@@ -15,7 +15,9 @@ from kvpressure.sources.gpu.amd import device_ids as amd_ids
 from kvpressure.sources.gpu.nvidia import device_ids as nvidia_ids
 from kvpressure.sources.vendors import GpuVendor
 
-"""Entry points of installed packages that offer a source; the name is the source's, and it loads to a ``SourceSpec``."""
+"""Entry points of installed packages that offer a source; the name is the source's, and it loads to a
+``SourceSpec``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +26,8 @@ class SourceSpec:
 
     ``factory`` builds the source from the settings. ``default`` says whether the source is on without a flag;
     ``hold_seconds`` how long its last reading stays part of snapshots between two reads (0 = only the tick it
-    arrived in). ``settings``: beginnings of the names of settings that only this source reads. ``gpus``: the vendor whose GPUs
-    it reads.
+    arrived in). ``settings``: beginnings of the names of settings that only this source reads. ``gpus``: the vendor
+    whose GPUs it reads.
     """
 
     name: str
@@ -65,7 +67,9 @@ def remove(name: str) -> None:
 
 
 def adopt(name: str) -> bool:
-    """Use the source of this name, built in or offered by an installed package; False if there is none. Raises ``InputError``."""
+    """Use the source of this name, built in or offered by an installed package; False if there is none.
+    Raises ``InputError``.
+    """
     if name in _REGISTRY:
         return True
     found = offered("source", name, SourceSpec)

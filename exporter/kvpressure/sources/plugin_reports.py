@@ -7,10 +7,10 @@ Where a file may lie, seen from ``--plugin.directory``:
   directory is the kubelet's ``pods`` directory;
 * ``worker-*.json``: pods that share one directory; then the file itself says whose it is.
 
-Whoever may write a file may write anything: sizes and numbers of files are bounded, of one directory and of all together,
-so that the small reports of honest pods are read first and hostile ones share what is left. Links are not followed, and
-the path says more about the pod than the content does. A file that was not written lately belongs to a process that has
-ended, and so does one last written before another process of its pod began.
+Whoever may write a file may write anything: sizes and numbers of files are bounded, of one directory and of all
+together, so that the small reports of honest pods are read first and hostile ones share what is left. Links are not
+followed, and the path says more about the pod than the content does. A file that was not written lately belongs to a
+process that has ended, and so does one last written before another process of its pod began.
 """
 
 from __future__ import annotations
@@ -201,7 +201,9 @@ def _size(entry: os.DirEntry[str]) -> int:
 
 
 def _reports(directory: _Directory, allowed: int, errors: Counter[str]) -> tuple[list[PluginReport], int]:
-    """The fresh reports of a directory, and how many bytes were read; of more than ``allowed`` the last ones are not."""
+    """The fresh reports of a directory, and how many bytes were read; of more than ``allowed`` the last
+    ones are not.
+    """
     now, used = time(), 0
     reports: list[PluginReport] = []
     for path, size in directory.files:

@@ -27,8 +27,9 @@ def unknown_device(_name: str, _gpus: Sequence[GpuReading]) -> OwnedDevice | Non
 @dataclass(frozen=True, slots=True)
 class GpuVendor:
     """``pci_id`` as sysfs writes it; ``resources``: beginnings of the names under which Kubernetes counts its GPUs;
-    ``dra_driver``: its driver of dynamic resource allocation. ``from_plugin`` finds the GPU of a device plugin's id (without a mark of
-    sharing), ``from_dra`` that of a DRA device; PCI addresses and UUIDs of GPUs that were read need neither.
+    ``dra_driver``: its driver of dynamic resource allocation. ``from_plugin`` finds the GPU of a device plugin's id
+    (without a mark of sharing), ``from_dra`` that of a DRA device; PCI addresses and UUIDs of GPUs that were read need
+    neither.
     """
 
     pci_id: str

@@ -11,7 +11,9 @@ MAX_BYTES: Final = 64 * 1024
 
 
 def read(path: str | None, option: str) -> str | None:
-    """The text without blanks around it; None when no file was named. Raises ``InputError``, which never shows what is in it."""
+    """The text without blanks around it; None when no file was named. Raises ``InputError``, which never
+    shows what is in it.
+    """
     if path is None:
         return None
     allowed = "allowed: a text file with the secret and nothing else"

@@ -1,4 +1,6 @@
-"""Failures of an audit that a team has accepted: a JSON file of item names by server, so that CI fails on new ones only."""
+"""Failures of an audit that a team has accepted: a JSON file of item names by server, so that CI fails on
+new ones only.
+"""
 
 from __future__ import annotations
 

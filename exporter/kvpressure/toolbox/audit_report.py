@@ -30,7 +30,9 @@ class Audited:
 
 
 def as_text(audited: Sequence[Audited], everything: bool, only_failures: bool = False) -> str:
-    """For a person; without ``everything`` the reasons are given for failures only, with ``only_failures`` nothing else is listed."""
+    """For a person; without ``everything`` the reasons are given for failures only, with ``only_failures``
+    nothing else is listed.
+    """
     lines: list[str] = []
     for server in audited:
         lines += [server.title, f"  {server.basis}"]
@@ -47,8 +49,8 @@ def as_text(audited: Sequence[Audited], everything: bool, only_failures: bool = 
             if item.set and item.result != "pass":
                 lines.append(f"         set: {item.set}")
         lines += [
-            f" {server.count('fail')} failed, {server.count('pass')} passed, {server.count('cannot see')} not visible from here"
-            + (f", {accepted} accepted by the baseline" if (accepted := server.count("accepted")) else ""),
+            f" {server.count('fail')} failed, {server.count('pass')} passed, {server.count('cannot see')} not visible"
+            " from here" + (f", {accepted} accepted by the baseline" if (accepted := server.count("accepted")) else ""),
             "",
         ]
     return "\n".join(lines).rstrip()
@@ -79,8 +81,9 @@ def as_junit(audited: Sequence[Audited]) -> str:
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', '<testsuites name="kvpressure audit">']
     for server in audited:
         lines.append(
-            f'  <testsuite name={_attribute(server.title)} tests="{len(server.items)}" failures="{server.count("fail")}" '
-            f'errors="0" skipped="{server.count("cannot see") + server.count("accepted")}">'
+            f'  <testsuite name={_attribute(server.title)} tests="{len(server.items)}"'
+            f' failures="{server.count("fail")}" errors="0"'
+            f' skipped="{server.count("cannot see") + server.count("accepted")}">'
         )
         lines += [line for item in server.items for line in _case(server, item)]
         lines.append("  </testsuite>")
@@ -88,7 +91,9 @@ def as_junit(audited: Sequence[Audited]) -> str:
 
 
 def as_sarif(audited: Sequence[Audited]) -> str:
-    """SARIF 2.1.0: one rule an item, one result a failure; accepted ones are suppressed. Code hosts show it beside the change."""
+    """SARIF 2.1.0: one rule an item, one result a failure; accepted ones are suppressed. Code hosts show it
+    beside the change.
+    """
     items = {item.name: item for server in audited for item in server.items}
     results = [
         {

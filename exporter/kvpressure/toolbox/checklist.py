@@ -1,7 +1,7 @@
 """The guide "Preventing KV Cache Pressure", item by item, held against what is deployed.
 
-``cannot see`` is an answer of its own: a manifest does not tell whether anybody tests with long prompts. Where the evidence
-qualifies a documented value, ``why`` says so.
+``cannot see`` is an answer of its own: a manifest does not tell whether anybody tests with long prompts. Where the
+evidence qualifies a documented value, ``why`` says so.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a running server showed: tokens that its KV cache holds, mean tokens of a request, arrivals in the busiest ten seconds over
-    the mean, whether short and long requests share it, conditions that hold. ``watched`` = an exporter watches it. None = not seen.
+    """What a running server showed: tokens that its KV cache holds, mean tokens of a request, arrivals in the busiest
+    ten seconds over the mean, whether short and long requests share it, conditions that hold. ``watched`` = an exporter
+    watches it. None = not seen.
     """
 
     capacity_tokens: float | None = None
@@ -163,8 +164,8 @@ class Fits:
 
 
 def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
-    """What memory allows, with ``gpu_memory_utilization`` in force or ``most_utilization`` if that is lower; None when model or
-    card are not known. A running server tells the size of its cache itself.
+    """What memory allows, with ``gpu_memory_utilization`` in force or ``most_utilization`` if that is lower; None when
+    model or card are not known. A running server tells the size of its cache itself.
     """
     tokens, most = subject.seen.capacity_tokens if subject.seen else None, subject.limit("max_model_len")
     if tokens and most and most_utilization >= (subject.limit("gpu_memory_utilization") or 1.0):
@@ -325,7 +326,10 @@ def _concurrency(s: Subject) -> Iterator[Item]:
     elif known:
         advice = f"a smaller {s.flag('max_model_len')}, a larger GPU or more GPUs: not one request of this length fits"
     else:
-        advice = f"{s.flag('max_num_seqs')} N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output TOKENS"
+        advice = (
+            f"{s.flag('max_num_seqs')} N, N from kvpressure capacity MODEL --gpu-memory SIZE --prompt TOKENS --output"
+            " TOKENS"
+        )
     result = _explicit(s, "max_num_seqs")
     yield Item(
         "max_num_seqs_explicit",
@@ -471,8 +475,8 @@ def _memory(s: Subject) -> Iterator[Item]:
     t, share = s.thresholds, s.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     why = (
-        "documented: allocator overhead and fragmentation crash a GPU before its memory is full. The price: a smaller share is a "
-        "smaller KV pool, so size the load with kvpressure capacity first"
+        "documented: allocator overhead and fragmentation crash a GPU before its memory is full. The price: a smaller"
+        " share is a smaller KV pool, so size the load with kvpressure capacity first"
     )
     found = s.found("gpu_memory_utilization")
     if s.args.kv_cache_memory_bytes is not None:

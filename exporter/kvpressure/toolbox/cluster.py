@@ -1,5 +1,5 @@
-"""The guides' triage through kubectl: pods, restarts, logs of the running and the previous container, events, and the metrics
-page of every engine through the API server's proxy.
+"""The guides' triage through kubectl: pods, restarts, logs of the running and the previous container, events, and the
+metrics page of every engine through the API server's proxy.
 """
 
 from __future__ import annotations

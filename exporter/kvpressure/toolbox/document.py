@@ -1,4 +1,6 @@
-"""An exporter's diagnosis document as the objects that the pipeline makes: read once, with care, as it may come from another version."""
+"""An exporter's diagnosis document as the objects that the pipeline makes: read once, with care, as it may
+come from another version.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,9 @@ def _termination(found: Mapping[str, Any]) -> Termination:
 
 
 def signals_from(flat: Mapping[str, Any], time: float) -> Signals:
-    """Signals from their flat names (the reverse of ``Signals.flat``); what is not known by name or is no number is left out."""
+    """Signals from their flat names (the reverse of ``Signals.flat``); what is not known by name or is no
+    number is left out.
+    """
     values = {name: value for name, raw in flat.items() if (value := number(raw)) is not None}
     by_field: dict[str, dict[str, float]] = {}
     for name, value in values.items():

@@ -15,9 +15,9 @@ from kvpressure.model.arguments import value_text
 def with_values(
     argv: Sequence[str], values: Mapping[str, float], env: Mapping[str, str] | None = None, engine: str = ""
 ) -> tuple[str, ...]:
-    """``argv`` with these arguments set; everything else stays as it is. ``env`` are the container's literal variables. Raises
-    ``InputError`` when the command line cannot be changed with certainty: a script that starts the server in a way that is not
-    understood, an option that a variable brings in behind the changed ones.
+    """``argv`` with these arguments set; everything else stays as it is. ``env`` are the container's literal variables.
+    Raises ``InputError`` when the command line cannot be changed with certainty: a script that starts the server in a
+    way that is not understood, an option that a variable brings in behind the changed ones.
     """
     words, one = list(argv), dialect(engine)
     start = one.start_words
@@ -32,8 +32,8 @@ def with_values(
     wrong = [one.flag(name) or name for name in {*wanted, *seen} if seen.get(name) != wanted.get(name)]
     if wrong:
         raise InputError(
-            f"the command line {shlex.join(public_texts(argv))[:120]!r} cannot be changed with certainty ({', '.join(wrong)}); "
-            "allowed: edit it by hand"
+            f"the command line {shlex.join(public_texts(argv))[:120]!r} cannot be changed with certainty"
+            f" ({', '.join(wrong)}); allowed: edit it by hand"
         )
     return tuple(words)
 

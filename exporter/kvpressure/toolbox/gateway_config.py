@@ -1,7 +1,8 @@
 """Token limits at the edge, ready to use: Envoy Gateway and nginx.
 
-A gateway does not count tokens. It counts bytes (about ``BYTES_PER_TOKEN`` of text each, which is generous for English) and reads
-``max_tokens`` out of the body. Requests that exceed a limit are rejected: 413 for the prompt, 400 for the answer.
+A gateway does not count tokens. It counts bytes (about ``BYTES_PER_TOKEN`` of text each, which is generous for English)
+and reads ``max_tokens`` out of the body. Requests that exceed a limit are rejected: 413 for the prompt, 400 for the
+answer.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ spec:
                            '{"error":{"message":"max_tokens is required and may be at most ' .. limit .. '"}}')
           end
         end
-""")
+""")  # noqa: E501
 
 _NGINX: Final = Template("""\
 # /etc/nginx/vllm_limits.js (needs the njs module)

@@ -299,15 +299,17 @@ def _unseen(beside: PodSeries, gap: float) -> Iterator[str]:
     ]
     yield ", ".join([*missing, "log"]) + ": not in this Prometheus"
     if gap > SPARSE_SECONDS:
-        yield f"what happened between samples, which are {gap:.0f} s apart: short peaks and bursts, single long requests"
+        yield (
+            f"what happened between samples, which are {gap:.0f} s apart: short peaks and bursts, single long requests"
+        )
 
 
 def _sparse(gap: float) -> Iterator[str]:
     """A warning when samples are too far apart for the windows of the signals."""
     if gap > SPARSE_SECONDS:
         yield (
-            f"samples are {gap:.0f} s apart: weak evidence. Short peaks are lost; verdicts are one sample late and less "
-            "confident than from an exporter (1 s). Give the server's limits with --args"
+            f"samples are {gap:.0f} s apart: weak evidence. Short peaks are lost; verdicts are one sample late and less"
+            " confident than from an exporter (1 s). Give the server's limits with --args"
         )
 
 
@@ -322,7 +324,8 @@ def _exporter(options: argparse.Namespace) -> FoundEngines:
         if options.exporter:
             raise
         raise InputError(
-            f"no input given and no exporter on this machine; give a URL, a recording, --exporter, --prometheus or -n NAMESPACE ({error})"
+            "no input given and no exporter on this machine; give a URL, a recording, --exporter, --prometheus or -n"
+            f" NAMESPACE ({error})"
         ) from error
     cases = [Case(view) for view in engine_views(document)]
     if not cases:

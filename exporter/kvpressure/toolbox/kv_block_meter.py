@@ -1,4 +1,6 @@
-"""KV blocks in use, read from the server's page: usage times the number of blocks, never device memory, which is preallocated."""
+"""KV blocks in use, read from the server's page: usage times the number of blocks, never device memory,
+which is preallocated.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,8 @@ class Meter:
         page = parse_scrape(text, target=name, time=time.time(), scanner=self._scanner)
         if page.error is not None or not page.engines:
             raise InputError(
-                f"{name}: {(page.error or 'no engine').replace('_', ' ')}; allowed: the address of a running vLLM server"
+                f"{name}: {(page.error or 'no engine').replace('_', ' ')}; allowed: the address of a running vLLM"
+                " server"
             )
         return page
 
@@ -96,7 +99,8 @@ def _cache(page: Scrape, where: str) -> Cache:
         count = None if tokens is None else len(page.engines) * (tokens // size)
     if count is None or size is None or count <= len(page.engines):
         raise InputError(
-            f"{where}: the page does not tell the size of the KV cache (cache_config_info); allowed: vLLM 0.5.5 or later"
+            f"{where}: the page does not tell the size of the KV cache (cache_config_info); allowed: vLLM 0.5.5 or"
+            " later"
         )
     try:
         utilization = float(config.get("gpu_memory_utilization", ""))

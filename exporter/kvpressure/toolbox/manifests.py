@@ -1,4 +1,5 @@
-"""vLLM servers and what surrounds them in Kubernetes documents: manifests, ``helm template`` output, ``kubectl get -o yaml``.
+"""vLLM servers and what surrounds them in Kubernetes documents: manifests, ``helm template`` output, ``kubectl get -o
+yaml``.
 
 A pod template is read by the code that reads running pods (``sources.podspec``), so that both see the same arguments.
 """
@@ -33,9 +34,10 @@ _READ_TIMEOUT: Final = "nginx.ingress.kubernetes.io/proxy-read-timeout"
 
 @dataclass(frozen=True, slots=True)
 class ServerContainer:
-    """A vLLM container as it would run. ``argv`` is its real command line (command and args), ``command_length`` how many of
-    its words are ``command``; ``args`` is what vLLM makes of it, secrets removed. ``pointer`` leads to the container in the document;
-    ``env`` are its literal variables, ``variables`` says in words where the others come from; ``owner`` who manages the document.
+    """A vLLM container as it would run. ``argv`` is its real command line (command and args), ``command_length`` how
+    many of its words are ``command``; ``args`` is what vLLM makes of it, secrets removed. ``pointer`` leads to the
+    container in the document; ``env`` are its literal variables, ``variables`` says in words where the others come
+    from; ``owner`` who manages the document.
     """
 
     kind: str
@@ -63,7 +65,9 @@ class ServerContainer:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the other documents do for the servers; texts name the object that was found, None = none was. ``place`` = where was looked."""
+    """What the other documents do for the servers; texts name the object that was found, None = none was.
+    ``place`` = where was looked.
+    """
 
     body_limit: str | None = None
     output_limit: str | None = None
@@ -172,7 +176,8 @@ def _documents(text: str, where: str) -> Iterator[Mapping[str, Any]]:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         raise InputError(
-            f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'}); allowed: Kubernetes documents"
+            f"{where}{line}: not valid YAML ({getattr(error, 'problem', None) or 'unreadable'}); allowed: Kubernetes"
+            " documents"
         ) from error
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
@@ -239,7 +244,9 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
 
 
 def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[str, Any]]:
-    """Where the container stands in the spec: list, place in it, itself. Native sidecars stand among the init containers."""
+    """Where the container stands in the spec: list, place in it, itself. Native sidecars stand among the
+    init containers.
+    """
     return next(
         (listed, index, item)
         for listed in ("containers", "initContainers")

@@ -31,7 +31,10 @@ def not_pressure(engine: EngineView, again: str) -> list[str]:
 def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
     """The plan for a person."""
     lines = [
-        f"{engine.name}: {verdict_words(engine.verdict, engine.diagnosis.stage)}, confidence {engine.diagnosis.confidence:.2f}",
+        (
+            f"{engine.name}: {verdict_words(engine.verdict, engine.diagnosis.stage)}, confidence"
+            f" {engine.diagnosis.confidence:.2f}"
+        ),
         "",
         "Mitigation, in this order (nothing is applied automatically):",
     ]
@@ -71,7 +74,9 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
 
 
 def as_patch(plan: PressurePlan, server: ServerContainer, applies: bool) -> str:
-    """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``InputError`` when it cannot be made."""
+    """YAML for ``kubectl patch --patch-file``, with the command in a comment. Raises ``InputError`` when it
+    cannot be made.
+    """
     import yaml
 
     kind, content = patches.as_patch(server, plan.values)
@@ -120,7 +125,10 @@ def _outcome(outcome: Outcome) -> Iterator[str]:
     elif not outcome.recovered and _well_at_the_end(outcome):
         yield "recovered at the end, but not for 30 s without a break: verify again for longer (--verify-seconds)"
     elif not outcome.recovered:
-        yield "if it persists: the next step of the plan (kvpressure mitigate URL), or check for another cause (kvpressure diagnose URL)"
+        yield (
+            "if it persists: the next step of the plan (kvpressure mitigate URL), or check for another cause"
+            " (kvpressure diagnose URL)"
+        )
     elif not outcome.trouble:
         yield "no problem while watched: an earlier problem is over"
 

@@ -1,8 +1,8 @@
 """A ``kubectl patch`` that sets arguments of vLLM in the workload that runs it. Nothing is applied.
 
-Lists of words are replaced as a whole, so a patch carries the container's whole ``args`` (and ``command``) with the new values in it.
-Workloads that Kubernetes knows take a strategic merge patch, which finds the container by its name; custom resources
-(LeaderWorkerSet, KServe) take a JSON patch, which names it by its index.
+Lists of words are replaced as a whole, so a patch carries the container's whole ``args`` (and ``command``) with the new
+values in it. Workloads that Kubernetes knows take a strategic merge patch, which finds the container by its name;
+custom resources (LeaderWorkerSet, KServe) take a JSON patch, which names it by its index.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 
 def as_patch(server: ServerContainer, values: Mapping[str, float]) -> tuple[str, Any]:
-    """Type (``strategic`` or ``json``) and content of the patch. Raises ``InputError`` when a patch of the workload cannot set the values."""
+    """Type (``strategic`` or ``json``) and content of the patch. Raises ``InputError`` when a patch of the
+    workload cannot set the values.
+    """
     _refuse(server)
     try:
         changed = flags.with_values(server.argv, values, server.env, server.dialect)
@@ -63,7 +65,8 @@ def _refuse(server: ServerContainer) -> None:
         )
     if not server.argv:
         raise InputError(
-            f"{server.title}: the workload has no command line, the image sets it{_elsewhere(server)}; allowed: edit it by hand"
+            f"{server.title}: the workload has no command line, the image sets it{_elsewhere(server)}; allowed: edit it"
+            " by hand"
         )
     if any(REDACTED in word or CUT in word for word in server.argv):
         raise InputError(
@@ -73,8 +76,8 @@ def _refuse(server: ServerContainer) -> None:
     if hidden:
         told = ", ".join(f"{name} from {server.variables.get(name, 'elsewhere')}" for name in hidden)
         raise InputError(
-            f"{server.title}: a variable adds arguments ({told}), which a patch of the workload does not reach; allowed: "
-            "set the values there"
+            f"{server.title}: a variable adds arguments ({told}), which a patch of the workload does not reach;"
+            " allowed: set the values there"
         )
     if not seen:
         raise InputError(
@@ -83,8 +86,8 @@ def _refuse(server: ServerContainer) -> None:
 
 
 def _hidden(server: ServerContainer) -> tuple[list[str], bool]:
-    """Variables without a literal value that stand where options may stand, and whether the command line is seen but for
-    variables. A variable that is the value of an option, or the model, hides nothing.
+    """Variables without a literal value that stand where options may stand, and whether the command line is seen but
+    for variables. A variable that is the value of an option, or the model, hides nothing.
     """
     unknown = sorted({name for word in server.argv for name in _VARIABLE.findall(word)} - server.env.keys())
     parse = dialect(server.dialect).read_command

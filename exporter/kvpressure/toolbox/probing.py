@@ -1,7 +1,7 @@
 """The guides' four diagnostic steps against a running server, each with its verdict.
 
-Growth is counted in KV blocks, because that is what vLLM hands out, and compared with what the model's formula says for the
-tokens that were in flight at the same moment: prompts plus what had been answered by then.
+Growth is counted in KV blocks, because that is what vLLM hands out, and compared with what the model's formula says for
+the tokens that were in flight at the same moment: prompts plus what had been answered by then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ BASELINE_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step to be done: which requests, and what had to be reduced. No requests = it cannot be done, ``note`` says why."""
+    """A step to be done: which requests, and what had to be reduced. No requests = it cannot be done,
+    ``note`` says why.
+    """
 
     name: str
     asks: tuple[CompletionRequest, ...]
@@ -115,8 +117,8 @@ class _Sample:
 
 
 class Probe:
-    """Runs the steps. ``layout`` is the model's cache layout, None = plain attention is assumed; ``forced`` = other traffic is
-    tolerated. ``progress`` is told what happens.
+    """Runs the steps. ``layout`` is the model's cache layout, None = plain attention is assumed; ``forced`` = other
+    traffic is tolerated. ``progress`` is told what happens.
     """
 
     def __init__(
@@ -212,8 +214,8 @@ class Probe:
                 if steady and len(steady) == len(before) and level.running == len(steady):
                     samples.append(_Sample(level, sum(tokens.values()), sum(self._blocks(n) for n in tokens.values())))
                 self._progress(
-                    f"{stage.name}: {sum(c.answered for c in running)} of {sum(a.output_tokens for a in stage.asks)} tokens, "
-                    f"{level.blocks:.0f} blocks in use"
+                    f"{stage.name}: {sum(c.answered for c in running)} of {sum(a.output_tokens for a in stage.asks)}"
+                    f" tokens, {level.blocks:.0f} blocks in use"
                 )
             time.sleep(SAMPLE_SECONDS)
         most = max((sample.tokens for sample in samples), default=0)
@@ -262,9 +264,12 @@ class Probe:
     def _judge(self, found: Result, requests: int, short: float | None) -> tuple[Verdict, str]:
         base, returned = found.baseline_blocks or 0.0, found.returned_blocks or 0.0
         if returned > base + 0.5:
-            return "leak", (
-                f"{returned - base:.0f} blocks are still in use {RETURN_SECONDS:.0f} s after the end (or the engine made no "
-                "step since: gauges freeze then; send one request and look again)"
+            return (
+                "leak",
+                (
+                    f"{returned - base:.0f} blocks are still in use {RETURN_SECONDS:.0f} s after the end (or the engine"
+                    " made no step since: gauges freeze then; send one request and look again)"
+                ),
             )
         if found.blocks is None or found.expected_blocks is None or found.slots_per_token is None:
             return "not measured", "answered faster than the page could be read: give a larger --output"
@@ -274,7 +279,10 @@ class Probe:
             + (
                 ""
                 if found.bytes_per_token is None or found.expected_bytes_per_token is None
-                else f", {found.bytes_per_token:,.0f} bytes a token on each GPU (formula {found.expected_bytes_per_token:,.0f})"
+                else (
+                    f", {found.bytes_per_token:,.0f} bytes a token on each GPU (formula"
+                    f" {found.expected_bytes_per_token:,.0f})"
+                )
             )
             + "; back to the baseline"
         )

@@ -1,7 +1,7 @@
 """Judging the past from a Prometheus that scrapes vLLM: raw samples become pages again, pages become snapshots.
 
-The samples are asked for as range vectors, so that they come with the time at which they were scraped. Each scraped server is
-judged on its own, a stretch of ``CHUNK_SECONDS`` at a time, which bounds memory.
+The samples are asked for as range vectors, so that they come with the time at which they were scraped. Each scraped
+server is judged on its own, a stretch of ``CHUNK_SECONDS`` at a time, which bounds memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _CLIENT_LABELS: Final = frozenset({"model_name", "le", "status", "method", "hand
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which servers, and how far back. ``model`` keeps engines of that name only; ``args`` is their command line, if stated."""
+    """Which servers, and how far back. ``model`` keeps engines of that name only; ``args`` is their command
+    line, if stated.
+    """
 
     url: str
     since_seconds: float
@@ -170,7 +172,9 @@ def snapshots(
 
 
 def _joined(tick: Snapshot, beside: PodSeries) -> Snapshot:
-    """``tick`` with the container and the GPUs that other exporters told; a GPU that was stated gives way to a seen one."""
+    """``tick`` with the container and the GPUs that other exporters told; a GPU that was stated gives way
+    to a seen one.
+    """
     gpus, containers = beside.gpus(tick.time), beside.containers(tick.time)
     if gpus:
         owned = tuple(gpu.uuid for gpu in gpus)

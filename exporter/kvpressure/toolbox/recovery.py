@@ -31,8 +31,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``recovered``: every visible check held for ``SETTLED_SECONDS`` to the end of the watch, under traffic. ``trouble`` = something was
-    wrong at some moment of the watch. A server to which nobody sends anything proves nothing.
+    """``recovered``: every visible check held for ``SETTLED_SECONDS`` to the end of the watch, under traffic.
+    ``trouble`` = something was wrong at some moment of the watch. A server to which nobody sends anything proves
+    nothing.
     """
 
     recovered: bool
@@ -70,7 +71,9 @@ class _Watch:
 
 
 def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
-    """Watch ``target`` until it has been well for half a minute, or for ``seconds``. Raises ``InputError`` when it never answers."""
+    """Watch ``target`` until it has been well for half a minute, or for ``seconds``. Raises ``InputError``
+    when it never answers.
+    """
     pipeline, watch = Pipeline(thresholds), _Watch()
     checks: tuple[Check, ...] = ()
     gone = 0.0

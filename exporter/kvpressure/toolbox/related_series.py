@@ -1,5 +1,5 @@
-"""What else a Prometheus holds about a server's pod: restarts (kube-state-metrics), CPU (cAdvisor), GPUs (DCGM's exporter), and all of it
-from kvpressure's own exporter. Nothing of it has to be there; what is, is told.
+"""What else a Prometheus holds about a server's pod: restarts (kube-state-metrics), CPU (cAdvisor), GPUs (DCGM's
+exporter), and all of it from kvpressure's own exporter. Nothing of it has to be there; what is, is told.
 """
 
 from __future__ import annotations

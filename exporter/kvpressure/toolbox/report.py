@@ -145,7 +145,9 @@ def as_json(found: FoundEngines, answered: list[EngineAnswer]) -> dict[str, Any]
 
 
 def as_text(found: FoundEngines, answered: list[EngineAnswer]) -> str:
-    """For a person at night: a headline for several engines, then those in trouble in full, then the others in a line each."""
+    """For a person at night: a headline for several engines, then those in trouble in full, then the others
+    in a line each.
+    """
     several = len(answered) > 1
     blocks = [headline(answered)] if several else []
     blocks += ["\n".join(_brief(answer) if several and answer.fine else _engine(answer)) for answer in answered]

@@ -1,4 +1,6 @@
-"""Text for a person: wrapped to the terminal's width and coloured there, as it is anywhere else. NO_COLOR is honoured."""
+"""Text for a person: wrapped to the terminal's width and coloured there, as it is anywhere else. NO_COLOR
+is honoured.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The eight triage steps of the guide, as the document answers them, with what kubectl knows better put in its place."""
+"""The eight triage steps of the guide, as the document answers them, with what kubectl knows better put in
+its place.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """One engine as the commands report on it: the state that the pipeline concluded, with what belongs to it.
 
-An exporter's document is read into the same objects (``toolbox.document``), so that nothing below asks where they came from.
+An exporter's document is read into the same objects (``toolbox.document``), so that nothing below asks where they came
+from.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def _no_entry() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One engine. ``gpus`` and ``containers`` are its own, ``usual`` the shape of its requests since the server started; ``entry`` makes
-    what JSON output says about it.
+    """One engine. ``gpus`` and ``containers`` are its own, ``usual`` the shape of its requests since the server
+    started; ``entry`` makes what JSON output says about it.
     """
 
     engine: EngineState

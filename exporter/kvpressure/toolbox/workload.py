@@ -36,7 +36,9 @@ def selector_of(workload: Mapping[str, Any], name: str) -> str:
 
 
 def server_of(workload: Mapping[str, Any], container: str) -> ServerContainer:
-    """The vLLM container of a workload. Raises ``InputError`` for none, or for several where ``container`` names none of them."""
+    """The vLLM container of a workload. Raises ``InputError`` for none, or for several where ``container``
+    names none of them.
+    """
     found = manifests.servers_of(workload)
     named = [server for server in found if server.container == container] or list(found)
     title = f"{workload.get('kind')} {mapping(workload.get('metadata')).get('name')}"
@@ -44,13 +46,16 @@ def server_of(workload: Mapping[str, Any], container: str) -> ServerContainer:
         raise InputError(f"{title}: no container in it that runs vLLM; allowed: --manifest FILE")
     if len(named) > 1:
         raise InputError(
-            f"{title}: {len(named)} vLLM containers ({', '.join(server.container for server in named)}); allowed: --manifest FILE"
+            f"{title}: {len(named)} vLLM containers ({', '.join(server.container for server in named)}); allowed:"
+            " --manifest FILE"
         )
     return named[0]
 
 
 def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str) -> ServerContainer:
-    """The server in the outermost object that made ``pod`` and still has a pod template of its own. Raises ``InputError``."""
+    """The server in the outermost object that made ``pod`` and still has a pod template of its own. Raises
+    ``InputError``.
+    """
     try:
         document = kubectl.object("pod", pod, namespace)
         best: Mapping[str, Any] = document

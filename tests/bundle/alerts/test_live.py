@@ -134,7 +134,9 @@ class Notifications:
         }
 
     def about(self, model: str, *, calls_for_work: bool) -> list[str]:
-        """The receivers of the notifications about a model, in order; ``calls_for_work`` = those that are no all-clear."""
+        """The receivers of the notifications about a model, in order; ``calls_for_work`` = those that are
+        no all-clear.
+        """
         return [
             receiver
             for _, receiver, alerts in self.got
@@ -153,8 +155,8 @@ class Run:
 
 
 def active(stack: Stack) -> set[str]:
-    """Names of the active alerts, muted ones included, without those that are for the boards only, and without InferenceSlow:
-    it waits a quarter of a minute here, and the exporter's quantiles remember a whole one.
+    """Names of the active alerts, muted ones included, without those that are for the boards only, and without
+    InferenceSlow: it waits a quarter of a minute here, and the exporter's quantiles remember a whole one.
     """
     with urlopen(f"{stack.alertmanager.url}/api/v2/alerts?active=true&inhibited=true", timeout=5) as answer:
         return {

@@ -1,4 +1,6 @@
-"""The proof of the alerts (``make alert-proof``), as far as it takes seconds, and that its instruments tell the truth."""
+"""The proof of the alerts (``make alert-proof``), as far as it takes seconds, and that its instruments tell
+the truth.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""SGLang's log lines and command lines become events and arguments; nothing but numbers and fixed words leaves the node."""
+"""SGLang's log lines and command lines become events and arguments; nothing but numbers and fixed words
+leaves the node.
+"""
 
 from __future__ import annotations
 

@@ -506,10 +506,10 @@ def test_what_is_cut_is_cut_once(argv: list[str], characters: int) -> None:
 
 def test_logged_arguments() -> None:
     line = (
-        "(APIServer pid=2709) INFO 11-21 05:37:48 [api_utils.py:273] non-default args: {'model_tag': './small', 'port': "
-        "18007, 'max_model_len': 2048, 'served_model_name': ['tiny', 'b'], 'gpu_memory_utilization': 0.85, "
-        "'kv_transfer_config': KVTransferConfig(kv_connector='X', extra={'max_num_seqs': 1}), 'max_num_seqs': 64, "
-        "'chat_template': 'it\\'s, {odd', 'seed': None}"
+        "(APIServer pid=2709) INFO 11-21 05:37:48 [api_utils.py:273] non-default args: {'model_tag': './small', 'port':"
+        " 18007, 'max_model_len': 2048, 'served_model_name': ['tiny', 'b'], 'gpu_memory_utilization': 0.85,"
+        " 'kv_transfer_config': KVTransferConfig(kv_connector='X', extra={'max_num_seqs': 1}), 'max_num_seqs': 64,"
+        " 'chat_template': 'it\\'s, {odd', 'seed': None}"
     )
     found = from_log(line)
     assert found is not None

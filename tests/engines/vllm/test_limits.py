@@ -37,8 +37,8 @@ def test_adapters_and_kv_transfer_by_the_arguments(argv, lora, role):
 
 def test_kv_transfer_by_the_logged_arguments():
     line = (
-        "non-default args: {'model': 'm', 'enable_lora': True, 'kv_transfer_config': KVTransferConfig(kv_connector='NixlConnector', "
-        "engine_id=None, kv_role='kv_producer', kv_rank=None)}"
+        "non-default args: {'model': 'm', 'enable_lora': True, 'kv_transfer_config':"
+        " KVTransferConfig(kv_connector='NixlConnector', engine_id=None, kv_role='kv_producer', kv_rank=None)}"
     )
     args = from_log(line) or EngineArgs()
     assert (limits.takes_lora(args), limits.kv_role(args)) == (True, "kv_producer")

@@ -88,9 +88,11 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
         },
     ),
     (
-        "torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 1.16 GiB. Of the allocated memory 20.0 GiB is "
-        "allocated by PyTorch, with 1.5 GiB allocated in private pools (e.g., CUDA Graphs), and 512 bytes is reserved by "
-        "PyTorch but unallocated.",
+        (
+            "torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 1.16 GiB. Of the allocated memory 20.0"
+            " GiB is allocated by PyTorch, with 1.5 GiB allocated in private pools (e.g., CUDA Graphs), and 512 bytes"
+            " is reserved by PyTorch but unallocated."
+        ),
         "cuda_oom",
         {
             "runtime": "HIP",
@@ -102,10 +104,12 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
     ),
     # torch 2.1: a misprint; 2.0 and older, XPU and NPU: other words, and reserved memory in total
     (
-        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacty of 23.69 GiB "
-        "of which 4.94 MiB is free. Process 9 has 23.68 GiB memory in use. Of the allocated memory 20.08 GiB is allocated by "
-        "PyTorch, and 3.21 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-        "max_split_size_mb to avoid fragmentation.",
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacty"
+            " of 23.69 GiB of which 4.94 MiB is free. Process 9 has 23.68 GiB memory in use. Of the allocated memory"
+            " 20.08 GiB is allocated by PyTorch, and 3.21 GiB is reserved by PyTorch but unallocated. If reserved but"
+            " unallocated memory is large try setting max_split_size_mb to avoid fragmentation."
+        ),
         "cuda_oom",
         {
             "runtime": "CUDA",
@@ -117,9 +121,11 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
         },
     ),
     (
-        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total capacity; 9.50 GiB "
-        "already allocated; 12.50 MiB free; 9.75 GiB reserved in total by PyTorch) If reserved memory is >> allocated memory try "
-        "setting max_split_size_mb to avoid fragmentation.",
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total"
+            " capacity; 9.50 GiB already allocated; 12.50 MiB free; 9.75 GiB reserved in total by PyTorch) If reserved"
+            " memory is >> allocated memory try setting max_split_size_mb to avoid fragmentation."
+        ),
         "cuda_oom",
         {
             "runtime": "CUDA",
@@ -131,8 +137,10 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
         },
     ),
     (
-        "XPU out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.5 GiB total capacity; 14.5 GiB already allocated; 14.0 GiB "
-        "reserved in total by PyTorch)",
+        (
+            "XPU out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.5 GiB total capacity; 14.5 GiB already allocated;"
+            " 14.0 GiB reserved in total by PyTorch)"
+        ),
         "cuda_oom",
         {
             "runtime": "XPU",
@@ -143,9 +151,11 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
         },
     ),
     (
-        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 191.98 GiB of which "
-        "0 bytes is free. Of the allocated memory 180.50 GiB is allocated by PyTorch, and 10.25 GiB is reserved by PyTorch but "
-        "unallocated.",
+        (
+            "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of"
+            " 191.98 GiB of which 0 bytes is free. Of the allocated memory 180.50 GiB is allocated by PyTorch, and"
+            " 10.25 GiB is reserved by PyTorch but unallocated."
+        ),
         "cuda_oom",
         {
             "runtime": "HIP",
@@ -159,7 +169,10 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
     ("RuntimeError: NPU out of memory.", "cuda_oom", {"runtime": "NPU"}),
     ("RuntimeError: CUDA error: out of memory", "cuda_oom", {"runtime": "CUDA"}),
     (
-        "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. Please try lowering",
+        (
+            "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. Please try"
+            " lowering"
+        ),
         "warmup_oom",
         {"stage": "sampler", "dummy_requests": 256.0},
     ),
@@ -185,14 +198,18 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
         },
     ),
     (
-        "The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache (28000). "
-        "Try increasing `gpu_memory_utilization`",
+        (
+            "The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache"
+            " (28000). Try increasing `gpu_memory_utilization`"
+        ),
         "context_too_long",
         {"max_model_len": 32768.0, "capacity_tokens": 28000.0},
     ),
     (
-        "ValueError: Free memory on device cuda:0 (3.1/79.11 GiB) on startup is less than desired GPU memory utilization "
-        "(0.92, 72.78 GiB). Decrease GPU memory utilization",
+        (
+            "ValueError: Free memory on device cuda:0 (3.1/79.11 GiB) on startup is less than desired GPU memory"
+            " utilization (0.92, 72.78 GiB). Decrease GPU memory utilization"
+        ),
         "memory_profiling_failed",
         {"free_bytes": 3.1 * GIB, "total_bytes": 79.11 * GIB, "utilization": 0.92, "desired_bytes": 72.78 * GIB},
     ),
@@ -202,7 +219,10 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
         {},
     ),
     (
-        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory. Memory on the node was",
+        (
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory. Memory on the"
+            " node was"
+        ),
         "host_oom",
         {},
     ),
@@ -225,8 +245,10 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
         {"seconds": 60.0},
     ),
     (
-        "Iteration(17): 2 context requests, 812 context tokens, 30 generation requests, 30 generation tokens, iteration "
-        "elapsed time: 41.20 ms, GPU KV cache usage: 97.5%",
+        (
+            "Iteration(17): 2 context requests, 812 context tokens, 30 generation requests, 30 generation tokens,"
+            " iteration elapsed time: 41.20 ms, GPU KV cache usage: 97.5%"
+        ),
         "iteration",
         {
             "index": 17.0,
@@ -274,8 +296,10 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
         },
     ),
     (
-        "Actual usage is 14.99 GiB for weight, 1.22 GiB for peak activation, 0.14 GiB for non-torch memory, and 0.5 GiB for "
-        "CUDAGraph memory. Current kv cache memory in use is 55.5 GiB.",
+        (
+            "Actual usage is 14.99 GiB for weight, 1.22 GiB for peak activation, 0.14 GiB for non-torch memory, and 0.5"
+            " GiB for CUDAGraph memory. Current kv cache memory in use is 55.5 GiB."
+        ),
         "breakdown",
         {
             "weights_bytes": 14.99 * GIB,
@@ -286,8 +310,10 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
         },
     ),
     (
-        "model weights take 15.08GiB; non_torch_memory takes 0.14GiB; PyTorch activation peak memory takes 1.34GiB; the rest "
-        "of the memory reserved for KV Cache is 54.62GiB.",
+        (
+            "model weights take 15.08GiB; non_torch_memory takes 0.14GiB; PyTorch activation peak memory takes 1.34GiB;"
+            " the rest of the memory reserved for KV Cache is 54.62GiB."
+        ),
         "breakdown",
         {
             "weights_bytes": 15.08 * GIB,
@@ -304,8 +330,10 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
         {"form": "non_default", "model": "m", "max_num_seqs": 64.0, "served_model_name": "a", "enforce_eager": "True"},
     ),
     (
-        "INFO 05-09 00:49:33 api_server.py:528] args: Namespace(host=None, port=8000, allowed_origins=['*'], "
-        "model='facebook/opt', max_num_seqs=256, max_model_len=None, dispatch_function=<function serve at 0x7f>)",
+        (
+            "INFO 05-09 00:49:33 api_server.py:528] args: Namespace(host=None, port=8000, allowed_origins=['*'], "
+            "model='facebook/opt', max_num_seqs=256, max_model_len=None, dispatch_function=<function serve at 0x7f>)"
+        ),
         "args",
         {
             "form": "all",
@@ -324,8 +352,10 @@ TEXTS: list[tuple[str, str, dict[str, object]]] = [
     ("It took 2.5 seconds to fall asleep.", "sleep", {"seconds": 2.5}),
     ("Add 8 padding layers, may waste at most 15.38% KV cache memory", "kv_padding", {"waste_ratio": 0.1538}),
     (
-        "Initializing an LLM engine (v0.5.5) with config: model='facebook/opt-125m', max_seq_len=2048, "
-        "tensor_parallel_size=2, kv_cache_dtype=auto, served_model_name=opt, ",
+        (
+            "Initializing an LLM engine (v0.5.5) with config: model='facebook/opt-125m', max_seq_len=2048, "
+            "tensor_parallel_size=2, kv_cache_dtype=auto, served_model_name=opt, "
+        ),
         "engine_config",
         {
             "version": "0.5.5",
@@ -355,8 +385,10 @@ def assert_near(found: Mapping[str, object], wanted: Mapping[str, object]) -> No
 
 STATS = [
     (
-        "Avg prompt throughput: 12.0 tokens/s, Avg generation throughput: 3.5 tokens/s, Running: 1 reqs, Swapped: 2 reqs, "
-        "Pending: 3 reqs, GPU KV cache usage: 100.0%, CPU KV cache usage: 25.0%.",
+        (
+            "Avg prompt throughput: 12.0 tokens/s, Avg generation throughput: 3.5 tokens/s, Running: 1 reqs, Swapped: 2"
+            " reqs, Pending: 3 reqs, GPU KV cache usage: 100.0%, CPU KV cache usage: 25.0%."
+        ),
         {
             "flavour": "v0",
             "running": 1.0,
@@ -369,8 +401,10 @@ STATS = [
         },
     ),
     (
-        "Engine 001: Avg prompt throughput: 24000.0 tokens/s, Avg generation throughput: 18.0 tokens/s, Running: 10 reqs, "
-        "Waiting: 90 reqs, GPU KV cache usage: 19.3%",
+        (
+            "Engine 001: Avg prompt throughput: 24000.0 tokens/s, Avg generation throughput: 18.0 tokens/s, Running: 10"
+            " reqs, Waiting: 90 reqs, GPU KV cache usage: 19.3%"
+        ),
         {
             "flavour": "v1",
             "engine": 1.0,
@@ -382,9 +416,11 @@ STATS = [
         },
     ),
     (
-        "4 Engines Aggregated: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 2.0 tokens/s, Running: 5 reqs, "
-        "Waiting: 6 reqs, Deferred: 2 reqs, KV fetch: 1 waiting to start, 2 in progress, 3 completed waiting, "
-        "Preemptions: 7, CPU KV cache usage: 98.4%, Prefix cache hit rate: 12.5%",
+        (
+            "4 Engines Aggregated: Avg prompt throughput: 1.0 tokens/s, Avg generation throughput: 2.0 tokens/s,"
+            " Running: 5 reqs, Waiting: 6 reqs, Deferred: 2 reqs, KV fetch: 1 waiting to start, 2 in progress, 3"
+            " completed waiting, Preemptions: 7, CPU KV cache usage: 98.4%, Prefix cache hit rate: 12.5%"
+        ),
         {
             "flavour": "v1",
             "engines": 4.0,
@@ -399,8 +435,10 @@ STATS = [
         },
     ),
     (
-        "Avg prompt tput: 5.0 toks/s, Avg generation tput: 6.0 toks/s, Reqs Running: 7, Waiting: 8, Deferred: 1 reqs, "
-        "Preemptions: 2, GPU KV cache used: 50.5%, Prefix cache hit rate: 1.0%",
+        (
+            "Avg prompt tput: 5.0 toks/s, Avg generation tput: 6.0 toks/s, Reqs Running: 7, Waiting: 8, Deferred: 1"
+            " reqs, Preemptions: 2, GPU KV cache used: 50.5%, Prefix cache hit rate: 1.0%"
+        ),
         {
             "flavour": "rust",
             "running": 7.0,
@@ -434,9 +472,14 @@ def test_every_event_is_covered_here_and_declared() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "INFO 07-28 06:40:59 [logger.py:39] Received request cmpl-1: prompt: 'Why does torch say CUDA out of memory. Tried "
-        "to allocate 1 GiB', params: SamplingParams(n=1)",
-        "INFO 07-28 [logger.py:80] Generated response chatcmpl-1: output: 'EngineDeadError means ...', finish_reason: stop",
+        (
+            "INFO 07-28 06:40:59 [logger.py:39] Received request cmpl-1: prompt: 'Why does torch say CUDA out of"
+            " memory. Tried to allocate 1 GiB', params: SamplingParams(n=1)"
+        ),
+        (
+            "INFO 07-28 [logger.py:80] Generated response chatcmpl-1: output: 'EngineDeadError means ...',"
+            " finish_reason: stop"
+        ),
         'INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK',
         "Warning: NUMA binding: Using MEMBIND policy for memory allocation on the NUMA nodes (0).",
         "Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00,  6.87it/s]",

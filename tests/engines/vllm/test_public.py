@@ -1,7 +1,8 @@
-"""What leaves the node of command lines, variables and log lines: known to be no secret, in whatever spelling a secret stands.
+"""What leaves the node of command lines, variables and log lines: known to be no secret, in whatever spelling a secret
+stands.
 
-The spellings are generated: where a secret can stand (option, variable, script, YAML, JSON, Python's print, log line), under which
-name, and in which quotes.
+The spellings are generated: where a secret can stand (option, variable, script, YAML, JSON, Python's print, log line),
+under which name, and in which quotes.
 """
 
 from __future__ import annotations
@@ -173,7 +174,10 @@ def test_what_was_not_understood_is_not_taken_for_complete(argv: list[str]) -> N
 
 
 def test_json_keeps_its_numbers_and_known_modes() -> None:
-    given_ = '{"kv_role": "kv_both", "kv_connector": "LMCacheConnectorV1", "kv_rank": 1, "kv_connector_extra_config": {"url": "u:p"}}'
+    given_ = (
+        '{"kv_role": "kv_both", "kv_connector": "LMCacheConnectorV1", "kv_rank": 1, "kv_connector_extra_config":'
+        ' {"url": "u:p"}}'
+    )
     [shown] = [word for word in public.args(["vllm", "serve", "--kv-transfer-config", given_]) if "config" in word]
     assert json.loads(shown.partition("=")[2]) == {
         "kv_role": "kv_both",

@@ -1,4 +1,6 @@
-"""A condition of another package: requests wait while none runs. Its evaluation, its sentences and its runbook are declared together."""
+"""A condition of another package: requests wait while none runs. Its evaluation, its sentences and its
+runbook are declared together.
+"""
 
 from __future__ import annotations
 

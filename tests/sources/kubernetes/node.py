@@ -1,4 +1,5 @@
-"""A whole Kubernetes node for tests: API server, kubelet, driver, cgroups, /proc, logs, pods on loopback, and the exporter.
+"""A whole Kubernetes node for tests: API server, kubelet, driver, cgroups, /proc, logs, pods on loopback, and the
+exporter.
 
 Everything the exporter touches is real but for the far sides: HTTP and gRPC over sockets, files on disk, the real NVML
 binding over a stub library, and the real ``kvpressure serve`` in a process of its own.

@@ -19,7 +19,10 @@ from tests.sources.kubernetes.node import SOURCES, Node, uuid
 
 pytestmark = pytest.mark.live
 
-OOM = "(EngineCore pid=2) ERROR 11-14 22:18:22 [core.py:1101] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
+OOM = (
+    "(EngineCore pid=2) ERROR 11-14 22:18:22 [core.py:1101] torch.OutOfMemoryError: CUDA out of memory. Tried to"
+    " allocate"
+)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +163,9 @@ def test_two_hundred_pods_come_and_go(node: Node) -> None:
 
 
 def rich(number: int, size: int, ours: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A pod as production has them: half of ``size`` in managed fields, environment and mounts, half in one annotation."""
+    """A pod as production has them: half of ``size`` in managed fields, environment and mounts, half in one
+    annotation.
+    """
     fields = {f"f:field-{n}": {".": {}, f'k:{{"name":"value-{number}-{n}"}}': {"f:x": {}}} for n in range(size // 160)}
     env = [
         {"name": f"VARIABLE_{n}", "valueFrom": {"secretKeyRef": {"name": f"secret-{number}", "key": f"key-{n}"}}}

@@ -1,4 +1,6 @@
-"""What the table of a dialect can ask of the scanner beyond one series a value: sums, shared series, repeated ranks, configuration."""
+"""What the table of a dialect can ask of the scanner beyond one series a value: sums, shared series,
+repeated ranks, configuration.
+"""
 
 from __future__ import annotations
 

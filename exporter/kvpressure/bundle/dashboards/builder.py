@@ -51,8 +51,8 @@ class BoardContext:
 
 @dataclass(frozen=True, slots=True)
 class PanelQuery:
-    """One PromQL query of a panel. ``now`` asks for present values, ``table`` for them in table form, ``heat`` for buckets over
-    time. ``optional`` says why it may return nothing on a sound system, e.g. "on cards without GPM".
+    """One PromQL query of a panel. ``now`` asks for present values, ``table`` for them in table form, ``heat`` for
+    buckets over time. ``optional`` says why it may return nothing on a sound system, e.g. "on cards without GPM".
     """
 
     expr: str
@@ -388,7 +388,9 @@ def extreme(
     legend: str = "{{pod}}",
     pick: str = "topk",
 ) -> Json:
-    """A tile with the largest (``pick`` bottomk: the smallest) present value of ``expr`` and, by ``legend``, the name of who has it."""
+    """A tile with the largest (``pick`` bottomk: the smallest) present value of ``expr`` and, by
+    ``legend``, the name of who has it.
+    """
     return _stat(
         site,
         title,
@@ -439,7 +441,9 @@ def timeseries(
     overrides: Sequence[Json] = (),
     small: bool = False,
 ) -> Json:
-    """Lines over time; given thresholds are drawn as dashed lines. A ``small`` graph has names but no numbers below it."""
+    """Lines over time; given thresholds are drawn as dashed lines. A ``small`` graph has names but no
+    numbers below it.
+    """
     custom = {
         "drawStyle": "line",
         "lineInterpolation": "linear",
@@ -500,9 +504,9 @@ def table(
     alert: str | None = None,
     order: str = "",
 ) -> Json:
-    """A table of present values, in pages: queries merged on their common labels. ``columns``: field -> heading, in this order;
-    all other fields are hidden. ``sort``: heading of the column with the largest values first; ``order``: field with the smallest
-    first. A value that is not known is a dash.
+    """A table of present values, in pages: queries merged on their common labels. ``columns``: field -> heading, in
+    this order; all other fields are hidden. ``sort``: heading of the column with the largest values first; ``order``:
+    field with the smallest first. A value that is not known is a dash.
     """
     defaults = {
         "unit": "none",

@@ -39,7 +39,8 @@ def build(site: BoardContext) -> Board:
     """The board for ``site``."""
     board = Board(
         "kvpressure / Configuration and exporter health",
-        "Limits in force against the recommended ones, the pods around the engines, and whether kvpressure itself sees everything.",
+        "Limits in force against the recommended ones, the pods around the engines, and whether kvpressure itself sees"
+        " everything.",
     )
     for tile in _tiles(site):
         board.add(tile, 4, 4)
@@ -71,7 +72,8 @@ def _tiles(site: BoardContext) -> list[Json]:
         stat(
             site,
             "gpu_memory_utilization",
-            "Largest share of device memory an engine reserves. Recommended at most, and for long context less: the bands.",
+            "Largest share of device memory an engine reserves. Recommended at most, and for long context less: the"
+            " bands.",
             "max(" + engine("limit", 'limit="gpu_memory_utilization"') + ")",
             "none",
             steps(
@@ -101,7 +103,8 @@ def _tiles(site: BoardContext) -> list[Json]:
             site,
             "GPUs not read",
             "GPUs that a driver counts and that did not answer.",
-            f"sum(max by (cluster, node, vendor) (kvpressure_gpus_expected{{{NODE}}} - kvpressure_gpus_seen{{{NODE}}})) or vector(0)",
+            f"sum(max by (cluster, node, vendor) (kvpressure_gpus_expected{{{NODE}}} - kvpressure_gpus_seen{{{NODE}}}))"
+            " or vector(0)",
             "short",
             none,
             "GpuCountLow",
@@ -233,7 +236,8 @@ def _pods(site: BoardContext, board: Board) -> None:
             "Reason of the kubelet and exit code; 137 and OOMKilled: the memory limit.",
             [
                 PanelQuery(
-                    f"max by (namespace, pod, container, reason, exit_code) (kvpressure_container_last_termination_info{{{CONTAINER}}})",
+                    "max by (namespace, pod, container, reason, exit_code)"
+                    f" (kvpressure_container_last_termination_info{{{CONTAINER}}})",
                     table=True,
                     optional=NEVER,
                 )
@@ -293,7 +297,8 @@ def _pods(site: BoardContext, board: Board) -> None:
             "Lines per minute that tell of trouble: failed allocations, killed workers, preemptions, a dead engine.",
             [
                 PanelQuery(
-                    f'60 * sum by (pod, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))',
+                    "60 * sum by (pod, event)"
+                    f' (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))',
                     "{{pod}} {{event}}",
                     optional=NEVER,
                 )

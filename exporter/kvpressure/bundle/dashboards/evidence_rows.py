@@ -1,7 +1,7 @@
 """What speaks for a verdict, as rows of a table: one fact a row, its present number before its words.
 
-A fact is shown while its engine's verdict is one of ``verdicts`` and the named evidence of the diagnosis has the given value, so
-the table says what the exporter's page says; the number beside it is read from the published metrics.
+A fact is shown while its engine's verdict is one of ``verdicts`` and the named evidence of the diagnosis has the given
+value, so the table says what the exporter's page says; the number beside it is read from the published metrics.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NOT_THE_CACHE: Final = ("concurrency_limited", "compute_bound", "host_bound", "s
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRow:
-    """One row. ``expr``: its number, one series an engine. ``words`` continue the number and may name thresholds in braces.
-    ``evidence``: alternatives, of which one has to have the value ``holds``.
+    """One row. ``expr``: its number, one series an engine. ``words`` continue the number and may name thresholds in
+    braces. ``evidence``: alternatives, of which one has to have the value ``holds``.
     """
 
     name: str

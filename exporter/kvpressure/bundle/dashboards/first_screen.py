@@ -1,4 +1,5 @@
-"""The first screen of the incident board: who is in trouble, why, what to do first, what to set, what fires, and four graphs.
+"""The first screen of the incident board: who is in trouble, why, what to do first, what to set, what fires, and four
+graphs.
 
 Everything above row ``SCREEN`` is on a screen of 1600 x 900 without scrolling.
 """
@@ -100,7 +101,9 @@ def _board(uid: str, title: str) -> tuple[str, list[Json]]:
 
 
 def _verdict_with_first_action(site: BoardContext) -> str:
-    """The verdict of each engine with the label ``runbook``: that of its first action, or ``UNSURE`` where it is not confident."""
+    """The verdict of each engine with the label ``runbook``: that of its first action, or ``UNSURE`` where
+    it is not confident.
+    """
     labelled = engine("verdict", by="verdict") + " == 1"
     for verdict, runbook in VERDICT_RUNBOOKS.items():
         labelled = f'label_replace({labelled}, "runbook", "{runbook}", "verdict", "{verdict}")'
@@ -147,10 +150,10 @@ def _engines(site: BoardContext) -> Json:
         "Value #I": "Signature",
     }
     about = (
-        "The engine in most trouble first, with its fullest GPU, its verdict and the first action (a click opens the runbook). "
-        "Memory is required memory: an engine reserves its KV pool at start, so used memory is high with and without pressure. "
-        "Signature is the documented signature; it is shown beside the verdict and does not replace it. "
-        "A click on a pod filters the whole dashboard."
+        "The engine in most trouble first, with its fullest GPU, its verdict and the first action (a click opens the"
+        " runbook). Memory is required memory: an engine reserves its KV pool at start, so used memory is high with and"
+        " without pressure. Signature is the documented signature; it is shown beside the verdict and does not replace"
+        " it. A click on a pod filters the whole dashboard."
     )
     return table(
         site,
@@ -227,8 +230,8 @@ def _why(site: BoardContext) -> Json:
         column("Evidence", ("mappings", texts(**words))),
     ]
     about = (
-        "Current evidence about the engine in most trouble: the number, its meaning and its threshold. Filter by pod to see another engine. "
-        "The triage page also lists the evidence against the verdict."
+        "Current evidence about the engine in most trouble: the number, its meaning and its threshold. Filter by pod to"
+        " see another engine. The triage page also lists the evidence against the verdict."
     )
     return table(
         site,
@@ -259,8 +262,9 @@ def _settings(site: BoardContext) -> Json:
     return table(
         site,
         "What to set",
-        "Limits to change: in force now, and the value to set, computed for each engine. Order of the mitigation: cap tokens "
-        "at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart last.",
+        "Limits to change: in force now, and the value to set, computed for each engine. Order of the mitigation: cap"
+        " tokens at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart"
+        " last.",
         queries,
         {"pod": "Pod", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"},
         overrides,
@@ -278,7 +282,8 @@ def _fires(site: BoardContext) -> Json:
     return table(
         site,
         "What fires",
-        "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. A click opens the runbook.",
+        "Firing alerts of this bundle for the chosen engines, and those about GPUs and the exporter. A click opens the"
+        " runbook.",
         [PanelQuery(f"max by (alertname, severity, page, pod) ({FIRING})", table=True, optional="nothing fires")],
         {"alertname": "Alert", "severity": "Severity", "page": "Page", "pod": "Pod"},
         overrides,

@@ -1,4 +1,6 @@
-"""The incident board: its first screen answers who, why, what fires and what to do first; below it since when, and the rest."""
+"""The incident board: its first screen answers who, why, what fires and what to do first; below it since
+when, and the rest.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,8 @@ def _tiles(site: BoardContext) -> list[Json]:
         extreme(
             site,
             "GPU memory required",
-            "Required memory: used minus the unused part of the KV pool. Used memory alone means little, because it is reserved at start.",
+            "Required memory: used minus the unused part of the KV pool. Used memory alone means little, because it is"
+            " reserved at start.",
             fullest_gpu("gpu:kvpressure_memory_needed:ratio"),
             ratio,
             steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio")),
@@ -195,8 +198,9 @@ def _evidence(site: BoardContext) -> Json:
 
 def _signature(site: BoardContext) -> Json:
     about = (
-        "Each documented condition exactly as the guides state it, while it holds. It is shown beside the verdict and does not replace "
-        "it: device memory is high on a healthy engine, and utilization stays high under real pressure."
+        "Each documented condition exactly as the guides state it, while it holds. It is shown beside the verdict and"
+        " does not replace it: device memory is high on a healthy engine, and utilization stays high under real"
+        " pressure."
     )
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": YELLOW}))]
     return states(
@@ -291,7 +295,8 @@ def _memory_kv_queue(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Reserved minus allocated",
-            "Allocator: torch's caching allocator (needs the plugin). kv_pool: free KV blocks. kv_block: waste inside blocks.",
+            "Allocator: torch's caching allocator (needs the plugin). kv_pool: free KV blocks. kv_block: waste inside"
+            " blocks.",
             [PanelQuery(lines("fragmentation_bytes", by="scope"), "{{pod}} {{scope}}")],
             "decbytes",
             steps(site, (ORANGE, "fragmentation_warning_bytes")),
@@ -355,7 +360,8 @@ def _users(site: BoardContext, board: Board) -> None:
             [
                 PanelQuery(
                     worst_pods(
-                        f"sum by ({POD}, reason) (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"
+                        f"sum by ({POD}, reason)"
+                        f" (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"
                     ),
                     f"{{{{pod}}}} {shown}{{{{reason}}}}",
                     optional=why,
@@ -394,7 +400,8 @@ def _compute(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "GPU activity",
-            "Utilization is the share of time in which some kernel ran, not its occupancy. Tensor and DRAM activity only where the GPU reports them.",
+            "Utilization is the share of time in which some kernel ran, not its occupancy. Tensor and DRAM activity"
+            " only where the GPU reports them.",
             [
                 PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
                 PanelQuery(worst_gpus(gpu("gpu_tensor_activity_ratio")), "GPU {{gpu}} tensor"),
@@ -460,7 +467,8 @@ def _requests_and_pod(site: BoardContext, board: Board) -> None:
             [
                 PanelQuery(
                     worst_pods(
-                        f'60 * sum by ({POD}, event) (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))'
+                        f"60 * sum by ({POD}, event)"
+                        f' (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))'
                     ),
                     "{{pod}} {{event}}",
                     optional="no such line came",

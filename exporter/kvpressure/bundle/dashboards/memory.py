@@ -77,7 +77,8 @@ def _tiles(site: BoardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "Tokens that the arriving load can reach within the limits, against the capacity; more than 1 does not fit.",
+            "Tokens that the arriving load can reach within the limits, against the capacity; more than 1 does not"
+            " fit.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),
@@ -215,7 +216,8 @@ def _gpus(site: BoardContext) -> Json:
     return table(
         site,
         "Fullest GPUs",
-        f"The {TOP} GPUs with the highest required memory. Used memory alone means little, because it is reserved at start.",
+        f"The {TOP} GPUs with the highest required memory. Used memory alone means little, because it is reserved at"
+        " start.",
         queries,
         columns,
         overrides,

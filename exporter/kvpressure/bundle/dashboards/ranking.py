@@ -1,7 +1,7 @@
 """Which engines come first: by verdict as on the exporter's page, then by how many requests wait.
 
-The rank is taken at the end of the time shown (``@ end()``), so that a graph keeps the same lines over its whole width, and a
-board over a thousand engines draws a bounded number of them.
+The rank is taken at the end of the time shown (``@ end()``), so that a graph keeps the same lines over its whole width,
+and a board over a thousand engines draws a bounded number of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def worst_gpus(expr: str) -> str:
 
 
 def worst_model(expr: str) -> str:
-    """``expr`` for the model of the engine in most trouble: buckets of models differ, so that they must not be added up."""
+    """``expr`` for the model of the engine in most trouble: buckets of models differ, so that they must not
+    be added up.
+    """
     return f"{expr} and on (model_name) topk(1, {trouble()})"
 
 

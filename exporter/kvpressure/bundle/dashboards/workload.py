@@ -276,10 +276,10 @@ def _shape(site: BoardContext, board: Board) -> None:
             heatmap(
                 site,
                 f"{title}, distribution",
-                "Requests by length, all pods of the chosen model (of several: the one in most trouble); two bands are two kinds of "
-                "traffic on one server.",
+                "Requests by length, all pods of the chosen model (of several: the one in most trouble); two bands are"
+                " two kinds of traffic on one server.",
                 PanelQuery(
-                    f"""sum by (le) ({worst_model(f'increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')})""",
+                    f"""sum by (le) ({worst_model(f'increase(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')})""",  # noqa: E501
                     "{{le}}",
                     heat=True,
                     optional=VLLM_BUCKETS,
@@ -449,7 +449,8 @@ def _throughput(site: BoardContext, board: Board) -> None:
             [
                 PanelQuery(
                     worst_pods(
-                        f"sum by ({POD}, reason) (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"
+                        f"sum by ({POD}, reason)"
+                        f" (rate(kvpressure_requests_{kind}_total{{{ENGINE}}}[$__rate_interval])) > 0"
                     ),
                     "{{pod}} " + shown,
                     optional=why,

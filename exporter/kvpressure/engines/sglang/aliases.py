@@ -1,7 +1,8 @@
 """The one table from the sample names of any SGLang release to the canonical names of ``readings``.
 
-The scheduler writes its gauges after a prefill batch and every 40 decode steps; the tokenizer process writes tokens, requests and
-latencies for the whole server, without a rank. Sources: releases 0.4.1 to 0.5.23; pages under ``tests/fixtures/sglang``.
+The scheduler writes its gauges after a prefill batch and every 40 decode steps; the tokenizer process writes tokens,
+requests and latencies for the whole server, without a rank. Sources: releases 0.4.1 to 0.5.23; pages under
+``tests/fixtures/sglang``.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ REPEATED_BY: Final = frozenset({"tp_rank", "moe_ep_rank"})  # with --enable-metr
 CONFIG_LABELS: Final = frozenset({"page_size", "num_pages"})
 CONTEXT: Final = "context_length"  # gauge of the context limit, from 0.5.14
 
-# Requests that wait for something else than KV: a grammar, or the other half of a prefill/decode pair. One spelling has one family,
-# for they add up and no release has two of the same.
+# Requests that wait for something else than KV: a grammar, or the other half of a prefill/decode pair. One spelling has
+# one family, for they add up and no release has two of the same.
 DEFERRED_QUEUES: Final = (
     "num_grammar_queue_reqs",
     "num_prefill_prealloc_queue_reqs",  # to 0.5.9
@@ -59,7 +60,9 @@ def _queue(name: str) -> Family:
 
 
 def _of_server(kind: str, canonical: str, *names: str) -> Family:
-    """What the tokenizer process counts for all engines of the server; the parts by ``is_streaming`` (0.5.23) add up."""
+    """What the tokenizer process counts for all engines of the server; the parts by ``is_streaming``
+    (0.5.23) add up.
+    """
     return Family(
         "histogram" if kind == "histogram" else "counter",
         names,
@@ -114,8 +117,8 @@ SAMPLES: Final[Mapping[str, SampleName]] = {
 def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
     """The model and the engine that a series names: its data-parallel rank and pipeline stage.
 
-    No engine's are the parts by priority (the total has an empty one) and the repetitions by further tensor-parallel ranks. With
-    data-parallel attention the rank differs for each engine and tells nothing.
+    No engine's are the parts by priority (the total has an empty one) and the repetitions by further tensor-parallel
+    ranks. With data-parallel attention the rank differs for each engine and tells nothing.
     """
     rank, stage = labels.get("dp_rank"), labels.get("pp_rank") or "0"
     if labels.get("priority") or (rank is None and labels.get("tp_rank", "0") != "0"):

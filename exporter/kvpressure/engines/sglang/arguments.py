@@ -73,7 +73,9 @@ def option(name: str) -> str:
 
 
 def may_start(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether anything in the command line, or in a variable that it may use, looks like the start of SGLang's server. Cheap."""
+    """Whether anything in the command line, or in a variable that it may use, looks like the start of
+    SGLang's server. Cheap.
+    """
     words = [*map(str, argv)]
     if any("$" in word for word in words):
         words += env.values()

@@ -16,7 +16,8 @@ SLOTS: Final = (2048.0, 4096.0)  # fewest and most request slots
 SPECULATIVE_SEQS: Final = 48.0
 ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
-# ``--mem-fraction-static`` is none of them: it leaves out activations, so that a device fuller than that is as it should be.
+# ``--mem-fraction-static`` is none of them: it leaves out activations, so that a device fuller than that is as it
+# should be.
 
 
 def in_force(known: Known) -> dict[str, EffectiveLimit]:
@@ -52,7 +53,9 @@ def _shared_by(name: str, args: EngineArgs) -> float:
 
 
 def _default_seqs(known: Known, gauges: Mapping[str, float]) -> float | None:
-    """The smaller of half the pool's tokens and the request slots; ``None`` without the pool's size or the context limit."""
+    """The smaller of half the pool's tokens and the request slots; ``None`` without the pool's size or the
+    context limit.
+    """
     if "speculative_algorithm" in known.merged.values:
         return SPECULATIVE_SEQS
     pool = known.facts.get("capacity_tokens") or gauges.get(r.KV_CAPACITY)
@@ -74,7 +77,9 @@ def _default_chunk(known: Known) -> float | None:
 
 
 def default_limits(version: str | None, _gpu_name: str | None, gpu_bytes: float | None) -> Mapping[str, float]:
-    """The default chunk of a prefill by release and device memory. The limit of running requests follows from the pool instead."""
+    """The default chunk of a prefill by release and device memory. The limit of running requests follows
+    from the pool instead.
+    """
     release = parse_version(version)
     if release is None or gpu_bytes is None:
         return {}

@@ -40,7 +40,8 @@ _DECODE: Final = (
     rf", gen throughput \(token/s\): (?P<generation_rate>{F}){_PARTS}, #queue-req: (?P<waiting>{N})"
 )
 _PREFILL: Final = (
-    rf"Prefill batch[.,] #new-seq: {N}, #new-token: {N}, #cached-token: {N}(?:, cache hit rate: {F}%)?, {_USAGE}{_PARTS}"
+    rf"Prefill batch[.,] #new-seq: {N}, #new-token: {N}, #cached-token: {N}(?:, cache hit rate: {F}%)?,"
+    rf" {_USAGE}{_PARTS}"
     rf", #running-req: (?P<running>{N}){_PARTS}, #queue-req: (?P<waiting>{N})"
 )
 _SIZE: Final = r"\d{1,9}(?:\.\d{1,4})? [KMGT]iB"
@@ -58,7 +59,10 @@ _TABLE: Final = tuple(
         (
             "#retracted_reqs",
             "preemption",
-            rf"(?:KV cache pool is full\. Retract requests\.|Decode out of memory happened\.) #retracted_reqs: (?P<requests>{N})",
+            (
+                r"(?:KV cache pool is full\. Retract requests\.|Decode out of memory happened\.) #retracted_reqs:"
+                rf" (?P<requests>{N})"
+            ),
         ),
         ("max_total_num_tokens=", "capacity", rf"(?<![\w.]){_START}"),
         ("KV Cache is allocated", "capacity", _POOL),
@@ -107,7 +111,9 @@ _UNITS: Final = {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 
 
 def strip(line: str) -> str:
-    """The message of a log line without colours and its bracket of time and ranks; ``FURTHER_RANK`` before those of further ranks."""
+    """The message of a log line without colours and its bracket of time and ranks; ``FURTHER_RANK`` before
+    those of further ranks.
+    """
     text = line[:MAX_LINE].rstrip("\r\n")
     if "\x1b" in text:
         text = _ANSI.sub("", text)

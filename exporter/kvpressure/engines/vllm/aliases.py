@@ -104,13 +104,16 @@ ENGINE_FAMILIES: Final = (
 )
 
 SAMPLES: Final[Mapping[str, SampleName]] = table("vllm", ENGINE_FAMILIES, PREFIXES, BARE_NAMES)
-"""Every sample name of vLLM that is read, as it stands on a page. What is not here (``_created`` too) is not looked at."""
+"""Every sample name of vLLM that is read, as it stands on a page. What is not here (``_created`` too) is
+not looked at.
+"""
 
 
 def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
     """The model and the engine that a series names, each ``None`` where it names none.
 
-    A router repeats gauges of its servers under vLLM's names; every vLLM names its model, and Triton its backend's model and version.
+    A router repeats gauges of its servers under vLLM's names; every vLLM names its model, and Triton its backend's
+    model and version.
     """
     model = labels.get("model_name") or (labels.get("model") if "version" in labels else None)
     return model, labels.get("engine")

@@ -9,7 +9,9 @@ from kvpressure.model.readings import SWAPPED, EngineReading
 
 
 def positive(text: str | None) -> float | None:
-    """The number that a label says, if it is above 0 and believable; ``None`` for anything else ("None", "nan", "x")."""
+    """The number that a label says, if it is above 0 and believable; ``None`` for anything else ("None",
+    "nan", "x").
+    """
     try:
         value = float(text) if text is not None else None
     except ValueError:
@@ -43,8 +45,8 @@ def block_size(reading: EngineReading) -> float | None:
 
 
 def pool(args: EngineArgs, reading: EngineReading | None, engines_on_page: int) -> Pool:
-    """``--kv-cache-memory-bytes`` is the pool itself, unless the number of blocks is overridden besides. ``num_gpu_blocks`` is summed
-    over the engines of a page.
+    """``--kv-cache-memory-bytes`` is the pool itself, unless the number of blocks is overridden besides.
+    ``num_gpu_blocks`` is summed over the engines of a page.
     """
     config = reading.cache_config if reading else {}
     overridden = "num_gpu_blocks_override" in args.explicit or "num_gpu_blocks_override" in config

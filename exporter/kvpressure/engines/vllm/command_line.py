@@ -170,7 +170,9 @@ _NUMBER = re.compile(r"-\d+(?:\.\d+)?")
 _REFERENCE = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*+)\)")
 _SERVER = re.compile(r"vllm(?<!\wvllm)(?:\s++serve\b|\.entrypoints\b)")
 _WRAPPER = re.compile(r"\S*/vllm/inference_api\.py|dynamo\.vllm|huggingfaceserver")
-"""Programs that run vLLM inside and set some of its arguments: KAITO, NVIDIA Dynamo's worker, KServe's Hugging Face server."""
+"""Programs that run vLLM inside and set some of its arguments: KAITO, NVIDIA Dynamo's worker, KServe's
+Hugging Face server.
+"""
 _WRAPPER_NAMES: Final = {"model_id": "model", "model_name": "served_model_name"}  # KServe's Hugging Face server
 START: Final = re.compile(r"(\bvllm[ \t]+serve(?:[ \t]+[^\s;&|-][^\s;&|]*)?|\bvllm\.entrypoints\.[\w.]+)")
 """What starts the server in a script, with its model."""
@@ -183,8 +185,8 @@ def read(
 ) -> Command:
     """A container's command followed by its args, and its environment (literal values only). Never raises.
 
-    ``entry_point``: the words go to an image's own entry point, so that the first may be a model. ``named``: whether the text
-    names a server of vLLM, where ``argv`` is only the part of it that ``bounded`` keeps.
+    ``entry_point``: the words go to an image's own entry point, so that the first may be a model. ``named``: whether
+    the text names a server of vLLM, where ``argv`` is only the part of it that ``bounded`` keeps.
     """
     known = dict(env or {})
     room = shell.Room(MAX_WORD)
@@ -218,7 +220,9 @@ def names_server(argv: Sequence[str]) -> bool:
 
 
 def may_be_vllm(argv: Sequence[str], env: Mapping[str, str] | None = None) -> bool:
-    """Whether anything in the command line, or in a variable that it may use, looks like the start of vLLM's server. Cheap."""
+    """Whether anything in the command line, or in a variable that it may use, looks like the start of
+    vLLM's server. Cheap.
+    """
     words = [*map(str, argv)]
     if any("$" in word for word in words):
         words += (env or {}).values()
@@ -271,7 +275,9 @@ def starts_server(argv: Sequence[str]) -> bool:
 
 
 def endpoints(args: EngineArgs) -> Endpoints:
-    """Headless ranks serve nothing; with an external load balancer each data-parallel rank of the node serves on a port of its own."""
+    """Headless ranks serve nothing; with an external load balancer each data-parallel rank of the node
+    serves on a port of its own.
+    """
     port_each = args.values.get("data_parallel_multi_port_external_lb") == "True"
     serves = args.values.get("headless") != "True" and ((args.integer("node_rank") or 0) <= 0 or port_each)
     ranks = args.integer("data_parallel_size_local")
@@ -344,7 +350,9 @@ def _engine_part(tokens: Sequence[str]) -> tuple[Sequence[str], str | None, bool
 
 
 def _options(tokens: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """``(name, value)`` of every option; a flag is ``True``, ``--no-x`` makes x ``False``. Words beside them have no name."""
+    """``(name, value)`` of every option; a flag is ``True``, ``--no-x`` makes x ``False``. Words beside
+    them have no name.
+    """
     index = 0
     while index < len(tokens):
         token = tokens[index]

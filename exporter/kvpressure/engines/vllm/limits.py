@@ -31,8 +31,8 @@ def takes_lora(args: EngineArgs) -> bool:
 
 
 def kv_role(args: EngineArgs) -> str | None:
-    """What the server is to others that KV blocks come from or go to: kv_producer, kv_consumer or kv_both; empty where a KV
-    connector is set and its role is not told, ``None`` where none is.
+    """What the server is to others that KV blocks come from or go to: kv_producer, kv_consumer or kv_both; empty where
+    a KV connector is set and its role is not told, ``None`` where none is.
     """
     if not any(name.partition(".")[0] == KV_TRANSFER for name in args.values):
         return None
@@ -46,15 +46,17 @@ def _kv_field(args: EngineArgs, name: str) -> str | None:
 
 
 def waits_for_blocks(args: EngineArgs) -> bool:
-    """Whether requests may wait for KV blocks of other servers, or finished ones for others to pull theirs. A cache beside one
-    server (LMCache, role kv_both) does neither.
+    """Whether requests may wait for KV blocks of other servers, or finished ones for others to pull theirs. A cache
+    beside one server (LMCache, role kv_both) does neither.
     """
     role = kv_role(args)
     return role is not None and not (role == "kv_both" and _kv_field(args, "kv_connector") in SYNCHRONOUS)
 
 
 def features(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> Features:
-    """What the arguments make of the server. V0 allocates all blocks of a prompt at once; without chunked prefill it is one step."""
+    """What the arguments make of the server. V0 allocates all blocks of a prompt at once; without chunked
+    prefill it is one step.
+    """
     chunked = (args.values.get("enable_chunked_prefill") or "").lower()
     return Features(
         takes_lora(args),

@@ -312,7 +312,8 @@ _TABLE: Final[tuple[tuple[str, str, Callable[[str], Values | None]], ...]] = (
         "less than desired GPU memory utilization",
         "memory_profiling_failed",
         _search(
-            r"\((?P<free_bytes>[\d.]{1,20})/(?P<total_bytes>[\d.]{1,20}) GiB\) on startup is less than desired GPU memory "
+            r"\((?P<free_bytes>[\d.]{1,20})/(?P<total_bytes>[\d.]{1,20}) GiB\) on startup is less than desired GPU"
+            r" memory "
             r"utilization \((?P<utilization>[\d.]{1,20}), (?P<desired_bytes>[\d.]{1,20}) GiB\)"
         ),
     ),
@@ -353,9 +354,7 @@ _TABLE: Final[tuple[tuple[str, str, Callable[[str], Values | None]], ...]] = (
     (
         "Loading model weights took ",
         "weights_bytes",
-        _search(  # "GB", yet divided by 2**30
-            r"Loading model weights took (?P<bytes>[\d.]+) GB"
-        ),
+        _search(r"Loading model weights took (?P<bytes>[\d.]+) GB"),  # "GB", yet divided by 2**30
     ),
     (
         "Graph capturing finished in ",

@@ -43,7 +43,9 @@ RAY_AGENT: Final = "ray-llm"
 
 
 def of_image(image: str) -> bool:
-    """Whether an image is one that serves vLLM: routers and operators are called after it too, and anything may stand in a path."""
+    """Whether an image is one that serves vLLM: routers and operators are called after it too, and anything
+    may stand in a path.
+    """
     if is_nim(image):
         return True
     name, _, tag = image.rpartition("/")[2].partition(":")

@@ -1,9 +1,11 @@
-"""What of a command line, an environment and a log line may leave the node: what is known to be no secret, and nothing else.
+"""What of a command line, an environment and a log line may leave the node: what is known to be no secret, and nothing
+else.
 
-A command line is written anew from what was understood of it: options by name, with their values where a value is a number, true or
-false, or where the option is known to hold no secret (a model's name, a type, a backend). Any other option is a name without a
-value. What was not understood does not leave at all; its place is marked, so that nothing is taken for complete. No text of a script,
-no expanded variable and no unknown word can come through, however it is spelled.
+A command line is written anew from what was understood of it: options by name, with their values where a value is a
+number, true or false, or where the option is known to hold no secret (a model's name, a type, a backend). Any other
+option is a name without a value. What was not understood does not leave at all; its place is marked, so that nothing is
+taken for complete. No text of a script, no expanded variable and no unknown word can come through, however it is
+spelled.
 
 Log lines are kept if they are an event's: numbers, plain words and known fields of them.
 """
@@ -210,7 +212,9 @@ def _json(node: Any, name: str) -> Any:
 
 
 def args(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """A command line that means the same, written from what may be known of ``argv``. Twice is once; nothing stays nothing."""
+    """A command line that means the same, written from what may be known of ``argv``. Twice is once;
+    nothing stays nothing.
+    """
     return written(parse(argv, env)) if argv else ()
 
 
@@ -234,8 +238,8 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def log_line(line: str) -> str:
-    """What of a log line may be kept: of an event's its known fields and the words by which it is read; ``REDACTED`` of any
-    other.
+    """What of a log line may be kept: of an event's its known fields and the words by which it is read; ``REDACTED`` of
+    any other.
     """
     message = strip(line)
     event = recognise(message)

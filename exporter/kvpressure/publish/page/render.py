@@ -38,7 +38,9 @@ def _visible(value: object) -> object:
 
 @lru_cache(maxsize=8)
 def _template(name: str) -> Template:
-    """A compiled part of the page. jinja2 is imported by the first view, so that an exporter nobody looks at is lighter."""
+    """A compiled part of the page. jinja2 is imported by the first view, so that an exporter nobody looks
+    at is lighter.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

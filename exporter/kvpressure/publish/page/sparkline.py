@@ -15,8 +15,8 @@ _INSET: Final = 2  # keeps the line's half width inside
 
 @dataclass(frozen=True, slots=True)
 class Sparkline:
-    """``lines``: points attributes of polylines, one for each stretch without a gap. ``mark``: height of the threshold, if
-    it lies in the picture. ``now``, ``highest``: the newest and the largest value.
+    """``lines``: points attributes of polylines, one for each stretch without a gap. ``mark``: height of the threshold,
+    if it lies in the picture. ``now``, ``highest``: the newest and the largest value.
     """
 
     lines: tuple[str, ...]

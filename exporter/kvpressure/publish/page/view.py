@@ -36,7 +36,9 @@ CALM: Final = ("healthy", "idle")
 
 @dataclass(frozen=True, slots=True)
 class ViewContext:
-    """What the page and the JSON need beside the state: thresholds, the last minutes, and where boards and runbooks are."""
+    """What the page and the JSON need beside the state: thresholds, the last minutes, and where boards and
+    runbooks are.
+    """
 
     thresholds: Thresholds = field(default_factory=builtin)
     history: PageHistory = field(default_factory=PageHistory)

@@ -1,9 +1,9 @@
 """Under which host names a browser may read the exporter.
 
-A web page anywhere can let its own name resolve to a pod's address and then read what that pod answers, as if it were its own
-(DNS rebinding). Its requests still carry the page's name in ``Host``, and no name under which a cluster knows a pod: those
-are addresses, names without a dot, and names below ``svc`` or ``cluster.local``. Only browsers can be misled, so what is no browser
-(Prometheus, curl) may use any name.
+A web page anywhere can let its own name resolve to a pod's address and then read what that pod answers, as if it were
+its own (DNS rebinding). Its requests still carry the page's name in ``Host``, and no name under which a cluster knows a
+pod: those are addresses, names without a dot, and names below ``svc`` or ``cluster.local``. Only browsers can be
+misled, so what is no browser (Prometheus, curl) may use any name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Hosts:
         self._below = (*ALLOWED, *sorted(name for name in lower if name.startswith(".")))
 
     def refuses(self, headers: Mapping[str, str]) -> str | None:
-        """The host name of a browser's request that must not be answered; None where it may be. Header names in lower case."""
+        """The host name of a browser's request that must not be answered; None where it may be. Header
+        names in lower case.
+        """
         if not _is_browser(headers):
             return None
         name = host_name(headers.get("host", ""))

@@ -3,8 +3,8 @@
 A connection costs no thread. Every phase of it has a total deadline (TLS handshake, head of the request, writing
 the answer, waiting for the next request), so that dripping does not prolong it. When all places are taken, the
 peer (address) with the most of them loses the one that has waited longest for its client: any number of silent clients
-only push out each other, and a scrape, which takes milliseconds, gets through. Answers under way have places of their own by
-the same rule. A request never reads a body.
+only push out each other, and a scrape, which takes milliseconds, gets through. Answers under way have places of their
+own by the same rule. A request never reads a body.
 """
 
 from __future__ import annotations
@@ -200,8 +200,8 @@ class Server:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the tail of an answer must not wait
 
     def _evict(self, among: Collection[_Connection]) -> None:
-        """Of the peer that has the most connections among these, close the one that has waited longest for its client, answers
-        under way last.
+        """Of the peer that has the most connections among these, close the one that has waited longest for its client,
+        answers under way last.
         """
         of_peer = Counter(one.peer for one in among)
         victim = min(among, key=lambda one: (-of_peer[one.peer], one.answering, one.since), default=None)
@@ -294,8 +294,8 @@ class Server:
             return text_response(500)
 
     def _take_place(self, connection: _Connection) -> None:
-        """Count the request among those being answered. An answer waits for nothing but its client, so the one whose client has
-        taken nothing for the longest time makes room.
+        """Count the request among those being answered. An answer waits for nothing but its client, so the one whose
+        client has taken nothing for the longest time makes room.
         """
         answering = [one for one in self._connections if one.answering]
         if self._max_requests and len(answering) >= self._max_requests:

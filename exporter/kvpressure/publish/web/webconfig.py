@@ -139,7 +139,9 @@ class WebConfigFile:
 
 
 def _weaker(before: WebConfig, after: WebConfig) -> str:
-    """What protects the server before and not after; empty if nothing does. A file that is being written is short for a moment."""
+    """What protects the server before and not after; empty if nothing does. A file that is being written is
+    short for a moment.
+    """
     if before.tls is not None and after.tls is None:
         return "tls_server_config"
     if before.users and not after.users:

@@ -1,8 +1,9 @@
 """The source of log events: follows the logs of the engines' containers on this node.
 
-Only lines that the engine's dialect recognises leave this source, with the event that they report. A line older than ``RECENT_SECONDS`` when it is
-first seen (this process has just started) counts only if it states a fact that still holds, such as the arguments:
-an old crash is no news. How far each log was read survives a restart in ``--log-positions``.
+Only lines that the engine's dialect recognises leave this source, with the event that they report. A line older than
+``RECENT_SECONDS`` when it is first seen (this process has just started) counts only if it states a fact that still
+holds, such as the arguments: an old crash is no news. How far each log was read survives a restart in
+``--log-positions``.
 """
 
 from __future__ import annotations

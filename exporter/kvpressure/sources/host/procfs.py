@@ -1,8 +1,8 @@
 """The source that tells from a process on a GPU which pod it belongs to, by its cgroup on a read-only host ``/proc``.
 
 The fallback where PodResources says nothing (GPUs taken outside the scheduler, kubelet not to be asked) and the way
-to split a shared GPU. The pids are the host's, so ``/proc`` has to be the host's too. NVIDIA drivers from 535.113.01 on name only
-processes of the asker's pid namespace: without ``hostPID`` they name none, and nothing is known here.
+to split a shared GPU. The pids are the host's, so ``/proc`` has to be the host's too. NVIDIA drivers from 535.113.01 on
+name only processes of the asker's pid namespace: without ``hostPID`` they name none, and nothing is known here.
 """
 
 from __future__ import annotations

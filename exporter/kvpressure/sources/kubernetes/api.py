@@ -5,9 +5,10 @@ request (it is rotated about once an hour), the CA for every connection; no redi
 bounded in time and size. ``Watcher`` keeps a view of one collection: list, then watch from the list's version with
 bookmarks, list again after 410 Gone, back off with jitter unless the watch worked, for as long as ``Retry-After`` asks.
 
-A list is answered from the API server's cache (``resourceVersion=0``, as the kubelet does) and in pages where the server
-makes them: many take ``limit`` only without a version. It is therefore read item by item in any case. After 410 Gone the
-next list is a consistent one, without pages: the cache may be what is behind, and a continuation may be what was forgotten.
+A list is answered from the API server's cache (``resourceVersion=0``, as the kubelet does) and in pages where the
+server makes them: many take ``limit`` only without a version. It is therefore read item by item in any case. After 410
+Gone the next list is a consistent one, without pages: the cache may be what is behind, and a continuation may be what
+was forgotten.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ REASONS: Final = (
     "api_error",
     "api_bad_answer",
 )
-"""Why the API server could not be asked, or did not answer. ``api_gone``: it has forgotten the version that a watch begins with."""
+"""Why the API server could not be asked, or did not answer. ``api_gone``: it has forgotten the version that
+a watch begins with.
+"""
 
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024  # of one object
 MAX_LIST_BYTES: Final = 1024 * 1024 * 1024  # passes through, an item at a time
@@ -286,8 +289,8 @@ class Watcher:
     """Keeps up with one collection in a thread of its own.
 
     ``replace(items)`` is called with the whole collection, an iterator to be read to its end: it goes on as the
-    list comes, and raises ``SourceError`` when the list breaks off; ``change(type, object)`` for every ADDED, MODIFIED and DELETED. ``error`` says
-    why the view may be out of date; None while it is current.
+    list comes, and raises ``SourceError`` when the list breaks off; ``change(type, object)`` for every ADDED, MODIFIED
+    and DELETED. ``error`` says why the view may be out of date; None while it is current.
     """
 
     def __init__(

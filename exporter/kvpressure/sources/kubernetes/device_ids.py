@@ -1,7 +1,7 @@
 """Which GPU a device id of a device plugin or DRA driver means. Pure.
 
-The vendors of the catalog know their own forms; what all share is here: ``::<replica>`` behind an id when the GPU is time-sliced or under
-MPS, ``/vgpu<n>`` on GKE, the UUID of a GPU that was read, and its PCI address.
+The vendors of the catalog know their own forms; what all share is here: ``::<replica>`` behind an id when the GPU is
+time-sliced or under MPS, ``/vgpu<n>`` on GKE, the UUID of a GPU that was read, and its PCI address.
 """
 
 from __future__ import annotations

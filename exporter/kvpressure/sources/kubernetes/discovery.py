@@ -73,8 +73,8 @@ _OTHER_SERVERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ContainerRow:
-    """One container. ``sign`` "" = it is not an engine, for ``reason``; a sign with a ``reason`` is an engine without a target, or
-    without all of them. ``complete``: all of its arguments are visible. ``gpus``: requested, by resource.
+    """One container. ``sign`` "" = it is not an engine, for ``reason``; a sign with a ``reason`` is an engine without a
+    target, or without all of them. ``complete``: all of its arguments are visible. ``gpus``: requested, by resource.
     """
 
     container: str
@@ -133,7 +133,9 @@ def named_after(image: str) -> str:
 
 
 def reason_of(named: bool, of_engine: bool, runs_other: bool, gpu: bool, worker: bool, other: str) -> str:
-    """Why a container is not an engine. ``named``: another one is by annotation; ``of_engine``: image or command name an engine."""
+    """Why a container is not an engine. ``named``: another one is by annotation; ``of_engine``: image or
+    command name an engine.
+    """
     if named:
         return "other_container_named"
     if of_engine and runs_other:
@@ -178,7 +180,8 @@ def group_of(namespace: str, labels: Mapping[str, Any]) -> PodGroup | None:
 def leaders(pods: Iterable[Pod]) -> Mapping[tuple[str, str], tuple[str, str, str]]:
     """Namespace and name of each worker pod, with namespace, pod and container of the engine that it works for.
 
-    Labels alone join nothing: a pod with metrics of its own is an engine of its own, and the leader must serve exactly one.
+    Labels alone join nothing: a pod with metrics of its own is an engine of its own, and the leader must serve exactly
+    one.
     """
     known = list(pods)
     serving = {

@@ -1,7 +1,9 @@
-"""Which port, path and scheme a container's metrics have: annotations, the command line, declared ports, the default. Pure.
+"""Which port, path and scheme a container's metrics have: annotations, the command line, declared ports, the default.
+Pure.
 
-``kvpressure.io`` annotations are explicit and win over everything else. Those of Prometheus and KServe are hints that other
-software writes too (Istio and Linkerd write them for their sidecars): they count only for a port that the container declares.
+``kvpressure.io`` annotations are explicit and win over everything else. Those of Prometheus and KServe are hints that
+other software writes too (Istio and Linkerd write them for their sidecars): they count only for a port that the
+container declares.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ _OTHER_NAMES: Final = frozenset({"ssh", "grpc", "nixl", "gcs", "client", "dashbo
 
 @dataclass(frozen=True, slots=True)
 class ServerPort:
-    """What a pod shows about the port of one server. ``asked``: the command line's port, ``asked_unknown``: it names one whose value
-    is not visible. ``default``: without either, None = no metrics endpoint then. ``names``: port names of this engine.
+    """What a pod shows about the port of one server. ``asked``: the command line's port, ``asked_unknown``: it names
+    one whose value is not visible. ``default``: without either, None = no metrics endpoint then. ``names``: port names
+    of this engine.
     """
 
     declared: Sequence[tuple[int, str]]

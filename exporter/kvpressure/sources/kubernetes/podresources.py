@@ -1,7 +1,8 @@
 """The source that asks the kubelet which container holds which GPU: PodResources API v1 over its unix socket.
 
-One ``List`` a read, every 10 seconds by default (the kubelet limits callers, and a List has side effects there), each on
-a connection of its own: the kubelet replaces its socket when it restarts. Kubelets before 1.34 also list pods that have
+One ``List`` a read, every 10 seconds by default (the kubelet limits callers, and a List has side effects there), each
+on a connection of its own: the kubelet replaces its socket when it restarts. Kubelets before 1.34 also list pods that
+have
 ended: among pods that claim the same exclusive device those known to run win.
 """
 
@@ -157,7 +158,9 @@ def running(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
 
 
 def joined(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
-    """``claims`` with those of worker pods given to the engine that the worker is part of, if its leader is on this node."""
+    """``claims`` with those of worker pods given to the engine that the worker is part of, if its leader is
+    on this node.
+    """
     of_worker = leaders(pods)
     return [
         claim if place is None else Claim(*place, claim.device)

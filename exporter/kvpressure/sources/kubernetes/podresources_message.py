@@ -1,8 +1,8 @@
 """Reads the kubelet's ``ListPodResourcesResponse`` (PodResources API v1): the fields that name devices, no others.
 
-The messages are few and the wire format is small; the protobuf library would cost more memory than the answer. Fields are
-numbered as in ``pkg/apis/podresources/v1/api.proto`` of kubernetes/kubelet; unknown ones are skipped, as protobuf does.
-Every byte is looked at once for each level of nesting, and there are four.
+The messages are few and the wire format is small; the protobuf library would cost more memory than the answer. Fields
+are numbered as in ``pkg/apis/podresources/v1/api.proto`` of kubernetes/kubelet; unknown ones are skipped, as protobuf
+does. Every byte is looked at once for each level of nesting, and there are four.
 """
 
 from __future__ import annotations

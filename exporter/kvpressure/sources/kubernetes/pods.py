@@ -33,8 +33,9 @@ SYNC_SECONDS: Final = 5.0  # how long the first read waits for the first list
 MAX_PODS: Final = 2000  # kept of one watch; a node has 110 by default and rarely more than 500
 
 REASONS: Final = (*KUBE_REASONS, *(reason for reason in REFUSALS if reason != "no_endpoint"), "too_many_pods")
-"""Reasons of this source. Those of ``podspec.REFUSALS`` count engines that cannot be scraped, or not as a whole, once each,
-and containers that are no engine for their program alone."""
+"""Reasons of this source. Those of ``podspec.REFUSALS`` count engines that cannot be scraped, or not as a whole, once
+each, and containers that are no engine for their program alone.
+"""
 
 
 class PodsSettings(Protocol):

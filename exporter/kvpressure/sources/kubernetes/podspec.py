@@ -58,10 +58,12 @@ REFUSALS: Final = (
     OTHER_PROGRAM,
     "no_endpoint",
 )
-"""Why an engine has no target, or not all of its targets. ``no_endpoint`` is normal: a worker of an engine that is served
-elsewhere. ``same_address``: another engine has that page already. ``ranks_not_known``: each data-parallel rank has a port
-of its own, and how many there are is not visible. ``other_program``: a container that is no engine for its program alone, see
-``Pod.others``. ``annotated_container_missing``: ``kvpressure.io/container`` names none of the pod's containers."""
+"""Why an engine has no target, or not all of its targets. ``no_endpoint`` is normal: a worker of an engine that is
+served elsewhere. ``same_address``: another engine has that page already. ``ranks_not_known``: each data-parallel rank
+has a port of its own, and how many there are is not visible. ``other_program``: a container that is no engine for its
+program alone, see ``Pod.others``. ``annotated_container_missing``: ``kvpressure.io/container`` names none of the pod's
+containers.
+"""
 
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
 _CONTAINER_ID: Final = re.compile(r"[a-z0-9.-]+://([0-9a-f]{8,128})")
@@ -70,8 +72,9 @@ _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
 
 @dataclass(frozen=True, slots=True)
 class EngineContainer:
-    """A container that runs an inference server. ``dialect`` is its engine's name, "" = unknown. ``target`` None = it has no page of its own, ``refusal`` says why. ``ranks`` are further
-    pages of the same container, where each data-parallel rank serves one; with a target, ``refusal`` says why some are missing.
+    """A container that runs an inference server. ``dialect`` is its engine's name, "" = unknown. ``target`` None = it
+    has no page of its own, ``refusal`` says why. ``ranks`` are further pages of the same container, where each
+    data-parallel rank serves one; with a target, ``refusal`` says why some are missing.
     """
 
     container: str
@@ -91,9 +94,9 @@ class EngineContainer:
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A pod of this node. ``uids`` are the names under which the kernel may know it (a static pod has two);
-    ``containers`` maps container ids to names. ``others`` are the containers with an engine's image that would be engines if
-    their command did not name another program. ``rows`` explain every container with a GPU or that looks like an inference server.
-    ``group``: the pods that it forms one engine with, None = none.
+    ``containers`` maps container ids to names. ``others`` are the containers with an engine's image that would be
+    engines if their command did not name another program. ``rows`` explain every container with a GPU or that looks
+    like an inference server. ``group``: the pods that it forms one engine with, None = none.
     """
 
     namespace: str
@@ -111,8 +114,8 @@ class Pod:
 @dataclass(frozen=True, slots=True)
 class Policy:
     """``selected``: the user named these pods by a label selector, so that one engine may be assumed in each.
-    ``verify_tls``: what to do with pods that serve https. ``template``: the pod does not run, so that addresses mean nothing
-    and every engine counts.
+    ``verify_tls``: what to do with pods that serve https. ``template``: the pod does not run, so that addresses mean
+    nothing and every engine counts.
     """
 
     selected: bool = False
@@ -330,7 +333,9 @@ def _opted_out(pod: _Raw) -> bool:
 
 
 def _engine_containers(pod: _Raw, policy: Policy, containers: list[_Found]) -> tuple[list[_Found], list[_Found]]:
-    """The containers that are engines, and those of an engine's image that only their program keeps from being taken for one."""
+    """The containers that are engines, and those of an engine's image that only their program keeps from
+    being taken for one.
+    """
     named = _named(pod)
     if named:
         return [c for c in containers if c.container["name"] == named], []
@@ -397,7 +402,9 @@ def _containers(pod: _Raw) -> list[Mapping[str, Any]]:
 
 
 def _starts_engine(found: _Found) -> bool:
-    """Whether an engine's server is started for certain: by name, or by arguments of it for the entry point of its image."""
+    """Whether an engine's server is started for certain: by name, or by arguments of it for the entry point
+    of its image.
+    """
     if found.line.starts is not None:
         return True
     if _list(found.container.get("command")) or found.of_image is None:
@@ -422,7 +429,9 @@ def _has_gpu(container: Mapping[str, Any]) -> bool:
 
 
 def _gpus(container: Mapping[str, Any]) -> Mapping[str, int]:
-    """The GPUs that a container asks for, by resource. Claims count one each: how many devices one has is not in the pod."""
+    """The GPUs that a container asks for, by resource. Claims count one each: how many devices one has is
+    not in the pod.
+    """
     asked = {
         name: int(quantity(value) or 0)
         for name, value in list(_limits(container).items())[:64]

@@ -315,8 +315,8 @@ class Layout:
         return group
 
     def read(self, values: list[float | None]) -> tuple[tuple[EngineReading, ...], dict[str, float], int, int]:
-        """Engines and page values of one scan, how many histograms had unsound buckets, and how many values were left out because
-        the page has several series of them.
+        """Engines and page values of one scan, how many histograms had unsound buckets, and how many values were left
+        out because the page has several series of them.
         """
         self._sort()
         collisions = self._settle_rivals(values)
@@ -350,7 +350,9 @@ class Layout:
         return tuple(engines), _read(self._page.gauges, values), unsound_histograms, collisions
 
     def _settle_rivals(self, values: list[float | None]) -> int:
-        """Give a value to its one series on this page; where there are several, nobody knows which is meant, and it is left out."""
+        """Give a value to its one series on this page; where there are several, nobody knows which is
+        meant, and it is left out.
+        """
         collisions = 0
         for slot, rivals in self._rivals.items():
             there = [value for each in (slot, *rivals) if (value := values[each]) is not None]
@@ -388,8 +390,8 @@ def _owner_of(labels: Mapping[str, str]) -> Owner:
 
 
 def _owner(sample: SampleName, labels: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The page, or a model, a server or an engine in their dialect; ``None`` for a series that names no model, and for a process's
-    on a page of several servers.
+    """The page, or a model, a server or an engine in their dialect; ``None`` for a series that names no model, and for
+    a process's on a page of several servers.
     """
     owner = _owner_of(labels)
     if sample.family.kind == "page":
@@ -410,8 +412,8 @@ def _digest(texts: Iterable[str]) -> bytes:
 
 
 def _copy(family: Family, labels: Mapping[str, str]) -> bytes | None:
-    """What tells series apart that are joined to one value: handlers, processes, kinds of sleep, names that add up. Their labels are
-    not kept.
+    """What tells series apart that are joined to one value: handlers, processes, kinds of sleep, names that add up.
+    Their labels are not kept.
 
     vLLM 0.9.2 to 0.11 lacked a multi-process mode for the KV gauge and shows it once a process, with a ``pid``.
     """

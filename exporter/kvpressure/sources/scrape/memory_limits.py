@@ -19,7 +19,7 @@ SMALL_PAGE_BYTES: Final = 128 * 1024  # pages up to this size wait for nobody; t
 LARGE_PAGES_BYTES: Final = 8 * 1024 * 1024  # of larger pages in memory at the same time
 REMEMBERED_BYTES: Final = (
     14 * 1024 * 1024
-)  # of all scanners together; a page of 64 engines needs 11, with names of 100 characters 13 (each scan of more is a slow one)
+)  # of all scanners together; a page of 64 engines needs 11, with names of 100 characters 13 (each scan of more is a slow one)  # noqa: E501
 PLUGIN_LINES: Final = 16 * 1024  # that the plugin inside vLLM writes on its page
 PLUGIN_LINES_EACH: Final = 512  # an engine has two for each size of a batch that it has seen
 SCANS: Final = 2  # pages taken apart at the same time: one thread runs at a time, each holds what it has begun
@@ -72,7 +72,9 @@ class Reservation:
         self.taken = 0
 
     def grow(self, amount: int, timeout: float) -> None:
-        """Claim ``amount`` bytes more. Raises ``SourceError("crowded")`` when none come free within ``timeout`` seconds."""
+        """Claim ``amount`` bytes more. Raises ``SourceError("crowded")`` when none come free within
+        ``timeout`` seconds.
+        """
         if not self._room.take(amount, timeout):
             raise SourceError(CROWDED, f"no memory left for a response of {amount} bytes")
         self.taken += amount
@@ -109,7 +111,9 @@ class MemoryPool:
 
 
 class ScrapeLimits:
-    """The bounds of one source: all its targets share them. ``scanning`` is held while a large page is taken apart, ``scans`` for any."""
+    """The bounds of one source: all its targets share them. ``scanning`` is held while a large page is
+    taken apart, ``scans`` for any.
+    """
 
     def __init__(self) -> None:
         self.room = MemoryPool()

@@ -1,7 +1,7 @@
 """How many engines a target may bring up under new names: each makes series that a Prometheus keeps for weeks.
 
-A server gets new engine names when it is restarted with another model or, under Ray, with a new replica. A page that has other
-names every second would otherwise make thousands of series a minute, each page within its bounds.
+A server gets new engine names when it is restarted with another model or, under Ray, with a new replica. A page that
+has other names every second would otherwise make thousands of series a minute, each page within its bounds.
 """
 
 from __future__ import annotations

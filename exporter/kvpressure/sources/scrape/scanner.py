@@ -45,8 +45,9 @@ class ScanResult:
 class Scanner:
     """Reads pages of one target. Remembers the page's layout, so that only the first page is slow.
 
-    What it remembers changes the speed and the numbers of replicas, nothing else, and is bounded. So are the engines of a page. The bounds are
-    this target's part of what ``bounds`` gives to all of its node. Not for use by two threads at once.
+    What it remembers changes the speed and the numbers of replicas, nothing else, and is bounded. So are the engines of
+    a page. The bounds are this target's part of what ``bounds`` gives to all of its node. Not for use by two threads at
+    once.
     """
 
     def __init__(self, bounds: ScrapeLimits | None = None) -> None:
@@ -75,7 +76,8 @@ class Scanner:
 
     def scan(self, text: str | bytes) -> ScanResult:
         """Read one page."""
-        # What no server can have sent (half a surrogate pair, from a recording) would come out as a name that cannot be printed.
+        # What no server can have sent (half a surrogate pair, from a recording) would come out as a name that cannot be
+        # printed.
         raw = text if isinstance(text, bytes) else text.encode(errors="replace")
         if raw.count(b"\n") > MAX_LINES:
             return ScanResult(error=TOO_LARGE)
@@ -220,7 +222,8 @@ def parse_scrape(
     """The page of ``target`` as read at ``time`` (Unix seconds). The same text always gives the same page.
 
     ``error`` is the reason why the scrape failed; then ``text`` is not looked at. ``scanner`` is the target's own,
-    for speed. ``keep_text`` puts the raw text into the page, for a recording. ``dialect``: what discovery takes the server for.
+    for speed. ``keep_text`` puts the raw text into the page, for a recording. ``dialect``: what discovery takes the
+    server for.
     """
     if error is not None:
         result = ScanResult(error=error)

@@ -8,8 +8,8 @@ counts as well: one with a hundred thousand lines is no reason to spend a core o
 
 A target that fails again and again is asked less often as well, and so is one whose failures cost us CPU.
 
-A sign of load makes the next pages fast at once. One that the next page confirms keeps them fast for a minute; one that it
-does not was a request that came in just then, as they do all the time on a healthy server.
+A sign of load makes the next pages fast at once. One that the next page confirms keeps them fast for a minute; one that
+it does not was a request that came in just then, as they do all the time on a healthy server.
 """
 
 from __future__ import annotations

@@ -219,8 +219,8 @@ class EngineSource:
         return tuple(feed.target for feed in self._feeds.values())
 
     def set_targets(self, targets: Iterable[Target]) -> None:
-        """Read these from now on, of two with one name the first. Known ones keep their connection; beyond the limit the last
-        ones are not read.
+        """Read these from now on, of two with one name the first. Known ones keep their connection; beyond the limit
+        the last ones are not read.
         """
         with self._lock:
             wanted: dict[str, Target] = {}

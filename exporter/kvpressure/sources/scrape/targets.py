@@ -5,7 +5,8 @@
     [NAMESPACE/POD=]URL[;KEY=VALUE]...
 
 ``URL`` is ``http://host:port/path``, ``https://...`` or just ``host`` or ``host:port``. Without a scheme it is http
-on the engine's own port (vLLM: 8000), with a scheme the port is that scheme's usual one; the path is ``/metrics``. Keys:
+on the engine's own port (vLLM: 8000), with a scheme the port is that scheme's usual one; the path is ``/metrics``.
+Keys:
 
 * ``namespace``, ``pod``, ``container``: the identity of the engine's series. Without a pod, ``host:port`` stands in
   for it, so that two targets never share an identity.
@@ -54,8 +55,9 @@ class TargetError(InputError):
 class Target:
     """One metrics page and what is known about the engine behind it.
 
-    ``version`` is the server's and ``dialect`` its engine's name, where discovery can tell. ``ca`` is a file of certificates to trust instead of the system's; ``verify`` False accepts any certificate.
-    Raises ``TargetError`` for an address that no request could be written for.
+    ``version`` is the server's and ``dialect`` its engine's name, where discovery can tell. ``ca`` is a file of
+    certificates to trust instead of the system's; ``verify`` False accepts any certificate. Raises ``TargetError`` for
+    an address that no request could be written for.
     """
 
     host: str

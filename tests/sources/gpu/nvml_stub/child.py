@@ -1,8 +1,8 @@
 """Runs an ``NvidiaSource`` on the real binding in a process of its own, driven by JSON lines on stdin.
 
-Commands: ``{"op": "read"}``, ``{"op": "new", "settings": {...}}`` (a fresh source and stub), ``{"op": "advance", "seconds": 5}``,
-``{"op": "calls"}``, ``{"op": "close"}``, ``{"op": "sweep", ...}``. Each gets one JSON line in answer. Time stands
-still between ``advance`` commands, so that back-off and refresh intervals are tested without waiting.
+Commands: ``{"op": "read"}``, ``{"op": "new", "settings": {...}}`` (a fresh source and stub), ``{"op": "advance",
+"seconds": 5}``, ``{"op": "calls"}``, ``{"op": "close"}``, ``{"op": "sweep", ...}``. Each gets one JSON line in answer.
+Time stands still between ``advance`` commands, so that back-off and refresh intervals are tested without waiting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The ids of AMD's device plugin and DRA driver that are no PCI address: ``amdgpu_xcp_<n>``, ``gpu-<card>-<render>``. Pure."""
+"""The ids of AMD's device plugin and DRA driver that are no PCI address: ``amdgpu_xcp_<n>``,
+``gpu-<card>-<render>``. Pure.
+"""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class Partition:
 @dataclass(frozen=True, slots=True)
 class SysfsDevice:
     """What of one PCI device changes seldom. ``uuid`` is ``GPU-<unique_id>`` as ROCm writes it, or node and PCI
-    address where the driver gives no unique id. ``minor`` = its render node, unless that is a partition's. ``unified`` = its
-    VRAM is a carve-out of the system memory it works in.
+    address where the driver gives no unique id. ``minor`` = its render node, unless that is a partition's. ``unified``
+    = its VRAM is a carve-out of the system memory it works in.
     """
 
     bus_id: str
@@ -91,8 +91,8 @@ def devices(root: str, files: CountingFiles, node: str) -> dict[str, SysfsDevice
 
 
 def _identities(cards: Mapping[str, str], files: CountingFiles, node: str) -> dict[str, str]:
-    """PCI address -> uuid. A unique id that two devices share (virtual functions do) identifies neither. Addresses are the
-    same on every node of a kind: without the node's name two GPUs of a cluster would be one.
+    """PCI address -> uuid. A unique id that two devices share (virtual functions do) identifies neither. Addresses are
+    the same on every node of a kind: without the node's name two GPUs of a cluster would be one.
     """
     unique = {}
     for bus, path in cards.items():

@@ -1,7 +1,7 @@
 """The ids of NVIDIA's device plugin, of GKE's and of NVIDIA's DRA driver. Pure.
 
-Forms: ``GPU-<uuid>``, ``MIG-<uuid>`` and ``MIG-GPU-<uuid>/gi/ci`` (NVIDIA plugin); ``nvidia<minor>[/gi<instance>]`` (GKE); DRA names
-``gpu-<minor>`` and ``gpu-<minor>-mig-...``.
+Forms: ``GPU-<uuid>``, ``MIG-<uuid>`` and ``MIG-GPU-<uuid>/gi/ci`` (NVIDIA plugin); ``nvidia<minor>[/gi<instance>]``
+(GKE); DRA names ``gpu-<minor>`` and ``gpu-<minor>-mig-...``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ DISPLAY_CLASSES: Final = ("0x03", "0x12")  # display controllers and processing 
 
 
 def others_only(sysfs: Path, own: str = "nvidia") -> bool:
-    """True when this node certainly is another vendor's: it has a GPU that another source of the catalog reads, and none of ``own``.
+    """True when this node certainly is another vendor's: it has a GPU that another source of the catalog reads, and
+    none of ``own``.
 
     A node on which no GPU is to be seen at all is not: its bus may be hidden, or its driver be what is missing.
     """

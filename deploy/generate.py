@@ -27,7 +27,7 @@ from kvpressure.bundle.render import differences, write
 from kvpressure.bundle.rules import PROFILES, Options, load_groups, rule_file
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES
 from kvpressure.bundle.text import TOKEN, Named, number, to_yaml, token
-from kvpressure.bundle.values import Values
+from kvpressure.bundle.values import BundleValues
 from kvpressure.settings import thresholds
 from kvpressure.settings.settings import options as setting_options
 from kvpressure.settings.thresholds import Threshold, Thresholds
@@ -44,7 +44,7 @@ CHART_README: Final = "helm/kvpressure/README.md"
 OWNED: Final = ("helm/kvpressure/files", "manifests")
 """Directories that hold nothing but generated files."""
 
-_LINKS: Final = Values(
+_LINKS: Final = BundleValues(
     runbook_base_url=token("u", "runbookBaseUrl"),
     dashboard_base_url=token("u", "dashboardBaseUrl"),
     exporter_job=token("u", "exporterJob"),

@@ -17,7 +17,7 @@ import yaml
 
 from kvpressure.bundle.render import RULES, render
 from kvpressure.bundle.rules import Options
-from kvpressure.bundle.values import Values
+from kvpressure.bundle.values import BundleValues
 from kvpressure.settings.thresholds import builtin
 from tests.helpers.situations import Fired, Situation, complaints, judge, load
 
@@ -48,7 +48,7 @@ def with_copies(rules: str) -> str:
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     scrape, double = VARIANTS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
-    enabled = Options(builtin(), Values(include=("InferenceNoTraffic",)))
+    enabled = Options(builtin(), BundleValues(include=("InferenceNoTraffic",)))
     rules = folder / "rules.yaml"
     text = render(enabled)[RULES]
     rules.write_text(with_copies(text) if double else text)

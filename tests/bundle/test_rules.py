@@ -16,7 +16,7 @@ from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options, load_groups, rule_file
 from kvpressure.bundle.spec import FAMILIES, SEVERITIES, SUBJECTS, RuleGroup
 from kvpressure.bundle.text import to_yaml, words
-from kvpressure.bundle.values import Values
+from kvpressure.bundle.values import BundleValues
 from kvpressure.bundle.variants import EXTERNAL, metric_labels
 from kvpressure.publish.metrics import METRICS
 from kvpressure.settings.thresholds import builtin
@@ -82,7 +82,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Trees:
 
 
 def rules_of(variant: str) -> list[dict[str, Any]]:
-    return [rule for group in rule_file(GROUPS[variant], Values())["groups"] for rule in group["rules"]]
+    return [rule for group in rule_file(GROUPS[variant], BundleValues())["groups"] for rule in group["rules"]]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -23,7 +23,7 @@ def documented_example(files: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def site(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[values.Values, dict[str, str]]:
+def site(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[values.BundleValues, dict[str, str]]:
     """The example of the documentation, loaded and rendered."""
     file = tmp_path_factory.mktemp("values") / "values.yaml"
     file.write_text(documented_example(files))
@@ -42,11 +42,11 @@ def rules(files: dict[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def test_example_says_every_key(files: dict[str, str]) -> None:
-    assert set(yaml.safe_load(documented_example(files))) == set(values.Values.__dataclass_fields__)
+    assert set(yaml.safe_load(documented_example(files))) == set(values.BundleValues.__dataclass_fields__)
 
 
 def test_thresholds_reach_rules_boards_and_pages(
-    files: dict[str, str], site: tuple[values.Values, dict[str, str]]
+    files: dict[str, str], site: tuple[values.BundleValues, dict[str, str]]
 ) -> None:
     changed = site[1]
     assert 'phase="queue",quantile="0.95"} >= 10)' in changed["alerts/kvpressure-rules.yaml"]
@@ -57,7 +57,7 @@ def test_thresholds_reach_rules_boards_and_pages(
 
 
 def test_durations_exclusions_labels_and_urls(
-    files: dict[str, str], site: tuple[values.Values, dict[str, str]]
+    files: dict[str, str], site: tuple[values.BundleValues, dict[str, str]]
 ) -> None:
     changed, before = rules(site[1]), rules(files)
     assert changed["InferenceQueueTimeHigh", "critical"]["for"] == "10m"
@@ -82,7 +82,7 @@ def test_durations_exclusions_labels_and_urls(
 
 @pytest.mark.parametrize("family", ["pressure-steady", "self-steady"])
 def test_the_tests_of_a_changed_bundle_pass(
-    site: tuple[values.Values, dict[str, str]], tmp_path: Path, family: str
+    site: tuple[values.BundleValues, dict[str, str]], tmp_path: Path, family: str
 ) -> None:
     write(site[1], tmp_path)
     result = subprocess.run(

@@ -176,7 +176,7 @@ def test_patches_do_what_the_values_file_does(keys: list[str]) -> None:
 def test_the_values_of_the_chart_are_the_keys_of_the_values_file() -> None:
     values = yaml.safe_load((DEPLOY / "helm/kvpressure/values.yaml").read_text())["rules"]
     assert set(values) - {"profile"} == {camel(key) for key in PATCHES}
-    defaults = bundle_values.Values()
+    defaults = bundle_values.BundleValues()
     assert [values[camel(key)] for key in LINKS] == ["", ""]
     for key in PATCHES.keys() - LINKS.keys():
         assert values[camel(key)] == (getattr(defaults, key) or type(PATCHES[key])()), key

@@ -16,7 +16,7 @@ from typing import Any
 from kvpressure.bundle.rules import PREFIX, labels_of
 from kvpressure.bundle.spec import Alert, AlertLevel, Recording, RuleGroup
 from kvpressure.bundle.text import duration
-from kvpressure.bundle.values import Values
+from kvpressure.bundle.values import BundleValues
 from kvpressure.bundle.variants import (
     QUIET_SECONDS,
     TAIL_STEPS,
@@ -29,7 +29,7 @@ from kvpressure.bundle.variants import (
 )
 
 
-def test_files(groups: Sequence[RuleGroup], values: Values, rule_file: str) -> dict[str, dict[str, Any]]:
+def test_files(groups: Sequence[RuleGroup], values: BundleValues, rule_file: str) -> dict[str, dict[str, Any]]:
     """One test file a family: file name -> document for ``promtool test rules``."""
     order = [PREFIX + group.name for group in groups]
     files: dict[str, dict[str, Any]] = {}
@@ -78,7 +78,7 @@ def timeline(level: AlertLevel, step: float) -> CaseTimeline:
     return CaseTimeline(step, onset, end, end + ceil(level.keep_seconds / step) + 2 * TAIL_STEPS)
 
 
-def _alert_tests(alert: Alert, step: float, values: Values) -> Iterable[dict[str, Any]]:
+def _alert_tests(alert: Alert, step: float, values: BundleValues) -> Iterable[dict[str, Any]]:
     for level in alert.levels:
         if not level.cases:  # judged by situations that take hours, not by generated ones
             continue
@@ -94,7 +94,7 @@ def _alert_tests(alert: Alert, step: float, values: Values) -> Iterable[dict[str
 
 
 def _situations(
-    title: str, alert: Alert, level: AlertLevel, line: CaseTimeline, variants: list[Variant], values: Values
+    title: str, alert: Alert, level: AlertLevel, line: CaseTimeline, variants: list[Variant], values: BundleValues
 ) -> dict[str, Any]:
     firing = [variant for variant in variants if variant.fires]
     return _test(
@@ -136,7 +136,9 @@ def _moments(level: AlertLevel, line: CaseTimeline) -> list[tuple[int, bool]]:
     return [*moments, (line.end + keep, False)]
 
 
-def _assertion(alert: Alert, level: AlertLevel, at: float, firing: list[Variant], values: Values) -> dict[str, Any]:
+def _assertion(
+    alert: Alert, level: AlertLevel, at: float, firing: list[Variant], values: BundleValues
+) -> dict[str, Any]:
     matcher = {"alertname": alert.name, "alertstate": "firing", "severity": labels_of(alert, level, values)["severity"]}
     samples = []
     for variant in firing:

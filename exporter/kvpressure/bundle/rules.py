@@ -21,7 +21,7 @@ from kvpressure.bundle.spec import (
 )
 from kvpressure.bundle.templating import context, environment, render
 from kvpressure.bundle.text import duration
-from kvpressure.bundle.values import Values, ValuesError
+from kvpressure.bundle.values import BundleValues, ValuesError
 from kvpressure.renames import renamed
 from kvpressure.settings.thresholds import Thresholds
 
@@ -50,7 +50,7 @@ class Options:
     """
 
     thresholds: Thresholds
-    values: Values = field(default_factory=Values)
+    values: BundleValues = field(default_factory=BundleValues)
     profile: str = "default"
     source: str = "kvpressure"
 
@@ -75,7 +75,7 @@ def load_groups(options: Options) -> tuple[RuleGroup, ...]:
     return tuple(group for group in patched if group.alerts or group.recordings)
 
 
-def _check_names(groups: Iterable[RuleGroup], values: Values) -> None:
+def _check_names(groups: Iterable[RuleGroup], values: BundleValues) -> None:
     names = {alert.name for group in groups for alert in group.alerts}
     optional = {alert.name for group in groups for alert in group.alerts if alert.optional}
     families = {group.family for group in groups} - {"recordings"}
@@ -92,7 +92,7 @@ def _check_names(groups: Iterable[RuleGroup], values: Values) -> None:
                 raise ValuesError(f"values: {key}: no alert is called {name!r}; {allowed}")
 
 
-def _patched(group: RuleGroup, values: Values) -> RuleGroup:
+def _patched(group: RuleGroup, values: BundleValues) -> RuleGroup:
     if group.family in values.exclude:
         return replace(group, alerts=())
     wanted = (alert for alert in group.alerts if alert.name not in values.exclude)
@@ -121,13 +121,13 @@ def _opted_out(level: AlertLevel) -> AlertLevel:
     return replace(level, conditions=(*level.conditions, condition), cases=(*cases, *others))
 
 
-def _with_durations(alert: Alert, values: Values) -> Alert:
+def _with_durations(alert: Alert, values: BundleValues) -> Alert:
     wanted = values.durations.get(alert.name, {})
     levels = tuple(replace(level, for_seconds=wanted.get(level.severity, level.for_seconds)) for level in alert.levels)
     return replace(alert, levels=levels)
 
 
-def labels_of(alert: Alert, level: AlertLevel, values: Values) -> dict[str, str]:
+def labels_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dict[str, str]:
     """The labels the rule adds."""
     return {
         "severity": level.severity,
@@ -138,7 +138,7 @@ def labels_of(alert: Alert, level: AlertLevel, values: Values) -> dict[str, str]
     }
 
 
-def annotations_of(alert: Alert, level: AlertLevel, values: Values) -> dict[str, str]:
+def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dict[str, str]:
     """Texts and links of one rule; the links carry the alert's own namespace, model, pod and GPU."""
     annotations = {
         "summary": level.summary,
@@ -161,7 +161,7 @@ def _result_labels(alert: Alert, level: AlertLevel) -> list[str]:
     return [label for label in _BOARD_VARIABLES if label in common]
 
 
-def _rules(group: RuleGroup, values: Values) -> list[dict[str, Any]]:
+def _rules(group: RuleGroup, values: BundleValues) -> list[dict[str, Any]]:
     rules: list[dict[str, Any]] = [{"record": item.name, "expr": item.expr} for item in group.recordings]
     for alert in group.alerts:
         for level in alert.levels:
@@ -176,7 +176,7 @@ def _rules(group: RuleGroup, values: Values) -> list[dict[str, Any]]:
     return rules
 
 
-def rule_file(groups: Iterable[RuleGroup], values: Values) -> dict[str, Any]:
+def rule_file(groups: Iterable[RuleGroup], values: BundleValues) -> dict[str, Any]:
     """The plain rule file: what ``rule_files`` of Prometheus, Thanos Ruler, Mimir and vmalert read."""
     return {
         "groups": [

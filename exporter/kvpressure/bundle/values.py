@@ -27,7 +27,7 @@ class ValuesError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class BundleValues:
     """Everything a site may set.
 
     ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert -> severity -> ``for``, in seconds.
@@ -47,10 +47,10 @@ class Values:
     alert_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-def load(path: str | Path | None) -> Values:
+def load(path: str | Path | None) -> BundleValues:
     """The values file, or the defaults for ``None``. Raises ``ValuesError`` for anything wrong with it."""
     if path is None:
-        return Values()
+        return BundleValues()
     try:
         root = yaml_nodes.read(path)
     except yaml_nodes.YamlError as error:
@@ -64,8 +64,8 @@ def threshold_lines(path: str | Path) -> dict[str, str]:
     return {name: node.where for name, node in ((thresholds.children if thresholds else None) or {}).items()}
 
 
-def _values(document: Mapping[str, Any], where: str) -> Values:
-    allowed = [item.name for item in fields(Values)]
+def _values(document: Mapping[str, Any], where: str) -> BundleValues:
+    allowed = [item.name for item in fields(BundleValues)]
     for key in document:
         if key not in allowed:
             raise ValuesError(f"{where}: unknown key {key!r}; allowed: {', '.join(allowed)}")
@@ -90,7 +90,7 @@ def _values(document: Mapping[str, Any], where: str) -> Values:
         found["alert_labels"] = {
             str(name): _labels(body, where, f"alert_labels.{name}") for name, body in patches.items()
         }
-    return Values(**found)
+    return BundleValues(**found)
 
 
 def _mapping(value: Any, where: str, key: str) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvpressure.advice.triage import NOTABLE_EVENTS
-from kvpressure.bundle.values import Values
+from kvpressure.bundle.values import BundleValues
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.settings.thresholds import Thresholds
 
@@ -41,7 +41,7 @@ class BoardContext:
     """What boards are built for: thresholds, the site's links, and the alerts that exist."""
 
     thresholds: Thresholds
-    values: Values
+    values: BundleValues
     alerts: frozenset[str]
 
     def runbook(self, alert: str) -> str:

@@ -100,7 +100,7 @@ def test_an_exporter_tells_traffic_and_conditions(
         (["{dead}"], "connection refused"),
         (["{dead}", "-"], "files and addresses together"),
         (["http://"], "URL: "),
-        (["{other}"], "no vLLM metrics"),
+        (["{other}"], "no engine metrics"),
         (["{empty}"], "knows no engine yet"),
     ],
 )

@@ -100,7 +100,14 @@ def named(name: str, draft_layers: int = 0) -> ModelShape:
     key = known(name)
     if key is None:
         raise CapacityError(
-            f"{name!r:.100} is neither a file nor a known model; allowed: a config.json, a model's "
-            f"directory, or one of {', '.join(CONFIGS)}"
+            f"{name!r:.100} is neither a file nor a known model; allowed: a config.json, a model's directory, or a name that "
+            f"kvpressure capacity --help lists{_nearest(name)}"
         )
     return from_config(CONFIGS[key], key, draft_layers=draft_layers)
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches
+
+    found = get_close_matches(name[:MAX_NAME].rsplit("/", 1)[-1].lower(), CONFIGS, 3)
+    return f", such as {', '.join(found)}" if found else ""

@@ -76,6 +76,19 @@ def test_no_spelling_of_vllm_outside_its_folder(words: re.Pattern[str], exempt: 
     assert found == []
 
 
+def test_a_dialect_is_one_folder_and_a_row_of_the_registry() -> None:
+    named = {
+        str(path.relative_to(PACKAGE))
+        for path in judged({"engines/sglang"})
+        if any(re.search(r"sglang|SGLANG", text) for _, text in texts_of(path))
+    }
+    assert named == {
+        "engines/registry.py",
+        "engines/other_software.py",  # SGLang's router, which is no engine
+        "model/reasons.py",  # the same
+    }
+
+
 def test_nothing_but_the_registry_imports_a_dialect() -> None:
     found = [
         str(path.relative_to(PACKAGE))

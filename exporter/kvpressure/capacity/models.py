@@ -100,8 +100,8 @@ def named(name: str, draft_layers: int = 0) -> ModelShape:
     key = known(name)
     if key is None:
         raise CapacityError(
-            f"{name!r:.100} is neither a file nor a known model; allowed: a config.json, a model's directory, or a name that "
-            f"kvpressure capacity --help lists{_nearest(name)}"
+            f"{name!r:.100} is neither a file nor a known model; allowed: a config.json, a model's directory, or a "
+            f"name that kvpressure capacity --help lists{_nearest(name)}"
         )
     return from_config(CONFIGS[key], key, draft_layers=draft_layers)
 

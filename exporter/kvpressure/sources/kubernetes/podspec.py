@@ -381,7 +381,9 @@ def _rows(pod: _Raw, containers: list[_Found], engines: Mapping[int, EngineConta
         name, gpus = _text(found.container["name"]), _gpus(found.container)
         engine = engines.get(id(found))
         if engine is not None:
-            complete = found.args.complete and None not in found.args.values.values()
+            args = found.args
+            port_unknown = "port" in args.explicit and args.port is None
+            complete = args.complete and not port_unknown and None not in args.values.values()
             yield ContainerRow(
                 name, engine.refusal or "", _sign(pod, found), engine.target, complete, gpus, len(engine.ranks)
             )

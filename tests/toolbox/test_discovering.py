@@ -1,0 +1,106 @@
+"""``kvpressure discover``: what it prints for every pod of ``tests/fixtures/pods``, from a file and an exporter."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvpressure.cli import main
+from kvpressure.model.readings import Discovered, Snapshot
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.publish.diagnosis_json import diagnosis_document
+from kvpressure.sources.kubernetes.discovery import discovered
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
+
+PODS = Path(__file__).parents[1] / "fixtures" / "pods"
+EXPECTED: Mapping[str, Any] = yaml.safe_load((PODS / "expected.yaml").read_text())["pods"]
+ENGINES = [
+    (name, container, want) for name, said in EXPECTED.items() for container, want in said.get("engines", {}).items()
+]
+SCRAPED = "llm-d/decode-gpu.json"
+
+NOT_READ_IN_FULL = {  # what a script computes is called unknown, which is safe
+    ("kserve/llmisvc-prefill.json", "main"),
+    ("kserve/vllmserver.json", "kserve-container"),
+}
+
+
+def entries(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
+    main(["discover", *arguments, "--format", "json"])
+    return {entry["container"]: entry for entry in json.loads(capsys.readouterr().out)}
+
+
+Exporter = Callable[[tuple[Discovered, ...]], str]
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    """Start an exporter's JSON endpoint with these containers; gives its address."""
+    started: list[ThreadingHTTPServer] = []
+
+    def start(found: tuple[Discovered, ...]) -> str:
+        state = Pipeline().observe(Snapshot(1.0, discovered=found))
+        body = json.dumps(diagnosis_document(state, "node")).encode()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Say nothing."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        started.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        return f"127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("name", "container", "want"), ENGINES)
+def test_gpus_and_completeness_of_each_engine(
+    name: str, container: str, want: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = entries(capsys, "-f", str(PODS / name))[container]
+    assert found["result"] == ("no_target" if want["port"] is None else "engine")
+    assert found["gpus"] == {resource: float(count) for resource, count in want.get("gpus", {}).items()}
+    if want["port"] is not None:
+        assert found["complete"] is (want["complete"] and (name, container) not in NOT_READ_IN_FULL)
+        assert found["address"].endswith(f":{want['port']}{want['path']}")
+
+
+def test_a_running_exporter_answers_the_same_as_a_file(capsys: pytest.CaptureFixture[str], exporter: Exporter) -> None:
+    name = "aibrix/deployment.json"
+    pod = read_pod(json.loads((PODS / name).read_text()), Policy())
+    assert pod is not None
+    address = exporter(discovered([pod]))
+    assert entries(capsys, "--exporter", address) == entries(capsys, "-f", str(PODS / name))
+
+
+def test_the_text_says_why_and_the_status_whether_something_is_not_scraped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["discover", "-f", str(PODS / "aibrix/deployment.json")]) == 0
+    assert "vllm-openai: engine (" in capsys.readouterr().out
+    assert main(["discover", "-f", str(PODS / "variants/port-configmap.json")]) == 1
+    said = capsys.readouterr().out
+    assert "engine, not scraped (port_unknown)" in said
+    assert "8000" not in said
+
+
+def test_an_address_without_discovery_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["discover", "--exporter", "127.0.0.1:1"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main(["discover", "-l", "app=vllm", "-f", "-"]) == 2
+    assert "--selector: allowed: together with -n NAMESPACE" in capsys.readouterr().err

@@ -63,6 +63,7 @@ situations:      ## the labelled situations at three scrape intervals and with e
 alert-proof:     ## a fortnight of production traffic and all recordings against the rules, write docs/alert-proof.md (10 CPU minutes)
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.alerts $(ARGS)
+	$(PYTHON) -m benchmarks.alerts.vllm_only
 
 mutate-rules:    ## seed faults in the rules, count how many their tests notice, write docs/alerts.md (20 CPU minutes)
 	@tools/setup.sh test

@@ -104,9 +104,10 @@ def evaluate_each(
     *,
     scrape_seconds: float = SCRAPE_SECONDS,
     evaluation_seconds: float = EVALUATION_SECONDS,
+    rules: Path = RULES,
 ) -> dict[str, list[Active]]:
-    """The same for many at once, by name. Each is a cluster of its own, as rules tell clusters apart: an evaluation
-    costs as much for one as for all.
+    """The same for many at once, by name, with the rules of a file. Each is a cluster of its own, as rules tell
+    clusters apart: an evaluation costs as much for one as for all.
     """
     ends = {name: int(series.scrapes * scrape_seconds // evaluation_seconds) for name, series in many.items()}
     moments = range(max(ends.values(), default=0))
@@ -121,7 +122,7 @@ def evaluate_each(
             {"expr": _QUERY, "eval_time": f"{number * evaluation_seconds:g}s", "exp_samples": []} for number in moments
         ],
     }
-    document = _document(test, evaluation_seconds)
+    document = _document(test, evaluation_seconds, rules)
     found: dict[str, list[Active]] = {name: [] for name in many}
     for at, labels in _deviations(_promtool(document)) if moments else ():
         name = labels.pop("cluster", "")
@@ -130,13 +131,13 @@ def evaluate_each(
     return found
 
 
-def _document(test: Mapping[str, Any], evaluation_seconds: float) -> dict[str, Any]:
+def _document(test: Mapping[str, Any], evaluation_seconds: float, path: Path = RULES) -> dict[str, Any]:
     """One test of the delivered rules; without an order promtool takes the groups as they fall, and an
     alert may lag its recordings.
     """
-    rules = yaml.load(RULES.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    rules = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
     return {
-        "rule_files": [str(RULES)],
+        "rule_files": [str(path)],
         "evaluation_interval": f"{evaluation_seconds:g}s",
         "group_eval_order": [group["name"] for group in rules["groups"]],
         "tests": [test],

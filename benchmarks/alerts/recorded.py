@@ -127,14 +127,19 @@ def incidents(timed: int = 1) -> list[Played]:
     ]
 
 
-def quiet() -> list[Quiet]:
+def quiet_labels() -> dict[str, str]:
     """BurstGPT, the captures of an idle and a healthy server, and the other real runs without KV pressure."""
     labels = {
         item.name: item.label
         for item in data.telemetry()
         if item.label in (data.BAIT, "cap_or_compute_bound_no_kv_pressure")
     }
-    labels |= {f"vllm-cpu/{name}.jsonl.gz": "idle" if name == "a_idle" else "healthy" for name in QUIET_CAPTURES}
+    return labels | {f"vllm-cpu/{name}.jsonl.gz": "idle" if name == "a_idle" else "healthy" for name in QUIET_CAPTURES}
+
+
+def quiet() -> list[Quiet]:
+    """What fires in the recordings of ``quiet_labels``."""
+    labels = quiet_labels()
     return [_quiet(name, labels[name], episodes(active)) for name, active in alerts(labels).items()]
 
 

@@ -8,7 +8,7 @@ alerts.)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -57,6 +57,10 @@ class Series:
         now = {_labelled("up"): "1" if state is not None else "0"}
         if state is not None:
             now.update(samples(state))
+        self.add_samples(now)
+
+    def add_samples(self, now: Mapping[str, str]) -> None:
+        """One scrape that returned these series (with labels, as they are stored) and values."""
         gone = dict.fromkeys(self._present - now.keys(), _GONE)
         for name, value in {**now, **gone}.items():
             changes = self._changes.setdefault(name, [])

@@ -54,7 +54,7 @@ def pages() -> Iterator[Text]:
 
 def rules() -> Iterator[Text]:
     """Summaries and descriptions of the alerts of both sources and of the literal profile."""
-    kinds = (("default", "kvpressure"), ("literal", "kvpressure"), ("default", "dcgm"))
+    kinds = (("default", "kvpressure"), ("literal", "kvpressure"), ("default", "dcgm"), ("default", "vllm"))
     for profile, source in kinds:
         options = Options(builtin(), profile=profile, source=source)
         for alert, field, text in annotations(to_yaml(rule_file(load_groups(options), options.values), "")):

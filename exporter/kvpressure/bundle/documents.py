@@ -59,8 +59,13 @@ def pages(options: Options, groups: Sequence[RuleGroup]) -> dict[str, str]:
         found["docs/verdicts.md"] = render_verdicts(options.thresholds)
         found["dashboards/README.md"] = _page("docs/dashboards-readme.md.j2", variables)
     for alert in alerts:
-        found[f"docs/runbooks/{alert.name}.md"] = _page(f"runbooks/{alert.name}.md.j2", variables | {"alert": alert})
+        found[runbook(alert)] = _page(f"runbooks/{alert.name}.md.j2", variables | {"alert": alert})
     return found
+
+
+def runbook(alert: Alert) -> str:
+    """Path of the alert's runbook."""
+    return f"docs/runbooks/{alert.name}.md"
 
 
 def _page(template: str, variables: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from kvpressure.settings.thresholds import Thresholds
 PREFIX: Final = "kvpressure-"  # of group names
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same documents, ten times as fast
 PROFILES: Final = ("default", "literal")
-SOURCES: Final = ("kvpressure", "dcgm")
+SOURCES: Final = ("kvpressure", "dcgm", "vllm")
 _CAMEL: Final = {
     "group_by": "groupBy",
     "group_wait": "groupWait",
@@ -46,7 +46,8 @@ _CLUSTER_VARIABLE: Final = (
 @dataclass(frozen=True, slots=True)
 class Options:
     """What to render. ``profile``: ``default``, or ``literal`` = the guides' thresholds without our own conditions.
-    ``source``: ``kvpressure`` reads this exporter, ``dcgm`` dcgm-exporter and vLLM's own metrics.
+    ``source``: ``kvpressure`` reads this exporter, ``dcgm`` dcgm-exporter and vLLM's own metrics,
+    ``vllm`` the latter alone.
     """
 
     thresholds: Thresholds

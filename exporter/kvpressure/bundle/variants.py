@@ -38,10 +38,12 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
             "vllm:kv_cache_usage_perc",
             "vllm:gpu_cache_usage_perc",
             "vllm:generation_tokens_total",
+            "vllm:num_preemptions_total",
             "vllm:prompt_tokens_total",
         ),
         _VLLM,
     ),
+    "http_requests_total": ("namespace", "pod", "handler", "method", "status"),
     "vllm:request_success_total": (*_VLLM, "finished_reason"),
     **dict.fromkeys(
         (
@@ -54,7 +56,7 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Metrics that are not ours: Prometheus' own, kube-state-metrics' where it is there, and what ``--source
-dcgm`` reads.
+dcgm`` and ``--source vllm`` read.
 """
 
 MARGIN: Final = 0.05  # a value this share below or above a threshold; smaller than the 10 % by which mutants move it

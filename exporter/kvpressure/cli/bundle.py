@@ -21,6 +21,7 @@ examples:
   kvpressure bundle --out monitoring --values site.yaml          # URLs, durations, exclusions, labels, thresholds
   kvpressure bundle --out monitoring --values site.yaml --check  # in CI: does what is there match?
   kvpressure bundle --out plain --source dcgm                    # without this exporter
+  kvpressure bundle --out plain --source vllm                    # over vLLM's own metrics alone
 
 Exit status: 0 written, or nothing differs; 1 --check found something; 2 the input cannot be used.
 """
@@ -57,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source",
         choices=SOURCES,
         default=SOURCES[0],
-        help="kvpressure: rules over this exporter's metrics; dcgm: a smaller set over dcgm-exporter's and vLLM's own",
+        help="kvpressure: rules over this exporter's metrics; dcgm: a smaller set over dcgm-exporter's and vLLM's own; "
+        "vllm: over vLLM's own alone",
     )
 
 

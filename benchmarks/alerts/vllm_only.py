@@ -1,0 +1,230 @@
+"""The rules over vLLM's own metrics on the recordings: ``python -m benchmarks.alerts.vllm_only`` writes
+``docs/vllm-only.md``.
+
+The recordings hold what the servers answered, so the series are theirs, under the names of their release. What a scrape
+adds is added: namespace, pod, job and instance.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import yaml
+
+from benchmarks.accuracy import data
+from benchmarks.alerts import recorded
+from benchmarks.alerts.engine import Episode, episodes, evaluate_each
+from benchmarks.alerts.series import ROOT, SCRAPE_SECONDS, Series
+from kvpressure.bundle.render import VLLM_ONLY
+from kvpressure.bundle.rules import Options, load_groups
+from kvpressure.bundle.spec import AlertLevel
+from kvpressure.bundle.text import span
+from kvpressure.model.readings import Scrape
+from kvpressure.recording.reader import Reader
+from kvpressure.settings.thresholds import builtin
+
+PAGE: Final = ROOT / "docs" / "vllm-only.md"
+RULES: Final = ROOT / VLLM_ONLY
+GOAL: Final = 2 / 3
+_SAMPLE: Final = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")
+_METRIC: Final = re.compile(r"(?<![\w:])(?:vllm:|http_requests_)\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One incident: what the full rules page with, and what of these rules fires (pages among them)."""
+
+    id: str
+    label: str
+    full: tuple[str, ...]
+    fired: tuple[str, ...]
+    paged: tuple[str, ...]
+
+
+@lru_cache(maxsize=1)
+def wanted() -> frozenset[str]:
+    """Names of the metrics that some rule reads."""
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    return frozenset(name for group in groups for rule in group["rules"] for name in _METRIC.findall(rule["expr"]))
+
+
+def scraped(page: Scrape) -> Mapping[str, str]:
+    """Series of one recorded answer, with the labels that a scrape adds; none if the server did not answer."""
+    if page.error is not None:
+        return {}
+    target = f'namespace="{page.namespace}",pod="{page.pod}",job="vllm",instance="{page.target}"'
+    found = {}
+    for line in (page.exposition or "").splitlines():
+        sample = _SAMPLE.fullmatch(line.strip())
+        if sample and sample[1] in wanted():
+            own = f"{sample[2].rstrip(',')}," if sample[2] else ""
+            found[f"{sample[1]}{{{own}{target}}}"] = sample[3]
+    return found
+
+
+def scrapes(name: str) -> Series:
+    """What is scraped of the servers of one recording, every ``SCRAPE_SECONDS``."""
+    series = Series()
+    last: Mapping[str, str] | None = None
+    due: float | None = None
+    with Reader(data.RECORDINGS / name, keep_exposition=True) as reader:
+        for snapshot in reader:
+            due = snapshot.time if due is None else due
+            while last is not None and due < snapshot.time:
+                series.add_samples(last)
+                due += SCRAPE_SECONDS
+            last = {key: value for page in snapshot.pages for key, value in scraped(page).items()}
+    series.add_samples(last or {})
+    return series
+
+
+def play(names: Iterable[str]) -> dict[str, list[Episode]]:
+    """What fires in each recording."""
+    many = {name: scrapes(name) for name in names}
+    return {name: episodes(active) for name, active in evaluate_each(many, rules=RULES).items()}
+
+
+def rows(played: Sequence[recorded.Played]) -> list[Row]:
+    """Every incident with what both sets of rules do on it."""
+    found = play(item.incident.name for item in played)
+    return [
+        Row(
+            item.incident.id,
+            item.incident.page,
+            tuple(page.alert for page in item.pages),
+            tuple(sorted({one.name for one in found[item.incident.name]})),
+            tuple(sorted({one.name for one in found[item.incident.name] if one.pages})),
+        )
+        for item in played
+    ]
+
+
+def share(found: Sequence[Row]) -> tuple[int, int]:
+    """Incidents on which something fires, of those on which the full rules page."""
+    paged = [row for row in found if row.full]
+    return sum(bool(row.fired) for row in paged), len(paged)
+
+
+def line(row: Row) -> str:
+    """The row of the page's table."""
+    fired = ", ".join(f"{name} (page)" if name in row.paged else name for name in row.fired)
+    return f"| {row.id} | {row.label} | {', '.join(row.full) or '-'} | {fired or '-'} |"
+
+
+def page(found: Sequence[Row], quiet: Mapping[str, Sequence[Episode]]) -> str:
+    """The whole of ``docs/vllm-only.md``."""
+    fires, paged = share(found)
+    pages = sum(bool(row.full and row.paged) for row in found)
+    missed = ", ".join(f"{row.id} ({', '.join(row.full)})" for row in found if row.full and not row.fired)
+    wrong = [row for row in found if row.label == "no" and row.fired]
+    noise = sum(bool(ones) for ones in quiet.values())
+    shown = [line(row) for row in found if row.full or row.fired]
+    return TEXT.format(
+        alerts=_alerts(),
+        fires=fires,
+        paged=paged,
+        percent=round(100 * fires / paged),
+        pages=pages,
+        missed=missed,
+        wrong=", ".join(f"{row.id} ({', '.join(row.fired)})" for row in wrong) or "none",
+        quiet=len(quiet),
+        noise=noise,
+        rows="\n".join(shown),
+    )
+
+
+def _alerts() -> str:
+    options = Options(builtin(), source="vllm")
+    return "\n".join(
+        f"| [{alert.name}](runbooks/{alert.name}.md) | {', '.join(map(_level, alert.levels))} | {alert.choice} |"
+        for group in load_groups(options)
+        for alert in group.alerts
+    )
+
+
+def _level(level: AlertLevel) -> str:
+    waits = f"after {span(level.for_seconds)}" if level.for_seconds else "at once"
+    return f"{level.severity} {'(page) ' if level.page else ''}{waits}"
+
+
+TEXT: Final = """\
+# Alerts on vLLM's own metrics alone
+
+Generated by `make alert-proof` (`python -m benchmarks.alerts.vllm_only`).
+
+One file, no exporter: [alerts/kvpressure-vllm-only-rules.yaml](../alerts/kvpressure-vllm-only-rules.yaml). It needs Prometheus 2.42 or newer and
+a scrape job of vLLM's `/metrics` that adds the labels `namespace` and `pod`, as a PodMonitor does. kube-state-metrics is optional.
+
+```yaml
+rule_files:
+  - kvpressure-vllm-only-rules.yaml
+```
+
+Load it in place of `kvpressure-rules.yaml`, not beside it: the alerts have the same names. With thresholds of your own:
+`kvpressure bundle --source vllm --values site.yaml --out DIR`, which also writes a PrometheusRule, runbooks, routes and the rules' unit tests.
+There is no dashboard for these rules yet.
+
+Contents: alerts · what they cannot tell · measured on the recordings
+
+## Alerts
+
+| alert | severity | the rule |
+|---|---|---|
+{alerts}
+
+Both spellings of renamed metrics are read (`vllm:kv_cache_usage_perc` and `vllm:gpu_cache_usage_perc`; `vllm:inter_token_latency_seconds` and
+`vllm:time_per_output_token_seconds`). Thresholds are those of [thresholds.md](thresholds.md). Runbooks are those of the exporter's alerts; steps in
+them that read `kvpressure_` metrics do not apply.
+
+## What they cannot tell
+
+* The cause: whether requests wait for the KV cache, `max_num_seqs`, prefill, the host or the GPU. A full cache with a queue is reported as such.
+* GPU memory in real use: vLLM reserves its pool at start and publishes no device memory.
+* Host starvation: CPU throttling, memory limits and node pressure are not in these metrics.
+* Why a process died: OOMKilled, exit codes, XID errors and allocation failures in the log. A restart is seen only when the counters are back.
+* A stall without counters: a server that does not publish its tokens, or whose scrape fails. The latter is a gone model after its wait.
+  A stall is reported only after a whole rate window without a token.
+* Limits, whether they were set, and the value to set.
+* The engine's own baseline: latency is judged against absolute objectives only, and does not page.
+* Peaks of the KV cache between two scrapes, and preemptions before vLLM counts them.
+* Frozen metrics of an idle server, which look like a stall.
+
+The [exporter](deploy.md) measures these on the node.
+
+## Measured on the recordings
+
+The vLLM series of the recorded incidents, scraped every 15 s, are evaluated by `promtool` with this file. The labels are those of
+[the proof of the alerts](alert-proof.md), and so are the pages of the full rules.
+
+* incidents on which the full rules page and something of this file fires: {fires} of {paged} ({percent} %; goal: two thirds); it pages on {pages} of them
+* missed: {missed}
+* fires on incidents where nothing should: {wrong}
+* recordings of servers without KV pressure on which something fires: {noise} of {quiet}
+
+The series are what the published reports of the incidents state, so some lack metrics that a real server always has. Many recordings of a crash end
+with it, before an absent model has waited. kube-state-metrics is in none of them.
+
+Every incident on which one of the two fires:
+
+| incident | label | full rules page with | this file fires |
+|---|---|---|---|
+{rows}
+"""  # noqa: E501
+
+
+def main() -> int:
+    """Measure, print the figures, write the page. Exit 1 when the goal is missed."""
+    found = rows(recorded.incidents(timed=len(data.incidents())))
+    PAGE.write_text(page(found, play(recorded.quiet_labels())), encoding="utf-8")
+    fires, paged = share(found)
+    print(f"fires on {fires} of {paged} incidents on which the full rules page")
+    return 0 if fires >= GOAL * paged else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

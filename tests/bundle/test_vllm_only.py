@@ -1,0 +1,147 @@
+"""``alerts/kvpressure-vllm-only-rules.yaml``: situations that the generated tests do not cover, and the recordings."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from benchmarks.accuracy import data
+from benchmarks.alerts import vllm_only
+from benchmarks.alerts.replayed import alerts as full_alerts
+
+from kvpressure.bundle.render import HEADER, VLLM_ONLY, render
+from kvpressure.bundle.rules import Options
+from kvpressure.bundle.values import BundleValues
+from kvpressure.settings.thresholds import builtin
+from tests.bundle.conftest import ROOT
+
+pytestmark = pytest.mark.live
+
+RULES = ROOT / VLLM_ONLY
+ENGINE = 'namespace="n",model_name="m",engine="0",job="vllm"'
+POD = "chat-7d4b9c6f5-aaaaa"
+ACTIVE = re.compile(r"\{([^{}]*)\} 1E\+00")
+LABEL = re.compile(r'(\w+)="([^"]*)"')
+GONE_AT, LENGTH = 30, 90  # minutes
+
+
+def fired(folder: Path, series: dict[str, str], minute: int) -> set[tuple[str, str]]:
+    """(name, severity) of the alerts that fire ``minute`` minutes after the first of these samples."""
+    query = 'ALERTS{alertstate="firing"}'
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    document = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "group_eval_order": [group["name"] for group in groups],
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "promql_expr_test": [{"expr": query, "eval_time": f"{minute}m", "exp_samples": []}],
+            }
+        ],
+    }
+    path = folder / "test.yaml"
+    path.write_text(yaml.safe_dump(document))
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0 or "exp: nil" in output, output
+    labels = [dict(LABEL.findall(sample)) for sample in ACTIVE.findall(output)]
+    return {(found["alertname"], found["severity"]) for found in labels}
+
+
+def scraped(pod: str, until: int = LENGTH) -> dict[str, str]:
+    gone = "" if until == LENGTH else f" stale _x{LENGTH - until}"
+    return {
+        f'vllm:num_requests_running{{pod="{pod}",{ENGINE}}}': f"0+0x{until}{gone}",
+        f'vllm:generation_tokens_total{{pod="{pod}",{ENGINE}}}': f"0+60x{until}{gone}",
+    }
+
+
+def replicas(count: int, deployment: str = "chat", later: int | None = None) -> dict[str, str]:
+    values = f"{count}+0x{LENGTH}" if later is None else f"{count}+0x{GONE_AT} {later}+0x{LENGTH - GONE_AT}"
+    return {f'kube_deployment_spec_replicas{{namespace="n",deployment="{deployment}",job="ksm"}}': values}
+
+
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        pytest.param(scraped(POD, GONE_AT) | replicas(2), "critical", id="replicas are wanted"),
+        pytest.param(scraped(POD, GONE_AT), "warning", id="no kube-state-metrics"),
+        pytest.param(scraped(POD, GONE_AT) | replicas(2, later=0), None, id="scaled to zero"),
+        pytest.param(scraped(POD, GONE_AT) | replicas(1, "other"), None, id="uninstalled"),
+        pytest.param(scraped(POD, GONE_AT) | scraped("chat-7d4b9c6f5-bbbbb") | replicas(2), None, id="one is left"),
+        pytest.param(scraped(POD) | replicas(2), None, id="all is well"),
+    ],
+)
+def test_a_model_that_is_gone_pages_where_it_is_wanted(
+    tmp_path: Path, series: dict[str, str], expected: str | None
+) -> None:
+    found = {name: severity for name, severity in fired(tmp_path, series, 60) if name != "InferenceMetricsAbsent"}
+    assert found == ({"InferenceModelDown": expected} if expected else {})
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ("0+60x60", set()),
+        ("0+60x30 0+60x30", {"warning"}),
+        ("0+60x40 0+60x5 0+60x15", {"warning"}),
+        ("0+60x40 0+60x5 0+60x5 0+60x9", {"warning", "critical"}),
+        ("0+60x30 _x8 0+60x20", {"warning"}),
+    ],
+)
+def test_restarts_in_place_are_counted(tmp_path: Path, samples: str, expected: set[str]) -> None:
+    series = {f'vllm:generation_tokens_total{{pod="{POD}",{ENGINE}}}': samples}
+    found = fired(tmp_path, series | scraped("other-0"), 55)
+    assert {severity for name, severity in found if name == "InferenceCrashLoop"} == expected
+
+
+def test_the_file_says_how_it_is_used_and_what_a_site_changes_is_in_it() -> None:
+    values = BundleValues(
+        exclude=("InferenceOOMKilled", "InferenceQueueTimeHigh", "pressure", "configuration"),
+        include=("InferenceNoTraffic",),
+        labels={"team": "a"},
+        alert_labels={"GpuLost": {"team": "b"}, "InferenceModelDown": {"team": "c"}},
+    )
+    text = render(Options(builtin(), values))[VLLM_ONLY]
+    rules = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"] if "alert" in rule]
+    assert text.startswith(f"# {HEADER}")
+    assert "not beside it" in text
+    assert {rule["labels"]["team"] for rule in rules} == {"a", "c"}
+    assert not {"InferenceQueueTimeHigh", "InferenceKVCachePressure"} & {rule["alert"] for rule in rules}
+
+
+def test_the_page_states_what_fires_on_the_recordings() -> None:
+    """On each fourth incident the table has what both sets of rules do now."""
+    page = vllm_only.PAGE.read_text(encoding="utf-8")
+    wanted = data.incidents()[::4]
+    full = {
+        name: {item.name for item in active if item.firing and item.pages}
+        for name, active in full_alerts(item.name for item in wanted).items()
+    }
+    own = vllm_only.play(item.name for item in wanted)
+    for item in wanted:
+        row = vllm_only.Row(
+            item.id,
+            item.page,
+            tuple(sorted(full[item.name])),
+            tuple(sorted({one.name for one in own[item.name]})),
+            tuple(sorted({one.name for one in own[item.name] if one.pages})),
+        )
+        assert (vllm_only.line(row) in page.splitlines()) == bool(row.full or row.fired), row
+        assert bool(row.full or row.fired) == (f"| {item.id} |" in page), row
+
+
+def test_the_figures_of_the_page_are_those_of_its_table() -> None:
+    page = vllm_only.PAGE.read_text(encoding="utf-8")
+    cells = [line.strip("| ").split(" | ") for line in page.split("| incident |", 1)[1].splitlines()[2:]]
+    paged = [cell for cell in cells if cell[2] != "-"]
+    fires = [cell for cell in paged if cell[3] != "-"]
+    assert f": {len(fires)} of {len(paged)} (" in page
+    assert len(fires) >= vllm_only.GOAL * len(paged)
+    missed = page.split("* missed: ", 1)[1].splitlines()[0]
+    assert [cell[0] for cell in paged if cell[3] == "-"] == [part.split(" (")[0] for part in missed.split("), ")]

@@ -15,7 +15,7 @@ import pytest
 
 from kvpressure.advice.mitigation import plan
 from kvpressure.bundle.dashboards import builder, optional_queries, render_dashboards
-from kvpressure.bundle.dashboards.builder import BoardContext, PanelGrid, Values
+from kvpressure.bundle.dashboards.builder import BoardContext, BundleValues, PanelGrid
 from kvpressure.bundle.dashboards.evidence_rows import FACTS
 from kvpressure.bundle.dashboards.first_screen import FIRST_ACTIONS, LOOK_FIRST, SCREEN, UNSURE, VERDICTS
 from kvpressure.bundle.dashboards.ranking import RANKS
@@ -40,7 +40,7 @@ SYNTHETIC = {
 }  # Prometheus' own, every Python exporter's
 VLLM = {f"vllm:request_{name}_bucket" for name in ("prompt_tokens", "generation_tokens", "params_max_tokens")}
 BUCKETS = {f"{metric.full_name}_bucket" for metric in METRICS if metric.kind == "histogram"}
-SITE = BoardContext(builtin(), Values(), ALERTS)
+SITE = BoardContext(builtin(), BundleValues(), ALERTS)
 BOARDS = render_dashboards(SITE)
 OPTIONAL = optional_queries(SITE)
 

@@ -26,7 +26,7 @@ from chrome import browse, picture
 from playing import incident
 
 from kvpressure.bundle.dashboards import optional_queries
-from kvpressure.bundle.dashboards.builder import BoardContext, Values
+from kvpressure.bundle.dashboards.builder import BoardContext, BundleValues
 from kvpressure.settings.thresholds import builtin
 
 HERE = Path(__file__).parent
@@ -111,7 +111,7 @@ def draw(base: str, board: Path, out: Path, height: int, optional: set[tuple[str
 
 def declared() -> set[tuple[str, str, str]]:
     """Queries that may be empty, each with a reason on its panel."""
-    return set(optional_queries(BoardContext(builtin(), Values(), frozenset())))
+    return set(optional_queries(BoardContext(builtin(), BundleValues(), frozenset())))
 
 
 def installed() -> bool:

@@ -15,14 +15,16 @@ from urllib.request import urlopen
 import pytest
 
 from kvpressure.bundle.dashboards import optional_queries, render_dashboards
-from kvpressure.bundle.dashboards.builder import TOP, BoardContext, Values
+from kvpressure.bundle.dashboards.builder import TOP, BoardContext, BundleValues
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.settings.thresholds import builtin
 
 pytestmark = pytest.mark.live
 
 SITE = BoardContext(
-    builtin(), Values(), frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
+    builtin(),
+    BundleValues(),
+    frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts),
 )
 BOARDS = render_dashboards(SITE)
 OPTIONAL = optional_queries(SITE)

@@ -126,8 +126,8 @@ class Instance:
         found: dict[str, float] = {}
         verdict = "unknown"
         for name, labels, value in _SERIES.findall(text):
-            if name == "verdict" and float(value) == 1:
-                verdict = _VERDICT.search(labels)[1]  # type: ignore[index]
+            if name == "verdict" and float(value) == 1 and (named := _VERDICT.search(labels)):
+                verdict = named[1]
             elif "quantile" not in labels and "reason" not in labels:
                 found.setdefault(name, float(value))
         peak = found.get("kv_cache_used_ratio_max")

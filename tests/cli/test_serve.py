@@ -105,7 +105,7 @@ class TestServing:
         for _ in range(3):
             process = serve(*QUIET, *LISTEN, "--engine.target", f"prod/chat-0={engine}")
             up = re.compile(r"^kvpressure_engine_up\{.*pod=\"chat-0\".*\} 1.0$", re.MULTILINE)
-            until(lambda process=process, up=up: bool(up.search(process.scrape())), 15)  # type: ignore[misc]
+            until(lambda process=process, up=up: bool(up.search(process.scrape())), 15)
             seconds.append(time.monotonic() - process.began)
             assert process.stop() == 0
             if seconds[-1] <= 2:

@@ -149,7 +149,7 @@ class TestSurroundings:
         finally:
             child.kill()
             child.wait(10)
-            child.stderr.close()  # type: ignore[union-attr]
+            child.stderr.close()
 
     @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full", "1>&- 2>&-"])
     def test_it_serves_without_a_log(self, redirect: str) -> None:

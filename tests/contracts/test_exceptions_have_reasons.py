@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CODE = [*(ROOT / "exporter").rglob("*.py"), *(ROOT / "plugin").rglob("*.py"), *(ROOT / "deploy").glob("*.py")]
+ROOMS = ("exporter", "plugin", "deploy", "tools", "benchmarks", "tests")
+CODE = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if path != Path(__file__)]
 SILENCED = re.compile(r"# type: ignore\[[a-z, -]+\](?!  # \w)|# type: ignore(?!\[)")
 
 
 def test_every_type_ignore_names_its_rule_and_its_reason() -> None:
-    assert len(CODE) > 200
+    assert len(CODE) > 500
     lines = [(path.name, line.strip()) for path in CODE for line in path.read_text().splitlines()]
     assert [found for found in lines if SILENCED.search(found[1])] == []
 

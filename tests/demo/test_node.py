@@ -77,11 +77,11 @@ def test_a_rollout_takes_the_pod_away_and_starts_its_counters_anew(node: Simulat
     assert container(node).ready is False
     assert "--max-num-seqs 10" in " ".join(node.pods[CHAT].args)
     used = {gpu.index: gpu.memory_used_bytes for gpu in node.gpus()}
-    assert used[0] == 530_000_000 < used[1]  # type: ignore[operator]
+    assert used[0] == 530_000_000 < used[1]
     clock.now += 5
     assert counter(node, "generation_tokens") < 2000
     assert container(node).ready is True
-    assert container(node).cpu_usage_seconds < 10  # type: ignore[operator]
+    assert container(node).cpu_usage_seconds < 10
     page = parse_scrape(node.metrics(CHAT), target="t", time=clock.now)
     assert page.page["process_start_time_seconds"] == START + 36
 
@@ -105,7 +105,7 @@ def test_throttling_is_in_the_cgroup_and_the_quota_is_used_up(node: SimulatedNod
     clock.now += 10
     starved = container(node)
     assert starved.cpu_throttled_periods == pytest.approx(80, abs=2)
-    assert starved.cpu_usage_seconds - calm.cpu_usage_seconds == pytest.approx(5, abs=0.1)  # type: ignore[operator]
+    assert starved.cpu_usage_seconds - calm.cpu_usage_seconds == pytest.approx(5, abs=0.1)
 
 
 def test_a_stall_freezes_the_page_but_not_the_api_server(node: SimulatedNode, clock: Clock) -> None:

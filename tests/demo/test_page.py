@@ -110,4 +110,4 @@ def test_values_are_those_of_the_engine() -> None:
 
 @pytest.mark.parametrize("value", [0, 1, 0.5, 1e-7, 123456.0, 1234567.0, 1.7e9, 1.23e15, float("inf"), float("-inf")])
 def test_numbers_are_written_as_the_client_library_does(value: float) -> None:
-    assert number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
+    assert number(value) == floatToGoString(value)

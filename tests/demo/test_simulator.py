@@ -160,7 +160,7 @@ def test_littles_law(config: EngineConfig, load: Sequence[Shape]) -> None:
 def test_leaping_over_equal_steps_changes_nothing(config: EngineConfig, load: Sequence[Shape]) -> None:
     leaping, _ = submitted(config, load)
     walking, _ = submitted(config, load)
-    walking._leap_length = lambda _to: 0  # type: ignore[method-assign, assignment]
+    walking._leap_length = lambda _to: 0
     for at in (START + 1.5, START + 7, START + 60):
         leaping.advance(at)
         walking.advance(at)
@@ -215,8 +215,8 @@ def test_work_grows_with_the_requests_and_not_with_the_time() -> None:
         events += 1
         leap(steps)
 
-    engine._schedule = counted_schedule  # type: ignore[method-assign, assignment]
-    engine._leap = counted_leap  # type: ignore[method-assign]
+    engine._schedule = counted_schedule
+    engine._leap = counted_leap
     draw = random.Random(7)
     arrival = START
     for _ in range(500):
@@ -240,7 +240,7 @@ def test_work_grows_with_the_requests_and_not_with_the_time() -> None:
     ],
 )
 def test_step_law(model: object, running: int, kv_tokens: int, milliseconds: float) -> None:
-    assert model.decode_ms(running, kv_tokens) == pytest.approx(milliseconds, abs=0.1)  # type: ignore[attr-defined]
+    assert model.decode_ms(running, kv_tokens) == pytest.approx(milliseconds, abs=0.1)
 
 
 def test_a_full_cache_of_13b_steps_in_46_ms_at_92_percent_utilization() -> None:

@@ -131,7 +131,7 @@ def test_the_rule_uses_metrics_that_exist() -> None:
     names = set(re.findall(r"\bkvpressure_\w+", str(RULES)))
     known = {f"kvpressure_{metric.name.removeprefix('kvpressure_')}" for metric in METRICS}
     assert names <= known
-    verdicts = set(re.search(r'verdict=~"([^"]+)"', str(RULES))[1].split("|"))  # type: ignore[index]
+    verdicts = set(re.search(r'verdict=~"([^"]+)"', str(RULES))[1].split("|"))
     assert verdicts <= set(VERDICTS)
 
 

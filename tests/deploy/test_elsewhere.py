@@ -145,7 +145,7 @@ def test_every_address_in_the_configuration_is_a_service_of_it() -> None:
     assert [address.port for address in chosen.listen_addresses] == [int(exporter.split(":")[1])]
     assert {name for name, one in chosen.collectors.items() if one.enabled} >= {"engines", "nvidia"}
     (source,) = yaml.safe_load((COMPOSE / "grafana/datasources/prometheus.yaml").read_text())["datasources"]
-    assert re.fullmatch(r"http://(\w+):9090", source["url"])[1] in services()  # type: ignore[index]
+    assert re.fullmatch(r"http://(\w+):9090", source["url"])[1] in services()
 
 
 def test_grafana_finds_the_dashboards_where_they_are_mounted() -> None:

@@ -78,7 +78,7 @@ def test_nothing_is_bound_to_one_processor() -> None:
 
 
 def _health_command() -> list[str]:
-    command: list[str] = json.loads(re.search(r"^HEALTHCHECK .*?CMD (\[[^\n]*\])$", FINAL, re.DOTALL | re.MULTILINE)[1])  # type: ignore[index]
+    command: list[str] = json.loads(re.search(r"^HEALTHCHECK .*?CMD (\[[^\n]*\])$", FINAL, re.DOTALL | re.MULTILINE)[1])
     return [sys.executable, *command[1:]]
 
 

@@ -15,7 +15,7 @@ import yaml
 
 from kvpressure.settings import settings
 from kvpressure.settings.settings import Settings
-from kvpressure.sources.kubernetes.podspec import Pod
+from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.plugin_reports import PluginSource
 from tests.deploy.chart import DEPLOY, Json, of_kind, only, problems, render
 from tests.deploy.test_daemonset import container_of, load

@@ -340,7 +340,7 @@ def test_failures_are_counted_and_logged_within_bounds(caplog: pytest.LogCapture
     with caplog.at_level(logging.ERROR):
         for n in range(3 * MAX_COUNTED):
             for _ in range(2):
-                guard.run("signals", "engine", lambda n=n: f"n/p{n}\n\x1b[31m/m/0", fail)  # type: ignore[misc]
+                guard.run("signals", "engine", lambda n=n: f"n/p{n}\n\x1b[31m/m/0", fail)
     assert len(guard.counts) == MAX_COUNTED + 1
     assert sum(guard.counts.values()) == 6 * MAX_COUNTED
     assert len(caplog.records) == MAX_COUNTED

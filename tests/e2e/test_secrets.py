@@ -23,7 +23,7 @@ from kvpressure.publish.site import Site
 from kvpressure.publish.web.http import HttpRequest
 from kvpressure.recording.format import Header, tick_to_json
 from kvpressure.redaction import REDACTED
-from kvpressure.sources.kubernetes.discovery import discovered
+from kvpressure.sources.kubernetes.pod import discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.scrape.scanner import parse_scrape
 from tests.engines.vllm.test_public import COMMANDS, LINES, NAMES, OTHERS, QUOTES, filled, pod

@@ -76,7 +76,7 @@ def pci(sysfs: Path, vendor: str, kind: str) -> None:
 
 def h100(**changes: object) -> Gpu:
     """An H100 under load."""
-    return Gpu(event_types=XID, **{"processes": ((4711, 48 * GIB),), **changes})  # type: ignore[arg-type]
+    return Gpu(event_types=XID, **{"processes": ((4711, 48 * GIB),), **changes})
 
 
 def mig_h100() -> Gpu:

@@ -35,9 +35,7 @@ def figures(step: str) -> dict[str, int]:
 
 
 sys.modules["torch"] = SimpleNamespace(
-    cuda=SimpleNamespace(  # type: ignore[assignment]
-        is_initialized=lambda: True, device_count=lambda: 1, memory_stats=lambda _: dict(now)
-    )
+    cuda=SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 1, memory_stats=lambda _: dict(now))
 )
 print(json.dumps({"limit": 10 * GIB, **figures("start")}), flush=True)
 register()

@@ -223,7 +223,7 @@ def test_amd_pages_hold_the_truth_or_nothing(tmp_path: Path) -> None:
     only_card_is_nobodys: list[bool] = []
     for root, split in broken_trees(tmp_path):
         try:
-            gpus = AmdSource(Given(root), Clock()).read().gpus or ()  # type: ignore[arg-type]
+            gpus = AmdSource(Given(root), Clock()).read().gpus or ()
         except NothingHere:  # the only card does not say that it is AMD's
             only_card_is_nobodys.append(split)
             continue
@@ -246,10 +246,7 @@ def split_card(vendor: str, *parts: Mapping[str, int | None]) -> tuple[GpuReadin
     )
     return (
         card,
-        *(
-            GpuReading(f"part-{n}", 0, vendor, parent_uuid="GPU-1", **fields)  # type: ignore[arg-type]
-            for n, fields in enumerate(parts)
-        ),
+        *(GpuReading(f"part-{n}", 0, vendor, parent_uuid="GPU-1", **fields) for n, fields in enumerate(parts)),
     )
 
 

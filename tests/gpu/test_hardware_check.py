@@ -347,7 +347,7 @@ class TestLoads:
                         "nvidia",
                         **{field: value for level in level_names for field, value in SEEN[level][load_name].items()},
                     ),
-                )  # type: ignore[arg-type]
+                )
                 for t in range(20)
             ]
             for kind, load_name in names.items()
@@ -463,7 +463,7 @@ class TestPage:
         assert [path.name for path in given.iterdir()] == ["calls.json"]
         assert load(tmp_path / "kept", "calls") == load(given, "calls")
         assert "| name | NVIDIA H200 |" in (tmp_path / "page.md").read_text()
-        assert stub_world(tmp_path / "fixtures/h200_580.json").gpus[0].dram == 76  # type: ignore[union-attr]
+        assert stub_world(tmp_path / "fixtures/h200_580.json").gpus[0].dram == 76
 
     def test_the_page_is_what_the_kept_results_make(self) -> None:
         assert publish.PAGE.read_text() == report.render(publish.KEPT), "python -m tools.gpu --part report --publish"

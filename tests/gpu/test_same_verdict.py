@@ -56,7 +56,7 @@ def gpm(gpu: GpuReading) -> GpuReading:
     busy = gpu.utilization_ratio
     shares = {"sm": DECODE_SM, "tensor": DECODE_TENSOR, "dram": DECODE_DRAM}
     found = {f"{name}_activity_ratio": None if busy is None else busy * share for name, share in shares.items()}
-    return replace(_power(gpu, 700.0), **found)  # type: ignore[arg-type]
+    return replace(_power(gpu, 700.0), **found)
 
 
 def amd(gpu: GpuReading) -> GpuReading:

@@ -38,11 +38,11 @@ def page(
         engines=tuple(EngineReading("m", name, gauges, counters, {}, {}) for name in engines),
         page={} if start is None else {r.PROCESS_START: start},
         **more,
-    )  # type: ignore[arg-type]
+    )
 
 
 def failed(t: float, target: str = FIRST, **more: object) -> Scrape:
-    return dataclasses.replace(page(t, target, **more), engines=(), error="refused")  # type: ignore[arg-type]
+    return dataclasses.replace(page(t, target, **more), engines=(), error="refused")
 
 
 def after(pipeline: Pipeline, pages: Iterable[Scrape], targets: Iterable[str] | None = (FIRST, SECOND)) -> State:

@@ -23,7 +23,7 @@ from kvpressure.signals.plugin_steps import MAX_ENTRIES, StepWindow
 from kvpressure.sources import plugin_reports as source_module
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
-from kvpressure.sources.kubernetes.podspec import Pod
+from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.plugin_reports import FRESH_SECONDS, Malformed, PluginSource, parse
 from kvpressure_vllm.report import ReportFile
 
@@ -204,7 +204,7 @@ class TestHostile:
             worker(rank=True),
             body(kind="x"),
             frontend([]),
-            frontend({"0": []}),  # type: ignore[arg-type]
+            frontend({"0": []}),
             frontend({"0": engine({"1": 1}) | {"batch": {"x": 1}}}),
             frontend({"0": engine({"1": 1}, kv_max=2.0)}),
             frontend({str(i): engine({"1": 1}) for i in range(100)}),

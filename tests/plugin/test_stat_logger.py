@@ -50,7 +50,7 @@ class StatLoggerBase(ABC):
 def frontend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """``StepLogger`` as vLLM would build it, reporting to ``tmp_path``; no thread, ``report`` is called here."""
     loggers = ModuleType("vllm.v1.metrics.loggers")
-    loggers.StatLoggerBase = StatLoggerBase  # type: ignore[attr-defined]
+    loggers.StatLoggerBase = StatLoggerBase
     for name in ("vllm", "vllm.v1", "vllm.v1.metrics"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "vllm.v1.metrics.loggers", loggers)

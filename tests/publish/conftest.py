@@ -50,7 +50,7 @@ def start(published: Published) -> Iterator[Start]:
     def begin(handler: object = None, web: Path | None = None, max_requests: int = 20, health: bool = False) -> int:
         server = Server(
             [ListenAddress("127.0.0.1", 0)],
-            handler or published.site(),  # type: ignore[arg-type]
+            handler or published.site(),
             WebConfigFile(web),
             max_requests,
             [ListenAddress("127.0.0.1", 0)] if health else [],

@@ -358,4 +358,4 @@ def test_an_encoder_remembers_the_last_page_alone() -> None:
 
 @given(st.floats() | st.integers(-(10**18), 10**18) | st.booleans())
 def test_numbers_are_written_as_the_library_writes_them(value: float) -> None:
-    assert _number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
+    assert _number(value) == floatToGoString(value)

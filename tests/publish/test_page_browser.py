@@ -98,7 +98,7 @@ def test_hostile_names_are_text_and_nothing_else(start: Start, published: Publis
     published.state = replace(published.state, engines=(replace(engine, key=key, target=HOSTILE, diagnosis=diagnosis),))
     found = visit(f"http://127.0.0.1:{start()}/", tmp_path, seconds=7)
     assert found.console == ()
-    assert "owned" not in re.search(r"<title>(.*?)</title>", found.dom)[1]  # type: ignore[index]
+    assert "owned" not in re.search(r"<title>(.*?)</title>", found.dom)[1]
     assert "<img" not in found.dom
     assert found.dom.count("<script") == 1
     assert found.dom.count("&lt;img src=x onerror=") >= 5

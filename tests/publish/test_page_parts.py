@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def engine_with(verdict: str = "kv_pressure", confidence: float = 0.9, **groups: object) -> EngineState:
-    signals = replace(Signals(time=NOW), **groups)  # type: ignore[arg-type]
+    signals = replace(Signals(time=NOW), **groups)
     return replace(full_engine(), signals=signals, diagnosis=Diagnosis(verdict, confidence, None, NOW))
 
 
@@ -124,7 +124,7 @@ class TestTriage:
         return found[number - 1]
 
     def container(self, **reading: object) -> State:
-        given = ContainerReading("prod", "chat-0", "vllm", **reading)  # type: ignore[arg-type]
+        given = ContainerReading("prod", "chat-0", "vllm", **reading)
         return State(time=NOW, containers=(ContainerState(given),))
 
     @pytest.mark.parametrize(("ready", "finding"), [(True, "fine"), (False, "bad"), (None, "unknown")])
@@ -238,7 +238,7 @@ class TestTriage:
         self, phase: str, seconds: float, ratio: float | None, finding: str
     ) -> None:
         latency = LatencySignals(
-            **{phase: {"0.95": seconds}},  # type: ignore[arg-type]
+            **{phase: {"0.95": seconds}},
             baseline_ratios={} if ratio is None else {"ttft": ratio},
         )
         engine = engine_with(latency=latency, load=LoadSignals(waiting=93.0))

@@ -76,7 +76,7 @@ class TestTls:
         port = start(web=write(tmp_path, web))
         with connect(port, certificates.client_context()) as client:
             assert isinstance(client, ssl.SSLSocket)
-            assert client.cipher()[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"  # type: ignore[index]
+            assert client.cipher()[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
 
     def test_client_certificates(self, start: Start, tmp_path: Path, certificates: Certificates) -> None:
         port = start(web=write(tmp_path, MUTUAL.format(certificates.directory)))
@@ -122,7 +122,7 @@ class TestReload:
     def serial(self, port: int, context: ssl.SSLContext) -> str:
         with connect(port, context) as client:
             assert isinstance(client, ssl.SSLSocket)
-            return str(client.getpeercert()["serialNumber"])  # type: ignore[index]
+            return str(client.getpeercert()["serialNumber"])
 
     def test_a_new_certificate_counts_at_once_and_a_broken_one_changes_nothing(
         self, start: Start, tmp_path: Path

@@ -280,7 +280,7 @@ def test_a_hanging_disk_never_blocks_the_listener() -> None:
         go.wait(10)
         written.append(snapshot.time)
 
-    background = BackgroundRecorder(_Slow(hang), backlog=4)  # type: ignore[arg-type]
+    background = BackgroundRecorder(_Slow(hang), backlog=4)
     began = time.monotonic()
     for t in range(100):
         background(tick(float(t)))
@@ -303,7 +303,7 @@ def test_a_failed_write_is_reported_and_the_next_one_tried(failure: Exception) -
             raise failure
         written.append(snapshot.time)
 
-    background = BackgroundRecorder(_Slow(fail_once))  # type: ignore[arg-type]
+    background = BackgroundRecorder(_Slow(fail_once))
     for t in (0.0, 1.0, 2.0):
         background(tick(t))
     background.close()

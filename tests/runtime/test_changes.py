@@ -35,7 +35,7 @@ def tick(up: bool, error: str | None = None) -> tuple[Snapshot, State]:
 
 
 def seen(*engines: object) -> tuple[Snapshot, State]:
-    return Snapshot(time=NOW), State(time=NOW, engines=engines)  # type: ignore[arg-type]
+    return Snapshot(time=NOW), State(time=NOW, engines=engines)
 
 
 def test_a_target_that_goes_down_and_comes_back_is_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:

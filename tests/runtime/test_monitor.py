@@ -180,7 +180,7 @@ class TestWorker:
 
     def test_a_source_that_returns_nothing_is_a_fault_of_it(self) -> None:
         clock = Clock()
-        one = worker(Scripted(lambda: None), clock)  # type: ignore[arg-type, return-value]
+        one = worker(Scripted(lambda: None), clock)
         one.read_once()
         assert one.health(clock.now).reason == "internal"
 
@@ -308,7 +308,7 @@ class TestTick:
         assert one.tick().health[PIPELINE].up is True
 
     def test_a_reading_that_cannot_be_joined_costs_its_source_alone(self, caplog: pytest.LogCaptureFixture) -> None:
-        broken = Reading(containers=(ContainerReading([], "pod", "c"),))  # type: ignore[arg-type]
+        broken = Reading(containers=(ContainerReading([], "pod", "c"),))
         watched = Recorder()
         loop = monitor(
             Clock(), (spec("good"), Scripted(lambda: GPUS)), (spec("bad"), Scripted(lambda: broken)), pipeline=watched
@@ -490,7 +490,7 @@ class TestBuilding:
 
     def test_what_failed_to_build_is_built_by_a_later_read(self) -> None:
         built = Scripted(lambda: GPUS)
-        outcomes: list[Callable[[], Source]] = [lambda: raising(SourceError("no_driver"))(), lambda: built]  # type: ignore[list-item, return-value]
+        outcomes: list[Callable[[], Source]] = [lambda: raising(SourceError("no_driver"))(), lambda: built]
         source = DeferredSource("nvidia", lambda: outcomes.pop(0)())
         with pytest.raises(SourceError):
             source.read()

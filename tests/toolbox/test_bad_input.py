@@ -49,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
     """``/NAME/...`` answers as ``ANSWERS`` says; ``/redirect-loop`` sends back to itself."""
 
     def do_GET(self) -> None:
-        server: _Server = self.server  # type: ignore[assignment]
+        server: _Server = self.server
         status, body, headers = ANSWERS.get(server.kind, (302, b"", {"Location": self.path}))
         self.send_response(status)
         for name, value in headers.items():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,10 @@ import pytest
 import yaml
 
 from kvpressure.cli import main
-from kvpressure.model.readings import Discovered, Snapshot
+from kvpressure.model.readings import Snapshot
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
-from kvpressure.sources.kubernetes.discovery import discovered
+from kvpressure.sources.kubernetes.pod import discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 
 PODS = Path(__file__).parents[1] / "fixtures" / "pods"
@@ -37,39 +35,6 @@ def entries(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, di
     return {entry["container"]: entry for entry in json.loads(capsys.readouterr().out)}
 
 
-Exporter = Callable[[tuple[Discovered, ...]], str]
-
-
-@pytest.fixture
-def exporter() -> Iterator[Exporter]:
-    """Start an exporter's JSON endpoint with these containers; gives its address."""
-    started: list[ThreadingHTTPServer] = []
-
-    def start(found: tuple[Discovered, ...]) -> str:
-        state = Pipeline().observe(Snapshot(1.0, discovered=found))
-        body = json.dumps(diagnosis_document(state, "node")).encode()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                """Say nothing."""
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        started.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        return f"127.0.0.1:{server.server_address[1]}"
-
-    yield start
-    for server in started:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.parametrize(("name", "container", "want"), ENGINES)
 def test_gpus_and_completeness_of_each_engine(
     name: str, container: str, want: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
@@ -82,11 +47,14 @@ def test_gpus_and_completeness_of_each_engine(
         assert found["address"].endswith(f":{want['port']}{want['path']}")
 
 
-def test_a_running_exporter_answers_the_same_as_a_file(capsys: pytest.CaptureFixture[str], exporter: Exporter) -> None:
+def test_a_running_exporter_answers_the_same_as_a_file(
+    capsys: pytest.CaptureFixture[str], serve_json: Callable[[Mapping[str, Any]], str]
+) -> None:
     name = "aibrix/deployment.json"
     pod = read_pod(json.loads((PODS / name).read_text()), Policy())
     assert pod is not None
-    address = exporter(discovered([pod]))
+    state = Pipeline().observe(Snapshot(1.0, discovered=discovered([pod])))
+    address = serve_json({"/api/v1/diagnosis": diagnosis_document(state, "node")})
     assert entries(capsys, "--exporter", address) == entries(capsys, "-f", str(PODS / name))
 
 

@@ -28,7 +28,7 @@ def test_every_dependency_is_pinned_by_hash(file: Path) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_every_dependency_has_a_licence_that_allows_it(package) -> None:  # type: ignore[no-untyped-def]
+def test_every_dependency_has_a_licence_that_allows_it(package) -> None:
     assert allows(package.licence), f"{package.name}: {package.licence}"
 
 

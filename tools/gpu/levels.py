@@ -120,10 +120,10 @@ def _means(readings: Sequence[GpuReading]) -> dict[str, float | None]:
 
 def _ask(level: str, rows: Sequence[tuple[float, GpuReading]]) -> dict[str, Any]:
     """The pipeline's answer when the GPU tells nothing but the fields of one level."""
-    hidden = dict.fromkeys(set(FIGURES) - set(FIELDS[level]))
+    hidden: dict[str, Any] = dict.fromkeys(set(FIGURES) - set(FIELDS[level]))
     pipeline, state = Pipeline(), None
     for t, gpu in rows:
-        state = pipeline.observe(_snapshot(t, replace(gpu, **hidden)))  # type: ignore[arg-type]
+        state = pipeline.observe(_snapshot(t, replace(gpu, **hidden)))
     if state is None or not state.engines:
         return {"factor": None, "starved": None, "saturated": None, "level": None}
     engine = state.engines[0]

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sglang_model import NEW, OLD, RANKS, Incident, frozen, gauge, rate, steps
 
 LAUNCH = ["python3", "-m", "sglang.launch_server"]
 
-FLASH = {
-    "source": "sgl-project/sglang#26248",
-    "kind": "KV_PRESSURE",
-    "version": "~0.5.11 (2026-05)",
-    "gpu": "n/a",
-    "configuration": "hybrid sliding-window model, four requests that fill 2.6 M tokens",
-    "signals": (
+FULL_POOL = Incident(
+    id="SG01A",
+    source="sgl-project/sglang#26248",
+    kind="KV_PRESSURE",
+    version="~0.5.11 (2026-05)",
+    gpu="n/a",
+    configuration="hybrid sliding-window model, four requests that fill 2.6 M tokens",
+    signals=(
         "before: run 4, queue 3, full usage 1.00 (2642688 tokens), swa usage 0.06, 429 tok/s; then one retraction: "
         "run 3, queue 3-2, usage 0.87-0.88, prefill 8192 tokens a step at 21.8 k-19.5 k tok/s, 583214 tokens pending; "
         "later 20-38 tok/s, not recovering"
     ),
-    "log": (
+    log=(
         "Decode batch, #running-req: 4, #full token: 2642688, full token usage: 1.00, #swa token: 14592, "
         "swa token usage: 0.06, cuda graph: True, gen throughput (token/s): 429.34, #queue-req: 3"
     ),
-    "cause": (
+    cause=(
         "the pool is full; a retracted request computes its long prompt again in chunks, between which decode waits"
     ),
-    "labels": NEW,
-    "seconds": 600,
-    "args": LAUNCH,
-    "assumed": (
+    labels=NEW,
+    seconds=600,
+    args=LAUNCH,
+    assumed=(
         "five minutes of the quoted state before the retraction; one retraction; usage returns to 1.00 "
         "in 20 s at the quoted prefill rate, and the queue stays at 2"
     ),
-    "series": [
+    series=[
         gauge("num_running_reqs", (0, 4), (299, 4), (300, 3)),
         gauge("num_queue_reqs", (0, 3), (305, 3), (310, 2)),
         gauge("token_usage", (0, 1.0), (299, 1.0), (300, 0.87), (320, 1.0)),
@@ -42,30 +45,26 @@ FLASH = {
         rate("realtime_tokens_total", (0, 0.0), (300, 20500.0), (330, 0.0), mode="prefill_compute"),
         rate("num_retracted_requests_total", (0, 0.0), (300, 0.2), (305, 0.0), noise=0.0),
     ],
-}
+    verdicts="kv_pressure",
+    strict="kv_pressure",
+    forbidden="idle|stalled|host_bound|concurrency_limited|compute_bound|healthy",
+    page="ticket",
+    grade="A",
+    window=(60, 295),
+    trap="four running requests look like light load; decode runs at its normal speed while the pool is full",
+)
 
 INCIDENTS = [
-    Incident(
-        id="SG01A",
-        verdicts="kv_pressure",
-        strict="kv_pressure",
-        forbidden="idle|stalled|host_bound|concurrency_limited|compute_bound|healthy",
-        page="ticket",
-        grade="A",
-        window=(60, 295),
-        trap="four running requests look like light load; decode runs at its normal speed while the pool is full",
-        **FLASH,  # type: ignore[arg-type]
-    ),
-    Incident(
+    FULL_POOL,
+    replace(
+        FULL_POOL,
         id="SG01B",
         verdicts="kv_pressure|compute_bound",
-        strict="kv_pressure",
         forbidden="idle|stalled|host_bound|concurrency_limited|healthy",
         page="yes",
         grade="B",
         window=(330, 590),
         trap="one retraction only, but the collapse outlasts it: a counter of retractions is silent again at once",
-        **FLASH,  # type: ignore[arg-type]
     ),
     Incident(
         id="SG02",

@@ -18,7 +18,8 @@ from kvpressure.model.log_events import ALLOCATION_EVENTS, FACT_EVENTS
 from kvpressure.model.readings import LogLine, Scrape, Snapshot
 from kvpressure.model.reasons import HTTP_4XX, REFUSED, UNREACHABLE
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.sources.kubernetes.podspec import EngineContainer, Pod, Policy, read_pod
+from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import watch as live

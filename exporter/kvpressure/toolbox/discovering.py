@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from kvpressure.errors import InputError
-from kvpressure.sources.kubernetes.discovery import discovered
+from kvpressure.sources.kubernetes.pod import discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from kvpressure.toolbox import fetch
 from kvpressure.toolbox.kubectl import Kubectl, KubectlError

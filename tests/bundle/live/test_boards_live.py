@@ -64,7 +64,7 @@ def expand(expr: str) -> str:
 def ask(prometheus: str, path: str, **parameters: str) -> list[object]:
     with urlopen(f"{prometheus}api/v1/{path}?{urlencode(parameters)}", timeout=10) as answer:
         data = json.load(answer)["data"]
-    return data["result"] if isinstance(data, dict) else data  # type: ignore[no-any-return]
+    return data["result"] if isinstance(data, dict) else data
 
 
 def ask_all(prometheus: str, answers: Answers) -> None:

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvpressure.sources.kubernetes.podspec import Pod
+from kvpressure.sources.kubernetes.pod import Pod
 
 
 class PodLog:

@@ -15,7 +15,8 @@ from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.host import cgroup as cgroup_module
 from kvpressure.sources.host.cgroup import MISSING_SECONDS, REASONS, CgroupSource
-from kvpressure.sources.kubernetes.podspec import Pod, Policy, read_pod
+from kvpressure.sources.kubernetes.pod import Pod
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from tests.sources.kubernetes.objects import pod
 
 Build = Callable[..., Settings]

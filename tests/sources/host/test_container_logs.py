@@ -16,7 +16,8 @@ from kvpressure.sources.base import SourceError
 from kvpressure.sources.host import container_logs as logs
 from kvpressure.sources.host import log_files as logfile
 from kvpressure.sources.host.container_logs import REASONS, LogsSource
-from kvpressure.sources.kubernetes.podspec import Pod, Policy, read_pod
+from kvpressure.sources.kubernetes.pod import Pod
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from tests.sources.host.podlogs import PodLog
 from tests.sources.kubernetes.objects import pod
 

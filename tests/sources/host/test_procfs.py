@@ -16,7 +16,7 @@ from kvpressure.model.readings import GpuOwner, GpuProcess, GpuReading
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import SourceError
 from kvpressure.sources.host.procfs import REASONS, ProcfsSource, pod_of_cgroup
-from kvpressure.sources.kubernetes.podspec import Pod
+from kvpressure.sources.kubernetes.pod import Pod
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 UNDERSCORED = UID.replace("-", "_")

@@ -199,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """All that this server does."""
         with contextlib.suppress(ConnectionError, ssl.SSLError):
-            self.server.api.answer(self)  # type: ignore[attr-defined]
+            self.server.api.answer(self)
 
     def chunk(self, document: Json | None) -> None:
         """One event as a chunk; None ends the body."""

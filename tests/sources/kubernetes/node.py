@@ -17,7 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from kvpressure.sources.kubernetes.podspec import Pod, Policy, read_pod
+from kvpressure.sources.kubernetes.pod import Pod
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 from tests.helpers.vllm_pages import text_of
 from tests.helpers.waiting import until
 from tests.sources.gpu.nvml_stub import GIB, Gpu, World, environment, gpu_uuid, write
@@ -266,7 +267,7 @@ class Node:
     def _memory(self, name: str) -> int:
         assert self._exporter is not None
         status = Path(f"/proc/{self._exporter.pid}/status").read_text()
-        return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+        return int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
 
     def scrape(self) -> str:
         """The metrics page now."""

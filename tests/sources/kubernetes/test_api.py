@@ -110,8 +110,8 @@ def a_minute(monkeypatch: pytest.MonkeyPatch, **behaviour: Any) -> tuple[Scripte
     clock = Clock()
     monkeypatch.setattr(kube, "time", clock)
     server = Scripted(clock, **behaviour)
-    watcher = Watcher(server, PODS, {}, lambda items: [*items], lambda *_: None)  # type: ignore[arg-type]
-    watcher._stop = server  # type: ignore[assignment]
+    watcher = Watcher(server, PODS, {}, lambda items: [*items], lambda *_: None)
+    watcher._stop = server
     watcher._run()
     return server, watcher
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kvpressure.model.readings import ContainerReading, GpuOwner, GpuReading, Termination
 from kvpressure.pipeline.joins import join_containers, join_owners
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin
+from kvpressure.sources.kubernetes.pod import Pod
 from kvpressure.sources.kubernetes.podresources import Claim, owners_of, running
-from kvpressure.sources.kubernetes.podspec import Pod
 from kvpressure.sources.vendors import OwnedDevice
 
 GPU0 = GpuReading("GPU-0", 1, "nvidia", pci_bus_id="00000000:19:00.0", minor=0)

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from kvpressure.engines.registry import dialect
-from kvpressure.sources.kubernetes.discovery import NO_TARGET, REASONS, SIGNS, leaders
-from kvpressure.sources.kubernetes.podspec import Pod, Policy, read_pod
+from kvpressure.sources.kubernetes.discovery import NO_TARGET, REASONS, SIGNS
+from kvpressure.sources.kubernetes.pod import Pod, leaders
+from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 
 PODS = Path(__file__).parents[2] / "fixtures" / "pods"
 EXPECTED: Mapping[str, Any] = yaml.safe_load((PODS / "expected.yaml").read_text())

@@ -111,7 +111,7 @@ def test_no_item_outlives_its_turn() -> None:
     hook = json.JSONDecoder
     original = json.JSONDecoder
     try:
-        json.JSONDecoder = lambda: hook(object_hook=Item)  # type: ignore[assignment,misc]
+        json.JSONDecoder = lambda: hook(object_hook=Item)
 
         def look(item: dict[str, Any]) -> int:
             alive.append(weakref.ref(item))
@@ -119,7 +119,7 @@ def test_no_item_outlives_its_turn() -> None:
 
         assert list(map(look, read_list(cut(data, CHUNK), 1000))) == [1] * 5
     finally:
-        json.JSONDecoder = original  # type: ignore[misc]
+        json.JSONDecoder = original
 
 
 @pytest.mark.parametrize(

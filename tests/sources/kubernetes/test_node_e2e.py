@@ -210,7 +210,7 @@ def test_a_full_node_of_large_pods_stays_in_its_memory(tmp_path: Path, nvml_libr
             lists = node.lists()
             node.api.compact()
             node.api.cut()
-            until(lambda lists=lists: node.lists() > lists, 30)  # type: ignore[misc]
+            until(lambda lists=lists: node.lists() > lists, 30)
             until(lambda: node.value("source_up", source="pods") == 1, 60)
         assert len(node.labels("engine_up", "pod")) == 8
         print(node.memory_bytes() / 2**20, node.peak_bytes() / 2**20)
@@ -305,7 +305,7 @@ def test_each_failure_breaks_only_its_own_series_and_says_why(steady: Node, name
         until(lambda: not any(steady.samples(family) for family in lost))
         expired = name == "token expired"  # the source of the node's conditions needs the token, too
         for other in set(SOURCES) - {source} - ({"node"} if expired else set()):
-            until(lambda other=other: steady.value("source_up", source=other) == 1)  # type: ignore[misc]
+            until(lambda other=other: steady.value("source_up", source=other) == 1)
         for family in FAMILIES - lost - ({"node_condition"} if expired else set()):
             assert steady.samples(family), family
         assert set(steady.samples("engine_up").values()) == {1.0}

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from kvpressure.model.readings import ContainerReading
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
-from kvpressure.sources.kubernetes.podspec import EngineContainer, Pod
+from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 
 REASONS: Final = ("no_cgroup_tree", "not_cgroup_v2", "pods_unknown", "permission_denied", "unreadable", "no_cgroup")
 """Reasons of this source. ``no_cgroup`` counts containers that were looked for and not found."""

@@ -22,7 +22,7 @@ from kvpressure.model.readings import LogLine
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.host.log_files import ContainerLog, Entry, Position
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
-from kvpressure.sources.kubernetes.podspec import Pod
+from kvpressure.sources.kubernetes.pod import Pod
 
 REASONS: Final = (
     "no_log_directory",

@@ -15,10 +15,9 @@ from typing import Final, Protocol
 
 from kvpressure.model.readings import GpuReading
 from kvpressure.sources.base import Reading, SourceError
-from kvpressure.sources.kubernetes.discovery import leaders
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
+from kvpressure.sources.kubernetes.pod import Pod, leaders
 from kvpressure.sources.kubernetes.podresources import Claim, owners_of
-from kvpressure.sources.kubernetes.podspec import Pod
 from kvpressure.sources.vendors import OwnedDevice
 
 MAX_CGROUP_BYTES: Final = 65536

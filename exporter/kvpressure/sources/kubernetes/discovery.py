@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from kvpressure.model.readings import Discovered
-
-if TYPE_CHECKING:
-    from kvpressure.sources.kubernetes.podspec import Pod
-    from kvpressure.sources.scrape.targets import Target
+from kvpressure.sources.scrape.targets import Target
 
 NAMED: Final = "annotation"
 OF_COMMAND: Final = "command"
@@ -103,26 +99,6 @@ class ContainerRow:
         return {**SIGNS, **REASONS, **NO_TARGET}.get(self.why, self.why)
 
 
-def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:
-    """The rows of these pods as a reading."""
-    return tuple(
-        Discovered(
-            pod.namespace,
-            pod.name,
-            row.container,
-            row.result,
-            row.why,
-            row.sign,
-            row.explanation,
-            "" if row.target is None else row.target.name,
-            row.complete if row.sign else None,
-            row.gpus,
-        )
-        for pod in pods
-        for row in pod.rows
-    )
-
-
 def named_after(image: str) -> str:
     """Which server other than a supported engine an image (lower case) is: ``nim``, ``other_server`` or ""."""
     name = image.partition("@")[0]
@@ -175,25 +151,3 @@ def group_of(namespace: str, labels: Mapping[str, Any]) -> PodGroup | None:
         if isinstance(place, str) and all(isinstance(text, str) and text for text in values):
             return PodGroup((namespace, same[0], *map(str, values)), place == value)
     return None
-
-
-def leaders(pods: Iterable[Pod]) -> Mapping[tuple[str, str], tuple[str, str, str]]:
-    """Namespace and name of each worker pod, with namespace, pod and container of the engine that it works for.
-
-    Labels alone join nothing: a pod with metrics of its own is an engine of its own, and the leader must serve exactly
-    one.
-    """
-    known = list(pods)
-    serving = {
-        pod.group.key: [(pod.namespace, pod.name, engine.container) for engine in pod.engines if engine.targets]
-        for pod in known
-        if pod.group is not None and pod.group.leads
-    }
-    return {
-        (pod.namespace, pod.name): engines[0]
-        for pod in known
-        if pod.group is not None
-        and not pod.group.leads
-        and len(engines := serving.get(pod.group.key, [])) == 1
-        and not any(engine.targets for engine in pod.engines)
-    }

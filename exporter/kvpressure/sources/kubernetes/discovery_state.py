@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvpressure.model.readings import GpuReading, Snapshot
-    from kvpressure.sources.kubernetes.podspec import Pod
+    from kvpressure.sources.kubernetes.pod import Pod
     from kvpressure.sources.scrape.targets import Target
 
 

@@ -17,16 +17,15 @@ from typing import Final, Protocol
 from kvpressure.model.readings import GpuOwner, GpuReading
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin, is_gpu_driver
-from kvpressure.sources.kubernetes.discovery import leaders
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.grpc_call import CallError, unary
+from kvpressure.sources.kubernetes.pod import Pod, leaders
 from kvpressure.sources.kubernetes.podresources_message import (
     ContainerResources,
     MessageError,
     TooManyFieldsError,
     read_pods,
 )
-from kvpressure.sources.kubernetes.podspec import Pod
 from kvpressure.sources.vendors import OwnedDevice
 
 METHOD: Final = "/v1.PodResourcesLister/List"

@@ -15,15 +15,14 @@ from typing import Any, Final, Protocol
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes.api import BACKOFF_SECONDS, KubeApi, Watcher
 from kvpressure.sources.kubernetes.api import REASONS as KUBE_REASONS
-from kvpressure.sources.kubernetes.discovery import discovered
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
+from kvpressure.sources.kubernetes.pod import Pod, discovered
 from kvpressure.sources.kubernetes.podspec import (
     CONTAINER_MISSING,
     OTHER_PROGRAM,
     REFUSALS,
     SAME_ADDRESS,
     CommandLines,
-    Pod,
     Policy,
     read_pod,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, cached_property
 from typing import Any, Final
@@ -28,11 +28,11 @@ from kvpressure.sources.kubernetes.discovery import (
     OF_IMAGE,
     OF_SELECTOR,
     ContainerRow,
-    PodGroup,
     group_of,
     named_after,
     reason_of,
 )
+from kvpressure.sources.kubernetes.pod import EngineContainer, Pod
 from kvpressure.sources.scrape.targets import MAX_PATH_CHARS, Target, TargetError
 
 MAX_CONTAINERS: Final = 64  # of one pod that are looked at
@@ -68,47 +68,6 @@ containers.
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
 _CONTAINER_ID: Final = re.compile(r"[a-z0-9.-]+://([0-9a-f]{8,128})")
 _VARIABLE: Final = re.compile(r"\$[({]?([A-Za-z_]\w*)")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineContainer:
-    """A container that runs an inference server. ``dialect`` is its engine's name, "" = unknown. ``target`` None = it
-    has no page of its own, ``refusal`` says why. ``ranks`` are further pages of the same container, where each
-    data-parallel rank serves one; with a target, ``refusal`` says why some are missing.
-    """
-
-    container: str
-    container_id: str  # hexadecimal, without the runtime's scheme; "" when not known
-    reading: ContainerReading
-    target: Target | None = None
-    refusal: str | None = None
-    ranks: tuple[Target, ...] = ()
-    dialect: str = ""
-
-    @property
-    def targets(self) -> tuple[Target, ...]:
-        """All of its pages."""
-        return () if self.target is None else (self.target, *self.ranks)
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """A pod of this node. ``uids`` are the names under which the kernel may know it (a static pod has two);
-    ``containers`` maps container ids to names. ``others`` are the containers with an engine's image that would be
-    engines if their command did not name another program. ``rows`` explain every container with a GPU or that looks
-    like an inference server. ``group``: the pods that it forms one engine with, None = none.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    phase: str = ""
-    uids: frozenset[str] = frozenset()
-    containers: Mapping[str, str] = field(default_factory=dict)
-    engines: tuple[EngineContainer, ...] = ()
-    others: tuple[str, ...] = ()
-    rows: tuple[ContainerRow, ...] = ()
-    group: PodGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)

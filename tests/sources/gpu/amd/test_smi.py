@@ -260,7 +260,7 @@ def test_a_failed_library_is_tried_again_only_after_a_while(tmp_path: Path, monk
 
     monkeypatch.setattr(smi, "Smi", failing)
     trees.mi300x(tmp_path, 1)
-    source = AmdSource(Given(tmp_path, "amdsmi"), clock)  # type: ignore[arg-type]
+    source = AmdSource(Given(tmp_path, "amdsmi"), clock)
     for _ in range(int(RESCAN_SECONDS) * 2):
         with pytest.raises(SourceError, match="amdsmi_failed"):
             source.read()

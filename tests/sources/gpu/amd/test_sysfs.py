@@ -40,7 +40,7 @@ class Clock:
 
 
 def source(root: Path, clock: Clock | None = None) -> AmdSource:
-    return AmdSource(Given(root), clock or Clock())  # type: ignore[arg-type]
+    return AmdSource(Given(root), clock or Clock())
 
 
 def read(root: Path) -> tuple[GpuReading, ...]:

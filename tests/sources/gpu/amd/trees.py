@@ -163,7 +163,7 @@ def mi300x(root: Path, gpus: int = 8, **changes: object) -> Tree:
     """A node of MI300X in SPX mode."""
     tree = Tree(root)
     for number, bus in enumerate(("05", "27", "47", "65", "85", "a7", "c7", "e5")[:gpus]):
-        tree.add(Card(f"0000:{bus}:00.0", unique_id=f"8f6c2a1d4e3b5a{number:02x}", **changes))  # type: ignore[arg-type]
+        tree.add(Card(f"0000:{bus}:00.0", unique_id=f"8f6c2a1d4e3b5a{number:02x}", **changes))
     return tree
 
 

@@ -17,7 +17,7 @@ def main() -> None:
     """Arguments: the sysfs root, the backend, how many readings, seconds between them."""
     clock = [0.0]
     settings = SimpleNamespace(host_sys=Path(sys.argv[1]), amd_backend=sys.argv[2], node_name="node")
-    source = AmdSource(settings, lambda: clock[0])  # type: ignore[arg-type]
+    source = AmdSource(settings, lambda: clock[0])
     results: list[dict[str, Any]] = []
     for _ in range(int(sys.argv[3])):
         try:

@@ -33,6 +33,7 @@ class FakeVllm:
     key: str | None = None
     usage_chunks: bool = True
     model: str = "small"
+    root: str | None = None
     info: dict[str, Any] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
 
@@ -97,7 +98,8 @@ def _handler(fake: FakeVllm) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            models = {"data": [{"id": fake.model, "max_model_len": fake.max_model_len}]}
+            card = {"id": fake.model, "root": fake.root or fake.model, "max_model_len": fake.max_model_len}
+            models = {"data": [card]}
             if self.path.startswith("/server_info") and fake.info is not None:
                 self._send(200, json.dumps(fake.info).encode())
                 return

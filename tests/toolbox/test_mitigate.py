@@ -358,6 +358,37 @@ def test_the_patch_needs_the_manifest_of_one_workload(capsys: pytest.CaptureFixt
     assert "2 vLLM containers" in capsys.readouterr().err
 
 
+def test_a_workload_with_two_servers_is_patched_where_container_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    leader, worker = (deployment(args=["--max-num-seqs", seqs])["spec"]["template"] for seqs in ("100", "40"))
+    file = tmp_path / "set.yaml"
+    document = {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": "big"},
+        "spec": {"leaderWorkerTemplate": {"leaderTemplate": leader, "workerTemplate": worker}},
+    }
+    file.write_text(yaml.safe_dump(document))
+    patch = ["mitigate", *STATED, "--manifest", str(file), "--format", "patch"]
+    name = leader["spec"]["containers"][0]["name"]
+    assert main(patch) == 2
+    assert f"--container with one of leaderTemplate/{name}, workerTemplate/{name}" in capsys.readouterr().err
+    for container in (name, "absent"):
+        assert main([*patch, "--container", container]) == 2
+        assert "allowed: --container" in capsys.readouterr().err
+    for template in ("leaderTemplate", "workerTemplate"):
+        assert main([*patch, "--container", f"{template}/{name}"]) == 0
+        change = yaml.safe_load(capsys.readouterr().out)[-1]
+        assert change["path"] == f"/spec/leaderWorkerTemplate/{template}/spec/containers/0/args"
+        assert change["value"][:2] == ["--max-num-seqs", "75"]
+
+
+def test_container_needs_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["mitigate", *STATED, "--container", "vllm"]) == 2
+    assert "--container: needs the workload" in capsys.readouterr().err
+
+
 def test_helm_values(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["mitigate", *STATED, "--max-num-batched-tokens", "8192", "--format", "helm"]) == 0
     values = yaml.safe_load(capsys.readouterr().out)

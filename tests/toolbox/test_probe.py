@@ -62,6 +62,25 @@ def test_bytes_follow_the_formula_of_the_model(capsys: pytest.CaptureFixture[str
     assert steps[4]["bytes_per_token"] == pytest.approx(131072, rel=0.01)
 
 
+def test_the_config_of_another_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with FakeVllm(model="chat", root="meta-llama/Llama-3.1-8B-Instruct") as fake:
+        status = main(["probe", fake.url, "--yes", "--model-config", "qwen2.5-1.5b"])
+        assert fake.requests == []
+    assert status == 2
+    said = capsys.readouterr().err
+    assert "28,672 bytes a token" in said and "which takes 131,072; allowed: --model-config llama-3.1-8b" in said
+
+
+def test_a_config_that_cannot_be_compared_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--max-requests", "3", "--max-tokens", "2000", "--model-config", "llama-3.1-8b")
+    with FakeVllm(model="chat", root="/models/tuned") as fake:
+        _, _, unknown = probe(capsys, fake, *small)
+    with FakeVllm(model="chat", root="/models/Meta-Llama-3.1-8B-Instruct") as fake:
+        _, _, same = probe(capsys, fake, *small)
+    assert [note for note in unknown["notes"] if "'/models/tuned' is not a known model" in note]
+    assert same["notes"] == []
+
+
 @pytest.mark.parametrize(
     ("faults", "verdicts"),
     [

@@ -78,6 +78,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "needed with -n, where kubectl reads it",
     )
     output.add_argument(
+        "--container",
+        metavar="NAME",
+        help="the vLLM container to patch, where the workload has several: its name, or TEMPLATE/NAME "
+        "(leaderTemplate/vllm)",
+    )
+    output.add_argument(
         "--max-rejected",
         type=_share,
         default=MAX_REJECTED,
@@ -131,7 +137,9 @@ def run(options: argparse.Namespace) -> int:
             "--format patch: needs --manifest (kubectl get deploy NAME -o yaml), or -n NAMESPACE to read it through"
             " kubectl: a patch replaces the whole list of arguments"
         )
-    server = _server(options.manifest) if options.manifest is not None else None
+    if options.container and options.manifest is None and not cluster:
+        raise InputError("--container: needs the workload it is in; allowed: with --manifest FILE or -n NAMESPACE")
+    server = _server(options.manifest, options.container) if options.manifest is not None else None
     engines, again = _engines(options, thresholds, server)
     pressed = [engine for engine in engines if engine.verdict == mitigation_report.PRESSURE]
     chosen = max(pressed or engines, key=lambda engine: engine.diagnosis.confidence)
@@ -185,14 +193,8 @@ def _given(options: argparse.Namespace, server: ServerContainer | None) -> given
     )
 
 
-def _server(path: str) -> ServerContainer:
-    servers = manifests.read_all([path]).servers
-    if len(servers) > 1:
-        raise InputError(
-            f"--manifest: {path}: {len(servers)} vLLM containers; allowed: one workload "
-            f"({', '.join(server.title for server in servers[:5])})"
-        )
-    return servers[0]
+def _server(path: str, container: str | None) -> ServerContainer:
+    return manifests.choose(manifests.read_all([path]).servers, container, f"--manifest: {path}")
 
 
 def _of_cluster(engine: EngineView, options: argparse.Namespace) -> ServerContainer | None:
@@ -202,10 +204,14 @@ def _of_cluster(engine: EngineView, options: argparse.Namespace) -> ServerContai
 
     try:
         return workload.of_pod(
-            Kubectl(options.context), engine.engine.key.namespace, engine.engine.key.pod, engine.engine.container
+            Kubectl(options.context),
+            engine.engine.key.namespace,
+            engine.engine.key.pod,
+            engine.engine.container,
+            options.container,
         )
     except InputError:
-        if options.format == "patch":
+        if options.format == "patch" or options.container:
             raise
         return None
 

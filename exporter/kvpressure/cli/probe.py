@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvpressure import __version__
-from kvpressure.capacity import kvbytes
+from kvpressure.capacity import kvbytes, models
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CacheLayout, Parallel
 from kvpressure.capacity.shapes import ModelShape
@@ -100,7 +100,8 @@ def _probe(
     layout: CacheLayout | None,
     thresholds: Thresholds,
 ) -> ProbeReport:
-    model, length = _model(target, options.model, key)
+    model, source, length = _model(target, options.model, key)
+    unchecked = "" if layout is None else _compare(options, target, source, layout)
     plan = probing.stages(meter.cache, length, options.output, Budget(options.max_requests, options.max_tokens))
     _consent(options, target, plan)
     results: list[Result] = []
@@ -121,12 +122,33 @@ def _probe(
             )
         for result in probe.run(plan):
             results.append(result)
-    notes = (f"the server was busy ({busy})",) if busy is not None else ()
-    return ProbeReport(target.name, model, meter.cache, tuple(results), notes)
+    notes = (f"the server was busy ({busy})" if busy is not None else "", unchecked)
+    return ProbeReport(target.name, model, meter.cache, tuple(results), tuple(filter(None, notes)))
 
 
-def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, int | None]:
-    """Served name and context length. A server that wants a key does not list its models to us."""
+def _compare(options: argparse.Namespace, target: Target, served: str, layout: CacheLayout) -> str:
+    """Compare ``--model-config`` with the model that the server names: "" = same size of KV cache, or a note that the
+    server's model is unknown. Raises ``InputError`` for another size: every byte in the report would be wrong.
+    """
+    found = models.known(served)
+    if found is None:
+        return (
+            f"--model-config was not compared with the server: {served!r:.100} is not a known model. Blocks are "
+            "measured; bytes follow from --model-config"
+        )
+    own = _layout(models.named(found), options, layout.block_size)
+    if own.bytes_per_token == layout.bytes_per_token:
+        return ""
+    raise InputError(
+        f"--model-config: {options.model_config!r:.100} takes {layout.bytes_per_token:,.0f} bytes a token, but "
+        f"{target.name} serves {served:.100}, which takes {own.bytes_per_token:,.0f}; allowed: --model-config {found}"
+    )
+
+
+def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, str, int | None]:
+    """Served name, the model behind it (``root``, else the name) and context length in tokens. A server that requires
+    a key lists no models without it.
+    """
     served = [mapping(item) for item in items(mapping(fetch.get_json(target, "/v1/models")).get("data"))]
     names = [str(item.get("id")) for item in served if item.get("id")]
     if wanted is None and not names:
@@ -135,8 +157,10 @@ def _model(target: Target, wanted: str | None, key: str | None) -> tuple[str, in
     if wanted is not None and names and wanted not in names:
         raise InputError(f"--model: {wanted!r:.100} is not served; allowed: {', '.join(names[:8])}")
     chosen = wanted or names[0]
-    length = next((item.get("max_model_len") for item in served if item.get("id") == chosen), None)
-    return chosen, length if isinstance(length, int) and length > 0 else None
+    entry = next((item for item in served if item.get("id") == chosen), {})
+    length, root = entry.get("max_model_len"), entry.get("root")
+    model = root if isinstance(root, str) and root else chosen
+    return chosen, model, length if isinstance(length, int) and length > 0 else None
 
 
 def _layout(shape: ModelShape, options: argparse.Namespace, block_size: int) -> CacheLayout:

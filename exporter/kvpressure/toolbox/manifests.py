@@ -62,6 +62,27 @@ class ServerContainer:
         """``deployment/inference/chat:vllm``."""
         return "/".join(part for part in (self.kind.lower(), self.namespace, self.name) if part) + f":{self.container}"
 
+    @property
+    def place(self) -> str:
+        """``leaderTemplate/vllm``: the container's name below the name of its pod template."""
+        named = [part for part in self.pointer if isinstance(part, str) and part.endswith("Template")]
+        return "/".join((*named[-1:], self.container))
+
+
+def choose(servers: Sequence[ServerContainer], container: str | None, where: str) -> ServerContainer:
+    """The one server of ``servers``, or the one that ``container`` names: its name, its ``place`` or its ``title``.
+    Raises ``InputError`` when none or several are left; ``where`` begins the message.
+    """
+    found = [one for one in servers if container is None or container in (one.container, one.place, one.title)]
+    if len(found) == 1:
+        return found[0]
+    names = [one.container for one in servers]
+    unique = len(set(names)) == len(names)
+    places = [one.place for one in servers]
+    listed = names if unique else places if len(set(places)) == len(places) else [one.title for one in servers]
+    problem = f"{len(found)} vLLM containers" if found else f"no vLLM container {container!r:.80}"
+    raise InputError(f"{where}: {problem}; allowed: --container with one of {', '.join(listed[:8])}")
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:

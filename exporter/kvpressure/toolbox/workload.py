@@ -35,26 +35,23 @@ def selector_of(workload: Mapping[str, Any], name: str) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
-def server_of(workload: Mapping[str, Any], container: str) -> ServerContainer:
-    """The vLLM container of a workload. Raises ``InputError`` for none, or for several where ``container``
-    names none of them.
+def server_of(workload: Mapping[str, Any], container: str, wanted: str | None = None) -> ServerContainer:
+    """The vLLM container of a workload: the one that ``wanted`` (``--container``) names, else the one called
+    ``container``, else the only one. Raises ``InputError`` for none or several.
     """
     found = manifests.servers_of(workload)
-    named = [server for server in found if server.container == container] or list(found)
     title = f"{workload.get('kind')} {mapping(workload.get('metadata')).get('name')}"
-    if not named:
+    if not found:
         raise InputError(f"{title}: no container in it that runs vLLM; allowed: --manifest FILE")
-    if len(named) > 1:
-        raise InputError(
-            f"{title}: {len(named)} vLLM containers ({', '.join(server.container for server in named)}); allowed:"
-            " --manifest FILE"
-        )
-    return named[0]
+    named = [server for server in found if server.container == container]
+    return manifests.choose(named or found if wanted is None else found, wanted, title)
 
 
-def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str) -> ServerContainer:
-    """The server in the outermost object that made ``pod`` and still has a pod template of its own. Raises
-    ``InputError``.
+def of_pod(
+    kubectl: Kubectl, namespace: str, pod: str, container: str, wanted: str | None = None
+) -> ServerContainer:
+    """The server in the outermost object that made ``pod`` and still has a pod template of its own; ``wanted`` as in
+    ``server_of``. Raises ``InputError``.
     """
     try:
         document = kubectl.object("pod", pod, namespace)
@@ -80,7 +77,7 @@ def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str) -> Server
                 best = document
     except KubectlError as error:
         raise InputError(f"the workload of pod {pod}: {error}; allowed: --manifest FILE") from error
-    return server_of(best, container)
+    return server_of(best, container, wanted)
 
 
 def _resource(owner: Mapping[str, Any]) -> str:

@@ -192,6 +192,35 @@ def test_a_value_that_vllm_refuses_is_no_limit(capsys: pytest.CaptureFixture[str
     assert item["set"].startswith(flag)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("--max-num-seq", ""),
+        ("--max-nun-seqs", "--max-num-seqs"),
+        ("--gpu-memory-utilisation", "--gpu-memory-utilization"),
+    ],
+)
+def test_a_misspelt_option_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, written: str, meant: str
+) -> None:
+    args = [*(arg for arg in GOOD if not arg.startswith("--max-num-seqs")), f"{written}=40"]
+    _, items = audit(capsys, tmp_path, deployment(args))
+    if not meant:  # vLLM takes a beginning that only one option has
+        assert items["max_num_seqs_explicit"]["found"] == "40, set"
+        assert "options_known" not in items
+        return
+    assert items["options_known"]["result"] == "fail"
+    assert f"(did you mean {meant}?)" in items["options_known"]["found"]
+    assert main(["audit", "--format", "json", f"--args=vllm serve m {written} 40"]) == 2
+    assert f"is not an option of vLLM; did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_an_option_without_its_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    args = [*(arg for arg in GOOD if not arg.startswith("--max-num-seqs")), "--max-num-seqs"]
+    _, items = audit(capsys, tmp_path, deployment(args))
+    assert items["max_num_seqs_explicit"]["found"] == "set without a value"
+
+
 def test_metrics_switched_off_fail(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     _, items = audit(capsys, tmp_path, deployment([*GOOD, "--disable-log-stats"]), MONITOR)
     assert {items[name]["result"] for name in ("observe_batch", "observe_latency", "prompt_lengths")} == {"fail"}

@@ -8,7 +8,7 @@ two series is complete. Spellings, flags, log lines and default values live in t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -196,6 +196,8 @@ class EngineDialect:
     # --- command lines and stored series that people keep
     start_words: re.Pattern[str] | None = None
     """The words in a script behind which options of the server may be put."""
+    misspelt: Callable[[Iterable[str]], Mapping[str, str]] = lambda _: {}
+    """Names of arguments that no release has, with the argument that each probably means."""
     helm_names: Mapping[str, str] = field(default_factory=dict)
     """Arguments that the engine's usual chart has as values, and what it calls them."""
     series_pattern: str = ""

@@ -104,11 +104,11 @@ class Subject:
             if value is not None:
                 return f"{value:g}, set"
             text = self.args.values.get(name)
-            return (
-                "set, to what is not visible"
-                if text is None
-                else f"set to {text!r:.60}, which is not a number for vLLM"
-            )
+            if text is None:
+                return "set, to a value that is not visible"
+            if text == "True":  # how a flag without a value is read
+                return "set without a value"
+            return f"set to {text!r:.60}, which is not a number for {self.dialect.title}"
         origin = "default" if self.version is None else f"default of vLLM {self.version}"
         if explicit is None:
             origin = f"may be the {origin}: arguments not visible"
@@ -609,6 +609,17 @@ def _now(s: Subject) -> Iterator[Item]:
 
 
 def _reviewable(s: Subject) -> Iterator[Item]:
+    misspelt = s.dialect.misspelt(s.args.explicit)
+    if misspelt:
+        yield Item(
+            "options_known",
+            _EXPLICIT,
+            f"every option is one of {s.dialect.title}'s",
+            "fail",
+            f"{s.dialect.title} does not start with an option that it does not have",
+            ", ".join(f"{s.flag(name)} (did you mean {s.flag(meant)}?)" for name, meant in misspelt.items()),
+            ", ".join(s.flag(meant) for meant in misspelt.values()),
+        )
     why = "undeclared intent leads to rediscovering limits during incidents"
     for name, text, limits in (
         ("token_limits_documented", "token limits are documented", ("max_model_len",)),

@@ -16,6 +16,7 @@ from kvpressure.advice.wording import reason_text
 from kvpressure.capacity import models
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
+from kvpressure.engines.registry import dialect
 from kvpressure.errors import InputError
 from kvpressure.model.arguments import GIB
 from kvpressure.model.readings import Snapshot
@@ -25,7 +26,7 @@ from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.sources.scrape.targets import Target
 from kvpressure.toolbox import api_key as secret
-from kvpressure.toolbox import fetch, prometheus
+from kvpressure.toolbox import fetch, manifests, prometheus
 from kvpressure.toolbox import watch as live
 from kvpressure.toolbox.document import engine_views
 from kvpressure.toolbox.history import Case, FoundEngines, judge
@@ -112,11 +113,18 @@ def model_shape(text: str) -> ModelShape:
 
 
 def arguments(text: str) -> tuple[str, ...]:
-    """A command line as words; for argparse."""
+    """A command line as words; for argparse. A misspelt option is refused, with the option it probably means."""
     try:
-        return tuple(shlex.split(text))
+        words = tuple(shlex.split(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r:.80}: {error}; allowed: a command line with closed quotes") from None
+    named = manifests.from_command_line(words)
+    server = dialect(named.dialect)
+    for name, meant in server.misspelt(named.args.explicit).items():
+        raise argparse.ArgumentTypeError(
+            f"{server.flag(name)} is not an option of {server.title}; did you mean {server.flag(meant)}?"
+        )
+    return words
 
 
 def given(options: argparse.Namespace) -> bool:

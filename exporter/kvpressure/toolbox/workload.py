@@ -47,9 +47,7 @@ def server_of(workload: Mapping[str, Any], container: str, wanted: str | None = 
     return manifests.choose(named or found if wanted is None else found, wanted, title)
 
 
-def of_pod(
-    kubectl: Kubectl, namespace: str, pod: str, container: str, wanted: str | None = None
-) -> ServerContainer:
+def of_pod(kubectl: Kubectl, namespace: str, pod: str, container: str, wanted: str | None = None) -> ServerContainer:
     """The server in the outermost object that made ``pod`` and still has a pod template of its own; ``wanted`` as in
     ``server_of``. Raises ``InputError``.
     """

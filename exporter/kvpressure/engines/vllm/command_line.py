@@ -10,6 +10,7 @@ from kvpressure.engines import shell
 from kvpressure.engines.branches import taken
 from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded
 from kvpressure.engines.shell import BEFORE_PROGRAM, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
+from kvpressure.engines.vllm.options import full
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
 
@@ -377,7 +378,7 @@ def _name(token: str) -> tuple[str, str | None]:
         return _SHORT[head], value if equals else None
     if not head.startswith("--") or len(head) < 3:
         return "", None
-    return head[2:].replace("-", "_"), value if equals else None
+    return full(head[2:].replace("-", "_")), value if equals else None
 
 
 def _takes(name: str, following: str) -> bool:

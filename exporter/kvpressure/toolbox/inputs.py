@@ -217,7 +217,8 @@ def watch_and_judge(targets: list[Target], around: Around, seconds: float, thres
         reasons = sorted(
             {f"{engine.target}: {reason_text(engine.error)}" for engine in (case.view.engine for case in cases)}
         )
-        raise InputError(f"could not scrape {'; '.join(reasons)}")
+        silent = [f"{target.name}: no answer in time" for target in targets]  # not one tick saw it answer or fail
+        raise InputError(f"could not scrape {'; '.join(reasons or silent)}")
     return cases
 
 

@@ -1,9 +1,14 @@
 # Two commands are enough: `make demo` (an incident to watch) and `make test` (everything). Both do their own set-up.
 PYTHON := .venv/bin/python
 PYTEST := .venv/bin/pytest
-WORKERS := $(shell nproc)
+CORES := $(shell nproc)
+WORKERS := $(shell expr '(' 3 '*' $(CORES) + 1 ')' / 2)  # half as many again as cores, because many tests wait
+# Modules stay whole, so that what their tests share is made once; long ones come first (tests/conftest.py).
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Hundreds of processes start in the tests. Without its compiled form each would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check lint types generated unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations live-transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak
+.PHONY: demo test check lint types generated compiled unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations live-transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -14,11 +19,12 @@ demo:            ## a simulated node: healthy, KV pressure, alert, mitigated (3 
 
 test:            ## everything: lint, types, generated files, all tests
 	@tools/setup.sh test
-	@$(MAKE) --no-print-directory lint types generated unit
+	@$(MAKE) --no-print-directory --jobs=$(CORES) --output-sync=target types compiled lint generated
+	@$(MAKE) --no-print-directory unit
 
 test-fast:       ## the tests that start no server and no browser, and are quick
 	@tools/setup.sh test
-	$(PYTEST) -n $(WORKERS) --dist worksteal -q -m "not live and not slow"
+	$(PYTEST) -n $(CORES) --dist worksteal -q -m "not live and not slow"
 
 check: test
 
@@ -30,8 +36,6 @@ lint:            ## ruff, codespell, hadolint, zizmor (workflows)
 
 types:           ## mypy --strict
 	$(PYTHON) -m mypy
-	$(PYTHON) -m mypy deploy/generate.py tools/image/check.py
-	$(PYTHON) -m mypy --explicit-package-bases tools/gpu
 
 generated:       ## every generated file is what its generator makes today
 	$(PYTHON) -m kvpressure bundle --check
@@ -39,8 +43,11 @@ generated:       ## every generated file is what its generator makes today
 	$(PYTHON) -m tools.recipes --check
 	$(PYTHON) -m tools.transcripts --check
 
+compiled:        ## the tests as bytecode, once for all processes that will import them
+	@$(PYTEST) --collect-only -q >/dev/null || $(PYTEST) --collect-only -q
+
 unit:            ## all tests, in parallel
-	$(PYTEST) -n $(WORKERS) --dist worksteal -q
+	$(PYTEST) $(PARALLEL) -q
 
 generate:        ## write the generated files: rules, boards, runbooks, references, chart, manifests
 	$(PYTHON) -m kvpressure bundle

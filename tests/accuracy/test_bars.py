@@ -9,6 +9,8 @@ import pytest
 from benchmarks.accuracy import report, show
 from benchmarks.accuracy.score import Rates, Result, score
 
+pytestmark = pytest.mark.slow
+
 RECALL = 0.99
 FALSE_PER_1000 = 1.0
 INFORMATIVE = 0.90

@@ -212,6 +212,7 @@ def test_taking_an_input_away_takes_it_away() -> None:
 QUICK = ("incidents-fresh/FPRE3.jsonl.gz", "incidents-fresh/FCAP4.jsonl.gz", "incidents-fresh/FHNG07.jsonl.gz")
 
 
+@pytest.mark.slow
 def test_less_input_is_never_newly_wrong_and_confident() -> None:
     recordings = [name for name in ablation.names() if name in QUICK]
     assert recordings
@@ -255,6 +256,7 @@ def test_a_stretch_is_strictly_right_wrong_or_wrong_and_confident() -> None:
     assert judge_capture(capture, run(SAMPLES, ["idle"] * 6 + ["stalled"], 0.6)).right
 
 
+@pytest.mark.slow
 def test_two_servers_of_one_recording_are_told_apart() -> None:
     told = replay("vllm-cpu-fresh/two-servers.jsonl.gz")
     assert set(told.said) == set(told.truth) == {"vllm-0/0", "vllm-1/0"}

@@ -16,6 +16,8 @@ from kvpressure.bundle.render import render
 from kvpressure.bundle.rules import PROFILES, SOURCES, Options
 from kvpressure.settings.thresholds import Thresholds, builtin
 
+pytestmark = pytest.mark.slow
+
 NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?")
 
 # The windows of burn rates are the method's own; their steps are those of the subqueries that read them. A workload is

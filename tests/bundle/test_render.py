@@ -18,6 +18,7 @@ from kvpressure.settings.thresholds import builtin
 from tests.bundle.conftest import ROOT
 
 
+@pytest.mark.live
 def test_another_process_gives_the_same_bytes(files: dict[str, str], tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "kvpressure", "bundle", "--out", str(tmp_path)],
@@ -40,6 +41,7 @@ def test_check_is_quiet_on_a_fresh_bundle(tree: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directory", OWNED)
 def test_check_names_drifted_missing_and_unknown_files(
     tree: Path,

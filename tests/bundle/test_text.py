@@ -61,6 +61,7 @@ def test_span() -> None:
     ]
 
 
+@pytest.mark.slow
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_yaml_reads_back(document: object) -> None:
     assert yaml.safe_load(to_yaml(document)) == document

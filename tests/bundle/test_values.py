@@ -80,6 +80,7 @@ def test_durations_exclusions_labels_and_urls(
     assert "https://docs.example.com/kvpressure/runbooks/" in site[1]["dashboards/kvpressure-incident.json"]
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("family", ["pressure-steady", "self-steady"])
 def test_the_tests_of_a_changed_bundle_pass(
     site: tuple[values.BundleValues, dict[str, str]], tmp_path: Path, family: str

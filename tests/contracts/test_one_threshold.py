@@ -24,6 +24,8 @@ from kvpressure.settings import settings
 from kvpressure.settings.thresholds import Thresholds, builtin
 from tests.publish.states import NOW, unknown_engine
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Case:

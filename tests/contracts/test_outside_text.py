@@ -22,6 +22,8 @@ from kvpressure.sources.scrape.targets import Target, TargetError
 from tests.engines.vllm.crafted import UNITS, repeated, superlinear, within
 from tests.sources.kubernetes.objects import container, pod
 
+pytestmark = pytest.mark.slow
+
 KEYWORDS = tuple(keyword for keyword, _, _ in logevents._TABLE)
 
 

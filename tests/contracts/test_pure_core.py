@@ -425,6 +425,7 @@ def seen_by_less(scenario: str, hidden: frozenset[str]) -> tuple[str, float]:
     return state.engines[0].diagnosis.verdict, state.engines[0].diagnosis.confidence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SEEN)
 def test_taking_fields_away_never_makes_a_confident_answer_another_one(scenario: str) -> None:
     """The same server seen by less, in every way: the verdict becomes unknown or unsure, never another one

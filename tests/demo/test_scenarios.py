@@ -12,6 +12,8 @@ from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import State
 from tests.demo.timeline import engine, play, played
 
+pytestmark = pytest.mark.slow
+
 WELL = {"healthy", "idle"}
 
 

@@ -135,6 +135,7 @@ def test_the_rule_uses_metrics_that_exist() -> None:
     assert verdicts <= set(VERDICTS)
 
 
+@pytest.mark.slow
 def test_what_scales_asks_for_the_rule() -> None:
     rules = {rule["record"] for group in RULES["groups"] for rule in group["rules"]}
     keda = yaml.safe_load((FOLDER / "keda-scaledobject.yaml").read_text())

@@ -16,6 +16,8 @@ import yaml
 
 from tests.deploy.chart import DEPLOY, KUBERNETES, Json, chart, name_of, of_kind, only, problems, render
 
+pytestmark = pytest.mark.slow
+
 CHART: Final = DEPLOY / "helm" / "kvpressure"
 CASES: Final = sorted((CHART / "ci").glob("*.yaml"))
 

@@ -11,6 +11,8 @@ import yaml
 
 from tests.deploy.chart import DEPLOY, Json, generator, name_of, of_kind, only, problems
 
+pytestmark = pytest.mark.live
+
 MANIFESTS = DEPLOY / "manifests"
 OTHER_OPERATORS = (
     "victoriametrics",

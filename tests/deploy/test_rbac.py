@@ -77,6 +77,7 @@ def asked(api: FakeApi, chosen: Settings) -> set[Right]:
     return rights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 def test_rights_are_what_the_sources_ask_for(values: Json, tmp_path: Path) -> None:
     documents = render(values)

@@ -21,6 +21,8 @@ from kvpressure.demo.prometheus_stack import Child
 from tests.deploy.chart import DEPLOY, ROOT, Json, of_kind, only, render
 from tests.deploy.test_daemonset import container_of, pods
 
+pytestmark = pytest.mark.live
+
 EXAMPLES = sorted((DEPLOY / "prometheus").glob("*.yml"))
 PAGE = b"""# TYPE kvpressure_gpu_up gauge
 kvpressure_gpu_up{uuid="GPU-1"} 1

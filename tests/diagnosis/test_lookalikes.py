@@ -8,6 +8,8 @@ from kvpressure.diagnosis import diagnose, rules
 from kvpressure.model import readings as r
 from tests.diagnosis.servers import CONFIDENT, LIMIT, after, cycle, play
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def as_designed(monkeypatch: pytest.MonkeyPatch) -> None:

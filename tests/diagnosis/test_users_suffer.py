@@ -12,6 +12,8 @@ from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model import readings as r
 from tests.diagnosis.servers import CONFIDENT, LIMIT, after, cycle, play
 
+pytestmark = pytest.mark.slow
+
 CALM = {"running": cycle(4, 5, 6), "waiting": 0.0, "kv": 0.3, "generated": 300.0, "prompt": 200.0, "finished": 1.0}
 SILENT = {"running": 0.0, "waiting": 0.0, "kv": 0.0, "generated": 0.0, "prompt": 0.0, "finished": 0.0}
 

@@ -23,6 +23,8 @@ from kvpressure.sources.scrape.targets import parse_target
 from tests.e2e.replay_server import recorded_pages
 from tests.helpers.vllm_pages import to_openmetrics
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAGES = 90  # a minute and a half: past the windows of a minute, and past the first minute after a start
 START = 1_700_000_000.0  # Unix seconds of the first scrape

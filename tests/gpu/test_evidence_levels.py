@@ -14,6 +14,8 @@ from kvpressure.publish.collector import families
 from kvpressure.signals.gpu_peaks import peak
 from tests.gpu.loads import LEVELS, LOADS, snapshot
 
+pytestmark = pytest.mark.slow
+
 TICKS = 40
 
 

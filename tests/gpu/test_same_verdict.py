@@ -21,6 +21,8 @@ from kvpressure.model.readings import GpuReading, Snapshot
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 
+pytestmark = pytest.mark.slow
+
 RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
 LOADS = {
     "h100/llama-2-7b-046": "kv_pressure",

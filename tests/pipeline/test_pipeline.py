@@ -343,6 +343,7 @@ def test_snapshots_that_step_back_a_little_are_ignored():
     assert after.engines[0].signals.kv.kv_used_ratio == before.engines[0].signals.kv.kv_used_ratio == 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vllm-cpu/d_kv_pressure", "vllm-cpu/l_dp2", "incidents/KV04", "burstgpt/scale-100"])
 def test_unrelated_noise_in_other_pods_changes_nothing(name):
     """Another pod that fails, storms or vanishes leaves an engine's diagnosis as it was."""
@@ -401,6 +402,7 @@ def test_resets_gaps_duplicates_and_steps_never_raise_nor_give_impossible_number
                 assert flat[name] is None or flat[name] >= 0, name
 
 
+@pytest.mark.slow
 def test_churn_of_thousands_of_pods_leaves_nothing_behind():
     pipeline = Pipeline()
 
@@ -428,6 +430,7 @@ def test_expected_devices_pass_through_so_that_a_lost_one_is_missed():
     assert state.gpus[0].reading.error == "gpu_lost"
 
 
+@pytest.mark.slow
 def test_a_page_that_renames_its_engines_every_second_does_not_pile_them_up():
     pipeline = Pipeline()
     for i in range(20):

@@ -267,6 +267,7 @@ def test_the_page_is_byte_for_byte_what_prometheus_client_writes(make: Any) -> N
 hostile = st.text(st.characters(), max_size=300) | st.sampled_from(['a"b', "a\\", "a\nb", "{}", ""])
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(model=hostile, pod=hostile, value=st.floats())
 def test_hostile_names_survive_both_dialects(model: str, pod: str, value: float) -> None:

@@ -24,6 +24,8 @@ from tests.helpers.waiting import until
 from tests.publish.clients import ask, closed_within, connect, receive
 from tests.publish.conftest import Published, Start
 
+pytestmark = pytest.mark.live
+
 BIG = b"x" * 2**23  # more than any socket buffer takes
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -22,6 +22,8 @@ from tests.publish.certificates import Certificates
 from tests.publish.clients import ask, closed_within, connect
 from tests.publish.conftest import Published, Start
 
+pytestmark = pytest.mark.live
+
 HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
 TLS = "tls_server_config:\n  cert_file: {0}/server.crt\n  key_file: {0}/server.key\n"
 MUTUAL = TLS + "  client_ca_file: {0}/ca.crt\n  client_auth_type: RequireAndVerifyClientCert\n"

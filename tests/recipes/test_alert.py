@@ -15,6 +15,8 @@ from kvpressure.bundle.render import RULES, render
 from kvpressure.bundle.rules import Options
 from kvpressure.settings.thresholds import builtin
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent / "alert"
 
 

@@ -77,6 +77,7 @@ def test_without_being_asked_for_it_is_nowhere(monkeypatch: pytest.MonkeyPatch) 
     assert NAME not in published(concluded({r.RUNNING: 0.0, r.WAITING: 4.0}))
 
 
+@pytest.mark.live
 def test_the_command_line_takes_it_up_by_name() -> None:
     replay = ("replay", str(RECORDING), "--format", "json")
     asked = run("condition", *replay, extensions=NAME)

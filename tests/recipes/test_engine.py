@@ -142,12 +142,14 @@ def test_pages_of_vllm_are_read_beside_it() -> None:
     assert {(engine.dialect, engine.model_name) for engine in engines} == {("toyserve", "tiny"), ("vllm", "other")}
 
 
+@pytest.mark.live
 def test_help_lists_it_where_it_is_asked_for() -> None:
     asked = run("engine", "--extensions", "toyserve", "serve", "--help")
     assert "SGLang, ToyServe" in asked.stdout
     assert "ToyServe" not in run("engine", "serve", "--help").stdout
 
 
+@pytest.mark.live
 def test_nobody_looks_for_packages_unasked() -> None:
     """Looking takes time, and a package must not change what is read by being installed."""
     code = "import sys; from kvpressure import cli; cli.main(['--version']); import kvpressure.cli.serve; "
@@ -159,6 +161,7 @@ def test_nobody_looks_for_packages_unasked() -> None:
     assert ran.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.live
 def test_an_unknown_name_is_one_line() -> None:
     asked = run("engine", "--extensions=nobody", "serve", "--help")
     assert (asked.returncode, asked.stdout) == (2, "")

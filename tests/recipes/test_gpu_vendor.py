@@ -49,6 +49,7 @@ def test_its_settings_are_documented() -> None:
     assert "collector.toy" in render_settings_reference()
 
 
+@pytest.mark.live
 def test_serve_takes_its_flags_where_it_is_asked_for() -> None:
     asked = run("gpu_vendor", "serve", "--help", extensions="toy")
     assert "--collector.toy" in asked.stdout

@@ -76,6 +76,7 @@ def test_without_being_asked_for_it_is_nowhere(monkeypatch: pytest.MonkeyPatch) 
     assert METRIC not in render_metrics_reference()
 
 
+@pytest.mark.live
 def test_the_command_line_takes_it_up_by_name_and_refuses_what_nobody_offers() -> None:
     replay = ("replay", str(RECORDING), "--format", "json")
     asked = run("signal", *replay, extensions=NAME)

@@ -33,6 +33,7 @@ def read(body: object) -> Snapshot:
     return tick_from_json(json.dumps(body).encode(), build)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(snapshots())
 def test_every_snapshot_survives_the_way_through_a_line(snapshot: Snapshot) -> None:

@@ -48,6 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: gzip.decompress(data) if name.endswith(".gz") else data for name, data in files.items()}
 
 
+@pytest.mark.slow
 def test_the_checked_in_files_are_what_the_facts_and_specs_give(tmp_path: Path) -> None:
     build(tmp_path)
     for folder in FOLDERS:

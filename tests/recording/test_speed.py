@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from benchmarks.replay import COMMANDS, GROWTH, measure, write_recording
 
+pytestmark = pytest.mark.live
+
 
 @pytest.mark.parametrize(("name", "template"), COMMANDS, ids=[name for name, _ in COMMANDS])
 def test_a_recording_twice_as_long(name: str, template: tuple[str, ...], tmp_path: Path) -> None:

@@ -421,6 +421,7 @@ def test_a_word_of_another_container_is_left_alone(capsys: pytest.CaptureFixture
     assert audit(capsys, tmp_path, document)[1]["max_num_seqs_explicit"]["found"].startswith("40")
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(tree=_TREES, image=_LEAVES)
 def test_any_document_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, tree: Any, image: Any) -> None:

@@ -13,6 +13,8 @@ from kvpressure.recording.reader import Reader
 from kvpressure.toolbox.kubectl import Kubectl
 from tests.toolbox.conftest import FIXTURES, START, FakeClock, FakeKubectl
 
+pytestmark = pytest.mark.live
+
 PAGES = "/api/v1/namespaces/inference/pods/vllm-0:8000/proxy/metrics"
 
 

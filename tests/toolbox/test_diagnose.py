@@ -20,6 +20,8 @@ from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.recording.reader import Reader
 from tests.toolbox.conftest import FIXTURES, FakeClock
 
+pytestmark = pytest.mark.live
+
 PRESSURE = FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
 CHAT = PODS[0]
 

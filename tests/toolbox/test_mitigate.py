@@ -27,6 +27,8 @@ from tests.toolbox.conftest import FIXTURES, FakeClock
 from tests.toolbox.test_audit import deployment
 from tests.toolbox.test_diagnose import CHAT, dead_address, document_of, heavy
 
+pytestmark = pytest.mark.live
+
 PRESSURE = str(FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz")
 UNMEASURED = [
     "--verdict",

@@ -216,6 +216,7 @@ def patch(*more: str) -> int:
     return main(["mitigate", "-n", "inference", *more, "--seconds", "20", "--format", "patch"])
 
 
+@pytest.mark.live
 def test_a_patch_straight_from_the_cluster(
     capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
 ) -> None:
@@ -232,6 +233,7 @@ def test_a_patch_straight_from_the_cluster(
     del clock
 
 
+@pytest.mark.live
 def test_the_pods_of_a_workload(capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl) -> None:
     document = workload(["--max-num-seqs", "64"])
     document["spec"]["selector"] = {"matchLabels": {"app": "vllm", "tier": "a"}}
@@ -242,6 +244,7 @@ def test_the_pods_of_a_workload(capsys: pytest.CaptureFixture[str], clock: FakeC
     del clock
 
 
+@pytest.mark.live
 def test_the_plan_names_the_workload(
     capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
 ) -> None:
@@ -251,6 +254,7 @@ def test_the_plan_names_the_workload(
     del clock
 
 
+@pytest.mark.live
 def test_a_workload_that_may_not_be_read(
     capsys: pytest.CaptureFixture[str], clock: FakeClock, kubectl: FakeKubectl
 ) -> None:

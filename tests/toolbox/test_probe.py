@@ -23,6 +23,8 @@ from kvpressure.toolbox.probing import Budget, stages
 from tests.toolbox.fake_vllm import FakeVllm
 from tests.toolbox.test_diagnose import dead_address
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:

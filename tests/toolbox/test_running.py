@@ -14,6 +14,8 @@ from tests.toolbox.conftest import FIXTURES, FakeClock
 from tests.toolbox.fake_vllm import FakeVllm
 from tests.toolbox.test_diagnose import dead_address, document_of
 
+pytestmark = pytest.mark.live
+
 PRESSURE = FIXTURES / "recordings/vllm-cpu/d_kv_pressure.jsonl.gz"
 
 

@@ -15,6 +15,8 @@ from kvpressure.model.state import GpuState, State
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 
+pytestmark = pytest.mark.live
+
 GPU = GpuReading("GPU-1", 0, "nvidia")
 
 

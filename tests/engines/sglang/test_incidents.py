@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 
+import pytest
 from benchmarks.accuracy.data import RECORDINGS, Incident
 from benchmarks.accuracy.incidents import Answer, judge
 from benchmarks.accuracy.run import Run, Tick
 
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
+
+pytestmark = pytest.mark.slow
 
 FOLDER = "sglang-incidents"
 RIGHT = 0.90

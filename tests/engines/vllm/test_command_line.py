@@ -387,6 +387,7 @@ def read_script(text: str) -> Command:
     return read(["sh", "-c", text], {"a": "b c"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_script_costs_what_it_is_long(opening: str) -> None:
     """No text makes the time grow faster than its length, and none costs more than 50 ms."""

@@ -20,6 +20,8 @@ from tests.helpers.waiting import until
 from tests.sources.kubernetes.apiserver import FakeApi
 from tests.sources.kubernetes.objects import pod
 
+pytestmark = pytest.mark.live
+
 PODS = "/api/v1/pods"
 
 

@@ -122,6 +122,7 @@ def test_no_item_outlives_its_turn() -> None:
         json.JSONDecoder = original
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece", [b'"x",', b"[1],", b'{"a":{}},', b'"' + b"\\\\" * 40 + b'",', b'"\xc3\xa4\xe2\x82\xac",']
 )

@@ -118,6 +118,7 @@ def test_messages_in_a_row_are_one(first: Any, second: Any) -> None:
     agrees(first.SerializeToString() + second.SerializeToString())
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(answers, st.integers(0, 10_000), st.binary(max_size=4), st.integers(0, 4))
 def test_damaged_messages_are_read_as_protobuf_does_or_refused(answer: Any, at: int, put: bytes, drop: int) -> None:

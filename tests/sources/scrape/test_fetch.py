@@ -26,6 +26,8 @@ from kvpressure.sources.scrape.scanner import Scanner
 from kvpressure.sources.scrape.targets import parse_target
 from tests.helpers.vllm_server import RawServer, answering, reset, response, saying
 
+pytestmark = pytest.mark.live
+
 PAGE = pages.text_of("d_kv_pressure").encode()
 TLS = Path(pages.ROOT) / "tls"
 SLACK = 1.5  # seconds a busy machine may add to a deadline

@@ -170,6 +170,7 @@ def test_what_a_scanner_keeps_is_charged_as_it_is(page: Callable[[int], str]) ->
     assert held <= 2 * REMEMBERED_BYTES
 
 
+@pytest.mark.slow
 def test_sixty_four_scanners_of_long_labels_stay_within_what_all_may_remember() -> None:
     bounds = ScrapeLimits()
     scanners = [Scanner(bounds) for _ in range(64)]

@@ -59,6 +59,7 @@ def test_every_number_of_a_real_page_is_what_an_independent_parser_reads(capture
     assert result.multi_process is (capture in MULTI_PROCESS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capture", pages.CAPTURES)
 @pytest.mark.parametrize("dialect", ["openmetrics", "underscores", "ray", "old ray", "quoted", "crlf", "timestamps"])
 def test_the_same_page_in_another_dialect_gives_the_same_engines(capture, dialect):
@@ -519,6 +520,7 @@ def test_buckets_are_limited():
     assert scanner.scan(RUNNING) == scan(RUNNING)
 
 
+@pytest.mark.slow
 def test_series_are_limited_for_a_page_not_for_a_life():
     def copies(mark, number):
         return "".join(series("kv_cache_usage_perc", "0.5", pid=f"{mark}-{n}") for n in range(number))
@@ -561,6 +563,7 @@ def new_series(generation):
     return "".join(series("kv_cache_usage_perc", "0.5", pid=f"{generation}-{n}") for n in range(20_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [
@@ -584,6 +587,7 @@ def test_memory_is_bounded_by_whatever_comes_and_the_bound_is_true(page):
         assert held() <= REMEMBERED_BYTES
 
 
+@pytest.mark.slow
 def test_all_scanners_together_remember_no_more_than_the_bound():
     bounds = ScrapeLimits()
     with tracing() as held:
@@ -610,6 +614,7 @@ def test_a_page_of_as_many_engines_as_allowed_is_remembered_whole():
     assert len(scanner._slots) > 20_000
 
 
+@pytest.mark.slow
 def test_many_targets_of_one_engine_are_all_remembered_whole():
     bounds = ScrapeLimits()
     scanners = [Scanner(bounds) for _ in range(MAX_ENGINES)]
@@ -635,6 +640,7 @@ def test_what_one_target_leaves_is_there_for_the_others():
     assert len(second.scan(page).engines) == MAX_ENGINES, "and takes nothing"
 
 
+@pytest.mark.slow
 def test_engines_that_come_and_go_leave_little_behind():
     import tracemalloc
 

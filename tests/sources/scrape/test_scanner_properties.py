@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,8 @@ import tests.helpers.vllm_pages as pages
 from kvpressure.engines.vllm.aliases import SAMPLES
 from kvpressure.model.reasons import REASONS
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
+
+pytestmark = pytest.mark.slow
 
 many = settings(derandomize=True, deadline=None, max_examples=300)
 some = settings(derandomize=True, deadline=None, max_examples=40)

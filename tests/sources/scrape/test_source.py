@@ -17,6 +17,8 @@ from kvpressure.sources.scrape.source import EngineSource, Fetcher
 from kvpressure.sources.scrape.targets import parse_target
 from tests.helpers.vllm_server import RawServer, answering, response, saying
 
+pytestmark = pytest.mark.live
+
 TEXT = pages.text_of("l_dp2")
 PAGE = response(TEXT.encode())
 

@@ -15,6 +15,8 @@ from tests.sources.gpu.amd.smi_stub import SmiDevice, build, readings, wrapper_s
 from tests.sources.gpu.amd.test_sysfs import Clock, Given
 from tests.sources.gpu.amd.trees import GIB
 
+pytestmark = pytest.mark.live
+
 BUS = "0000:05:00.0"
 TOTAL_MIB = trees.MI300X_VRAM >> 20
 

@@ -5,6 +5,7 @@ The server is that of the fortnight. The exporter sees it busy from its first sc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -24,13 +25,14 @@ AFTER_SECONDS: Final = 900.0  # without new requests
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One course of events. ``course``: seconds and requests per second, one after the other; ``begins``, ``restarts``,
-    ``ends``: when the overload begins, the exporter is restarted, and the overload ends, in seconds.
+    """One course of events. ``course``: seconds and requests per second, one after the other, for a server that
+    finishes so many requests per second; ``begins``, ``restarts``, ``ends``: when the overload begins, the exporter is
+    restarted, and the overload ends, in seconds.
     """
 
     name: str
     pages: bool
-    course: tuple[tuple[float, float], ...]
+    course: Callable[[float], tuple[tuple[float, float], ...]]
     ends: float = LASTS_SECONDS
     begins: float = 0.0
     restarts: float | None = None
@@ -60,14 +62,14 @@ def cases() -> tuple[Case, ...]:
     """All of them. A few long answers on four sequences finish too seldom for quantiles; the wait is
     estimated there.
     """
-    full, rest = capacity(), (AFTER_SECONDS, 0.0)
+    rest = (AFTER_SECONDS, 0.0)
     long_answers = replace(LOAD, output_tokens=3500, max_tokens=3500)
     return (
-        Case("overload since the first scrape", True, ((LASTS_SECONDS, OVERLOAD * full), rest)),
+        Case("overload since the first scrape", True, lambda full: ((LASTS_SECONDS, OVERLOAD * full), rest)),
         Case(
             "exporter restarted in the middle of an overload",
             True,
-            ((LASTS_SECONDS, CALM * full), (LASTS_SECONDS, OVERLOAD * full), rest),
+            lambda full: ((LASTS_SECONDS, CALM * full), (LASTS_SECONDS, OVERLOAD * full), rest),
             ends=2 * LASTS_SECONDS,
             begins=LASTS_SECONDS,
             restarts=1.5 * LASTS_SECONDS,
@@ -75,29 +77,29 @@ def cases() -> tuple[Case, ...]:
         Case(
             "overload since the first scrape, the cache not full (16 sequences)",
             True,
-            ((LASTS_SECONDS, OVERLOAD * full), rest),
+            lambda full: ((LASTS_SECONDS, OVERLOAD * full), rest),
             engine=replace(ENGINE, max_num_seqs=16),
         ),
         Case(
             "few long answers, hardly one finishes",
             True,
-            ((LASTS_SECONDS, 0.2), rest),
+            lambda _: ((LASTS_SECONDS, 0.2), rest),
             engine=replace(ENGINE, max_num_seqs=4),
             load=long_answers,
         ),
         Case(
             "a batch of a minute and a half, sent at once",
             False,
-            ((SCRAPE_SECONDS, full * BATCH_SECONDS / SCRAPE_SECONDS), (LASTS_SECONDS, 0.0)),
+            lambda full: ((SCRAPE_SECONDS, full * BATCH_SECONDS / SCRAPE_SECONDS), (LASTS_SECONDS, 0.0)),
         ),
-        Case("a quiet start", False, ((LASTS_SECONDS, CALM * full), rest)),
+        Case("a quiet start", False, lambda full: ((LASTS_SECONDS, CALM * full), rest)),
     )
 
 
 def play(case: Case) -> Outcome:
     """Simulate and evaluate one case."""
     server, series = Server(START, 7, case.engine, case.load), Series()
-    for seconds, rate in case.course:
+    for seconds, rate in case.course(capacity()):
         for scrape in range(round(seconds / SCRAPE_SECONDS)):
             if case.restarts is not None and series.scrapes == round(case.restarts / SCRAPE_SECONDS):
                 server.pipeline = Pipeline()

@@ -159,8 +159,9 @@ class TestAll:
 
     def every_call_of_the_source_is_in_the_table(self, place: Place) -> None:
         """What stands in the sources, less what only other cards, or older drivers, are asked."""
-        text = "".join(path.read_text() for path in (ROOT / "exporter/kvpressure/sources/nvidia").glob("*.py"))
+        text = "".join(path.read_text() for path in (ROOT / "exporter/kvpressure/sources/gpu/nvidia").glob("*.py"))
         wanted = set(re.findall(r"pynvml\.(nvml[A-Z]\w+)", text))
+        assert len(wanted) > 30
         wanted = {name for name in wanted if not re.search(r"Mig(Device|SampleGet)|GpuInstanceId|_v2$|Throttle", name)}
         wanted -= {name for name in wanted if name.startswith("nvmlEventType")}
         for found in place.result("calls").data["identities"].values():

@@ -1,4 +1,6 @@
-"""Waiting for something to become true. The limit is generous: one that is never reached costs nothing."""
+"""Waiting for something to become true. The limit is generous: one that is never reached costs nothing. The longer it
+takes, the seldomer it is asked for: asking costs time of the core that the awaited work needs.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+SHORTEST_PAUSE = 0.01
+LONGEST_PAUSE = 0.2
 
 
 def until(condition: Callable[[], T | None], seconds: float = 30.0) -> T:
     """The first true result of ``condition``. An ``AssertionError`` in it means "not yet"."""
-    end = time.monotonic() + seconds
+    began = time.monotonic()
     while True:
         problem: AssertionError | None = None
         result: T | None = None
@@ -21,6 +25,7 @@ def until(condition: Callable[[], T | None], seconds: float = 30.0) -> T:
             problem = error
         if result:
             return result
-        if time.monotonic() > end:
+        waited = time.monotonic() - began
+        if waited > seconds:
             raise problem or AssertionError(f"did not become true within {seconds} s")
-        time.sleep(0.01)
+        time.sleep(min(LONGEST_PAUSE, max(SHORTEST_PAUSE, waited / 10)))

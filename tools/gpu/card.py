@@ -1,4 +1,4 @@
-"""What the cards of this node answer, as a fixture for the stub driver of the tests (``tests/nvml_stub``).
+"""What the cards of this node answer, as a fixture for the stub driver of the tests (``tests/sources/gpu/nvml_stub``).
 
 Fields are those of the stub's ``World``, ``Gpu`` and ``Mig``; None = not supported. UUIDs, bus addresses and pids are
 left out or counted through, so that a fixture tells nothing about whose card it was. ``python -m tools.gpu.card``

@@ -108,4 +108,3 @@ OPT_1_3B: Final = ModelProfile(
     kv_pool_tokens=296_000,
     kv_bytes_per_token=196_608,
 )
-MODELS: Final = (LLAMA_2_13B, LLAMA_2_7B, OPT_2_7B, OPT_1_3B)

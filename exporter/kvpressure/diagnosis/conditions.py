@@ -181,8 +181,7 @@ def _near_limit(m: Moment) -> bool | None:
 
 
 def _out_of_memory(m: Moment) -> bool | None:
-    lines = oom.count(m.s)
-    return None if lines is None else lines > 0
+    return oom.happened(m.s)
 
 
 def _gpu_fault(m: Moment) -> bool | None:

@@ -303,8 +303,7 @@ def _allocation(v: View) -> int:
 
 
 def _out_of_memory(v: View) -> bool | None:
-    lines = oom.count(v.s)
-    return None if lines is None else lines > 0
+    return oom.happened(v.s)
 
 
 def _held_for_others(v: View) -> bool | None:

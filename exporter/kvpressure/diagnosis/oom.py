@@ -31,6 +31,12 @@ def count(s: Signals) -> int | None:
     return sum(s.events.get(name, 0) for name in OOM_EVENTS) if s.events_known else None
 
 
+def happened(s: Signals) -> bool | None:
+    """Whether there are such lines."""
+    lines = count(s)
+    return None if lines is None else lines > 0
+
+
 def text(s: Signals, t: Thresholds) -> str:
     """``gpu_out_of_memory`` in words, with the numbers of the last text that has some."""
     lines = count(s)

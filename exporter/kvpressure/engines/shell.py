@@ -18,6 +18,7 @@ UNKNOWN_WORDS: Final = UNKNOWN * 2  # for what brings any number of words, howev
 BEFORE_PROGRAM: Final = frozenset({"if", "then", "else", "elif", "while", "until", "do", "!", "{", "(", "--"})
 SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 SET: Final = re.compile(r"([A-Za-z_]\w*+)(\+?)=")
+REFERENCE: Final = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*+)\)")  # which the kubelet replaces
 
 _MAX_DEPTH: Final = 24  # of expansions in one another
 _MAX_STEPS: Final = 8192  # a script of 16 KiB takes about 5 000
@@ -66,6 +67,20 @@ class Room:
         self._steps -= 1
         if self._steps < 0:
             raise NotUnderstood
+
+
+def of_kubelet(text: str, env: Mapping[str, str], room: Room) -> str:
+    """A word of a container's command with its ``$(VAR)`` expanded; unknown names stay as they are, ``$$(VAR)`` is an
+    escape.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if found[0].startswith("$$"):
+            return found[0][1:]
+        brought = env.get(found[1])
+        return found[0] if brought is None else brought if room.takes(brought) else UNKNOWN
+
+    return REFERENCE.sub(value, text) if "$(" in text else text
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Timeline:
             known = self._engines.setdefault(engine.key, _Followed(since=t))
             found = list(self._changes(known, t, engine.diagnosis))
             if found and show:
-                yield f"{_clock(t)}  +{t - self._start:.0f} s  {_name(engine.key)}  {found[0]}"
+                yield f"{clock(t)}  +{t - self._start:.0f} s  {_name(engine.key)}  {found[0]}"
                 yield from (f"    {line}" for line in found[1:])
 
     def _changes(self, known: _Followed, t: float, answer: Diagnosis) -> Iterator[str]:
@@ -120,7 +120,8 @@ def _name(key: EngineKey) -> str:
     return " ".join(part for part in (pod, key.model_name, f"engine {key.engine}" if key.engine else "") if part)
 
 
-def _clock(t: float) -> str:
+def clock(t: float) -> str:
+    """UTC, to the second."""
     try:
         return datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (ValueError, OverflowError, OSError):  # a recording may claim any time

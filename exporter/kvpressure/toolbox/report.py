@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from kvpressure import __version__
@@ -12,6 +11,7 @@ from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import conditions
 from kvpressure.publish.page.view import ORDER
+from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import CommonProblem, common_problems, log_events
 from kvpressure.toolbox.history import Case, FoundEngines
@@ -231,11 +231,3 @@ def verdict_words(verdict: str, stage: str | None) -> str:
     """``KV PRESSURE (thrashing)``."""
     name = verdict.replace("_", " ").upper()
     return f"{name} ({stage})" if stage else name
-
-
-def clock(t: float) -> str:
-    """UTC, to the second."""
-    try:
-        return datetime.fromtimestamp(t, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
-        return f"t={t:.0f}"

@@ -48,7 +48,7 @@ def test_engines_of_this_node_and_nothing_else(api: FakeApi, settings: Build) ->
     assert reading.containers is not None
     assert reading.containers[0].restarts == 2
     assert reading.containers[0].last_termination == Termination("OOMKilled", 137)
-    assert [t.name for t in source.current_targets()] == ["http://10.0.0.5:8000/metrics"]
+    assert [t.name for t in chosen.shared.targets] == ["http://10.0.0.5:8000/metrics"]
     assert chosen.shared.pods is not None
     assert [p.name for p in chosen.shared.pods] == ["a", "web"]
     assert reading.errors == {}
@@ -115,14 +115,15 @@ def test_a_change_of_status_reads_no_command_again(
     monkeypatch.setattr(podspec, "dialects", lambda: (told,))
     monkeypatch.setattr(podspec, "default", lambda: told)
     api.apply(pod("a"))
-    source = PodsSource(settings(kube_api_url=api.url))
+    chosen = settings(kube_api_url=api.url)
+    source = PodsSource(chosen)
     source.read()
     for restarts in range(1, 6):
         api.apply(pod("a", restarts=restarts))
     until(lambda: [c.restarts for c in source.read().containers or ()] == [5])
     assert len(seen) == 1
     api.apply(pod("a", containers=[container(command=["vllm", "serve", "other"])]))
-    until(lambda: ["--model=other" in t.args for t in source.read() and source.current_targets()] == [True])
+    until(lambda: ["--model=other" in t.args for t in source.read() and chosen.shared.targets] == [True])
     source.close()
 
 
@@ -151,20 +152,22 @@ def test_of_two_engines_with_one_address_the_first_is_read_and_the_other_counted
         api.apply(pod(name, ip="10.0.0.5", host_network=True))
     both = [container("one", command=None), container("two", command=None)]
     api.apply(pod("c", ip="10.0.0.6", containers=both))
-    source = PodsSource(settings(kube_api_url=api.url))
+    chosen = settings(kube_api_url=api.url)
+    source = PodsSource(chosen)
     assert source.read().errors == {"same_address": 2}
     assert source.read().errors == {}
-    assert [(t.pod, t.container) for t in source.current_targets()] == [("a", "vllm"), ("c", "one")]
+    assert [(t.pod, t.container) for t in chosen.shared.targets] == [("a", "vllm"), ("c", "one")]
     source.close()
 
 
 def test_every_rank_with_a_port_of_its_own_is_a_target(api: FakeApi, settings: Build) -> None:
     command = ["vllm", "serve", "m", "-dpm", "-dp", "16", "-dpl", "8", "--node-rank", "1"]
     api.apply(pod("a", containers=[container(command=command)]))
-    source = PodsSource(settings(kube_api_url=api.url))
+    chosen = settings(kube_api_url=api.url)
+    source = PodsSource(chosen)
     reading = source.read()
-    assert [t.port for t in source.current_targets()] == list(range(8000, 8008))
-    written = {t.args for t in source.current_targets()}
+    assert [t.port for t in chosen.shared.targets] == list(range(8000, 8008))
+    written = {t.args for t in chosen.shared.targets}
     assert [VLLM.read_command(one).args for one in written] == [VLLM.read_command(command).args]
     assert len(reading.containers or ()) == 1
     source.close()

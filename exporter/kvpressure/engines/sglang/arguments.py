@@ -9,7 +9,7 @@ from typing import Final
 from kvpressure import redaction
 from kvpressure.engines import shell
 from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded
-from kvpressure.engines.shell import UNKNOWN, base
+from kvpressure.engines.shell import REFERENCE, UNKNOWN, base
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
 
@@ -57,7 +57,6 @@ _VALUED: Final = re.compile(r"log_level(?:_http)?|log_requests_level|log_request
 _NUMBER: Final = re.compile(r"-?\d{1,15}(?:\.\d{1,12})?")
 _TEXT: Final = re.compile(r"[\w.:/@+\-]{1,512}")
 _OPTION: Final = re.compile(r"[a-z]{1,24}\d{0,2}(?:_[a-z]{1,24}\d{0,2}){0,9}")
-_REFERENCE: Final = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*+)\)")
 _NAMED: Final = re.compile(r"\bsglang\.launch_server\b|\bsglang[ \t]++serve\b|\bsgl_jax\.launch_server\b")
 START: Final = re.compile(r"(\bsglang\.launch_server\b|\bsglang[ \t]+serve\b|\bsgl_jax\.launch_server\b)")
 """What starts the server in a script."""
@@ -93,7 +92,7 @@ def read(
     """A container's command followed by its args, and its environment; as ``base.ReadCommand``. Never raises."""
     known = dict(env or {})
     room = shell.Room(MAX_WORD)
-    tokens = [_kubernetes(word, known, room) for word in bounded(argv)]
+    tokens = [shell.of_kubelet(word, known, room) for word in bounded(argv)]
     script = shell.script_of(tokens)
     found = shell.ShellScript([tokens] if tokens else [], True) if script is None else shell.read(*script, known, room)
     started = next((rest for command in found.commands if (rest := _after_start(command)) is not None), None)
@@ -126,7 +125,7 @@ def _arguments(words: Sequence[str], understood: bool, env: Mapping[str, str]) -
         UNKNOWN in (word or "") for name, word in options if not name
     )
     complete = understood and not hidden and "config" not in values and CUT not in words
-    complete = complete and not any(_REFERENCE.search(word) for word in words if not word.startswith("--"))
+    complete = complete and not any(REFERENCE.search(word) for word in words if not word.startswith("--"))
     shown = {name: value for name, value in values.items() if UNKNOWN not in name}
     own = {name: value for name, value in env.items() if name.startswith(("SGLANG_", "SGL_"))}
     return EngineArgs(shown, frozenset(shown), complete, own)
@@ -156,18 +155,6 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 def _is_value(word: str) -> bool:
     return not word.startswith("-") or _NUMBER.fullmatch(word) is not None
-
-
-def _kubernetes(text: str, env: Mapping[str, str], room: shell.Room) -> str:
-    """Expand ``$(VAR)`` the way the kubelet does; unknown names stay as they are, ``$$(VAR)`` is an escape."""
-
-    def value(found: re.Match[str]) -> str:
-        if found[0].startswith("$$"):
-            return found[0][1:]
-        brought = env.get(found[1])
-        return found[0] if brought is None else brought if room.takes(brought) else UNKNOWN
-
-    return _REFERENCE.sub(value, text) if "$(" in text else text
 
 
 # --- Kubernetes ----------------------------------------------------------------------------------------------------

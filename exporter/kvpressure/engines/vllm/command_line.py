@@ -9,7 +9,7 @@ from typing import Final
 from kvpressure.engines import shell
 from kvpressure.engines.branches import taken
 from kvpressure.engines.command import CUT, MAX_WORD, Command, Endpoints, bounded
-from kvpressure.engines.shell import BEFORE_PROGRAM, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
+from kvpressure.engines.shell import BEFORE_PROGRAM, REFERENCE, SET, SHELLS, UNKNOWN, UNKNOWN_WORDS, base
 from kvpressure.engines.vllm.options import full
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.redaction import REDACTED
@@ -168,7 +168,6 @@ _CLIENT = re.compile(
     re.IGNORECASE,
 )  # a program or module, by its whole name
 _NUMBER = re.compile(r"-\d+(?:\.\d+)?")
-_REFERENCE = re.compile(r"\$?\$\(([A-Za-z_][\w.-]*+)\)")
 _SERVER = re.compile(r"vllm(?<!\wvllm)(?:\s++serve\b|\.entrypoints\b)")
 _WRAPPER = re.compile(r"\S*/vllm/inference_api\.py|dynamo\.vllm|huggingfaceserver")
 """Programs that run vLLM inside and set some of its arguments: KAITO, NVIDIA Dynamo's worker, KServe's
@@ -191,7 +190,7 @@ def read(
     """
     known = dict(env or {})
     room = shell.Room(MAX_WORD)
-    tokens = [_kubernetes(item, known, room) for item in bounded(argv)]
+    tokens = [shell.of_kubelet(item, known, room) for item in bounded(argv)]
     script = shell.script_of(tokens)
     found = shell.ShellScript([tokens] if tokens else [], True) if script is None else shell.read(*script, known, room)
     commands, understood = taken(found.commands), found.understood
@@ -265,7 +264,7 @@ def _hides_options(options: Iterable[tuple[str, str | None]], rest: Sequence[str
     if model is not None and not model.strip(UNKNOWN) and (not rest or model == UNKNOWN_WORDS):
         return True
     return any(
-        UNKNOWN in name or (not name and word is not None and (UNKNOWN in word or _REFERENCE.search(word) is not None))
+        UNKNOWN in name or (not name and word is not None and (UNKNOWN in word or REFERENCE.search(word) is not None))
         for name, word in options
     )
 
@@ -304,20 +303,6 @@ def _is_foreign(command: Sequence[str]) -> bool:
     if _PYTHON.fullmatch(program):
         return bool(following) and _CLIENT.fullmatch(base(following[0])) is not None
     return program in _FOREIGN or _CLIENT.fullmatch(program) is not None
-
-
-def _kubernetes(text: str, env: Mapping[str, str], room: shell.Room) -> str:
-    """Expand ``$(VAR)`` the way the kubelet does; unknown names stay as they are, ``$$(VAR)`` is an escape."""
-    if "$(" not in text:
-        return text
-
-    def value(found: re.Match[str]) -> str:
-        if found[0].startswith("$$"):
-            return found[0][1:]
-        brought = env.get(found[1])
-        return found[0] if brought is None else brought if room.takes(brought) else UNKNOWN
-
-    return _REFERENCE.sub(value, text)
 
 
 def _anchor(tokens: Sequence[str]) -> int | None:

@@ -137,10 +137,6 @@ class PodsSource:
         self._colliding: set[tuple[str, str, str]] = set()
         self._counted: dict[str, int] = {}
 
-    def current_targets(self) -> tuple[Target, ...]:
-        """The pages to scrape, as last known."""
-        return self._shared.targets
-
     def read(self) -> Reading:
         """Containers of the engines on this node. Raises ``SourceError`` while no watch is current."""
         self._sync()

@@ -14,6 +14,8 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.helpers.waiting import until
+
 pytestmark = pytest.mark.live
 
 COMMAND = [sys.executable, "-m", "kvpressure", "demo"]
@@ -140,10 +142,7 @@ def test_nothing_is_left_running_even_when_the_demo_is_killed(
     assert len(using(tmp_path)) == 2
     process.kill()
     process.communicate(timeout=10)
-    until = time.monotonic() + 10
-    while using(tmp_path) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert using(tmp_path) == []
+    until(lambda: using(tmp_path) == [])
 
 
 def test_it_runs_without_prometheus_and_serves_its_verdicts(running: Callable[..., subprocess.Popen[str]]) -> None:

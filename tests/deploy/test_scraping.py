@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +19,7 @@ import yaml
 from kvpressure.demo.prometheus_stack import Child
 from tests.deploy.chart import DEPLOY, ROOT, Json, of_kind, only, render
 from tests.deploy.test_daemonset import container_of, pods
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.live
 
@@ -97,19 +97,20 @@ def all_scraped(scrape: Json, folder: Path, exporters: int) -> list[dict[str, st
         threading.Event(),
     )
     try:
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            query = quote('{__name__=~"kvpressure_.*|up"}')
-            with urlopen(f"{prometheus.url}/api/v1/query?query={query}", timeout=5) as answer:
-                series: list[dict[str, str]] = [item["metric"] for item in json.load(answer)["data"]["result"]]
-            with urlopen(f"{prometheus.url}/api/v1/targets?state=active", timeout=5) as answer:
-                targets = [item for item in json.load(answer)["data"]["activeTargets"] if item["health"] != "unknown"]
-            if (len(targets), len(series)) == (exporters, 3 * exporters):
-                return series
-            time.sleep(0.05)
+        return until(lambda: stored(prometheus.url, exporters))
     finally:
         prometheus.stop()
-    raise AssertionError(f"{len(targets)} targets scraped: {series}")
+
+
+def stored(url: str, exporters: int) -> list[dict[str, str]]:
+    """The series that Prometheus has, once it has read all of the exporters."""
+    query = quote('{__name__=~"kvpressure_.*|up"}')
+    with urlopen(f"{url}/api/v1/query?query={query}", timeout=5) as answer:
+        series: list[dict[str, str]] = [item["metric"] for item in json.load(answer)["data"]["result"]]
+    with urlopen(f"{url}/api/v1/targets?state=active", timeout=5) as answer:
+        targets = [item for item in json.load(answer)["data"]["activeTargets"] if item["health"] != "unknown"]
+    assert (len(targets), len(series)) == (exporters, 3 * exporters), series
+    return series
 
 
 def snake(endpoint: Json) -> list[Json]:

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from kvpressure.sources import plugin_reports as source
 from kvpressure_vllm import report, steps
 from kvpressure_vllm.steps import Frontend, StepCounts
+from tests.helpers.waiting import until
 
 RECORDED = Path(__file__).parents[1] / "fixtures/vllm/steps-0.32.0.jsonl.gz"
 
@@ -279,8 +280,6 @@ def test_the_thread_reports_what_is_counted(frontend, tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(steps, "repeat", for_a_while)
     frontend(None).record(*step(3))
-    end = time.monotonic() + 10
-    while time.monotonic() < end and (not list(tmp_path.glob("frontend-*.json")) or "0" not in engines(tmp_path)):
-        time.sleep(0.01)
+    until(lambda: list(tmp_path.glob("frontend-*.json")) and "0" in engines(tmp_path))
     assert engines(tmp_path)["0"]["batch"] == {"3": 1}
     assert next(tmp_path.glob("frontend-*.json")).name == f"frontend-{os.getpid()}.json"

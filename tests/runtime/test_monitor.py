@@ -19,6 +19,7 @@ from kvpressure.runtime.worker import PENDING_LOGS, REASONS, Worker, next_due
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.base import FatalSourceError, Reading, Source, SourceError
 from kvpressure.sources.catalog import CollectorSettings, SourceSpec
+from tests.helpers.waiting import until
 
 GPUS = Reading(gpus=(GpuReading("GPU-1", 0, "nvidia"),))
 START = 1000.0
@@ -286,9 +287,7 @@ class TestTick:
         lags: list[float] = []
         one.add_listener(lambda _, state: lags.append(state.lag_seconds))
         one.start()
-        deadline = time.monotonic() + 10
-        while len(lags) < 4 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: len(lags) >= 4)
         one.stop()
         assert min(lags[1:4]) >= 0.08, "0.13 s of work in 0.05 s"
 
@@ -419,11 +418,8 @@ class TestRunning:
             (spec("slow", interval_seconds=0.02, deadline_seconds=1.0), slow),
             (spec("hanging", interval_seconds=0.02, deadline_seconds=0.05), Scripted(hang, name="hanging")),
         )
-        end = time.monotonic() + 10
-        while time.monotonic() < end and one.state.ticks < 30:
-            time.sleep(0.01)
+        until(lambda: one.state.ticks >= 30)
         health = one.state.health
-        assert one.state.ticks >= 30
         assert (health["fake"].up, health["slow"].up, health["hanging"].up) == (True, True, False)
         assert health["hanging"].reason == "timeout"
         assert one.ready()
@@ -464,10 +460,7 @@ class TestRunning:
 
     def test_the_first_tick_waits_for_the_sources_but_not_for_long(self) -> None:
         one = self.run((spec(), Scripted(lambda: (time.sleep(0.1), GPUS)[1])), interval=60.0)
-        end = time.monotonic() + 5
-        while time.monotonic() < end and not one.ready():
-            time.sleep(0.01)
-        assert one.ready()
+        until(one.ready)
         assert one.state.health["fake"].up is True
         one.stop()
 

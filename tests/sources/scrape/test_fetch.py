@@ -25,6 +25,7 @@ from kvpressure.sources.scrape.fetch import MAX_BODY_BYTES, MAX_TEXT_BYTES, Fetc
 from kvpressure.sources.scrape.scanner import Scanner
 from kvpressure.sources.scrape.targets import parse_target
 from tests.helpers.vllm_server import RawServer, answering, reset, response, saying
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.live
 
@@ -453,10 +454,7 @@ def test_no_socket_is_left_behind():
                 except SourceError:
                     continue
             fetcher.close()
-    deadline = time.monotonic() + 5
-    while open_files() > before and time.monotonic() < deadline:
-        time.sleep(0.02)  # the servers' own threads
-    assert open_files() <= before
+    until(lambda: open_files() <= before)  # the servers' own threads
 
 
 # --- https -----------------------------------------------------------------------------------------------

@@ -83,9 +83,7 @@ def test_a_gpu_that_cannot_be_registered_is_left_out(start: StartChild, code: in
     assert [gpu["xid_errors"] for gpu in gpus] == [{}, {"2": 1}]
     child.close_source()
     sets = 1 if code == 3 else 2
-    end = time.monotonic() + 20
-    while child.calls().get("nvmlEventSetFree") != sets and time.monotonic() < end:
-        time.sleep(0.02)  # on a busy machine the closing does not wait for the thread
+    until(lambda: child.calls().get("nvmlEventSetFree") == sets)  # closing does not wait for a thread that is late
     assert child.calls()["nvmlEventSetFree"] == child.calls()["nvmlEventSetCreate"] == sets
 
 
@@ -117,10 +115,7 @@ def test_a_failing_wait_does_not_spin(start: StartChild, code: int) -> None:
 @pytest.mark.parametrize("code", [1, 9, 13, 18])
 def test_a_wait_that_can_not_succeed_ends(start: StartChild, code: int) -> None:
     child = start(node(Gpu(), codes={"nvmlEventSetWait_v2": code}))
-    end = time.monotonic() + 20
-    while child.read()["threads"] > 2 and time.monotonic() < end:
-        time.sleep(0.02)
-    assert child.read()["threads"] == 2
+    until(lambda: child.read()["threads"] == 2)
     assert child.calls()["nvmlEventSetFree"] == 1
 
 

@@ -42,6 +42,7 @@ def test_number_has_no_exponent_and_reads_back(value: float) -> None:
     [
         ("memory_warning_ratio", "80 %"),
         ("fragmentation_warning_bytes", "2 GB"),
+        ("memory_leak_bytes_per_hour", "1 GiB"),
         ("context_window_seconds", "5 minutes"),
         ("context_spike_ratio", "2 times"),
         ("signature_batch_size", "2 requests"),

@@ -38,12 +38,16 @@ SIGNALS = Signals(
     ),
 )
 SAID = {
-    "memory_leak_idle": ("3.0 GiB an hour", "from 1.0 GiB", "memory_leak_bytes_per_hour"),
-    "kv_held_without_load": ("used 40 % with 0 requests", "from 10 % in 2 idle stretches of 60.0 s", "kv_held_seconds"),
-    "prefix_cache_collapsed": ("hit ratio 10 % in the last 30 s", "80 % at its best", None),
+    "memory_leak_idle": ("3.0 GiB an hour", "threshold 1.0 GiB", "memory_leak_bytes_per_hour"),
+    "kv_held_without_load": (
+        "40 % used with 0 requests",
+        "threshold 10 %, in 2 idle periods of 60.0 s",
+        "kv_held_seconds",
+    ),
+    "prefix_cache_collapsed": ("fell to 10 % in the last 30 s", "best in 15 minutes: 80 %", None),
     "allocator_fragmentation": (
-        "2.3 GiB reserved and not allocated",
-        "from 1.9 GiB, of which 25 % split; split now 1.4 GiB",
+        "2.3 GiB reserved but not allocated",
+        "1.4 GiB of it in split blocks (thresholds 1.9 GiB and 25 %)",
         "fragmentation_warning_bytes",
     ),
     "baseline_too_high": ("used 99 %, gpu_memory_utilization is 90 %", "above 98 %", "baseline_full_ratio"),
@@ -52,7 +56,7 @@ SAID = {
     "gpu_out_of_memory": ("3 times", "in the log", None),
     "crash_loop": ("4 restarts in half an hour", "a crash loop at 3", "crash_loop_restarts"),
     "gpu_fault": ("2 recent XID events or lost GPUs", "threshold 1", None),
-    "metrics_frozen": ("has moved for 75.0 s", "from 8.0 s", "no_progress_seconds"),
+    "metrics_frozen": ("has moved for 75.0 s", "threshold 8.0 s", "no_progress_seconds"),
 }
 
 

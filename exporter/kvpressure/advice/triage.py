@@ -153,13 +153,13 @@ def _signature(case: _Case) -> TriageStep:
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
         (
-            f"{named('GPU memory used', percent_text(used))} (documented: above"
-            f" {percent_text(t['signature_memory_ratio'])}); {named('in real use', percent_text(needed))} (warning at"
-            f" {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
+            f"{named('GPU memory used', percent_text(used))} ({t.entry('signature_memory_ratio').origin}:"
+            f" above {percent_text(t['signature_memory_ratio'])}); {named('in real use', percent_text(needed))}"
+            f" (warning at {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
         ),
         (
-            f"{named('GPU utilization', percent_text(busy))} (documented: below"
-            f" {percent_text(t['signature_utilization_ratio'])} while traffic is present)."
+            f"{named('GPU utilization', percent_text(busy))} ({t.entry('signature_utilization_ratio').origin}:"
+            f" below {percent_text(t['signature_utilization_ratio'])} while traffic is present)."
         ),
     )
     conditions = case.engine.diagnosis.documented_signature
@@ -316,8 +316,8 @@ def _metrics(case: _Case) -> TriageStep:
     answers = (
         (
             f"{named('Effective batch p95', number_text(s.batch.batch_p95))},"
-            f" {named('mean', number_text(s.batch.batch_mean))} (documented: collapsed at"
-            f" {number_text(t['signature_batch_size'])} or less with traffic)."
+            f" {named('mean', number_text(s.batch.batch_mean))} ({t.entry('signature_batch_size').origin}: collapsed"
+            f" at {number_text(t['signature_batch_size'])} or less with traffic)."
         ),
         (
             f"{named('Requests running', number_text(s.load.running))},"

@@ -11,10 +11,10 @@ from typing import Any, Final
 import jinja2
 
 from kvpressure.bundle.spec import SUBJECTS
-from kvpressure.bundle.text import duration, number, span, words
+from kvpressure.bundle.text import duration, number, origin, span, words
 from kvpressure.bundle.variants import recorded_at
 from kvpressure.model.log_events import ALLOCATION_EVENTS
-from kvpressure.settings.thresholds import Thresholds
+from kvpressure.settings.thresholds import Thresholds, builtin
 
 _WORKLOAD_POD: Final = "(.+?)(-[a-z0-9]{8,10}-[a-z0-9]{5}|-[0-9]+)?"
 
@@ -119,11 +119,16 @@ def dcgm(expr: str) -> str:
 
 
 def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
-    """What every template sees: ``t`` number, ``d`` duration, ``w`` words of a threshold, and the helpers."""
+    """What every template sees: ``t`` number, ``d`` duration, ``w`` words of a threshold, ``o`` its origin,
+    ``guide`` what the guides say, and the helpers.
+    """
     return {
         "t": lambda name: number(thresholds[name]),
         "d": lambda name: duration(thresholds[name]),
         "w": lambda name: words(thresholds.entry(name)),
+        "o": lambda name: origin(thresholds.entry(name)),
+        "guide": lambda name: words(builtin().entry(name)),
+        "guide_number": lambda name: number(builtin()[name]),
         "n": lambda name: thresholds[name],
         "number": number,
         "span": span,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import yaml
 
+from kvpressure.model.arguments import GIB
 from kvpressure.settings.thresholds import Threshold
 
 TOKEN: Final = (
@@ -21,7 +22,7 @@ _SPANS: Final = ((86400, "d", "day"), (3600, "h", "hour"), (60, "m", "minute"), 
 
 def token(form: str, name: str) -> str:
     """What stands for a value that is filled in later: ``t`` a number, ``w`` in words, ``d`` a duration,
-    ``n`` in JSON, ``u`` a link.
+    ``n`` in JSON, ``o`` its origin, ``u`` a link.
     """
     return f"\u27ea{form}:{name}\u27eb"
 
@@ -87,6 +88,8 @@ def words(entry: Threshold) -> str:
     value = Decimal(repr(entry.value))
     if entry.unit in ("ratio", "multiple", "score"):
         return f"{number(float(value * 100))} %" if value <= 1 else f"{entry.text} times"
+    if entry.unit == "bytes" and value % GIB == 0:
+        return f"{number(float(value / GIB))} GiB"
     if entry.unit == "bytes":
         return f"{number(float(value / 10**9))} GB"
     if entry.unit == "seconds":
@@ -94,6 +97,11 @@ def words(entry: Threshold) -> str:
     if entry.unit == "count":
         return entry.text
     return f"{entry.text} {entry.unit.replace('_', ' ')}"
+
+
+def origin(entry: Threshold) -> str:
+    """Whether the number is the guides' own: "documented", or "configured" after an override."""
+    return token("o", entry.name) if isinstance(entry.value, Named) else entry.origin
 
 
 class _Dumper(yaml.SafeDumper):

@@ -19,7 +19,7 @@ class HeldCache:
     """Follows KV blocks that stay occupied while nothing runs or waits.
 
     An idle engine makes no step, so its gauge may merely be left over from aborted requests. Only a cache that is
-    held in several separate idle stretches, with work between them, is called held.
+    held in several idle periods, with load between them, is called held.
     """
 
     __slots__ = ("_counted", "_held_stretches", "_idle_since", "_low")
@@ -221,8 +221,8 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "memory_leak_idle",
         _leak,
-        "device memory grows by {leak} an hour while idle (a leak from {leak_from})",
-        "no leak: device memory grows by {leak} an hour while idle (a leak from {leak_from})",
+        "device memory grows by {leak} an hour while idle (leak threshold {leak_from})",
+        "no leak: device memory grows by {leak} an hour while idle (leak threshold {leak_from})",
         "memory growth while idle: unknown (not idle long enough, or no GPU mapped to this pod)",
         "InferenceMemoryLeak",
         serious=True,
@@ -230,28 +230,28 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "kv_held_without_load",
         lambda m: _held(m.s, m.held, m.t),
-        "KV cache used {kv} with {in_flight} requests in flight (held from {held_from} in {held_stretches} idle"
-        " stretches of {held_seconds})",
+        "KV cache {kv} used with {in_flight} requests in flight (threshold {held_from}, in {held_stretches} idle"
+        " periods of {held_seconds})",
         "no KV blocks held without load{held_now}",
-        "whether KV blocks are held without load: unknown (no idle stretch yet)",
+        "KV blocks held without load: unknown (no idle period yet)",
         "InferenceKVHeldWithoutLoad",
         serious=True,
     ),
     Declared(
         "prefix_cache_collapsed",
         lambda m: prefix_collapsed(m.s, m.t),
-        "prefix cache hit ratio {hits} in the last 30 s, {usual_hits} at its best in the last 15 minutes: cached"
-        " prompts are computed again",
-        "prefix cache hit ratio {hits} in the last 30 s, {usual_hits} at its best in the last 15 minutes",
+        "prefix cache hit ratio fell to {hits} in the last 30 s (best in 15 minutes: {usual_hits}): cached prompts are"
+        " computed again",
+        "prefix cache hit ratio {hits} in the last 30 s (best in 15 minutes: {usual_hits})",
         "prefix cache hit ratio: unknown (too few prompts looked up, or caching off)",
         "InferenceTimeToFirstTokenHigh",
     ),
     Declared(
         "allocator_fragmentation",
         lambda m: fragmentation(m.s, m.t),
-        "{fragmented} reserved and not allocated (fragmented from {fragmented_from}, of which {split_from} split; split"
-        " now {split})",
-        "not fragmented: {fragmented} reserved and not allocated (fragmented from {fragmented_from})",
+        "{fragmented} reserved but not allocated, {split} of it in split blocks (thresholds {fragmented_from} and"
+        " {split_from})",
+        "not fragmented: {fragmented} reserved but not allocated (threshold {fragmented_from})",
         "allocator fragmentation: unknown (only the vLLM plugin reports it)",
         "InferenceMemoryFragmentation",
     ),
@@ -275,9 +275,9 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "host_oom_killed",
         lambda m: _oom_killed(m.s, m.t),
-        "the container ended last: {ended}; {restarts}",
+        "last termination of the container: {ended}; {restarts}",
         "the container was not OOM-killed recently ({ended}; {restarts})",
-        "how the container ended last: unknown",
+        "last termination of the container: unknown",
         "InferenceOOMKilled",
         serious=True,
     ),
@@ -311,9 +311,9 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "metrics_frozen",
         lambda m: _frozen(m.s, m.finding, m.t),
-        "no gauge or counter has moved for {still} (looked at from {still_from})",
+        "no gauge or counter has moved for {still} (threshold {still_from})",
         "gauges are moving",
-        "whether gauges are frozen: unknown",
+        "movement of gauges: unknown",
         "InferenceEngineStalled",
     ),
     Declared(

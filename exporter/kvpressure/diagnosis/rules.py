@@ -203,7 +203,7 @@ IDLE: Final = Verdict(
     unless=(yes("cpu_saturated"),),  # requests may be prepared that the engine has not seen yet
     rows=(
         Row("nothing in flight, no tokens", no("tokens_lately"), CERTAIN),
-        Row("nothing in flight", ALWAYS, DOUBTFUL, "whether tokens came in the last moment: gauges may lag behind"),
+        Row("nothing in flight", ALWAYS, DOUBTFUL, "whether tokens were produced just now: gauges may lag"),
     ),
     lower=(_FAILING,),
     supports=(no("work_present"), no("tokens_lately")),

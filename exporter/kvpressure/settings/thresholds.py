@@ -99,6 +99,11 @@ class Threshold:
         return plain(self.value)
 
     @property
+    def origin(self) -> str:
+        """How to name the source of a number of the guides: "documented", or "configured" after an override."""
+        return "configured" if self.overridden else "documented"
+
+    @property
     def allowed(self) -> Unit:
         """What values this threshold may have."""
         unit = UNITS[self.unit]

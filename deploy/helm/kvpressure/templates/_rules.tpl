@@ -1,6 +1,7 @@
 {{- /*
 Rules and boards are generated with tokens in place of thresholds and links: @@t:NAME@@ the number, @@w:NAME@@ in words,
-@@d:NAME@@ a duration, "@@n:NAME@@" a JSON number, @@u:NAME@@ a link or job of .Values.rules. This fills them in as the
+@@d:NAME@@ a duration, @@o:NAME@@ "documented" or, once set, "configured", "@@n:NAME@@" a JSON number, @@u:NAME@@ a link
+or job of .Values.rules. This fills them in as the
 generator itself would; tests/deploy compares both.
 */ -}}
 {{- define "kvpressure.number" -}}
@@ -48,6 +49,8 @@ generator itself would; tests/deploy compares both.
 {{- else -}}
 {{- printf "%s times" $text -}}
 {{- end -}}
+{{- else if and (eq .unit "bytes") (eq (mod (int64 .value) 1073741824) 0) -}}
+{{- printf "%d GiB" (div (int64 .value) 1073741824) -}}
 {{- else if eq .unit "bytes" -}}
 {{- printf "%s GB" (include "kvpressure.number" (divf .value 1000000000)) -}}
 {{- else if eq .unit "seconds" -}}
@@ -90,6 +93,8 @@ generator itself would; tests/deploy compares both.
 {{- $text = replace $bare (include "kvpressure.number" $value) $text -}}
 {{- else if eq $kind "d" -}}
 {{- $text = replace $bare (include "kvpressure.duration" $value) $text -}}
+{{- else if eq $kind "o" -}}
+{{- $text = replace $bare (ternary "configured" "documented" (hasKey $overrides $name)) $text -}}
 {{- else -}}
 {{- $text = replace $bare (include "kvpressure.words" (dict "value" $value "unit" $entry.unit)) $text -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-"""docs/operations.md names every reason that a failure can have, and no other."""
+"""docs/failure-reasons.md and its page of engines name every reason that a failure can have, and no other."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from kvpressure.sources.host import cgroup, procfs
 from kvpressure.sources.host import container_logs as logs
 from kvpressure.sources.kubernetes import node, podresources, pods
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"
+DOCS = Path(__file__).parents[2] / "docs"
+SOURCES = (DOCS / "failure-reasons.md").read_text(encoding="utf-8")
+ENGINES = (DOCS / "failure-reasons-engines.md").read_text(encoding="utf-8")
 EVERYWHERE = {"internal", "timeout"}  # of the worker that runs any source
 
 
 def named(heading: str) -> set[str]:
     """The reasons in the first column of the table under a heading."""
-    section = DOCUMENT.read_text().split(f"### {heading}")[1].split("\n#")[0]
+    return reasons_in(SOURCES.split(f"## {heading}")[1].split("\n#")[0])
+
+
+def reasons_in(section: str) -> set[str]:
+    """The reasons in the first column of a table."""
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return {word for row in rows for word in re.findall(r"`([a-z0-9_]+)`", row)}
 
 
 def test_pages_of_engines() -> None:
-    assert named("Pages of engines") == set(reasons.REASONS)
+    assert reasons_in(ENGINES) == set(reasons.REASONS)
 
 
 def test_gpus() -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gzip
+import ipaddress
 import json
 import math
 import os
@@ -586,7 +587,7 @@ def _check_target(target: Any, document: Mapping[str, Any]) -> None:
     if target is None:
         return
     if target.host:
-        assert target.host == document["status"]["podIP"]
+        assert ipaddress.ip_address(target.host) == ipaddress.ip_address(document["status"]["podIP"])
     assert 0 < target.port < 65536 and target.scheme in ("http", "https")
     request = fetch._request(target)
     head = h11.Connection(h11.SERVER)

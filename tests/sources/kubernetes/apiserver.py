@@ -49,22 +49,38 @@ class FakeApi:
         self.watch_seconds: float | None = None  # end watches after this long
         self.bookmarks = True
         self.hang = False  # accept and say nothing
+        self.html = False  # answer everything with a page, as a proxy in between does
         self.requests: list[tuple[str, dict[str, str]]] = []
         self._generation = 0
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.api = self
-        if tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*tls)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self._tls = tls
+        self._server = self._listening(0)
+        self._port = int(self._server.server_address[1])
         scheme = "http" if tls is None else "https"
-        self.url = f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"{scheme}://127.0.0.1:{self._port}"
+
+    def _listening(self, port: int) -> _Server:
+        server = _Server(("127.0.0.1", port), _Handler)
+        server.api = self
+        if self._tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*self._tls)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        return server
 
     def __enter__(self) -> FakeApi:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Listen again, where it listened before."""
+        self._server = self._listening(self._port)
+        self.__enter__()
+
+    def stop(self) -> None:
+        """End the watches and refuse connections."""
         self.cut()
         self._server.shutdown()
         self._server.server_close()
@@ -97,6 +113,13 @@ class FakeApi:
             self.oldest = self.version
             self.events.clear()
 
+    def forget_delivered(self) -> None:
+        """Forget the history but for the last events, as the real one does after minutes."""
+        with self.lock:
+            del self.events[:-100]
+            if self.events:
+                self.oldest = self.events[0][0] - 1
+
     def cut(self) -> None:
         """End every watch that is open."""
         with self.lock:
@@ -115,6 +138,9 @@ class FakeApi:
         self.requests.append((parts.path, query))
         if self.hang:
             time.sleep(3600)
+        if self.html:
+            self._send(handler, 200, None)
+            return
         watch = query.get("watch") == "1"
         status = self.status.get(parts.path) or self.status.get("watch" if watch else "list")
         if "continue" in query and "resourceVersion" in query:
@@ -149,10 +175,11 @@ class FakeApi:
             metadata |= {"continue": f"{end}/{version}", "remainingItemCount": len(items) - end}
         return {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": items[int(start) : end]}
 
-    def _send(self, handler: _Handler, status: int, document: Json) -> None:
-        body = json.dumps(document).encode()
+    def _send(self, handler: _Handler, status: int, document: Json | None) -> None:
+        """A JSON document, or a proxy's page instead of one."""
+        body = b"<html><h1>Sign in</h1></html>" if document is None else json.dumps(document).encode()
         handler.send_response(status)
-        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Type", "text/html" if document is None else "application/json")
         handler.send_header("Content-Length", str(len(body)))
         if status != 200 and self.retry_after is not None:
             handler.send_header("Retry-After", self.retry_after)

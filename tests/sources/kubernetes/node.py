@@ -84,6 +84,7 @@ class Node:
         self.gpus = [Gpu(), Gpu()]
         self.pods: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, PodLog] = {}
+        self.extra_environment: dict[str, str] = {}
         self._library = library
         self._arguments = arguments
         text = text_of("d_kv_pressure").encode()
@@ -232,7 +233,10 @@ class Node:
         ]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
         self._exporter = subprocess.Popen(
-            command, env=environment(self._library, self.world_path, clean), stderr=subprocess.PIPE, text=True
+            command,
+            env=environment(self._library, self.world_path, clean | self.extra_environment),
+            stderr=subprocess.PIPE,
+            text=True,
         )
         threading.Thread(target=self._listen, daemon=True).start()
         until(lambda: self._port, 30)

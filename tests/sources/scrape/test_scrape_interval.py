@@ -202,6 +202,14 @@ class TestFailing:
         times = fetches(pace, 30, lambda t: page(tokens=t, running=1, error="timeout" if t % 3 else None))
         assert times == [float(t) for t in range(30)]
 
+    def test_a_slow_engine_that_fails_is_seen_soon_when_it_comes_back(self) -> None:
+        """Its answers took 0.6 s, so it was asked every 12 s; after a timeout it stayed down for as long."""
+        pace = ScrapeInterval(1.0)
+        fetches(pace, 100, lambda t: page(waiting=1, running=1, tokens=t, cost=0.6))
+        assert pace.interval(100.0) == SLOWEST_INTERVAL
+        pace.observe(page(error="timeout"), 100.0)
+        assert pace.interval(100.0) == FAILING_INTERVAL
+
     def test_failures_that_cost_cpu_take_no_more_than_their_share(self) -> None:
         """Twenty-four pages of tiny chunks took two thirds of a core."""
         pace = ScrapeInterval(1.0)

@@ -31,7 +31,7 @@ BUSY_KV: Final = 0.5
 FELL_TO: Final = 0.5  # of the largest batch of the last minute
 FELL_FROM: Final = 4.0  # smaller batches come and go
 PATIENCE: Final = 3  # failures in a row that change nothing; each further one doubles the interval
-FAILING_INTERVAL: Final = CALM_INTERVAL  # at most: an engine that comes back is seen soon
+FAILING_INTERVAL: Final = CALM_INTERVAL  # at most, however slow it was: an engine that comes back is seen soon
 EARLY: Final = 0.1  # of the interval: reads do not fall on the same point of every second
 
 
@@ -65,9 +65,11 @@ class ScrapeInterval:
         """Seconds between two pages at present."""
         busy = self._busy_until is None or now < self._busy_until
         wanted = self._fast if busy else max(self._fast, CALM_INTERVAL)
-        cost = max(min(self._costs, default=0.0), self._failed_cost)
-        cheap = cost / (BUSY_SHARE if busy else CALM_SHARE)
-        return max(wanted, min(cheap, SLOWEST_INTERVAL), self._patience())
+        share = BUSY_SHARE if busy else CALM_SHARE
+        slowest = FAILING_INTERVAL if self._failures else SLOWEST_INTERVAL
+        cheap_for_it = min(min(self._costs, default=0.0) / share, slowest)
+        cheap_for_us = min(self._failed_cost / share, SLOWEST_INTERVAL)
+        return max(wanted, cheap_for_it, cheap_for_us, self._patience())
 
     def _patience(self) -> float:
         """Seconds between two attempts at a target that fails, 0 while it does not."""

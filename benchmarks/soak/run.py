@@ -1,0 +1,209 @@
+"""One run: faults in random order, and what has to hold during and after each."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.helpers.waiting import until
+from tests.sources.kubernetes import node as kubernetes
+
+from benchmarks.soak.faults import Fault, Faults
+from benchmarks.soak.node import INNOCENT, STOPPABLE, VICTIM, Lag, SoakNode
+
+RECOVERY_SECONDS: Final = 2 * 5.0  # a failing target is retried every 5 s at least, and so is the API server
+SHOWN_SECONDS: Final = 15.0
+WAIT_SECONDS: Final = 60.0  # for recovery, before it is given up
+POLL_SECONDS: Final = 0.1
+LAG_SECONDS: Final = 0.25  # from which on the machine is too busy to judge how soon something happens
+MORE_MIB, MORE_DESCRIPTORS, MORE_THREADS = 8.0, 12, 6
+RARE_EVERY: Final = 20  # rounds
+SERIES: Final = re.compile(r"^(kvpressure_\w+\{[^}]*\}) (\S+)$", re.M)
+CONCLUSIONS: Final = re.compile(
+    r"kvpressure_(condition|evidence|documented_signature(_met)?|limit_recommended)\b"
+)  # absent where unknown
+
+
+@dataclass
+class Result:
+    """What a run saw. ``recovery``: the longest time after each fault, of those that were judged; ``waited_for``: what
+    was the last to come back then; ``problems``: what was not as it has to be.
+    """
+
+    seconds: float = 0.0
+    faults: int = 0
+    looks: int = 0
+    unjudged: int = 0  # looks and recoveries while the machine was too busy
+    pods: int = 0
+    series: int = 0  # that each innocent engine has throughout, at least
+    recovery: dict[str, float] = field(default_factory=dict)
+    waited_for: dict[str, str] = field(default_factory=dict)
+    before: tuple[float, int, int] = (0.0, 0, 0)
+    after: tuple[float, int, int] = (0.0, 0, 0)
+    problems: list[str] = field(default_factory=list)
+
+
+class Soak:
+    """Faults one after the other on one node."""
+
+    def __init__(self, node: SoakNode, seed: int) -> None:
+        self.node = node
+        self.random = random.Random(seed)
+        self.result = Result()
+        self.lag = Lag()
+        self.faults = Faults(node, self.random, lambda: until(self._in_order, WAIT_SECONDS))
+        self._always: dict[str, frozenset[str]] = {}  # series of each innocent engine that are never lost
+
+    def run(self, seconds: float, most: int = 10**9, only: list[str] | None = None) -> Result:
+        """Rounds of all faults, each round in another order, until the time is over."""
+        began = time.monotonic()
+        until(self._in_order, 60)
+        self._learn()
+        self.result.before = self.node.resources()
+        rounds = 0
+        while time.monotonic() - began < seconds and self.result.faults < most:
+            rare = rounds % RARE_EVERY == 1 or only is not None
+            order = [name for name, fault in self.faults.all.items() if rare or not fault.rare]
+            order = [name for name in order if only is None or name in only]
+            self.random.shuffle(order)
+            for name in order:
+                if time.monotonic() - began > seconds or self.result.faults >= most:
+                    break
+                self._suffer(name, self.faults.all[name])
+            rounds += 1
+            if rounds == 1:
+                self.result.before = self.node.resources()  # everything has been loaded once
+        self.result.after = self.node.resources()
+        self.result.seconds = time.monotonic() - began
+        self.result.pods = self.faults.passed
+        self.result.problems += self.faults.problems
+        for what, limit, now, then in zip(
+            ("MiB", "descriptors", "threads"),
+            (MORE_MIB, MORE_DESCRIPTORS, MORE_THREADS),
+            self.result.after,
+            self.result.before,
+            strict=True,
+        ):
+            self._expect(now <= then + limit, f"{then:.0f} {what} grew to {now:.0f}")
+        return self.result
+
+    def _learn(self) -> None:
+        """Which series the innocent engines have on this node when everything is in order."""
+        page = self.node.scrape()
+        self._always = {
+            pod: frozenset(series for series in _of(page, pod) if not CONCLUSIONS.match(series)) for pod in INNOCENT
+        }
+        self.result.series = min(map(len, self._always.values()))
+
+    def _suffer(self, name: str, fault: Fault) -> None:
+        with fault.happen():
+            self._look(name, fault)
+            time.sleep(self.random.uniform(1, 4) * float(kubernetes.TICK))
+            self._wait_for(name, fault)
+            self._look(name, fault)
+        self.result.faults += 1
+        self._recover(name, fault)
+
+    def _wait_for(self, name: str, fault: Fault) -> None:
+        """Until the fault shows, which it has to within two timeouts and two intervals."""
+        if not fault.shows:
+            return
+        began = time.monotonic()
+        while not re.search(fault.shows, self.node.scrape()):
+            if time.monotonic() - began > SHOWN_SECONDS:
+                busy = self.lag.worst(began) > LAG_SECONDS
+                self.result.unjudged += busy
+                self._expect(busy, f"{name}: nothing shows it after {SHOWN_SECONDS:.0f} s")
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _recover(self, name: str, fault: Fault) -> None:
+        """Wait until everything is back. What the machine did not give us in that time is not counted."""
+        interval = float(kubernetes.TICK)
+        began, last, limit = time.monotonic(), "", RECOVERY_SECONDS + 2 * interval + fault.grace_seconds
+        time.sleep(1.5 * interval)  # what the last tick showed says nothing
+        while True:
+            try:
+                self._in_order()
+                break
+            except AssertionError as error:
+                last = str(error)
+            if time.monotonic() - began > WAIT_SECONDS + fault.grace_seconds:
+                self.result.problems.append(f"after {name}: {last}")
+                return
+            time.sleep(POLL_SECONDS)
+        took = time.monotonic() - began
+        if self.lag.worst(began) > LAG_SECONDS and took > limit:
+            self.result.unjudged += 1
+            return
+        self._expect(took <= limit, f"after {name}: {took:.1f} s until everything was back ({last})")
+        if took > self.result.recovery.get(name, -1.0):
+            self.result.recovery[name], self.result.waited_for[name] = took, last
+
+    def _look(self, name: str, fault: Fault) -> None:
+        """What holds while a fault lasts: nothing of the innocent is lost, nothing stale is shown, health is true."""
+        self.result.looks += 1
+        began, page = time.monotonic(), self.node.scrape()
+        if self.lag.worst(began) > LAG_SECONDS:
+            self.result.unjudged += 1
+        else:
+            self._look_at_innocent(name, fault, page)
+        down = set(re.findall(r"^kvpressure_engine_up(\{[^}]*\}) 0\.0$", page, re.M))
+        stale = down & set(re.findall(r"^kvpressure_requests_running(\{[^}]*\}) ", page, re.M))
+        self._expect(not stale, f"{name}: engines that are down have values: {sorted(stale)}")
+        if not fault.hides_pods:
+            shown = set(re.findall(r'pod="(passing-\d+)"', page))
+            gone = {pod for pod, since in self.faults.gone.items() if time.monotonic() - since > RECOVERY_SECONDS}
+            self._expect(not shown & gone, f"{name}: pods that are gone have series: {sorted(shown & gone)}")
+        self._expect(self.node.status_of("/-/healthy") == 200, f"{name}: not healthy")
+        self._expect(self.node.status_of("/-/ready") == 200, f"{name}: not ready")
+
+    def _look_at_innocent(self, name: str, fault: Fault, page: str) -> None:
+        for pod, always in self._always.items():
+            mine = _of(page, pod)
+            up = [value for series, value in mine.items() if series.startswith("kvpressure_engine_up{")]
+            self._expect(up == ["1.0"], f"{name}: {pod} is not up: {up}")
+            lost = {series for series in always - set(mine) if not (fault.costs and fault.costs.match(series))}
+            self._expect(not lost, f"{name}: {pod} lost {len(lost)} series, such as {min(lost, default='')}")
+
+    def _in_order(self) -> bool:
+        """Everything that the node has is shown, and nothing else."""
+        page = self.node.scrape()
+        expected = {*INNOCENT, VICTIM, STOPPABLE}
+        up = set(re.findall(r'^kvpressure_engine_up\{[^}]*pod="([^"]+)"[^}]*\} 1\.0$', page, re.M))
+        shown = set(re.findall(r'^kvpressure_engine_up\{[^}]*pod="([^"]+)"', page, re.M))
+        gpus = re.findall(r"^kvpressure_gpu_up\{[^}]*\} 1\.0$", page, re.M)
+        sources = re.findall(r'^kvpressure_source_up\{source="(\w+)"\} 0\.0$', page, re.M)
+        assert up == shown == expected, f"up: {sorted(up)}, shown: {sorted(shown)}"
+        assert len(gpus) == len(self.node.gpus), f"{len(gpus)} GPUs"
+        assert not sources, f"sources that are down: {sources}"
+        assert "\nkvpressure_recorder_up 1.0\n" in page, "the flight recorder is down"
+        for pod, always in self._always.items():
+            lost = always - set(_of(page, pod))
+            assert not lost, f"{pod} has not {len(lost)} of its series, such as {min(lost)}"
+        return True
+
+    def _expect(self, holds: bool, otherwise: str) -> None:
+        if not holds and len(self.result.problems) < 100:
+            self.result.problems.append(otherwise)
+
+
+def _of(page: str, pod: str) -> dict[str, str]:
+    """The series of a pod with their values."""
+    return {series: value for series, value in SERIES.findall(page) if f'pod="{pod}"' in series}
+
+
+def soak(seed: int, seconds: float, where: Path, most: int = 10**9, only: list[str] | None = None) -> Result:
+    """One run on a node of its own below ``where``."""
+    with SoakNode(where) as node:
+        try:
+            node.populate()
+            node.start()
+            return Soak(node, seed).run(seconds, most, only)
+        finally:
+            node.victim.mode = "ok"
+            node.stoppable.go_on()

@@ -127,7 +127,7 @@ class Stoppable(PodServer):
         """Start the process, and wait until it listens."""
         command = [sys.executable, "-m", "benchmarks.soak.engine_process", self.address, str(self.port)]
         self._process = subprocess.Popen(command, cwd=ROOT)
-        until(self._listens, 30)
+        until(self._listens, 120)
 
     def kill(self) -> None:
         """End the process as the kernel's out-of-memory killer does."""

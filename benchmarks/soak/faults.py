@@ -31,7 +31,7 @@ SOURCE: Final = r'kvpressure_source_up{{source="{}"}} 0\.0'
 GPU_DOWN: Final = r"kvpressure_gpu_up\{[^}]*\} 0\.0"
 
 # What may be lost of an engine that has no fault, as long as the fault lasts
-OF_GPU: Final = re.compile(r"kvpressure_(gpu_|engine_gpu|memory_|fragmentation|.*demand)")
+OF_GPU: Final = re.compile(r"kvpressure_(gpu_|engine_gpu|memory_|fragmentation|limit|.*demand)")
 OF_POD: Final = re.compile(r"kvpressure_container_(discovery|restarts|ready|last|alerts)")
 ANYTHING: Final = re.compile("")
 
@@ -40,13 +40,14 @@ ANYTHING: Final = re.compile("")
 class Fault:
     """``happen``: makes it happen, and mends it. ``shows``: what has to appear in the metrics soon. ``costs``: names
     of series that an innocent engine may lose meanwhile. ``grace_seconds``: of recovery beside that of every fault.
-    ``hides_pods``: pods that went are not known to be gone. ``rare``: takes minutes, so it happens once in many rounds.
+    ``blind``: nothing is known at first. ``hides_pods``: pods that went are not known to be gone. ``rare``: takes minutes, so it happens once in many rounds.
     """
 
     happen: Callable[[], AbstractContextManager[None]]
     shows: str = ""
     costs: re.Pattern[str] | None = None
     grace_seconds: float = 0.0
+    blind: bool = False
     hides_pods: bool = False
     rare: bool = False
 
@@ -86,7 +87,7 @@ class Faults:
             "clock an hour ahead": Fault(partial(self._clock, HOUR), costs=ANYTHING),
             "clock an hour behind": Fault(partial(self._clock, -HOUR), costs=ANYTHING),
             "suspended": Fault(self._suspend),
-            "suspended for five minutes": Fault(partial(self._suspend, SUSPEND_SECONDS), rare=True),
+            "suspended for five minutes": Fault(partial(self._suspend, SUSPEND_SECONDS), blind=True, rare=True),
             "terminated": Fault(self._terminate),
         }
 

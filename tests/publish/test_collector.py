@@ -218,13 +218,13 @@ def test_progress_is_published_as_the_signal_says_it() -> None:
 def test_numbers_that_are_none_are_dropped(value: float) -> None:
     out = Families()
     out.add("tick_lag_seconds", (), value)
-    out.histogram("batch_size_samples", ENGINE_LABELS, {1.0: 1}, value)
+    out.histogram(ENGINE_LABELS, {1.0: 1}, value)
     assert list(out.collect()) == []
 
 
 def test_the_histogram_is_cumulative_and_closed() -> None:
     out = Families()
-    out.histogram("batch_size_samples", ENGINE_LABELS, {8.0: 5, 1.0: 2}, 17.0)
+    out.histogram(ENGINE_LABELS, {8.0: 5, 1.0: 2}, 17.0)
     (family,) = out.collect()
     assert [
         (s.name.removeprefix("kvpressure_batch_size_samples"), s.labels.get("le"), s.value) for s in family.samples

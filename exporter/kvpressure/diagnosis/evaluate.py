@@ -105,10 +105,17 @@ class Finding:
 
 def find(table: Verdict, facts: Facts) -> Finding | None:
     """What one verdict's table says; ``None`` where it does not apply."""
-    if not table.requires.test(facts) or any(one.test(facts) for one in table.unless):
+    if not table.requires.test(facts):
         return None
-    row = next((row for row in table.rows if row.when.test(facts)), None)
-    if row is None or row.verdict == "":
+    for condition in table.unless:  # loops, not generators: every engine asks every table in each tick
+        if condition.test(facts):
+            return None
+    for row in table.rows:
+        if row.when.test(facts):
+            break
+    else:
+        return None
+    if row.verdict == "":
         return None
     most = ONE_SCRAPE_AT_MOST if facts["first_reading"] else Grade.CERTAIN
     grade, lowered = min(row.grade, most), [one for one in table.lower if one.when.test(facts)]

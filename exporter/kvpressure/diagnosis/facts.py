@@ -19,7 +19,7 @@ from kvpressure.diagnosis.numbers import NOT_KNOWN, number, percent
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import Evidence
+from kvpressure.model.state import Evidence, FoundEvidence
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import full_from
 
@@ -76,7 +76,7 @@ class Values(dict[str, bool | None]):
         return value
 
 
-class Gathered(Mapping[str, Evidence]):
+class Gathered(FoundEvidence):
     """All facts about one engine at one moment; sentences are written when somebody reads them."""
 
     __slots__ = ("_view", "facts")
@@ -87,6 +87,10 @@ class Gathered(Mapping[str, Evidence]):
     def __getitem__(self, name: str) -> Evidence:
         value, fact = self.facts[name], BY_NAME[name]
         return Evidence(name, value, partial(_sentence, fact, value, self._view), fact.shown)
+
+    def published(self) -> dict[str, bool | None]:
+        """The values of those that are published series, without making sentences."""
+        return {name: self.facts[name] for name in PUBLISHED}
 
     def __iter__(self) -> Iterator[str]:
         return iter(BY_NAME)
@@ -980,6 +984,7 @@ FACTS: Final[tuple[Fact, ...]] = (
 )
 FINDERS: Final = {fact.name: fact.find for fact in FACTS}
 BY_NAME: Final[Mapping[str, Fact]] = {fact.name: fact for fact in FACTS}
+PUBLISHED: Final = tuple(fact.name for fact in FACTS if fact.shown)
 
 
 def title(name: str) -> str:

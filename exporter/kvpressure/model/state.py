@@ -72,6 +72,16 @@ class Evidence:
         return f"Evidence({self.name!r}, {self.value!r}, {self.text!r})"
 
 
+class FoundEvidence(Mapping[str, Evidence]):
+    """All facts of a diagnosis, whose values can be had without their sentences."""
+
+    __slots__ = ()
+
+    def published(self) -> dict[str, bool | None]:
+        """The values of those that are published series."""
+        return {name: evidence.value for name, evidence in self.items() if evidence.shown}
+
+
 class Sentences(Sequence[str]):
     """Sentences that are written when somebody reads them: a diagnosis is made every second and read now and then."""
 

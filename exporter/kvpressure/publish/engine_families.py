@@ -13,7 +13,7 @@ from typing import Final
 from kvpressure.model import readings as r
 from kvpressure.model.metrics import outputs
 from kvpressure.model.readings import EngineKey
-from kvpressure.model.state import STAGES, VERDICTS, Diagnosis, EngineState, Objective
+from kvpressure.model.state import STAGES, VERDICTS, Diagnosis, EngineState, Evidence, FoundEvidence, Objective
 from kvpressure.publish.families import Families, Labels, clean
 
 _REJECTED_STATUS: Final = ("4xx", "5xx")
@@ -50,12 +50,16 @@ def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
     out.add("verdict_confidence", labels, diagnosis.confidence)
     out.add("verdict_since_timestamp_seconds", labels, diagnosis.since)
     out.states("pressure_stage", labels, STAGES, diagnosis.stage)
-    out.each(
-        "evidence", labels, {name: evidence.value for name, evidence in diagnosis.evidence.items() if evidence.shown}
-    )
+    out.each("evidence", labels, _published(diagnosis.evidence))
     out.each("condition", labels, diagnosis.conditions)
     out.each("documented_signature", labels, diagnosis.documented_signature)
     out.add("documented_signature_met", labels, diagnosis.documented_signature_met)
+
+
+def _published(evidence: Mapping[str, Evidence]) -> Mapping[str, bool | None]:
+    if isinstance(evidence, FoundEvidence):
+        return evidence.published()
+    return {name: one.value for name, one in evidence.items() if one.shown}
 
 
 def _add_limits(out: Families, labels: Labels, engine: EngineState) -> None:

@@ -65,8 +65,8 @@ def _rows(family: TableFamily, known: dict[tuple[str, ...], str], lines: list[st
     for labels, value in rows.items():
         text = known.get(labels)
         if text is None:
-            text = _before_value(family.sample_name, zip(family.label_names, labels, strict=True))
-            known[labels] = text
+            name, named = family.series(labels)
+            text = known[labels] = _before_value(name, named.items())
         if type(value) is float and 0.0 <= value < 1e6:
             lines.append(f"{text}{value!r}\n")
         else:

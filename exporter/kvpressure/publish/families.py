@@ -16,11 +16,12 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from kvpressure.model.metrics import PREFIX, Metric, Published
+from kvpressure.model.metrics import Metric, Published
 from kvpressure.publish.metrics import table
 
 LABEL_LIMIT: Final = 256
 _SUFFIX: Final = {"counter": "_total", "info": "_info", "gauge": "", "histogram": "", "summary": ""}
+_COUNT, _SUM = "_count", "_sum"
 
 Labels = tuple[str, ...]
 
@@ -40,7 +41,7 @@ class Families:
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Labels, float]] = {}
-        self._histograms: dict[Labels, list[Sample]] = {}
+        self._histograms: dict[Labels, dict[Labels, float]] = {}
 
     def add(self, name: str, labels: Labels, value: float | None) -> None:
         """One sample of ``name`` (as in the table); booleans count as 1 and 0, ``None`` is no sample."""
@@ -54,8 +55,12 @@ class Families:
 
     def each(self, name: str, labels: Labels, values: Mapping[str, float | None]) -> None:
         """Samples that differ in the last label only."""
+        rows = self._values.get(name)
+        if rows is None:
+            rows = self._values[name] = {}
         for key, value in values.items():
-            self.add(name, (*labels, clean(key)), value)
+            if value is not None and math.isfinite(value):
+                rows.setdefault((*labels, clean(key)), value)
 
     def states(self, name: str, labels: Labels, names: tuple[str, ...], present: str | None) -> None:
         """A state set: 1 for ``present``, 0 for the other names."""
@@ -64,30 +69,29 @@ class Families:
 
     def signal(self, labels: Labels, group: object, value: Any, published: Published) -> None:
         """What a signal group declares to be published of one value of it."""
-        name, labels = published.metric.name, (*labels, *published.labels)
+        name = published.metric.name
+        if published.labels:
+            labels = (*labels, *published.labels)
         if published.states:
             self.states(name, labels, published.states, value)
         elif published.total:
-            self.histogram(name, labels, value, getattr(group, published.total))
+            self.histogram(labels, value, getattr(group, published.total))
         elif value is not None and type(value) is not float and isinstance(value, Mapping):  # asking the last is dear
             self.each(name, labels, value)
         else:
             self.add(name, labels, value)
 
-    def histogram(self, name: str, labels: Labels, cumulative: Mapping[float, int], total: float) -> None:
+    def histogram(self, labels: Labels, cumulative: Mapping[float, int], total: float) -> None:
         """A histogram from cumulative counts by upper bound; without counts no sample."""
         if not cumulative or labels in self._histograms or not math.isfinite(total):
             return
-        full = PREFIX + name
-        named = dict(zip(table()[name].labels, labels, strict=True))
         count = float(max(cumulative.values()))
-        bounds = {**{bound: float(n) for bound, n in sorted(cumulative.items())}, math.inf: count}
-        samples = [
-            Sample(f"{full}_bucket", {**named, "le": floatToGoString(bound)}, n)  # type: ignore[no-untyped-call]  # the library is not typed there
-            for bound, n in bounds.items()
-        ]
-        samples += [Sample(f"{full}_count", named, count), Sample(f"{full}_sum", named, total)]
-        self._histograms[labels] = samples
+        rows = {(*labels, _bound(bound)): float(n) for bound, n in sorted(cumulative.items())}
+        self._histograms[labels] = rows | {
+            (*labels, _bound(math.inf)): count,
+            (*labels, _COUNT): count,
+            (*labels, _SUM): total,
+        }
 
     def discard(self, label_names: Labels, labels: Labels) -> None:
         """Take back every sample of one subject: of metrics that begin with ``label_names``, those with
@@ -109,9 +113,7 @@ class Families:
                 if rows := self._values.get(metric.name):
                     yield TableFamily(metric, rows)
             elif self._histograms:
-                family = Family(_name(metric), metric.help, metric.kind)
-                family.samples = [sample for samples in self._histograms.values() for sample in samples]
-                yield family
+                yield HistogramFamily(metric, {key: n for rows in self._histograms.values() for key, n in rows.items()})
 
 
 class TableFamily(Family):
@@ -125,17 +127,36 @@ class TableFamily(Family):
         self.label_names = metric.labels
         self.rows = rows
 
+    def series(self, key: Labels) -> tuple[str, dict[str, str]]:
+        """Name and labels of the sample of a row."""
+        return self.sample_name, dict(zip(self.label_names, key, strict=True))
+
     @property
     def samples(self) -> list[Sample]:
         """The same as the library's samples, made when somebody looks."""
-        return [
-            Sample(self.sample_name, dict(zip(self.label_names, labels, strict=True)), value)
-            for labels, value in self.rows.items()
-        ]
+        return [Sample(*self.series(key), value) for key, value in self.rows.items()]
 
     @samples.setter
     def samples(self, _: list[Sample]) -> None:
         """The library sets them to none at first."""
+
+
+class HistogramFamily(TableFamily):
+    """A family of histograms. Each row's key ends with the bucket's bound, or with the suffix of count or sum."""
+
+    def series(self, key: Labels) -> tuple[str, dict[str, str]]:
+        """Name and labels of the sample of a row."""
+        *labels, part = key
+        named = dict(zip(self.label_names, labels, strict=True))
+        if part in (_COUNT, _SUM):
+            return self.sample_name + part, named
+        return f"{self.sample_name}_bucket", {**named, "le": part}
+
+
+@lru_cache(maxsize=256)
+def _bound(bound: float) -> str:
+    text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]  # the library is not typed there
+    return text
 
 
 def _name(metric: Metric) -> str:

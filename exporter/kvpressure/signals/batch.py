@@ -59,10 +59,11 @@ class FastestStep:
             points.popleft()
         if step is None or not batch or step <= 0:
             return None
+        comparable = self._thresholds["comparable_batch_ratio"]
         expected = [
             fast * max(1.0, batch / size)
             for at, fast, size in points
-            if t - at >= HALF_MINUTE and size * self._thresholds["comparable_batch_ratio"] >= batch
+            if t - at >= HALF_MINUTE and size * comparable >= batch
         ]
         if not points or t - points[-1][0] >= STEP_EVERY_SECONDS:
             points.append((t, step, batch))

@@ -183,7 +183,7 @@ def quantiles(window: EngineWindow, name: str, seconds: float) -> Mapping[str, f
     found = window.observed(name, seconds)
     if found is None or not found[0].count:
         return {}
-    return dict(zip(_NAMES, found[0].quantiles(_RANKS), strict=False))
+    return dict(zip(_NAMES, window.quantiles(name, seconds, _RANKS), strict=False))
 
 
 def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 from typing import Final
 
 from kvpressure.model import readings as r
@@ -53,12 +54,14 @@ def immediate_signs(samples: Sequence[Sample], t: Thresholds) -> list[tuple[Samp
     seen = False
     low, high = t["preemption_match_low_ratio"], t["preemption_match_high_ratio"]
     for before, after in pairwise(samples):
-        if before.requests is None or after.requests is None:
+        now, then = after.requests, before.requests
+        if now is None or then is None:
             continue
         seen = True
-        (ran, waited, done), (runs, waits, finished) = before.requests, after.requests
-        fell, rose = ran - runs, waits - waited
-        if fell > 0 and finished == done and low * fell <= rose <= high * fell + 1:
+        if now[0] >= then[0] or now[2] != then[2]:
+            continue
+        fell, rose = then[0] - now[0], now[1] - then[1]
+        if low * fell <= rose <= high * fell + 1:
             found.append((before, min(fell, rose)))
     return found if seen else None
 
@@ -72,7 +75,7 @@ def confirmed_share(signs: Sequence[tuple[Sample, float]], samples: Sequence[Sam
     page does not count.
     """
     last = samples[-1]
-    old = [(before, amount) for before, amount in signs if _to_be_counted(before, amount, samples, t)]
+    old = _to_be_counted(signs, samples, t)
     counted = last.counters.get(r.PREEMPTIONS)
     if not old or counted is None:
         return 1.0
@@ -80,10 +83,22 @@ def confirmed_share(signs: Sequence[tuple[Sample, float]], samples: Sequence[Sam
     return 1.0 if begin is None else min(1.0, max(0.0, counted - begin) / sum(amount for _, amount in old))
 
 
-def _to_be_counted(before: Sample, amount: float, samples: Sequence[Sample], t: Thresholds) -> bool:
-    """The queue became shorter than with the preempted in it, and the counter has had its time since then."""
-    latest, with_them = samples[-1].t - t["preemption_counter_lag_seconds"], (before.waiting or 0.0) + amount
-    return any(before.t < s.t <= latest and s.waiting is not None and s.waiting < with_them for s in samples)
+def _to_be_counted(
+    signs: Sequence[tuple[Sample, float]], samples: Sequence[Sample], t: Thresholds
+) -> list[tuple[Sample, float]]:
+    """Signs since which the queue became shorter than with the preempted in it, and the counter has had its time."""
+    latest = samples[-1].t - t["preemption_counter_lag_seconds"]
+    later, shortest = len(samples), inf  # samples from ``later`` on have been looked at, from the newest back
+    found = []
+    for before, amount in reversed(signs):
+        while later > 0 and samples[later - 1].t > before.t:
+            later -= 1
+            sample = samples[later]
+            if sample.t <= latest and sample.waiting is not None:
+                shortest = min(shortest, sample.waiting)
+        if shortest < (before.waiting or 0.0) + amount:
+            found.append((before, amount))
+    return found[::-1]
 
 
 class HitRatio:

@@ -313,10 +313,12 @@ class EngineWindow:
         "_counters",
         "_gauges",
         "_histograms",
+        "_increases",
         "_observed",
         "_page",
         "_pairs",
         "_present",
+        "_quantiles",
         "_since",
         "first_t",
         "history",
@@ -338,6 +340,9 @@ class EngineWindow:
         self._gauges: dict[tuple[str, float], list[float]] = {}
         self._present: dict[float, list[float]] = {}
         self._observed: dict[tuple[str, float], tuple[HistogramIncrease, float] | None] = {}
+        # These hold as long as both ends are the same: a histogram that has not changed is the same object.
+        self._increases: dict[tuple[str, float], tuple[Histogram, Histogram, HistogramIncrease]] = {}
+        self._quantiles: dict[tuple[str, float, tuple[float, ...]], tuple[HistogramIncrease, list[float]]] = {}
 
     def observe(
         self,
@@ -446,7 +451,20 @@ class EngineWindow:
         end, begin = last.histograms.get(name), first.histograms.get(name)
         if end is None or begin is None:
             return None
-        return histogram_increase(begin, end), last.t - first.t
+        known = self._increases.get((name, seconds))
+        if known is None or known[0] is not begin or known[1] is not end:
+            known = self._increases[name, seconds] = (begin, end, histogram_increase(begin, end))
+        return known[2], last.t - first.t
+
+    def quantiles(self, name: str, seconds: float, ranks: tuple[float, ...]) -> list[float]:
+        """Quantiles of what a histogram saw over the window; empty when it is not there twice or saw nothing."""
+        found = self.observed(name, seconds)
+        if found is None:
+            return []
+        known = self._quantiles.get((name, seconds, ranks))
+        if known is None or known[0] is not found[0]:
+            known = self._quantiles[name, seconds, ranks] = (found[0], found[0].quantiles(ranks))
+        return known[1]
 
     def gauge_values(self, name: str, seconds: float) -> list[float]:
         """The gauge's values over the window, oldest first."""
@@ -479,8 +497,10 @@ def histogram_increase(begin: Histogram, end: Histogram) -> HistogramIncrease:
     count = None if end.count is None or begin.count is None else max(0.0, end.count - begin.count)
     if end.bounds != begin.bounds or not end.bounds:
         return HistogramIncrease((), (), total, count)
-    grown = accumulate(map(sub, end.counts, begin.counts), max, initial=0.0)  # never falls, whatever the page says
-    return HistogramIncrease(end.bounds, tuple(grown)[1:], total, count)
+    grown = list(map(sub, end.counts, begin.counts))
+    if grown[0] < 0.0 or sorted(grown) != grown:  # it never falls, whatever the page says
+        grown = list(accumulate(grown, max, initial=0.0))[1:]
+    return HistogramIncrease(end.bounds, tuple(grown), total, count)
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:

@@ -40,7 +40,8 @@ ANYTHING: Final = re.compile("")
 class Fault:
     """``happen``: makes it happen, and mends it. ``shows``: what has to appear in the metrics soon. ``costs``: names
     of series that an innocent engine may lose meanwhile. ``grace_seconds``: of recovery beside that of every fault.
-    ``blind``: nothing is known at first. ``hides_pods``: pods that went are not known to be gone. ``rare``: takes minutes, so it happens once in many rounds.
+    ``blind``: nothing is known at first. ``hides_pods``: pods that went are not known to be gone. ``rare``: takes
+    minutes, so it happens once in many rounds.
     """
 
     happen: Callable[[], AbstractContextManager[None]]

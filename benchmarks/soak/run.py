@@ -55,13 +55,13 @@ class Soak:
         self.random = random.Random(seed)
         self.result = Result()
         self.lag = Lag()
-        self.faults = Faults(node, self.random, lambda: until(self._in_order, WAIT_SECONDS))
+        self.faults = Faults(node, self.random, lambda: until(self._in_order, 300))
         self._always: dict[str, frozenset[str]] = {}  # series of each innocent engine that are never lost
 
     def run(self, seconds: float, most: int = 10**9, only: list[str] | None = None) -> Result:
         """Rounds of all faults, each round in another order, until the time is over."""
         began = time.monotonic()
-        until(self._in_order, 60)
+        until(self._in_order, 300)
         self._learn()
         self.result.before = self.node.resources()
         rounds = 0

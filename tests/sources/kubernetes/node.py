@@ -85,6 +85,7 @@ class Node:
         self.pods: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, PodLog] = {}
         self.extra_environment: dict[str, str] = {}
+        self.start_seconds = 30.0
         self._library = library
         self._arguments = arguments
         text = text_of("d_kv_pressure").encode()
@@ -239,7 +240,7 @@ class Node:
             text=True,
         )
         threading.Thread(target=self._listen, daemon=True).start()
-        until(lambda: self._port, 30)
+        until(lambda: self._port, self.start_seconds)
 
     def stop(self) -> None:
         """Stop the exporter as the kubelet would."""

@@ -58,9 +58,10 @@ def immediate_signs(samples: Sequence[Sample], t: Thresholds) -> list[tuple[Samp
         if now is None or then is None:
             continue
         seen = True
-        if now[0] >= then[0] or now[2] != then[2]:
+        (ran, waited, done), (runs, waits, finished) = then, now
+        if runs >= ran or finished != done:
             continue
-        fell, rose = then[0] - now[0], now[1] - then[1]
+        fell, rose = ran - runs, waits - waited
         if low * fell <= rose <= high * fell + 1:
             found.append((before, min(fell, rose)))
     return found if seen else None

@@ -451,10 +451,11 @@ class EngineWindow:
         end, begin = last.histograms.get(name), first.histograms.get(name)
         if end is None or begin is None:
             return None
-        known = self._increases.get((name, seconds))
-        if known is None or known[0] is not begin or known[1] is not end:
-            known = self._increases[name, seconds] = (begin, end, histogram_increase(begin, end))
-        return known[2], last.t - first.t
+        known_begin, known_end, increase = self._increases.get((name, seconds), (None, None, None))
+        if increase is None or known_begin is not begin or known_end is not end:
+            increase = histogram_increase(begin, end)
+            self._increases[name, seconds] = (begin, end, increase)
+        return increase, last.t - first.t
 
     def quantiles(self, name: str, seconds: float, ranks: tuple[float, ...]) -> list[float]:
         """Quantiles of what a histogram saw over the window; empty when it is not there twice or saw nothing."""

@@ -20,6 +20,7 @@ from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import EngineState, State
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
+from kvpressure.runtime.process_tuning import tune_gc
 
 _COUNTER_LINES: Final = re.compile(r"^(?:# (?:TYPE|HELP) )?vllm[:_]num_preemptions.*\n?", re.M)
 _SERIES: Final = {
@@ -116,7 +117,7 @@ def replay_all(jobs: Iterable[tuple[str, bool]], workers: int = 2) -> dict[tuple
     todo = sorted(set(jobs), key=lambda job: (-(RECORDINGS / job[0]).stat().st_size, job))
     if workers <= 1:
         return {job: replay(*job) for job in todo}
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=tune_gc) as pool:
         return dict(zip(todo, pool.map(replay, *zip(*todo, strict=True)), strict=True))
 
 

@@ -24,6 +24,7 @@ from benchmarks.accuracy.telemetry import (
     detection,
     windows,
 )
+from kvpressure.runtime.process_tuning import tune_gc
 
 PARTS = ("h100", "burstgpt", "v1", "incidents", "incidents-fresh", "vllm-cpu", "vllm-cpu-loads", "vllm-cpu-fresh")
 
@@ -152,7 +153,7 @@ def paced_runs(names: Sequence[str], workers: int) -> list[Run]:
     """Recordings replayed at the default pace."""
     if workers <= 1:
         return [_paced(name) for name in names]
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=tune_gc) as pool:
         return list(pool.map(_paced, names))
 
 

@@ -90,7 +90,7 @@ def test_the_incident_is_seen_from_first_token_to_cleared_alert(
     assert process.returncode == 0, output
     order = [
         "== healthy:",
-        "chat-13b-0: (idle -> )?healthy",
+        r"chat-13b-0: (\w+ -> )?healthy",
         "== incident:",
         r"-> kv_pressure \(saturated\)",
         "ALERT InferenceKVCachePressure",

@@ -106,7 +106,7 @@ class TestTls:
                 client.sendall(b"\x16\x03\x01\x02\x00\x01")  # the start of a handshake
             began = time.monotonic()
             assert ask(port, tls=context).status == 200
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < server_module.HANDSHAKE_SECONDS, "waited for a silent client"
         finally:
             for client in clients:
                 client.close()

@@ -232,7 +232,7 @@ def record(*arguments: str) -> subprocess.Popen[str]:
 
 def test_record_then_replay(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.jsonl.gz"
-    with record("--out", str(out), "--for", "1.5", "--engine.target", engine, "--node-name", "here") as process:
+    with record("--out", str(out), "--for", "4", "--engine.target", engine, "--node-name", "here") as process:
         _, error = process.communicate(timeout=30)
     assert process.returncode == 0, error
     assert f"recording to {out}" in error

@@ -70,12 +70,16 @@ def python(code: str, directory: Path | None) -> str:
     ).stdout
 
 
-@pytest.fixture(scope="module")
-def one_server(tmp_path_factory) -> bytes:
-    directory = tmp_path_factory.mktemp("multiproc")
+def shown(directory: Path) -> bytes:
+    """The page of a server with two workers and one API server, with figures of this moment."""
     for code in (WORKER % 0, WORKER % 1, FRONTEND):
         python(code, directory)
     return python(SERVE, directory).encode()
+
+
+@pytest.fixture(scope="module")
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return shown(tmp_path_factory.mktemp("multiproc"))
 
 
 class TestPage:
@@ -133,8 +137,8 @@ class TestPage:
             assert reading.rank >= 0
             assert reading.allocated_bytes is None or reading.allocated_bytes >= 0
 
-    def test_the_source_gives_it_with_every_read_while_it_is_fresh(self, one_server: bytes) -> None:
-        page = response(pages.text_of("c_steady").encode() + b"\n" + one_server)
+    def test_the_source_gives_it_with_every_read_while_it_is_fresh(self, tmp_path: Path) -> None:
+        page = response(pages.text_of("c_steady").encode() + b"\n" + shown(tmp_path))
         with answering(page) as server:
             target = parse_target(f"ns/p={server.address}")
             source = EngineSource(

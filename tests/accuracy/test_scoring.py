@@ -30,6 +30,8 @@ from hypothesis import strategies as st
 from kvpressure.diagnosis.conditions import BUILT_IN
 from kvpressure.model.state import VERDICTS
 
+pytestmark = pytest.mark.slow
+
 PRESSURE = Telemetry("h100/x", "kv_pressure", False)
 
 
@@ -212,7 +214,6 @@ def test_taking_an_input_away_takes_it_away() -> None:
 QUICK = ("incidents-fresh/FPRE3.jsonl.gz", "incidents-fresh/FCAP4.jsonl.gz", "incidents-fresh/FHNG07.jsonl.gz")
 
 
-@pytest.mark.slow
 def test_less_input_is_never_newly_wrong_and_confident() -> None:
     recordings = [name for name in ablation.names() if name in QUICK]
     assert recordings
@@ -256,7 +257,6 @@ def test_a_stretch_is_strictly_right_wrong_or_wrong_and_confident() -> None:
     assert judge_capture(capture, run(SAMPLES, ["idle"] * 6 + ["stalled"], 0.6)).right
 
 
-@pytest.mark.slow
 def test_two_servers_of_one_recording_are_told_apart() -> None:
     told = replay("vllm-cpu-fresh/two-servers.jsonl.gz")
     assert set(told.said) == set(told.truth) == {"vllm-0/0", "vllm-1/0"}

@@ -17,8 +17,9 @@ from kvpressure.cli import main
 from kvpressure.settings.thresholds import builtin
 from tests.bundle.conftest import ROOT
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.live
+
 def test_another_process_gives_the_same_bytes(files: dict[str, str], tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "kvpressure", "bundle", "--out", str(tmp_path)],
@@ -41,7 +42,6 @@ def test_check_is_quiet_on_a_fresh_bundle(tree: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("directory", OWNED)
 def test_check_names_drifted_missing_and_unknown_files(
     tree: Path,

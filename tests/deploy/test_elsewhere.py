@@ -18,6 +18,8 @@ from kvpressure.settings import settings
 from tests.deploy.chart import DEPLOY, ROOT, Json, chart, generator, of_kind, only, problems, render
 from tests.deploy.test_manifests import MANIFESTS, kustomize
 
+pytestmark = pytest.mark.live
+
 COMPOSE: Final = DEPLOY / "compose"
 UNIT: Final = DEPLOY / "systemd" / "kvpressure.service"
 

@@ -24,6 +24,8 @@ from kvpressure.toolbox.kubectl import Kubectl, KubectlError
 from tests.toolbox.conftest import FakeClock
 from tests.toolbox.test_diagnose import dead_address
 
+pytestmark = pytest.mark.live
+
 ANSWERS: dict[str, tuple[int, bytes, dict[str, str]]] = {
     "unauthorized": (401, b"no", {}),
     "server-error": (500, b"no", {}),

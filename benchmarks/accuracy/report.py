@@ -336,7 +336,7 @@ def _untouched(result: Result) -> Iterator[str]:
     yield ""
     yield from table(_INCIDENT_COLUMNS, [row for row in found if len(row) != 2])
     if result.mended:
-        yield "\nMended since, and no blind score any more; now:\n"
+        yield "\nRules were corrected after this score, so it is no longer blind. Now:\n"
         yield from table(_INCIDENT_COLUMNS, [_incident_row(answer) for answer in result.mended])
 
 

@@ -201,7 +201,7 @@ The [exporter](deploy.md) measures these on the node.
 The vLLM series of the recorded incidents, scraped every 15 s, are evaluated by `promtool` with this file. The labels are those of
 [the proof of the alerts](alert-proof.md), and so are the pages of the full rules.
 
-* incidents on which the full rules page and something of this file fires: {fires} of {paged} ({percent} %; goal: two thirds); it pages on {pages} of them
+* of {paged} incidents on which the full rules page, an alert of this file fires on {fires} ({percent} %; goal: two thirds) and pages on {pages}
 * missed: {missed}
 * fires on incidents where nothing should: {wrong}
 * recordings of servers without KV pressure on which something fires: {noise} of {quiet}

@@ -13,27 +13,30 @@ _COMMENT = re.compile(r"<!--.*?-->", re.S)
 _INLINE = re.compile(r"``[^`]+``|`[^`\n]+`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _END = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z«\"(*0-9])")
+WHOLE = re.compile(r"(?<=[.!?])\s+(?=[A-Z«\"(*0-9])")
 _BLOCK = re.compile(r"\n\s*\n|\n(?= *(?:[*+-]|\d+\.) )|\n(?=#)|\n(?=\|)|(?<=\|)\s*\n")
 
 
-def sentences(markdown: str) -> Iterator[str]:
-    """Each sentence, heading, list item and table cell; code blocks are left out, a quoted name counts as one word."""
+def sentences(markdown: str, end: re.Pattern[str] = _END) -> Iterator[str]:
+    """Each sentence, heading, list item and table cell; code blocks are left out, a quoted name counts as one word.
+    ``end``: where a sentence ends; ``WHOLE`` leaves the parts after a colon or semicolon together.
+    """
     text = _LINK.sub(r"\1", _INLINE.sub("Code", _COMMENT.sub("", _CODE.sub("", markdown))))
     for block in _BLOCK.split(text):
         for cell in block.split("|") if block.lstrip().startswith("|") else [block]:
-            for sentence in _END.split(" ".join(cell.split())):
+            for sentence in end.split(" ".join(cell.split())):
                 found = sentence.strip(" *#>-")
                 if re.search(r"[a-z]", found):
                     yield found
 
 
 def annotations(rules: str) -> Iterator[tuple[str, str, str]]:
-    """(alert, field, text) of every annotation that a person reads, templates replaced by a word."""
+    """(alert, field, text) of every annotation that a person reads."""
     for group in yaml.safe_load(rules)["groups"]:
         for rule in group["rules"]:
             for field, text in rule.get("annotations", {}).items():
                 if not field.endswith("_url"):
-                    yield rule["alert"], field, re.sub(r"\{\{.*?\}\}", "7", text, flags=re.S)
+                    yield rule["alert"], field, text
 
 
 def documents(root: Path) -> list[Path]:

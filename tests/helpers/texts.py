@@ -37,12 +37,66 @@ from kvpressure.recording.reader import Reader
 from kvpressure.settings.groups import grouped
 from kvpressure.settings.settings import options
 from kvpressure.settings.thresholds import builtin
-from tests.helpers.prose import annotations, documents, sentences
+from tests.helpers.prose import WHOLE, annotations, documents, sentences
 from tests.helpers.style import Text
 
 ROOT: Final = Path(__file__).parents[2]
 RECORDINGS: Final = ROOT / "tests/fixtures/recordings"
 _SOURCES: Final = ("exporter/kvpressure", "plugin", "deploy")
+# What a placeholder in an annotation or a sentence may hold, so that a text is read as a person would see it.
+_LABELS: Final = {
+    "namespace": "chat",
+    "pod": "llama-0",
+    "container": "vllm",
+    "model_name": "llama-3.1-8b",
+    "engine": "0",
+    "instance": "node-1",
+    "node": "node-1",
+    "uuid": "GPU-1f",
+    "gpu": "3",
+    "vendor": "nvidia",
+    "xid": "79",
+    "limit": "max_num_seqs",
+    "verdict": "host_bound",
+    "phase": "ttft",
+    "reason": "OOMKilled",
+    "exit_code": "137",
+    "event": "cuda_oom",
+    "source": "podresources",
+    "condition": "MemoryPressure",
+    "objective": "ttft",
+    "scope": "kv_pool",
+    "target": "chat/llama-0",
+    "workload": "deploy/llama",
+    "stage": "signals",
+    "kind": "engine",
+    "name": "chat/llama-0",
+}
+_FILLED: Final = {  # placeholders of evidence and conditions
+    "outside": "62 %",
+    "used": "93 %",
+    "running": "7",
+    "queue": "41 requests waiting",
+    "waiting": "41",
+    "in_flight": "48",
+    "level": "KV cache 98 % now, recent peak 99 %",
+    "kv_full": "97 %",
+    "kv_near": "80 %",
+    "kv": "98 %",
+    "kv_why": "not recorded by this engine",
+    "gpu": "NVML utilization 9 %",
+    "free_and_prompts": "1 200 tokens free; p95 prompt 3 000 tokens",
+    "preemptions": "preemptions",
+    "engine": "vLLM",
+    "page_error": ": connection refused",
+    "failing": "",
+    "rates": "1 539 prompt tokens/s, 252 output tokens/s",
+    "worst_phase": "time to first token",
+    "oom": "out of GPU memory 1 time in the log of the last 10 minutes",
+    "ended": "OOMKilled, exit code 137, 2 min ago",
+    "restarts": "4 restarts in half an hour",
+    "limit_source": "arguments",
+}
 _SHOWN: Final = frozenset({"title", "description", "text", "noValue", "content", "label", "displayName"})
 
 
@@ -58,7 +112,23 @@ def rules() -> Iterator[Text]:
     for profile, source in kinds:
         options = Options(builtin(), profile=profile, source=source)
         for alert, field, text in annotations(to_yaml(rule_file(load_groups(options), options.values), "")):
-            yield Text(f"{source}/{profile}/{alert}.{field}", text)
+            yield Text(f"{source}/{profile}/{alert}.{field}", _notified(text))
+
+
+def _notified(text: str) -> str:
+    """An annotation as a receiver shows it: every branch taken, every label and value filled in."""
+    return re.sub(r"\{\{(.*?)\}\}", _value, text, flags=re.S)
+
+
+def _value(found: re.Match[str]) -> str:
+    code = found[1]
+    if re.match(r"\s*(?:with|if|else|end|range)\b", code):
+        return ""
+    label = re.search(r"\$labels\.(\w+)|label \"(\w+)\"", code)
+    if label is not None:
+        return _LABELS.get(label[1] or label[2], "7")
+    forms = {"humanizePercentage": "93%", "humanizeDuration": "4m 10s", "%.0f": "42", "%.1f": "3.2", "%.2f": "0.92"}
+    return next((shown for form, shown in forms.items() if form in code), "7")
 
 
 def declarations() -> Iterator[Text]:
@@ -72,7 +142,11 @@ def declarations() -> Iterator[Text]:
         yield Text(f"threshold {entry.name}", f"{entry.reason}\n\n{entry.change}\n\n{entry.source}")
     for one in (*FACTS.values(), *map(of, BUILT_IN)):
         for value in ("true", "false", "unknown"):
-            yield Text(f"{one.name} {value}", re.sub(r"\{\w+\}", "7", getattr(one, value)))
+            yield Text(f"{one.name} {value}", re.sub(r"\{(\w+)\}", _filled, getattr(one, value)))
+
+
+def _filled(found: re.Match[str]) -> str:
+    return _FILLED.get(found[1], "7")
 
 
 def helps() -> Iterator[Text]:
@@ -171,6 +245,11 @@ def _engine(path: Path, engine: Any, state: State, t: Any) -> Iterator[Text]:
     yield Text(where, unescape(re.sub(r"\s*<[^>]*>\s*", "\n\n", shown)), "shown")
 
 
+def _quoted(text: str) -> str:
+    """Names in a sentence stay as they are written."""
+    return re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"\1", text)
+
+
 def everything() -> Iterator[Text]:
     """All of it."""
     for gather in (pages, rules, declarations, helps, dashboards, messages, rendered):
@@ -179,6 +258,8 @@ def everything() -> Iterator[Text]:
 
 if __name__ == "__main__":
     count, seed = (int(word) for word in (*sys.argv[1:], "30", "7")[:2])
-    spoken = sorted({one for text in everything() for one in sentences(text.text) if len(one.split()) > 5})
-    for one in random.Random(seed).sample(spoken, count):
-        print(f"- {one}")
+    found = {
+        one: text.where for text in everything() for one in sentences(_quoted(text.text), WHOLE) if len(one.split()) > 5
+    }
+    for one in random.Random(seed).sample(sorted(found), count):
+        print(f"- {one}  [{found[one]}]")

@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trace (CSV or JSON lines with input_tokens and output_tokens) or recording",
     )
     parser.add_argument("--worksheet", action="store_true", help="the guides' approximations instead")
-    parser.add_argument("--thresholds", metavar="FILE", help="documented utilization from this file")
+    parser.add_argument("--thresholds", metavar="FILE", help="read thresholds from this file")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 

@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=_whole, default=64, metavar="N", help="tokens of each answer (default 64)")
     parser.add_argument("--model", metavar="NAME", help="served model name (default: the first of /v1/models)")
     parser.add_argument(
-        "--model-config", metavar="MODEL", help="config.json, a model's directory or a known name: bytes by the formula"
+        "--model-config",
+        metavar="MODEL",
+        help="the served model, for expected bytes: config.json, its directory, or a known name",
     )
     parser.add_argument("--tp", type=_whole, default=1, metavar="N", help="tensor parallel size, for the formula")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="DTYPE", help="for the formula")

@@ -47,8 +47,8 @@ def render_metrics_reference() -> str:
             " container log. A GPU costs"
         ),
         (
-            f"{GPU_SERIES} series: an H100 without profiling. Profiling, partitions, driver events and pods on the GPU"
-            " double that."
+            f"{GPU_SERIES} series (an H100 without profiling). Profiling, partitions, driver events and pods on the"
+            " GPU double that."
         ),
     ]
     for title, _ in _SECTIONS:

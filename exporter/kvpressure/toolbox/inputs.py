@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the server's command line, quoted: --args='--max-num-seqs 64'",
     )
     parser.add_argument(
-        "--gpu", metavar="NAME:GiB", type=card, help="the GPU, e.g. H100:80; vLLM's defaults depend on it"
+        "--gpu", metavar="NAME:GiB", type=card, help="the GPU, e.g. H100:80, on which vLLM's defaults depend"
     )
     parser.add_argument(
         "--seconds",

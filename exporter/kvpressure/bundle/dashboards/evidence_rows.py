@@ -134,7 +134,7 @@ FACTS: Final = (
         ("kv_pressure",),
         ("kv_full", "kv_near_full", "head_of_line_blocked"),
         f"100 * {engine('kv_cache_used_ratio_max')}",
-        "% of the KV cache used at most (full from {kv_full_ratio})",
+        "% peak KV cache usage (full at {kv_full_ratio})",
     ),
     EvidenceRow(
         "waiting",

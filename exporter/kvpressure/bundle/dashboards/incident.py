@@ -282,7 +282,7 @@ def _memory_kv_queue(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            "At the slope of the last seconds; no line while usage does not rise.",
+            "Extrapolated from the last seconds. No line while usage is not rising.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),

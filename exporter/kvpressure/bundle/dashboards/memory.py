@@ -77,7 +77,7 @@ def _tiles(site: BoardContext) -> list[Json]:
         stat(
             site,
             "Overcommit",
-            "Tokens that the arriving load can reach within the limits, against the capacity; more than 1 does not"
+            "Tokens that the arriving load can need within the limits, divided by KV capacity; more than 1 does not"
             " fit.",
             f"max({engine('kv_overcommit_ratio')})",
             "none",
@@ -249,7 +249,7 @@ def _cache(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Time until the cache is full",
-            "At the slope of the last seconds; no line while usage does not rise.",
+            "Extrapolated from the last seconds. No line while usage is not rising.",
             [PanelQuery(lines("kv_cache_seconds_to_full"), "{{pod}} {{engine}}", optional="no cache fills")],
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),
@@ -262,7 +262,7 @@ def _cache(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Overcommit",
-            "Tokens that the arriving load can reach within the limits, against the capacity.",
+            "Tokens that the arriving load can need within the limits, divided by KV capacity.",
             [PanelQuery(lines("kv_overcommit_ratio"), "{{pod}} {{engine}}")],
             "none",
             steps(site, (ORANGE, "kv_overcommit_warning_ratio")),

@@ -431,5 +431,5 @@ def _bound(labels: Mapping[str, str]) -> float:
     except (KeyError, ValueError):
         raise BadLine("bucket without a bound") from None
     if not (0.0 <= bound <= ceilings.COUNT or bound == math.inf):
-        raise BadLine("bucket with a bound that cannot be")
+        raise BadLine("impossible bucket bound")
     return bound

@@ -80,7 +80,7 @@ def test_it_says_the_verdict_and_what_speaks_for_and_against_it() -> None:
         "prod/chat-0",
         "KV pressure (saturated)",
         "confidence 90 %",
-        "(1 min 30 s)",
+        "(for 1 min 30 s)",
         "KV usage reached 99 %.",
         "Few preemptions.",
         "the start-up log",

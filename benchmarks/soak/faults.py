@@ -31,7 +31,7 @@ SOURCE: Final = r'kvpressure_source_up{{source="{}"}} 0\.0'
 GPU_DOWN: Final = r"kvpressure_gpu_up\{[^}]*\} 0\.0"
 
 # What may be lost of an engine that has no fault, as long as the fault lasts
-OF_GPU: Final = re.compile(r"kvpressure_(gpu_|engine_gpu|memory_|fragmentation|limit|.*demand)")
+OF_GPU: Final = re.compile(r"kvpressure_(gpu_|engine_gpu|memory_|fragmentation|limit|score_|.*demand)")
 OF_POD: Final = re.compile(r"kvpressure_container_(discovery|restarts|ready|last|alerts)")
 ANYTHING: Final = re.compile("")
 
@@ -86,7 +86,7 @@ class Faults:
             "disk full": Fault(self._disk, r"\nkvpressure_recorder_up 0\.0\n"),
             "pods pass by": Fault(self._pods, 'pod="passing-'),
             "clock an hour ahead": Fault(partial(self._clock, HOUR), costs=ANYTHING),
-            "clock an hour behind": Fault(partial(self._clock, -HOUR), costs=ANYTHING),
+            "clock an hour behind": Fault(partial(self._clock, -HOUR), blind=True),
             "suspended": Fault(self._suspend),
             "suspended for five minutes": Fault(partial(self._suspend, SUSPEND_SECONDS), blind=True, rare=True),
             "terminated": Fault(self._terminate),

@@ -75,7 +75,7 @@ class SoakNode(Node):
     def __init__(self, where: Path) -> None:
         recorder = ("--record.directory", str(where / "recordings"), "--record.max-size", "1MiB", "--record.keep", "2")
         super().__init__(where, build(where / "driver"), *recorder)
-        self.start_seconds = 300.0  # on a busy machine; what is judged is the time until everything is back
+        self.patience_seconds = 300.0  # on a busy machine; what is judged is the time until everything is back
         self.clock = WallClock(where)
         self.extra_environment = self.clock.environment
         self.victim, self.stoppable = Victim(), Stoppable()

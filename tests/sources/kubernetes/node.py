@@ -85,7 +85,7 @@ class Node:
         self.pods: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, PodLog] = {}
         self.extra_environment: dict[str, str] = {}
-        self.start_seconds = 30.0
+        self.patience_seconds = 30.0
         self._library = library
         self._arguments = arguments
         text = text_of("d_kv_pressure").encode()
@@ -240,13 +240,13 @@ class Node:
             text=True,
         )
         threading.Thread(target=self._listen, daemon=True).start()
-        until(lambda: self._port, self.start_seconds)
+        until(lambda: self._port, self.patience_seconds)
 
     def stop(self) -> None:
         """Stop the exporter as the kubelet would."""
         if self._exporter is not None:
             self._exporter.terminate()
-            self._exporter.wait(10)
+            self._exporter.wait(self.patience_seconds)
             self._exporter, self._port = None, 0
 
     def _listen(self) -> None:

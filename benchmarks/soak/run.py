@@ -12,7 +12,7 @@ from typing import Final
 from tests.helpers.waiting import until
 from tests.sources.kubernetes import node as kubernetes
 
-from benchmarks.soak.faults import Fault, Faults
+from benchmarks.soak.faults import ENGINES_AMONG, PASSING_AT_ONCE, Fault, Faults
 from benchmarks.soak.node import INNOCENT, STOPPABLE, VICTIM, Lag, SoakNode
 
 RECOVERY_SECONDS: Final = 2 * 5.0  # a failing target is retried every 5 s at least, and so is the API server
@@ -20,7 +20,8 @@ SHOWN_SECONDS: Final = 15.0
 WAIT_SECONDS: Final = 60.0  # for recovery, before it is given up
 POLL_SECONDS: Final = 0.1
 LAG_SECONDS: Final = 0.25  # from which on the machine is too busy to judge how soon something happens
-MORE_MIB, MORE_DESCRIPTORS, MORE_THREADS = 8.0, 12, 6
+MORE_MIB, MORE_DESCRIPTORS = 8.0, 12
+MORE_THREADS: Final = 2 + PASSING_AT_ONCE // ENGINES_AMONG  # one stays for each engine that was read at once
 RARE_EVERY: Final = 20  # rounds
 SERIES: Final = re.compile(r"^(kvpressure_\w+\{[^}]*\}) (\S+)$", re.M)
 CONCLUSIONS: Final = re.compile(

@@ -276,7 +276,7 @@ class Node:
 
     def scrape(self) -> str:
         """The metrics page now."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=60) as answer:
             text: str = answer.read().decode()
         return text
 

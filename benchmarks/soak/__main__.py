@@ -16,6 +16,7 @@ import benchmarks.soak
 from benchmarks.soak import Result, soak
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "reliability.md"
+TEST: Final = "tests/e2e/test_soak.py"
 SECTION: Final = re.compile(r"(<!-- soak: written by make soak -->\n).*?(<!-- end of soak -->)", re.DOTALL)
 
 
@@ -25,21 +26,22 @@ def write_figures(results: dict[int, Result]) -> None:
     for result in results.values():
         for name, took in result.recovery.items():
             worst[name] = max(took, worst.get(name, 0.0))
-    lines = [
-        f"Seed {seed}: {result.faults} faults in {result.seconds / 60:.0f} minutes, {result.pods} pods passed by,"
-        f" {result.looks} looks during faults ({result.series} series or more of each engine without a fault),"
-        f" {result.unjudged} looks and recoveries not judged because the machine was too busy;"
-        f" {result.before[0]:.0f} MiB, {result.before[1]} descriptors, {result.before[2]} threads after"
-        f" the first round, {result.after[0]:.0f} MiB, {result.after[1]}, {result.after[2]} in the end;"
-        f" {len(result.problems)} problems."
-        for seed, result in results.items()
+    table = [
+        "| seed | faults | minutes | pods passed by | looks | not judged | series of an engine | MiB | descriptors"
+        " | threads | problems | test |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    lines += [
-        f"Seed {seed}, not as it should be: {problem}."
+    for seed, result in results.items():
+        grown = [f"{then:.0f} → {now:.0f}" for then, now in zip(result.before, result.after, strict=True)]
+        cells = (seed, result.faults, f"{result.seconds / 60:.0f}", result.pods, result.looks, result.unjudged)
+        cells = (*cells, result.series, *grown, len(result.problems), f"`{TEST}`")
+        table.append(f"| {' | '.join(map(str, cells))} |")
+    problems = [
+        f"* Seed {seed}, not as it should be: {problem}."
         for seed, result in results.items()
         for problem in result.problems
     ]
-    lines = [f"* {line}" for line in lines]
+    lines = [*table, *([""] if problems else []), *problems]
     slowest = [f"* {name}: {took:.1f} s" for name, took in sorted(worst.items(), key=lambda one: -one[1])]
     text = "\n".join((*lines, "", "Longest time until everything was back, by fault:", "", *slowest, ""))
     DOCUMENT.write_text(SECTION.sub(lambda found: found[1] + text + found[2], DOCUMENT.read_text()))

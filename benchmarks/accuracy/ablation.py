@@ -1,24 +1,32 @@
-"""The same incidents with inputs taken away: less input may give `unknown` or a lower grade, never a wrong
+"""All ground truth with inputs taken away: less input may give `unknown` or a lower grade, never a wrong
 answer with confidence.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.accuracy import data
 from benchmarks.accuracy.incidents import CONFIDENT, RIGHT, judge, judge_capture
-from benchmarks.accuracy.run import Taken, replay
+from benchmarks.accuracy.run import Run, Taken, replay
+from benchmarks.accuracy.telemetry import EPISODE, NEUTRAL, POSITIVE, WINDOW_SECONDS, most_frequent, windows
 from kvpressure.model import readings as r
 from kvpressure.model.readings import EngineReading, Scrape, Snapshot
 
 THIRD: Final = 3
 TEN: Final = 10
 MISSING_OF_TEN: Final = frozenset({2, 5, 8})
+PRESSURE: Final = "kv_pressure"
+LABELLED: Final = (data.INCIDENTS, data.FRESH, data.UNTOUCHED)
+KINDS: Final = {
+    "incidents": frozenset(LABELLED),
+    "live vLLM": frozenset({"vllm-cpu", data.LOADS, data.STRETCHES}),
+    "telemetry windows": frozenset({"h100", "burstgpt", "v1"}),
+}
 
 
 def _pages(change: Callable[[Scrape], Scrape]) -> Taken:
@@ -58,64 +66,94 @@ class Answered:
     """One judged stretch with one input taken away."""
 
     name: str
+    part: str
     taken: str
     verdict: str
     right: bool
     wrong_and_confident: bool
 
 
-def answers(name: str, taken: str) -> list[Answered]:
-    """Every judged stretch of a recording by its name below the recordings folder."""
-    run = replay(name, taken=ABLATIONS[taken])
-    found = []
-    for incident in data.incidents():
-        if incident.name == name:
-            answer = judge(incident, run)
-            found.append(
-                Answered(incident.id, taken, answer.verdict, answer.outcome == RIGHT, answer.wrong_and_confident)
-            )
-    for capture in data.captures():
-        if capture.name == name:
-            said = judge_capture(capture, run)
-            confident = any(tick.confidence >= CONFIDENT for tick in said.ticks if tick.verdict == said.verdict)
-            wrong = said.verdict not in capture.most and said.verdict != "unknown"
-            title = f"{name.removesuffix('.jsonl.gz')} {capture.start:g} s"
-            found.append(Answered(title, taken, said.verdict, said.verdict in capture.most, wrong and confident))
+def answers(name: str) -> list[Answered]:
+    """Every judged stretch of a recording, by its name below the recordings folder, under every ablation."""
+    whole = replay(name)
+    found: list[Answered] = []
+    for taken, change in ABLATIONS.items():
+        run = whole if change is None else replay(name, taken=change)
+        found += _incidents(name, taken, run)
+        found += _captures(name, taken, run)
+        found += _windows(name, taken, whole, run)
     return found
 
 
-def names() -> list[str]:
-    """Every recording with a judged stretch that nothing was tuned on: fresh incidents, and load shapes on
-    a real vLLM.
+def _incidents(name: str, taken: str, run: Run) -> Iterator[Answered]:
+    for incident in data.incidents(LABELLED):
+        if incident.name == name:
+            said = judge(incident, run)
+            yield Answered(
+                incident.id, incident.part, taken, said.verdict, said.outcome == RIGHT, said.wrong_and_confident
+            )
+
+
+def _captures(name: str, taken: str, run: Run) -> Iterator[Answered]:
+    for capture in data.captures():
+        if capture.name == name:
+            said = judge_capture(capture, run)
+            title = f"{name.removesuffix('.jsonl.gz')} {capture.start:g} s"
+            yield Answered(title, capture.part, taken, said.verdict, said.outcome == RIGHT, said.wrong_and_confident)
+
+
+def _windows(name: str, taken: str, whole: Run, run: Run) -> Iterator[Answered]:
+    """Windows of telemetry, as they were with all of the input. Pressure is claimed by any tick, also with little
+    input; a confident answer that misses it is wrong where none of its ticks claims it.
     """
-    fresh = {item.name for item in data.incidents() if item.part == data.FRESH}
-    return sorted(fresh | {item.name for item in data.captures() if item.name.startswith(f"{data.LOADS}/")})
+    for item in data.telemetry():
+        if item.name != name:
+            continue
+        for window in windows(item, whole):
+            ticks = [tick for tick in run.said["0"] if 0 <= tick.t - window.start < WINDOW_SECONDS]
+            if window.kind == NEUTRAL or not ticks:
+                continue
+            verdict = most_frequent(tick.verdict for tick in ticks)
+            claims = [tick for tick in ticks if tick.verdict == PRESSURE]
+            sick = window.kind in (POSITIVE, EPISODE)
+            told = ticks if sick else claims
+            wrong = sick != bool(claims)
+            title = f"{name.removesuffix('.jsonl.gz')} {window.start:g} s"
+            confident = any(tick.confidence >= CONFIDENT for tick in told)
+            yield Answered(title, window.part, taken, verdict, not wrong, wrong and confident and verdict != "unknown")
+
+
+def names() -> list[str]:
+    """Every labelled recording."""
+    labelled = (*data.incidents(LABELLED), *data.captures(), *data.telemetry())
+    return sorted({item.name for item in labelled})
 
 
 def ablate(recordings: Sequence[str], workers: int | None = None) -> list[Answered]:
     """Every ablation of the recordings."""
-    jobs = [(name, taken) for name in recordings for taken in ABLATIONS]
+    largest = sorted(recordings, key=lambda name: (-(data.RECORDINGS / name).stat().st_size, name))
     if workers == 1:
-        return [answer for job in jobs for answer in answers(*job)]
+        return [answer for name in largest for answer in answers(name)]
     with ProcessPoolExecutor(workers or os.cpu_count()) as pool:
-        return [answer for found in pool.map(answers, *zip(*jobs, strict=True), chunksize=4) for answer in found]
+        return [answer for found in pool.map(answers, largest) for answer in found]
 
 
-def newly_wrong(found: Iterable[Answered]) -> list[Answered]:
-    """Answers that are wrong and confident with less input, and were not with all of it."""
-    found = list(found)
-    before = {answer.name for answer in found if answer.taken == "nothing" and answer.wrong_and_confident}
-    return [answer for answer in found if answer.wrong_and_confident and answer.name not in before]
+def wrong(found: Iterable[Answered]) -> list[Answered]:
+    """Answers that are wrong and confident."""
+    return [answer for answer in found if answer.wrong_and_confident]
 
 
-def rows(found: Iterable[Answered]) -> list[tuple[str, str, int, int, str]]:
-    """One line an ablation: what was taken, right, unknown, wrong and confident, and where."""
+def rows(found: Iterable[Answered]) -> list[tuple[str, ...]]:
+    """One line an ablation: what was taken, right by kind of data, unknown, wrong and confident, and where."""
     table = []
     found = list(found)
     for taken in ABLATIONS:
         of_it = [answer for answer in found if answer.taken == taken]
-        wrong = sorted(answer.name for answer in of_it if answer.wrong_and_confident)
-        right = sum(answer.right for answer in of_it)
+        names = sorted(answer.name for answer in wrong(of_it))
+        right = []
+        for parts in KINDS.values():
+            part = [answer for answer in of_it if answer.part in parts]
+            right.append(f"{sum(answer.right for answer in part)} of {len(part)}")
         unknown = sum(answer.verdict == "unknown" for answer in of_it)
-        table.append((taken, f"{right} of {len(of_it)}", unknown, len(wrong), ", ".join(wrong) or "-"))
+        table.append((taken, *right, str(unknown), str(len(names)), ", ".join(names) or "-"))
     return table

@@ -93,6 +93,23 @@ def test_a_queue_that_stayed_behind_is_no_stall_when_the_clients_are_gone():
     assert busy.verdict == "stalled", "the GPU is at work"
 
 
+@pytest.mark.parametrize(
+    ("sign", "confident"),
+    [
+        ({}, False),
+        ({"cards": (0.0,)}, False),
+        ({"cards": (0.97,)}, True),
+        ({"waiting": after(8, 8.0, 11.0)}, True),
+        ({"page": {r.PROCESS_OPEN_FDS: 60.0}}, True),
+    ],
+    ids=["nothing else known", "idle GPU", "busy GPU", "queue grew since", "clients stay"],
+)
+def test_a_queue_that_only_unmoving_gauges_show_is_no_sure_stall(sign, confident):
+    """A load test aborted all at once leaves running and waiting gauges behind for ever."""
+    said = play(60, **STUCK | {"cards": ()} | sign)
+    assert (said.verdict, said.confidence >= CONFIDENT) == ("stalled", confident)
+
+
 def test_blocks_in_use_with_nothing_running_are_never_called_free():
     held = play(100, **SILENT | {"running": 0.0, "waiting": 5.0, "kv": 0.995, "generated": after(3, 10.0, 0.0)})
     told = [state.diagnosis.conditions["kv_held_without_load"] for state in held.states]

@@ -812,8 +812,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "clients_came",
         "clients came since the last output",
-        lambda v: v.s.progress.connections_came,
-        "clients have connected since the last output",
+        lambda v: v.s.progress.clients_came,
+        "clients have connected, or more requests wait, since the last output",
         "no clients have connected since the last output",
         "client connections: unknown",
         shown=False,

@@ -92,6 +92,9 @@ _one_step = (unsure("no_progress_very_long") & yes("something_runs") & unsure("p
 )
 _clients_gone = (yes("clients_gone") | (unknown("clients_gone") & no("http_answers"))).called("clients seem to be gone")
 _gpu_silent = (yes("gpu_idle") | (yes("gpu_shared") & unknown("gpu_idle"))).called("GPU silent")
+_unseen_load = (  # under a load that queues, somebody would come or go
+    yes("something_runs") & yes("waiting_now") & maybe("gpu_idle") & unknown("clients_gone") & unsure("http_answers")
+).called("only gauges show the queue")
 
 LONG_PREFILL: Final = Verdict(
     "compute_bound",
@@ -165,10 +168,10 @@ NO_PROGRESS: Final = Verdict(
         ),
         Row(
             "stalled or left-over gauges",
-            yes("gauges_still") & no("waiting_now") & _gpu_silent & unsure("clients_came"),
+            yes("gauges_still") & unsure("clients_came") & ((no("waiting_now") & _gpu_silent) | _unseen_load),
             DOUBTFUL,
-            "whether requests are really there: nobody waits and the GPU is idle, so the gauges may be left over from"
-            " aborted requests, whose clients or gateway keep their connections",
+            "whether requests are really there: only gauges that no longer move show them, so these may be left over"
+            " from aborted requests",
         ),
         Row("stalled, seen", yes("queue_present") | yes("gpu_idle"), STRONG),
         Row("stalled", ALWAYS, LIKELY),

@@ -298,7 +298,7 @@ class ProgressSignals:
     seconds_still: float | None = None  # neither counters nor gauges moved while work is said to be there
     http_moved: bool | None = None  # the API server answered requests since nothing moves
     connections_dropped: bool | None = None  # most clients went away since something last came out
-    connections_came: bool | None = None  # clients came since then
+    clients_came: bool | None = None  # clients came since then
     ever_useful: bool | None = None  # a token came out since this process started
     prompt_at_once: bool = (
         False  # the last thing that moved let in a prompt, which one step or its blocks do not show growing

@@ -23,7 +23,7 @@ class Progress:
     preemptions count as neither: a livelock preempts without end.
     """
 
-    __slots__ = ("_before", "_busy_fds", "_still", "_thresholds", "_without", "counters_known")
+    __slots__ = ("_before", "_busy_fds", "_busy_waiting", "_still", "_thresholds", "_without", "counters_known")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -31,6 +31,7 @@ class Progress:
         self._without = 0.0
         self._still = 0.0
         self._busy_fds: float | None = None  # open descriptors of the API server when something last came out
+        self._busy_waiting: float | None = None  # requests that waited then
         self.counters_known = False
 
     def observe(self, sample: Sample) -> None:
@@ -38,7 +39,7 @@ class Progress:
         before, self._before = self._before, sample
         self.counters_known = any(name in sample.counters for name in _USEFUL)
         if before is None or _progressed(before, sample):
-            self._busy_fds = sample.page.get(r.PROCESS_OPEN_FDS)
+            self._busy_fds, self._busy_waiting = sample.page.get(r.PROCESS_OPEN_FDS), sample.waiting
         if before is None:
             return
         step = min(sample.t - before.t, self._thresholds["unseen_gap_seconds"])
@@ -68,11 +69,16 @@ class Progress:
             return None
         return self._busy_fds - now >= t["dropped_share_ratio"] * in_flight
 
-    def connections_came(self) -> bool | None:
-        """Whether clients came since something last came out: the API server opened several descriptors
-        more than it closed.
+    def clients_came(self) -> bool | None:
+        """Whether clients came since something last came out: more requests wait, or the API server opened several
+        descriptors more than it closed. ``None`` if descriptors are unknown: the queue may have stayed behind.
         """
-        now = self._before.page.get(r.PROCESS_OPEN_FDS) if self._before else None
+        last = self._before
+        if last is None:
+            return None
+        if self._busy_waiting is not None and (last.waiting or 0.0) > self._busy_waiting:
+            return True
+        now = last.page.get(r.PROCESS_OPEN_FDS)
         if now is None or self._busy_fds is None:
             return None
         return now - self._busy_fds >= self._thresholds["came_min_connections"]
@@ -153,7 +159,7 @@ def compute(
         connections_dropped=progress.connections_dropped((last.gauges.get(r.RUNNING) or 0.0) + (last.waiting or 0.0))
         if work
         else None,
-        connections_came=progress.connections_came() if work else None,
+        clients_came=progress.clients_came() if work else None,
         ever_useful=contact.ever_useful,
         asleep=None if r.ASLEEP not in last.gauges else last.gauges[r.ASLEEP] > 0,
         http_moved=http_moved(window, progress.seconds_still),

@@ -19,8 +19,10 @@ from kvpressure.sources.scrape.scrape_interval import (
     BUSY_SHARE,
     CALM_INTERVAL,
     CALM_SHARE,
+    COST_PAGES,
     FAILING_INTERVAL,
     SLOWEST_INTERVAL,
+    WORKING_INTERVAL,
     ScrapeInterval,
 )
 
@@ -145,17 +147,33 @@ class TestPace:
             pace.observe(page(cost=0.005, waiting=9.0), 1.0, scan_seconds=0.4)
         assert pace.interval(2.0) == SLOWEST_INTERVAL
 
-    @given(st.lists(st.floats(0.0, 5.0), min_size=1, max_size=20), st.booleans())
-    def test_the_share_of_the_engines_time_is_bounded(self, costs, busy) -> None:
+    @given(st.lists(st.floats(0.0, 5.0), min_size=COST_PAGES, max_size=20), st.booleans(), st.booleans())
+    def test_the_share_of_the_engines_time_is_bounded(self, costs, busy, works) -> None:
         pace = ScrapeInterval(1.0)
         pace.due(0.0)
         for cost in costs:
-            pace.observe(page(cost=cost, waiting=float(busy)), 10.0)
+            pace.observe(page(cost=cost, kv=0.6 * busy, running=float(works)), 10.0)
         interval = pace.interval(11.0 if busy else 1000.0)
-        cheapest = min(costs[-5:])
+        cheapest = min(costs[-COST_PAGES:])
         share = BUSY_SHARE if busy else CALM_SHARE
-        assert interval <= SLOWEST_INTERVAL
-        assert cheapest / interval <= share * 1.0001 or interval == SLOWEST_INTERVAL
+        slowest = max(WORKING_INTERVAL, 1.0 if busy else CALM_INTERVAL) if works else SLOWEST_INTERVAL
+        assert interval <= slowest
+        assert cheapest / interval <= share * 1.0001 or interval == slowest
+
+    @pytest.mark.parametrize("sign", [{"running": 12.0}, {"waiting": 12.0}], ids=["running", "waiting"])
+    def test_slow_answers_of_a_loaded_server_leave_no_long_gap(self, sign) -> None:
+        """Twelve running and twelve waiting requests make every answer late, the first one too."""
+        times = fetches(ScrapeInterval(1.0), 300, lambda t: page(cost=0.8, tokens=t, **sign))
+        assert times[:COST_PAGES] == [float(t) for t in range(COST_PAGES)]
+        assert max(b - a for a, b in pairwise(times)) <= CALM_INTERVAL
+        busy = fetches(ScrapeInterval(1.0), 300, lambda t: page(cost=0.8, tokens=t, kv=0.9, **sign))
+        assert max(b - a for a, b in pairwise(busy)) <= WORKING_INTERVAL
+
+    def test_a_first_page_that_shows_no_request_is_followed_by_fast_ones_however_slow_it_was(self) -> None:
+        times = fetches(ScrapeInterval(1.0), 60, lambda t: page(cost=2.0, running=8.0 * (t > 0), tokens=t))
+        assert times[:COST_PAGES] == [float(t) for t in range(COST_PAGES)]
+        idle = fetches(ScrapeInterval(1.0), 60, lambda _: page(cost=2.0))
+        assert idle[COST_PAGES] - idle[COST_PAGES - 1] > CALM_INTERVAL, "a dear page with nothing to see"
 
 
 def first_pressure(pace: ScrapeInterval | None) -> float:

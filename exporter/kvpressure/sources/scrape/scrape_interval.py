@@ -1,10 +1,12 @@
 """How often one engine is scraped: every second while it matters, seldom while all is calm, never at much cost to it.
 
-Pure; time is handed in. The engine renders its page in the process that serves its users, so a scrape costs them: about
-what the fastest of the last answers took, since slower ones waited behind other work. Scraping may take
+Pure; time is handed in. The engine renders its page in the process that serves its users, so a scrape costs them: at
+most what the fastest of the last answers took, since slower ones waited behind other work. Scraping may take
 ``CALM_SHARE`` of a core while the engine is calm and ``BUSY_SHARE`` under load; pages that are large or slow
-(several API servers, many engines on a page) are therefore read less often. What it costs us to take a page apart
-counts as well: one with a hundred thousand lines is no reason to spend a core on it.
+(several API servers, many engines on a page) are therefore read less often. Every answer of a loaded server waits
+behind its work, so an engine with requests is read at least every ``WORKING_INTERVAL``, and the first pages, which
+cannot tell cost from load, are fast. What it costs us to take a page apart counts as well: one with a hundred thousand
+lines is no reason to spend a core on it.
 
 A target that fails again and again is asked less often as well, and so is one whose failures cost us CPU.
 
@@ -22,6 +24,7 @@ from kvpressure.model.readings import EngineReading, Scrape
 
 CALM_INTERVAL: Final = 5.0  # seconds
 SLOWEST_INTERVAL: Final = 12.0  # pages older than 15 s count as stale
+WORKING_INTERVAL: Final = 3.0  # at most for slow answers while requests run or wait: pressure is to be seen within 3 s
 CALM_AFTER: Final = 60.0  # seconds without a sign of load
 CALM_SHARE: Final = 0.005
 BUSY_SHARE: Final = 0.015
@@ -38,7 +41,19 @@ EARLY: Final = 0.1  # of the interval: reads do not fall on the same point of ev
 class ScrapeInterval:
     """The pace of one target. ``fast`` is the interval under load, in seconds; the first minute counts as load."""
 
-    __slots__ = ("_busy_until", "_costs", "_failed_cost", "_failures", "_fast", "_peak", "_sign", "_started", "_tokens")
+    __slots__ = (
+        "_answers",
+        "_busy_until",
+        "_failed_cost",
+        "_failures",
+        "_fast",
+        "_peak",
+        "_scans",
+        "_sign",
+        "_started",
+        "_tokens",
+        "_working",
+    )
 
     def __init__(self, fast: float) -> None:
         self._fast = fast
@@ -47,7 +62,9 @@ class ScrapeInterval:
         self._started: float | None = None
         self._busy_until: float | None = None
         self._sign = False  # of load, on the last page
-        self._costs: deque[float] = deque(maxlen=COST_PAGES)
+        self._working = False  # requests ran or waited on the last page
+        self._answers: deque[float] = deque(maxlen=COST_PAGES)  # seconds each took
+        self._scans: deque[float] = deque(maxlen=COST_PAGES)  # seconds of our CPU
         self._peak: dict[str, tuple[float, float]] = {}  # engine -> largest batch, when
         self._tokens: dict[str, float] = {}
 
@@ -67,9 +84,12 @@ class ScrapeInterval:
         wanted = self._fast if busy else max(self._fast, CALM_INTERVAL)
         share = BUSY_SHARE if busy else CALM_SHARE
         slowest = FAILING_INTERVAL if self._failures else SLOWEST_INTERVAL
-        cheap_for_it = min(min(self._costs, default=0.0) / share, slowest)
+        theirs = min(self._answers) / share if len(self._answers) == COST_PAGES else 0.0
+        if self._working:
+            theirs = min(theirs, WORKING_INTERVAL)
+        cheap = min(max(theirs, min(self._scans, default=0.0) / share), slowest)
         cheap_for_us = min(self._failed_cost / share, SLOWEST_INTERVAL)
-        return max(wanted, cheap_for_it, cheap_for_us, self._patience())
+        return max(wanted, cheap, cheap_for_us, self._patience())
 
     def _patience(self) -> float:
         """Seconds between two attempts at a target that fails, 0 while it does not."""
@@ -84,8 +104,12 @@ class ScrapeInterval:
             self._failed_cost = scan_seconds  # of ours alone: the rest of the time was spent waiting
             return
         self._failures, self._failed_cost = 0, 0.0
+        self._scans.append(scan_seconds)
         if page.duration_seconds is not None:
-            self._costs.append(page.duration_seconds + scan_seconds)
+            self._answers.append(page.duration_seconds)
+        self._working = any(
+            engine.gauges.get(name, 0.0) > 0 for engine in page.engines for name in (r.RUNNING, r.WAITING)
+        )
         self._forget_all_but({engine.engine for engine in page.engines})
         loaded = [self._loaded(engine, now) for engine in page.engines]  # each keeps a history
         before, self._sign = self._sign, any(loaded)

@@ -321,7 +321,7 @@ BUILT_IN_CONDITIONS: Final = (
         lambda m: m.signature,
         "most of the documented conditions hold",
         "most of the documented conditions do not hold",
-        "documented signature: unknown (fewer than three conditions can be evaluated)",
+        "documented signature: unknown (the conditions that are unknown could decide it)",
         "InferenceDocumentedSignature",
     ),
 )

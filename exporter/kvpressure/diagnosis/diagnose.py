@@ -38,7 +38,7 @@ class Diagnoser:
         finding = self._settled.observe(s.time, found, t)
         supporting, opposing = self._for_and_against(finding, found, evidence.facts)
         documented = signature.conditions(s, t)
-        is_met = signature.met(documented, t)
+        is_met = signature.met(documented)
         held = self._held.observe(s.time, s.progress.work_present, s.kv.kv_used_ratio, t)
         return Diagnosis(
             verdict=finding.verdict,

@@ -733,9 +733,9 @@ FACTS: Final[tuple[Fact, ...]] = (
         "prefill_usual",
         "no progress for no longer than prefill usually takes here",
         _prefill_usual,
-        "prefill has taken {usual_prefill} s on average since the start; no progress for {stuck} s so far",
+        "prefill has taken {usual_prefill} s before; no progress for {stuck} s so far",
         "no progress for longer than prefill usually takes ({usual_prefill} s)",
-        "usual prefill time: unknown (no first token yet, or no histogram)",
+        "usual prefill time: unknown (no first token yet)",
         shown=False,
     ),
     Fact(

@@ -33,10 +33,13 @@ def conditions(s: Signals, t: Thresholds) -> dict[str, bool | None]:
     }
 
 
-def met(values: Mapping[str, bool | None], t: Thresholds) -> bool | None:
-    """Most of the conditions that can be evaluated hold; ``None`` when too few can be."""
-    known = [value for value in values.values() if value is not None]
-    return known.count(True) > known.count(False) if len(known) >= t["signature_min_conditions"] else None
+def met(values: Mapping[str, bool | None]) -> bool | None:
+    """Most of the conditions hold; ``None`` where those that are unknown could make it otherwise."""
+    found = list(values.values())
+    true, false, open_ = found.count(True), found.count(False), found.count(None)
+    if true > false + open_:
+        return True
+    return False if true + open_ <= false else None
 
 
 def note(s: Signals, verdict: str, is_met: bool | None) -> str:

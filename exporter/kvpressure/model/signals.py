@@ -303,7 +303,7 @@ class ProgressSignals:
     prompt_at_once: bool = (
         False  # the last thing that moved let in a prompt, which one step or its blocks do not show growing
     )
-    prefill_usual_seconds: float | None = None  # mean since the process started, without the time in the queue
+    prefill_usual_seconds: float | None = None  # mean since the start, or the longest silence that ended with output
     asleep: bool | None = None  # sleep mode has offloaded the weights
     fresh_seconds: float | None = None  # age of the newest page
     pages_failing: float | None = None  # consecutive failed scrapes

@@ -125,9 +125,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "documented_signature_met",
         "gauge",
-        "1 if most of the documented conditions that can be evaluated hold.",
+        "1 if most of the five documented conditions hold.",
         ENGINE,
-        "fewer than three conditions can be evaluated",
+        "conditions that are unknown could decide it",
     ),
     _m("requests_finished_total", "counter", "Finished requests by reason.", (*ENGINE, "reason")),
     _m(

@@ -23,13 +23,23 @@ class Progress:
     preemptions count as neither: a livelock preempts without end.
     """
 
-    __slots__ = ("_before", "_busy_fds", "_busy_waiting", "_still", "_thresholds", "_without", "counters_known")
+    __slots__ = (
+        "_before",
+        "_busy_fds",
+        "_busy_waiting",
+        "_silence",
+        "_still",
+        "_thresholds",
+        "_without",
+        "counters_known",
+    )
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._before: Sample | None = None
         self._without = 0.0
         self._still = 0.0
+        self._silence: float | None = None  # longest without progress that ended with some
         self._busy_fds: float | None = None  # open descriptors of the API server when something last came out
         self._busy_waiting: float | None = None  # requests that waited then
         self.counters_known = False
@@ -38,7 +48,11 @@ class Progress:
         """Take the newest sample."""
         before, self._before = self._before, sample
         self.counters_known = any(name in sample.counters for name in _USEFUL)
-        if before is None or _progressed(before, sample):
+        progressed = before is None or _progressed(before, sample)
+        if progressed:
+            if self._without >= self._thresholds["no_progress_seconds"]:
+                ended = min(self._without, self._thresholds["prefill_patience_seconds"])
+                self._silence = max(self._silence or 0.0, ended)
             self._busy_fds, self._busy_waiting = sample.page.get(r.PROCESS_OPEN_FDS), sample.waiting
         if before is None:
             return
@@ -46,13 +60,20 @@ class Progress:
         if not work_present(sample) or not work_present(before):
             self._without = self._still = 0.0
             return
-        self._without = 0.0 if _progressed(before, sample) else self._without + step
+        self._without = 0.0 if progressed else self._without + step
         self._still = self._still + step if _same_levels(before, sample) and self._without > 0 else 0.0
 
     @property
     def seconds_without(self) -> float:
         """Observed seconds with work present and no useful progress."""
         return self._without
+
+    @property
+    def usual_silence_seconds(self) -> float | None:
+        """Longest time without progress, with requests in flight, that was followed by progress; at most what a first
+        request is given. ``None`` before there was one.
+        """
+        return self._silence
 
     @property
     def seconds_still(self) -> float:
@@ -172,7 +193,10 @@ def compute(
         queries_lately=_moved_lately(window, t["lately_seconds"], (r.PREFIX_QUERIES,)),
         queries_flow=_rose(window, r.PREFIX_QUERIES, seconds),
         prompt_at_once=contact.prompt_at_once,
-        prefill_usual_seconds=contact.prefill_usual_seconds,
+        prefill_usual_seconds=max(
+            (usual for usual in (contact.prefill_usual_seconds, progress.usual_silence_seconds) if usual is not None),
+            default=None,
+        ),
     )
 
 

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.ablate:
         found = ablation.ablate(ablation.names(), options.jobs)
         report.ABLATION_FILE.write_text(json.dumps(ablation.rows(found), indent=1) + "\n", encoding="utf-8")
-        for answer in ablation.newly_wrong(found):
+        for answer in ablation.wrong(found):
             print(f"{answer.name}, {answer.taken} taken away: {answer.verdict}, wrong and confident")
     if options.untouched:
         if report.UNTOUCHED_FILE.exists():

@@ -21,6 +21,7 @@ THIRD: Final = 3
 TEN: Final = 10
 MISSING_OF_TEN: Final = frozenset({2, 5, 8})
 PRESSURE: Final = "kv_pressure"
+LATE_SECONDS: Final = 10.0
 LABELLED: Final = (data.INCIDENTS, data.FRESH, data.UNTOUCHED)
 KINDS: Final = {
     "incidents": frozenset(LABELLED),
@@ -103,8 +104,8 @@ def _captures(name: str, taken: str, run: Run) -> Iterator[Answered]:
 
 
 def _windows(name: str, taken: str, whole: Run, run: Run) -> Iterator[Answered]:
-    """Windows of telemetry, as they were with all of the input. Pressure is claimed by any tick, also with little
-    input; a confident answer that misses it is wrong where none of its ticks claims it.
+    """Windows of telemetry, as they were with all of the input. Pressure is claimed by any tick; pressure that begins
+    with a window's last sample may be claimed a few samples later.
     """
     for item in data.telemetry():
         if item.name != name:
@@ -114,8 +115,10 @@ def _windows(name: str, taken: str, whole: Run, run: Run) -> Iterator[Answered]:
             if window.kind == NEUTRAL or not ticks:
                 continue
             verdict = most_frequent(tick.verdict for tick in ticks)
-            claims = [tick for tick in ticks if tick.verdict == PRESSURE]
             sick = window.kind in (POSITIVE, EPISODE)
+            until = WINDOW_SECONDS + (LATE_SECONDS if sick else 0.0)
+            near = [tick for tick in run.said["0"] if 0 <= tick.t - window.start < until]
+            claims = [tick for tick in near if tick.verdict == PRESSURE]
             told = ticks if sick else claims
             wrong = sick != bool(claims)
             title = f"{name.removesuffix('.jsonl.gz')} {window.start:g} s"
@@ -125,8 +128,9 @@ def _windows(name: str, taken: str, whole: Run, run: Run) -> Iterator[Answered]:
 
 def names() -> list[str]:
     """Every labelled recording."""
-    labelled = (*data.incidents(LABELLED), *data.captures(), *data.telemetry())
-    return sorted({item.name for item in labelled})
+    names = [item.name for item in data.incidents(LABELLED)]
+    names += [item.name for item in data.captures()]
+    return sorted({*names, *(item.name for item in data.telemetry())})
 
 
 def ablate(recordings: Sequence[str], workers: int | None = None) -> list[Answered]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from benchmarks.accuracy import data
+from benchmarks.accuracy.ablation import KINDS
 from benchmarks.accuracy.data import ROOT
 from benchmarks.accuracy.episodes import (
     AGAIN_SECONDS,
@@ -368,13 +369,16 @@ def _stretches(result: Result) -> Iterator[str]:
 def _ablations(_result: Result) -> Iterator[str]:
     yield "## With inputs taken away\n"
     yield (
-        "The fresh incidents and the load shapes on a real vLLM again, with one input missing: `python -m"
-        " benchmarks.accuracy --ablate`.\n"
+        "All labelled data again with one input missing: every incident, stretch of a live vLLM, and window of the"
+        " telemetry. `python -m benchmarks.accuracy --ablate` writes the table. A window is right when pressure is"
+        " claimed in it, or up to 10 s later, if there was some, and not otherwise.\n"
     )
     if not ABLATION_FILE.exists():
         return
     found = json.loads(ABLATION_FILE.read_text(encoding="utf-8"))
-    yield from table(["taken away", "right", "unknown", "wrong and confident", "which"], found)
+    yield from table(
+        ["taken away", *(f"right: {kind}" for kind in KINDS), "unknown", "wrong and confident", "which"], found
+    )
 
 
 def _claimed(positive: Sequence[bool], other: Sequence[bool]) -> tuple[str, str]:

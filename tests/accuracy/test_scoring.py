@@ -214,12 +214,12 @@ def test_taking_an_input_away_takes_it_away() -> None:
 QUICK = ("incidents-fresh/FPRE3.jsonl.gz", "incidents-fresh/FCAP4.jsonl.gz", "incidents-fresh/FHNG07.jsonl.gz")
 
 
-def test_less_input_is_never_newly_wrong_and_confident() -> None:
+def test_less_input_is_never_wrong_and_confident() -> None:
     recordings = [name for name in ablation.names() if name in QUICK]
     assert recordings
     found = ablation.ablate(recordings, workers=1)
     assert {answer.taken for answer in found} == set(ablation.ABLATIONS)
-    assert ablation.newly_wrong(found) == []
+    assert ablation.wrong(found) == []
 
 
 def test_the_strongest_one_line_rules_claim_by_any_sample() -> None:

@@ -44,11 +44,12 @@ ALERT_PAGE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 
-# The page of the verdicts: its grades, the recordings that show a row, and the names of facts ("no progress for 8 s" at
-# the built-in thresholds).
+# The pages of the verdicts: grades, the recordings that show a row, the place of a question, and made-up examples.
 VERDICT_PAGE = re.compile(
-    r"\b(?:certain|strong|likely|doubtful|guess) 0\.\d+|(?:real|incidents): [^|]*?(?=[|;\n])|and \d+ more|no progress"
-    r" for \d+ s|last 30 s|\d grades lower"
+    r"^\| \d+ \||^\| [^|]*\| `\w+` \| \w+ \| [^|]*\|$"
+    r"|\b(?:certain|strong|likely|doubtful|guess) 0\.\d+|(?:real|incidents): [^|]*?(?=[|;\n])|and \d+ more|last 30 s"
+    r"|\d grades lower",
+    re.MULTILINE,
 )
 
 # Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second

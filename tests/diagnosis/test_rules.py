@@ -7,17 +7,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
-from kvpressure.bundle.verdicts_page import SHOWN_FILE, render_verdicts
+from kvpressure.bundle.verdicts_page import EXAMPLES, SHOWN_FILE, render_rows, render_verdicts
 from kvpressure.diagnosis import rules
 from kvpressure.diagnosis.conditions import FROZEN_ROW
 from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, ONE_SCRAPE_AT_MOST, Grade, Row, Verdict, decide
 from kvpressure.diagnosis.facts import BY_NAME, FACTS
 from kvpressure.diagnosis.logic import Condition, maybe, no, unknown, unsure, yes
 from kvpressure.model.state import STAGES, VERDICTS
-from kvpressure.settings.thresholds import builtin
+from kvpressure.settings.thresholds import builtin, load
 
 Known = Mapping[str, bool | None]
 ALLOWED = {
@@ -167,18 +168,42 @@ def test_rows_that_no_recording_shows_are_at_most_doubtful_and_no_others_are_cap
         f"{table.title}: {row.name}": row.grade for table in rules.DESIGNED for row in table.rows if row.verdict != ""
     }
     needed = {name for name, grade in designed.items() if grade >= Grade.LIKELY and not shown.get(name)}
-    assert needed == rules.SYNTHETIC, "run `make accuracy`, then let the list follow docs/verdicts.md"
+    assert needed == rules.SYNTHETIC, "run `make accuracy`, then let the list follow docs/verdict-rows.md"
     for table in rules.TABLES:
         for row in table.rows:
             assert row.grade <= Grade.DOUBTFUL or f"{table.title}: {row.name}" not in rules.SYNTHETIC
 
 
-def test_ten_situations_can_be_read_off_the_page() -> None:
+def test_situations_can_be_read_off_a_page_of_a_few_screens() -> None:
     page = render_verdicts(builtin())
+    for place, table in enumerate(rules.TABLES):
+        if place != rules.DEFERRED_HOST:
+            assert f"| `{table.name}` |" in page
+            assert bool(table.sure) == any(row.grade >= Grade.LIKELY and row.verdict is None for row in table.rows), (
+                f"{table.title}: what is confident is said, and nothing else"
+            )
+    assert len(page.split()) < 1200
+    assert page.count("\n") < 80, "a few screens"
+    examples = page.split("## Examples")[1].split("\n## ")[0]
+    assert {name for name in VERDICTS if f"`{name}`" in examples} == set(VERDICTS)
+    assert len(EXAMPLES) >= 10
+
+
+def test_every_row_is_in_the_reference() -> None:
+    page = render_rows(builtin())
     for table in rules.TABLES:
         assert f"## {table.title}" in page
         for row in table.rows:
             assert f"\n| {row.name} | " in page
-    assert page.count("\n") < 300, "a few screens"
     for name in re.findall(r"^\* \*([^*]+)\*: ", page, re.MULTILINE):
         assert page.count(f"*{name}*") >= 2, "defined, and used"
+
+
+def test_levels_on_the_pages_follow_an_override(tmp_path: Path) -> None:
+    override = tmp_path / "thresholds.yaml"
+    override.write_text("no_progress_seconds: 9\nstalled_seconds: 31\nprefill_patience_seconds: 77\n", "utf-8")
+    changed = load(override)
+    for page in (render_verdicts(changed), render_rows(changed)):
+        assert re.search(r"\b31 s", page)
+        assert re.search(r"\b77 s", page)
+        assert not re.search(r"\b(?:8|20|90) s", page)

@@ -95,7 +95,7 @@ def long_sentences(text: Text) -> Iterator[Finding]:
             yield Finding("long sentence", text.where, sentence, f"{words} words; at most {LONGEST}")
 
 
-# Conditions of the verdict's table in words (docs/verdicts.md): a formula, not a sentence.
+# Conditions of the verdict's table in words (docs/verdict-rows.md): a formula, not a sentence.
 _FORMULA: Final = re.compile(r"\(or unknown\)|\b(?:and|or|not) (?:not )?\(|^Applies if|^at most \w+ if| and not \*")
 _DECIMAL: Final = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\.\d|\w)")
 

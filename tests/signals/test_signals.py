@@ -237,7 +237,8 @@ def test_the_mean_batch_under_preemption_is_that_of_the_samples():
 def test_a_step_is_compared_with_the_fastest_of_a_batch_nearly_as_large():
     steps = batch.FastestStep(T)
     assert steps.ratio(0.0, 0.02, 5.0) is None
-    assert steps.ratio(20.0, 0.02, 5.0) is None, "the same half minute"
+    assert steps.ratio(14.0, 0.06, 5.0) is None, "the same quarter minute"
+    assert steps.ratio(20.0, 0.02, 5.0) == pytest.approx(1.0)
     assert steps.ratio(40.0, 0.06, 5.0) == pytest.approx(3.0)
     assert steps.ratio(41.0, 0.06, 10.0) == pytest.approx(1.5), "twice the batch may take twice as long"
     assert steps.ratio(42.0, 0.06, 11.0) is None, "nothing like it was seen"

@@ -65,7 +65,8 @@ class Verdict:
     """A verdict as a table. ``supports`` and ``against`` are leaves: the fact's sentence is shown where the leaf holds.
 
     ``missing``: (fact, what to call it) shown where the fact is unknown. ``at_once`` = spans many samples, needs no
-    second.
+    second. ``when`` and ``sure`` sum the rows up in a sentence: when it is given, and when with confidence (empty =
+    never); ``{threshold}`` in them stands for its value.
     """
 
     name: str
@@ -79,6 +80,8 @@ class Verdict:
     against: Sequence[Condition] = ()
     missing: Sequence[tuple[str, str]] = ()
     at_once: bool = False
+    when: str = ""
+    sure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

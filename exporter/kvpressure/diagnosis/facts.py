@@ -449,7 +449,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "preempting_much",
-        "one or more preemptions a minute per running request",
+        "{thrashing_preemptions_per_running_minute} or more preemptions a minute per running request",
         _much,
         "frequent {preemptions}: {per_running} a minute per running request",
         "{preemptions} not frequent: {per_running} a minute per running request",
@@ -528,7 +528,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "several_run",
-        "two or more requests running",
+        "{host_min_requests} or more requests running",
         lambda v: (v.s.load.running or 0.0) >= v.t["host_min_requests"],
         "{running} requests running",
         "{runs}",
@@ -678,7 +678,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress",
-        "no progress for 8 s",
+        "no progress for {no_progress_seconds} s",
         _stuck("no_progress_seconds"),
         "requests are pending, but no tokens, finished requests or steps with output for {stuck} s",
         "requests are making progress",
@@ -686,7 +686,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress_long",
-        "no progress for 20 s",
+        "no progress for {stalled_seconds} s",
         _stuck("stalled_seconds"),
         "no progress for {stuck} s",
         "requests made progress in the last {stalled_from} s",
@@ -695,7 +695,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress_very_long",
-        "no progress for 90 s",
+        "no progress for {prefill_patience_seconds} s",
         _stuck("prefill_patience_seconds"),
         "no progress for {stuck} s",
         "requests made progress in the last {patience} s",
@@ -794,7 +794,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "steps_slower",
-        "steps twice as slow as before",
+        "steps at least {steps_slower_ratio} × as slow as before",
         lambda v: least(v.s.batch.step_ratio, v.t["steps_slower_ratio"]),
         "slow steps: {step_ratio} × the fastest with an equally large batch",
         "steps not slow: {step_ratio} × the fastest with an equally large batch",
@@ -956,7 +956,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "latency_multiplied",
-        "latency at least twice its baseline",
+        "latency at least {latency_multiplied_ratio} × its baseline",
         _multiplied,
         "latency multiplied: {worst_phase} p95 is {worst_ratio} × its baseline",
         "latency near its baseline: {worst_phase} p95 is {worst_ratio} × its baseline",
@@ -964,7 +964,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "throughput_fell",
-        "throughput at most half",
+        "throughput at most {throughput_collapsed_ratio} × its recent best",
         _fell,
         "throughput fell to {trend} of its recent best with no fewer requests",
         "throughput is {trend} of its recent best",
@@ -987,9 +987,9 @@ BY_NAME: Final[Mapping[str, Fact]] = {fact.name: fact for fact in FACTS}
 PUBLISHED: Final = tuple(fact.name for fact in FACTS if fact.shown)
 
 
-def title(name: str) -> str:
-    """What a fact is called in words."""
-    return BY_NAME[name].title
+def title(name: str, t: Thresholds) -> str:
+    """What a fact is called in words; a level in its name is that of the thresholds."""
+    return BY_NAME[name].title.format_map(Levels(t))
 
 
 def _cached(v: View) -> str:
@@ -1136,6 +1136,17 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "restarts": lambda v: number(v.s.host.restarts_recent),
     "oom": lambda v: oom.text(v.s, v.t),
 }
+
+
+class Levels(dict[str, str]):
+    """Thresholds by name, as they are printed."""
+
+    def __init__(self, t: Thresholds) -> None:
+        super().__init__()
+        self._t = t
+
+    def __missing__(self, name: str) -> str:
+        return self._t.entry(name).text
 
 
 class _Numbers(dict[str, str]):

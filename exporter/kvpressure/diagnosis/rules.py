@@ -65,6 +65,7 @@ NO_SCRAPE: Final = Verdict(
     requires=unsure("page_fresh"),
     rows=(Row("no scrape", ALWAYS, Grade.NOTHING, "{page_fresh}"),),
     supports=(unsure("page_fresh"),),
+    when="the last scrape is older than {stale_page_seconds} s, or scrapes fail",
 )
 
 ASLEEP: Final = Verdict(
@@ -75,6 +76,7 @@ ASLEEP: Final = Verdict(
         Row("asleep", ALWAYS, GUESS, "what the engine does when it is awake: it is asleep, its weights are offloaded"),
     ),
     supports=_all_yes("engine_asleep", "work_present"),
+    when="the engine is asleep and requests are in flight",
 )
 
 # --- no progress: a state machine whose states are these rows ---------------------------------------------------------
@@ -104,6 +106,10 @@ LONG_PREFILL: Final = Verdict(
     supports=_all_yes("queue_present", "work_present"),
     against=_all_yes("no_progress"),
     missing=(_GPU,),
+    when=(
+        "nothing has come out for {no_progress_seconds} s, but KV usage rises and requests wait: a long "
+        "prompt is being computed"
+    ),
 )
 
 NO_PROGRESS: Final = Verdict(
@@ -178,6 +184,15 @@ NO_PROGRESS: Final = Verdict(
     ),
     supports=_all_yes("no_progress", "work_present", "gpu_idle", "clients_came"),
     against=_all_yes("tokens_flow"),
+    when=(
+        "requests are in flight and nothing has come out for {stalled_seconds} s. `unknown` up to"
+        " {prefill_patience_seconds} s for a first request, a single long step, or the usual prefill time. `unknown`"
+        " where the clients are gone: gauges may be left over"
+    ),
+    sure=(
+        "more than gauges that no longer move shows pending requests: an active GPU, clients that stay or come,"
+        " a queue that grew. Or few requests run and none waits"
+    ),
 )
 
 # --- nothing to do, or nothing that the engine's resources explain ----------------------------------------------------
@@ -197,6 +212,7 @@ NOBODY_ANSWERED: Final = Verdict(
         ),
     ),
     supports=(yes("prompts_looked_up"), no("tokens_flow"), no("finishing")),
+    when="prompts are admitted, but no token comes out and no request finishes",
 )
 
 IDLE: Final = Verdict(
@@ -211,6 +227,8 @@ IDLE: Final = Verdict(
     lower=(_FAILING,),
     supports=(no("work_present"), no("tokens_lately")),
     against=_all_yes("kv_held_idle"),
+    when="no request is in flight and no token came in the last moment",
+    sure="token counters show that no token came",
 )
 
 DEFERRED: Final = Verdict(
@@ -236,6 +254,7 @@ DEFERRED: Final = Verdict(
     ),
     stages=(("saturated", yes("kv_full")),),
     supports=(no("queue_for_capacity"), yes("kv_full")),
+    when=("every waiting request is deferred: it waits for a LoRA slot, a grammar, or KV blocks of another server"),
 )
 
 # --- the cache --------------------------------------------------------------------------------------------------------
@@ -309,6 +328,12 @@ KV_PRESSURE: Final = Verdict(
     ),
     against=_all_yes("running_at_limit", "prefill_dominates"),
     missing=(_KV, _LIMIT, _GPU),
+    when=(
+        "the KV cache is full (usage {kv_full_ratio}) while requests wait for it or are preempted, and "
+        "max_num_seqs is not what keeps them waiting. Also below full (usage {kv_near_full_ratio}) with "
+        "preemptions, or where the next prompt does not fit"
+    ),
+    sure="the cache is full and the queue lasts, or vLLM counts preemptions",
 )
 
 # --- the sequence limit -----------------------------------------------------------------------------------------------
@@ -347,6 +372,8 @@ CONCURRENCY_LIMITED: Final = Verdict(
     supports=_all_yes("running_at_limit", "queue_present"),
     against=_all_yes("kv_full", "gpu_starved"),
     missing=(_KV, _TOKENS),
+    when="as many requests run as max_num_seqs allows, and a queue lasts",
+    sure="KV usage is known and below full, the queue is known not to be short, and the GPU is not at its peak",
 )
 
 # --- the host ---------------------------------------------------------------------------------------------------------
@@ -439,6 +466,11 @@ HOST_BOUND: Final = Verdict(
     ),
     against=_all_yes("kv_near_full", "gpu_saturated"),
     missing=(_GPU, _THROTTLED, _CPU),
+    when="the CPU is throttled, contended or at its limit, the GPU starves, or time is lost outside the engine",
+    sure=(
+        "the CPU is throttled most of the time and steps are at least {steps_slower_ratio} × slower, or the "
+        "GPU starves while {host_min_requests} or more requests run and users suffer"
+    ),
 )
 
 # --- the GPU ----------------------------------------------------------------------------------------------------------
@@ -469,6 +501,7 @@ COMPUTE_BOUND: Final = Verdict(
     supports=_all_yes("prefill_dominates", "gpu_saturated", "queue_present"),
     against=_all_yes("kv_near_full"),
     missing=(_KV, _GPU),
+    when=("a queue lasts below max_num_seqs with free KV cache, and prefill dominates or the GPU is saturated"),
 )
 
 # --- healthy, and nothing of all this ---------------------------------------------------------------------------------
@@ -541,6 +574,11 @@ HEALTHY: Final = Verdict(
         "cpu_throttled",
     ),
     missing=(_QUEUE, _KV),
+    when=(
+        "tokens flow and no queue lasts. `compute_bound` where prefill starves decoding, `unknown` where "
+        "running requests hardly get tokens"
+    ),
+    sure=("KV usage and queue are known, and nothing says that users suffer: latency, throughput, step time, CPU"),
 )
 
 UNDECIDED: Final = Verdict(
@@ -564,6 +602,7 @@ UNDECIDED: Final = Verdict(
     ),
     supports=_all_yes("queue_present", "work_present", "kv_near_full"),
     missing=(_TOKENS, _WORK, _KV, _LIMIT, _GPU, _THROTTLED),
+    when="no table above applies",
 )
 
 SYNTHETIC: Final = frozenset(

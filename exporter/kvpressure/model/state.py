@@ -125,7 +125,7 @@ class Diagnosis:
     """The answer for one engine.
 
     ``supporting`` and ``opposing`` are the sentences for and against the verdict, ``missing`` what could not be
-    seen. ``since`` = when the verdict began to stand. ``row`` names the line of ``docs/verdicts.md`` that gave it,
+    seen. ``since`` = when the verdict began to stand. ``row`` names the line of ``docs/verdict-rows.md`` that gave it,
     ``grade`` how far it can be relied on, ``runner_up`` another verdict that is about as likely.
     """
 

@@ -14,7 +14,7 @@ from kvpressure.signals.plugin_steps import StepWindow
 from kvpressure.signals.window import HALF_MINUTE, MINUTE, QUARTER_HOUR, EngineWindow, quantile
 
 RUNNING_BOUNDS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, float("inf"))
-STEP_EVERY_SECONDS: Final = 15.0
+STEP_SECONDS: Final = 15.0  # half a minute would hide for as long that steps became slow
 QUANTILES: Final = (0.5, 0.95, 0.99)
 
 
@@ -51,7 +51,7 @@ class FastestStep:
         self._points: deque[tuple[float, float, float]] = deque()
 
     def ratio(self, t: float, step: float | None, batch: float | None) -> float | None:
-        """Present step time against the fastest of another half minute at a batch at least half as large, which may
+        """Present step time against the fastest of another quarter minute at a batch at least half as large, which may
         grow as much as the batch has: no step takes longer than in proportion to its requests. ``None`` without one.
         """
         points = self._points
@@ -63,9 +63,9 @@ class FastestStep:
         expected = [
             fast * max(1.0, batch / size)
             for at, fast, size in points
-            if t - at >= HALF_MINUTE and size * comparable >= batch
+            if t - at >= STEP_SECONDS and size * comparable >= batch
         ]
-        if not points or t - points[-1][0] >= STEP_EVERY_SECONDS:
+        if not points or t - points[-1][0] >= STEP_SECONDS:
             points.append((t, step, batch))
         return step / min(expected) if expected else None
 
@@ -87,15 +87,11 @@ def compute(
     preempted, the mean is that of the samples: the time that a preempted one waits counts as one long gap between two
     of its tokens.
     """
-    observed = window.observed(r.INTER_TOKEN, HALF_MINUTE)
-    mean = step = None
-    if observed is not None:
-        increase, span = observed
-        mean = None if increase.sum is None else increase.sum / span
-        step = increase.mean()
-    if preempting and mean is not None:
-        sampled = window.gauge_values(r.RUNNING, HALF_MINUTE)
-        mean = min(mean, sum(sampled) / len(sampled)) if sampled else None
+    mean, step = _mean_and_step(window, HALF_MINUTE, preempting)
+    ratio = None
+    if fastest is not None and window.last is not None:
+        lately, slowness = _mean_and_step(window, STEP_SECONDS, preempting)
+        ratio = fastest.ratio(window.last.t, slowness, lately)
     running = sorted(window.gauge_values(r.RUNNING, MINUTE))
     p50 = p95 = p99 = None
     if len(running) >= t["batch_min_samples"]:
@@ -110,11 +106,24 @@ def compute(
         batch_p95=p95,
         batch_p99=p99,
         step_seconds=step,
-        step_ratio=None if fastest is None or window.last is None else fastest.ratio(window.last.t, step, mean),
+        step_ratio=ratio,
         batch_collapse_ratio=collapse(window, p95, limit),
         running_histogram=histogram.cumulative(),
         running_samples_sum=histogram.total,
     )
+
+
+def _mean_and_step(window: EngineWindow, seconds: float, preempting: bool) -> tuple[float | None, float | None]:
+    """Mean batch and mean time of a step over that time; while requests are preempted, the batch that was sampled."""
+    observed = window.observed(r.INTER_TOKEN, seconds)
+    if observed is None:
+        return None, None
+    increase, span = observed
+    mean = None if increase.sum is None else increase.sum / span
+    if preempting and mean is not None:
+        sampled = window.gauge_values(r.RUNNING, seconds)
+        mean = min(mean, sum(sampled) / len(sampled)) if sampled else None
+    return mean, increase.mean()
 
 
 def collapse(window: EngineWindow, p95: float | None, limit: float | None) -> float | None:

@@ -3,8 +3,9 @@ curves).
 
 Usage: python -m tools.incidents.build [FOLDER]    default: tests/fixtures/recordings
 
-Writes ``incidents-fresh/`` and ``incidents-untouched/``: recordings, labels.csv, incidents.yaml. The same input gives
-the same bytes. Every third incident in the order of its id goes to ``incidents-untouched/``.
+Writes ``incidents-fresh/``, ``incidents-untouched/`` and ``incidents-later/``: recordings, labels.csv, incidents.yaml.
+The same input gives the same bytes. Every third incident in the order of its id goes to ``incidents-untouched/``; those
+whose ``set`` is ``later`` were collected when the others had been scored.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import yaml
 from tools.incidents.record import Recording
 
 HERE: Final = Path(__file__).resolve().parent
-FOLDERS: Final = ("incidents-fresh", "incidents-untouched")
+FOLDERS: Final = ("incidents-fresh", "incidents-untouched", "incidents-later")
 FIELDS: Final = (
     "id",
     "src",
@@ -67,9 +68,13 @@ def load() -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
 
 
 def split(facts: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Folder and fact: every third incident in the order of ids is kept untouched."""
-    for number, fact in enumerate(facts, start=1):
+    """Folder and fact: those collected later, and of the others every third in the order of ids is kept untouched."""
+    first = [fact for fact in facts if fact.get("set") != "later"]
+    for number, fact in enumerate(first, start=1):
         yield FOLDERS[1] if number % 3 == 0 else FOLDERS[0], fact
+    for fact in facts:
+        if fact.get("set") == "later":
+            yield FOLDERS[2], fact
 
 
 def windows(fact: Mapping[str, Any]) -> dict[str, str]:
@@ -138,7 +143,7 @@ def incidents_text(facts: list[dict[str, Any]]) -> str:
 
 
 def build(target: Path) -> dict[str, int]:
-    """Write both folders; sizes by recording."""
+    """Write the folders; sizes by recording."""
     facts, specs = load()
     by_folder: dict[str, list[dict[str, Any]]] = {folder: [] for folder in FOLDERS}
     for folder, fact in split(facts):

@@ -22,7 +22,7 @@ TEN: Final = 10
 MISSING_OF_TEN: Final = frozenset({2, 5, 8})
 PRESSURE: Final = "kv_pressure"
 LATE_SECONDS: Final = 10.0
-LABELLED: Final = (data.INCIDENTS, data.FRESH, data.UNTOUCHED)
+LABELLED: Final = (data.INCIDENTS, data.FRESH, data.ONCE, data.UNTOUCHED)
 KINDS: Final = {
     "incidents": frozenset(LABELLED),
     "live vLLM": frozenset({"vllm-cpu", data.LOADS, data.STRETCHES}),

@@ -103,8 +103,8 @@ def _scored_only(name: str) -> bool:
 
 INCIDENTS: Final = "incidents"
 FRESH: Final = "incidents-fresh"
-MENDED: Final = ("FPRE5",)  # untouched ones that a rule was mended for after they were scored: no blind score any more
-UNTOUCHED: Final = "incidents-untouched"  # scored once, when the rules were done: benchmarks/accuracy/untouched.json
+ONCE: Final = "incidents-untouched"  # scored once, and a rule was mended for them since: no blind score any more
+UNTOUCHED: Final = "incidents-later"  # scored once, when the rules were done: benchmarks/accuracy/untouched.json
 
 
 def incidents(parts: Sequence[str] = (INCIDENTS, FRESH)) -> list[Incident]:

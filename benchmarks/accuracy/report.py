@@ -295,8 +295,9 @@ def _fresh(result: Result) -> Iterator[str]:
     yield "## Fresh incidents\n"
     yield (
         "Labelled before the program saw them and without knowledge of its rules. *Leniently*: an acceptable verdict"
-        " and the expected conditions; *strictly*: the one best verdict and every condition it asks for. A third of the"
-        " collection was kept apart until the rules were done: the next section.\n"
+        " and the expected conditions; *strictly*: the one best verdict and every condition it asks for. A third of them"
+        " (`incidents-untouched`) was first scored once, when the rules were done: 24 of 26 leniently, 22 strictly, one"
+        " wrong and confident, for which a rule was mended.\n"
     )
     if not answers:
         return
@@ -323,12 +324,12 @@ def untouched(answers: Sequence[Answer]) -> list[list[str]]:
     ]
 
 
-def _untouched(result: Result) -> Iterator[str]:
+def _untouched(_result: Result) -> Iterator[str]:
     yield "## Untouched incidents\n"
     yield (
-        "Each third of the fresh incidents was replayed exactly once, when the rules were done. The result is kept in"
-        " `benchmarks/accuracy/untouched.json`, and `make accuracy` replays only those that a rule was mended for"
-        " afterwards.\n"
+        "Fifteen incidents of other sources, collected when all others had been scored, labelled before they were"
+        " replayed, and replayed exactly once. Whoever labelled them knew the rules. The result is kept in"
+        " `benchmarks/accuracy/untouched.json`.\n"
     )
     if not UNTOUCHED_FILE.exists():
         return
@@ -336,9 +337,6 @@ def _untouched(result: Result) -> Iterator[str]:
     yield from table(["untouched incidents", ""], [row for row in found if len(row) == 2])
     yield ""
     yield from table(_INCIDENT_COLUMNS, [row for row in found if len(row) != 2])
-    if result.mended:
-        yield "\nRules were corrected after this score, so it is no longer blind. Now:\n"
-        yield from table(_INCIDENT_COLUMNS, [_incident_row(answer) for answer in result.mended])
 
 
 def _stretches(result: Result) -> Iterator[str]:

@@ -26,7 +26,11 @@ from benchmarks.accuracy.telemetry import (
 )
 from kvpressure.runtime.process_tuning import tune_gc
 
-PARTS = ("h100", "burstgpt", "v1", "incidents", "incidents-fresh", "vllm-cpu", "vllm-cpu-loads", "vllm-cpu-fresh")
+PARTS = (
+    *("h100", "burstgpt", "v1"),
+    *(data.INCIDENTS, data.FRESH, data.ONCE),
+    *("vllm-cpu", "vllm-cpu-loads", "vllm-cpu-fresh"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,6 @@ class Result:
     detections_without_counter: tuple[Detection, ...]
     flaps: tuple[tuple[str, int, int], ...]  # recording, changes of verdict, ticks
     answers: tuple[Answer, ...]
-    mended: tuple[Answer, ...]
     captures: tuple[CaptureAnswer, ...]
     episodes: tuple[Episode, ...]
     episodes_paced: tuple[Episode, ...]  # at the default pace
@@ -121,12 +124,11 @@ class Result:
 def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = "") -> Result:
     """Replay and score some parts; ``only`` restricts to recordings whose name contains it."""
     telemetry = [item for item in data.telemetry() if item.part in parts and only in item.name]
-    scored = (data.INCIDENTS, data.FRESH, *((data.UNTOUCHED,) if data.UNTOUCHED in parts else ()))
+    scored = (data.INCIDENTS, data.FRESH, data.ONCE, *((data.UNTOUCHED,) if data.UNTOUCHED in parts else ()))
     incidents = [item for item in data.incidents(scored) if item.part in parts and only in item.name]
     captures = [item for item in data.captures() if item.name.split("/")[0] in parts and only in item.name]
-    mended = [item for item in data.incidents((data.UNTOUCHED,)) if item.id in data.MENDED and only in item.name]
     jobs = [(item.name, without) for item in telemetry for without in (False, True)]
-    jobs += [(name, False) for name in (*(i.name for i in (*incidents, *mended)), *(c.name for c in captures))]
+    jobs += [(name, False) for name in (*(i.name for i in incidents), *(c.name for c in captures))]
     workers = workers or os.cpu_count() or 1
     runs = replay_all(jobs, workers)
     plain = {name: run for (name, without), run in sorted(runs.items()) if not without}
@@ -140,7 +142,6 @@ def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = 
         _detections(telemetry, stripped),
         tuple((item.name, *_flaps(plain[item.name])) for item in telemetry),
         tuple(judge(item, plain[item.name]) for item in incidents),
-        tuple(judge(item, plain[item.name]) for item in mended),
         tuple(judge_capture(item, plain[item.name]) for item in captures),
         tuple(found for name in sick for found in episodes(plain[name])),
         tuple(found for run in paced_runs(sick, workers) for found in episodes(run)),

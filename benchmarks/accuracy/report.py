@@ -295,7 +295,7 @@ def _fresh(result: Result) -> Iterator[str]:
     yield "## Fresh incidents\n"
     yield (
         "Labelled before the program saw them and without knowledge of its rules. *Leniently*: an acceptable verdict"
-        " and the expected conditions; *strictly*: the one best verdict and every condition it asks for. A third of them"
+        " and the expected conditions; *strictly*: the one best verdict and every condition it asks for. A third"
         " (`incidents-untouched`) was first scored once, when the rules were done: 24 of 26 leniently, 22 strictly, one"
         " wrong and confident, for which a rule was mended.\n"
     )

@@ -298,19 +298,20 @@ def test_without_counter_no_line_of_it_is_left() -> None:
 
 
 def test_labels_name_verdicts_and_conditions_that_exist_and_files_that_are_there() -> None:
-    for item in data.incidents():
+    scored = data.incidents((data.INCIDENTS, data.FRESH, data.ONCE))
+    for item in (*scored, *data.incidents((data.UNTOUCHED,))):
         assert item.expected | item.forbidden <= set(VERDICTS)
         assert item.expected_conditions | item.forbidden_conditions <= set(BUILT_IN)
         assert not item.expected & item.forbidden
         assert "unknown" not in item.forbidden
     for item in data.captures():
         assert item.most | item.never <= set(VERDICTS)
-    named = {item.name for item in (*data.telemetry(), *data.incidents(), *data.captures())}
+    named = {item.name for item in (*data.telemetry(), *scored, *data.captures())}
     there = {str(path.relative_to(data.RECORDINGS)) for path in data.RECORDINGS.glob("*/*.jsonl.gz")}
     elsewhere = (f"{data.UNTOUCHED}/", "sglang-incidents/")  # kept apart; scored by tests/engines/sglang
     assert named == {name for name in there if not name.startswith(elsewhere)}
     assert any(name.startswith(f"{data.UNTOUCHED}/") for name in there), "kept apart, and there"
-    for item in data.incidents():
+    for item in scored:
         best, *conditions = item.strict.split("+")
         assert best in {"", "*", *item.expected}
         assert set(conditions) <= set(BUILT_IN)
@@ -330,7 +331,7 @@ def test_the_page_is_the_same_for_the_same_result_and_its_check_sees_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "PAGE", tmp_path / "docs" / "accuracy.md")
-    result = score(only="KV03", workers=1)
+    result = score(only="/KV03", workers=1)
     assert report.publish(result, check=True) == 1
     assert not report.PAGE.exists()
     assert report.publish(result, check=False) == 0

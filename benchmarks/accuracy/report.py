@@ -12,6 +12,7 @@ from typing import Final
 
 from benchmarks.accuracy import data
 from benchmarks.accuracy.ablation import KINDS
+from benchmarks.accuracy.ahead import WITHIN_SECONDS
 from benchmarks.accuracy.data import ROOT
 from benchmarks.accuracy.episodes import (
     AGAIN_SECONDS,
@@ -113,6 +114,7 @@ def render(result: Result) -> str:
         _baselines,
         _detections,
         _episodes,
+        _ahead,
         _flaps,
         _fresh,
         _untouched,
@@ -441,6 +443,20 @@ def _episodes(result: Result) -> Iterator[str]:
                 for item in slow
             ],
         )
+
+
+def _ahead(result: Result) -> Iterator[str]:
+    yield "## Exhaustion ahead\n"
+    yield (
+        "The condition `kv_exhaustion_ahead` on every recording of a real server: seconds from a warning to the first"
+        " sign of pressure. Most caches here are full within ten seconds from empty, which leaves nothing to warn of."
+        f" A warning that no sign follows within {WITHIN_SECONDS:.0f} s was for nothing.\n"
+    )
+    yield from table(
+        ["recording", "warned at s", "sign after s"],
+        [(one.recording, _seconds(one.begin), _seconds(one.lead)) for one in result.warned],
+    )
+    yield f"\nFor nothing: {sum(one.lead is None for one in result.warned)}."
 
 
 def _slow(item: Episode) -> bool:

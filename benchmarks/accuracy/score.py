@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from benchmarks.accuracy import data
+from benchmarks.accuracy.ahead import Warned, warnings
 from benchmarks.accuracy.data import PRESSURE
 from benchmarks.accuracy.episodes import Episode, at_default_pace, episodes
 from benchmarks.accuracy.incidents import Answer, CaptureAnswer, judge, judge_capture
@@ -108,6 +109,7 @@ class Result:
     captures: tuple[CaptureAnswer, ...]
     episodes: tuple[Episode, ...]
     episodes_paced: tuple[Episode, ...]  # at the default pace
+    warned: tuple[Warned, ...]
     problems: tuple[str, ...]
     ticks: int
 
@@ -134,6 +136,7 @@ def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = 
     plain = {name: run for (name, without), run in sorted(runs.items()) if not without}
     stripped = {name: run for (name, without), run in sorted(runs.items()) if without}
     live = {item.name for item in telemetry if item.label == PRESSURE} | {item.name for item in captures}
+    real = {item.name for item in telemetry} | {item.name for item in captures}
     sick = [name for name in sorted(live) if episodes(plain[name])]
     return Result(
         _windows(telemetry, plain),
@@ -145,6 +148,7 @@ def score(parts: Sequence[str] = PARTS, workers: int | None = None, only: str = 
         tuple(judge_capture(item, plain[item.name]) for item in captures),
         tuple(found for name in sick for found in episodes(plain[name])),
         tuple(found for run in paced_runs(sick, workers) for found in episodes(run)),
+        tuple(one for name in sorted(real) for one in warnings(plain[name])),
         tuple(problem for run in runs.values() for problem in run.problems),
         sum(len(ticks) for run in runs.values() for ticks in run.said.values()),
     )

@@ -335,14 +335,14 @@ def test_the_page_is_the_same_for_the_same_result_and_its_check_sees_a_change(
     assert report.publish(result, check=True) == 1
     assert not report.PAGE.exists()
     assert report.publish(result, check=False) == 0
-    assert report.publish(score(only="KV03", workers=1), check=True) == 0
+    assert report.publish(score(only="/KV03", workers=1), check=True) == 0
     report.PAGE.write_text(report.PAGE.read_text().replace("KV03", "KV99"))
     assert report.publish(result, check=True) == 1
     assert "KV03" in capsys.readouterr().err
 
 
 def test_a_wrong_item_is_shown_with_its_evidence() -> None:
-    result = score(only="KV03", workers=1)
+    result = score(only="/KV03", workers=1)
     (answer,) = result.answers
     wrong: Result = replace(result, answers=(replace(answer, outcome="wrong"),))
     shown = "\n".join(show.wrong_items(wrong))

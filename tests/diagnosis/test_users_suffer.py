@@ -122,6 +122,31 @@ def test_blocks_in_use_with_nothing_running_are_never_called_free():
     assert any("40 % used with no requests in flight" in text for text in idle.last.opposing)
 
 
+def _ahead(kv) -> list[bool | None]:
+    return [state.diagnosis.conditions["kv_exhaustion_ahead"] for state in play(200, **CALM | {"kv": kv}).states]
+
+
+def test_a_slow_ramp_is_announced_tens_of_seconds_before_the_cache_is_full():
+    told = _ahead(lambda i: min(0.2 + 0.005 * i, 0.99))
+    full = next(i for i in range(200) if 0.2 + 0.005 * i >= 0.97)
+    assert full - told.index(True) >= 30
+    assert True not in told[:100]
+
+
+@pytest.mark.parametrize(
+    "kv",
+    [
+        lambda _: 0.85,
+        lambda i: min(0.2 + 0.005 * i, 0.68),
+        lambda i: 0.6 + 0.03 * (i % 8),
+        lambda i: max(0.3, 0.95 - 0.01 * i),
+    ],
+    ids=["steady and high", "comes to a stop", "waves", "falls"],
+)
+def test_a_cache_that_does_not_fill_up_is_not_about_to(kv):
+    assert True not in _ahead(kv)
+
+
 def test_collapsed_prefix_cache_hits_are_said():
     warm = CALM | {"queries": 800.0}
     collapsed = play(120, **warm | {"cached": after(60, 0.8, 0.05)})

@@ -377,7 +377,7 @@ def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_e
 
 def evaluate(finding=None, held=None, utilization=None, **values):
     return conditions.evaluate(
-        conditions.Moment(signals(**values), finding or Finding("healthy", 0.9), held, utilization, None, T)
+        conditions.Moment(signals(**values), finding or Finding("healthy", 0.9), held, None, utilization, None, T)
     )
 
 

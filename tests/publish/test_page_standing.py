@@ -30,7 +30,7 @@ SIGNALS = Signals(
         allocator_inactive_split_bytes=1.5e9,
         idle_growth_bytes_per_hour=3 * 2**30,
     ),
-    kv=KvSignals(kv_used_ratio=0.4, prefix_hit_ratio_recent=0.1, prefix_hit_ratio_usual=0.8),
+    kv=KvSignals(kv_used_ratio=0.4, kv_seconds_to_full=41.0, prefix_hit_ratio_recent=0.1, prefix_hit_ratio_usual=0.8),
     load=LoadSignals(in_flight=0.0),
     progress=ProgressSignals(seconds_still=75.0),
     host=HostSignals(
@@ -44,6 +44,7 @@ SAID = {
         "threshold 10 %, in 2 idle periods of 60.0 s",
         "kv_held_seconds",
     ),
+    "kv_exhaustion_ahead": ("40 % used, full in about 41 s", "threshold 60 s", "kv_seconds_to_full_warning"),
     "prefix_cache_collapsed": ("fell to 10 % in the last 30 s", "best in 15 minutes: 80 %", None),
     "allocator_fragmentation": (
         "2.3 GiB reserved but not allocated",

@@ -89,6 +89,8 @@ _NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {
     "held_from": lambda _e, t: percent_text(t["kv_held_ratio"]),
     "held_stretches": lambda _e, t: number_text(t["kv_held_stretches"]),
     "held_seconds": lambda _e, t: seconds_text(t["kv_held_seconds"]),
+    "to_full": lambda e, _t: number_text(e.signals.kv.kv_seconds_to_full),
+    "to_full_from": lambda _e, t: number_text(t["kv_seconds_to_full_warning"]),
     "hits": lambda e, _t: percent_text(e.signals.kv.prefix_hit_ratio_recent),
     "usual_hits": lambda e, _t: percent_text(e.signals.kv.prefix_hit_ratio_usual),
     "fragmented": _fragmented,

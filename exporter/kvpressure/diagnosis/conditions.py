@@ -51,6 +51,29 @@ class HeldCache:
         return True if self._held_stretches >= thresholds["kv_held_stretches"] else None
 
 
+class Ahead:
+    """Follows a cache that fills: true once it has been about to be full for a while, because most rises come to
+    nothing. Under KV pressure nothing is ahead any more.
+    """
+
+    __slots__ = ("_since",)
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def observe(self, s: Signals, verdict: str, thresholds: Thresholds) -> bool | None:
+        """Take the newest signals and the published verdict; the condition now."""
+        usage, seconds = s.kv.kv_used_ratio, s.kv.kv_seconds_to_full
+        near = usage is not None and usage >= thresholds["kv_ahead_ratio"]
+        soon = near and seconds is not None and seconds <= thresholds["kv_seconds_to_full_warning"]
+        if not soon or verdict == "kv_pressure":
+            self._since = None
+            return None if usage is None else False
+        if self._since is None or s.time < self._since:
+            self._since = s.time
+        return s.time - self._since >= thresholds["kv_ahead_seconds"]
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """What conditions are found in. ``utilization`` is the configured gpu_memory_utilization."""
@@ -58,6 +81,7 @@ class Moment:
     s: Signals
     finding: Finding
     held: bool | None
+    ahead: bool | None
     utilization: float | None
     signature: bool | None
     t: Thresholds
@@ -236,6 +260,14 @@ BUILT_IN_CONDITIONS: Final = (
         "KV blocks held without load: unknown (no idle period yet)",
         "InferenceKVHeldWithoutLoad",
         serious=True,
+    ),
+    Declared(
+        "kv_exhaustion_ahead",
+        lambda m: m.ahead,
+        "KV cache {kv} used, full in about {to_full} s at the current rate (threshold {to_full_from} s)",
+        "KV cache not about to be full",
+        "whether the KV cache is about to be full: unknown (KV cache usage: unknown)",
+        "InferenceKVCacheExhaustionAhead",
     ),
     Declared(
         "prefix_cache_collapsed",

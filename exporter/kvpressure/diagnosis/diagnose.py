@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvpressure.diagnosis import conditions, signature
-from kvpressure.diagnosis.conditions import HeldCache
+from kvpressure.diagnosis.conditions import Ahead, HeldCache
 from kvpressure.diagnosis.evaluate import Finding, decide
 from kvpressure.diagnosis.facts import Gathered, Recent, View
 from kvpressure.diagnosis.hysteresis import VerdictHysteresis
@@ -19,12 +19,13 @@ from kvpressure.settings.thresholds import Thresholds
 class Diagnoser:
     """Keeps what a diagnosis of one engine needs from one sample to the next."""
 
-    __slots__ = ("_held", "_seen", "_settled", "_stage", "_thresholds")
+    __slots__ = ("_ahead", "_held", "_seen", "_settled", "_stage", "_thresholds")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._settled = VerdictHysteresis()
         self._held = HeldCache()
+        self._ahead = Ahead()
         self._stage: str | None = None
         self._seen: dict[str, bool | None] = {}  # the named facts of the verdict, when it was last found
 
@@ -40,6 +41,7 @@ class Diagnoser:
         documented = signature.conditions(s, t)
         is_met = signature.met(documented)
         held = self._held.observe(s.time, s.progress.work_present, s.kv.kv_used_ratio, t)
+        ahead = self._ahead.observe(s, finding.verdict, t)
         return Diagnosis(
             verdict=finding.verdict,
             confidence=finding.confidence,
@@ -52,7 +54,7 @@ class Diagnoser:
             row=finding.row,
             grade=finding.grade.name.lower(),
             runner_up=finding.runner_up,
-            conditions=conditions.evaluate(conditions.Moment(s, finding, held, utilization, is_met, t)),
+            conditions=conditions.evaluate(conditions.Moment(s, finding, held, ahead, utilization, is_met, t)),
             documented_signature=documented,
             documented_signature_met=is_met,
             signature_note=signature.note(s, finding.verdict, is_met),

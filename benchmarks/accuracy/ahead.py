@@ -1,0 +1,43 @@
+"""The condition `kv_exhaustion_ahead` on recordings of real servers: how long before the first sign of pressure it
+warns, and how often for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from benchmarks.accuracy.run import Run, Sample
+
+CONDITION: Final = "kv_exhaustion_ahead"
+WITHIN_SECONDS: Final = 120.0  # a warning that nothing follows for so long was for nothing
+APART_SECONDS: Final = 15.0  # warnings less far apart are one
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """One warning. ``lead`` = seconds from it to the first sign of pressure; None = none followed."""
+
+    recording: str
+    begin: float
+    lead: float | None
+
+
+def warnings(run: Run) -> Iterator[Warned]:
+    """The warnings of every engine of a recording; those within a minute of a sign do not count."""
+    for engine, samples in sorted(run.truth.items()):
+        signs = list(_signs(samples))
+        true = [tick.t for tick in run.said[engine] if tick.conditions.get(CONDITION)]
+        for place, t in enumerate(true):
+            if (place and t - true[place - 1] <= APART_SECONDS) or any(0 < t - sign <= 60 for sign in signs):
+                continue
+            lead = next((sign - t for sign in signs if 0 <= sign - t <= WITHIN_SECONDS), None)
+            yield Warned(run.name, t, lead)
+
+
+def _signs(samples: Sequence[Sample]) -> Iterator[float]:
+    for before, after in pairwise([samples[0], *samples]):
+        if after.full_with_queue or (after.preemptions or 0) > (before.preemptions or 0):
+            yield after.t

@@ -1,5 +1,5 @@
-"""The condition `kv_exhaustion_ahead` on recordings of real servers: how long before the first sign of pressure it
-warns, and how often for nothing.
+"""The condition `kv_exhaustion_ahead` on recordings of real servers: how long before the cache is full it warns, and
+how often for nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from benchmarks.accuracy.run import Run, Sample
 
 CONDITION: Final = "kv_exhaustion_ahead"
 WITHIN_SECONDS: Final = 120.0  # a warning that nothing follows for so long was for nothing
+FULL: Final = 0.97
 APART_SECONDS: Final = 15.0  # warnings less far apart are one
 
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """One warning. ``lead`` = seconds from it to the first sign of pressure; None = none followed."""
+    """One warning. ``lead`` = seconds from it to a full cache or a preemption; None = neither followed."""
 
     recording: str
     begin: float
@@ -39,5 +40,5 @@ def warnings(run: Run) -> Iterator[Warned]:
 
 def _signs(samples: Sequence[Sample]) -> Iterator[float]:
     for before, after in pairwise([samples[0], *samples]):
-        if after.full_with_queue or (after.preemptions or 0) > (before.preemptions or 0):
+        if (after.kv or 0) >= FULL or (after.preemptions or 0) > (before.preemptions or 0):
             yield after.t

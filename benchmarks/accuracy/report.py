@@ -448,12 +448,12 @@ def _episodes(result: Result) -> Iterator[str]:
 def _ahead(result: Result) -> Iterator[str]:
     yield "## Exhaustion ahead\n"
     yield (
-        "The condition `kv_exhaustion_ahead` on every recording of a real server: seconds from a warning to the first"
-        " sign of pressure. Most caches here are full within ten seconds from empty, which leaves nothing to warn of."
-        f" A warning that no sign follows within {WITHIN_SECONDS:.0f} s was for nothing.\n"
+        "The condition `kv_exhaustion_ahead` on every recording of a real server: seconds from a warning to a cache"
+        " that is full (0.97) or a preemption. Most caches here are full within ten seconds from empty, which leaves nothing"
+        f" to warn of. A warning that neither follows within {WITHIN_SECONDS:.0f} s was for nothing.\n"
     )
     yield from table(
-        ["recording", "warned at s", "sign after s"],
+        ["recording", "warned at s", "full after s"],
         [(one.recording, _seconds(one.begin), _seconds(one.lead)) for one in result.warned],
     )
     yield f"\nFor nothing: {sum(one.lead is None for one in result.warned)}."

@@ -758,9 +758,10 @@ def test_a_step_of_a_model_on_the_cpu_takes_longer_than_a_stall():
     said = play(220, host=busy, **ON_CPU)
     assert "stalled" not in said.said(70)
     assert any("CPU" in reason for state in said.states for reason in state.diagnosis.missing)
-    assert "stalled" in play(220, host=busy | {"cpu_usage_seconds": lambda i: 3.0 * i}, **ON_CPU).said(70), (
-        "the CPU rests"
-    )
+    rests = busy | {"cpu_usage_seconds": lambda i: 3.0 * i}
+    first = ON_CPU | {"generated": lambda i: 4.0 if i < 70 or i % 70 >= 45 else 0.0}
+    assert "stalled" in play(112, host=rests, **first).said(70), "the CPU rests, and no silence ever ended with output"
+    assert "stalled" not in play(220, host=rests, **ON_CPU).said(150), "two as long ended with output"
     hangs = play(
         180, host=busy, **ON_CPU | {"generated": after(60, 4.0, 0.0), "prompt": 0.0, "finished": 0.0, "kv": 0.2}
     )

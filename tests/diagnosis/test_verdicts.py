@@ -311,8 +311,11 @@ def test_a_full_cache_without_a_queue_is_healthy_saturation():
 
 def test_a_queue_in_less_than_half_of_the_samples_is_no_queue():
     few = PRESSURE | {"waiting": 2.0}
-    assert judge(queue=[2, 0, 0, 0, 2], **few).verdict == "healthy"
-    assert judge(queue=[2, 0, 0, 2, 2], **few).verdict == "kv_pressure"
+    found = judge(queue=[2, 0, 0, 0, 2], **few)
+    assert (found.verdict, found.row) == ("kv_pressure", "KV pressure: full, some just began to wait")
+    assert found.confidence < T["confident"]
+    assert judge(queue=[2, 0, 0, 0, 2], **few | {"kv_used_ratio": 0.7}).verdict == "healthy"
+    assert judge(queue=[2, 0, 0, 2, 2], **few).confidence >= T["confident"]
 
 
 def test_many_who_begin_to_wait_at_a_full_cache_are_a_queue_at_once():

@@ -288,6 +288,16 @@ KV_PRESSURE: Final = Verdict(
             & maybe("queue_for_capacity_now"),
             LIKELY,
         ),
+        Row(
+            "full, some just began to wait",
+            yes("kv_full")
+            & yes("waiting_now")
+            & yes("kv_near_full_now")
+            & no("running_at_limit")
+            & maybe("queue_for_capacity_now"),
+            DOUBTFUL,
+            "whether the queue lasts",
+        ),
         Row("nearly full, preempting", yes("kv_near_full") & still_pushed & maybe("preemptions_borne_out"), STRONG),
         Row("nearly full, preempting, not counted", yes("kv_near_full") & still_pushed, DOUBTFUL),
         Row("average prompt does not fit", yes("queue_for_capacity") & yes("mean_prompt_blocked"), LIKELY),

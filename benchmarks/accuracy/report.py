@@ -449,8 +449,8 @@ def _ahead(result: Result) -> Iterator[str]:
     yield "## Exhaustion ahead\n"
     yield (
         "The condition `kv_exhaustion_ahead` on every recording of a real server: seconds from a warning to a cache"
-        " that is full (0.97) or a preemption. Most caches here are full within ten seconds from empty, which leaves nothing"
-        f" to warn of. A warning that neither follows within {WITHIN_SECONDS:.0f} s was for nothing.\n"
+        " that is full (0.97) or a preemption. Most caches here are full within ten seconds from empty, which leaves"
+        f" nothing to warn of. A warning that neither follows within {WITHIN_SECONDS:.0f} s was for nothing.\n"
     )
     yield from table(
         ["recording", "warned at s", "full after s"],

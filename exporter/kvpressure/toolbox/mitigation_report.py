@@ -64,6 +64,7 @@ def as_json(engine: EngineView, plan: PressurePlan, again: str) -> dict[str, Any
         "verdict": engine.verdict,
         "stage": engine.diagnosis.stage,
         "confidence": engine.diagnosis.confidence,
+        "cause": cause(engine),
         "applies": applies,
         "instead": [] if applies else list(next_steps(engine, again)),
         "steps": [asdict(step) for step in plan.steps],

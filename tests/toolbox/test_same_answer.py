@@ -1,0 +1,42 @@
+"""``diagnose`` and ``mitigate`` give the same verdict for the same input, with the same stage, confidence and cause."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvpressure.cli import main
+
+RECORDINGS = Path(__file__).resolve().parents[1] / "fixtures" / "recordings"
+SAME = ("namespace", "pod", "model_name", "verdict", "stage", "confidence", "cause")
+NAMES = (
+    "vllm-cpu/d_kv_pressure",
+    "vllm-cpu/l_dp2",
+    "vllm-cpu/a_idle",
+    "vllm-cpu/c_steady",
+    "vllm-cpu-loads/04b-limit-and-full-quiet",
+    "incidents/CAP1",
+    "incidents/CPU7",
+    "incidents/HNG2",
+    "incidents/KV01",
+    "incidents/OOM1",
+    "incidents/PRE1",
+    "incidents/TEL1",
+    "incidents-fresh/FTEL1",
+    "incidents-fresh/FKVH2",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_diagnose_and_mitigate_agree(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    path = str(RECORDINGS / f"{name}.jsonl.gz")
+    main(["diagnose", path, "--format", "json"])
+    diagnosed = json.loads(capsys.readouterr().out)["engines"]
+    status = main(["mitigate", path, "--format", "json"])
+    mitigated = json.loads(capsys.readouterr().out)
+    same = [{key: engine[key] for key in SAME} for engine in diagnosed]
+    assert {key: mitigated[key] for key in SAME} in same
+    assert status == (0 if mitigated["verdict"] == "kv_pressure" else 1)
+    assert mitigated["applies"] == any(engine["verdict"] == "kv_pressure" for engine in diagnosed)

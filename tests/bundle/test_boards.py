@@ -21,8 +21,11 @@ from kvpressure.bundle.dashboards.first_screen import FIRST_ACTIONS, LOOK_FIRST,
 from kvpressure.bundle.dashboards.ranking import RANKS
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.variants import EXTERNAL
+from kvpressure.bundle.verdicts_page import WORKING
 from kvpressure.diagnosis.facts import FACTS as KNOWN_FACTS
 from kvpressure.diagnosis.facts import Gathered, Recent, View
+from kvpressure.diagnosis.facts import title as fact_title
+from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.state import Diagnosis
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
@@ -393,6 +396,27 @@ def test_every_fact_is_evidence_of_its_verdict_with_its_threshold() -> None:
         for_it = [fact for fact in FACTS if verdict in fact.verdicts and fact.holds]
         assert len(for_it) >= 2, verdict
     assert "(full from 97 %)" in json.dumps(list(first_screen().values()))
+
+
+def test_the_rows_of_why_read_facts_that_the_table_of_their_verdict_reads() -> None:
+    for row in FACTS:
+        for verdict in row.verdicts if row.holds else ():
+            tables = [table for table in TABLES if table.name == verdict]
+            conditions = [one for t in tables for one in (t.requires, *t.unless, *t.supports, *t.against)]
+            conditions += [line.when for table in tables for line in table.rows]
+            read = frozenset().union(*(one.names() for one in conditions))
+            assert set(row.evidence) & read, f"{row.name}: {verdict}"
+
+
+def test_evidence_over_time_is_called_what_the_table_calls_it() -> None:
+    panel = next(one for one in panels("kvpressure-incident") if one["title"] == "Evidence that holds")
+    renamed = {step["options"]["regex"]: step["options"]["renamePattern"] for step in panel["transformations"]}
+    asked = panel["targets"][0]["expr"]
+    for fact in KNOWN_FACTS:
+        if fact.shown:
+            left_out = re.search(rf'evidence!~"[^"]*\b{fact.name}\b', asked) is not None
+            assert left_out == bool(WORKING[fact.name])
+            assert left_out or renamed[f"^(.*) {fact.name}$"] == f"$1: {fact_title(fact.name, builtin())}"
 
 
 @pytest.mark.parametrize("uid", sorted(set(BOARDS) - {"kvpressure-configuration"}))

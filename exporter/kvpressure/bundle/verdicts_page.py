@@ -52,7 +52,7 @@ The tables behind [verdicts](verdicts.md), generated from `exporter/kvpressure/d
 """  # noqa: E501
 
 _NONE: Final = dict.fromkeys((fact.name for fact in facts.FACTS), False)
-_BUSY: Final = {
+WORKING: Final = {
     **_NONE,
     **dict.fromkeys(
         (
@@ -128,7 +128,7 @@ def render_verdicts(t: Thresholds) -> str:
     lines += ["", *_stages(rules.KV_PRESSURE, t)]
     lines += ["", "## Examples", "", "| situation | verdict | grade | row |", "|---|---|---|---|"]
     for words, known in EXAMPLES:
-        found = decide(rules.TABLES, {**_BUSY, **known})
+        found = decide(rules.TABLES, {**WORKING, **known})
         lines.append(f"| {words} | `{found.verdict}` | {found.grade.name.lower()} | {found.row} |")
     lines += _changes(t)
     return "\n".join(lines).rstrip() + "\n"

@@ -34,6 +34,8 @@ from kvpressure.bundle.dashboards.builder import (
 )
 from kvpressure.bundle.dashboards.first_screen import FIRING, VERDICTS, fullest_gpu
 from kvpressure.bundle.dashboards.ranking import RANKS, lines, quantiles, verdict_rank, worst, worst_gpus, worst_pods
+from kvpressure.bundle.verdicts_page import WORKING
+from kvpressure.diagnosis import facts
 
 
 def build(site: BoardContext) -> Board:
@@ -177,15 +179,10 @@ def _alert_states(site: BoardContext) -> Json:
 
 def _evidence(site: BoardContext) -> Json:
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": ORANGE}))]
-    holds = (
-        engine(
-            "evidence",
-            'evidence!~"page_fresh|work_present|tokens_flow|tokens_lately|gpu_works|any_prompt_fits|queue_short"',
-            by="evidence",
-        )
-        + " == 1"
-    )
-    return states(
+    published = [fact.name for fact in facts.FACTS if fact.shown]
+    usual = "|".join(name for name in published if WORKING[name])
+    holds = engine("evidence", f'evidence!~"{usual}"', by="evidence") + " == 1"
+    panel = states(
         site,
         "Evidence that holds",
         "Named evidence behind the verdict of the engine in most trouble, while it is true; what is true of every "
@@ -194,6 +191,12 @@ def _evidence(site: BoardContext) -> Json:
         texts(v1=("true", "text")),
         colors,
     )
+    panel["transformations"] = [
+        {"id": "renameByRegex", "options": {"regex": f"^(.*) {name}$", "renamePattern": f"$1: {words}"}}
+        for name in published
+        if (words := facts.title(name, site.thresholds)) and not WORKING[name]
+    ]
+    return panel
 
 
 def _signature(site: BoardContext) -> Json:

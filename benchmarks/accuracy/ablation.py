@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from benchmarks.accuracy import data
 from benchmarks.accuracy.incidents import CONFIDENT, RIGHT, judge, judge_capture
 from benchmarks.accuracy.run import Run, Taken, replay
-from benchmarks.accuracy.telemetry import EPISODE, NEUTRAL, POSITIVE, WINDOW_SECONDS, most_frequent, windows
+from benchmarks.accuracy.telemetry import EPISODE, NEUTRAL, POSITIVE, WINDOW_SECONDS, Window, most_frequent, windows
 from kvpressure.model import readings as r
 from kvpressure.model.readings import EngineReading, Scrape, Snapshot
 
@@ -105,7 +106,7 @@ def _captures(name: str, taken: str, run: Run) -> Iterator[Answered]:
 
 def _windows(name: str, taken: str, whole: Run, run: Run) -> Iterator[Answered]:
     """Windows of telemetry, as they were with all of the input. Pressure is claimed by any tick; pressure that begins
-    with a window's last sample may be claimed a few samples later.
+    with a window's last sample may be claimed a few samples later. What was said before its first sign is not wrong.
     """
     for item in data.telemetry():
         if item.name != name:
@@ -119,11 +120,19 @@ def _windows(name: str, taken: str, whole: Run, run: Run) -> Iterator[Answered]:
             until = WINDOW_SECONDS + (LATE_SECONDS if sick else 0.0)
             near = [tick for tick in run.said["0"] if 0 <= tick.t - window.start < until]
             claims = [tick for tick in near if tick.verdict == PRESSURE]
-            told = ticks if sick else claims
+            told = [tick for tick in ticks if tick.t >= _sign(whole, window)] if sick else claims
             wrong = sick != bool(claims)
             title = f"{name.removesuffix('.jsonl.gz')} {window.start:g} s"
             confident = any(tick.confidence >= CONFIDENT for tick in told)
             yield Answered(title, window.part, taken, verdict, not wrong, wrong and confident and verdict != "unknown")
+
+
+def _sign(whole: Run, window: Window) -> float:
+    """First sample of a window with a full cache and a queue, or with a preemption counted."""
+    inside = [s for s in whole.truth["0"] if 0 <= s.t - window.start < WINDOW_SECONDS]
+    counted = (after.t for before, after in pairwise(inside) if (after.preemptions or 0) > (before.preemptions or 0))
+    full = (sample.t for sample in inside if sample.full_with_queue)
+    return min((*counted, *full), default=window.start)
 
 
 def names() -> list[str]:

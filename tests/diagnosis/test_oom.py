@@ -65,8 +65,8 @@ def told(*lines: str) -> str:
         (
             FRAGMENTED,
             (
-                "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 1.16 GiB,"
-                " 21.8 MiB free on the device, capacity 79.11 GiB, 70.00 GiB allocated by PyTorch, 1.50 GiB of it in"
+                "out of GPU memory 1 time in the log of the last 10 minutes. The last one: tried to allocate 1.16 GiB,"
+                " 21.8 MiB free on the device, capacity 79.1 GiB, 70.0 GiB allocated by PyTorch, 1.50 GiB of it in"
                 " private pools, 3.21 GiB reserved by PyTorch but unallocated (probably fragmented: 2 GB or more lie in"
                 " pieces)"
             ),
@@ -74,16 +74,16 @@ def told(*lines: str) -> str:
         (
             FULL,
             (
-                "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 50.0 MiB,"
-                " 21.8 MiB free on the device, capacity 23.56 GiB, 22.88 GiB allocated by PyTorch, 275.0 MiB reserved"
+                "out of GPU memory 1 time in the log of the last 10 minutes. The last one: tried to allocate 50.0 MiB,"
+                " 21.8 MiB free on the device, capacity 23.6 GiB, 22.9 GiB allocated by PyTorch, 275 MiB reserved"
                 " by PyTorch but unallocated"
             ),
         ),
         (
             OLD,
             (
-                "out of GPU memory 1 time in the log of the last 10 minutes; the last one: tried to allocate 20.0 MiB,"
-                " 12.5 MiB free on the device, capacity 10.75 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by"
+                "out of GPU memory 1 time in the log of the last 10 minutes. The last one: tried to allocate 20.0 MiB,"
+                " 12.5 MiB free on the device, capacity 10.8 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by"
                 " PyTorch but unallocated (probably fragmented: 2 GB or more lie in pieces)"
             ),
         ),

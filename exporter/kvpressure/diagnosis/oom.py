@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from kvpressure.diagnosis.numbers import number
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
 
@@ -46,7 +47,7 @@ def text(s: Signals, t: Thresholds) -> str:
         return "no out-of-memory line in the log of the last 10 minutes"
     times = f"out of GPU memory {lines} time{'s' if lines > 1 else ''} in the log of the last 10 minutes"
     told = [form.format(_size(s.oom[name])) for name, form in _PARTS if name in s.oom]
-    found = f"{times}; the last one: {', '.join(told)}" if told else f"{times}, without numbers"
+    found = f"{times}. The last one: {', '.join(told)}" if told else f"{times}, without numbers"
     if fragmented(s.oom, t):
         found += f" (probably fragmented: {t['fragmentation_warning_bytes'] / _GB:.0f} GB or more lie in pieces)"
     return found
@@ -60,4 +61,4 @@ def fragmented(figures: Mapping[str, float], t: Thresholds) -> bool:
 
 
 def _size(value: float) -> str:
-    return f"{value / _GIB:.2f} GiB" if value >= _GIB else f"{value / _MIB:.1f} MiB"
+    return f"{number(value / _GIB, 2)} GiB" if value >= _GIB else f"{number(value / _MIB, 1)} MiB"

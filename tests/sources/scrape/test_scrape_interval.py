@@ -223,7 +223,7 @@ class TestFailing:
     def test_a_slow_engine_that_fails_is_seen_soon_when_it_comes_back(self) -> None:
         """Its answers took 0.6 s, so it was asked every 12 s; after a timeout it stayed down for as long."""
         pace = ScrapeInterval(1.0)
-        fetches(pace, 100, lambda t: page(waiting=1, running=1, tokens=t, cost=0.6))
+        fetches(pace, 100, lambda t: page(tokens=t, cost=0.6))
         assert pace.interval(100.0) == SLOWEST_INTERVAL
         pace.observe(page(error="timeout"), 100.0)
         assert pace.interval(100.0) == FAILING_INTERVAL

@@ -65,7 +65,7 @@ def told(*lines: str) -> str:
         (
             FRAGMENTED,
             (
-                "out of GPU memory 1 time in the log of the last 10 minutes. The last one: tried to allocate 1.16 GiB,"
+                "out of GPU memory 1 time in the log of the last 10 minutes; last: tried to allocate 1.16 GiB,"
                 " 21.8 MiB free on the device, capacity 79.1 GiB, 70.0 GiB allocated by PyTorch, 1.50 GiB of it in"
                 " private pools, 3.21 GiB reserved by PyTorch but unallocated (probably fragmented: 2 GB or more lie in"
                 " pieces)"
@@ -74,7 +74,7 @@ def told(*lines: str) -> str:
         (
             FULL,
             (
-                "out of GPU memory 1 time in the log of the last 10 minutes. The last one: tried to allocate 50.0 MiB,"
+                "out of GPU memory 1 time in the log of the last 10 minutes; last: tried to allocate 50.0 MiB,"
                 " 21.8 MiB free on the device, capacity 23.6 GiB, 22.9 GiB allocated by PyTorch, 275 MiB reserved"
                 " by PyTorch but unallocated"
             ),
@@ -82,7 +82,7 @@ def told(*lines: str) -> str:
         (
             OLD,
             (
-                "out of GPU memory 1 time in the log of the last 10 minutes. The last one: tried to allocate 20.0 MiB,"
+                "out of GPU memory 1 time in the log of the last 10 minutes; last: tried to allocate 20.0 MiB,"
                 " 12.5 MiB free on the device, capacity 10.8 GiB, 7.50 GiB allocated by PyTorch, 2.25 GiB reserved by"
                 " PyTorch but unallocated (probably fragmented: 2 GB or more lie in pieces)"
             ),

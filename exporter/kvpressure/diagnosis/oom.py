@@ -47,7 +47,7 @@ def text(s: Signals, t: Thresholds) -> str:
         return "no out-of-memory line in the log of the last 10 minutes"
     times = f"out of GPU memory {lines} time{'s' if lines > 1 else ''} in the log of the last 10 minutes"
     told = [form.format(_size(s.oom[name])) for name, form in _PARTS if name in s.oom]
-    found = f"{times}. The last one: {', '.join(told)}" if told else f"{times}, without numbers"
+    found = f"{times}; last: {', '.join(told)}" if told else f"{times}, without numbers"
     if fragmented(s.oom, t):
         found += f" (probably fragmented: {t['fragmentation_warning_bytes'] / _GB:.0f} GB or more lie in pieces)"
     return found

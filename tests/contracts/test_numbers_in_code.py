@@ -55,7 +55,7 @@ CONSTANTS = {
     "REACH_SECONDS",
     "TREND_STEP_SECONDS",
     "IDLE_STEP_SECONDS",
-    "STEP_EVERY_SECONDS",
+    "STEP_SECONDS",
     "FORGET_SECONDS",
     # bounds of memory
     "MAX_NAMES",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvpressure.diagnosis.numbers import number
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
 
@@ -61,4 +60,5 @@ def fragmented(figures: Mapping[str, float], t: Thresholds) -> bool:
 
 
 def _size(value: float) -> str:
-    return f"{number(value / _GIB, 2)} GiB" if value >= _GIB else f"{number(value / _MIB, 1)} MiB"
+    number, unit = (value / _GIB, "GiB") if value >= _GB else (value / _MIB, "MiB")
+    return f"{number:#.3g}".rstrip(".") + f" {unit}"

@@ -30,8 +30,11 @@ def text(name: str) -> bytes:
     return (PAGES / f"{name}.prom").read_bytes()
 
 
-def scrape(name: str) -> Scrape:
-    return parse_scrape(text(name), target=name, time=0.0)
+STAMPED = 1772445600.0  # the samples of pages with timestamps
+
+
+def scrape(name: str, time: float = STAMPED) -> Scrape:
+    return parse_scrape(text(name), target=name, time=time)
 
 
 def read(engine: EngineReading, page: Scrape) -> dict[str, float | None]:
@@ -174,7 +177,7 @@ def test_each_server_of_a_page_has_its_own_configuration() -> None:
 
 def test_a_process_of_several_is_nobodys() -> None:
     page = text("prometheus-federate") + b'process_start_time_seconds{instance="10.0.1.4:8000"} 5\n'
-    assert parse_scrape(page, target="", time=0.0).page == {}
+    assert parse_scrape(page, target="", time=STAMPED).page == {}
 
 
 def test_several_series_of_one_value_are_counted_and_none_is_believed() -> None:
@@ -189,6 +192,37 @@ def test_several_series_of_one_value_are_counted_and_none_is_believed() -> None:
     assert [dict(each.gauges) for each in one.engines] == [{r.RUNNING: 4.0, r.WAITING: 3.0}]
     again = scanner.scan(line.format("b", 2) + other + line.format("a", 2))  # the same number is no better
     assert again.cut == {"collisions": 1}
+
+
+# --- samples with a time of their own -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("apart", [-121.0, 121.0])
+def test_a_page_of_another_moment_is_no_reading(apart: float) -> None:
+    name = "prometheus-federate"
+    page = scrape(name, STAMPED + apart)
+    assert (page.error, page.engines) == ("bad_timestamps", ())
+    assert page.cut["timestamps"] > 20
+    near = scrape(name, STAMPED + apart * 119 / 121)
+    assert (near.error, len(near.engines), near.cut) == (None, 2, {})
+
+
+@pytest.mark.parametrize("stamp", ["1772445600000", "1772445600", "1772445600.5", "1.7724456e9"])
+def test_timestamps_are_in_milliseconds_or_in_seconds(stamp: str) -> None:
+    line = f'vllm:num_requests_running{{model_name="m",engine="0"}} 3 {stamp}\n'
+    assert len(Scanner().scan(line, STAMPED).engines) == 1
+    assert Scanner().scan(line, STAMPED + 200).error == "bad_timestamps"
+
+
+def test_an_engine_whose_samples_grew_old_leaves_the_page_and_the_others_stay() -> None:
+    line = 'vllm:num_requests_running{{model_name="m",engine="{}"}} 3 {:.0f}\n'
+    scanner = Scanner()
+    both = line.format(0, STAMPED * 1000) + line.format(1, STAMPED * 1000)
+    assert [one.engine for one in scanner.scan(both, STAMPED).engines] == ["0", "1"]
+    later = line.format(0, (STAMPED + 300) * 1000) + line.format(1, STAMPED * 1000)
+    found = scanner.scan(later, STAMPED + 300)
+    assert ([one.engine for one in found.engines], found.cut) == (["0"], {"timestamps": 1})
+    assert scanner.scan('vllm:num_requests_running{model_name="m"} 3 1e\n', STAMPED).bad_lines == 1
 
 
 # --- SGLang -----------------------------------------------------------------------------------------------------

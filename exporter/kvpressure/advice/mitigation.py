@@ -84,7 +84,7 @@ def _action(step: MitigationStep) -> Action:
         step.title + mark,
         text
         + (f" Cost: {step.cost}." if step.cost else "")
-        + (f" Measured: {step.measured}." if step.measured else ""),
+        + (f" Measured{step.measured_where}: {step.measured}." if step.measured else ""),
         step.flags,
         step.commands if step.advice == "do" else (),
     )
@@ -104,13 +104,13 @@ def _roll_out(engine: EngineState) -> Action:
 
 def _two_limits(engine: EngineState) -> MitigationPlan:
     """``max_num_seqs`` is reached and the cache is full: raising the one makes the other bind, with preemptions."""
-    s = engine.signals
+    s, called = engine.signals, dialect(engine.dialect).called
     return MitigationPlan(
-        "max_num_seqs is reached and the KV cache is full. A higher limit would cause preemptions, a lower one a longer"
-        " queue.",
+        f"{called('max_num_seqs')} is reached and the KV cache is full. A higher limit would cause"
+        f" {called('preemptions')}, a lower one a longer queue.",
         (
             Action(
-                "Leave max_num_seqs where it is",
+                f"Leave {called('max_num_seqs')} where it is",
                 f"{named('KV cache now', percent_text(s.kv.kv_used_ratio))},"
                 f" {named('recent peak', percent_text(s.kv.kv_used_ratio_max))}.",
             ),
@@ -129,22 +129,23 @@ def _concurrency_limited(engine: EngineState, t: Thresholds) -> MitigationPlan:
     if full is not None and full.value is True:
         return _two_limits(engine)
     s, (flag, now) = engine.signals, _flag(engine, "max_num_seqs")
+    called = dialect(engine.dialect).called
     fits = s.load.limits.get("kv_capacity")
     peak = named("KV cache peak", percent_text(s.kv.kv_used_ratio_max))
     text = (
-        f"{named('max_num_seqs is reached: now', now)}. "
+        f"{named(called('max_num_seqs') + ' is reached: now', now)}. "
         + ("" if s.kv.kv_used_ratio_max is None else "The KV cache is not full. ")
         + f"{peak}."
     )
     if flag and fits is not None:
         text += (
             f" The KV cache fits about {number_text(floor(fits))} requests of the present length. At most double the"
-            " limit at a time, and watch preemptions."
+            f" limit at a time, and watch {called('preemptions')}."
         )
     return MitigationPlan(
         "Let more requests run: the KV cache is not full. Lower KV limits would make it worse.",
         (
-            Action("Raise max_num_seqs", text, (flag,) if flag else ()),
+            Action(f"Raise {called('max_num_seqs')}", text, (flag,) if flag else ()),
             _roll_out(engine),
             Action(
                 "Or add replicas",
@@ -229,7 +230,7 @@ def _stalled(engine: EngineState, t: Thresholds) -> MitigationPlan:
     del t
     key = engine.key
     pod = f"-n {shlex.quote(key.namespace or '<namespace>')} {shlex.quote(key.pod or '<pod>')}"
-    stacks = "for p in $(pgrep -f vllm); do py-spy dump --pid $p; done"
+    stacks = f"for p in $(pgrep -f {dialect(engine.dialect).name}); do py-spy dump --pid $p; done"
     return MitigationPlan(
         "The engine has stopped. Save the evidence, then restart it.",
         (
@@ -263,7 +264,7 @@ def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
             (
                 Action(
                     "Check that the pod is running" if is_pod(key) else "Check that the server is running",
-                    f"{engine.target}: {reason_text(engine.error)}.",
+                    f"{engine.target}: {reason_text(engine.error, engine.dialect)}.",
                     commands=(f"kubectl describe {pod}", f"kubectl logs {pod} --since=2h")
                     if is_pod(key)
                     else ("systemctl status '<unit>'", f"curl -sv {shlex.quote(engine.target)} -o /dev/null"),

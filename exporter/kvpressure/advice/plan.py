@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from kvpressure.advice.limits import at_once
 from kvpressure.advice.wording import named, number_text, percent_text, seconds_text
-from kvpressure.engines.registry import dialect
+from kvpressure.engines.registry import default, dialect
 from kvpressure.model.arguments import parse_version, value_text
 from kvpressure.model.signals import ContextSignals, Signals
 from kvpressure.model.state import EngineState, Limit
@@ -137,6 +137,11 @@ class MitigationStep:
     values: Mapping[str, float] = field(default_factory=dict)
     commands: tuple[str, ...] = ()
     dialect: str = ""
+
+    @property
+    def measured_where(self) -> str:
+        """On which server it was measured, where that is another one than the engine's."""
+        return "" if dialect(self.dialect) is default() else f" on {default().title}"
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -325,6 +330,10 @@ def _edge(engine: PlanInput, caps: Caps) -> MitigationStep:
 # --- steps 2 to 4 -----------------------------------------------------------------------------------------
 
 
+def _called(engine: PlanInput, name: str) -> str:
+    return dialect(engine.engine.dialect).called(name)
+
+
 def _now(engine: PlanInput, name: str) -> str:
     limit = engine.limit(name)
     if limit.value is None:
@@ -339,7 +348,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         engine.signals.load.limits.get("kv_capacity"),
     )
     low, high = t["max_num_seqs_cut_min_ratio"], t["max_num_seqs_cut_max_ratio"]
-    title, now = "Lower max_num_seqs", _now(engine, "max_num_seqs")
+    title, now = f"Lower {_called(engine, 'max_num_seqs')}", _now(engine, "max_num_seqs")
     base = _at_once(engine)
     if limit.recommended is None and base is not None and 0 < base <= 1:
         small = measured is None and fits is not None and fits <= 1
@@ -388,7 +397,10 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
         if "0.95" not in {**engine.signals.context.output_quantiles, **engine.signals.context.prompt_quantiles}:
             said += " (low estimate: no request finished while watched, outputs are counted as far as generated)"
     if least < limit.recommended:
-        said += f". If requests are still being preempted, set {least}: mixed request lengths need the larger cut"
+        said += (
+            f". If requests are still being {_called(engine, 'preempted')}, set {least}:"
+            " mixed request lengths need the larger cut"
+        )
     result = MEASURED["cut"]
     if limit.value is not None and limit.value * (1 - high) > base:
         said += f". Half of the present {value_text(limit.value)} would have no effect"
@@ -405,8 +417,9 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
 
 def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit, least = engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
-    title, now = "Lower max-num-batched-tokens", _now(engine, "max_num_batched_tokens")
-    cost = "long prompts take more steps, so time to first token rises; it must not be below max_num_seqs"
+    title, now = f"Lower {_called(engine, 'max_num_batched_tokens')}", _now(engine, "max_num_batched_tokens")
+    least_of = _called(engine, "max_num_seqs")
+    cost = f"long prompts take more steps, so time to first token rises; it must not be below {least_of}"
     value = limit.recommended
     if value is None:
         small = limit.value is not None and limit.value <= least
@@ -426,7 +439,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     value = max(value, target_sequences(engine) or 0.0)
     now_set = limit.value or 2 * value
     if value >= now_set:
-        return MitigationStep(title, "not here", f"{now}; not below max_num_seqs, {value:.0f}", cost)
+        return MitigationStep(title, "not here", f"{now}; not below {least_of}, {value:.0f}", cost)
     much = "half" if 2 * value <= now_set + 1 else f"{now_set - value:.0f} less (not below that)"
     return MitigationStep(
         title,
@@ -441,7 +454,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
 def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit = engine.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
-    title = f"Lower gpu-memory-utilization to {usual:g}, then {lower:g}"
+    title = f"Lower {_called(engine, 'gpu_memory_utilization')} to {usual:g}, then {lower:g}"
     cost = _pool_cost(engine, limit.value, usual, lower)
     now = _now(engine, "gpu_memory_utilization")
     if limit.recommended is not None:
@@ -455,11 +468,21 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
             {"gpu_memory_utilization": limit.recommended},
         )
     if engine.condition("gpu_out_of_memory"):
+        chunk = _called(engine, "max_num_batched_tokens")
+        if limit.value is None:
+            return MitigationStep(
+                title,
+                "if it stays",
+                f"{now}. Allocations fail on the GPU, which needs free memory outside the KV pool. Lower {chunk} first,"
+                " which lowers peak activation memory",
+                cost,
+                MEASURED["pool"],
+            )
+        low = "Allocations fail although it is low already."
         return MitigationStep(
             title,
             "not here",
-            f"{now}. Allocations fail although it is low already. Check what else uses the GPU, and lower "
-            "max_num_batched_tokens, which lowers peak activation memory",
+            f"{now}. {low} Check what else uses the GPU, and lower {chunk}, which lowers peak activation memory",
             cost,
             MEASURED["pool"],
         )
@@ -487,7 +510,7 @@ def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: floa
     for target in lower_ones:
         left = pool - (share - target) * min(sizes)
         if left <= 0:
-            told.append(f"at {target:g} no KV pool remains and vLLM does not start")
+            told.append(f"at {target:g} no KV pool remains and the server does not start")
             continue
         tokens = f" ({capacity * left / pool:.0f} of {capacity:.0f} tokens)" if capacity else ""
         told.append(f"at {target:g} the KV pool shrinks from {pool / 2**30:.1f} to {left / 2**30:.1f} GiB{tokens}")
@@ -508,7 +531,7 @@ def _beyond(engine: PlanInput, t: Thresholds) -> Iterator[MitigationStep]:
             "Split long-context traffic off (beyond the guides)",
             "if it stays",
             "short and long requests share this KV cache. Route prompts above the cap to a separate deployment with a"
-            " small max_num_seqs",
+            f" small {_called(engine, 'max_num_seqs')}",
             "a second deployment, and a router that knows the prompt length",
         )
 
@@ -518,6 +541,7 @@ def _watermark(engine: PlanInput) -> MitigationStep:
     version, flag = parse_version(engine.engine.version), one.flag("watermark")
     first = one.flags_since.get("watermark", "")
     title = f"Set {flag or 'a watermark'} (beyond the guides)"
+    lost = f"requests are being {one.called('preempted')} and recomputed"
     measured = MEASURED["watermark"]
     cost = f"{percent_text(WATERMARK)} of the KV cache stays free on admission: fewer requests run at once"
     if not flag:
@@ -530,13 +554,11 @@ def _watermark(engine: PlanInput) -> MitigationStep:
         return MitigationStep(
             title,
             "if it stays",
-            f"{flag} {WATERMARK:g}: requests are being preempted and recomputed. Needs {one.title} {first} or later",
+            f"{flag} {WATERMARK:g}: {lost}. Needs {one.title} {first} or later",
             cost,
             measured,
         )
-    return MitigationStep(
-        title, "do", "requests are being preempted and recomputed", cost, measured, {"watermark": WATERMARK}
-    )
+    return MitigationStep(title, "do", lost, cost, measured, {"watermark": WATERMARK})
 
 
 def _more_memory(engine: PlanInput) -> MitigationStep:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from kvpressure.advice.wording import clock_text, named, number_text, percent_text, reason_text, seconds_text, words
+from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import ContainerState, EngineState, State
@@ -189,17 +190,20 @@ def _log(case: _Case) -> TriageStep:
         )
     failures = {name: count for name, count in s.events.items() if name in ALLOCATION_EVENTS}
     others = {name: count for name, count in s.events.items() if name in NOTABLE_EVENTS}
-    answers = [_counted("Allocation failures in the last 10 minutes", failures)]
+    own = dialect(case.engine.dialect).words
+    answers = [_counted("Allocation failures in the last 10 minutes", failures, own)]
     if case.engine.diagnosis.conditions.get("gpu_out_of_memory"):
         text = case.engine.diagnosis.evidence["gpu_out_of_memory"].text
         answers.append(f"{text[:1].upper()}{text[1:]}.")
     if others:
-        answers.append(_counted("Other notable log lines", others))
+        answers.append(_counted("Other notable log lines", others, own))
     return TriageStep(4, "Allocation failures in the log?", "bad" if failures else "fine", tuple(answers), command)
 
 
-def _counted(title: str, events: Mapping[str, int]) -> str:
-    return f"{title}: {', '.join(f'{words(name)} {count}' for name, count in events.items()) or 'none'}."
+def _counted(title: str, events: Mapping[str, int], own: Mapping[str, str]) -> str:
+    return (
+        f"{title}: {', '.join(f'{own.get(name) or words(name)} {count}' for name, count in events.items()) or 'none'}."
+    )
 
 
 def _requests(case: _Case) -> TriageStep:
@@ -291,7 +295,8 @@ def _endpoint(case: _Case) -> TriageStep:
     target = next((one for one in case.state.targets if one.target == engine.target), None)
     took = f" in {seconds_text(target.duration_seconds)}" if target and target.duration_seconds is not None else ""
     answers = [
-        f"{engine.target}: " + (f"scraped{took}." if engine.up else f"scrape failed: {reason_text(engine.error)}.")
+        f"{engine.target}: "
+        + (f"scraped{took}." if engine.up else f"scrape failed: {reason_text(engine.error, engine.dialect)}.")
     ]
     if target is not None and target.bad_lines:
         answers.append(f"{target.bad_lines} lines could not be parsed.")

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kvpressure.engines.other_software import SOFTWARE
+from kvpressure.engines.registry import dialect, dialects
 
 UNKNOWN: Final = "–"
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -71,14 +72,29 @@ def words(name: str | None) -> str:
     return " ".join(_CAPITAL.get(word, word) for word in name.split("_"))
 
 
-def reason_text(reason: str | None) -> str:
-    """Why a scrape failed, in words: ``refused`` -> ``connection refused``; ``no response yet`` for None."""
+def reason_text(reason: str | None, engine: str = "") -> str:
+    """Why a scrape failed, in words: ``refused`` -> ``connection refused``; ``no response yet`` for None. ``engine``:
+    the server that is taken to be there, "" = unknown.
+    """
     if reason is None:
         return "no response yet"
     software = SOFTWARE.get(reason)
     if software is not None:
         return f"this is {software.title}: {software.advice}"
+    if reason in _SWITCHED_OFF:
+        return f"{_SWITCHED_OFF[reason]}: start {_switches(engine)})"
     return _REASONS.get(reason, words(reason))
+
+
+def _switches(engine: str) -> str:
+    known = (dialect(engine),) if engine else dialects()
+    return ", ".join(f"{one.title} {one.metrics_switch}" for one in known if one.metrics_switch)
+
+
+_SWITCHED_OFF: Final = {
+    "http_4xx": "HTTP 4xx response (another path, or the server's metrics are switched off",
+    "no_engine_metrics": "no engine metrics there (another service, or the server's metrics are switched off",
+}
 
 
 _REASONS: Final = {
@@ -89,9 +105,8 @@ _REASONS: Final = {
     "unreachable": "host unreachable",
     "tls": "TLS error",
     "redirect": "redirected",
-    "http_4xx": "HTTP 4xx response (another path, or the server's metrics are switched off)",
     "http_5xx": "HTTP 5xx response",
-    "no_engine_metrics": "no engine metrics there (another service, or the server's metrics are switched off)",
+    "bad_timestamps": "every sample is stamped more than two minutes before or after the scrape",
     "html": "HTML instead of metrics",
     "json": "JSON instead of metrics",
     "empty": "empty response",

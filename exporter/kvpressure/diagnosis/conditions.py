@@ -284,7 +284,7 @@ BUILT_IN_CONDITIONS: Final = (
         "{fragmented} reserved but not allocated, {split} of it in split blocks (thresholds {fragmented_from} and"
         " {split_from})",
         "not fragmented: {fragmented} reserved but not allocated (threshold {fragmented_from})",
-        "allocator fragmentation: unknown (only the vLLM plugin reports it)",
+        "allocator fragmentation: unknown (only the plugin inside vLLM reports it)",
         "InferenceMemoryFragmentation",
     ),
     Declared(
@@ -293,7 +293,7 @@ BUILT_IN_CONDITIONS: Final = (
         "device memory used {device}, gpu_memory_utilization is {utilization} (too high above {baseline_from})",
         "device memory as configured{device_now} (gpu_memory_utilization {utilization}, too high above"
         " {baseline_from})",
-        "memory baseline: unknown (no GPU mapped to this pod, or no value of gpu_memory_utilization)",
+        "memory baseline: unknown (no GPU mapped to this pod, or the share it may use is unknown)",
         "InferenceBaselineTooHigh",
     ),
     Declared(

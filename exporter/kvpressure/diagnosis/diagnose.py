@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from kvpressure.diagnosis import conditions, signature
 from kvpressure.diagnosis.conditions import Ahead, HeldCache
 from kvpressure.diagnosis.evaluate import Finding, decide
@@ -12,7 +10,7 @@ from kvpressure.diagnosis.hysteresis import VerdictHysteresis
 from kvpressure.diagnosis.logic import Facts
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import STAGES, Diagnosis, Evidence, Sentences
+from kvpressure.model.state import STAGES, Diagnosis, Sentences
 from kvpressure.settings.thresholds import Thresholds
 
 
@@ -50,7 +48,7 @@ class Diagnoser:
             evidence=evidence,
             supporting=Sentences(lambda: tuple(evidence[name].text for name in supporting)),
             opposing=Sentences(lambda: tuple(evidence[name].text for name in opposing)),
-            missing=Sentences(lambda: tuple(_filled(text, evidence) for text in finding.missing)),
+            missing=Sentences(lambda: tuple(evidence.filled(text) for text in finding.missing)),
             row=finding.row,
             grade=finding.grade.name.lower(),
             runner_up=finding.runner_up,
@@ -82,8 +80,3 @@ class Diagnoser:
         if before is not None and finding.stage is not None and stuck:
             self._stage = max(before, finding.stage, key=STAGES.index)
         return self._stage
-
-
-def _filled(text: str, evidence: Mapping[str, Evidence]) -> str:
-    """``{fact}`` in what is missing stands for that fact's sentence."""
-    return evidence[text[1:-1]].text if text.startswith("{") else text

@@ -98,6 +98,11 @@ class Gathered(FoundEvidence):
     def __len__(self) -> int:
         return len(BY_NAME)
 
+    def filled(self, text: str) -> str:
+        """A sentence about what is missing with its words and numbers; ``{fact}`` stands for that fact's sentence."""
+        fact = text[1:-1] if text.startswith("{") and text.endswith("}") else ""
+        return self[fact].text if fact in BY_NAME else text.format_map(_Numbers(self._view))
+
 
 def _sentence(fact: Fact, value: bool | None, view: View) -> str:
     form = fact.unknown if value is None else fact.true if value else fact.false
@@ -322,7 +327,7 @@ _ROOM: Final = "{free_and_prompts}"
 _LIMIT_TEXT: Final = "{running_of_limit}"
 _QUEUE_TEXT: Final = "{queue}"
 _RATES: Final = "{rates}"
-_PREEMPTIONS: Final = "{preempted}"
+_PREEMPTIONS: Final = "{preemption_counts}"
 
 FACTS: Final[tuple[Fact, ...]] = (
     Fact(
@@ -417,16 +422,16 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: least(v.s.kv.preemptions_recent, v.t["preemptions_min"]),
         "{recent_preemptions} {preemptions} in the last {recent_seconds} s",
         "no {preemptions} in the last {recent_seconds} s",
-        "preemptions in the last seconds: unknown",
+        "{preemptions} in the last seconds: unknown",
         shown=False,
     ),
     Fact(
         "preempted_lately",
         "preemptions in the last 30 s",
         lambda v: least(v.s.kv.preemptions_lately, v.t["preemptions_min"]),
-        "preemptions in the last 30 s",
-        "no preemptions in the last 30 s",
-        "preemptions in the last 30 s: unknown",
+        "{preemptions} in the last 30 s",
+        "no {preemptions} in the last 30 s",
+        "{preemptions} in the last 30 s: unknown",
         shown=False,
     ),
     Fact(
@@ -444,7 +449,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
         f"{{preemptions}} confirmed by {{engine}}'s counter: {_PREEMPTIONS}",
         f"{{preemptions}} not confirmed by {{engine}}'s counter: {_PREEMPTIONS}",
-        "preemption counter: unknown (not on the metrics endpoint)",
+        "{preemption} counter: unknown (not on the metrics endpoint)",
         shown=False,
     ),
     Fact(
@@ -453,7 +458,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _much,
         "frequent {preemptions}: {per_running} a minute per running request",
         "{preemptions} not frequent: {per_running} a minute per running request",
-        "preemptions per running request: unknown",
+        "{preemptions} per running request: unknown",
         shown=False,
     ),
     Fact(
@@ -468,44 +473,44 @@ FACTS: Final[tuple[Fact, ...]] = (
         "running_at_limit",
         "max_num_seqs reached",
         lambda v: v.s.load.running_at_limit,
-        f"max_num_seqs reached: {_LIMIT_TEXT}",
-        f"max_num_seqs not reached: {_LIMIT_TEXT}",
-        "max_num_seqs: unknown ({runs})",
+        f"{{max_num_seqs}} reached: {_LIMIT_TEXT}",
+        f"{{max_num_seqs}} not reached: {_LIMIT_TEXT}",
+        "{max_num_seqs}: unknown ({runs})",
     ),
     Fact(
         "running_at_limit_now",
         "max_num_seqs reached at this moment",
         lambda v: v.s.load.running_at_limit_now,
-        f"at max_num_seqs now: {_LIMIT_TEXT}",
-        f"below max_num_seqs now: {_LIMIT_TEXT}",
-        "max_num_seqs: unknown",
+        f"at {{max_num_seqs}} now: {_LIMIT_TEXT}",
+        f"below {{max_num_seqs}} now: {_LIMIT_TEXT}",
+        "{max_num_seqs}: unknown",
         shown=False,
     ),
     Fact(
         "limit_is_told",
         "max_num_seqs read from arguments or log",
         _source_is("args", "log"),
-        "max_num_seqs {limit} is from the {limit_source}",
-        "max_num_seqs {limit} is not from arguments or log ({limit_source})",
-        "max_num_seqs: unknown",
+        "{max_num_seqs} {limit} is from the {limit_source}",
+        "{max_num_seqs} {limit} is not from arguments or log ({limit_source})",
+        "{max_num_seqs}: unknown",
         shown=False,
     ),
     Fact(
         "limit_is_default",
         "max_num_seqs is the version's default",
         _source_is("default"),
-        "max_num_seqs {limit} is this version's default",
-        "max_num_seqs {limit} is not a default ({limit_source})",
-        "max_num_seqs: unknown",
+        "{max_num_seqs} {limit} is this version's default",
+        "{max_num_seqs} {limit} is not a default ({limit_source})",
+        "{max_num_seqs}: unknown",
         shown=False,
     ),
     Fact(
         "limit_is_observed",
         "max_num_seqs inferred from a constant batch",
         _source_is("observed"),
-        "max_num_seqs {limit} is inferred: the batch is constant while requests wait",
-        "max_num_seqs {limit} is not inferred ({limit_source})",
-        "max_num_seqs: unknown",
+        "{max_num_seqs} {limit} is inferred: the batch is constant while requests wait",
+        "{max_num_seqs} {limit} is not inferred ({limit_source})",
+        "{max_num_seqs}: unknown",
         shown=False,
     ),
     Fact(
@@ -591,9 +596,9 @@ FACTS: Final[tuple[Fact, ...]] = (
         "deferred_fill_limit",
         "running and deferred requests as many as max_num_seqs",
         _deferred_fill,
-        f"{_QUEUE_TEXT}: running and deferred requests together reach max_num_seqs {{limit}}",
-        f"running and deferred requests together are below max_num_seqs: {_QUEUE_TEXT}",
-        "deferred requests: unknown (reported by vLLM 0.20 and later)",
+        f"{_QUEUE_TEXT}: running and deferred requests together reach {{max_num_seqs}} {{limit}}",
+        f"running and deferred requests together are below {{max_num_seqs}}: {_QUEUE_TEXT}",
+        "deferred requests: unknown ({deferred_where})",
         shown=False,
     ),
     Fact(
@@ -1032,18 +1037,22 @@ def _free_and_prompts(v: View) -> str:
         ("p95 # tokens", context.prompt_quantiles.get("0.95")),
         otherwise="prompt length: unknown",
     )
-    longest = "" if context.context_limit is None else f", max_model_len {number(context.context_limit)}"
+    longest = (
+        ""
+        if context.context_limit is None
+        else f", {dialect(v.s.dialect).called('max_model_len')} {number(context.context_limit)}"
+    )
     return f"{free}; {prompts}{longest}"
 
 
 def _running_of_limit(v: View) -> str:
-    load = v.s.load
+    load, limit = v.s.load, dialect(v.s.dialect).called("max_num_seqs")
     if load.max_num_seqs is None:
-        return f"{_runs(v)}; max_num_seqs: unknown"
+        return f"{_runs(v)}; {limit}: unknown"
     where = "" if load.max_num_seqs_source is None else f" ({load.max_num_seqs_source})"
     if load.running is None:
-        return f"running requests: unknown; max_num_seqs {number(load.max_num_seqs)}{where}"
-    return f"{number(load.running)} running of max_num_seqs {number(load.max_num_seqs)}{where}"
+        return f"running requests: unknown; {limit} {number(load.max_num_seqs)}{where}"
+    return f"{number(load.running)} running of {limit} {number(load.max_num_seqs)}{where}"
 
 
 def _runs(v: View) -> str:
@@ -1073,7 +1082,13 @@ def _rates(v: View) -> str:
     )
 
 
-def _preempted(v: View) -> str:
+def _deferred_where(v: View) -> str:
+    engine = dialect(v.s.dialect)
+    since = engine.deferred_since
+    return f"reported by {engine.title} {since} and later" if since else "not on the metrics endpoint"
+
+
+def _preemption_counts(v: View) -> str:
     return _known(
         (f"# in the last minute by {dialect(v.s.dialect).title}'s counter", v.s.kv.preemptions_counted),
         ("# inferred from queue movement", v.s.kv.preemptions_silent),
@@ -1083,7 +1098,10 @@ def _preempted(v: View) -> str:
 
 _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "engine": lambda v: dialect(v.s.dialect).title,
-    "preemptions": lambda v: dialect(v.s.dialect).preemptions,
+    "preemptions": lambda v: dialect(v.s.dialect).called("preemptions"),
+    "deferred_where": _deferred_where,
+    "preemption": lambda v: dialect(v.s.dialect).called("preemption"),
+    "max_num_seqs": lambda v: dialect(v.s.dialect).called("max_num_seqs"),
     "kv": lambda v: percent(v.s.kv.kv_used_ratio),
     "peak": lambda v: percent(v.s.kv.kv_used_ratio_recent_max),
     "kv_full": lambda v: percent(_level(v, "kv_full_ratio")),
@@ -1096,7 +1114,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "runs": _runs,
     "queue": _queue_text,
     "rates": _rates,
-    "preempted": _preempted,
+    "preemption_counts": _preemption_counts,
     "silent": lambda v: number(v.s.kv.preemptions_silent),
     "recent_preemptions": lambda v: number(v.s.kv.preemptions_recent),
     "recent_seconds": lambda v: number(v.t["recent_window_seconds"]),

@@ -16,7 +16,7 @@ from kvpressure.diagnosis.logic import ALWAYS, Condition, maybe, no, unknown, un
 CERTAIN, STRONG, LIKELY, DOUBTFUL, GUESS = Grade.CERTAIN, Grade.STRONG, Grade.LIKELY, Grade.DOUBTFUL, Grade.GUESS
 
 _KV: Final = ("kv_full", "KV usage")
-_LIMIT: Final = ("running_at_limit", "max_num_seqs (arguments, start-up log, or version and GPU)")
+_LIMIT: Final = ("running_at_limit", "{max_num_seqs} (arguments, start-up log, or version and GPU)")
 _GPU: Final = ("gpu_saturated", "GPU activity")
 _THROTTLED: Final = ("cpu_throttled", "CPU throttling of the container")
 _CPU: Final = ("cpu_saturated", "CPU use of the container")
@@ -25,8 +25,7 @@ _WORK: Final = ("work_present", "running and waiting requests")
 _QUEUE: Final = ("queue_present", "waiting requests")
 
 _UNSORTED: Final = (
-    "how many of the waiting requests wait for a LoRA slot or for KV blocks from elsewhere (vLLM reports it from"
-    " 0.20 on)"
+    "how many of the waiting requests wait for a LoRA slot or for KV blocks from elsewhere ({deferred_where})"
 )
 _DEFERRED: Final = "what the deferred requests wait for: LoRA slots, a grammar, or KV blocks from elsewhere"
 
@@ -248,7 +247,7 @@ DEFERRED: Final = Verdict(
             "deferred fill the limit",
             ALWAYS,
             GUESS,
-            "whether the deferred requests keep the others out: with those running they are as many as max_num_seqs,"
+            "whether the deferred requests keep the others out: with those running they are as many as {max_num_seqs},"
             " and they may count against it",
         ),
     ),
@@ -363,7 +362,7 @@ CONCURRENCY_LIMITED: Final = Verdict(
             "limit and cache reached at once",
             yes("kv_full"),
             DOUBTFUL,
-            "which of the two binds: with a higher max_num_seqs the cache would, so do not raise it",
+            "which of the two binds: with a higher {max_num_seqs} the cache would, so do not raise it",
         ),
         Row("limit read", yes("limit_is_told"), CERTAIN),
         Row("limit is a default", yes("limit_is_default"), STRONG),
@@ -604,7 +603,7 @@ UNDECIDED: Final = Verdict(
             & yes("limit_is_told")
             & no("kv_near_full"),
             GUESS,
-            "what limits the batch: it is constant below max_num_seqs and the KV cache is not full, so the arguments"
+            "what limits the batch: it is constant below {max_num_seqs} and the KV cache is not full, so the arguments"
             " may be outdated",
         ),
         Row("first scrape", yes("first_reading"), GUESS, "a second reading"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvpressure.diagnosis.numbers import percent
+from kvpressure.engines.registry import dialect
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
 
@@ -50,8 +51,9 @@ def note(s: Signals, verdict: str, is_met: bool | None) -> str:
     used = "KV cache usage: unknown" if level is None else f"KV cache peak {percent(level)}"
     if is_met:
         return (
-            f"Documented signature met, but no KV pressure ({used}). vLLM reserves its memory at start, so device"
-            " memory is high with an empty cache. A small model or a busy host keeps GPU utilization low."
+            f"Documented signature met, but no KV pressure ({used}). {dialect(s.dialect).title} reserves its memory"
+            " at start, so device memory is high with an empty cache. A small model or a busy host keeps GPU"
+            " utilization low."
         )
     return (
         f"Documented signature not met, but KV pressure ({used}, requests waiting). Decoding keeps a kernel running"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from kvpressure.engines.command import Command, Endpoints, Host
 from kvpressure.engines.series import SampleName
@@ -104,6 +104,9 @@ class ReadCommand(Protocol):
     ) -> Command: ...
 
 
+_PREEMPTION: Final = frozenset({"preemption", "preemptions", "preempted"})
+
+
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -151,6 +154,8 @@ class EngineDialect:
     """Labels in which series differ that repeat the same value of one engine. Any other difference is a collision."""
     config_labels: frozenset[str] = frozenset()
     """Labels of ``config`` families that are kept, as ``EngineReading.cache_config``."""
+    metrics_switch: str = ""
+    """The flag by which a server comes to publish its metrics, with or without; "" = it always does."""
     page_kind: Callable[[bytes, Sequence[EngineReading], Mapping[str, float]], PageKind] = lambda *_: PageKind()
     """Who wrote a page: its text, its engines of this dialect, its page values."""
 
@@ -190,8 +195,16 @@ class EngineDialect:
     """The flag that sets a limit or another argument of the normal form; "" = there is none."""
     flags_since: Mapping[str, str] = field(default_factory=dict)
     """The release in which a flag came that older ones lack, by argument."""
-    preemptions: str = "preemptions"
-    """What it calls it when requests lose their KV blocks and are computed again."""
+    deferred_since: str = ""
+    """The release that first published how many requests wait for something else than capacity; "" = none does."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """What it calls the loss of a request's KV blocks: its own words for preemption, preemptions and preempted."""
+
+    def called(self, name: str) -> str:
+        """What sentences call an argument of the normal form or one of ``words``."""
+        if name in _PREEMPTION:
+            return self.words.get(name, name)
+        return self.flag(name).removeprefix("--").replace("-", "_") or name
 
     # --- command lines and stored series that people keep
     start_words: re.Pattern[str] | None = None

@@ -32,12 +32,14 @@ class Command:
 class Endpoints:
     """Which metrics endpoints a server with its arguments has. ``serves`` False: it is a worker of one served
     elsewhere. ``port_each``: each data-parallel rank serves one of its own on consecutive ports; ``ranks``: how many
-    ranks of the container do, None = unknown.
+    ranks of the container do, None = unknown. ``metrics`` False: its arguments, all of which are visible, do not switch
+    its metrics on.
     """
 
     serves: bool = True
     port_each: bool = False
     ranks: int | None = None
+    metrics: bool = True
 
 
 @dataclass(frozen=True, slots=True)

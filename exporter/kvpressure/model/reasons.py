@@ -24,6 +24,7 @@ INVALID_UTF8: Final = "invalid_utf8"
 HTML: Final = "html"
 JSON: Final = "json"
 EMPTY: Final = "empty"
+BAD_TIMESTAMPS: Final = "bad_timestamps"  # every sample has a time of its own, of another moment
 NO_ENGINE_METRICS: Final = "no_engine_metrics"  # switched off, or software that is not known
 # a page of known software that is no engine; ``engines.other_software`` says which and what to do
 OTHER_SOFTWARE: Final = (
@@ -72,6 +73,7 @@ REASONS: Final = (
     HTML,
     JSON,
     EMPTY,
+    BAD_TIMESTAMPS,
     NO_ENGINE_METRICS,
     *OTHER_SOFTWARE,
     SEVERAL_SERVERS,

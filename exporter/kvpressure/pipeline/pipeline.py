@@ -358,11 +358,13 @@ class Pipeline:
     ) -> LogContext:
         page, reading = track.tracker.page, track.tracker.reading
         facts = dict(container.facts) if container else {}
-        if page is not None and "pool_bytes" not in facts:
+        if page is not None:
             engines = page.engines_of_server(reading) if reading is not None else 1
-            pool = pool_from_configuration(args, _dialect_of(track).pool(args, reading, engines))
-            if pool is not None:
-                facts["pool_bytes"] = pool
+            pool = _dialect_of(track).pool(args, reading, engines)
+            if "pool_bytes" not in facts and (size := pool_from_configuration(args, pool)) is not None:
+                facts["pool_bytes"] = size
+            if pool.blocks and pool.block_size:
+                facts.setdefault("capacity_tokens", float(pool.blocks * pool.block_size))
         if container is None:
             return LogContext(facts)
         return LogContext(facts, container.recent_events(now), container.recent_oom(now), container.seen_log)

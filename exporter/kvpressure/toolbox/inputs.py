@@ -215,7 +215,10 @@ def watch_and_judge(targets: list[Target], around: Around, seconds: float, thres
         case.changes and case.seconds.keys() - {"unknown"} for case in cases
     ):
         reasons = sorted(
-            {f"{engine.target}: {reason_text(engine.error)}" for engine in (case.view.engine for case in cases)}
+            {
+                f"{engine.target}: {reason_text(engine.error, engine.dialect)}"
+                for engine in (case.view.engine for case in cases)
+            }
         )
         silent = [f"{target.name}: no answer in time" for target in targets]  # not one tick saw it answer or fail
         raise InputError(f"could not scrape {'; '.join(reasons or silent)}")

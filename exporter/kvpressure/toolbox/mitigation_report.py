@@ -44,7 +44,7 @@ def as_text(engine: EngineView, plan: PressurePlan, edges: bool) -> str:
         lines.append(f"     {step.text}")
         lines += [f"     set:  {flag}" for flag in step.flags]
         lines += [f"     cost: {step.cost}"] if step.cost else []
-        lines += [f"     measured: {step.measured}"] if step.measured else []
+        lines += [f"     measured{step.measured_where}: {step.measured}"] if step.measured else []
         lines += [f"     $ {command}" for command in step.commands]
     if plan.values:
         lines += ["", "all together: " + " ".join(flags.as_words(plan.values, plan.dialect))]

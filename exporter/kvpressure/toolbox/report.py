@@ -10,6 +10,7 @@ from kvpressure import __version__
 from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import conditions
+from kvpressure.engines.registry import dialect
 from kvpressure.publish.page.view import ORDER
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
@@ -19,8 +20,8 @@ from kvpressure.toolbox.triage import PodFacts, triage
 from kvpressure.toolbox.view import FINE, EngineView
 
 CAUSES: Final = {
-    "kv_pressure": "the KV cache is full; requests are queueing for it or being preempted",
-    "concurrency_limited": "max_num_seqs is reached; the KV cache is not full",
+    "kv_pressure": "the KV cache is full; requests are queueing for it or being {preempted}",
+    "concurrency_limited": "{max_num_seqs} is reached; the KV cache is not full",
     "compute_bound": "prefill or decode saturates the GPU; the KV cache is not the limit",
     "host_bound": "the GPU waits for the host: CPU, tokenizer, API server or network",
     "stalled": "requests are pending but no tokens are being produced",
@@ -29,7 +30,7 @@ CAUSES: Final = {
     "unknown": "not enough data for a verdict",
 }
 TWO_LIMITS: Final = (
-    "max_num_seqs is reached and the KV cache is full: do not raise max_num_seqs, it would cause preemptions"
+    "{max_num_seqs} is reached and the KV cache is full: do not raise {max_num_seqs}, it would cause {preemptions}"
 )
 
 
@@ -37,7 +38,9 @@ def cause(view: EngineView) -> str:
     """The verdict's cause in words."""
     full = view.diagnosis.evidence.get("kv_full")
     two = view.verdict == "concurrency_limited" and full is not None and full.value is True
-    return TWO_LIMITS if two else CAUSES[view.verdict]
+    called = dialect(view.engine.dialect).called
+    words = {name: called(name) for name in ("max_num_seqs", "preempted", "preemptions")}
+    return (TWO_LIMITS if two else CAUSES[view.verdict]).format_map(words)
 
 
 _MARKS: Final = {"fine": "ok", "look": "look", "bad": "BAD", "unknown": "?"}

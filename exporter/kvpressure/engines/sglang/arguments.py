@@ -178,8 +178,9 @@ def image_version(name: str, tag: str) -> str | None:
 
 
 def endpoints(args: EngineArgs) -> Endpoints:
-    """Further nodes serve nothing; all data-parallel ranks are behind one port."""
-    return Endpoints(serves=(args.integer("node_rank") or 0) <= 0)
+    """Further nodes serve nothing; all data-parallel ranks are behind one port. There are metrics only on demand."""
+    asked = any("metrics" in name and value != "False" for name, value in args.values.items())
+    return Endpoints(serves=(args.integer("node_rank") or 0) <= 0, metrics=asked or not args.complete)
 
 
 # --- what may leave the node -----------------------------------------------------------------------------------------

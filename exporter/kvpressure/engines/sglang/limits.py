@@ -58,7 +58,7 @@ def _default_seqs(known: Known, gauges: Mapping[str, float]) -> float | None:
     """
     if "speculative_algorithm" in known.merged.values:
         return SPECULATIVE_SEQS
-    pool = known.facts.get("capacity_tokens") or gauges.get(r.KV_CAPACITY)
+    pool = known.facts.get("capacity_tokens") or gauges.get(r.KV_CAPACITY) or _set_tokens(known.merged)
     context = known.facts.get("max_model_len") or known.merged.max_model_len or gauges.get(CONTEXT)
     if not pool:
         return None
@@ -67,6 +67,12 @@ def _default_seqs(known: Known, gauges: Mapping[str, float]) -> float | None:
     if not context:
         return None
     return float(min(pool // 2, min(max(pool / context * 512, SLOTS[0]), SLOTS[1]) // 1))
+
+
+def _set_tokens(args: EngineArgs) -> float | None:
+    """``--max-total-tokens`` in whole pages."""
+    tokens, page = args.integer("max_total_tokens"), args.integer("block_size") or 1
+    return float(tokens // page * page) if tokens and page > 0 else None
 
 
 def _default_chunk(known: Known) -> float | None:
@@ -103,8 +109,10 @@ def block_size(reading: EngineReading) -> float | None:
 
 
 def pool(args: EngineArgs, reading: EngineReading | None, _engines_on_page: int) -> Pool:
-    """The pool in tokens: as the page counts it, else as ``--max-total-tokens`` caps it is not known."""
-    tokens = None if reading is None else reading.gauges.get(r.KV_CAPACITY)
+    """The pool in tokens: as the page counts it, else what ``--max-total-tokens`` sets. Where memory has no room for so
+    many, the start-up log has the smaller number, which counts before either.
+    """
+    tokens = (None if reading is None else reading.gauges.get(r.KV_CAPACITY)) or _set_tokens(args)
     if not tokens:
         return Pool()
     return Pool(blocks=int(tokens), block_size=1, dtype=args.kv_cache_dtype or "auto")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__
 from kvpressure.advice import wording
+from kvpressure.engines.registry import dialect
 from kvpressure.model.isolation import ENGINE, GPU, PAGE, SOURCE, Failure, engine_name
 from kvpressure.model.readings import SourceHealth
 from kvpressure.model.state import GpuState, State
@@ -176,7 +177,7 @@ class _Parts:
 def _charts(view: PageEngine, around: ViewContext) -> list[Chart]:
     """The engine's last minutes; without history the present values."""
     t, signals = around.thresholds, view.state.signals
-    limit = signals.load.max_num_seqs
+    limit, lost = signals.load.max_num_seqs, dialect(view.state.dialect).called("preemptions")
     rows: tuple[tuple[str, str, float | None, dict[str, Any], Any], ...] = (
         (
             "KV cache, maximum",
@@ -194,7 +195,7 @@ def _charts(view: PageEngine, around: ViewContext) -> list[Chart]:
         ),
         ("Waiting", "waiting", signals.load.waiting, {}, wording.number_text),
         ("Batch, p95", "batch_p95", signals.batch.batch_p95, {}, wording.number_text),
-        ("Preemptions per second", "preemption_rate", signals.kv.preemption_rate, {}, wording.number_text),
+        (f"{lost.capitalize()} per second", "preemption_rate", signals.kv.preemption_rate, {}, wording.number_text),
     )
     found = []
     for title, name, present, scale, text in rows:

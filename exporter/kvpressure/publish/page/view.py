@@ -128,7 +128,7 @@ def headline(state: State) -> str:
         return "No engine found on this node."
     counts: dict[str, int] = {}
     for engine in sorted(state.engines, key=lambda one: _rank_of(one.diagnosis.verdict)):
-        shown = words(engine.diagnosis.verdict) if engine.up else f"down ({reason_text(engine.error)})"
+        shown = words(engine.diagnosis.verdict) if engine.up else f"down ({reason_text(engine.error, engine.dialect)})"
         counts[shown] = counts.get(shown, 0) + 1
     parts = ", ".join(f"{number_text(count)} {shown}" for shown, count in counts.items())
     return f"{total} engine{'s' if total > 1 else ''}: {parts}."

@@ -58,11 +58,11 @@ REFUSALS: Final = (
     OTHER_PROGRAM,
     "no_endpoint",
 )
-"""Why an engine has no target, or not all of its targets. ``no_endpoint`` is normal: a worker of an engine that is
-served elsewhere. ``same_address``: another engine has that page already. ``ranks_not_known``: each data-parallel rank
-has a port of its own, and how many there are is not visible. ``other_program``: a container that is no engine for its
-program alone, see ``Pod.others``. ``annotated_container_missing``: ``kvpressure.io/container`` names none of the pod's
-containers.
+"""Why an engine has no target, or not all of its targets, or no metrics there. ``no_endpoint`` is normal: a worker of an
+engine that is served elsewhere. ``same_address``: another engine has that page already. ``ranks_not_known``: each
+data-parallel rank has a port of its own, and how many there are is not visible. ``other_program``: a container that is
+no engine for its program alone, see ``Pod.others``. ``annotated_container_missing``: ``kvpressure.io/container`` names
+none of the pod's containers.
 """
 
 _PATH: Final = re.compile(r"/[A-Za-z0-9._~/-]*")
@@ -500,7 +500,7 @@ def _ranks(pod: _Raw, found: _Found, first: Target) -> tuple[tuple[Target, ...],
     """The pages after the first, and why some are missing."""
     endpoints = found.dialect.endpoints(found.args)
     if not endpoints.port_each:
-        return (), None
+        return (), None if endpoints.metrics or found.host is not None else endpoint.METRICS_OFF
     count = endpoints.ranks
     if count is None:
         return (), "ranks_not_known"

@@ -20,8 +20,9 @@ _LABEL: Final = re.compile(
 )  # value
 _CLOSE: Final = re.compile(r"[ \t]*+\}[ \t]*+")
 _REST: Final = re.compile(  # value, timestamp, exemplar
-    r"(?<=[ \t}])([^ \t]++)(?:[ \t]++-?[0-9][0-9.eE+-]*+)?+[ \t\r]*+(?:# \{.*)?+\Z"
+    r"(?<=[ \t}])([^ \t]++)(?:[ \t]++(-?[0-9][0-9.eE+-]*+))?+[ \t\r]*+(?:# \{.*)?+\Z"
 )
+_MILLISECONDS: Final = 1e11
 _ESCAPE: Final = re.compile(r"\\(.)")
 _ESCAPED: Final = {"n": "\n", "\\": "\\", '"': '"'}
 
@@ -81,12 +82,22 @@ def _add_label(labels: dict[str, str], name: str, value: str) -> None:
     labels[name] = _unescape(value)
 
 
-def number_from(line: str, start: int) -> str:
-    """The value's text after the labels. What may follow it is a timestamp and an exemplar."""
+def number_from(line: str, start: int) -> tuple[str, float | None]:
+    """The value's text after the labels, and the Unix time that the line gives it (``None`` without one). An exemplar
+    may follow.
+
+    The classic format counts milliseconds, OpenMetrics seconds: as seconds, ``_MILLISECONDS`` is the year 5138.
+    """
     match = _REST.match(line, start)
     if match is None:
         raise BadLine("no value, or something after it")
-    return match[1]
+    if match[2] is None:
+        return match[1], None
+    try:
+        time = float(match[2])
+    except ValueError:
+        raise BadLine("timestamp is no number") from None
+    return match[1], time / 1000 if abs(time) >= _MILLISECONDS else time
 
 
 def _unescape(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 from kvpressure.engines import other_software, registry
 from kvpressure.model.readings import EngineReading, Scrape
-from kvpressure.model.reasons import EMPTY, HTML, INVALID_UTF8, JSON, NO_ENGINE_METRICS, TOO_LARGE
+from kvpressure.model.reasons import BAD_TIMESTAMPS, EMPTY, HTML, INVALID_UTF8, JSON, NO_ENGINE_METRICS, TOO_LARGE
 from kvpressure.sources.scrape.layout import UNWANTED, Layout
 from kvpressure.sources.scrape.lines import MAX_LINE_CHARS, BadLine, TooMany, labels_from, name_of, number_from
 from kvpressure.sources.scrape.memory_limits import LAYOUT_BYTES, MAX_ENGINES, ScrapeLimits
@@ -25,6 +25,11 @@ PART_BYTES: Final = 64 * 1024  # of a page is taken apart at once
 CUT_ENGINES: Final = "engines"
 CUT_SERIES: Final = "series"
 CUT_COLLISIONS: Final = "collisions"
+CUT_TIMESTAMPS: Final = "timestamps"
+MAX_AGE_SECONDS: Final = 120.0
+"""A sample with a timestamp of its own that is further than this from the scrape describes another moment: two
+scrapes of the server behind a federated page, at Prometheus' default interval of a minute.
+"""
 _ENTRY_BYTES: Final = 96  # of remembering a line, beside its text: the place in a dictionary that has just grown
 
 
@@ -58,6 +63,8 @@ class Scanner:
         self._most_bytes = 0
         self._samples = registry.samples()
         self._replicas = Replicas()
+        self._now: float | None = None
+        self._untimely = 0  # samples of this page whose own timestamp is of another moment
         self._forget()
 
     def close(self) -> None:
@@ -74,8 +81,11 @@ class Scanner:
     def _remembered_bytes(self) -> int:
         return self._line_bytes + self._layout.bytes
 
-    def scan(self, text: str | bytes) -> ScanResult:
-        """Read one page."""
+    def scan(self, text: str | bytes, now: float | None = None) -> ScanResult:
+        """Read one page. ``now``: when it was read, in Unix seconds, to judge the timestamps of samples by; ``None`` =
+        they are not looked at.
+        """
+        self._now, self._untimely = now, 0
         # What no server can have sent (half a surrogate pair, from a recording) would come out as a name that cannot be
         # printed.
         raw = text if isinstance(text, bytes) else text.encode(errors="replace")
@@ -88,6 +98,7 @@ class Scanner:
             values, bad_lines = self._scan_lines(raw)
             if self._layout.full and not fresh:  # perhaps only earlier pages filled it
                 self._forget()
+                self._untimely = 0
                 values, bad_lines = self._scan_lines(raw)
         except UnicodeDecodeError:
             return ScanResult(error=INVALID_UTF8)
@@ -95,12 +106,18 @@ class Scanner:
         engines = self._replicas.name(engines)
         allowed = min(MAX_ENGINES, self._bounds.engines.allowed(self))
         cut = {CUT_ENGINES: len(engines) - allowed, CUT_SERIES: self._layout.refused, CUT_COLLISIONS: collisions}
+        cut[CUT_TIMESTAMPS] = self._untimely
         self._keep_within(len(engines), allowed)
         engines = engines[:allowed]
         bad_lines += unsound
         cut = {reason: count for reason, count in cut.items() if count > 0}
         if not engines:
-            return ScanResult(bad_lines=bad_lines, cut=cut, page=page, error=_why_no_engines(raw))
+            return ScanResult(
+                bad_lines=bad_lines,
+                cut=cut,
+                page=page,
+                error=BAD_TIMESTAMPS if self._untimely else _why_no_engines(raw),
+            )
         whose = engines[0].dialect
         of_dialect = [engine for engine in engines if engine.dialect == whose]
         kind = registry.dialect(whose).page_kind(raw, of_dialect, page)
@@ -163,13 +180,16 @@ class Scanner:
             if len(line) > MAX_LINE_CHARS:
                 raise BadLine("too long")
             labels, end = labels_from(line, end)
-            number = number_from(line, end)
+            number, stamp = number_from(line, end)
             slot = self._layout.place(sample, labels)
             if slot == len(values):
                 values.append(None)
             if number == last and line[end:].strip(" \t") == number:
                 self._remember(key, slot)
             if slot == UNWANTED:
+                return False
+            if stamp is not None and self._now is not None and not abs(self._now - stamp) <= MAX_AGE_SECONDS:
+                self._untimely += 1
                 return False
             value = float(number)
         except TooMany:
@@ -230,7 +250,7 @@ def parse_scrape(
     elif text is None:
         result = ScanResult(error=EMPTY)
     else:
-        result = (scanner or Scanner()).scan(text)
+        result = (scanner or Scanner()).scan(text, time)
     kept = text.decode(errors="replace") if isinstance(text, bytes) and keep_text else text
     return Scrape(
         target=target,

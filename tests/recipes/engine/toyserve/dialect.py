@@ -83,6 +83,6 @@ TOYSERVE = EngineDialect(
     recognise=recognise,
     limits=limits,
     capacity_tokens=capacity_tokens,
-    preemptions="evictions",
+    words={"preemption": "eviction", "preemptions": "evictions", "preempted": "evicted"},
     flag=lambda name: FLAGS.get(name, ""),
 )

@@ -293,7 +293,7 @@ BUILT_IN_CONDITIONS: Final = (
         "device memory used {device}, gpu_memory_utilization is {utilization} (too high above {baseline_from})",
         "device memory as configured{device_now} (gpu_memory_utilization {utilization}, too high above"
         " {baseline_from})",
-        "memory baseline: unknown (no GPU mapped to this pod, or the share it may use is unknown)",
+        "memory baseline: unknown (no GPU mapped to this pod, or no limit on its memory is visible)",
         "InferenceBaselineTooHigh",
     ),
     Declared(

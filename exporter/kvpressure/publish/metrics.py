@@ -256,8 +256,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         "gauge",
         "Items of the last scrape that were left out. engines: above its share of the node's 64. series: too many in a"
         " scrape or histogram. plugin: 1 if it had too many lines. new_engines: more than one new engine name per"
-        " minute. collisions: values of which the scrape had several series."
-        " timestamps: samples stamped more than two minutes before or after the scrape.",
+        " minute. collisions: values with several series. timestamps: samples stamped over two minutes off the scrape.",
         ("target", "reason"),
         "nothing was left out",
     ),

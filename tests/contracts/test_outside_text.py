@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 
 from kvpressure import redaction
+from kvpressure.capacity import models
 from kvpressure.engines.registry import public_texts
 from kvpressure.engines.vllm import limits
 from kvpressure.engines.vllm import log_lines as logevents
 from kvpressure.engines.vllm.arguments import from_log
 from kvpressure.model.arguments import EngineArgs, human_int
-from kvpressure.signals import pool
 from kvpressure.sources.host.procfs import pod_of_cgroup
 from kvpressure.sources.kubernetes.podspec import Policy, quantity, read_pod
 from kvpressure.sources.plugin_metrics import read_plugin_metrics
@@ -149,7 +149,7 @@ READERS: dict[
         ("a", 'a="', 'a="",', "1", "kvpressure:", "kvpressure:a{", "\n", "\r", "kvpressure:a 1\n", "=", " "),
     ),
     "model": (
-        lambda text: pool.known_model.__wrapped__(f"{text}~"),
+        lambda text: models.known(f"{text}~"),
         ("", "llama"),
         ("-hf", "-v1", "-v1.1", "-w1a1", "-1111", "1", "-", "/", "-int4"),
     ),

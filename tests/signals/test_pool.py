@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kvpressure.capacity.models import known as known_model
 from kvpressure.engines.vllm.cache_config import pool
 from kvpressure.engines.vllm.command_line import parse
 from kvpressure.model.readings import EngineReading
 from kvpressure.signals import pool as pools
-from kvpressure.signals.pool import known_model
 
 GIB = 2**30
 
@@ -32,7 +32,7 @@ def test_only_models_with_a_known_shape_are_recognised(name, expected):
 
 
 def from_configuration(args, config, engines_on_page):
-    return pools.from_configuration(args, pool(args, EngineReading("m", "0", cache_config=config), engines_on_page))
+    return pools.PoolSizes().of(args, pool(args, EngineReading("m", "0", cache_config=config), engines_on_page))
 
 
 CONFIG = {"num_gpu_blocks": "5646", "block_size": "16", "cache_dtype": "auto"}

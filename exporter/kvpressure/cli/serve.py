@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__
+from kvpressure.capacity.own_models import of_settings
 from kvpressure.errors import InputError
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.links import Links
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     recorder = _recorder(chosen)
     if recorder is not None:
         chosen = replace(chosen, keep_exposition=True)
-    monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds), chosen.interval_seconds)
+    monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds, of_settings(chosen)), chosen.interval_seconds)
     monitor.add_listener(chosen.shared.observe)
     monitor.add_listener(ChangeLog())
     if recorder is not None:

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from kvpressure import redaction
 from kvpressure.advice import limits as advice
+from kvpressure.capacity.own_models import ModelShapes
 from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Known
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
@@ -49,7 +50,7 @@ from kvpressure.signals.compute import GpuWindow
 from kvpressure.signals.engine import CacheState
 from kvpressure.signals.engine_context import EngineContext, GpuContext, LimitContext, LogContext
 from kvpressure.signals.objectives import objectives
-from kvpressure.signals.pool import from_configuration as pool_from_configuration
+from kvpressure.signals.pool import PoolSizes
 from kvpressure.signals.registry import extra_signals
 
 _NO_LIMITS: Final[Mapping[str, EffectiveLimit]] = {}
@@ -107,8 +108,9 @@ class _GpuDemand:
 class Pipeline:
     """Keeps the windows of every engine and turns each snapshot into a state."""
 
-    def __init__(self, thresholds: Thresholds | None = None) -> None:
+    def __init__(self, thresholds: Thresholds | None = None, shapes: ModelShapes | None = None) -> None:
         self._thresholds = thresholds or builtin()
+        self._pools = PoolSizes(shapes)
         self._guard = Guard()
         self._engines = Engines(self._thresholds, self._guard)
         self._containers: dict[ContainerKey, ContainerTrack] = {}
@@ -341,7 +343,7 @@ class Pipeline:
         return EngineContext(
             now=now,
             gpus=self._gpu_context(now, gpus, pod, snapshot, bool(allocator)),
-            log=self._log_context(now, track, container, args),
+            log=self._log_context(now, track, container, args, len(gpus)),
             limits=LimitContext(
                 seqs.value if seqs else None,
                 seqs.source if seqs else None,
@@ -354,14 +356,15 @@ class Pipeline:
         ), limits
 
     def _log_context(
-        self, now: float, track: EngineTrack, container: ContainerTrack | None, args: EngineArgs
+        self, now: float, track: EngineTrack, container: ContainerTrack | None, args: EngineArgs, gpus: int
     ) -> LogContext:
         page, reading = track.tracker.page, track.tracker.reading
         facts = dict(container.facts) if container else {}
         if page is not None:
             engines = page.engines_of_server(reading) if reading is not None else 1
             pool = _dialect_of(track).pool(args, reading, engines)
-            if "pool_bytes" not in facts and (size := pool_from_configuration(args, pool)) is not None:
+            size = None if "pool_bytes" in facts else self._pools.of(args, pool, track.target, track.named[0], gpus)
+            if size is not None:
                 facts["pool_bytes"] = size
             if pool.blocks and pool.block_size:
                 facts.setdefault("capacity_tokens", float(pool.blocks * pool.block_size))

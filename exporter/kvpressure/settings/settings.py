@@ -136,6 +136,14 @@ class Settings:
         "Engine to scrape without Kubernetes discovery; repeat for several.",
         repeat=True,
     )
+    engine_model_configs: Path | None = option(
+        "engine.model-configs",
+        DIRECTORY,
+        None,
+        "Directory of config.json files of further models, read at start: NAME.json, NAME/config.json,"
+        " or a Hugging Face cache.",
+        shown="none",
+    )
     engine_max_targets: int = option("engine.max-targets", COUNT, 64, "Maximum number of engines to scrape.")
     engine_timeout_seconds: float = option(
         "engine.timeout", SECONDS, 3.0, "Timeout of one scrape of an engine, in total."

@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from typing import Final
 
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import Parallel, pool_bytes
-from kvpressure.capacity.models import known, named
+from kvpressure.capacity.own_models import ModelShapes
+from kvpressure.capacity.shapes import ModelShape
 from kvpressure.engines.base import Pool
 from kvpressure.model.arguments import EngineArgs
 
-known_model = lru_cache(maxsize=256)(known)
+MAX_SIZES: Final = 256  # that are remembered
 
 
-def from_configuration(args: EngineArgs, pool: Pool) -> float | None:
-    """Bytes of the KV pool on each GPU, or ``None``: as set outright, else the model's published shape
-    times the number of blocks.
+class PoolSizes:
+    """Bytes of KV pools by the shapes of their models. Remembers what it computed."""
+
+    def __init__(self, shapes: ModelShapes | None = None) -> None:
+        self._shapes = shapes or ModelShapes()
+        self._sizes: dict[tuple[object, ...], float | None] = {}
+
+    def of(self, args: EngineArgs, pool: Pool, target: str = "", served: str = "", gpus: int = 0) -> float | None:
+        """Bytes of the KV pool on each GPU, or ``None``: as set outright, else the shape of the model that ``target``
+        serves times the number of blocks. ``served``: its name in the metrics; ``gpus``: how many the server has.
+        """
+        if pool.bytes is not None:
+            return pool.bytes
+        parallel = _parallel(args, gpus)
+        if parallel is None or not pool.blocks or not pool.block_size:
+            return None
+        names = tuple(name for name in (args.model, args.served_model_name, served) if name)
+        key = (target, names, parallel, pool)
+        if key not in self._sizes:
+            if len(self._sizes) >= MAX_SIZES:
+                self._sizes.clear()
+            shape = self._shapes.find(names, target)
+            self._sizes[key] = (
+                None if shape is None else _size(shape, pool.blocks, pool.block_size, pool.dtype, parallel)
+            )
+        return self._sizes[key]
+
+
+def _parallel(args: EngineArgs, gpus: int) -> Parallel | None:
+    """How the model is split over GPUs; ``None`` where arguments that are not visible may say so. On one GPU it is not
+    split.
     """
-    if pool.bytes is not None:
-        return pool.bytes
-    names = [name for name in (args.model, args.served_model_name) if name]
-    model = next((key for name in names if (key := known_model(name))), None)
-    if model is None or pool.blocks is None or pool.block_size is None:
+    sizes = (args.tensor_parallel_size, args.pipeline_parallel_size, args.decode_context_parallel_size)
+    if not args.complete and not any(sizes) and gpus > 1:
         return None
-    return _from_shape(
-        model,
-        pool.blocks,
-        pool.block_size,
-        pool.dtype,
-        args.tensor_parallel_size or 1,
-        args.pipeline_parallel_size or 1,
-        args.decode_context_parallel_size or 1,
-    )
+    return Parallel(*(size or 1 for size in sizes))
 
 
-@lru_cache(maxsize=256)
-def _from_shape(
-    model: str, blocks: int, block_size: int, dtype: str, tensor: int, pipeline: int, context: int
-) -> float | None:
-    if blocks < 1 or block_size < 1:
-        return None
-    shape = named(model)
+def _size(shape: ModelShape, blocks: int, block_size: int, dtype: str, parallel: Parallel) -> float | None:
     if shape.recurrent_layers and len(shape.layers) > shape.recurrent_layers:
         return None  # the pool's blocks are as large as those layers need
     try:
-        return float(pool_bytes(shape, blocks, Parallel(tensor, pipeline, context), dtype, block_size))
+        return float(pool_bytes(shape, blocks, parallel, dtype, block_size))
     except (CapacityError, ValueError, OverflowError):
         return None

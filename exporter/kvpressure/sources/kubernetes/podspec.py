@@ -58,7 +58,7 @@ REFUSALS: Final = (
     OTHER_PROGRAM,
     "no_endpoint",
 )
-"""Why an engine has no target, or not all of its targets, or no metrics there. ``no_endpoint`` is normal: a worker of an
+"""Why an engine has no target, or not all of them, or no metrics there. ``no_endpoint`` is normal: a worker of an
 engine that is served elsewhere. ``same_address``: another engine has that page already. ``ranks_not_known``: each
 data-parallel rank has a port of its own, and how many there are is not visible. ``other_program``: a container that is
 no engine for its program alone, see ``Pod.others``. ``annotated_container_missing``: ``kvpressure.io/container`` names

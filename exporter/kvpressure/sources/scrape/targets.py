@@ -12,6 +12,7 @@ Keys:
   for it, so that two targets never share an identity.
 * ``gpus``: UUIDs, separated by commas, of the GPUs that the engine runs on.
 * ``tls``: ``verify`` (default) or ``insecure``; ``ca``: a file with the certificates to trust. For https only.
+* ``model-config``: the model's ``config.json``, its directory, or a published name, where ``args`` does not name it.
 * ``args``: the engine's command line, quoted as in a shell. Last, as it takes the rest of the option.
 
 Example: ``prod/chat-0=http://10.0.0.5:8000;container=vllm;gpus=GPU-1f,GPU-2e;args=--max-num-seqs 64``.
@@ -33,7 +34,7 @@ DEFAULT_PORT: Final = default().default_port  # where nothing says what the serv
 DEFAULT_PATH: Final = default().default_path
 MAX_PATH_CHARS: Final = 512
 ADDRESSES: Final = "http://HOST[:PORT][/PATH], https://..., HOST or HOST:PORT"
-KEYS: Final = ("namespace", "pod", "container", "gpus", "tls", "ca", "args")
+KEYS: Final = ("namespace", "pod", "container", "gpus", "tls", "ca", "model-config", "args")
 
 _OWNER: Final = re.compile(r"([a-z0-9][a-z0-9-]*)/([a-z0-9][a-z0-9.-]*)=")
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|[0-9A-Fa-f:.]+")
@@ -56,8 +57,8 @@ class Target:
     """One metrics page and what is known about the engine behind it.
 
     ``version`` is the server's and ``dialect`` its engine's name, where discovery can tell. ``ca`` is a file of
-    certificates to trust instead of the system's; ``verify`` False accepts any certificate. Raises ``TargetError`` for
-    an address that no request could be written for.
+    certificates to trust instead of the system's; ``verify`` False accepts any certificate. ``model_config``: a model's
+    ``config.json`` or name, "" = none. Raises ``TargetError`` for an address that no request could be written for.
     """
 
     host: str
@@ -72,6 +73,7 @@ class Target:
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
     verify: bool = True
     ca: str | None = None
+    model_config: str = ""
     version: str | None = None
     dialect: str = ""
 
@@ -119,6 +121,7 @@ def parse_target(text: str) -> Target:
         args=_split_args(text, options.get("args", "")),
         verify=_verify(text, scheme, options),
         ca=options.get("ca"),
+        model_config=options.get("model-config", ""),
     )
     return target if target.pod else replace(target, pod=target.address)
 

@@ -1,0 +1,108 @@
+"""Shapes of models that no table has: from configurations in a directory, and those that a target names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvpressure.capacity import models, shapes
+from kvpressure.capacity.errors import CapacityError
+from kvpressure.capacity.shapes import ModelShape
+
+if TYPE_CHECKING:
+    from kvpressure.settings.settings import Settings
+
+MAX_FILES: Final = 1000  # configurations that are read of a directory
+_DEPTH: Final = 4  # directories below it that are looked into
+
+logger = logging.getLogger(__name__)
+_published = lru_cache(maxsize=256)(models.known)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShapes:
+    """Where the shape of a model is looked up. ``own``: by the last part of a model's name, lower case; they win over
+    published ones. ``of_targets``: by the name of a target, whatever its model is called.
+    """
+
+    own: Mapping[str, ModelShape] = field(default_factory=dict)
+    of_targets: Mapping[str, ModelShape] = field(default_factory=dict)
+
+    def find(self, names: Iterable[str], target: str = "") -> ModelShape | None:
+        """The shape of the model that ``target`` serves, by the first name that is known."""
+        if target in self.of_targets:
+            return self.of_targets[target]
+        for name in names:
+            shape = self.own.get(_key(name)) if self.own else None
+            if shape is not None:
+                return shape
+            published = _published(name)
+            if published is not None:
+                return _named(published)
+        return None
+
+
+def of_settings(chosen: Settings) -> ModelShapes:
+    """The shapes that settings name. Raises ``InputError`` for a target's that cannot be used."""
+    targets = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}
+    return read(chosen.engine_model_configs, targets)
+
+
+def read(directory: Path | None, targets: Mapping[str, str]) -> ModelShapes:
+    """The shapes of a directory, and those that targets name (target -> file, directory or published name). Raises
+    ``CapacityError`` for a target's.
+
+    ``NAME.json`` and ``[...]/NAME/config.json`` are the model NAME, and so is ``config.json`` anywhere below the
+    ``models--ORG--NAME`` of a Hugging Face cache. A file that cannot be used costs itself, and is logged.
+    """
+    return ModelShapes(
+        {} if directory is None else dict(_in(directory)),
+        {target: models.find(text)[0] for target, text in targets.items()},
+    )
+
+
+def _in(directory: Path) -> Iterator[tuple[str, ModelShape]]:
+    for path in _files(directory, _DEPTH):
+        try:
+            yield _key(_name(path)), shapes.load(path)
+        except CapacityError as error:
+            logger.warning("model configuration not used: %s", error)
+
+
+def _name(path: Path) -> str:
+    cached = next((part for part in path.parts if part.startswith("models--")), None)
+    if cached is not None:
+        return cached.rsplit("--", 1)[-1]
+    return path.parent.name if path.name == "config.json" else path.stem
+
+
+def _files(directory: Path, depth: int) -> list[Path]:
+    """Configurations in the order of their names. Names that begin with two dots are the kubelet's own copies."""
+    found: list[Path] = []
+    try:
+        entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith(".."))
+    except OSError as error:
+        logger.warning("model configurations not read: %s: %s", directory, error.strerror or error)
+        return found
+    for entry in entries:
+        if len(found) >= MAX_FILES:
+            break
+        wanted = entry.suffix == ".json" if depth == _DEPTH else entry.name == "config.json"
+        if wanted and entry.is_file():
+            found.append(entry)
+        elif depth > 0 and entry.is_dir():
+            found += _files(entry, depth - 1)
+    return found[:MAX_FILES]
+
+
+def _key(name: str) -> str:
+    return name.rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+@lru_cache(maxsize=256)
+def _named(key: str) -> ModelShape:
+    return models.named(key)

@@ -113,7 +113,8 @@ def test_a_published_name_finds_its_shape_and_no_other(name: str, key: str | Non
 
 
 def test_aliases_name_models_that_are_there() -> None:
-    assert set(models._SAME_SHAPE.values()) <= CONFIGS.keys()
+    assert {key for key, _ in models._SAME_SHAPE.values()} <= CONFIGS.keys()
+    assert models._SAME_SHAPE.keys() <= SOURCES.keys()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.diagnosis_json import diagnosis_document
 from kvpressure.sources.kubernetes.pod import discovered
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
+from tests.toolbox.conftest import FakeKubectl
 
 PODS = Path(__file__).parents[1] / "fixtures" / "pods"
 EXPECTED: Mapping[str, Any] = yaml.safe_load((PODS / "expected.yaml").read_text())["pods"]
@@ -65,6 +67,47 @@ def test_the_text_says_why_and_the_status_whether_something_is_not_scraped(capsy
     said = capsys.readouterr().out
     assert "engine, not scraped (port_unknown)" in said
     assert "8000" not in said
+
+
+def as_list(names: Iterable[str]) -> str:
+    """What ``kubectl get pods -o json`` prints for these pods."""
+    items = [json.loads((PODS / name).read_text()) for name in names]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items, "metadata": {"resourceVersion": ""}})
+
+
+def test_a_namespace_is_read_through_kubectl(capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl) -> None:
+    """All pods of the projects together, as one namespace."""
+    names = [name for name in EXPECTED if name.endswith(".json")]
+    kubectl.answers = [("get pods", as_list(names))]
+    kubectl.install()
+    main(["discover", "-n", "inference", "--context", "prod", "--format", "json"])
+    found = json.loads(capsys.readouterr().out)
+    assert kubectl.calls == [["--context", "prod", "get", "pods", "-n", "inference", "-o", "json"]]
+    by_name: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for entry in found:
+        by_name.setdefault((entry["namespace"], entry["pod"], entry["container"]), []).append(entry)
+    for name, container, want in ENGINES:
+        metadata = json.loads((PODS / name).read_text())["metadata"]
+        rows = by_name[metadata.get("namespace", ""), metadata["name"], container]
+        results = {(row["result"], re.sub(r"^https?://.*:(?=\d+/)", "", row["address"])) for row in rows}
+        wanted = ("no_target", "") if want["port"] is None else ("engine", f"{want['port']}{want['path']}")
+        assert wanted in results
+    assert len(ENGINES) >= 50
+
+
+def test_a_namespace_that_kubectl_refuses_is_one_clear_line(
+    capsys: pytest.CaptureFixture[str], kubectl: FakeKubectl
+) -> None:
+    refusal = 'Error from server (Forbidden): pods is forbidden: User "jane" cannot list resource "pods"'
+    kubectl.answers = [("get pods", Exception(refusal))]
+    kubectl.install()
+    assert main(["discover", "-n", "inference"]) == 2
+    assert refusal in capsys.readouterr().err
+    kubectl.answers = [("get pods", as_list([]))]
+    kubectl.install()
+    assert main(["discover", "-n", "inference", "-l", "app=vllm"]) == 0
+    assert capsys.readouterr().out == "no container with a GPU or an inference server\n"
+    assert kubectl.calls[-1][-4:] == ["-l", "app=vllm", "-o", "json"]
 
 
 def test_an_address_without_discovery_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -334,6 +334,11 @@ def _called(engine: PlanInput, name: str) -> str:
     return dialect(engine.engine.dialect).called(name)
 
 
+def _option(engine: PlanInput, name: str) -> str:
+    """An argument as it is spelled on a command line, without its dashes in front."""
+    return dialect(engine.engine.dialect).flag(name).removeprefix("--") or name
+
+
 def _now(engine: PlanInput, name: str) -> str:
     limit = engine.limit(name)
     if limit.value is None:
@@ -417,7 +422,7 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
 
 def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit, least = engine.limit("max_num_batched_tokens"), t["max_num_batched_tokens_floor"]
-    title, now = f"Lower {_called(engine, 'max_num_batched_tokens')}", _now(engine, "max_num_batched_tokens")
+    title, now = f"Lower {_option(engine, 'max_num_batched_tokens')}", _now(engine, "max_num_batched_tokens")
     least_of = _called(engine, "max_num_seqs")
     cost = f"long prompts take more steps, so time to first token rises; it must not be below {least_of}"
     value = limit.recommended
@@ -454,7 +459,7 @@ def _batched_tokens(engine: PlanInput, t: Thresholds) -> MitigationStep:
 def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
     limit = engine.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
-    title = f"Lower {_called(engine, 'gpu_memory_utilization')} to {usual:g}, then {lower:g}"
+    title = f"Lower {_option(engine, 'gpu_memory_utilization')} to {usual:g}, then {lower:g}"
     cost = _pool_cost(engine, limit.value, usual, lower)
     now = _now(engine, "gpu_memory_utilization")
     if limit.recommended is not None:

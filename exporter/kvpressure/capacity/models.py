@@ -24,25 +24,34 @@ _ENTRIES: Final[Mapping[str, Mapping[str, Any]]] = json.loads(FILE.read_text(enc
 CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {key: entry["config"] for key, entry in _ENTRIES.items()}
 )
-SOURCES: Final[Mapping[str, str]] = MappingProxyType({key: entry["source"] for key, entry in _ENTRIES.items()})
-"""Where the figures of each model were read."""
-
-# Models that their publishers made from another one by further training, which keeps its shape; from their model cards.
-_SAME_SHAPE: Final[Mapping[str, str]] = {
-    "llama-3.3-70b": "llama-3.1-70b",
-    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
-    "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
-    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
-    "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
-    "qwq-32b": "qwen2.5-32b",
-    "qwen2.5-coder-1.5b": "qwen2.5-1.5b",
-    "qwen2.5-coder-3b": "qwen2.5-3b",
-    "qwen2.5-coder-7b": "qwen2.5-7b",
-    "qwen2.5-coder-14b": "qwen2.5-14b",
-    "qwen2.5-coder-32b": "qwen2.5-32b",
-    "deepseek-v3.1-terminus": "deepseek-v3.1",
-    "deepseek-v3.2-exp": "deepseek-v3.2",
+_R1: Final = "deepseek-ai/DeepSeek-R1 README.md 00f3296a1439"
+_CODER: Final = "Qwen2.5-Coder Technical Report, arXiv 2409.12186, section 2"
+_SAME_SHAPE: Final[Mapping[str, tuple[str, str]]] = {
+    "llama-3.3-70b": ("llama-3.1-70b", "meta-llama/llama-models models/llama3_3/MODEL_CARD.md 8c88b8c0d75d"),
+    "deepseek-r1-distill-llama-8b": ("llama-3.1-8b", _R1),
+    "deepseek-r1-distill-llama-70b": ("llama-3.1-70b", _R1),
+    "deepseek-r1-distill-qwen-14b": ("qwen2.5-14b", _R1),
+    "deepseek-r1-distill-qwen-32b": ("qwen2.5-32b", _R1),
+    "qwq-32b": ("qwen2.5-32b", "model card of Qwen/QwQ-32B: 64 layers, 40 heads for queries and 8 for keys and values"),
+    "qwen2.5-coder-1.5b": ("qwen2.5-1.5b", _CODER),
+    "qwen2.5-coder-3b": ("qwen2.5-3b", _CODER),
+    "qwen2.5-coder-7b": ("qwen2.5-7b", _CODER),
+    "qwen2.5-coder-14b": ("qwen2.5-14b", _CODER),
+    "qwen2.5-coder-32b": ("qwen2.5-32b", _CODER),
+    "deepseek-v3.1-terminus": ("deepseek-v3.1", "model card of deepseek-ai/DeepSeek-V3.1-Terminus: structure as V3"),
+    "deepseek-v3.2-exp": ("deepseek-v3.2", "deepseek-ai/DeepSeek-V3.2-Exp README.md 114c2cb47f8c"),
 }
+"""Models that their publishers made from another one by further training, which keeps its shape: the key of that one,
+and where it is said.
+"""
+SOURCES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **{key: entry["source"] for key, entry in _ENTRIES.items()},
+        **{name: source for name, (_, source) in _SAME_SHAPE.items()},
+    }
+)
+"""Where the figures of each model were read, and what says that another one has its shape."""
+
 # Names that differ from those of another shape by a variant only.
 _OWN_SHAPE: Final = frozenset({"mistral-7b-v0.1", "mistral-7b-instruct-v0.1"})  # with a sliding window
 # What names of one shape end with: chat tuning, quantized weights, dates.
@@ -59,7 +68,7 @@ def _names() -> Mapping[str, str]:
     return {
         **{_VARIANT.sub("", name): key for name, key in published.items()},
         **published,
-        **_SAME_SHAPE,
+        **{name: key for name, (key, _) in _SAME_SHAPE.items()},
         **{k: k for k in CONFIGS},
     }
 

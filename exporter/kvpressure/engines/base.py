@@ -188,7 +188,7 @@ class EngineDialect:
     """Tokens in a KV block."""
     pool: Callable[[EngineArgs, EngineReading | None, int], Pool] = lambda *_: Pool()
     features: Callable[[EngineArgs, str | None, Sequence[str]], Features] = lambda *_: Features()
-    """From the arguments, the page's flavour and the canonical gauges it has."""
+    """From the arguments, the page's flavour, and the names of the gauges and page values that there are."""
 
     # --- what advice and verdicts may call things
     flag: Callable[[str], str] = _option

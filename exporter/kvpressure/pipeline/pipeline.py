@@ -336,7 +336,7 @@ class Pipeline:
         args, limits, features = EngineArgs(), _NO_LIMITS, Features()
         if known is not None and page is not None:
             args, limits = known.merged, engine.limits(known)
-            features = engine.features(args, page.flavour, tuple(last.gauges) if last else ())
+            features = engine.features(args, page.flavour, (*(last.gauges if last else ()), *page.page))
         seqs, length = limits.get("max_num_seqs"), limits.get("max_model_len")
         pod = (track.key.namespace, track.key.pod)
         allocator = [rank for rank in snapshot.allocator if (rank.namespace, rank.pod) == pod]

@@ -16,6 +16,7 @@ from kvpressure.errors import InputError
 READ_ONLY: Final = ("get", "logs")
 TIMEOUT_SECONDS: Final = 15.0
 MAX_BYTES: Final = 32 * 1024 * 1024
+MAX_LIST_BYTES: Final = 256 * 1024 * 1024  # a thousand pods of 240 KB
 _ERROR_BYTES: Final = 64 * 1024
 
 
@@ -72,9 +73,14 @@ class Kubectl:
 
     def objects(self, kind: str, namespace: str, *more: str) -> list[Mapping[str, Any]]:
         """The items of ``kubectl get KIND -o json``. Raises ``KubectlError``."""
+        text = self.run("get", kind, "-n", namespace, *more, "-o", "json", limit=MAX_LIST_BYTES)
         try:
-            document = json.loads(self.run("get", kind, "-n", namespace, *more, "-o", "json"))
+            document = json.loads(text)
         except (ValueError, RecursionError):
+            if len(text) >= MAX_LIST_BYTES // 4:  # in characters of up to four bytes
+                raise KubectlError(
+                    f"kubectl get {kind}: more than {MAX_LIST_BYTES >> 20} MiB; name fewer by -l"
+                ) from None
             raise KubectlError(f"kubectl get {kind}: the answer is not JSON") from None
         items = document.get("items") if isinstance(document, dict) else None
         return [item for item in items or () if isinstance(item, Mapping)]

@@ -34,8 +34,8 @@ def test_sentences_about_an_sglang_engine_have_no_word_of_vllm() -> None:
         "Retractions per second",
         "being retracted",
         "Lower max_running_requests",
-        "Lower chunked_prefill_size",
-        "Lower mem_fraction_static",
+        "Lower chunked-prefill-size",
+        "Lower mem-fraction-static",
     ):
         assert word in everything, word
 

@@ -7,7 +7,11 @@ import pytest
 from kvpressure.engines.vllm import limits
 from kvpressure.engines.vllm.arguments import from_log
 from kvpressure.engines.vllm.command_line import parse
+from kvpressure.model import readings as r
 from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.readings import Snapshot
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.sources.scrape.scanner import parse_scrape
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,35 @@ def test_kv_transfer_by_the_logged_arguments():
     )
     args = from_log(line) or EngineArgs()
     assert (limits.takes_lora(args), limits.kv_role(args)) == (True, "kv_producer")
+
+
+# --- what only the page tells ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("adapters", "served"),
+    [
+        ("", False),
+        ('vllm:lora_requests_info{max_lora="1",running_lora_adapters="a",waiting_lora_adapters=""} 17e8\n', True),
+    ],
+)
+def test_a_page_tells_whether_adapters_are_served_where_arguments_are_not_visible(adapters: str, served: bool) -> None:
+    """Of a queue behind adapters an old server does not say whether it waits for KV blocks."""
+    text = (
+        'vllm:num_requests_running{model_name="m",engine="0"} 8\n'
+        'vllm:num_requests_waiting{model_name="m",engine="0"} 40\n' + adapters
+    )
+    pipeline = Pipeline()
+    for second in range(10):
+        page = parse_scrape(text, target="http://a:8000/metrics", time=1.0 + second, pod="p")
+        assert page.cut == {}
+        (engine,) = pipeline.observe(Snapshot(1.0 + second, pages=(page,))).engines
+    assert engine.signals.load.lora is served
+    assert engine.diagnosis.evidence["queue_for_capacity"].value is (None if served else True)
+
+
+def test_adapters_that_come_and_go_are_no_collision() -> None:
+    line = 'vllm:lora_requests_info{{max_lora="2",running_lora_adapters="{}",waiting_lora_adapters=""}} {}\n'
+    running = 'vllm:num_requests_running{model_name="m",engine="0"} 8\n'
+    page = parse_scrape(running + line.format("a", 5) + line.format("a,b", 9), target="", time=1.0)
+    assert (page.cut, page.page) == ({}, {r.LORA_MOMENT: 9.0})

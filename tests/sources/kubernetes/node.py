@@ -257,6 +257,11 @@ class Node:
             if found := re.search(r"listening address=127.0.0.1:(\d+)", line):
                 self._port = int(found[1])
 
+    @property
+    def exporter_port(self) -> int:
+        """Where the exporter listens."""
+        return self._port
+
     def lists(self) -> int:
         """How often the pods were listed."""
         return self.api.count("/api/v1/pods") - self.api.count("/api/v1/pods", watch="1")

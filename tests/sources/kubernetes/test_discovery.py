@@ -90,12 +90,23 @@ def test_the_reason_is_given(name: str, reason: str) -> None:
     assert [row.why for row in read(name).rows] == [reason]
 
 
-def test_a_nim_that_serves_no_language_model_is_named() -> None:
+@pytest.mark.parametrize(
+    ("image", "why"),
+    [
+        ("nvidia/nv-embedqa-e5-v5", "nim"),
+        ("nvidia/llama-nemotron-rerank-1b-v2", "nim"),
+        ("nvidia/nemoretriever-parse", "nim"),
+        ("nvidia/parakeet-1-1b-ctc-en-us", "nim"),
+        ("nvidia/llama-3.1-nemotron-safety-guard-8b-v3", "image"),
+        ("meta/llama-3.1-8b-instruct", "image"),
+    ],
+)
+def test_a_nim_that_serves_no_language_model_is_named(image: str, why: str) -> None:
     nim = document("nim/nim-llm.json")
-    nim["spec"]["containers"][0]["image"] = "nvcr.io/nim/nvidia/nv-embedqa-e5-v5:1.0"
+    nim["spec"]["containers"][0]["image"] = f"nvcr.io/nim/{image}:1.0"
     pod = read_pod(nim, Policy())
     assert pod is not None
-    assert [row.why for row in pod.rows] == ["nim"]
+    assert [row.why for row in pod.rows] == [why]
 
 
 @pytest.mark.parametrize("name", EXPECTED["pods"])

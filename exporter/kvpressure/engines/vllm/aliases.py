@@ -56,6 +56,7 @@ CONFIG_LABELS: Final = frozenset(
 
 ENGINE_FAMILIES: Final = (
     gauge(r.RUNNING, "num_requests_running"),
+    Family("page", ("lora_requests_info",), r.LORA_MOMENT, ceiling=ceilings.MOMENT),  # no label of a model or an engine
     gauge(r.WAITING, "num_requests_waiting"),
     gauge(r.SWAPPED, "num_requests_swapped"),  # V0 up to 0.7
     Family("gauge", ("num_request_max",), r.RUNNING_LIMIT, ceiling=ceilings.REQUESTS, per_model=True),  # NIM's

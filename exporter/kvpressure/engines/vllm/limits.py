@@ -10,7 +10,7 @@ from kvpressure.engines.base import EffectiveLimit, Features, Known
 from kvpressure.engines.vllm.arguments import default_limits, limits_in_force
 from kvpressure.engines.vllm.cache_config import positive
 from kvpressure.model.arguments import EngineArgs
-from kvpressure.model.readings import RUNNING_LIMIT, SWAPPED
+from kvpressure.model.readings import LORA_MOMENT, RUNNING_LIMIT, SWAPPED
 from kvpressure.model.state import LIMITS
 
 V0_MAX_NUM_SEQS: Final = 256.0
@@ -59,7 +59,7 @@ def features(args: EngineArgs, flavour: str | None, gauges: Sequence[str]) -> Fe
     """
     chunked = (args.values.get("enable_chunked_prefill") or "").lower()
     return Features(
-        takes_lora(args),
+        takes_lora(args) or LORA_MOMENT in gauges,
         kv_role(args),
         waits_for_blocks(args),
         flavour == "v0" or SWAPPED in gauges or chunked == "false",

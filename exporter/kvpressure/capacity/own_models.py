@@ -7,14 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvpressure.capacity import models, shapes
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.shapes import ModelShape
-
-if TYPE_CHECKING:
-    from kvpressure.settings.settings import Settings
 
 MAX_FILES: Final = 1000  # configurations that are read of a directory
 _DEPTH: Final = 4  # directories below it that are looked into
@@ -44,12 +41,6 @@ class ModelShapes:
             if published is not None:
                 return _named(published)
         return None
-
-
-def of_settings(chosen: Settings) -> ModelShapes:
-    """The shapes that settings name. Raises ``InputError`` for a target's that cannot be used."""
-    targets = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}
-    return read(chosen.engine_model_configs, targets)
 
 
 def read(directory: Path | None, targets: Mapping[str, str]) -> ModelShapes:

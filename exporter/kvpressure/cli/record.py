@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvpressure import __version__
-from kvpressure.capacity.own_models import of_settings
+from kvpressure.capacity import own_models
 from kvpressure.errors import InputError
 from kvpressure.model.readings import Snapshot
 from kvpressure.model.state import State
@@ -96,7 +96,9 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise InputError(f"--out: {options.out}: {error.strerror or error}") from error
     background = BackgroundRecorder(recorder)
-    monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds, of_settings(chosen)), chosen.interval_seconds)
+    models = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}
+    shapes = own_models.read(chosen.engine_model_configs, models)
+    monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds, shapes), chosen.interval_seconds)
     progress = _Progress()
     for listener in (chosen.shared.observe, background, progress):
         monitor.add_listener(listener)

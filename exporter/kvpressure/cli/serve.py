@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpressure import __version__
-from kvpressure.capacity.own_models import of_settings
+from kvpressure.capacity import own_models
 from kvpressure.errors import InputError
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.links import Links
@@ -73,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
     recorder = _recorder(chosen)
     if recorder is not None:
         chosen = replace(chosen, keep_exposition=True)
-    monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds, of_settings(chosen)), chosen.interval_seconds)
+    models = {target.name: target.model_config for target in chosen.engine_targets if target.model_config}
+    shapes = own_models.read(chosen.engine_model_configs, models)
+    monitor = Monitor(build_sources(chosen), Pipeline(chosen.thresholds, shapes), chosen.interval_seconds)
     monitor.add_listener(chosen.shared.observe)
     monitor.add_listener(ChangeLog())
     if recorder is not None:

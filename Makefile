@@ -140,11 +140,11 @@ test-gpu:        ## ask a real NVIDIA card and driver whether all this is true t
 lock:            ## renew requirements/*.txt
 	tools/lock.sh
 
-fuzz:            ## cases for every parser and for whole snapshots until there are a million of each, write docs/reliability.md (hours; ARGS="--minutes 30")
+fuzz:            ## cases for every parser and for whole snapshots until there are a million of each, write docs/fuzz-and-soak.md (hours; ARGS="--minutes 30")
 	@tools/setup.sh test
 	$(PYTHON) -m tests.fuzz $(ARGS)
 
-soak:            ## faults in random order against the real process, an hour for each of three seeds, write docs/reliability.md (ARGS="--minutes 10 --seed 1")
+soak:            ## faults in random order against the real process, an hour for each of three seeds, write docs/fuzz-and-soak.md (ARGS="--minutes 10 --seed 1")
 	@tools/setup.sh test
 	$(PYTHON) -m benchmarks.soak $(ARGS)
 

@@ -15,13 +15,13 @@ from tests.sources.kubernetes import node as kubernetes
 import benchmarks.soak
 from benchmarks.soak import Result, soak
 
-DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "reliability.md"
+DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "fuzz-and-soak.md"
 TEST: Final = "tests/e2e/test_soak.py"
 SECTION: Final = re.compile(r"(<!-- soak: written by make soak -->\n).*?(<!-- end of soak -->)", re.DOTALL)
 
 
 def write_figures(results: dict[int, Result]) -> None:
-    """The section in docs/reliability.md."""
+    """The section in docs/fuzz-and-soak.md."""
     worst: dict[str, float] = {}
     for result in results.values():
         for name, took in result.recovery.items():

@@ -1,4 +1,4 @@
-"""docs/security.md and docs/reliability.md promise what tests prove and what the code's limits are."""
+"""The pages on security and reliability promise what tests prove and what the code's limits are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from kvpressure.publish.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = (ROOT / "docs/security.md", ROOT / "docs/reliability.md")
+DOCUMENTS = tuple(ROOT / f"docs/{page}.md" for page in ("security", "attacks", "reliability", "fuzz-and-soak"))
 _TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 

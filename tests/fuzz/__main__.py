@@ -1,7 +1,7 @@
 """``python -m tests.fuzz``: every subject in turn until each has enough cases, or the time is over.
 
 What has been done is kept in ``build/fuzz.json``: a further run goes on from there. ``--figures`` only writes the
-figures into docs/reliability.md. Exit 1 when a case failed; it is then in ``tests/fixtures/fuzz``.
+figures into docs/fuzz-and-soak.md. Exit 1 when a case failed; it is then in ``tests/fixtures/fuzz``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.fuzz.run import SUBJECTS, Count, keep, kept, run
 
 ROOT: Final = Path(__file__).parents[2]
 STATE: Final = ROOT / "build" / "fuzz.json"
-DOCUMENT: Final = ROOT / "docs" / "reliability.md"
+DOCUMENT: Final = ROOT / "docs" / "fuzz-and-soak.md"
 SECTION: Final = re.compile(r"(<!-- fuzz: written by make fuzz -->\n).*?(<!-- end of fuzz -->)", re.DOTALL)
 TEST: Final = "tests/fuzz/test_fuzz.py::test_what_has_to_hold_holds_for_some_cases"
 SLICE_SECONDS: Final = 1.0
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=sorted(SUBJECTS), help="only these subjects")
     parser.add_argument("--anew", action="store_true", help="forget what earlier runs did")
     parser.add_argument(
-        "--figures", action="store_true", help="run nothing; write docs/reliability.md from what was done"
+        "--figures", action="store_true", help="run nothing; write docs/fuzz-and-soak.md from what was done"
     )
     options = parser.parse_args()
     state = {} if options.anew else load_state(options.seed)
@@ -87,7 +87,7 @@ def save_state(seed: int, state: dict[str, Count]) -> None:
 
 
 def write_figures(state: dict[str, Count]) -> None:
-    """The table in docs/reliability.md."""
+    """The table in docs/fuzz-and-soak.md."""
     by_subject: dict[str, int] = {}
     for path in kept():
         name = path.stem.rpartition("-")[0]

@@ -73,14 +73,15 @@ def test_no_rule_fails(outcome: Outcome) -> None:
 ENGINE = 'namespace="inf",pod="chat-0",model_name="m",engine="0"'
 
 
-def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(files: dict[str, str], tmp_path: Path) -> None:
+def test_the_page_of_a_cluster_carries_its_own_figures_and_links_to_it(tmp_path: Path) -> None:
     series = {
         f'kvpressure_limit_recommended{{cluster="{cluster}",{ENGINE},limit="max_num_seqs"}}': f"{limit}+0x30"
         for cluster, limit in (("a", 12), ("b", 256))
     }
     series[f'kvpressure_pressure_stage{{cluster="a",{ENGINE},stage="thrashing"}}'] = "1+0x30"
     series[f'kvpressure_verdict_confidence{{cluster="a",{ENGINE}}}'] = "0.9+0x30"
-    (tmp_path / "rules.yaml").write_text(files[RULES])
+    site = Options(builtin(), BundleValues(dashboard_base_url="https://grafana.internal"))
+    (tmp_path / "rules.yaml").write_text(render(site)[RULES])
     case = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],

@@ -146,7 +146,7 @@ def annotations_of(alert: Alert, level: AlertLevel, values: BundleValues) -> dic
         "description": level.description,
         "runbook_url": f"{values.runbook_base_url}/{alert.name}.md",
     }
-    if not alert.board:
+    if not alert.board or not values.dashboard_base_url:
         return annotations
     shown = [label for label in _result_labels(alert, level) if label in _BOARD_VARIABLES]
     query = "&".join(f"var-{_BOARD_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in shown)

@@ -61,11 +61,11 @@ def workload(expr: str) -> str:
     return f'label_replace({expr}, "workload", "$1", "pod", "{_WORKLOAD_POD}")'
 
 
-def kube(expr: str) -> str:
-    """A kube-state-metrics expression about pods under its own labels, also where it was scraped without
-    honor_labels.
+def kube(expr: str, *labels: str) -> str:
+    """A kube-state-metrics expression under its own ``labels`` (default: those of a pod), also where it was scraped
+    without honor_labels.
     """
-    for label in ("pod", "namespace"):
+    for label in labels or ("pod", "namespace"):
         expr = f'label_replace({expr}, "{label}", "$1", "exported_{label}", "(.+)")'
     return expr
 

@@ -30,14 +30,15 @@ class ValuesError(InputError):
 class BundleValues:
     """Everything a site may set.
 
-    ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert -> severity -> ``for``, in seconds.
-    ``exclude``: alert names or families that are not wanted; ``include``: alerts
-    that are off by default. ``labels``: labels added to every alert; ``alert_labels``: alert ->
-    labels set on it (severity and page included). ``exporter_job`` is a part of the name of the exporter's scrape job.
+    ``dashboard_base_url``: where Grafana is; empty: alerts have no ``dashboard_url``, because a placeholder is a
+    dead link at night. ``thresholds``: name -> number, as ``--thresholds``. ``durations``: alert -> severity ->
+    ``for``, in seconds. ``exclude``: alert names or families that are not wanted; ``include``: alerts that are off by
+    default. ``labels``: labels added to every alert; ``alert_labels``: alert -> labels set on it (severity and page
+    included). ``exporter_job`` is a part of the name of the exporter's scrape job.
     """
 
     runbook_base_url: str = f"{REPOSITORY}/blob/main/docs/runbooks"
-    dashboard_base_url: str = "https://grafana.example"
+    dashboard_base_url: str = ""
     exporter_job: str = "kvpressure"
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -197,6 +197,12 @@ def test_values_stand_under_their_documented_labels() -> None:
     assert named(state, "container_last_termination_info") == {("prod", "chat-0", "vllm", "OOMKilled", "137"): 1}
 
 
+def test_requests_that_missed_an_objective_are_those_that_did_not_meet_it() -> None:
+    published = samples(full_state())
+    (missed,) = (value for (name, _), value in published.items() if name == f"{PREFIX}objective_missed_requests_total")
+    assert missed == 100.0 - 95.0
+
+
 def test_fragmentation_is_reserved_minus_allocated_in_every_scope() -> None:
     state = full_state()
     reserved, allocated = named(state, "memory_reserved_bytes"), named(state, "memory_allocated_bytes")

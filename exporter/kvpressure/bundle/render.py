@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from kvpressure.bundle import documents
+from kvpressure.bundle import documents, slo
 from kvpressure.bundle.dashboards import render_dashboards
 from kvpressure.bundle.dashboards.builder import BoardContext
 from kvpressure.bundle.promtests import test_files
@@ -41,6 +41,7 @@ WITHOUT_KEEP: Final = (
     "For Prometheus Operator below 0.66 and Prometheus below 2.42, which do not know keep_firing_for:\n"
     "an incident that swings may notify more than once."
 )
+SLO_NOTE: Final = "In place of the alert InferenceObjectiveBurn: put it under exclude in the values file."
 STACK_NOTE: Final = (
     "An example for kube-prometheus-stack: put your receivers in place of the URLs. The operator adds a matcher on the"
     " namespace of\nthis object; install it where the engines are, or set alertmanagerConfigMatcherStrategy to None."
@@ -72,7 +73,7 @@ def render(options: Options) -> dict[str, str]:
             files[f"dashboards/{uid}.json"] = json.dumps(model, indent=2, ensure_ascii=False) + "\n"
     files.update(documents.pages(options, groups))
     if options.source == "kvpressure":
-        files = _vllm_only(options) | files
+        files = _vllm_only(options) | _objectives(options) | files
     return dict(sorted(files.items()))
 
 
@@ -95,6 +96,23 @@ def _vllm_only(options: Options) -> dict[str, str]:
     pages = documents.pages(own, groups)
     runbooks = {name: pages[name] for group in groups for name in map(documents.runbook, group.alerts)}
     return {VLLM_ONLY: to_yaml(rule_file(groups, values), f"{HEADER}\n{VLLM_ONLY_NOTE}"), **runbooks}
+
+
+def _objectives(options: Options) -> dict[str, str]:
+    """The objectives that are set, for Sloth and for Pyrra; nothing while none is."""
+    wanted = slo.objectives_set(options.thresholds)
+    if not wanted:
+        return {}
+    header = f"{HEADER}\n{SLO_NOTE}"
+    return {
+        "alerts/slo/sloth.yaml": to_yaml(slo.sloth(options.thresholds, options.values), header),
+        **{
+            f"alerts/slo/pyrra-{name.replace('_', '-')}.yaml": to_yaml(
+                slo.pyrra(name, target, options.thresholds), header
+            )
+            for name, target in wanted.items()
+        },
+    }
 
 
 def _alertmanager(options: Options, alerts: frozenset[str]) -> Any:

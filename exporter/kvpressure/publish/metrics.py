@@ -181,6 +181,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "the objective is not set",
     ),
     _m(
+        "objective_missed_requests_total",
+        "counter",
+        "Requests that missed the objective: the difference of the two above, for tools that ask for errors.",
+        (*ENGINE, "objective"),
+        "the objective is not set",
+    ),
+    _m(
         "objective_target_ratio",
         "gauge",
         "Target share of requests that meet the objective, 0-1.",

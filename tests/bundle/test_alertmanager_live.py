@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from kvpressure.demo.prometheus_stack import ALERTMANAGER, Child, Receiver
+from tests.helpers.kube_prometheus_stack import INHIBITIONS
 from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.live
@@ -121,11 +122,12 @@ TABLE: list[tuple[dict[str, str], bool]] = [
 class Alertmanager:
     """A running Alertmanager with our configuration, and what its receivers got."""
 
-    def __init__(self, folder: Path, configuration: str) -> None:
+    def __init__(self, folder: Path, configuration: str, more_inhibitions: Sequence[Mapping[str, Any]] = ()) -> None:
         self.received: list[tuple[str, list[dict[str, Any]]]] = []
         self._receiver = Receiver(lambda name, alerts: self.received.append((name, alerts)))
         document = yaml.safe_load(configuration)
         document["route"]["group_wait"] = "500ms"
+        document["inhibit_rules"] += more_inhibitions
         for receiver in document["receivers"]:
             for webhook in receiver.get("webhook_configs", ()):
                 webhook["url"] = f"{self._receiver.url}/{receiver['name']}"
@@ -214,3 +216,32 @@ def test_what_is_muted_reaches_nobody(alertmanager: Alertmanager) -> None:
     until(lambda: any(name == "tickets" for name, _ in alertmanager.received))
     reached = {key(alert["labels"]) for _, alerts in alertmanager.received for alert in alerts}
     assert not reached & {key(labels) for labels, muted in TABLE if muted}
+
+
+# What the inhibitions of kube-prometheus-stack add: they know neither pods nor engines.
+IN_THE_STACK: list[tuple[dict[str, str], bool]] = [
+    ({"alertname": "InfoInhibitor", "severity": "none"}, False),
+    (other("KvpressureWatchdog", "none", "self"), False),
+    (other("KvpressureWatchdog", "info", "self"), True),  # why the heartbeat has a severity of its own
+    (engine(KV[0], "critical", "a", KV[1], page="true"), False),
+    (engine(KV[0], "critical", "b", KV[1], page="true"), False),
+    (engine(KV[0], "warning", "c", KV[1]), True),  # another pod's: a ticket is lost while a page of its name fires
+]
+
+
+def test_in_kube_prometheus_stack_the_heartbeat_and_every_page_arrive(tmp_path: Path, files: dict[str, str]) -> None:
+    running = Alertmanager(tmp_path, files["alerts/alertmanager.yaml"], INHIBITIONS)
+    try:
+        running.send([labels for labels, _ in IN_THE_STACK])
+        expected = {key(labels): muted for labels, muted in IN_THE_STACK}
+        until(lambda: running.muted() == expected)
+
+        def reached(name: str) -> list[str]:
+            return [key(alert["labels"]) for to, alerts in running.received if to == name for alert in alerts]
+
+        until(lambda: key(IN_THE_STACK[1][0]) in reached("heartbeat"))
+        until(
+            lambda: {key(labels) for labels, _ in IN_THE_STACK if labels.get("page") == "true"} <= set(reached("pager"))
+        )
+    finally:
+        running.stop()

@@ -10,7 +10,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ class Situation:
     excluded: str = ""
     scrape: float | None = None
     copied_recordings: bool = False
+    excluded_at: Mapping[float, str] = field(default_factory=dict)
+
+    def why_excluded(self, scrape: float) -> str:
+        """Why it is not expected to do what it should at this scrape interval; empty where it is."""
+        return self.excluded or self.excluded_at.get(self.scrape or scrape, "")
 
 
 def load() -> list[Situation]:
@@ -87,6 +92,7 @@ def _situation(item: Mapping[str, Any], labels: Mapping[str, str], packs: Mappin
         item.get("excluded", ""),
         item.get("scrape"),
         item.get("copied_recordings", False),
+        {float(scrape): why for scrape, why in item.get("excluded_at", {}).items()},
     )
 
 

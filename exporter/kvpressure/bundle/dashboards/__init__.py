@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvpressure.bundle.dashboards import configuration, incident, memory, workload
+from kvpressure.bundle.dashboards import configuration, fleet, incident, memory, workload
 from kvpressure.bundle.dashboards.builder import Board, BoardContext
 
 _BOARDS: Final[dict[str, Callable[[BoardContext], Board]]] = {
+    "kvpressure-fleet": fleet.build,
     "kvpressure-incident": incident.build,
     "kvpressure-memory": memory.build,
     "kvpressure-workload": workload.build,

@@ -230,8 +230,8 @@ def _firing_alerts() -> Json:
         "enable": True,
         "hide": False,
         "iconColor": RED,
-        "expr": 'ALERTS{alertstate="firing",kvpressure_family=~".+",severity!="info",namespace=~"$namespace|",'
-        'pod=~"$pod|"}',
+        "expr": 'ALERTS{alertstate="firing",kvpressure_family=~".+",severity!~"info|none",cluster=~"$cluster|",'
+        'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}',
         "titleFormat": "{{alertname}}",
         "textFormat": "{{severity}} {{namespace}} {{pod}}",
         "step": "60s",

@@ -74,6 +74,7 @@ FIRING: Final = (
     'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}'
 )
 
+NO_LIMIT: Final = "no limit helps here; if requests wait, do what First action says"
 RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
 
 
@@ -247,11 +248,11 @@ def _why(site: BoardContext) -> Json:
 def _settings(site: BoardContext) -> Json:
     recommended = engine("limit_recommended", by="limit")
     queries = [
-        PanelQuery(worst(recommended), table=True, optional="no limit has to change"),
+        PanelQuery(worst(recommended), table=True, optional=NO_LIMIT),
         PanelQuery(
             worst(f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"),
             table=True,
-            optional="no limit has to change",
+            optional=NO_LIMIT,
         ),
     ]
     overrides = [

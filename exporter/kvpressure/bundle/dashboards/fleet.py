@@ -1,0 +1,522 @@
+"""The fleet board: models and their replicas, verdicts, error budgets, nodes, and what watches them.
+
+Views of models come from recordings, so that a thousand nodes cost as little to show as ten.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvpressure.bundle.dashboards.builder import (
+    BY_ENGINE,
+    CONTAINER,
+    ENGINE,
+    GPU,
+    NOT_A_POD,
+    ORANGE,
+    RED,
+    TOP,
+    YELLOW,
+    Board,
+    BoardContext,
+    Json,
+    PanelQuery,
+    column,
+    dashed,
+    drill,
+    engine,
+    matching,
+    steps,
+    table,
+    timeseries,
+)
+from kvpressure.bundle.dashboards.first_screen import COLORED, RATIO, VERDICTS
+
+MODEL: Final = 'cluster=~"$cluster",namespace=~"$namespace",model_name=~"$model"'
+BY_MODEL: Final = "cluster, namespace, model_name"
+BY_OBJECTIVE: Final = f"{BY_MODEL}, objective"
+CLUSTER: Final = 'cluster=~"$cluster"'
+NO_OBJECTIVE: Final = "no objective is set (thresholds objective_*_ratio)"
+NO_KUBE_STATE_METRICS: Final = "kube-state-metrics is not scraped"
+NO_NODE: Final = "exporters are scraped without a label node"
+NO_RECORDER: Final = "no recording was asked for"
+NOTHING_FAILED: Final = "nothing failed"
+
+
+def build(site: BoardContext) -> Board:
+    """The board, panel by panel."""
+    board = Board(
+        "kvpressure / Fleet",
+        "All models and nodes: which model is short of what, how much of its error budget is left, and which nodes"
+        " nobody watches.",
+    )
+    board.row("Models")
+    board.add(_models(site), 24, 9)
+    board.add(_verdicts(site), 8, 8)
+    board.add(_pressed(site), 8, 8)
+    board.add(_headroom(site), 8, 8)
+    board.row("Replicas")
+    board.add(_workloads(site), 14, 8)
+    board.add(_replicas_up(site), 10, 8)
+    board.row("Error budgets")
+    board.add(_burn(site), 8, 8)
+    board.add(_budget_left(site), 8, 8)
+    board.add(_missed(site), 8, 8)
+    board.add(_objectives(site), 24, 6)
+    board.row("Nodes and GPUs")
+    board.add(_nodes(site), 14, 8)
+    board.add(_unwatched(site), 5, 8)
+    board.add(_throttled(site), 5, 8)
+    board.row("What watches, and what is left out")
+    _watchers(site, board)
+    return board
+
+
+def _by_model(metric: str) -> str:
+    """A recording of the chosen models, also where it is evaluated twice."""
+    return f"max by ({BY_MODEL}) ({metric}{{{MODEL}}})"
+
+
+def _of_model(expr: str) -> str:
+    """Sum over the chosen engines, by model."""
+    return f"sum by ({BY_MODEL}) ({expr})"
+
+
+def _models(site: BoardContext) -> Json:
+    firing = (
+        f'count by ({BY_MODEL}) (ALERTS{{alertstate="firing",kvpressure_family=~".+",severity=~"critical|warning",'
+        f'{MODEL},model_name!=""}})'
+    )
+    stalled = engine("verdict", 'verdict="stalled"')
+    values = [
+        (_by_model("model:kvpressure_engines:count"), ""),
+        (_of_model(f"{engine('engine_up')} == bool 0"), ""),
+        (_by_model("model:kvpressure_engines_under_pressure:ratio"), ""),
+        (_of_model(stalled), ""),
+        (_by_model("model:kvpressure_kv_headroom:ratio"), ""),
+        (_of_model(engine("requests_waiting")), ""),
+        (_by_model("model:kvpressure_requests_finished:rate"), ""),
+        (_by_model("model:kvpressure_objective_burn_rate:1h"), NO_OBJECTIVE),
+        (firing, "nothing fires"),
+    ]
+    queries = [PanelQuery(_most_pressed(expr), table=True, optional=why) for expr, why in values]
+    columns = {
+        "model_name": "Model",
+        "namespace": "Namespace",
+        "cluster": "Cluster",
+        "Value #A": "Engines up",
+        "Value #B": "Down",
+        "Value #C": "Under KV pressure",
+        "Value #D": "Stalled",
+        "Value #E": "KV cache free",
+        "Value #F": "Waiting",
+        "Value #G": "Finished/s",
+        "Value #H": "Budget burn, 1 h",
+        "Value #I": "Alerts",
+    }
+    bad = ("thresholds", {"mode": "absolute", "steps": [{"color": "text", "value": None}, {"color": RED, "value": 1}]})
+    shown: dict[str, tuple[tuple[str, object], ...]] = {
+        "Under KV pressure": (*RATIO, ("thresholds", steps(site, (RED, "fleet_pressure_ratio"))), COLORED),
+        "KV cache free": RATIO,
+        "Waiting": (("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), COLORED),
+        "Finished/s": (("decimals", 2),),
+        "Budget burn, 1 h": (
+            ("decimals", 1),
+            ("thresholds", steps(site, (ORANGE, "objective_days_burn"), (RED, "objective_fast_burn"))),
+            COLORED,
+        ),
+        "Down": (bad, COLORED),
+        "Stalled": (bad, COLORED),
+        "Alerts": (bad, COLORED),
+        "Model": (("links", [drill("kvpressure-incident", "Incident: only this model", model="${__value.raw}")]),),
+    }
+    return table(
+        site,
+        "Models",
+        "Every model with its engines, the share of them under KV pressure, the free share of their KV caches together,"
+        " the queue, and how fast the error budget is spent (1 is as fast as allowed). A click on a model opens the"
+        " incident dashboard.",
+        queries,
+        columns,
+        [column(name, *properties) for name, properties in shown.items()],
+        sort="Under KV pressure",
+        alert="InferenceModelKVPressure",
+    )
+
+
+def _most_pressed(expr: str) -> str:
+    """``expr`` for the models with the largest share of engines under KV pressure."""
+    return f"{expr} and on ({BY_MODEL}) topk({TOP}, {_by_model('model:kvpressure_engines_under_pressure:ratio')})"
+
+
+def _verdicts(site: BoardContext) -> Json:
+    colors = [
+        matching(f"/^{verdict}$/", ("color", {"mode": "fixed", "fixedColor": color}))
+        for verdict, (_, color) in VERDICTS.items()
+    ]
+    return timeseries(
+        site,
+        "Engines by verdict",
+        "Number of engines with each verdict.",
+        [PanelQuery(f"topk({TOP}, sum by (verdict) ({engine('verdict', by='verdict')}) > 0)", "{{verdict}}")],
+        "short",
+        overrides=colors,
+    )
+
+
+def _pressed(site: BoardContext) -> Json:
+    return timeseries(
+        site,
+        "Engines under KV pressure, by model",
+        "Share of a model's engines whose verdict is kv_pressure: the models that have most of them at the end.",
+        [
+            PanelQuery(
+                _largest(_by_model("model:kvpressure_engines_under_pressure:ratio")), "{{namespace}}/{{model_name}}"
+            )
+        ],
+        "percentunit",
+        steps(site, (RED, "fleet_pressure_ratio")),
+        "InferenceModelKVPressure",
+        top=1,
+    )
+
+
+def _headroom(site: BoardContext) -> Json:
+    return timeseries(
+        site,
+        "KV cache free, by model",
+        "Free share of a model's KV caches together: the models that have least.",
+        [PanelQuery(_smallest(_by_model("model:kvpressure_kv_headroom:ratio")), "{{namespace}}/{{model_name}}")],
+        "percentunit",
+        top=1,
+    )
+
+
+def _largest(expr: str) -> str:
+    return f"{expr} and on ({BY_MODEL}) topk({TOP}, {_at_end(expr)})"
+
+
+def _smallest(expr: str) -> str:
+    return f"{expr} and on ({BY_MODEL}) topk({TOP}, -({_at_end(expr)}))"
+
+
+def _at_end(expr: str) -> str:
+    """The same at the end of the time shown, so that a graph keeps its lines over its whole width."""
+    return expr.replace("})", "} @ end())")
+
+
+def _workloads(site: BoardContext) -> Json:
+    by = "cluster, namespace, workload, model_name, role"
+    up = f"max by ({by}) (workload:kvpressure_pods_up:count{{{MODEL}}})"
+    pods = f"max by ({by}) (workload:kvpressure_pods:count{{{MODEL}}})"
+    asked = (
+        "max by (cluster, namespace, workload)"
+        ' (workload:kvpressure_replicas_wanted:max{cluster=~"$cluster",namespace=~"$namespace"})'
+    )
+    wanted = f"{pods} * 0 + on (cluster, namespace, workload) group_left () {asked}"
+    least = f"topk({TOP}, {pods} - on ({by}) {up})"
+    return table(
+        site,
+        "Replicas by workload",
+        "Workloads that miss most pods: pods all of whose engines answer, pods there are, and the replicas that"
+        " kube-state-metrics says are wanted.",
+        [
+            PanelQuery(f"{up} and on ({by}) {least}", table=True),
+            PanelQuery(f"{pods} and on ({by}) {least}", table=True),
+            PanelQuery(f"{wanted} and on ({by}) {least}", table=True, optional=NO_KUBE_STATE_METRICS),
+        ],
+        {
+            "workload": "Workload",
+            "namespace": "Namespace",
+            "model_name": "Model",
+            "role": "Role",
+            "Value #A": "Answer",
+            "Value #B": "Pods",
+            "Value #C": "Wanted",
+        },
+        alert="InferenceCapacityLost",
+    )
+
+
+def _replicas_up(site: BoardContext) -> Json:
+    return timeseries(
+        site,
+        "Engines that answer, by model",
+        "A line that ends is a model that is gone.",
+        [PanelQuery(_largest(_by_model("model:kvpressure_engines:count")), "{{namespace}}/{{model_name}}")],
+        "short",
+        alert="InferenceModelDown",
+    )
+
+
+def _burn(site: BoardContext) -> Json:
+    return timeseries(
+        site,
+        "Error budget: burn rate over 1 h, and 6 h (dashed)",
+        "1 is as fast as allowed. The page needs the long and the short window of a pair.",
+        [
+            PanelQuery(
+                _largest(f"max by ({BY_OBJECTIVE}) (model:kvpressure_objective_burn_rate:{window}{{{MODEL}}})"),
+                f"{{{{model_name}}}} {{{{objective}}}} {window}",
+                optional=NO_OBJECTIVE,
+            )
+            for window in ("1h", "6h")
+        ],
+        "none",
+        steps(site, (YELLOW, "objective_days_burn"), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),
+        "InferenceObjectiveBurn",
+        overrides=[dashed("/ 6h$/")],
+    )
+
+
+def _budget_left(site: BoardContext) -> Json:
+    return timeseries(
+        site,
+        "Error budget of three days: share left",
+        "1 is untouched, 0 is spent: one minus the burn rate over three days, or over the history that Prometheus has.",
+        [
+            PanelQuery(
+                f"1 - {_largest(f'max by ({BY_OBJECTIVE}) (model:kvpressure_objective_burn_rate:3d{{{MODEL}}})')}",
+                "{{model_name}} {{objective}}",
+                optional=NO_OBJECTIVE,
+            )
+        ],
+        "percentunit",
+        alert="InferenceObjectiveBurn",
+    )
+
+
+def _missed(site: BoardContext) -> Json:
+    missed = (
+        f"topk({TOP}, sum by ({BY_OBJECTIVE}) (max by ({BY_ENGINE}, objective)"
+        f" (rate(kvpressure_objective_missed_requests_total{{{ENGINE}}}[$__rate_interval]))))"
+    )
+    return timeseries(
+        site,
+        "Requests that missed an objective",
+        "Requests per second.",
+        [PanelQuery(missed, "{{model_name}} {{objective}}", optional=NO_OBJECTIVE)],
+        "reqps",
+        alert="InferenceObjectiveBurn",
+    )
+
+
+def _objectives(site: BoardContext) -> Json:
+    def highest(metric: str) -> str:
+        return f"topk({TOP * 4}, max by ({BY_OBJECTIVE}) (kvpressure_objective_{metric}{{{ENGINE}}}))"
+
+    return table(
+        site,
+        "Objectives",
+        "Required share of requests, and the bucket bound that counts as good: the largest one of vLLM not above the"
+        " objective.",
+        [
+            PanelQuery(highest("target_ratio"), table=True, optional=NO_OBJECTIVE),
+            PanelQuery(highest("bound_seconds"), table=True, optional=NO_OBJECTIVE),
+        ],
+        {
+            "model_name": "Model",
+            "namespace": "Namespace",
+            "objective": "Objective",
+            "Value #A": "Required",
+            "Value #B": "Bound",
+        },
+        [column("Required", ("unit", "percentunit"), ("decimals", 2)), column("Bound", ("unit", "s"))],
+        alert="InferenceObjectiveBurn",
+    )
+
+
+def _nodes(site: BoardContext) -> Json:
+    mine = f"kvpressure_engine_gpu_info{{{ENGINE}}}"
+    up = f"max by (cluster, node, uuid) (kvpressure_gpu_up{{{GPU}}})"
+    fullest = f"max by (cluster, node) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"
+    ranked = f"topk({TOP}, {fullest})"
+    return table(
+        site,
+        f"Fullest nodes ({TOP})",
+        "Nodes with the fullest GPU first: GPUs that answer and that do not, engines, and required memory of the"
+        " fullest GPU.",
+        [
+            PanelQuery(ranked, table=True),
+            PanelQuery(f"sum by (cluster, node) ({up}) and on (cluster, node) {ranked}", table=True),
+            PanelQuery(f"sum by (cluster, node) ({up} == bool 0) and on (cluster, node) {ranked}", table=True),
+            PanelQuery(
+                f"count by (cluster, node) (max by (cluster, node, namespace, pod, model_name, engine)"
+                f" (kvpressure_engine_up{{{ENGINE}}})) and on (cluster, node) {ranked}",
+                table=True,
+                optional=NO_NODE,
+            ),
+            PanelQuery(
+                f"count by (cluster, node) (max by (cluster, node, uuid) (kvpressure_gpu_info{{{GPU}}})"
+                f" unless on (cluster, uuid) {mine}) and on (cluster, node) {ranked}",
+                table=True,
+                optional="every GPU has an engine",
+            ),
+        ],
+        {
+            "node": "Node",
+            "cluster": "Cluster",
+            "Value #B": "GPUs",
+            "Value #C": "Lost",
+            "Value #D": "Engines",
+            "Value #E": "GPUs without engine",
+            "Value #A": "Fullest GPU",
+        },
+        [
+            column(
+                "Fullest GPU",
+                *RATIO,
+                ("thresholds", steps(site, (ORANGE, "memory_warning_ratio"), (RED, "memory_critical_ratio"))),
+                COLORED,
+            )
+        ],
+        alert="GpuLost",
+    )
+
+
+def _unwatched(site: BoardContext) -> Json:
+    return table(
+        site,
+        "Nodes without an exporter",
+        "Ready nodes with GPUs or pods of a model, from kube-state-metrics, on which no exporter reports.",
+        [
+            PanelQuery(
+                f"topk({TOP}, node:kvpressure_expected:present{{{CLUSTER}}} unless on (cluster, node)"
+                f" node:kvpressure_exporter:present{{{CLUSTER}}})",
+                table=True,
+                optional="every node is watched, or kube-state-metrics is not scraped",
+            )
+        ],
+        {"node": "Node", "cluster": "Cluster"},
+        alert="KvpressureNodesUnwatched",
+    )
+
+
+def _throttled(site: BoardContext) -> Json:
+    throttled = f"topk({TOP}, max by (cluster, uuid, gpu, reason) (kvpressure_gpu_throttled{{{GPU}}} == 1))"
+    return table(
+        site,
+        "GPUs with reduced clocks",
+        "GPUs whose clocks are reduced now, and why, as the driver says.",
+        [PanelQuery(throttled, table=True, optional="no clock is reduced, or the GPU does not say")],
+        {"uuid": "GPU", "reason": "Reason"},
+    )
+
+
+def _some(expr: str) -> str:
+    """At most so many series as a panel can show."""
+    return f"topk({TOP}, {expr})"
+
+
+def _watchers(site: BoardContext, board: Board) -> None:
+    rate = "[$__rate_interval]"
+    for panel in (
+        timeseries(
+            site,
+            "Exporters that report",
+            "By cluster.",
+            [PanelQuery(_some(f"max by (cluster) (cluster:kvpressure_exporters:count{{{CLUSTER}}})"), "{{cluster}}")],
+            "short",
+            alert="KvpressureExportersMissing",
+        ),
+        timeseries(
+            site,
+            "Internal failures of exporters",
+            "Failures confined to one engine, GPU or container, and items left out because a scrape was too large.",
+            [
+                PanelQuery(
+                    _some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),
+                    "{{kind}} {{reason}}",
+                    optional=NOTHING_FAILED,
+                ),
+                PanelQuery(
+                    _some(f"max by (target, reason) (kvpressure_page_cut{{{CLUSTER}}}) > 0"),
+                    "{{target}} cut: {{reason}}",
+                    optional=NOTHING_FAILED,
+                ),
+            ],
+            "short",
+            alert="KvpressureIsolatedFailure",
+        ),
+        timeseries(
+            site,
+            "Flight recorders",
+            "Recorders that keep up, their failures, and ticks that are missing in a recording.",
+            [
+                PanelQuery(
+                    _some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER
+                ),
+                PanelQuery(
+                    _some(f"sum by (reason) (rate(kvpressure_recorder_errors_total{{{CLUSTER}}}{rate}))"),
+                    "errors/s {{reason}}",
+                    optional=NO_RECORDER,
+                ),
+                PanelQuery(
+                    _some(f"sum by (cluster) (rate(kvpressure_recorder_dropped_ticks_total{{{CLUSTER}}}{rate}))"),
+                    "missing ticks/s",
+                    optional=NO_RECORDER,
+                ),
+            ],
+            "short",
+            alert="KvpressureRecorderFailing",
+        ),
+    ):
+        board.add(panel, 8, 7)
+    board.add(
+        table(
+            site,
+            "Containers that look like an engine and are not scraped",
+            "Containers with a GPU, or that look like an inference server, without a metrics endpoint.",
+            [
+                PanelQuery(
+                    _some(
+                        "max by (cluster, namespace, pod, container, result)"
+                        f' (kvpressure_container_discovery_info{{{CONTAINER},result!="engine"}})'
+                    ),
+                    table=True,
+                    optional="every one is scraped, or the exporter does not read pods here",
+                )
+            ],
+            {"namespace": "Namespace", "pod": "Pod", "container": "Container", "result": "Why"},
+        ),
+        8,
+        7,
+    )
+    board.add(
+        table(
+            site,
+            "Pods that opted out of alerts",
+            "By the annotation or label kvpressure.io/alerts: off, or tickets only.",
+            [
+                PanelQuery(
+                    _some(
+                        f"max by (cluster, namespace, pod, alerts) (kvpressure_container_alerts_info{{{CONTAINER}}})"
+                    ),
+                    table=True,
+                    optional="no pod opted out",
+                )
+            ],
+            {"namespace": "Namespace", "pod": "Pod", "alerts": "Alerts"},
+        ),
+        8,
+        7,
+    )
+    board.add(
+        table(
+            site,
+            "Containers that are not ready",
+            "Containers of engines, by the kubelet.",
+            [
+                PanelQuery(
+                    _some(
+                        f"max by (cluster, namespace, pod, container) (kvpressure_container_ready{{{CONTAINER}}}) == 0"
+                    ),
+                    table=True,
+                    optional=f"all are ready, or {NOT_A_POD}",
+                )
+            ],
+            {"namespace": "Namespace", "pod": "Pod", "container": "Container"},
+        ),
+        8,
+        7,
+    )

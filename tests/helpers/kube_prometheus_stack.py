@@ -1,0 +1,37 @@
+"""What mutes alerts in kube-prometheus-stack by default: its inhibitions, and the alert InfoInhibitor."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+INHIBITIONS: Final[list[dict[str, Any]]] = [
+    {
+        "source_matchers": ['severity="critical"'],
+        "target_matchers": ['severity=~"warning|info"'],
+        "equal": ["namespace", "alertname"],
+    },
+    {
+        "source_matchers": ['severity="warning"'],
+        "target_matchers": ['severity="info"'],
+        "equal": ["namespace", "alertname"],
+    },
+    {
+        "source_matchers": ['alertname="InfoInhibitor"'],
+        "target_matchers": ['severity="info"'],
+        "equal": ["namespace"],
+    },
+]
+"""``alertmanager.config.inhibit_rules`` of the chart's values."""
+
+INFO_INHIBITOR: Final[dict[str, Any]] = {
+    "name": "general.rules",
+    "rules": [
+        {
+            "alert": "InfoInhibitor",
+            "expr": 'ALERTS{severity="info"} == 1 unless on (namespace) ALERTS{alertname!="InfoInhibitor",'
+            'severity=~"warning|critical",alertstate="firing"} == 1',
+            "labels": {"severity": "none"},
+        }
+    ],
+}
+"""Fires for information where nothing worse fires in the namespace, and mutes it."""

@@ -90,7 +90,7 @@ def _models(site: BoardContext) -> Json:
     stalled = engine("verdict", 'verdict="stalled"')
     values = [
         (_by_model("model:kvpressure_engines:count"), ""),
-        (_of_model(f"{engine('engine_up')} == bool 0"), ""),
+        (f"count by ({BY_MODEL}) ({engine('engine_up')} == 0)", "every engine answers"),
         (_by_model("model:kvpressure_engines_under_pressure:ratio"), ""),
         (_of_model(stalled), ""),
         (_by_model("model:kvpressure_kv_headroom:ratio"), ""),
@@ -111,16 +111,16 @@ def _models(site: BoardContext) -> Json:
         "Value #E": "KV cache free",
         "Value #F": "Waiting",
         "Value #G": "Finished/s",
-        "Value #H": "Budget burn, 1 h",
+        "Value #H": "Budget burn",
         "Value #I": "Alerts",
     }
-    bad = ("thresholds", {"mode": "absolute", "steps": [{"color": "text", "value": None}, {"color": RED, "value": 1}]})
+    bad = ("thresholds", steps(site, (RED, "traffic_min_requests"), base="text"))  # from one on
     shown: dict[str, tuple[tuple[str, object], ...]] = {
         "Under KV pressure": (*RATIO, ("thresholds", steps(site, (RED, "fleet_pressure_ratio"))), COLORED),
         "KV cache free": RATIO,
         "Waiting": (("thresholds", steps(site, (ORANGE, "traffic_min_requests"))), COLORED),
         "Finished/s": (("decimals", 2),),
-        "Budget burn, 1 h": (
+        "Budget burn": (
             ("decimals", 1),
             ("thresholds", steps(site, (ORANGE, "objective_days_burn"), (RED, "objective_fast_burn"))),
             COLORED,
@@ -133,9 +133,9 @@ def _models(site: BoardContext) -> Json:
     return table(
         site,
         "Models",
-        "Every model with its engines, the share of them under KV pressure, the free share of their KV caches together,"
-        " the queue, and how fast the error budget is spent (1 is as fast as allowed). A click on a model opens the"
-        " incident dashboard.",
+        "Models with the largest share of engines under KV pressure: engines, free share of all their KV caches, queue."
+        " Budget burn is how fast the error budget is spent over an hour: one is as fast as allowed. A click on a model"
+        " opens the incident dashboard.",
         queries,
         columns,
         [column(name, *properties) for name, properties in shown.items()],
@@ -213,7 +213,7 @@ def _workloads(site: BoardContext) -> Json:
         "max by (cluster, namespace, workload)"
         ' (workload:kvpressure_replicas_wanted:max{cluster=~"$cluster",namespace=~"$namespace"})'
     )
-    wanted = f"{pods} * 0 + on (cluster, namespace, workload) group_left () {asked}"
+    wanted = f"{asked} * on (cluster, namespace, workload) group_right () ({pods} / {pods})"
     least = f"topk({TOP}, {pods} - on ({by}) {up})"
     return table(
         site,
@@ -252,8 +252,8 @@ def _replicas_up(site: BoardContext) -> Json:
 def _burn(site: BoardContext) -> Json:
     return timeseries(
         site,
-        "Error budget: burn rate over 1 h, and 6 h (dashed)",
-        "1 is as fast as allowed. The page needs the long and the short window of a pair.",
+        "Error budget: burn rate over an hour, and over six (dashed)",
+        "One is as fast as allowed. The alert needs the long and the short window of a pair.",
         [
             PanelQuery(
                 _largest(f"max by ({BY_OBJECTIVE}) (model:kvpressure_objective_burn_rate:{window}{{{MODEL}}})"),
@@ -272,11 +272,11 @@ def _burn(site: BoardContext) -> Json:
 def _budget_left(site: BoardContext) -> Json:
     return timeseries(
         site,
-        "Error budget of three days: share left",
-        "1 is untouched, 0 is spent: one minus the burn rate over three days, or over the history that Prometheus has.",
+        "Error budget of three days: share spent",
+        "The burn rate over three days, or over the history that Prometheus has.",
         [
             PanelQuery(
-                f"1 - {_largest(f'max by ({BY_OBJECTIVE}) (model:kvpressure_objective_burn_rate:3d{{{MODEL}}})')}",
+                _largest(f"max by ({BY_OBJECTIVE}) (model:kvpressure_objective_burn_rate:3d{{{MODEL}}})"),
                 "{{model_name}} {{objective}}",
                 optional=NO_OBJECTIVE,
             )
@@ -303,7 +303,7 @@ def _missed(site: BoardContext) -> Json:
 
 def _objectives(site: BoardContext) -> Json:
     def highest(metric: str) -> str:
-        return f"topk({TOP * 4}, max by ({BY_OBJECTIVE}) (kvpressure_objective_{metric}{{{ENGINE}}}))"
+        return f"topk({TOP}, max by ({BY_OBJECTIVE}) (kvpressure_objective_{metric}{{{ENGINE}}}))"
 
     return table(
         site,
@@ -333,13 +333,17 @@ def _nodes(site: BoardContext) -> Json:
     ranked = f"topk({TOP}, {fullest})"
     return table(
         site,
-        f"Fullest nodes ({TOP})",
+        "Fullest nodes",
         "Nodes with the fullest GPU first: GPUs that answer and that do not, engines, and required memory of the"
         " fullest GPU.",
         [
             PanelQuery(ranked, table=True),
             PanelQuery(f"sum by (cluster, node) ({up}) and on (cluster, node) {ranked}", table=True),
-            PanelQuery(f"sum by (cluster, node) ({up} == bool 0) and on (cluster, node) {ranked}", table=True),
+            PanelQuery(
+                f"count by (cluster, node) ({up} == 0) and on (cluster, node) {ranked}",
+                table=True,
+                optional="every GPU answers",
+            ),
             PanelQuery(
                 f"count by (cluster, node) (max by (cluster, node, namespace, pod, model_name, engine)"
                 f" (kvpressure_engine_up{{{ENGINE}}})) and on (cluster, node) {ranked}",
@@ -397,8 +401,8 @@ def _throttled(site: BoardContext) -> Json:
     return table(
         site,
         "GPUs with reduced clocks",
-        "GPUs whose clocks are reduced now, and why, as the driver says.",
-        [PanelQuery(throttled, table=True, optional="no clock is reduced, or the GPU does not say")],
+        "GPUs whose clocks are reduced now, and the reason that the driver reports.",
+        [PanelQuery(throttled, table=True, optional="no clock is reduced, or the driver does not report it")],
         {"uuid": "GPU", "reason": "Reason"},
     )
 

@@ -59,6 +59,7 @@ CONSTANTS = {
     "FORGET_SECONDS",
     # bounds of memory
     "MAX_NAMES",
+    "MAX_SIZES",
     "MAX_RESTARTS_KEPT",
     "BASELINE_VALUES",
     "IDLE_POINTS",
@@ -86,7 +87,6 @@ EXPRESSIONS = {
         "the last block of a request is half empty on average"
     ),
     "(t - mean_t) ** 2": "least squares",
-    "lru_cache(maxsize=256)": "bound of memory",
     "increase.sizes[::2]": "sizes and counts in turns",
     "increase.sizes[1::2]": "sizes and counts in turns",
     "number(v.s.host.api_cpu_cores, 2)": "decimals shown",

@@ -370,9 +370,8 @@ def _ablations(_result: Result) -> Iterator[str]:
     yield "## With inputs taken away\n"
     yield (
         "All labelled data again with one input missing: every incident, stretch of a live vLLM, and window of the"
-        " telemetry. `python -m benchmarks.accuracy --ablate` writes the table. Its last whole run was before the last"
-        " changes of rules; the recordings that were wrong then, and the later incidents, were run again after them. A"
-        " window is right when pressure is claimed in it, or up to 10 s later, if there was some, and not otherwise.\n"
+        " telemetry. `python -m benchmarks.accuracy --ablate` writes the table. A window is right when pressure is"
+        " claimed in it, or up to 10 s later, if there was some, and not otherwise.\n"
     )
     if not ABLATION_FILE.exists():
         return

@@ -23,7 +23,7 @@ from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.variants import EXTERNAL
 from kvpressure.bundle.verdicts_page import WORKING
 from kvpressure.diagnosis.facts import FACTS as KNOWN_FACTS
-from kvpressure.diagnosis.facts import Gathered, Recent, View
+from kvpressure.diagnosis.facts import Gathered, Levels, Recent, View
 from kvpressure.diagnosis.facts import title as fact_title
 from kvpressure.diagnosis.rules import TABLES
 from kvpressure.model.state import Diagnosis
@@ -416,7 +416,7 @@ def test_evidence_over_time_is_called_what_the_table_calls_it() -> None:
         if fact.shown:
             left_out = re.search(rf'evidence!~"[^"]*\b{fact.name}\b', asked) is not None
             assert left_out == bool(WORKING[fact.name])
-            assert left_out or renamed[f"^(.*) {fact.name}$"] == f"$1: {fact_title(fact.name, builtin())}"
+            assert left_out or renamed[f"^(.*) {fact.name}$"] == f"$1: {fact_title(fact.name, Levels(builtin()))}"
 
 
 @pytest.mark.parametrize("uid", sorted(set(BOARDS) - {"kvpressure-configuration"}))

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
+from kvpressure.bundle.dashboards import BOARDS
 from kvpressure.settings import settings
 from tests.deploy.chart import DEPLOY, ROOT, Json, chart, generator, of_kind, only, problems, render
 from tests.deploy.test_manifests import MANIFESTS, kustomize
@@ -153,7 +154,7 @@ def test_every_address_in_the_configuration_is_a_service_of_it() -> None:
 def test_grafana_finds_the_dashboards_where_they_are_mounted() -> None:
     (provider,) = yaml.safe_load((COMPOSE / "grafana/dashboards/kvpressure.yaml").read_text())["providers"]
     folder = mounts()["grafana"][provider["options"]["path"]]
-    assert len(list(folder.glob("kvpressure-*.json"))) == 4
+    assert {file.name for file in folder.glob("kvpressure-*.json")} == {f"{uid}.json" for uid in BOARDS}
 
 
 # --- other operators
@@ -191,7 +192,7 @@ def test_grafanas_operator_gets_each_dashboard_of_the_config_maps() -> None:
         for item in kustomize(MANIFESTS / "grafana-operator")
     }
     assert found == maps
-    assert len(found) == 4
+    assert {key for _, key in found} == {f"{uid}.json" for uid in BOARDS}
 
 
 # --- GitOps

@@ -204,7 +204,7 @@ def _shown(table: Verdict, row: Row, shown: Mapping[str, Any]) -> str:
 
 
 def _words(condition: Condition, t: Thresholds, *, open_: bool = False) -> str:
-    return condition.words(lambda name: facts.title(name, t), open_=open_)
+    return condition.words(lambda name: facts.title(name, facts.Levels(t)), open_=open_)
 
 
 def _named(t: Thresholds) -> Iterator[str]:

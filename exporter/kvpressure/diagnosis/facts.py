@@ -992,9 +992,9 @@ BY_NAME: Final[Mapping[str, Fact]] = {fact.name: fact for fact in FACTS}
 PUBLISHED: Final = tuple(fact.name for fact in FACTS if fact.shown)
 
 
-def title(name: str, t: Thresholds) -> str:
-    """What a fact is called in words; a level in its name is that of the thresholds."""
-    return BY_NAME[name].title.format_map(Levels(t))
+def title(name: str, levels: Mapping[str, str]) -> str:
+    """What a fact is called in words; ``levels``: thresholds by name, as they are printed."""
+    return BY_NAME[name].title.format_map(levels)
 
 
 def _cached(v: View) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from kvpressure.bundle.dashboards import configuration, fleet, incident, memory, workload
 from kvpressure.bundle.dashboards.builder import Board, BoardContext
 
-_BOARDS: Final[dict[str, Callable[[BoardContext], Board]]] = {
+BOARDS: Final[dict[str, Callable[[BoardContext], Board]]] = {
     "kvpressure-fleet": fleet.build,
     "kvpressure-incident": incident.build,
     "kvpressure-memory": memory.build,
@@ -22,9 +22,9 @@ _BOARDS: Final[dict[str, Callable[[BoardContext], Board]]] = {
 
 def render_dashboards(site: BoardContext) -> dict[str, dict[str, Any]]:
     """Every board: file name without suffix (which is the uid) -> Grafana's JSON model."""
-    return {uid: build(site).model(uid, site) for uid, build in _BOARDS.items()}
+    return {uid: build(site).model(uid, site) for uid, build in BOARDS.items()}
 
 
 def optional_queries(site: BoardContext) -> dict[tuple[str, str, str], str]:
     """Queries that may return nothing on a sound system: (uid, panel title, refId) -> why."""
-    return {(uid, *where): why for uid, build in _BOARDS.items() for where, why in build(site).optional.items()}
+    return {(uid, *where): why for uid, build in BOARDS.items() for where, why in build(site).optional.items()}

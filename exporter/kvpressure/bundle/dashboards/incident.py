@@ -34,6 +34,7 @@ from kvpressure.bundle.dashboards.builder import (
 )
 from kvpressure.bundle.dashboards.first_screen import FIRING, VERDICTS, fullest_gpu
 from kvpressure.bundle.dashboards.ranking import RANKS, lines, quantiles, verdict_rank, worst, worst_gpus, worst_pods
+from kvpressure.bundle.text import number
 from kvpressure.bundle.verdicts_page import WORKING
 from kvpressure.diagnosis import facts
 
@@ -191,10 +192,11 @@ def _evidence(site: BoardContext) -> Json:
         texts(v1=("true", "text")),
         colors,
     )
+    levels = {entry.name: number(entry.value) for entry in site.thresholds.entries()}
     panel["transformations"] = [
         {"id": "renameByRegex", "options": {"regex": f"^(.*) {name}$", "renamePattern": f"$1: {words}"}}
         for name in published
-        if (words := facts.title(name, site.thresholds)) and not WORKING[name]
+        if (words := facts.title(name, levels)) and not WORKING[name]
     ]
     return panel
 

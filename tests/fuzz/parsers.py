@@ -276,7 +276,7 @@ def _read_line(line: str) -> tuple[str, dict[str, str], float] | None:
         return None
     labels, end = lines.labels_from(line, end)
     try:
-        return name, labels, float(lines.number_from(line, end))
+        return name, labels, float(lines.number_from(line, end)[0])
     except ValueError:
         return None
 

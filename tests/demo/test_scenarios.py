@@ -32,7 +32,7 @@ def test_the_incident_is_named_and_the_mitigation_ends_it(scenario: Scenario) ->
     ]
     assert named, "never named"
     confidently = {d.verdict for tick, d in verdicts if tick > named[0] and d.confidence >= 0.7}
-    assert confidently <= WELL | ({scenario.verdict} if scenario.confident else set())
+    assert confidently <= WELL | {scenario.verdict}
     assert begins["incident"] < named[0] < begins["incident"] + 35
     assert named[-1] < begins["mitigation"] + 30
     assert {d.verdict for tick, d in verdicts if tick > begins["mitigation"] + 40} <= WELL

@@ -86,6 +86,20 @@ def test_a_rollout_takes_the_pod_away_and_starts_its_counters_anew(node: Simulat
     assert page.page["process_start_time_seconds"] == START + 36
 
 
+def test_a_change_that_comes_late_happens_now_not_in_the_past(node: SimulatedNode, clock: Clock) -> None:
+    """Another thread's reading may have let time pass beyond the moment that the scenario gave the change."""
+    before = clock.now
+    node.apply(
+        {CHAT: PodChange(load=TrafficLoad(requests_per_second=50, prompt_tokens=5000, output_tokens=10))}, before
+    )
+    clock.now += 20
+    node.metrics(CHAT)
+    busy = TrafficLoad(requests_per_second=50, prompt_tokens=100, output_tokens=10)
+    node.apply({CHAT: PodChange(load=busy)}, before)
+    clock.now += 1
+    assert node.metrics(CHAT) is not None
+
+
 def test_requests_that_come_while_the_pod_is_away_are_lost(node: SimulatedNode, clock: Clock) -> None:
     node.apply({CHAT: PodChange(restart=True)}, clock.now)
     clock.now += 7

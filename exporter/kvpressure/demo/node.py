@@ -178,18 +178,18 @@ class SimulatedNode:
     def __init__(self, pods: Iterable[PodSpec], clock: Callable[[], float], seed: int = 1) -> None:
         self._clock = clock
         self._lock = threading.RLock()
-        start = clock()
+        start = self._reached = clock()
         self.pods = {
             spec.name: SimulatedPod(spec, SimulatedGpu(index), start, seed * 1000 + index)
             for index, spec in enumerate(pods)
         }
 
     def apply(self, changes: Mapping[str, PodChange], at: float) -> None:
-        """Let changes happen to pods, by name, at time ``at``."""
+        """Let changes happen to pods, by name, at time ``at``, or now where a reader let time pass beyond it."""
         with self._lock:
             self._advance(at)
             for name, change in changes.items():
-                self.pods[name].apply(change, at)
+                self.pods[name].apply(change, self._reached)
 
     def metrics(self, name: str) -> str | None:
         """A pod's metrics page now; ``None`` while it is away."""
@@ -227,5 +227,6 @@ class SimulatedNode:
             )
 
     def _advance(self, to: float) -> None:
+        self._reached = max(self._reached, to)
         for pod in self.pods.values():
-            pod.advance(to)
+            pod.advance(self._reached)

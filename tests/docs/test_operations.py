@@ -1,53 +1,92 @@
-"""docs/failure-reasons.md and its page of engines name every reason that a failure can have, and no other."""
+"""docs/failure-reasons.md names every reason that a failure can have, and no other; the triage page says what to do."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 from kvpressure.model import reasons
+from kvpressure.model.readings import SourceHealth
+from kvpressure.model.state import State
+from kvpressure.publish.failure_reasons import ANY, SCRAPES, SECTIONS, Meaning, action
+from kvpressure.publish.page.render import render_page
+from kvpressure.publish.page.view import ViewContext
+from kvpressure.sources import catalog
 from kvpressure.sources import plugin_reports as allocator
+from kvpressure.sources.gpu.amd import files as amd
+from kvpressure.sources.gpu.amd import smi
 from kvpressure.sources.gpu.nvidia import codes as nvidia
 from kvpressure.sources.host import cgroup, procfs
 from kvpressure.sources.host import container_logs as logs
 from kvpressure.sources.kubernetes import node, podresources, pods
+from kvpressure.sources.scrape.source import TARGET_LIMIT
 
-DOCS = Path(__file__).parents[2] / "docs"
-SOURCES = (DOCS / "failure-reasons.md").read_text(encoding="utf-8")
-ENGINES = (DOCS / "failure-reasons-engines.md").read_text(encoding="utf-8")
-EVERYWHERE = {"internal", "timeout"}  # of the worker that runs any source
+EVERYWHERE = {"internal", "timeout", "impossible"}  # of the worker that runs any source
 
 
-def named(heading: str) -> set[str]:
-    """The reasons in the first column of the table under a heading."""
-    return reasons_in(SOURCES.split(f"## {heading}")[1].split("\n#")[0])
+def of(source: str) -> set[str]:
+    """The reasons in the sections of a source."""
+    return named(*(row for one in SECTIONS if source in one.sources for row in one.rows))
 
 
-def reasons_in(section: str) -> set[str]:
-    """The reasons in the first column of a table."""
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    return {word for row in rows for word in re.findall(r"`([a-z0-9_]+)`", row)}
+def named(*rows: Meaning) -> set[str]:
+    return {reason for row in rows for reason in row.reasons}
 
 
-def test_pages_of_engines() -> None:
-    assert reasons_in(ENGINES) == set(reasons.REASONS)
+def test_scrapes_of_engines() -> None:
+    assert named(*SCRAPES.rows) == set(reasons.REASONS)
 
 
 def test_gpus() -> None:
-    assert named("GPUs") == set(nvidia.REASONS)
+    of_amd = {
+        amd.NO_PERMISSION,
+        amd.BUSY,
+        amd.LOST,
+        amd.IO_ERROR,
+        amd.INVALID_DATA,
+        smi.MISSING,
+        smi.MISMATCH,
+        smi.FAILED,
+    }
+    assert of("nvidia") == of("amd") == set(nvidia.REASONS) | of_amd
 
 
 def test_kubernetes() -> None:
-    assert named("Kubernetes") == {*pods.REASONS, *node.REASONS}
+    assert of("pods") == of("node") == {*pods.REASONS, *node.REASONS}
 
 
-def test_files_and_sockets() -> None:
-    of_allocator = {
+def test_the_kubelet() -> None:
+    assert of("podresources") == set(podresources.REASONS)
+
+
+def test_files() -> None:
+    of_plugin = {
         allocator.NO_DIRECTORY,
         allocator.NO_PERMISSION,
         allocator.MALFORMED,
         allocator.NEWER_FORMAT,
         allocator.TOO_LARGE,
     }
-    known = {*podresources.REASONS, *procfs.REASONS, *cgroup.REASONS, *logs.REASONS, *of_allocator}
-    assert named("The node's files") | EVERYWHERE == known | EVERYWHERE
+    assert of("logs") == {*procfs.REASONS, *cgroup.REASONS, *logs.REASONS, *of_plugin}
+
+
+def test_targets_and_every_source() -> None:
+    assert of("engines") == {TARGET_LIMIT}
+    assert named(*ANY.rows) == EVERYWHERE
+
+
+def test_sections_name_sources_of_the_catalog() -> None:
+    assert {name for one in SECTIONS for name in one.sources} <= set(catalog.registry())
+
+
+def test_the_triage_page_says_what_to_do_about_a_source_that_is_down() -> None:
+    health = {
+        "nvidia": SourceHealth("nvidia", up=False, reason="library_missing"),
+        "logs": SourceHealth("logs", up=False, reason="of_an_extension"),
+    }
+    html = render_page(State(time=0.0, health=health), "node-1", "/metrics", ViewContext())
+    assert html.count("To do: ") == 1
+    assert f"To do: {action('nvidia', 'library_missing')}." in html
+
+
+def test_advice_is_that_of_the_source() -> None:
+    assert "reboot" in action("nvidia", "timeout")
+    assert "kubelet" in action("podresources", "timeout")
+    assert action("cgroup", "timeout") == action("", "timeout") != ""

@@ -14,6 +14,7 @@ from kvpressure.bundle.spec import Alert, RuleGroup
 from kvpressure.bundle.templating import context, render
 from kvpressure.bundle.text import number, span, words
 from kvpressure.bundle.verdicts_page import ROWS_PAGE, render_rows, render_verdicts
+from kvpressure.publish.failure_reasons import render_failure_reasons
 from kvpressure.publish.reference import render_metrics_reference, render_settings_reference
 from kvpressure.settings.thresholds import Threshold
 
@@ -56,6 +57,7 @@ def pages(options: Options, groups: Sequence[RuleGroup]) -> dict[str, str]:
     if options.source == "kvpressure":
         found["docs/metrics.md"] = render_metrics_reference()
         found["docs/settings.md"] = render_settings_reference()
+        found["docs/failure-reasons.md"] = render_failure_reasons()
         found["docs/verdicts.md"] = render_verdicts(options.thresholds)
         found[f"docs/{ROWS_PAGE}"] = render_rows(options.thresholds)
         found["dashboards/README.md"] = _page("docs/dashboards-readme.md.j2", variables)

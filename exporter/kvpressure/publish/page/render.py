@@ -37,6 +37,13 @@ def _visible(value: object) -> object:
     return visible_lines(value) if type(value) is str else value
 
 
+def _advice(reason: str | None, source: str) -> str:
+    """What to do about a source that is down; "" = unknown."""
+    from kvpressure.publish.failure_reasons import action  # only a page with a failing source needs the table
+
+    return action(source, reason or "")
+
+
 @lru_cache(maxsize=8)
 def _template(name: str) -> Template:
     """A compiled part of the page. jinja2 is imported by the first view, so that an exporter nobody looks
@@ -60,6 +67,7 @@ def _template(name: str) -> Template:
         number=wording.number_text,
         words=wording.words,
         reason=wording.reason_text,
+        advice=_advice,
     )
     return environment.get_template(name)
 

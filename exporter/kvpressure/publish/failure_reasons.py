@@ -1,0 +1,286 @@
+"""What each reason of a failure means and what to do about it: for the triage page and ``docs/failure-reasons.md``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvpressure.engines.other_software import SOFTWARE
+from kvpressure.sources.kubernetes.discovery import NO_TARGET
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """Reasons that mean the same, in Markdown. ``see``: a page of ``docs/`` with more, "" = none."""
+
+    reasons: tuple[str, ...]
+    means: str
+    do: str
+    see: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Reasons of some sources, by the sources' names in the catalog; no names = of any source."""
+
+    title: str
+    sources: tuple[str, ...]
+    rows: tuple[Meaning, ...]
+
+
+def _meaning(reasons: str, means: str, do: str, see: str = "") -> Meaning:
+    return Meaning(tuple(reasons.split()), means, do, see)
+
+
+def _unscraped(reason: str, do: str, see: str = "") -> Meaning:
+    """A reason of discovery, in discovery's own words."""
+    return Meaning((reason,), NO_TARGET[reason], do, see)
+
+
+_SCRAPES: Final = (
+    _meaning(
+        "refused unreachable reset",
+        "nothing listens on the port, or the connection was closed",
+        "check whether the pod is still loading its model, the port, and network policies",
+    ),
+    _meaning(
+        "timeout",
+        "no complete answer in time; the verdict uses this as evidence",
+        "check the CPU of the API server: it is busy or hangs",
+    ),
+    _meaning(
+        "dns tls",
+        "the name or the certificate could not be verified",
+        "check whether a network policy blocks DNS; use targets by address, or `--kube.engine-tls insecure` for"
+        " self-signed certificates",
+    ),
+    _meaning(
+        "redirect http_4xx",
+        "a proxy or a login is in front of the engine, or SGLang runs without `--enable-metrics`",
+        "scrape the pod, not its route; add the flag",
+    ),
+    _meaning(
+        "http_5xx",
+        "the engine answers with an error",
+        "check its log; vLLM answers 500 for some seconds after its engine has died",
+    ),
+    _meaning(
+        "html json empty invalid_utf8 bad_encoding protocol",
+        "the answer is not Prometheus text",
+        "check path and port; a router does not publish engine metrics",
+    ),
+    _meaning(
+        "bad_timestamps",
+        "every sample has a timestamp more than two minutes from the exporter's clock (federation, OpenTelemetry)",
+        "compare the clocks; check that the Prometheus behind the endpoint still scrapes",
+    ),
+    _meaning(
+        "no_engine_metrics",
+        "Prometheus text without the series of a supported engine",
+        "vLLM: remove `--disable-log-stats`; SGLang: add `--enable-metrics`; else use another port",
+    ),
+    *(_meaning(name, software.title, software.advice) for name, software in SOFTWARE.items()),
+    _meaning(
+        "several_servers",
+        "several servers answer at one address in turn (a Service with replicas), so their counters are mixed",
+        "use one target for each pod",
+    ),
+    _meaning("same_server", "this server is already scraped at another address", "remove one of the targets"),
+    _meaning(
+        "too_large crowded",
+        "the metrics are larger than the memory limit for scrapes",
+        "look for labels with ever new values",
+        "operations.md#sizing",
+    ),
+    _meaning("internal", "a bug in the exporter", "report it with the traceback in the exporter's log"),
+)
+_ANY: Final = (
+    _meaning(
+        "impossible",
+        "a driver, a cgroup or an API object returned an impossible value; only that value is absent",
+        "if it continues, report it with the driver's version",
+    ),
+    _meaning("internal", "a bug in the exporter", "report it with the traceback in the exporter's log"),
+    _meaning("timeout", "the source did not answer before its deadline", "wait: its data is absent until it answers"),
+)
+_ENGINES: Final = (
+    _meaning(
+        "target_limit", "more targets than allowed; the last ones are not scraped", "raise `--engine.max-targets`"
+    ),
+)
+_RECORDING: Final = (
+    _meaning("no_file bad_file", "`--recording.file` is missing or cannot be read", "name a recording"),
+    _meaning("ended", "the recording is over", "nothing"),
+)
+_GPUS: Final = (
+    _meaning(
+        "library_missing driver_missing",
+        "no NVML or no driver in the container",
+        "set the runtime class; on a host without NVIDIA GPUs, `--no-collector.nvidia`",
+        "platforms.md#no-pods-or-no-gpus-nvidias-runtime",
+    ),
+    _meaning(
+        "library_mismatch",
+        "the driver was upgraded while the exporter ran",
+        "nothing: the exporter restarts once and loads the new library",
+    ),
+    _meaning(
+        "no_permission blocked",
+        "the driver or a device cgroup refuses the call",
+        "nothing, unless you want profiling counters (GPM) or AMD partitions and processes",
+        "amd.md#partitions",
+    ),
+    _meaning(
+        "lost gpu_not_found reset_required irq_issue insufficient_power corrupted_inforom",
+        "the GPU is defective",
+        "drain the node",
+        "runbooks/GpuLost.md",
+    ),
+    _meaning(
+        "uninitialized not_ready in_use out_of_memory busy io_error unknown",
+        "the driver is temporarily unavailable",
+        "wait: it is retried; if it stays, check the driver's log (`dmesg`)",
+    ),
+    _meaning("timeout", "a call hangs", "if it stays, the driver hangs: reboot the node"),
+    _meaning(
+        "invalid_data insufficient_size invalid_argument",
+        "an impossible answer; the value is absent",
+        "report driver and GPU",
+    ),
+    _meaning("not_supported old_driver not_found no_devices", "a healthy driver without this feature", "nothing"),
+    _meaning(
+        "amdsmi_missing amdsmi_mismatch amdsmi_failed",
+        "the package `amdsmi` cannot be used with the library of this node",
+        "use the wrapper of the node's ROCm, or `--gpu.amd.backend sysfs`",
+        "amd.md#--gpuamdbackend",
+    ),
+)
+_KUBERNETES: Final = (
+    _meaning("not_in_cluster", "no service account", "outside Kubernetes: `--engine.target` and `--no-collector.pods`"),
+    _meaning(
+        "api_forbidden api_unauthorized",
+        "missing rights or an invalid token",
+        "use the chart's Role; `--kube.namespaces` where there is no ClusterRole",
+        "pod-permissions.md",
+    ),
+    _meaning(
+        "api_unreachable api_timeout api_tls api_throttled api_gone api_error api_bad_answer api_not_found",
+        "the API server fails; targets are kept, restarts and OOMKilled are absent",
+        "check the API server",
+    ),
+    _unscraped("no_pod_ip", "wait until the pod runs"),
+    _unscraped("port_not_declared", "declare the port in `ports`"),
+    _unscraped("port_of_the_node", "correct the annotation `kvpressure.io/port`"),
+    _unscraped("bad_path", "correct the annotations of the path and the scheme"),
+    _unscraped("port_unknown", "name the port with `kvpressure.io/port`"),
+    _unscraped("port_of_a_sidecar", "name the server's own port with `kvpressure.io/port`"),
+    _unscraped("bad_port", "name a port number; on the host network, one that the pod declares"),
+    _unscraped("unix_socket", "make the server listen on a TCP port"),
+    _unscraped("metrics_off", "switch the server's metrics on", "discovery.md#see-what-was-found"),
+    _unscraped("annotated_container_missing", "correct the name"),
+    _unscraped(
+        "same_address",
+        "declare each port, name the engine with `kvpressure.io/container`, or exclude the pod with"
+        ' `kvpressure.io/scrape: "false"`',
+    ),
+    _unscraped("ranks_not_known", "write `--data-parallel-size-local` as a number; only the first rank is scraped"),
+    _meaning(
+        "other_program",
+        "a container with vLLM's image runs a program that serves no model (`sleep`, `nginx`, `vllm bench`)",
+        "nothing, if that is right; else name the engine with `kvpressure.io/container`",
+    ),
+    _meaning("too_many_pods", "more pods on the node than the limit", "set `--kube.selector`"),
+)
+_KUBELET: Final = (
+    _meaning(
+        "no_socket permission_denied",
+        "the pod-resources socket is not mounted, or its file mode refuses access",
+        "set `sources.podresources`; run as uid 0 without capabilities; SELinux: `spc_t`",
+    ),
+    _meaning(
+        "unavailable unimplemented throttled bad_answer error timeout too_large",
+        "the kubelet refused or failed; GPUs are mapped by process until then",
+        "check the kubelet's log",
+    ),
+    _meaning(
+        "unknown_device too_many_devices",
+        "a device that matches no known GPU",
+        "check the GPU source; a device plugin may use its own ids",
+    ),
+)
+_FILES: Final = (
+    _meaning(
+        "no_proc no_cgroup_tree no_log_directory no_directory",
+        "the mount is missing",
+        "set the chart's `sources.*` and `host.*`, or switch the collector off",
+    ),
+    _meaning(
+        "not_host_proc not_cgroup_v2",
+        "the mount is the container's own, or cgroup v1",
+        "mount the host's; cgroup v1 is not read",
+    ),
+    _meaning(
+        "permission_denied no_permission",
+        "the mount exists, but its file mode refuses access",
+        "run as uid 0 without capabilities, as the chart does; SELinux: `spc_t`",
+    ),
+    _meaning("pods_unknown", "the source `pods` has not succeeded yet", "check the source `pods`"),
+    _meaning(
+        "no_cgroup no_log",
+        "the container was not found: the runtime uses other paths",
+        "set `host.cgroup` or `host.logTargets`",
+    ),
+    _meaning(
+        "newer_format",
+        "the plugin inside vLLM is newer than this exporter",
+        "update the exporter, or install the plugin of its release",
+    ),
+    _meaning(
+        "unreadable malformed skipped too_large too_many_lines too_many_containers",
+        "some lines or reports could not be read, or there were too many: they are counted and skipped",
+        "nothing; a log of megabytes a second loses lines",
+    ),
+    _meaning(
+        "positions_unreadable positions_unwritable",
+        "the file of log positions is not usable; lines may be read twice after a restart",
+        "check the emptyDir",
+    ),
+)
+SCRAPES: Final = Section("Scrapes of engines", (), _SCRAPES)
+ANY: Final = Section("Any source", (), _ANY)
+SECTIONS: Final = (
+    Section("GPUs", ("nvidia", "amd"), _GPUS),
+    Section("Kubernetes", ("pods", "node"), _KUBERNETES),
+    Section("The kubelet", ("podresources",), _KUBELET),
+    Section("The node's files", ("procfs", "cgroup", "logs", "plugin"), _FILES),
+    Section("Targets", ("engines",), _ENGINES),
+    Section("Recordings", ("recording",), _RECORDING),
+)
+
+
+def action(source: str, reason: str) -> str:
+    """What to do when a source fails for a reason; "" = unknown."""
+    sections = (*(one for one in SECTIONS if source in one.sources), ANY)
+    return next((row.do.replace("`", "") for one in sections for row in one.rows if reason in row.reasons), "")
+
+
+def render_failure_reasons() -> str:
+    """``docs/failure-reasons.md``."""
+    lines = [
+        "# Failure reasons",
+        "",
+        "Generated from `exporter/kvpressure/publish/failure_reasons.py`. The triage page shows the same advice.",
+        "",
+        "A failed reading is absent, and its reason is counted: for an engine in `kvpressure_target_errors_total`, for",
+        "a source in `kvpressure_source_errors_total`.",
+    ]
+    for section in (SCRAPES, ANY, *SECTIONS):
+        names = ", ".join(f"`{name}`" for name in section.sources)
+        lines += ["", f"## {section.title}", "", *([f"Sources: {names}.", ""] if names else [])]
+        lines += ["| reason | means | do |", "|---|---|---|", *map(_line, section.rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: Meaning) -> str:
+    more = f" ([more]({row.see}))" if row.see else ""
+    return f"| {', '.join(f'`{reason}`' for reason in row.reasons)} | {row.means} | {row.do}{more} |"

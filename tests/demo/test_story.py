@@ -65,7 +65,7 @@ def test_the_whole_story_misses_nothing(heard: Listener) -> None:
 def test_verdicts_are_told_once_with_their_evidence_and_what_to_set(heard: Listener) -> None:
     heard.watch(60)
     at = next(n for n, line in enumerate(heard.lines) if f"{CHAT}: healthy -> kv_pressure (saturated)" in line)
-    assert heard.lines[at].startswith("[  4")
+    assert heard.lines[at].startswith("[  3")
     told = heard.lines[at + 1 : at + 7]
     assert any(re.search(r"\+ KV cache \d+ % now, recent peak \d+ %", line) for line in told)
     assert any("= set max_num_seqs to" in line and "(now 128)" in line for line in told)
@@ -78,7 +78,7 @@ def test_verdicts_are_told_once_with_their_evidence_and_what_to_set(heard: Liste
     ("until", "complaint"),
     [
         (2, "was not kv_pressure then"),
-        (30, "was not kv_pressure then"),
+        (28, "was not kv_pressure then"),
         (90, "was not healthy or idle at last"),
     ],
 )

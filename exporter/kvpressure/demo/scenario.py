@@ -108,8 +108,8 @@ class ScenarioPlayer:
         return begun
 
 
-def _calm(text: str) -> Phase:
-    return Phase("healthy", 0.2, text)
+def _calm(text: str, share: float = 0.2) -> Phase:
+    return Phase("healthy", share, text)
 
 
 _HEAVY_CHAT_LOAD: Final = replace(CHAT_LOAD, prompt_tokens=600, output_tokens=450, max_tokens=2048)
@@ -121,23 +121,23 @@ _KV_PRESSURE: Final = Scenario(
     "kv_pressure",
     ("InferenceKVCachePressure",),
     (
-        _calm("normal traffic; the chat model holds about 40 % of its KV cache"),
+        _calm("normal traffic; the chat model holds about 40 % of its KV cache", 0.12),
         Phase(
             "incident",
-            0.34,
+            0.48,
             "a client sends longer prompts and asks for longer answers: the same 6 requests/s now "
             "want more KV cache than there is, and --max-num-seqs 128 lets them in",
             {CHAT: PodChange(load=_HEAVY_CHAT_LOAD)},
         ),
         Phase(
             "mitigation",
-            0.46,
-            "limits: the gateway refuses prompts above 1 024 tokens and caps max_tokens at 128; the "
-            "pod is rolled out with --max-num-seqs 64 (was 128) and --max-num-batched-tokens 4096 (was 8192)",
+            0.4,
+            "limits: the gateway refuses prompts above 1 024 tokens and caps max_tokens at 96; the "
+            "pod is rolled out with --max-num-seqs 32 (was 128) and --max-num-batched-tokens 4096 (was 8192)",
             {
                 CHAT: PodChange(
-                    load=replace(_HEAVY_CHAT_LOAD, max_tokens=128, prompt_limit=1024),
-                    limits={"max_num_seqs": 64, "max_num_batched_tokens": 4096},
+                    load=replace(_HEAVY_CHAT_LOAD, max_tokens=96, prompt_limit=1024),
+                    limits={"max_num_seqs": 32, "max_num_batched_tokens": 4096},
                 )
             },
         ),
@@ -161,8 +161,8 @@ _SEQUENCE_LIMIT: Final = Scenario(
         Phase(
             "mitigation",
             0.4,
-            "the pod is rolled out with --max-num-seqs 64, which fits into the KV cache",
-            {CHAT: PodChange(limits={"max_num_seqs": 64})},
+            "the pod is rolled out with --max-num-seqs 48, which fits into the KV cache",
+            {CHAT: PodChange(limits={"max_num_seqs": 48})},
         ),
     ),
     (

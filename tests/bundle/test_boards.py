@@ -436,6 +436,7 @@ NOT_DRAWN = {
     "gpu_memory_demand_ratio": "drawn by its recording, gpu:kvpressure_memory_needed:ratio",
     "gpu_xid_last_timestamp_seconds": "the dashboards draw the events: gpu_xid_errors_total",
     "gpu_pod_info": "a join, not a value",
+    "worker_gpu_info": "a join, by its recording: gpu:kvpressure_worker:present",
     "preemptions_total": "drawn as preemption_rate, which also knows preemptions that vLLM counts late",
     "prompt_tokens_total": "drawn as tokens_per_second",
     "generation_tokens_total": "drawn as tokens_per_second",

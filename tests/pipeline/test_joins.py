@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from kvpressure.engines.registry import log_line
-from kvpressure.model.readings import EngineReading, GpuProcess, GpuReading, Scrape, Snapshot
+from kvpressure.model import readings as r
+from kvpressure.model.readings import EngineReading, GpuOwner, GpuProcess, GpuReading, Scrape, Snapshot
+from kvpressure.pipeline.joins import join_owners
 from kvpressure.pipeline.pipeline import Pipeline
 
 
@@ -44,6 +48,33 @@ def test_the_default_of_a_limit_follows_from_version_and_card() -> None:
     (engine,) = Pipeline().observe(Snapshot(1000.0, gpus=(gpu,), pages=pages)).engines
     limit = engine.limits["max_num_seqs"]
     assert (limit.value, limit.explicit, limit.source) == (1024, False, "default")
+
+
+@pytest.mark.parametrize(
+    ("group", "script", "pool"),
+    [
+        ("", "exec $CMD", 5646 * 16 * 524_288),
+        ("RayCluster/m", "exec $CMD", None),
+        ("RayCluster/m", "vllm serve llama-2-7b -tp 2", 5646 * 16 * 262_144),
+    ],
+    ids=["a pod by itself", "perhaps split over other nodes", "split as its arguments say"],
+)
+def test_the_pool_of_an_engine_with_gpus_on_other_nodes(group: str, script: str, pool: float | None) -> None:
+    config = {"num_gpu_blocks": "5646", "block_size": "16", "cache_dtype": "auto"}
+    engine = EngineReading("llama-2-7b", "0", {r.RUNNING: 1.0, r.WAITING: 0.0, r.KV_USAGE: 0.5}, cache_config=config)
+    read = replace(page("a", "x"), args=("bash", "-c", script), gpus=("GPU-0",), engines=(engine,), group=group)
+    pipeline = Pipeline()
+    (found,) = pipeline.observe(Snapshot(1000.0, pages=(read,))).engines
+    assert (found.signals.memory.kv_pool_bytes, found.group) == (pool, group)
+    lost = replace(read, time=1001.0, engines=(), error="timeout")
+    (found,) = pipeline.observe(Snapshot(1001.0, pages=(lost,))).engines
+    assert (found.error, found.group) == ("timeout", group)
+
+
+def test_owners_keep_their_group_whichever_source_tells_it() -> None:
+    told = GpuOwner("GPU-0", "inference", "chat-0-1", "vllm", group="LeaderWorkerSet/chat/0")
+    for owners in ((told, replace(told, group="")), (replace(told, group="", container=""), told)):
+        assert join_owners(owners) == (told,)
 
 
 def test_memory_of_processes_is_summed_by_pod() -> None:

@@ -177,9 +177,12 @@ def full_state() -> State:
     )
     return State(
         time=NOW,
-        engines=(full_engine(),),
+        engines=(replace(full_engine(), group="LeaderWorkerSet/chat/0"),),
         gpus=(full_gpu(),),
-        owners=(GpuOwner("GPU-1", "prod", "chat-0", "vllm"), GpuOwner("GPU-1", "prod", "other-0", "vllm", True)),
+        owners=(
+            GpuOwner("GPU-1", "prod", "chat-0", "vllm"),
+            GpuOwner("GPU-1", "prod", "other-0", "vllm", True, "RayCluster/other"),
+        ),
         discovered=(found,),
         containers=(ContainerState(container, 0.25, 0.5, 0.75, {"out_of_memory": 2}),),
         targets=(TargetState("http://10.0.0.5:8000/metrics", True, 0.004, 0, {"timeout": 2}, {"engines": 3}),),

@@ -108,6 +108,15 @@ def test_an_engine_that_is_down_keeps_what_it_is_and_what_is_concluded_but_no_va
     assert named(State(time=NOW, engines=(down,)), "engine_up") == {(): 0.0}
 
 
+def test_what_joins_an_engine_with_its_gpus_on_other_nodes_needs_both_nodes_only() -> None:
+    leader = replace(full_engine(), up=False, error="refused", group="RayCluster/chat")
+    assert named(State(time=NOW, engines=(leader,)), "engine_group_info") == {("RayCluster/chat",): 1.0}
+    worker = GpuOwner("GPU-7", "prod", "chat-worker-x", "ray-worker", group="RayCluster/chat")
+    state = State(time=NOW, owners=(worker, GpuOwner("GPU-8", "prod", "chat-1", "vllm")))
+    assert named(state, "worker_gpu_info") == {("GPU-7", "prod", "chat-worker-x", "RayCluster/chat"): 1.0}
+    assert len(named(state, "gpu_pod_info")) == 2
+
+
 def _optional_fields(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for item in fields(value):
         inner = getattr(value, item.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -106,7 +107,7 @@ containers = st.builds(
 def pages(draw: st.DrawFn, tick: float) -> Scrape:
     """A page with the raw text it was read from, or one that failed."""
     error = draw(st.none() | st.sampled_from(REASONS))
-    return parse_scrape(
+    page = parse_scrape(
         None if error else draw(st.sampled_from(real_pages()) | st.text(max_size=60)),
         target=draw(_texts),
         time=draw(st.just(tick) | _time),
@@ -122,6 +123,7 @@ def pages(draw: st.DrawFn, tick: float) -> Scrape:
         duration_seconds=draw(_ratio),
         keep_text=True,
     )
+    return replace(page, group=draw(_texts))
 
 
 @st.composite
@@ -152,7 +154,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         gpus=some(gpus),
         pages=some(pages(time)),
         containers=some(containers),
-        owners=some(st.builds(GpuOwner, *[_texts] * 4, st.booleans())),
+        owners=some(st.builds(GpuOwner, *[_texts] * 4, st.booleans(), _texts)),
         logs=some(st.builds(log_line, *[_texts] * 3, st.sampled_from(EVENT_LINES).map(public.log_line))),
         allocator=some(st.builds(AllocatorReading, _texts, _texts, st.integers(0, 64), *[_whole] * 5)),
         steps=some(

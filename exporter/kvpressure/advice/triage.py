@@ -97,6 +97,8 @@ def _pods(case: _Case) -> TriageStep:
     engine, held = case.engine, case.container
     gpus = [gpu.reading for gpu in case.state.gpus if gpu.reading.uuid in engine.gpus]
     on = ", ".join(f"GPU {gpu.index} ({gpu.name or gpu.vendor})" for gpu in gpus) or "GPU: unknown"
+    if engine.group:
+        on += f"; GPUs that {engine.group} has on other nodes are not included"
     ready = held.reading.ready if held else None
     says = "readiness: unknown" if ready is None else ("ready" if ready else "not ready")
     where = (

@@ -160,6 +160,7 @@ class Scrape:
     ``engines`` is empty. ``exposition`` is the raw text, kept only while somebody records. ``bad_lines`` counts
     lines that looked wanted and could not be read, ``cut`` what was left out: engines, series and plugin by limits,
     collisions because several series name one value.
+    ``group``: the pods that may form the engine, of which this one serves; "" = it alone.
     ``multi_process`` = several API servers (no process_* series). ``flavour`` is a word of the dialect ("v0", "v1",
     "rust") when the page tells, else None. ``dialect``: of its engines, else what discovery took the server for; "" =
     unknown.
@@ -184,6 +185,7 @@ class Scrape:
     duration_seconds: float | None = None
     exposition: str | None = None
     dialect: str = ""
+    group: str = ""
 
     def engines_of_server(self, engine: EngineReading) -> int:
         """How many engines of this page belong to the server of this one: its data-parallel ranks."""
@@ -277,13 +279,16 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class GpuOwner:
-    """One container that holds a GPU. A shared GPU has several of these, all with ``shared`` True."""
+    """One container that holds a GPU. A shared GPU has several of these, all with ``shared`` True. ``group``: the
+    pods that form one engine, where another of them serves its metrics and is not on this node; "" = none.
+    """
 
     uuid: str
     namespace: str
     pod: str
     container: str
     shared: bool = False
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

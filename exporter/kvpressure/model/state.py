@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, overload
 
 from kvpressure.model.isolation import Failure
@@ -191,6 +191,7 @@ class EngineState:
     objectives: tuple[Objective, ...] = ()
     failure: Failure | None = None  # why nothing is known of it although it was read
     dialect: str = ""  # the name of its inference server in ``engines.registry``; "" = unknown
+    group: str = ""  # the pods that form it, which may be on other nodes too; "" = its own pod alone
 
 
 def engine_without_values(
@@ -221,9 +222,10 @@ def engine_without_values(
 
 def without_values(engine: EngineState, time: float, failure: Failure) -> EngineState:
     """``engine`` where the exporter failed to show it."""
-    return engine_without_values(
+    without = engine_without_values(
         engine.key, engine.target, engine.container, engine.gpus, engine.up, time, time, failure
     )
+    return replace(without, group=engine.group)
 
 
 @dataclass(frozen=True, slots=True)

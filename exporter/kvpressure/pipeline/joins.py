@@ -32,17 +32,20 @@ def join_owners(owners: Iterable[GpuOwner]) -> tuple[GpuOwner, ...]:
     container's name (a process whose container is not known) is dropped when its pod is there with one.
     """
     found: dict[tuple[str, str, str, str], bool] = {}
+    groups: dict[tuple[str, str], str] = {}
     pods: dict[str, set[tuple[str, str]]] = defaultdict(set)
     named: set[tuple[str, str, str]] = set()
     for owner in owners:
         key = (owner.uuid, owner.namespace, owner.pod, owner.container)
         found[key] = found.get(key, False) or owner.shared
         pods[owner.uuid].add((owner.namespace, owner.pod))
+        if owner.group:
+            groups[owner.namespace, owner.pod] = owner.group
         if owner.container:
             named.add((owner.uuid, owner.namespace, owner.pod))
     shared = {uuid for (uuid, *_), is_shared in found.items() if is_shared} | {u for u, p in pods.items() if len(p) > 1}
     return tuple(
-        GpuOwner(uuid, namespace, pod, container, uuid in shared)
+        GpuOwner(uuid, namespace, pod, container, uuid in shared, groups.get((namespace, pod), ""))
         for uuid, namespace, pod, container in found
         if container or (uuid, namespace, pod) not in named
     )

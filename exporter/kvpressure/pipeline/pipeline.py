@@ -269,9 +269,11 @@ class Pipeline:
             return found
         track.failed_since = now if track.failed_since is None else track.failed_since
         was_read = track.tracker.error is None and self._fresh(track.seen_t, now)
-        return engine_without_values(
+        page = track.tracker.page
+        without = engine_without_values(
             track.key, track.target, track.container, subject.gpus, was_read, now, track.failed_since, found
         )
+        return replace(without, group=page.group if page else "")
 
     def _concluded(self, now: float, subject: _Subject, demand: _GpuDemand) -> EngineState | Failure:
         track, gathered = subject.track, subject.gathered
@@ -363,7 +365,8 @@ class Pipeline:
         if page is not None:
             engines = page.engines_of_server(reading) if reading is not None else 1
             pool = _dialect_of(track).pool(args, reading, engines)
-            size = None if "pool_bytes" in facts else self._pools.of(args, pool, track.target, track.named[0], gpus)
+            several = gpus > 1 or bool(page.group)  # pods of its group on other nodes have more
+            size = None if "pool_bytes" in facts else self._pools.of(args, pool, track.target, track.named[0], several)
             if size is not None:
                 facts["pool_bytes"] = size
             if pool.blocks and pool.block_size:
@@ -424,6 +427,7 @@ class Pipeline:
             version=self._version(track),
             flavour=page.flavour if page else None,
             dialect=page.dialect if page else "",
+            group=page.group if page else "",
             reading=tracker.reading if up else None,
             counters=track.counters if up else {},
             signals=signals

@@ -62,6 +62,9 @@ def families(state: State, guard: Guard | None = None) -> Families:
             ),
             1,
         )
+        if owner.group:
+            worker = (clean(owner.uuid), clean(owner.namespace), clean(owner.pod), clean(owner.group))
+            out.add("worker_gpu_info", worker, 1)
     for engine in state.engines:
         _try_engine(out, guard, engine, state.time)
     for container in state.containers:

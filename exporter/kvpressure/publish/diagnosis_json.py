@@ -111,6 +111,7 @@ def _engine(view: PageEngine) -> dict[str, Any]:
         "target": engine.target,
         "container": engine.container,
         "gpus": engine.gpus,
+        "group": engine.group,
         "up": engine.up,
         "error": engine.error,
         "failure": _failure(engine.failure),
@@ -163,7 +164,7 @@ def _gpu(gpu: GpuState, state: State) -> dict[str, Any]:
         "demand_ratio": gpu.demand_ratio,
         "failure": _failure(gpu.failure),
         "owners": [
-            {"namespace": owner.namespace, "pod": owner.pod, "container": owner.container, "shared": owner.shared}
+            {key: value for key, value in asdict(owner).items() if key != "uuid"}
             for owner in state.owners
             if owner.uuid == reading.uuid
         ],

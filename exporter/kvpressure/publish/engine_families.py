@@ -35,6 +35,8 @@ def add_engine(out: Families, engine: EngineState) -> None:
     )
     for uuid in engine.gpus:
         out.add("engine_gpu_info", (*labels, clean(uuid)), 1)
+    if engine.group:
+        out.add("engine_group_info", (*labels, clean(engine.group)), 1)
     _add_diagnosis(out, labels, engine.diagnosis)
     _add_limits(out, labels, engine)
     if engine.up:

@@ -91,6 +91,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         "Which container owns a GPU; a shared GPU lists every one.",
         ("uuid", "namespace", "pod", "container", "shared"),
     ),
+    _m(
+        "worker_gpu_info",
+        "info",
+        "GPU of a worker pod of a group. Its engine, on another node, has the same group in engine_group_info.",
+        ("uuid", "namespace", "pod", "group"),
+        "the engine is on the same node",
+    ),
     _m("gpus_expected", "gauge", "GPUs the driver counts on this node.", ("vendor",)),
     _m("gpus_seen", "gauge", "GPUs that answered the last reading.", ("vendor",)),
     # --- engine ---------------------------------------------------------------------------------------------
@@ -107,6 +114,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         (*ENGINE, "version", "flavour", "container", "target"),
     ),
     _m("engine_gpu_info", "info", "GPU that belongs to this engine's pod.", (*ENGINE, "uuid")),
+    _m(
+        "engine_group_info",
+        "info",
+        "Pods that form this engine, perhaps on several nodes: a LeaderWorkerSet, Ray cluster or KAITO workspace.",
+        (*ENGINE, "group"),
+        "the engine is one pod",
+    ),
     _m(
         "preemptions_total",
         "counter",

@@ -6,8 +6,8 @@ every key of a tick but ``t`` may be missing or null, and unknown keys are ignor
 
 Beyond the documented keys a tick may carry ``owners``, ``steps``, ``node_conditions``, ``targets``,
 ``process_pods``, ``expected_gpus`` and ``health``, and an engine
-``t`` (when the page was fetched, if not at the tick's time), ``env``, ``version`` and ``dialect`` (of a page that does
-not show it).
+``t`` (when the page was fetched, if not at the tick's time), ``env``, ``version``, ``group`` and ``dialect`` (of a page
+that does not show it).
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ _PAGE: Final = (
 _PAGE_GIVEN: Final = (
     Field("t", read_time),
     Field("exposition", read_text),
-    *fields(read_name, "version", "dialect"),
+    *fields(read_name, "version", "dialect", "group"),
 )  # not for the builder
 _CONTAINER: Final = (
     *_CONTAINER_NAME,
@@ -205,7 +205,12 @@ _STEPS: Final = (
     Field("kv_max", read_ratio),
     Field("sizes", read_counts_by_number, numbers_as_text, default={}),
 )
-_OWNER: Final = (Field("uuid", read_name, required=True), *_CONTAINER_NAME, Field("shared", read_flag, default=False))
+_OWNER: Final = (
+    Field("uuid", read_name, required=True),
+    *_CONTAINER_NAME,
+    Field("shared", read_flag, default=False),
+    Field("group", read_name, default=""),
+)
 _HEALTH: Final = (
     Field("up", read_flag),
     Field("reason", read_name),
@@ -268,7 +273,7 @@ def _page(entry: object, where: str, time: float, build: PageBuilder) -> Scrape:
     page = decode(
         lambda **values: build(given.get("exposition"), time=given.get("t", time), **values), _PAGE, body, where
     )
-    known = {name: given[name] for name in ("version", "dialect") if name in given}
+    known = {name: given[name] for name in ("version", "dialect", "group") if name in given}
     if page.engines:
         known.pop("dialect", None)  # the page itself shows whose it is
     return replace(page, **known) if known else page
@@ -350,6 +355,7 @@ def _page_entry(page: Scrape, time: float) -> dict[str, object]:
         "t": None if page.time == time else page.time,
         "version": page.version,
         "dialect": None if page.engines else page.dialect or None,
+        "group": page.group or None,
         "exposition": page.exposition,
     }
     entry.update((key, value) for key, value in given.items() if value is not None)

@@ -21,13 +21,16 @@ class PoolSizes:
         self._shapes = shapes or ModelShapes()
         self._sizes: dict[tuple[object, ...], float | None] = {}
 
-    def of(self, args: EngineArgs, pool: Pool, target: str = "", served: str = "", gpus: int = 0) -> float | None:
+    def of(
+        self, args: EngineArgs, pool: Pool, target: str = "", served: str = "", several_gpus: bool = False
+    ) -> float | None:
         """Bytes of the KV pool on each GPU, or ``None``: as set outright, else the shape of the model that ``target``
-        serves times the number of blocks. ``served``: its name in the metrics; ``gpus``: how many the server has.
+        serves times the number of blocks. ``served``: its name in the metrics; ``several_gpus``: the server has, or
+        may have, more than one.
         """
         if pool.bytes is not None:
             return pool.bytes
-        parallel = _parallel(args, gpus)
+        parallel = _parallel(args, several_gpus)
         if parallel is None or not pool.blocks or not pool.block_size:
             return None
         names = tuple(name for name in (args.model, args.served_model_name, served) if name)
@@ -42,12 +45,12 @@ class PoolSizes:
         return self._sizes[key]
 
 
-def _parallel(args: EngineArgs, gpus: int) -> Parallel | None:
+def _parallel(args: EngineArgs, several_gpus: bool) -> Parallel | None:
     """How the model is split over GPUs; ``None`` where arguments that are not visible may say so. On one GPU it is not
     split.
     """
     sizes = (args.tensor_parallel_size, args.pipeline_parallel_size, args.decode_context_parallel_size)
-    if not args.complete and not any(sizes) and gpus > 1:
+    if not args.complete and not any(sizes) and several_gpus:
         return None
     return Parallel(*(size or 1 for size in sizes))
 

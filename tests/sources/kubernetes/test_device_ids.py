@@ -134,7 +134,8 @@ def test_owners() -> None:
             held("d", "GPU-3", container="y"),
             held("e", "GPU-4", True),
             held("e", "GPU-4", True),
-        ]
+        ],
+        {},
     )
     assert [(o.uuid, o.pod, o.container, o.shared) for o in owners] == [
         ("GPU-0", "a", "vllm", False),

@@ -12,7 +12,7 @@ import yaml
 
 from kvpressure.engines.registry import dialect
 from kvpressure.sources.kubernetes.discovery import NO_TARGET, REASONS, SIGNS
-from kvpressure.sources.kubernetes.pod import Pod, leaders
+from kvpressure.sources.kubernetes.pod import Pod, discovered, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podspec import Policy, read_pod
 
 PODS = Path(__file__).parents[2] / "fixtures" / "pods"
@@ -131,6 +131,30 @@ def test_workers_are_joined_to_their_leader(group: Mapping[str, Any]) -> None:
     assert leaders(members) == {}
 
 
+@pytest.mark.parametrize("group", EXPECTED["groups"], ids=lambda group: str(group["engine"]))
+def test_on_other_nodes_leader_and_workers_know_the_same_name_of_their_group(group: Mapping[str, Any]) -> None:
+    (name,) = set(map(name_of_group, [group["engine"], *group["members"]]))
+    (engine,) = (one for one in read(group["engine"]).engines if one.container == group["container"])
+    assert {target.group for target in engine.targets} == {name}
+    members = [read(member) for member in group["members"]]
+    assert groups_of_workers(members) == {(member.namespace, member.name): name for member in members}
+    for row in discovered(members):
+        assert row.explanation == f"a worker of an engine that another pod serves ({name})"
+
+
+def name_of_group(pod: str) -> str:
+    """As the labels say it: who makes the group, and the values that its pods share."""
+    labels = document(pod)["metadata"]["labels"]
+    if "kaito.sh/workspace" in labels:
+        return f"KAITO/{labels['kaito.sh/workspace']}"
+    if "ray.io/cluster" in labels:
+        return f"RayCluster/{labels['ray.io/cluster']}"
+    prefix = "leaderworkerset.sigs.k8s.io"
+    return f"LeaderWorkerSet/{labels[f'{prefix}/name']}/{labels[f'{prefix}/group-index']}"
+
+
 def test_pods_with_metrics_of_their_own_are_not_joined() -> None:
     for group in EXPECTED["not_grouped"]:
-        assert leaders(map(read, group["pods"])) == {}
+        pods = list(map(read, group["pods"]))
+        assert leaders(pods) == {}
+        assert groups_of_workers(pods) == {}

@@ -610,9 +610,15 @@ def top(base: str, expr: str) -> str:
     return f"{expr} and on ({BY_ENGINE}) topk({TOP}, {base})"
 
 
+def gpus_of_workers(engines: str) -> str:
+    """A series for each GPU that worker pods on other nodes hold for ``engines`` (``kvpressure_engine_group_info``)."""
+    return f"gpu:kvpressure_worker:present and on (cluster, namespace, group) {engines}"
+
+
 def gpu(metric: str) -> str:
     """``metric`` of the GPUs that belong to the chosen engines."""
     return (
         f"max by (cluster, uuid, gpu) (kvpressure_{metric}{{{GPU}}}) "
-        f"and on (cluster, uuid) kvpressure_engine_gpu_info{{{ENGINE}}}"
+        f"and on (cluster, uuid) (kvpressure_engine_gpu_info{{{ENGINE}}} "
+        f"or {gpus_of_workers(f'kvpressure_engine_group_info{{{ENGINE}}}')})"
     )

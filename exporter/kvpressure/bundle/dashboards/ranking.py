@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvpressure.bundle.dashboards.builder import BY_ENGINE, ENGINE, POD, TOP, PanelQuery, engine
+from kvpressure.bundle.dashboards.builder import BY_ENGINE, ENGINE, POD, TOP, PanelQuery, engine, gpus_of_workers
 from kvpressure.publish.page.view import ORDER
 
 RANKS: Final = {verdict: rank for rank, verdict in enumerate(reversed(ORDER), 1)}  # the larger, the worse
@@ -40,8 +40,9 @@ def worst_pods(expr: str) -> str:
 
 
 def worst_gpus(expr: str) -> str:
-    """``expr``, one series a GPU, for the GPUs of the engines in most trouble."""
-    return f"{expr} and on (cluster, uuid) ({worst(f'kvpressure_engine_gpu_info{{{ENGINE}}}')})"
+    """``expr``, one series a GPU, for the GPUs of the engines in most trouble, on whichever nodes they are."""
+    of_workers = gpus_of_workers(f"({worst(f'kvpressure_engine_group_info{{{ENGINE}}}')})")
+    return f"{expr} and on (cluster, uuid) ({worst(f'kvpressure_engine_gpu_info{{{ENGINE}}}')} or {of_workers})"
 
 
 def worst_model(expr: str) -> str:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from kvpressure.model.readings import GpuReading
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
-from kvpressure.sources.kubernetes.pod import Pod, leaders
+from kvpressure.sources.kubernetes.pod import Pod, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources import Claim, owners_of
 from kvpressure.sources.vendors import OwnedDevice
 
@@ -94,7 +94,8 @@ class ProcfsSource:
                 place = of_worker.get(own[:2], own)  # a worker's GPUs belong to its leader's engine
                 process_pods[process.pid] = place[:2]
                 claims.append(Claim(*place, OwnedDevice(gpu.uuid)))
-        return Reading(owners=tuple(owners_of(claims)), process_pods=process_pods, errors=dict(errors))
+        owners = owners_of(claims, groups_of_workers(pods))
+        return Reading(owners=tuple(owners), process_pods=process_pods, errors=dict(errors))
 
     def close(self) -> None:
         """Nothing is held."""

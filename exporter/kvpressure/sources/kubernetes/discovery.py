@@ -53,6 +53,9 @@ NO_TARGET: Final[Mapping[str, str]] = {
 }
 """Why an engine is not scraped, or not on all of its ports."""
 
+OF_WORKERS: Final = ("worker", "no_endpoint")
+"""Of these another pod serves the metrics."""
+
 _OTHER_SERVERS: Final = (
     "text-generation-inference",
     "text-embeddings-inference",
@@ -128,26 +131,29 @@ def reason_of(named: bool, of_engine: bool, runs_other: bool, gpu: bool, worker:
 # --- engines that span pods ---------------------------------------------------------------------------------
 
 _LWS: Final = "leaderworkerset.sigs.k8s.io/"
-_GROUPS: Final = (  # the labels that pods of one engine share, the label of the leader and its value
-    ((_LWS + "name", _LWS + "group-index"), _LWS + "worker-index", "0"),
-    (("ray.io/cluster",), "ray.io/node-type", "head"),
-    (("kaito.sh/workspace",), "apps.kubernetes.io/pod-index", "0"),
+_GROUPS: Final = (  # who makes them, the labels that pods of one engine share, the label of the leader and its value
+    ("LeaderWorkerSet", (_LWS + "name", _LWS + "group-index"), _LWS + "worker-index", "0"),
+    ("RayCluster", ("ray.io/cluster",), "ray.io/node-type", "head"),
+    ("KAITO", ("kaito.sh/workspace",), "apps.kubernetes.io/pod-index", "0"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Pods that a controller made to work together. ``leads``: this pod is the one that may serve for all."""
+    """Pods that a controller made to work together. ``name``: the same on every node, unique in the namespace.
+    ``leads``: this pod is the one that may serve for all.
+    """
 
-    key: tuple[str, ...]
+    namespace: str
+    name: str
     leads: bool
 
 
 def group_of(namespace: str, labels: Mapping[str, Any]) -> PodGroup | None:
     """The group that a pod's labels name; None where they name none."""
-    for same, leader, value in _GROUPS:
+    for kind, same, leader, value in _GROUPS:
         values = [labels.get(name) for name in same]
         place = labels.get(leader)
         if isinstance(place, str) and all(isinstance(text, str) and text for text in values):
-            return PodGroup((namespace, same[0], *map(str, values)), place == value)
+            return PodGroup(namespace, "/".join((kind, *map(str, values))), place == value)
     return None

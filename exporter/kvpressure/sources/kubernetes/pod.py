@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvpressure.model.readings import ContainerReading, Discovered
-from kvpressure.sources.kubernetes.discovery import ContainerRow, PodGroup
+from kvpressure.sources.kubernetes.discovery import OF_WORKERS, ContainerRow, PodGroup
 from kvpressure.sources.scrape.targets import Target
 
 
@@ -61,7 +61,7 @@ def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:
             row.result,
             row.why,
             row.sign,
-            row.explanation,
+            _explained(pod, row),
             "" if row.target is None else row.target.name,
             row.complete if row.sign else None,
             row.gpus,
@@ -69,6 +69,11 @@ def discovered(pods: Iterable[Pod]) -> tuple[Discovered, ...]:
         for pod in pods
         for row in pod.rows
     )
+
+
+def _explained(pod: Pod, row: ContainerRow) -> str:
+    """What became of a container, with the group where another pod of it serves."""
+    return f"{row.explanation} ({pod.group.name})" if pod.group and row.why in OF_WORKERS else row.explanation
 
 
 def leaders(pods: Iterable[Pod]) -> Mapping[tuple[str, str], tuple[str, str, str]]:
@@ -79,7 +84,9 @@ def leaders(pods: Iterable[Pod]) -> Mapping[tuple[str, str], tuple[str, str, str
     """
     known = list(pods)
     serving = {
-        pod.group.key: [(pod.namespace, pod.name, engine.container) for engine in pod.engines if engine.targets]
+        (pod.namespace, pod.group.name): [
+            (pod.namespace, pod.name, engine.container) for engine in pod.engines if engine.targets
+        ]
         for pod in known
         if pod.group is not None and pod.group.leads
     }
@@ -88,6 +95,17 @@ def leaders(pods: Iterable[Pod]) -> Mapping[tuple[str, str], tuple[str, str, str
         for pod in known
         if pod.group is not None
         and not pod.group.leads
-        and len(engines := serving.get(pod.group.key, [])) == 1
+        and len(engines := serving.get((pod.namespace, pod.group.name), [])) == 1
         and not any(engine.targets for engine in pod.engines)
+    }
+
+
+def groups_of_workers(pods: Iterable[Pod]) -> Mapping[tuple[str, str], str]:
+    """Namespace and name of each pod that serves no metrics of its own and is not the leader of its group, with
+    the group: if the leader's engine is on another node, the group's name is all that both nodes know.
+    """
+    return {
+        (pod.namespace, pod.name): pod.group.name
+        for pod in pods
+        if pod.group is not None and not pod.group.leads and not any(engine.targets for engine in pod.engines)
     }

@@ -19,7 +19,7 @@ from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.kubernetes.device_ids import from_dra, from_plugin, is_gpu_driver
 from kvpressure.sources.kubernetes.discovery_state import SharedDiscovery
 from kvpressure.sources.kubernetes.grpc_call import CallError, unary
-from kvpressure.sources.kubernetes.pod import Pod, leaders
+from kvpressure.sources.kubernetes.pod import Pod, groups_of_workers, leaders
 from kvpressure.sources.kubernetes.podresources_message import (
     ContainerResources,
     MessageError,
@@ -93,7 +93,7 @@ class PodResourcesSource:
         """Owners of every GPU. Raises ``SourceError`` when the kubelet cannot be asked."""
         claims, errors = self._claims(self._list())
         pods = self._pods() or ()
-        owners = owners_of(joined(running(claims, pods), pods))
+        owners = owners_of(joined(running(claims, pods), pods), groups_of_workers(pods))
         if len(owners) > MAX_OWNERS:
             errors["too_many_devices"] += len(owners) - MAX_OWNERS
         return Reading(owners=tuple(owners[:MAX_OWNERS]), errors=dict(errors))
@@ -168,8 +168,10 @@ def joined(claims: Iterable[Claim], pods: Iterable[Pod]) -> list[Claim]:
     ]
 
 
-def owners_of(claims: Iterable[Claim]) -> list[GpuOwner]:
-    """One owner for each GPU and container; a GPU with several pods is shared, and so is one whose id says so."""
+def owners_of(claims: Iterable[Claim], groups: Mapping[tuple[str, str], str]) -> list[GpuOwner]:
+    """One owner for each GPU and container; a GPU with several pods is shared, and so is one whose id says so.
+    ``groups``: those of worker pods, whose engine another pod serves.
+    """
     names: dict[tuple[str, str, str, str], bool] = {}
     pods: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for claim in claims:
@@ -177,6 +179,6 @@ def owners_of(claims: Iterable[Claim]) -> list[GpuOwner]:
         names[key] = names.get(key, False) or claim.device.shared
         pods[claim.device.uuid].add((claim.namespace, claim.pod))
     return [
-        GpuOwner(uuid, namespace, pod, container, shared or len(pods[uuid]) > 1)
+        GpuOwner(uuid, namespace, pod, container, shared or len(pods[uuid]) > 1, groups.get((namespace, pod), ""))
         for (uuid, namespace, pod, container), shared in sorted(names.items())
     ]

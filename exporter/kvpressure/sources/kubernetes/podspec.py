@@ -28,6 +28,7 @@ from kvpressure.sources.kubernetes.discovery import (
     OF_IMAGE,
     OF_SELECTOR,
     ContainerRow,
+    PodGroup,
     group_of,
     named_after,
     reason_of,
@@ -197,7 +198,8 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
     engines = [
         _engine(pod, one, statuses.get(_text(one.container.get("name")), {}), policy, one is annotated) for one in found
     ]
-    kept = tuple(engines if policy.template else _apart(engines))
+    group = group_of(namespace, pod.labels)
+    kept = tuple(engines if policy.template else _apart(_serving(group, engines)))
     return Pod(
         namespace,
         name,
@@ -208,8 +210,16 @@ def read_pod(document: Mapping[str, Any], policy: Policy, command_lines: Command
         kept,
         tuple(_text(one.container.get("name")) for one in others),
         tuple(_rows(pod, everyone, dict(zip(map(id, found), kept, strict=True)))),
-        group_of(namespace, pod.labels),
+        group,
     )
+
+
+def _serving(group: PodGroup | None, engines: list[EngineContainer]) -> list[EngineContainer]:
+    """The engines of a pod; the one of a group's leader may have GPUs of the group's other pods."""
+    if group is None or not group.leads or len(engines) != 1 or not engines[0].targets:
+        return engines
+    first, *ranks = (replace(target, group=group.name) for target in engines[0].targets)
+    return [replace(engines[0], target=first, ranks=tuple(ranks))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class _Feed:
         engines, refused = self._new_engines.admit(page.engines, monotonic())
         cut = {CUT_PLUGIN: int(crowded), CUT_NEW_ENGINES: refused}
         cut = {**page.cut, **{reason: count for reason, count in cut.items() if count}}
-        return replace(page, bad_lines=bad_lines, engines=engines, cut=cut)
+        return replace(page, bad_lines=bad_lines, engines=engines, cut=cut, group=target.group)
 
 
 class _Pool:

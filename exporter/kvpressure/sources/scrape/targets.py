@@ -58,7 +58,8 @@ class Target:
 
     ``version`` is the server's and ``dialect`` its engine's name, where discovery can tell. ``ca`` is a file of
     certificates to trust instead of the system's; ``verify`` False accepts any certificate. ``model_config``: a model's
-    ``config.json`` or name, "" = none. Raises ``TargetError`` for an address that no request could be written for.
+    ``config.json`` or name, "" = none. ``group``: as of a scrape. Raises ``TargetError`` for an address that no request
+    could be written for.
     """
 
     host: str
@@ -76,6 +77,7 @@ class Target:
     model_config: str = ""
     version: str | None = None
     dialect: str = ""
+    group: str = ""
 
     def __post_init__(self) -> None:
         if self.scheme not in ("http", "https"):

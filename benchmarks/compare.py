@@ -1,9 +1,7 @@
 """What do other Python GPU exporters cost? ``python -m benchmarks.compare``: the same machine, the same 8 GPUs, one
 after another.
 
-All of them run on the stub NVIDIA driver of the tests, with every function that the binding knows (those that the tests
-do not need answer "not supported", as a driver does). They are installed, pinned, into a virtual environment under
-``build/``. CPU is the operating system's accounting of the process: first while nobody scrapes it, then at two scrapes
+CPU is the operating system's accounting of the process: first while nobody scrapes it, then at two scrapes
 a second; the difference is what a scrape costs. An exporter that cannot be installed or does not run is listed with the
 reason.
 """
@@ -12,37 +10,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-import venv
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.sources.gpu.nvml_stub import LIBRARY, SOURCE, Gpu, World, environment, write
+from tests.sources.gpu.nvml_stub import Gpu, World, environment, write
 
+from benchmarks.contenders import CONTENDERS, Contender, build_driver, install, plain, wait_for_gpus
 from benchmarks.node import cpu_seconds, free_port, node, rss_mib
 
-ROOT: Final = Path(__file__).parents[1]
-VENV: Final = ROOT / "build" / "bench-compare"
 GPUS: Final = 8
 WARM_UP_SECONDS: Final = 10.0
 SCRAPES_A_SECOND: Final = 2.0
-GLANCES: Final = "[prometheus]\nhost=127.0.0.1\nport={port}\nprefix=glances\nlabels=src:glances\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """An exporter: its pinned packages, and the command that serves on a port (it may write into a directory)."""
-
-    name: str
-    packages: tuple[str, ...]
-    command: Callable[[int, Path], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,91 +41,6 @@ class Cost:
     series: int
 
 
-def _tool(name: str) -> str:
-    return str(VENV / "bin" / name)
-
-
-def _nvitop(port: int, _: Path) -> list[str]:
-    return [_tool("nvitop-exporter"), "--bind-address", "127.0.0.1", "--port", str(port)]
-
-
-def _glances(port: int, directory: Path) -> list[str]:
-    config = directory / "glances.conf"
-    config.write_text(GLANCES.format(port=port))
-    return [
-        _tool("glances"),
-        "-C",
-        str(config),
-        "--export",
-        "prometheus",
-        "--disable-plugin",
-        "all",
-        "--enable-plugin",
-        "gpu",
-        "--quiet",
-        "--time",
-        "1",
-    ]
-
-
-def _kvpressure(port: int, _: Path) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "kvpressure",
-        "serve",
-        "--web.listen-address",
-        f"127.0.0.1:{port}",
-        "--no-collector.engines",
-        "--no-collector.amd",
-    ]
-
-
-CONTENDERS: Final = (
-    Contender("kvpressure, GPUs only", (), _kvpressure),
-    Contender("nvitop-exporter 1.7.2", ("nvitop-exporter==1.7.2",), _nvitop),
-    Contender("Glances 4.5.8, its GPU plugin alone", ("glances==4.5.8", "nvidia-ml-py", "prometheus_client"), _glances),
-    Contender(
-        "four values a GPU, read on every scrape",
-        ("nvidia-ml-py", "prometheus_client"),
-        lambda port, _: [_tool("python"), str(Path(__file__).with_name("smallest_exporter.py")), str(port)],
-    ),
-)
-
-
-def build_driver(directory: Path) -> Path:
-    """The stub driver with every function of the binding; the library's path."""
-    import pynvml
-
-    names = set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"\)', Path(str(pynvml.__file__)).read_text()))
-    names |= {f"{name}{suffix}" for name in names for suffix in ("_v2", "_v3") if not re.search(r"_v\d$", name)}
-    known = set(re.findall(r"\bnvml[A-Z]\w+", SOURCE.read_text()))
-    missing = "\n".join(f"int {name}(void) {{ return 3; }}" for name in sorted(names - known))
-    source = directory / "driver.c"
-    source.write_text(f'#include "{SOURCE}"\n{missing}\n')
-    library: Path = directory / LIBRARY
-    subprocess.run(
-        ["cc", "-std=gnu11", "-w", "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-lpthread"], check=True
-    )
-    return library
-
-
-def install(packages: Sequence[str]) -> None:
-    """Install into the virtual environment, which is made if need be. Raises ``RuntimeError`` with pip's last line."""
-    if not packages:
-        return
-    if not (VENV / "bin" / "pip").exists():
-        venv.create(VENV, with_pip=True)
-    done = subprocess.run(
-        [_tool("pip"), "install", "--quiet", "--disable-pip-version-check", *packages],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-
-
 def scrape(url: str) -> tuple[float, bytes]:
     """Seconds of one scrape, and the page."""
     request = urllib.request.Request(url, headers={"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "gzip"})
@@ -149,26 +48,6 @@ def scrape(url: str) -> tuple[float, bytes]:
     with urllib.request.urlopen(request, timeout=5) as answer:
         body: bytes = answer.read()
     return time.perf_counter() - began, body
-
-
-def plain(url: str) -> str:
-    """The page without compression."""
-    with urllib.request.urlopen(url, timeout=5) as answer:
-        text: str = answer.read().decode()
-    return text
-
-
-def wait_for_gpus(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Until the page has values of GPUs. Raises ``RuntimeError`` when it does not come."""
-    end = time.monotonic() + 20
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if re.search(r"^\w*gpu\w*\{", plain(url), re.MULTILINE):
-                return
-        except OSError:
-            pass
-        time.sleep(0.1)
-    raise RuntimeError(f"does not run: exit status {process.poll()}" if process.poll() is not None else "shows no GPU")
 
 
 def cost(pid: int, url: str, seconds: float) -> Cost:

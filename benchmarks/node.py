@@ -28,6 +28,8 @@ from typing import Final
 
 from tests.sources.gpu.nvml_stub import Gpu, World, build, environment, write
 
+from benchmarks.contenders import NVITOP, build_driver, install, wait_for_gpus
+
 CPU_BUDGET: Final = 0.02
 RSS_BUDGET_MIB: Final = 64.0
 SCRAPE_BUDGET_SECONDS: Final = 0.020
@@ -139,19 +141,16 @@ def scrape(url: str) -> float:
 @contextmanager
 def beside(workdir: Path, engines: Sequence[str]) -> Iterator[list[Process]]:
     """nvitop-exporter and the floor, on the same driver and engines as the exporter."""
-    from benchmarks import compare
-
-    nvitop = compare.CONTENDERS[1]
-    compare.install(nvitop.packages)
-    environ = os.environ | environment(compare.build_driver(workdir), workdir / "world")
+    install(NVITOP.packages)
+    environ = os.environ | environment(build_driver(workdir), workdir / "world")
     port = free_port()
     url = f"http://127.0.0.1:{port}/metrics"
     with (workdir / "beside.log").open("wb") as log:
-        commands = (nvitop.command(port, workdir), [sys.executable, "-m", "benchmarks.floor", *engines])
+        commands = (NVITOP.command(port, workdir), [sys.executable, "-m", "benchmarks.floor", *engines])
         started = [subprocess.Popen(command, env=environ, stdout=log, stderr=log) for command in commands]
         try:
-            compare.wait_for_gpus(url, started[0])
-            yield [Process(nvitop.name, started[0].pid, url), Process("floor", started[1].pid)]
+            wait_for_gpus(url, started[0])
+            yield [Process(NVITOP.name, started[0].pid, url), Process("floor", started[1].pid)]
         finally:
             for process in started:
                 process.kill()

@@ -5,6 +5,7 @@ Views of models come from recordings, so that a thousand nodes cost as little to
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvpressure.bundle.dashboards.builder import (
@@ -250,39 +251,24 @@ def _replicas_up(site: BoardContext) -> Json:
 
 
 def _burn(site: BoardContext) -> Json:
-    return timeseries(
+    return _by_objective(
         site,
         "Error budget: burn rate over an hour, and over six (dashed)",
         "One is as fast as allowed. The alert needs the long and the short window of a pair.",
-        [
-            PanelQuery(
-                _largest(f"max by ({BY_OBJECTIVE}) (model:kvpressure_objective_burn_rate:{window}{{{MODEL}}})"),
-                f"{{{{model_name}}}} {{{{objective}}}} {window}",
-                optional=NO_OBJECTIVE,
-            )
-            for window in ("1h", "6h")
-        ],
+        {f"{{{{model_name}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
         "none",
         steps(site, (YELLOW, "objective_days_burn"), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),
-        "InferenceObjectiveBurn",
         overrides=[dashed("/ 6h$/")],
     )
 
 
 def _budget_left(site: BoardContext) -> Json:
-    return timeseries(
+    return _by_objective(
         site,
         "Error budget of three days: share spent",
         "The burn rate over three days, or over the history that Prometheus has.",
-        [
-            PanelQuery(
-                _largest(f"max by ({BY_OBJECTIVE}) (model:kvpressure_objective_burn_rate:3d{{{MODEL}}})"),
-                "{{model_name}} {{objective}}",
-                optional=NO_OBJECTIVE,
-            )
-        ],
+        {"{{model_name}} {{objective}}": _burn_rate("3d")},
         "percentunit",
-        alert="InferenceObjectiveBurn",
     )
 
 
@@ -291,13 +277,32 @@ def _missed(site: BoardContext) -> Json:
         f"topk({TOP}, sum by ({BY_OBJECTIVE}) (max by ({BY_ENGINE}, objective)"
         f" (rate(kvpressure_objective_missed_requests_total{{{ENGINE}}}[$__rate_interval]))))"
     )
-    return timeseries(
+    return _by_objective(
         site,
         "Requests that missed an objective",
         "Requests per second.",
-        [PanelQuery(missed, "{{model_name}} {{objective}}", optional=NO_OBJECTIVE)],
+        {"{{model_name}} {{objective}}": missed},
         "reqps",
-        alert="InferenceObjectiveBurn",
+    )
+
+
+def _burn_rate(window: str) -> str:
+    return _largest(f"max by ({BY_OBJECTIVE}) (model:kvpressure_objective_burn_rate:{window}{{{MODEL}}})")
+
+
+def _by_objective(
+    site: BoardContext,
+    title: str,
+    description: str,
+    expressions: Mapping[str, str],
+    unit: str,
+    thresholds: Json | None = None,
+    overrides: Sequence[Json] = (),
+) -> Json:
+    """A graph of ``expressions``, by legend, that is empty where no objective is set."""
+    queries = [PanelQuery(expr, legend, optional=NO_OBJECTIVE) for legend, expr in expressions.items()]
+    return timeseries(
+        site, title, description, queries, unit, thresholds, "InferenceObjectiveBurn", overrides=overrides
     )
 
 
@@ -466,61 +471,36 @@ def _watchers(site: BoardContext, board: Board) -> None:
         ),
     ):
         board.add(panel, 8, 7)
-    board.add(
-        table(
+    for panel in (
+        _list(
             site,
             "Containers that look like an engine and are not scraped",
             "Containers with a GPU, or that look like an inference server, without a metrics endpoint.",
-            [
-                PanelQuery(
-                    _some(
-                        "max by (cluster, namespace, pod, container, result)"
-                        f' (kvpressure_container_discovery_info{{{CONTAINER},result!="engine"}})'
-                    ),
-                    table=True,
-                    optional="every one is scraped, or the exporter does not read pods here",
-                )
-            ],
+            "max by (cluster, namespace, pod, container, result)"
+            f' (kvpressure_container_discovery_info{{{CONTAINER},result!="engine"}})',
             {"namespace": "Namespace", "pod": "Pod", "container": "Container", "result": "Why"},
+            "every one is scraped, or the exporter does not read pods here",
         ),
-        8,
-        7,
-    )
-    board.add(
-        table(
+        _list(
             site,
             "Pods that opted out of alerts",
             "By the annotation or label kvpressure.io/alerts: off, or tickets only.",
-            [
-                PanelQuery(
-                    _some(
-                        f"max by (cluster, namespace, pod, alerts) (kvpressure_container_alerts_info{{{CONTAINER}}})"
-                    ),
-                    table=True,
-                    optional="no pod opted out",
-                )
-            ],
+            f"max by (cluster, namespace, pod, alerts) (kvpressure_container_alerts_info{{{CONTAINER}}})",
             {"namespace": "Namespace", "pod": "Pod", "alerts": "Alerts"},
+            "no pod opted out",
         ),
-        8,
-        7,
-    )
-    board.add(
-        table(
+        _list(
             site,
             "Containers that are not ready",
             "Containers of engines, by the kubelet.",
-            [
-                PanelQuery(
-                    _some(
-                        f"max by (cluster, namespace, pod, container) (kvpressure_container_ready{{{CONTAINER}}}) == 0"
-                    ),
-                    table=True,
-                    optional=f"all are ready, or {NOT_A_POD}",
-                )
-            ],
+            f"max by (cluster, namespace, pod, container) (kvpressure_container_ready{{{CONTAINER}}}) == 0",
             {"namespace": "Namespace", "pod": "Pod", "container": "Container"},
+            f"all are ready, or {NOT_A_POD}",
         ),
-        8,
-        7,
-    )
+    ):
+        board.add(panel, 8, 7)
+
+
+def _list(site: BoardContext, title: str, description: str, expr: str, columns: Mapping[str, str], empty: str) -> Json:
+    """A table of what ``expr`` finds; ``empty`` says what it means when that is nothing."""
+    return table(site, title, description, [PanelQuery(_some(expr), table=True, optional=empty)], columns)

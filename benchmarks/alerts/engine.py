@@ -23,8 +23,8 @@ from benchmarks.alerts.series import RULES, SCRAPE_SECONDS, Series
 from kvpressure.settings.thresholds import builtin
 
 EVALUATION_SECONDS: Final = builtin()["rules_steady_interval_seconds"]
-_HIDDEN: Final = ("KvpressureWatchdog",)  # always fires, by design
-_QUERY: Final = f'ALERTS{{alertname!~"{"|".join(_HIDDEN)}"}}'
+HIDDEN: Final = ("KvpressureWatchdog",)  # always fires, by design
+_QUERY: Final = f'ALERTS{{alertname!~"{"|".join(HIDDEN)}"}}'
 _TIME: Final = re.compile(r'expr: ".*", time: (?P<time>[0-9hms.]+),')
 _SAMPLE: Final = re.compile(r"\{(?P<labels>[^{}]*)\} 1E\+00")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

@@ -17,6 +17,8 @@ from kvpressure.bundle.slo import OBJECTIVES
 from kvpressure.settings.thresholds import Thresholds, builtin
 from tests.bundle.promql import metrics, selectors
 
+pytestmark = pytest.mark.slow
+
 SCHEMAS = Path(__file__).parents[1] / "fixtures" / "schemas"
 TARGETS = {"ttft": 0.95, "inter_token": 0.9, "e2e": 0.99, "availability": 0.999}
 

@@ -15,6 +15,8 @@ from kvpressure.bundle.render import render, write
 from kvpressure.bundle.rules import Options
 from kvpressure.settings.thresholds import builtin
 
+pytestmark = pytest.mark.slow
+
 
 def documented_example(files: dict[str, str]) -> str:
     match = re.search(r"```yaml\n(.*?)```", files["docs/alerts.md"], re.DOTALL)

@@ -42,6 +42,8 @@ from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import encode
 from kvpressure.settings.thresholds import builtin
 
+pytestmark = pytest.mark.slow
+
 T = builtin()
 INF = float("inf")
 GIB = 2**30
@@ -425,7 +427,6 @@ def seen_by_less(scenario: str, hidden: frozenset[str]) -> tuple[str, float]:
     return state.engines[0].diagnosis.verdict, state.engines[0].diagnosis.confidence
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SEEN)
 def test_taking_fields_away_never_makes_a_confident_answer_another_one(scenario: str) -> None:
     """The same server seen by less, in every way: the verdict becomes unknown or unsure, never another one

@@ -17,6 +17,8 @@ from kvpressure.demo.page import Page
 from kvpressure.demo.requests import EngineConfig, SimulatedRequest, SimulationError
 from kvpressure.demo.simulator import SimulatedEngine
 
+pytestmark = pytest.mark.slow
+
 START = 1000.0
 
 SMALL = EngineConfig(

@@ -11,6 +11,8 @@ import yaml
 from tests.deploy.chart import DEPLOY, Json, of_kind, only, render
 from tests.deploy.test_daemonset import container_of, pods
 
+pytestmark = pytest.mark.slow
+
 CI: Final = DEPLOY / "helm" / "kvpressure" / "ci"
 CASES: Final = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(CI.glob("*.yaml"))} | {"default": {}}
 

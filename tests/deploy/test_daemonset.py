@@ -15,6 +15,8 @@ from kvpressure.settings import settings
 from kvpressure.settings.settings import Settings
 from tests.deploy.chart import DEPLOY, Json, of_kind, only, render
 
+pytestmark = pytest.mark.slow
+
 HOST_SOURCES: Final = {
     "podresources": {"/host/pod-resources"},
     "procfs": {"/host/proc"},

@@ -13,6 +13,8 @@ import pytest
 
 from tests.deploy.chart import Json, helm_test_objects, only, problems, render
 
+pytestmark = pytest.mark.slow
+
 ANSWERS: dict[str, tuple[int, bytes]] = {
     "/metrics": (200, b'kvpressure_build_info{version="0.1.0"} 1\n'),
     "/other": (200, b"go_goroutines 7\n"),

@@ -21,6 +21,8 @@ from tests.deploy.chart import DEPLOY, Json, of_kind, only, problems, render
 from tests.deploy.test_daemonset import container_of, load
 from tests.deploy.test_manifests import kustomize
 
+pytestmark = pytest.mark.slow
+
 VOLUMES = {
     "hostPath": ("/run/kvpressure", "DirectoryOrCreate", None),
     "emptyDir": ("/var/lib/kubelet/pods", "Directory", "HostToContainer"),

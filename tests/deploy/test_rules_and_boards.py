@@ -24,6 +24,8 @@ from kvpressure.settings import thresholds
 from tests.deploy.chart import DEPLOY, Json, generator, of_kind, only, render
 from tests.deploy.test_daemonset import load
 
+pytestmark = pytest.mark.slow
+
 SHOWN: Final[Json] = {
     "prometheusRule": {"enabled": True},
     "rulesConfigMap": {"enabled": True},
@@ -141,7 +143,6 @@ def _links(item: Any, beginnings: tuple[str, ...]) -> bool:
     return isinstance(item, dict) and _starts(item.get("url"), beginnings)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("left_out", [("runbook_base_url",), ("dashboard_base_url",), tuple(LINKS)])
 def test_without_an_address_its_links_are_left_out(left_out: tuple[str, ...]) -> None:
     """A dead link in a page at night is worse than none."""
@@ -153,7 +154,6 @@ def test_without_an_address_its_links_are_left_out(left_out: tuple[str, ...]) ->
     assert not any(beginning in json.dumps(documents) for beginning in beginnings)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("seed", range(3))
 def test_thresholds_are_written_as_the_bundle_writes_them(seed: int, profile: str) -> None:
@@ -166,7 +166,6 @@ def test_thresholds_are_written_as_the_bundle_writes_them(seed: int, profile: st
     assert boards_of(documents) == bundle_boards(options) != bundle_boards(site(LINKS, profile))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("keys", [*([key] for key in PATCHES), list(PATCHES)], ids=lambda keys: "+".join(keys))
 def test_patches_do_what_the_values_file_does(keys: list[str]) -> None:
     values = {**OTHER_LINKS, **{key: PATCHES[key] for key in keys}}

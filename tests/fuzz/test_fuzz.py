@@ -9,6 +9,8 @@ import pytest
 
 from tests.fuzz.run import SUBJECTS, decoded, encoded, failure, kept, load, quiet, run
 
+pytestmark = pytest.mark.slow
+
 CASES = {"node": 12}
 FEW = 150
 SEED = 20_261

@@ -9,6 +9,8 @@ import pytest
 
 from kvpressure.cli import main
 
+pytestmark = pytest.mark.slow
+
 RECORDINGS = Path(__file__).resolve().parents[1] / "fixtures" / "recordings"
 SAME = ("namespace", "pod", "model_name", "verdict", "stage", "confidence", "cause")
 NAMES = (

@@ -1,9 +1,10 @@
 """The bundle before newer judges: promtool, amtool and VictoriaMetrics' vmalert of the following Debian releases.
 
 ``python -m tools.rules.matrix`` fetches the packages with apt into ``.tools/matrix`` - nothing is installed - and runs
-the rules, their unit tests and the Alertmanager example through them, for every source and profile. Prometheus 3 has
-left-open ranges, so a test that holds on 2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said
-is written into the package, from where ``kvpressure bundle`` prints it in ``docs/alerts.md``.
+the rules, their unit tests and the Alertmanager example through them, for every source and profile; vmalert also has
+to fire on the recorded incidents what Prometheus fires. Prometheus 3 has left-open ranges, so a test that holds on
+2.42, 2.53 and 3.5 asserts nothing that depends on that. What all of them said is written into the package, from where
+``kvpressure bundle`` prints it in ``docs/alerts.md``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bundle.conftest import ROOT
-from tools.rules import victoria
+from tools.rules import replayed, victoria
 
 from kvpressure.bundle import documents
 from kvpressure.bundle.render import render, write
@@ -113,11 +114,15 @@ def main() -> int:
                         judge(promtool, amtool, tree),
                     )
                     if programs and (source, profile) == ("kvpressure", "default"):
-                        note(found, victoria.version(programs), f"{source}, {profile}", victoria.judge(programs, tree))
+                        name = victoria.version(programs)
+                        note(found, name, f"{source}, {profile}", victoria.judge(programs, tree))
+                        rules = tree / "alerts/kvpressure-rules.yaml"
+                        note(found, name, "all incidents replayed", replayed.judge(programs, rules))
     if suites == list(SUITES):
         options = Options(builtin())
-        rules = documents.digest(rule_file(load_groups(options), options.values))
-        result = {"rules": rules, "judges": found, "differences": list(victoria.DIFFERENCES)}
+        digest = documents.digest(rule_file(load_groups(options), options.values))
+        differences = [*victoria.DIFFERENCES, replayed.DIFFERENCE]
+        result = {"rules": digest, "judges": found, "differences": differences}
         documents.MATRIX_FILE.write_text(json.dumps(result, indent=2) + "\n")
     return 0 if all(item["accepted"] for item in found) else 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from benchmarks.accuracy.data import RECORDINGS
 
 from kvpressure.advice.mitigation import plan
@@ -11,6 +12,8 @@ from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.recording.reader import Reader
 from kvpressure.settings.thresholds import builtin
 from tests.helpers.texts import of_recording
+
+pytestmark = pytest.mark.slow
 
 OF_VLLM = re.compile(
     r"vLLM|preempt|max[_-]num|gpu[_-]memory[_-]util|max[_-]model[_-]len|watermark|kv_cache_memory|enable-chunked", re.I

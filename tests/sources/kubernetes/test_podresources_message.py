@@ -22,6 +22,8 @@ from kvpressure.sources.kubernetes.podresources_message import (
 )
 from tests.sources.kubernetes.podresources_api import api_pb2
 
+pytestmark = pytest.mark.slow
+
 texts = st.text(max_size=12)
 numbers = st.integers(-(2**63), 2**63 - 1)
 topologies = st.builds(api_pb2.TopologyInfo, nodes=st.lists(st.builds(api_pb2.NUMANode, ID=numbers), max_size=2))
@@ -118,7 +120,6 @@ def test_messages_in_a_row_are_one(first: Any, second: Any) -> None:
     agrees(first.SerializeToString() + second.SerializeToString())
 
 
-@pytest.mark.slow
 @settings(deadline=None)
 @given(answers, st.integers(0, 10_000), st.binary(max_size=4), st.integers(0, 4))
 def test_damaged_messages_are_read_as_protobuf_does_or_refused(answer: Any, at: int, put: bytes, drop: int) -> None:

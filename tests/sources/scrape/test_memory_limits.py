@@ -27,6 +27,8 @@ from kvpressure.sources.scrape.scanner import Scanner
 from kvpressure.sources.scrape.targets import parse_target
 from tests.helpers.vllm_server import answering, response
 
+pytestmark = pytest.mark.slow
+
 
 def test_one_alone_may_have_everything_and_two_half_each_at_least():
     share = FairShare(10)
@@ -170,7 +172,6 @@ def test_what_a_scanner_keeps_is_charged_as_it_is(page: Callable[[int], str]) ->
     assert held <= 2 * REMEMBERED_BYTES
 
 
-@pytest.mark.slow
 def test_sixty_four_scanners_of_long_labels_stay_within_what_all_may_remember() -> None:
     bounds = ScrapeLimits()
     scanners = [Scanner(bounds) for _ in range(64)]

@@ -74,6 +74,8 @@ FIRING: Final = (
     'namespace=~"$namespace|",model_name=~"$model|",pod=~"$pod|"}'
 )
 
+AT_THE_EDGE: Final = "max_model_len"  # a gateway can hold requests to it
+MITIGATION_ORDER: Final = (AT_THE_EDGE, "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
 NO_LIMIT: Final = "no limit helps here; if requests wait, do what First action says"
 RATIO: Final = (("unit", "percentunit"), ("min", 0), ("max", 1), ("decimals", 0))
 
@@ -247,16 +249,11 @@ def _why(site: BoardContext) -> Json:
 
 def _settings(site: BoardContext) -> Json:
     recommended = engine("limit_recommended", by="limit")
-    queries = [
-        PanelQuery(worst(recommended), table=True, optional=NO_LIMIT),
-        PanelQuery(
-            worst(f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"),
-            table=True,
-            optional=NO_LIMIT,
-        ),
-    ]
+    now = f"{engine('limit', by='limit')} and on ({BY_ENGINE}, limit) {recommended}"
+    queries = [PanelQuery(_stepped(worst(expr)), table=True, optional=NO_LIMIT) for expr in (recommended, now)]
     overrides = [
-        column("Limit", ("custom.width", 196)),
+        column("Step", ("custom.width", 128)),
+        column("Limit", ("custom.width", 168)),
         column("Now", ("custom.width", 60)),
         column("Set to", ("custom.width", 62), ("thresholds", neutral()), COLORED),
     ]
@@ -264,12 +261,20 @@ def _settings(site: BoardContext) -> Json:
         site,
         "What to set",
         "Limits to change: in force now, and the value to set, computed for each engine. Order of the mitigation: cap"
-        " tokens at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down, restart"
-        " last.",
+        " tokens at the edge, max_num_seqs down, max_num_batched_tokens down, gpu_memory_utilization down.",
         queries,
-        {"pod": "Pod", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"},
+        {"pod": "Pod", "step": "Step", "limit": "Limit", "Value #B": "Now", "Value #A": "Set to"},
         overrides,
+        order="step",
     )
+
+
+def _stepped(expr: str) -> str:
+    """``expr`` with the step of the mitigation to which its limit belongs, and whether it needs a restart."""
+    for step, limit in enumerate(MITIGATION_ORDER, 1):
+        cost = "no restart" if limit == AT_THE_EDGE else "restart"
+        expr = f'label_replace({expr}, "step", "{step}: {cost}", "limit", "{limit}")'
+    return expr
 
 
 def _fires(site: BoardContext) -> Json:

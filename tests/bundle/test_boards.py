@@ -16,20 +16,25 @@ import pytest
 from kvpressure.advice.mitigation import plan
 from kvpressure.bundle.dashboards import builder, optional_queries, render_dashboards
 from kvpressure.bundle.dashboards.builder import BoardContext, BundleValues, PanelGrid
-from kvpressure.bundle.dashboards.evidence_rows import FACTS
-from kvpressure.bundle.dashboards.first_screen import FIRST_ACTIONS, LOOK_FIRST, SCREEN, UNSURE, VERDICTS
-from kvpressure.bundle.dashboards.ranking import RANKS
+from kvpressure.bundle.dashboards.first_screen import (
+    FIRST_ACTIONS,
+    LOOK_FIRST,
+    MITIGATION_ORDER,
+    SCREEN,
+    UNSURE,
+    VERDICTS,
+)
+from kvpressure.bundle.dashboards.reason_rows import reason_texts
 from kvpressure.bundle.rules import Options, load_groups
 from kvpressure.bundle.variants import EXTERNAL
-from kvpressure.bundle.verdicts_page import WORKING
-from kvpressure.diagnosis.facts import FACTS as KNOWN_FACTS
-from kvpressure.diagnosis.facts import Gathered, Levels, Recent, View
-from kvpressure.diagnosis.facts import title as fact_title
+from kvpressure.diagnosis.facts import Gathered, Recent, View
+from kvpressure.diagnosis.reasons import REASONS, numbers
 from kvpressure.diagnosis.rules import TABLES
-from kvpressure.model.state import Diagnosis
+from kvpressure.model.state import LIMITS, Diagnosis
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 from kvpressure.publish.metrics import BY_NAME, METRICS, PREFIX
-from kvpressure.publish.page.view import CALM, ORDER
+from kvpressure.publish.page.view import CALM
+from kvpressure.publish.trouble import ORDER, RANKS, trouble
 from kvpressure.settings.thresholds import builtin
 from tests.bundle.promql import selectors, walk
 from tests.publish.states import full_engine, full_signals
@@ -378,45 +383,88 @@ def test_engines_are_ranked_as_on_the_page() -> None:
     assert set(RANKS) == set(VERDICTS)
 
 
-def test_the_published_evidence_is_what_dashboards_and_rules_use() -> None:
-    text = json.dumps([BOARDS, repr(load_groups(Options(builtin())))])
-    asked = {name for names in re.findall(r'evidence=~?\\+"([\w|]+)', text) for name in names.split("|")}
-    assert {fact.name for fact in KNOWN_FACTS if fact.shown} == asked
+def test_a_longer_queue_comes_first_and_a_worse_verdict_before_any_queue() -> None:
+    def engine(verdict: str, waiting: float | None, up: bool = True) -> float:
+        signals = full_signals()
+        signals = replace(signals, load=replace(signals.load, waiting=waiting))
+        return trouble(replace(full_engine(), diagnosis=Diagnosis(verdict, 1.0, None, 0.0), signals=signals, up=up))
+
+    worst_first = [
+        engine("stalled", None),
+        engine("kv_pressure", 1e9),
+        engine("kv_pressure", 3),
+        engine("kv_pressure", 2),
+        engine("kv_pressure", 2, up=False),
+        engine("host_bound", 1e9),
+        engine("idle", 0),
+        engine("of a later release", 0),
+    ]
+    assert sorted(worst_first, reverse=True) == worst_first
+    assert len(set(worst_first)) == len(worst_first)
 
 
-def test_every_fact_is_evidence_of_its_verdict_with_its_threshold() -> None:
+def test_what_to_set_is_ordered_by_the_steps_of_the_mitigation_and_says_what_needs_a_restart() -> None:
+    assert set(MITIGATION_ORDER) == set(LIMITS)
+    panel = first_screen()["What to set"]
+    for target in panel["targets"]:
+        steps = re.findall(r'"step", "(\d): ([\w ]+)", "limit", "(\w+)"', target["expr"])
+        assert [limit for _, _, limit in sorted(steps)] == list(MITIGATION_ORDER)
+        assert {limit for _, cost, limit in steps if cost == "no restart"} == {"max_model_len"}
+    sorts = [step["options"]["sort"] for step in panel["transformations"] if step["id"] == "sortBy"]
+    assert sorts == [[{"field": "step", "desc": False}]]
+
+
+@every_board
+def test_no_query_is_long_whatever_is_chosen(uid: str) -> None:
+    """4 kB is what proxies in front of Prometheus take in an address; a name in Kubernetes has up to 63 characters."""
+    names = [variable["name"] for variable in BOARDS[uid]["templating"]["list"]]
+    for title, expr in expressions(uid):
+        for name in names:
+            expr = re.sub(rf"\$\{{?{name}\b\}}?", "n" * 63, expr)
+        assert len(expr) < 4000, f"{title}: {len(expr)}"
+
+
+def test_every_reason_has_facts_of_its_verdict_and_words_with_thresholds() -> None:
     known = Gathered(View(full_signals(), Recent([1.0]), builtin(), 5))
-    keys = [fact.key(place) for place, fact in enumerate(FACTS)]
-    assert sorted(keys) == keys
-    for fact in FACTS:
-        assert set(fact.evidence) <= set(known), fact.name
-        assert set(fact.verdicts) <= set(FIRST_ACTIONS), fact.name
-        assert "{" not in fact.shown(SITE)
+    assert len({reason.name for reason in REASONS}) == len(REASONS)
+    for reason in REASONS:
+        assert set(reason.facts) <= set(known), reason.name
+        assert set(reason.verdicts) <= set(FIRST_ACTIONS), reason.name
+        assert "{" not in reason_texts(SITE)[reason.name]
     for verdict in set(FIRST_ACTIONS) - {"unknown"}:
-        for_it = [fact for fact in FACTS if verdict in fact.verdicts and fact.holds]
+        for_it = [reason for reason in REASONS if verdict in reason.verdicts and reason.holds]
         assert len(for_it) >= 2, verdict
     assert "(full from 97 %)" in json.dumps(list(first_screen().values()))
 
 
+def test_a_reason_is_published_while_its_fact_holds_for_its_verdict_and_its_number_is_known() -> None:
+    signals = full_signals()
+    facts: dict[str, bool | None] = {name: None for reason in REASONS for name in reason.facts}
+    assert numbers("kv_pressure", facts, signals) == {}
+    facts |= {"kv_full": True, "queue_present": True}
+    waiting, used = signals.load.waiting, signals.kv.kv_used_ratio_max
+    assert used is not None
+    assert numbers("kv_pressure", facts, signals) == {"kv": pytest.approx(100 * used), "waiting": waiting}
+    assert numbers("healthy", facts, signals) == {}
+    unknown = replace(signals, load=replace(signals.load, waiting=None))
+    assert set(numbers("kv_pressure", facts, unknown)) == {"kv"}
+    assert set(numbers("stalled", facts | {"kv_full": False}, signals)) == {"kv_room"}
+
+
 def test_the_rows_of_why_read_facts_that_the_table_of_their_verdict_reads() -> None:
-    for row in FACTS:
+    for row in REASONS:
         for verdict in row.verdicts if row.holds else ():
             tables = [table for table in TABLES if table.name == verdict]
             conditions = [one for t in tables for one in (t.requires, *t.unless, *t.supports, *t.against)]
             conditions += [line.when for table in tables for line in table.rows]
             read = frozenset().union(*(one.names() for one in conditions))
-            assert set(row.evidence) & read, f"{row.name}: {verdict}"
+            assert set(row.facts) & read, f"{row.name}: {verdict}"
 
 
-def test_evidence_over_time_is_called_what_the_table_calls_it() -> None:
-    panel = next(one for one in panels("kvpressure-incident") if one["title"] == "Evidence that holds")
+def test_reasons_over_time_are_called_what_the_first_screen_calls_them() -> None:
+    panel = next(one for one in panels("kvpressure-incident") if one["title"] == "Reasons for the verdict")
     renamed = {step["options"]["regex"]: step["options"]["renamePattern"] for step in panel["transformations"]}
-    asked = panel["targets"][0]["expr"]
-    for fact in KNOWN_FACTS:
-        if fact.shown:
-            left_out = re.search(rf'evidence!~"[^"]*\b{fact.name}\b', asked) is not None
-            assert left_out == bool(WORKING[fact.name])
-            assert left_out or renamed[f"^(.*) {fact.name}$"] == f"$1: {fact_title(fact.name, Levels(builtin()))}"
+    assert renamed == {f"^(.*) {name}$": f"$1: {words}" for name, words in reason_texts(SITE).items()}
 
 
 @pytest.mark.parametrize("uid", sorted(set(BOARDS) - {"kvpressure-configuration"}))

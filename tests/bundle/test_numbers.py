@@ -53,10 +53,9 @@ VERDICT_PAGE = re.compile(
 )
 
 # Rows of tables of the worst, what the batch and overcommit ratios mean, the one fullest GPU of an engine, per second
-# to per minute, ratios to per cent, the rank of a verdict (its place in the page's order) and of a queue, none counted
-# as 0, and what 1 and 0 mean.
+# to per minute, ratios to per cent, the steps of the mitigation, none counted as 0, and what 1 and 0 mean.
 BOARD_TEXT = re.compile(
-    r"\(1, |60 \* (?:sum|max) by|100 \* max by|\d \* kvpressure_verdict|@ end\(\)\) \+ 1\)|vector\(0\)|^1 is"
+    r"\(1, |60 \* (?:sum|max) by|100 \* max by|\"step\", \"\d: |vector\(0\)|^1 is"
     r" normal|never 0|topk\(20, |^The 20 |^1 - batch p95|more than 1 does"
 )
 

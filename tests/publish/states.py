@@ -108,6 +108,7 @@ def full_engine(pod: str = "chat-0", model: str = "org/model", engine: str = "0"
         documented_signature={name: index % 2 == 1 for index, name in enumerate(SIGNATURE_CONDITIONS)},
         documented_signature_met=False,
         signature_note="The cache is preallocated.",
+        reasons={"kv": 99.0, "waiting": 12.0},
     )
     return EngineState(
         key=EngineKey("prod", pod, model, engine),

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from kvpressure.bundle.text import words
 from kvpressure.diagnosis import facts, hysteresis, rules
 from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, Grade, Row, Verdict, decide
 from kvpressure.diagnosis.logic import Condition
+from kvpressure.diagnosis.reasons import REASONS
 from kvpressure.settings.thresholds import Thresholds
 
 SHOWN_FILE: Final = Path(__file__).with_name("rows_shown.json")
@@ -127,9 +129,9 @@ def render_verdicts(t: Thresholds) -> str:
         lines.append(f"| {place} | {table.when.format_map(levels)} | `{table.name}` | {sure} |")
     lines += ["", *_stages(rules.KV_PRESSURE, t)]
     lines += ["", "## Examples", "", "| situation | verdict | grade | row |", "|---|---|---|---|"]
-    for words, known in EXAMPLES:
+    for situation, known in EXAMPLES:
         found = decide(rules.TABLES, {**WORKING, **known})
-        lines.append(f"| {words} | `{found.verdict}` | {found.grade.name.lower()} | {found.row} |")
+        lines.append(f"| {situation} | `{found.verdict}` | {found.grade.name.lower()} | {found.row} |")
     lines += _changes(t)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -144,7 +146,18 @@ def render_rows(t: Thresholds) -> str:
             continue
         lines += _table(table, shown, t)
     lines += _named(t)
+    lines += _reasons(t)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _reasons(t: Thresholds) -> Iterator[str]:
+    levels = {entry.name: words(entry) for entry in t.entries()}
+    yield "\n## Numbers behind a verdict\n"
+    yield "`kvpressure_verdict_reason` by its label `reason`: present while the verdict and its fact hold.\n"
+    yield "| reason | verdicts | what the number is |\n|---|---|---|"
+    for reason in sorted(REASONS, key=lambda one: one.name):
+        verdicts = ", ".join(f"`{name}`" for name in reason.verdicts)
+        yield f"| `{reason.name}` | {verdicts} | {reason.words.format_map(levels)} |"
 
 
 def _table(table: Verdict, shown: Mapping[str, Any], t: Thresholds) -> Iterator[str]:

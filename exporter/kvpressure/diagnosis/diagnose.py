@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvpressure.diagnosis import conditions, signature
+from kvpressure.diagnosis import conditions, reasons, signature
 from kvpressure.diagnosis.conditions import Ahead, HeldCache
 from kvpressure.diagnosis.evaluate import Finding, decide
 from kvpressure.diagnosis.facts import Gathered, Recent, View
@@ -49,6 +49,7 @@ class Diagnoser:
             supporting=Sentences(lambda: tuple(evidence[name].text for name in supporting)),
             opposing=Sentences(lambda: tuple(evidence[name].text for name in opposing)),
             missing=Sentences(lambda: tuple(evidence.filled(text) for text in finding.missing)),
+            reasons=reasons.numbers(finding.verdict, evidence.facts, s),
             row=finding.row,
             grade=finding.grade.name.lower(),
             runner_up=finding.runner_up,

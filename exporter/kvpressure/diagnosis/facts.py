@@ -19,7 +19,7 @@ from kvpressure.diagnosis.numbers import NOT_KNOWN, number, percent
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.signals import Signals
-from kvpressure.model.state import Evidence, FoundEvidence
+from kvpressure.model.state import Evidence
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import full_from
 
@@ -49,9 +49,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One input of the rules. ``shown`` = one of the published series of evidence: those that dashboards
-    and rules use.
-    """
+    """One input of the rules."""
 
     name: str
     title: str
@@ -59,7 +57,6 @@ class Fact:
     true: str
     false: str
     unknown: str
-    shown: bool = True
 
 
 class Values(dict[str, bool | None]):
@@ -76,7 +73,7 @@ class Values(dict[str, bool | None]):
         return value
 
 
-class Gathered(FoundEvidence):
+class Gathered(Mapping[str, Evidence]):
     """All facts about one engine at one moment; sentences are written when somebody reads them."""
 
     __slots__ = ("_view", "facts")
@@ -86,11 +83,7 @@ class Gathered(FoundEvidence):
 
     def __getitem__(self, name: str) -> Evidence:
         value, fact = self.facts[name], BY_NAME[name]
-        return Evidence(name, value, partial(_sentence, fact, value, self._view), fact.shown)
-
-    def published(self) -> dict[str, bool | None]:
-        """The values of those that are published series, without making sentences."""
-        return {name: self.facts[name] for name in PUBLISHED}
+        return Evidence(name, value, partial(_sentence, fact, value, self._view))
 
     def __iter__(self) -> Iterator[str]:
         return iter(BY_NAME)
@@ -353,7 +346,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "KV cache {kv} now (nearly full at {kv_near})",
         "KV cache {kv} now: not nearly full (nearly full at {kv_near})",
         "KV cache usage now: unknown ({kv_why})",
-        shown=False,
     ),
     Fact(
         "kv_warm",
@@ -362,7 +354,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         _LEVEL_TEXT,
         _LEVEL_TEXT,
         _LEVEL_TEXT,
-        shown=False,
     ),
     Fact(
         "kv_rising",
@@ -371,7 +362,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "KV usage is rising",
         "KV usage is not rising",
         "KV usage trend: unknown",
-        shown=False,
     ),
     Fact(
         "kv_held_idle",
@@ -380,7 +370,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "KV cache {kv} used with no requests in flight",
         "no KV blocks held without requests",
         "KV blocks held without requests: unknown",
-        shown=False,
     ),
     Fact(
         "head_of_line_blocked",
@@ -397,7 +386,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         f"an average prompt does not fit into the KV cache: {_ROOM}",
         f"an average prompt fits into the KV cache: {_ROOM}",
         f"average prompt against free KV cache: unknown ({_ROOM})",
-        shown=False,
     ),
     Fact(
         "any_prompt_fits",
@@ -406,7 +394,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         f"the longest prompt fits into the KV cache: {_ROOM}",
         f"the next prompt may not fit into the KV cache: {_ROOM}",
         f"longest prompt against free KV cache: unknown ({_ROOM})",
-        shown=False,
     ),
     Fact(
         "preempting",
@@ -423,7 +410,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{recent_preemptions} {preemptions} in the last {recent_seconds} s",
         "no {preemptions} in the last {recent_seconds} s",
         "{preemptions} in the last seconds: unknown",
-        shown=False,
     ),
     Fact(
         "preempted_lately",
@@ -432,7 +418,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{preemptions} in the last 30 s",
         "no {preemptions} in the last 30 s",
         "{preemptions} in the last 30 s: unknown",
-        shown=False,
     ),
     Fact(
         "prefix_cache_collapsed",
@@ -441,7 +426,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "prefix cache hit ratio fell to {hits} in the last 30 s (best in 15 minutes: {usual_hits})",
         "prefix cache hit ratio {hits} in the last 30 s (best in 15 minutes: {usual_hits})",
         "prefix cache hit ratio: unknown (too few prompts looked up, or caching off)",
-        shown=False,
     ),
     Fact(
         "preemptions_borne_out",
@@ -450,7 +434,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         f"{{preemptions}} confirmed by {{engine}}'s counter: {_PREEMPTIONS}",
         f"{{preemptions}} not confirmed by {{engine}}'s counter: {_PREEMPTIONS}",
         "{preemption} counter: unknown (not on the metrics endpoint)",
-        shown=False,
     ),
     Fact(
         "preempting_much",
@@ -459,7 +442,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "frequent {preemptions}: {per_running} a minute per running request",
         "{preemptions} not frequent: {per_running} a minute per running request",
         "{preemptions} per running request: unknown",
-        shown=False,
     ),
     Fact(
         "running_falls_waiting_rises",
@@ -484,7 +466,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         f"at {{max_num_seqs}} now: {_LIMIT_TEXT}",
         f"below {{max_num_seqs}} now: {_LIMIT_TEXT}",
         "{max_num_seqs}: unknown",
-        shown=False,
     ),
     Fact(
         "limit_is_told",
@@ -493,7 +474,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs} {limit} is from the {limit_source}",
         "{max_num_seqs} {limit} is not from arguments or log ({limit_source})",
         "{max_num_seqs}: unknown",
-        shown=False,
     ),
     Fact(
         "limit_is_default",
@@ -502,7 +482,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs} {limit} is this version's default",
         "{max_num_seqs} {limit} is not a default ({limit_source})",
         "{max_num_seqs}: unknown",
-        shown=False,
     ),
     Fact(
         "limit_is_observed",
@@ -511,7 +490,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{max_num_seqs} {limit} is inferred: the batch is constant while requests wait",
         "{max_num_seqs} {limit} is not inferred ({limit_source})",
         "{max_num_seqs}: unknown",
-        shown=False,
     ),
     Fact(
         "running_stands_still",
@@ -520,7 +498,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "number of running requests is constant ({running})",
         "number of running requests varies ({running} now)",
         "variation of running requests: unknown",
-        shown=False,
     ),
     Fact(
         "something_runs",
@@ -529,7 +506,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{running} requests running",
         "no request running",
         "running requests: unknown",
-        shown=False,
     ),
     Fact(
         "several_run",
@@ -538,7 +514,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{running} requests running",
         "{runs}",
         "running requests: unknown",
-        shown=False,
     ),
     Fact(
         "queue_present",
@@ -555,7 +530,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         _QUEUE_TEXT,
         "no request waiting",
         "waiting requests: unknown",
-        shown=False,
     ),
     Fact(
         "many_wait_now",
@@ -564,7 +538,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         _QUEUE_TEXT,
         _QUEUE_TEXT,
         "waiting requests: unknown",
-        shown=False,
     ),
     Fact(
         "queue_short",
@@ -573,7 +546,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the queue is short: {mean_queue}",
         "the queue is not short: {mean_queue}",
         "queue time: unknown ({queue})",
-        shown=False,
     ),
     Fact(
         "waited_lately",
@@ -582,7 +554,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "mean queue of the last seconds: {waiting_mean}",
         "no request waited in the last seconds",
         "queue of the last seconds: unknown",
-        shown=False,
     ),
     Fact(
         "queue_for_capacity",
@@ -599,7 +570,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         f"{_QUEUE_TEXT}: running and deferred requests together reach {{max_num_seqs}} {{limit}}",
         f"running and deferred requests together are below {{max_num_seqs}}: {_QUEUE_TEXT}",
         "deferred requests: unknown ({deferred_where})",
-        shown=False,
     ),
     Fact(
         "queue_for_capacity_now",
@@ -608,7 +578,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         _QUEUE_TEXT,
         f"no queue for capacity: {_QUEUE_TEXT}",
         f"reason for waiting: unknown ({_QUEUE_TEXT})",
-        shown=False,
     ),
     Fact(
         "waits_for_blocks",
@@ -617,7 +586,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "requests may wait for KV blocks of other servers",
         "requests do not wait for KV blocks of other servers",
         "KV transfer: unknown",
-        shown=False,
     ),
     Fact(
         "blocks_held_for_others",
@@ -626,7 +594,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "KV blocks may be held until another server has pulled them",
         "KV blocks are not held for another server",
         "KV transfer: unknown",
-        shown=False,
     ),
     Fact(
         "page_fresh",
@@ -635,7 +602,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "last scrape {age} s ago{failing}",
         "metrics are stale: last scrape {age} s ago{failing}",
         "never scraped{page_error}",
-        shown=False,
     ),
     Fact(
         "scrape_failing",
@@ -644,7 +610,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the last scrape failed{page_error}",
         "the last scrape succeeded",
         "scrapes: unknown",
-        shown=False,
     ),
     Fact(
         "first_reading",
@@ -653,7 +618,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "only one scrape so far",
         "{readings} scrapes so far",
         "scrapes: unknown",
-        shown=False,
     ),
     Fact(
         "work_present",
@@ -670,7 +634,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         f"tokens are flowing: {_RATES}",
         "no tokens in the last seconds",
         "tokens: unknown (no second scrape, or no counters)",
-        shown=False,
     ),
     Fact(
         "tokens_lately",
@@ -679,7 +642,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         f"tokens were produced just now: {_RATES}",
         "no token just now",
         "most recent tokens: unknown",
-        shown=False,
     ),
     Fact(
         "no_progress",
@@ -696,7 +658,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no progress for {stuck} s",
         "requests made progress in the last {stalled_from} s",
         "progress: unknown",
-        shown=False,
     ),
     Fact(
         "no_progress_very_long",
@@ -705,7 +666,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no progress for {stuck} s",
         "requests made progress in the last {patience} s",
         "progress: unknown",
-        shown=False,
     ),
     Fact(
         "gauges_still",
@@ -714,7 +674,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no gauge or counter has moved for {still} s",
         "gauges are moving",
         "movement of gauges: unknown",
-        shown=False,
     ),
     Fact(
         "ever_useful",
@@ -723,7 +682,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the process has produced tokens since its start",
         "the process has produced no token since its start",
         "tokens since process start: unknown",
-        shown=False,
     ),
     Fact(
         "prompt_at_once",
@@ -732,7 +690,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the last admitted prompt is computed in a single step",
         "no prompt is computed in a single step",
         "single-step prefill: unknown",
-        shown=False,
     ),
     Fact(
         "prefill_usual",
@@ -741,7 +698,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "prefill has taken {usual_prefill} s before; no progress for {stuck} s so far",
         "no progress for longer than prefill usually takes ({usual_prefill} s)",
         "usual prefill time: unknown (no first token yet)",
-        shown=False,
     ),
     Fact(
         "http_answers",
@@ -750,7 +706,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the API server has answered requests since the last output",
         "the API server has answered no request since the last output",
         "HTTP answers: unknown",
-        shown=False,
     ),
     Fact(
         "clients_gone",
@@ -759,7 +714,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "most clients have closed their connections since the last output",
         "clients have kept their connections since the last output",
         "client connections: unknown",
-        shown=False,
     ),
     Fact(
         "finishing",
@@ -768,7 +722,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "requests finished in the last seconds",
         "no request finished in the last seconds",
         "finished requests: unknown",
-        shown=False,
     ),
     Fact(
         "prompts_looked_up",
@@ -777,7 +730,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "prompts were admitted in the last seconds (prefix-cache queries rose)",
         "no prompt was admitted in the last seconds",
         "admitted prompts: unknown (no prefix-cache counters)",
-        shown=False,
     ),
     Fact(
         "prompts_lately",
@@ -786,7 +738,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "prompts were admitted just now (prefix-cache queries rose)",
         "no prompt was admitted just now",
         "prompts admitted just now: unknown (no prefix-cache counters)",
-        shown=False,
     ),
     Fact(
         "tokens_trickle",
@@ -795,7 +746,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "running requests get almost no tokens: {per_request} tokens/s each",
         "running requests get {per_request} tokens/s each",
         "tokens per running request: unknown",
-        shown=False,
     ),
     Fact(
         "steps_slower",
@@ -804,7 +754,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "slow steps: {step_ratio} × the fastest with an equally large batch",
         "steps not slow: {step_ratio} × the fastest with an equally large batch",
         "step time against earlier steps: unknown",
-        shown=False,
     ),
     Fact(
         "prefill_dominates",
@@ -821,7 +770,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "clients have connected, or more requests wait, since the last output",
         "no clients have connected since the last output",
         "client connections: unknown",
-        shown=False,
     ),
     Fact(
         "engine_asleep",
@@ -830,7 +778,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the engine is asleep (weights offloaded)",
         "the engine is awake",
         "sleep mode: unknown (not on the metrics endpoint)",
-        shown=False,
     ),
     Fact(
         "gpu_starved",
@@ -855,7 +802,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "GPU working hard: {gpu}",
         "GPU not working hard: {gpu}",
         "GPU load: unknown ({gpu})",
-        shown=False,
     ),
     Fact(
         "gpu_computes",
@@ -864,7 +810,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "GPU computing at its peak: {gpu}",
         "GPU not computing at its peak: {gpu}",
         "GPU compute: unknown ({gpu})",
-        shown=False,
     ),
     Fact(
         "gpu_utilization_low",
@@ -889,7 +834,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no GPU activity is readable",
         "GPU activity is readable",
         "GPU activity: unknown",
-        shown=False,
     ),
     Fact(
         "gpu_of_others",
@@ -898,7 +842,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "other pods use the same GPU",
         "no other pod uses the GPU",
         "GPU sharing: unknown",
-        shown=False,
     ),
     Fact(
         "gpu_shared",
@@ -907,7 +850,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the GPU's activity may be another engine's or pod's",
         "the GPU's activity is this engine's",
         "GPU sharing: unknown",
-        shown=False,
     ),
     Fact(
         "cpu_throttled",
@@ -924,7 +866,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "CPU throttled in {throttled} of its periods",
         "CPU not throttled most of the time",
         "CPU throttling: unknown",
-        shown=False,
     ),
     Fact(
         "cpu_contended",
@@ -949,7 +890,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "API server saturated: {api_cores} cores used",
         "API server not saturated ({api_cores} cores used)",
         "API server CPU: unknown",
-        shown=False,
     ),
     Fact(
         "outside_engine_time",
@@ -974,7 +914,6 @@ FACTS: Final[tuple[Fact, ...]] = (
         "throughput fell to {trend} of its recent best with no fewer requests",
         "throughput is {trend} of its recent best",
         "throughput trend: unknown (less than two minutes of comparable load)",
-        shown=False,
     ),
     Fact(
         "allocation_failure_logged",
@@ -983,13 +922,11 @@ FACTS: Final[tuple[Fact, ...]] = (
         "{allocations} allocation failures in the log of the last 10 minutes",
         "no allocation failures in the log of the last 10 minutes",
         "allocation failures: unknown (no log read)",
-        shown=False,
     ),
-    Fact("gpu_out_of_memory", "out of GPU memory in the log", _out_of_memory, "{oom}", "{oom}", "{oom}", shown=False),
+    Fact("gpu_out_of_memory", "out of GPU memory in the log", _out_of_memory, "{oom}", "{oom}", "{oom}"),
 )
 FINDERS: Final = {fact.name: fact.find for fact in FACTS}
 BY_NAME: Final[Mapping[str, Fact]] = {fact.name: fact for fact in FACTS}
-PUBLISHED: Final = tuple(fact.name for fact in FACTS if fact.shown)
 
 
 def title(name: str, levels: Mapping[str, str]) -> str:

@@ -43,17 +43,15 @@ LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilizati
 class Evidence:
     """One named fact: true, false or unknown, and a sentence with the numbers, written when somebody reads it.
 
-    ``shown`` = one of the published series of evidence; the others are in the JSON alone. Not a frozen dataclass, which
-    takes three times as long to make: there are some sixty for each engine and tick.
+    Not a frozen dataclass, which takes three times as long to make: there are some sixty for each engine and tick.
     """
 
-    __slots__ = ("name", "sentence", "shown", "value")
+    __slots__ = ("name", "sentence", "value")
 
-    def __init__(self, name: str, value: bool | None, sentence: str | Callable[[], str], shown: bool = True) -> None:
+    def __init__(self, name: str, value: bool | None, sentence: str | Callable[[], str]) -> None:
         self.name = name
         self.value = value
         self.sentence = sentence
-        self.shown = shown
 
     @property
     def text(self) -> str:
@@ -63,23 +61,13 @@ class Evidence:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Evidence):
             return NotImplemented
-        return (self.name, self.value, self.shown, self.text) == (other.name, other.value, other.shown, other.text)
+        return (self.name, self.value, self.text) == (other.name, other.value, other.text)
 
     def __hash__(self) -> int:
         return hash((self.name, self.value))
 
     def __repr__(self) -> str:
         return f"Evidence({self.name!r}, {self.value!r}, {self.text!r})"
-
-
-class FoundEvidence(Mapping[str, Evidence]):
-    """All facts of a diagnosis, whose values can be had without their sentences."""
-
-    __slots__ = ()
-
-    def published(self) -> dict[str, bool | None]:
-        """The values of those that are published series."""
-        return {name: evidence.value for name, evidence in self.items() if evidence.shown}
 
 
 class Sentences(Sequence[str]):
@@ -125,8 +113,9 @@ class Diagnosis:
     """The answer for one engine.
 
     ``supporting`` and ``opposing`` are the sentences for and against the verdict, ``missing`` what could not be
-    seen. ``since`` = when the verdict began to stand. ``row`` names the line of ``docs/verdict-rows.md`` that gave it,
-    ``grade`` how far it can be relied on, ``runner_up`` another verdict that is about as likely.
+    seen, ``reasons`` the numbers behind it, by name (``diagnosis/reasons.py``). ``since`` = when the verdict began to
+    stand. ``row`` names the line of ``docs/verdict-rows.md`` that gave it, ``grade`` how far it can be relied on,
+    ``runner_up`` another verdict that is about as likely.
     """
 
     verdict: str
@@ -137,6 +126,7 @@ class Diagnosis:
     supporting: Sequence[str] = ()
     opposing: Sequence[str] = ()
     missing: Sequence[str] = ()
+    reasons: Mapping[str, float] = field(default_factory=dict)
     conditions: Mapping[str, bool | None] = field(default_factory=dict)
     documented_signature: Mapping[str, bool | None] = field(default_factory=dict)
     documented_signature_met: bool | None = None

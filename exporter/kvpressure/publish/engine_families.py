@@ -1,7 +1,7 @@
 """One engine as samples.
 
 An engine that is down keeps what it is (``engine_up`` 0, ``engine_info``, its GPUs), what is concluded about it
-(verdict, conditions, evidence: a crash loop shows just then) and its configured limits; everything measured is
+(verdict, conditions, reasons: a crash loop shows just then) and its configured limits; everything measured is
 absent.
 """
 
@@ -13,8 +13,9 @@ from typing import Final
 from kvpressure.model import readings as r
 from kvpressure.model.metrics import outputs
 from kvpressure.model.readings import EngineKey
-from kvpressure.model.state import STAGES, VERDICTS, Diagnosis, EngineState, Evidence, FoundEvidence, Objective
+from kvpressure.model.state import STAGES, VERDICTS, Diagnosis, EngineState, Objective
 from kvpressure.publish.families import Families, Labels, clean
+from kvpressure.publish.trouble import trouble
 
 _REJECTED_STATUS: Final = ("4xx", "5xx")
 
@@ -38,6 +39,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
     if engine.group:
         out.add("engine_group_info", (*labels, clean(engine.group)), 1)
     _add_diagnosis(out, labels, engine.diagnosis)
+    out.add("engine_trouble", labels, trouble(engine))
     _add_limits(out, labels, engine)
     if engine.up:
         for group in engine.signals.groups():
@@ -52,16 +54,10 @@ def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
     out.add("verdict_confidence", labels, diagnosis.confidence)
     out.add("verdict_since_timestamp_seconds", labels, diagnosis.since)
     out.states("pressure_stage", labels, STAGES, diagnosis.stage)
-    out.each("evidence", labels, _published(diagnosis.evidence))
+    out.each("verdict_reason", labels, diagnosis.reasons)
     out.each("condition", labels, diagnosis.conditions)
     out.each("documented_signature", labels, diagnosis.documented_signature)
     out.add("documented_signature_met", labels, diagnosis.documented_signature_met)
-
-
-def _published(evidence: Mapping[str, Evidence]) -> Mapping[str, bool | None]:
-    if isinstance(evidence, FoundEvidence):
-        return evidence.published()
-    return {name: one.value for name, one in evidence.items() if one.shown}
 
 
 def _add_limits(out: Families, labels: Labels, engine: EngineState) -> None:

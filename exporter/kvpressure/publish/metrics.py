@@ -156,7 +156,19 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m("verdict", "gauge", "State set: 1 for the present verdict.", (*ENGINE, "verdict")),
     _m("verdict_confidence", "gauge", "Confidence of the verdict, 0-1; 0.7 and above counts as confident.", ENGINE),
     _m("verdict_since_timestamp_seconds", "gauge", "Time at which the present verdict began.", ENGINE),
-    _m("evidence", "gauge", "Named evidence, 1 true or 0 false.", (*ENGINE, "evidence"), "unknown"),
+    _m(
+        "engine_trouble",
+        "gauge",
+        "Order of engines, the larger the worse: rank of the verdict (1 idle, 8 stalled) and a fraction for the queue.",
+        ENGINE,
+    ),
+    _m(
+        "verdict_reason",
+        "gauge",
+        "Number behind a reason for the verdict, as the reference of verdict rows describes it.",
+        (*ENGINE, "reason"),
+        "it does not support the verdict, or is unknown",
+    ),
     _m(
         "pressure_stage",
         "gauge",

@@ -11,7 +11,7 @@ from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
 from kvpressure.diagnosis import conditions
 from kvpressure.engines.registry import dialect
-from kvpressure.publish.page.view import ORDER
+from kvpressure.publish.trouble import ORDER
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.toolbox.common_problems import CommonProblem, common_problems, log_events

@@ -34,8 +34,8 @@ from kvpressure.bundle.dashboards.builder import (
     texts,
     timeseries,
 )
-from kvpressure.bundle.dashboards.evidence_rows import fact_texts, facts_of_the_worst
 from kvpressure.bundle.dashboards.ranking import lines, trouble, worst, worst_gpus
+from kvpressure.bundle.dashboards.reason_rows import reason_texts, reasons_of_the_worst
 from kvpressure.bundle.text import number
 from kvpressure.publish.links import VERDICT_RUNBOOKS
 
@@ -226,7 +226,7 @@ def _engine_columns(site: BoardContext) -> list[Json]:
 
 
 def _why(site: BoardContext) -> Json:
-    words = {key: (text, "text") for key, text in fact_texts(site).items()}
+    words = {key: (text, "text") for key, text in reason_texts(site).items()}
     overrides = [
         column("Pod", ("custom.width", 118)),
         column("Now", ("custom.width", 66), ("custom.align", "right")),
@@ -240,10 +240,10 @@ def _why(site: BoardContext) -> Json:
         site,
         "Why: evidence about the worst engine",
         about,
-        [PanelQuery(facts_of_the_worst(), table=True, optional="nothing is wrong, or too little is known")],
-        {"pod": "Pod", "Value": "Now", "fact": "Evidence"},
+        [PanelQuery(reasons_of_the_worst(), table=True, optional="nothing is wrong, or too little is known")],
+        {"pod": "Pod", "Value": "Now", "reason": "Evidence"},
         overrides,
-        order="fact",
+        order="reason",
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from kvpressure.bundle.dashboards import first_screen
 from kvpressure.bundle.dashboards.builder import (
+    BY_ENGINE,
     CONTAINER,
     ENGINE,
     GREEN,
@@ -33,10 +34,9 @@ from kvpressure.bundle.dashboards.builder import (
     timeseries,
 )
 from kvpressure.bundle.dashboards.first_screen import FIRING, VERDICTS, fullest_gpu
-from kvpressure.bundle.dashboards.ranking import RANKS, lines, quantiles, verdict_rank, worst, worst_gpus, worst_pods
-from kvpressure.bundle.text import number
-from kvpressure.bundle.verdicts_page import WORKING
-from kvpressure.diagnosis import facts
+from kvpressure.bundle.dashboards.ranking import lines, quantiles, verdict_rank, worst, worst_gpus, worst_pods
+from kvpressure.bundle.dashboards.reason_rows import reason_texts
+from kvpressure.publish.trouble import RANKS
 
 
 def build(site: BoardContext) -> Board:
@@ -52,7 +52,7 @@ def build(site: BoardContext) -> Board:
     board.row("Verdict, alerts and evidence over time")
     board.add(_verdicts(site), 12, 9)
     board.add(_alert_states(site), 12, 9)
-    board.add(_evidence(site), 12, 9)
+    board.add(_reasons(site), 12, 9)
     board.add(_signature(site), 12, 9)
     board.row("Memory, KV cache, queue")
     _memory_kv_queue(site, board)
@@ -178,25 +178,20 @@ def _alert_states(site: BoardContext) -> Json:
     )
 
 
-def _evidence(site: BoardContext) -> Json:
+def _reasons(site: BoardContext) -> Json:
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": ORANGE}))]
-    published = [fact.name for fact in facts.FACTS if fact.shown]
-    usual = "|".join(name for name in published if WORKING[name])
-    holds = engine("evidence", f'evidence!~"{usual}"', by="evidence") + " == 1"
+    there = f"group by ({BY_ENGINE}, reason) (kvpressure_verdict_reason{{{ENGINE}}})"
     panel = states(
         site,
-        "Evidence that holds",
-        "Named evidence behind the verdict of the engine in most trouble, while it is true; what is true of every "
-        "working engine is left out.",
-        [PanelQuery(worst(holds, 1), "{{pod}} {{evidence}}", optional="no evidence of trouble")],
+        "Reasons for the verdict",
+        "What supported the verdict of the engine in most trouble, while it did. The numbers are on the first screen.",
+        [PanelQuery(worst(there, 1), "{{pod}} {{reason}}", optional="nothing is wrong, or too little is known")],
         texts(v1=("true", "text")),
         colors,
     )
-    levels = {entry.name: number(entry.value) for entry in site.thresholds.entries()}
     panel["transformations"] = [
         {"id": "renameByRegex", "options": {"regex": f"^(.*) {name}$", "renamePattern": f"$1: {words}"}}
-        for name in published
-        if (words := facts.title(name, levels)) and not WORKING[name]
+        for name, words in reason_texts(site).items()
     ]
     return panel
 

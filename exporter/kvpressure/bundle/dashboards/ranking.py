@@ -6,27 +6,17 @@ and a board over a thousand engines draws a bounded number of them.
 
 from __future__ import annotations
 
-from typing import Final
-
 from kvpressure.bundle.dashboards.builder import BY_ENGINE, ENGINE, POD, TOP, PanelQuery, engine, gpus_of_workers
-from kvpressure.publish.page.view import ORDER
-
-RANKS: Final = {verdict: rank for rank, verdict in enumerate(reversed(ORDER), 1)}  # the larger, the worse
 
 
-def verdict_rank(at: str = "") -> str:
-    """The rank of each chosen engine's verdict, one series an engine; ``at`` is a time modifier."""
-    ranked = (f'{rank} * kvpressure_verdict{{{ENGINE},verdict="{verdict}"}}{at}' for verdict, rank in RANKS.items())
-    return f"max by ({BY_ENGINE}) ({' or '.join(ranked)})"
+def verdict_rank() -> str:
+    """Rank of each chosen engine's verdict, one series an engine."""
+    return f"floor(max by ({BY_ENGINE}) (kvpressure_engine_trouble{{{ENGINE}}}))"
 
 
 def trouble() -> str:
-    """Verdict's rank plus a fraction that grows with the queue: the order of engines, the largest first."""
-    waiting = f"max by ({BY_ENGINE}) (kvpressure_requests_waiting{{{ENGINE}}} @ end())"
-    unknown = (
-        f"max by ({BY_ENGINE}) (0 * kvpressure_verdict{{{ENGINE}}} @ end())"  # an engine that is not read has no queue
-    )
-    return f"({verdict_rank(' @ end()')} + on ({BY_ENGINE}) ({waiting} / ({waiting} + 1) or {unknown}))"
+    """The order of engines at the end of the time shown, the largest first."""
+    return f"max by ({BY_ENGINE}) (kvpressure_engine_trouble{{{ENGINE}}} @ end())"
 
 
 def worst(expr: str, count: int = TOP) -> str:

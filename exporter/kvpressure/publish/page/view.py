@@ -18,19 +18,9 @@ from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState, State, without_values
 from kvpressure.publish.links import BOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points
+from kvpressure.publish.trouble import RANKS
 from kvpressure.settings.thresholds import Thresholds, builtin
 
-# Harm first; what is fine comes last. The boards rank engines by it as well.
-ORDER: Final = (
-    "stalled",
-    "kv_pressure",
-    "concurrency_limited",
-    "host_bound",
-    "compute_bound",
-    "unknown",
-    "healthy",
-    "idle",
-)
 CALM: Final = ("healthy", "idle")
 
 
@@ -127,7 +117,7 @@ def headline(state: State) -> str:
     if not total:
         return "No engine found on this node."
     counts: dict[str, int] = {}
-    for engine in sorted(state.engines, key=lambda one: _rank_of(one.diagnosis.verdict)):
+    for engine in sorted(state.engines, key=lambda one: -RANKS.get(one.diagnosis.verdict, 0)):
         shown = words(engine.diagnosis.verdict) if engine.up else f"down ({reason_text(engine.error, engine.dialect)})"
         counts[shown] = counts.get(shown, 0) + 1
     parts = ", ".join(f"{number_text(count)} {shown}" for shown, count in counts.items())
@@ -135,11 +125,7 @@ def headline(state: State) -> str:
 
 
 def _rank(view: PageEngine) -> int:
-    return _rank_of(view.state.diagnosis.verdict)
-
-
-def _rank_of(verdict: str) -> int:
-    return ORDER.index(verdict) if verdict in ORDER else len(ORDER)
+    return -RANKS.get(view.state.diagnosis.verdict, 0)
 
 
 def _anchor(key: EngineKey) -> str:

@@ -1,0 +1,187 @@
+"""Why an engine has its verdict: the numbers that support it, one a row, as dashboards list them.
+
+A row counts while the verdict is one of its verdicts and the named fact has the given value, so the dashboard says what
+the exporter's page says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kvpressure.diagnosis.numbers import PERCENT
+from kvpressure.model.signals import Signals
+
+MINUTE: Final = 60  # seconds
+QUEUED: Final = ("kv_pressure", "concurrency_limited", "compute_bound", "host_bound")
+NOT_THE_CACHE: Final = ("concurrency_limited", "compute_bound", "host_bound", "stalled")
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One row. ``number`` is read from the signals, ``None`` where it is unknown; ``words`` continue it and may name
+    thresholds in braces. ``facts``: alternatives, of which one has to have the value ``holds``.
+    """
+
+    name: str
+    verdicts: tuple[str, ...]
+    facts: tuple[str, ...]
+    number: Callable[[Signals], float | None]
+    words: str
+    holds: bool = True
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
+
+
+def _tokens(s: Signals) -> float | None:
+    """Prompt and generated tokens a second, as far as they are known."""
+    known = (s.throughput.prompt_tokens_per_second, s.throughput.generation_tokens_per_second)
+    return sum(value for value in known if value is not None) if any(v is not None for v in known) else None
+
+
+def _room(s: Signals) -> float | None:
+    capacity, used = s.kv.kv_capacity_tokens, s.kv.kv_used_tokens
+    return None if capacity is None or used is None else capacity - used
+
+
+def _largest_ratio(s: Signals) -> float | None:
+    return max(s.latency.baseline_ratios.values(), default=None)
+
+
+REASONS: Final = (
+    Reason(
+        "throttled",
+        ("host_bound",),
+        ("cpu_throttled",),
+        lambda s: _times(PERCENT, s.host.cpu_throttled_ratio),
+        "% of CFS periods throttled (much from {cpu_throttled_ratio})",
+    ),
+    Reason(
+        "cpu",
+        ("host_bound",),
+        ("cpu_saturated", "cpu_contended"),
+        lambda s: _times(PERCENT, s.host.cpu_used_ratio),
+        "% of the CPU limit used (saturated from {cpu_saturated_ratio})",
+    ),
+    Reason(
+        "outside",
+        ("host_bound",),
+        ("outside_engine_time",),
+        lambda s: s.latency.outside_engine_seconds,
+        "seconds of a request pass outside the engine",
+    ),
+    Reason(
+        "no_tokens",
+        ("stalled",),
+        ("no_progress",),
+        _tokens,
+        "tokens per second were produced in the last seconds",
+    ),
+    Reason(
+        "stuck",
+        ("stalled",),
+        ("no_progress",),
+        lambda s: s.progress.seconds_without_progress,
+        "seconds without progress (stalled from {stalled_seconds})",
+    ),
+    Reason("present", ("stalled",), ("work_present",), lambda s: s.load.in_flight, "requests in flight"),
+    Reason(
+        "prompts",
+        ("compute_bound",),
+        ("prefill_dominates",),
+        lambda s: s.throughput.prompt_tokens_per_second,
+        "prompt tokens a second (dominate from {prefill_tokens_ratio} the generated)",
+    ),
+    Reason(
+        "answers",
+        ("compute_bound",),
+        ("prefill_dominates",),
+        lambda s: s.throughput.generation_tokens_per_second,
+        "generated tokens a second",
+    ),
+    Reason(
+        "busy",
+        ("compute_bound",),
+        ("gpu_saturated",),
+        lambda s: _times(PERCENT, s.compute.gpu_utilization_high),
+        "% GPU utilization (saturated)",
+    ),
+    Reason(
+        "limit",
+        ("concurrency_limited",),
+        ("running_at_limit",),
+        lambda s: s.load.running,
+        "requests run: max_num_seqs is reached",
+    ),
+    Reason(
+        "kv",
+        ("kv_pressure",),
+        ("kv_full", "kv_near_full", "head_of_line_blocked"),
+        lambda s: _times(PERCENT, s.kv.kv_used_ratio_max),
+        "% peak KV cache usage (full at {kv_full_ratio})",
+    ),
+    Reason("waiting", QUEUED, ("queue_present", "queue_for_capacity"), lambda s: s.load.waiting, "requests wait"),
+    Reason(
+        "preempted",
+        ("kv_pressure",),
+        ("preempting", "running_falls_waiting_rises"),
+        lambda s: _times(MINUTE, s.kv.preemption_rate),
+        "preemptions in the last minute (counted from {preemptions_min})",
+    ),
+    Reason(
+        "room",
+        ("kv_pressure",),
+        ("head_of_line_blocked",),
+        _room,
+        "tokens are free: the next prompt does not fit",
+    ),
+    Reason(
+        "latency",
+        ("kv_pressure", "host_bound"),
+        ("latency_multiplied",),
+        _largest_ratio,
+        "times the engine's normal p95 latency (multiplied from {latency_multiplied_ratio})",
+    ),
+    Reason(
+        "fits",
+        ("concurrency_limited",),
+        ("running_at_limit",),
+        lambda s: s.load.limits.get("kv_capacity"),
+        "requests of the present length would fit into the cache",
+    ),
+    Reason(
+        "gpu_waits",
+        ("host_bound", "stalled"),
+        ("gpu_starved", "gpu_utilization_low", "gpu_idle"),
+        lambda s: _times(PERCENT, s.compute.gpu_utilization_high),
+        "% GPU utilization: it waits (low below {host_queue_utilization_ratio})",
+    ),
+    Reason(
+        "kv_room",
+        NOT_THE_CACHE,
+        ("kv_full",),
+        lambda s: _times(PERCENT, s.kv.kv_used_ratio_max),
+        "% of the KV cache used at most: not the cause (full from {kv_full_ratio})",
+        holds=False,
+    ),
+)
+"""``tests/bundle/test_boards.py`` holds each row to a fact that the table of its verdict reads."""
+
+_BY_VERDICT: Final = {
+    verdict: tuple(reason for reason in REASONS if verdict in reason.verdicts)
+    for verdict in {name for reason in REASONS for name in reason.verdicts}
+}
+
+
+def numbers(verdict: str, facts: Mapping[str, bool | None], s: Signals) -> dict[str, float]:
+    """The numbers behind ``verdict`` by the name of their row, in the units of its words; unknown ones are absent."""
+    found: dict[str, float] = {}
+    for reason in _BY_VERDICT.get(verdict, ()):
+        if any(facts[name] is reason.holds for name in reason.facts):
+            value = reason.number(s)
+            if value is not None:
+                found[reason.name] = value
+    return found

@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from tests.fuzz.run import SUBJECTS, decoded, encoded, failure, kept, load, quiet, run
+from tests.fuzz.__main__ import write_figures
+from tests.fuzz.run import SUBJECTS, Count, decoded, encoded, failure, kept, load, quiet, run
 
 pytestmark = pytest.mark.slow
 
@@ -44,3 +45,18 @@ def test_a_failure_is_seen() -> None:
     subject = SUBJECTS["http_request"]
     assert (failure(subject, "no bytes") or "").startswith("TypeError at http:")
     assert failure(SUBJECTS["pod_resources"], b"\x0a\x02\x0a\x00") is None
+
+
+def test_figures_of_subjects_that_were_not_run_stay(tmp_path: Path) -> None:
+    document = tmp_path / "figures.md"
+    document.write_text("before\n<!-- fuzz: written by make fuzz -->\n<!-- end of fuzz -->\nafter\n")
+    write_figures({name: Count(1_000_000, 60.0) for name in SUBJECTS}, document)
+    write_figures({"http_request": Count(7, 6.0, {"x": 2})}, document)
+    rows = [line.split(" | ") for line in document.read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(SUBJECTS)
+    cells = {name: row[2:5] for name, row in zip(SUBJECTS, rows, strict=True)}
+    assert cells.pop("http_request") == ["7", "0.1", "2"]
+    assert set(map(tuple, cells.values())) == {("1,000,000", "1.0", "0")}
+    assert f"{1_000_000 * len(cells) + 7:,} cases in {len(cells)} minutes" in document.read_text()
+    assert document.read_text().startswith("before\n")
+    assert document.read_text().endswith("after\n")

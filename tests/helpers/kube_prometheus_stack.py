@@ -1,8 +1,11 @@
-"""What mutes alerts in kube-prometheus-stack by default: its inhibitions, and the alert InfoInhibitor."""
+"""What kube-prometheus-stack does by default: which objects it selects, and what mutes alerts."""
 
 from __future__ import annotations
 
 from typing import Any, Final
+
+DASHBOARD_LABEL: Final = {"grafana_dashboard": "1"}
+"""``grafana.sidecar.dashboards.label`` and ``labelValue``: the ConfigMaps that become dashboards."""
 
 INHIBITIONS: Final[list[dict[str, Any]]] = [
     {
@@ -35,3 +38,10 @@ INFO_INHIBITOR: Final[dict[str, Any]] = {
     ],
 }
 """Fires for information where nothing worse fires in the namespace, and mutes it."""
+
+
+def selector(release: str) -> dict[str, str]:
+    """Labels of the monitors and rules that are taken: those of the stack's own release, as its
+    ``*SelectorNilUsesHelmValues`` are true unless set.
+    """
+    return {"release": release}

@@ -1,0 +1,82 @@
+"""The installation command of the documentation: what kube-prometheus-stack, as it comes, makes of its objects."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.chart import Json, chart, of_kind, problems, render
+from tests.helpers.kube_prometheus_stack import DASHBOARD_LABEL, selector
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "deploy.md"
+STACK = "kube-prometheus-stack"  # how the documentation calls the stack's release
+
+
+def quick_start() -> Json:
+    """The values that the documented ``helm install`` sets."""
+    command = next(
+        block.replace("\\\n", " ")
+        for block in re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), re.S)
+        if "helm install kvpressure" in block
+    )
+    words = shlex.split(next(line for line in command.splitlines() if line.startswith("helm install")))
+    values: Json = {}
+    for flag, given in pairwise(words):
+        if flag == "--set":
+            path, _, text = given.partition("=")
+            *parents, name = path.split(".")
+            place = values
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[name] = yaml.safe_load(text)
+    return values
+
+
+def notes(values: Json) -> str:
+    """What ``helm install`` prints."""
+    chosen = {**values, "image": {"repository": "kvpressure"}}
+    rendered = chart().render(values=chosen, name="kvpressure", namespace="kvpressure")
+    return next(str(text) for name, text in rendered.items() if name.endswith("NOTES.txt"))
+
+
+def selected(documents: list[Json], labels: dict[str, str]) -> list[bool]:
+    """Of each object, whether it has these labels."""
+    return [labels.items() <= document["metadata"].get("labels", {}).items() for document in documents]
+
+
+def test_the_stack_selects_monitor_rules_and_dashboards_of_the_quick_start() -> None:
+    documents = render(quick_start())
+    monitors = [one for kind in ("PodMonitor", "ServiceMonitor") for one in of_kind(documents, kind)]
+    rules = of_kind(documents, "PrometheusRule")
+    dashboards = [one for one in of_kind(documents, "ConfigMap") if any(".json" in name for name in one["data"])]
+    assert monitors, "nothing is scraped"
+    assert rules, "there is no alert"
+    assert dashboards, "there is no dashboard"
+    assert all(selected(monitors + rules, selector(STACK)))
+    assert all(selected(dashboards, DASHBOARD_LABEL))
+    assert not problems(documents, ("1.33",))
+
+
+def test_without_the_label_the_stack_ignores_both() -> None:
+    """What the label is for: the same command without it."""
+    values = quick_start()
+    for part in ("monitor", "prometheusRule"):
+        del values[part]["labels"]
+    documents = render(values)
+    found = of_kind(documents, values["monitor"]["kind"]) + of_kind(documents, "PrometheusRule")
+    assert found
+    assert not any(selected(found, selector(STACK)))
+
+
+@pytest.mark.parametrize(("labels", "said"), [({}, True), ({"release": STACK}, False), ({"prometheus": "main"}, False)])
+def test_the_notes_say_what_is_missing(labels: dict[str, Any], said: bool) -> None:
+    text = notes({"monitor": {"kind": "PodMonitor", "labels": labels}})
+    assert ("monitor.labels.release" in text) is said
+    assert "Nothing scrapes it yet" in notes({})
+    assert "Nothing scrapes it yet" not in text

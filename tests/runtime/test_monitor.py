@@ -127,6 +127,21 @@ class TestWorker:
             assert (held is not None) is there
             assert held is None or (held.gpus, held.pages, held.logs) == (GPUS.gpus, None, None)
 
+    def test_it_is_behind_while_it_has_nothing_to_take_and_does_not_fail(self) -> None:
+        clock = Clock()
+        one = worker(Scripted(lambda: GPUS, lambda: GPUS, raising(SourceError("gone"))), clock, hold_seconds=3.0)
+        assert not one.behind(clock.now), "it has never answered"
+        one.read_once()
+        assert not one.behind(clock.now + 10.0), "nobody has taken it"
+        one.take(clock.now)
+        assert not one.behind(clock.now + 3.0)
+        assert one.behind(clock.now + 3.01)
+        one.read_once()
+        assert not one.behind(clock.now + 3.01)
+        one.read_once()
+        one.take(clock.now)
+        assert not one.behind(clock.now + 10.0), "it fails"
+
     def test_two_reads_between_two_ticks_lose_no_page_and_no_line(self) -> None:
         clock = Clock()
         lines = [LogLine("n", "p", "c", str(number)) for number in range(3)]
@@ -462,6 +477,59 @@ class TestRunning:
         one = self.run((spec(), Scripted(lambda: (time.sleep(0.1), GPUS)[1])), interval=60.0)
         until(one.ready)
         assert one.state.health["fake"].up is True
+        one.stop()
+
+    def test_after_standing_still_a_tick_waits_for_the_sources_and_loses_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after a suspend, or where others take the CPU: what is held is too old, and the next read is under way."""
+        jump, asked = [0.0], threading.Event()
+
+        def read() -> Reading:
+            if jump[0]:
+                asked.wait(10)
+            return GPUS
+
+        source = spec(interval_seconds=0.05, deadline_seconds=60.0, hold_seconds=3.0)
+        pipeline = Recorder()
+        one = Monitor({"fake": (source, Scripted(read))}, pipeline, 0.5, clock=lambda: time.monotonic() + jump[0])
+        behind = one.workers["fake"].behind
+
+        def noticed(now: float) -> bool:
+            asked.set()
+            return behind(now)
+
+        monkeypatch.setattr(one.workers["fake"], "behind", noticed)
+        one.start()
+        until(lambda: len(pipeline.snapshots) >= 2)
+        jump[0] = 10.0
+        until(lambda: one.state.lag_seconds > 5.0)
+        one.stop()
+        assert all(snapshot.gpus for snapshot in pipeline.snapshots)
+
+    def test_a_late_tick_waits_for_no_source_that_hangs_or_fails(self) -> None:
+        go, jump = threading.Event(), [0.0]
+
+        def hang() -> Reading:
+            if jump[0]:
+                go.wait(20)
+            return GPUS
+
+        one = Monitor(
+            {
+                "hanging": (spec("hanging", interval_seconds=0.05, deadline_seconds=60.0), Scripted(hang)),
+                "failing": (spec("failing"), Scripted(raising(SourceError("gone")))),
+            },
+            Recorder(),
+            0.2,
+            clock=lambda: time.monotonic() + jump[0],
+        )
+        one.start()
+        until(lambda: one.state.ticks >= 2)
+        ticks, jump[0] = one.state.ticks, 10.0
+        until(lambda: one.state.ticks >= ticks + 3)
+        assert one.state.lag_seconds < 5.0, "one late tick, then on time again"
+        go.set()
         one.stop()
 
 

@@ -30,6 +30,7 @@ PIPELINE: Final = "pipeline"  # the pipeline's own entry among the sources' heal
 HEARTBEAT_SECONDS: Final = 30.0  # a loop that has not ticked for this long (or 5 ticks) is dead
 HANG_SECONDS: Final = 600.0  # a read that hangs this long is cured by nothing but a new process
 FIRST_TICK_SECONDS: Final = 1.0  # the first tick waits so long at most for every source to answer
+LATE_INTERVALS: Final = 2  # a tick that comes later than this many intervals waits like the first one
 STOP_SECONDS: Final = 0.8  # bound of a clean stop, whatever hangs
 
 Listener = Callable[[Snapshot, State], None]
@@ -165,16 +166,23 @@ class Monitor:
         return self.why_not_ready() is None
 
     def _run(self) -> None:
-        limit = self._clock() + min(self.interval, FIRST_TICK_SECONDS)
-        while self._clock() < limit and not all(worker.answered for worker in self.workers.values()):
-            if self._stop.wait(0.01):
-                return
+        self._wait_while(lambda worker: not worker.answered)
         planned = due = self._clock()
         while not self._stop.is_set():
-            self.tick(self._clock() - planned)
+            lag = self._clock() - planned
+            if lag > LATE_INTERVALS * self.interval:  # the process stood still, and so did what reads the sources
+                self._wait_while(lambda worker: worker.behind(self._clock()))
+            self.tick(lag)
             planned = due + self.interval  # a tick that takes longer than that makes the next one late
             due = next_due(due, self.interval, self._clock())
             self._stop.wait(max(0.0, due - self._clock()))
+
+    def _wait_while(self, unfinished: Callable[[Worker], bool]) -> None:
+        """Wait while that is true of some worker, but not for long."""
+        limit = self._clock() + min(self.interval, FIRST_TICK_SECONDS)
+        while self._clock() < limit and any(map(unfinished, self.workers.values())):
+            if self._stop.wait(0.01):
+                return
 
     def _gathered(self, now: float, readings: list[Reading], health: Mapping[str, SourceHealth]) -> Snapshot:
         """The readings together; where two cannot be joined, those that can be gathered alone, which are of

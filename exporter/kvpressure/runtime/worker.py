@@ -139,6 +139,12 @@ class Worker:
                 reading = self._held
             return reading
 
+    def behind(self, now: float) -> bool:
+        """Whether there is nothing to take although the source does not fail: its next read is still to come."""
+        with self._lock:
+            held = self._held is not None and now - self._arrived <= self.spec.hold_seconds
+            return self._health.up is True and self._unread is None and not held
+
     def health(self, now: float) -> SourceHealth:
         """How the source is doing at ``now``."""
         with self._lock:

@@ -1,4 +1,7 @@
-"""Run seeds one after the other, print what was seen, write the figures."""
+"""Run seeds one after the other, print what was seen, write the figures.
+
+The last result of each seed is kept in ``build/soak.json``, so that seeds can be run apart.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from tests.sources.kubernetes import node as kubernetes
 import benchmarks.soak
 from benchmarks.soak import Result, soak
 
+STATE: Final = Path(__file__).parents[2] / "build" / "soak.json"
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "fuzz-and-soak.md"
 TEST: Final = "tests/e2e/test_soak.py"
 SECTION: Final = re.compile(r"(<!-- soak: written by make soak -->\n).*?(<!-- end of soak -->)", re.DOTALL)
@@ -22,10 +26,10 @@ SECTION: Final = re.compile(r"(<!-- soak: written by make soak -->\n).*?(<!-- en
 
 def write_figures(results: dict[int, Result]) -> None:
     """The section in docs/fuzz-and-soak.md."""
-    worst: dict[str, float] = {}
+    worst: dict[str, tuple[float, int]] = {}
     for result in results.values():
         for name, took in result.recovery.items():
-            worst[name] = max(took, worst.get(name, 0.0))
+            worst[name] = max(took, worst.get(name, (0.0, 0)))
     table = [
         "| seed | faults | minutes | pods passed by | looks | not judged | series of an engine | MiB | descriptors"
         " | threads | problems | test |",
@@ -42,7 +46,10 @@ def write_figures(results: dict[int, Result]) -> None:
         for problem in result.problems
     ]
     lines = [*table, *([""] if problems else []), *problems]
-    slowest = [f"* {name}: {took:.1f} s" for name, took in sorted(worst.items(), key=lambda one: -one[1])]
+    slowest = [
+        f"* {name}: {took:.1f} s, {ticks} ticks"
+        for name, (took, ticks) in sorted(worst.items(), key=lambda one: one[1])
+    ][::-1]
     text = "\n".join((*lines, "", "Longest time until everything was back, by fault:", "", *slowest, ""))
     DOCUMENT.write_text(SECTION.sub(lambda found: found[1] + text + found[2], DOCUMENT.read_text()))
 
@@ -54,16 +61,35 @@ def main() -> int:
     parser.add_argument("--seed", type=int, action="append", help="default: 1, 2 and 3")
     parser.add_argument("--only", action="append", help="only these faults; the figures are not written")
     parser.add_argument("--interval", default="1", help="seconds between two ticks and two readings of each source")
+    parser.add_argument(
+        "--figures", action="store_true", help="run nothing; write the figures of the runs that are kept"
+    )
     options = parser.parse_args()
     kubernetes.TICK = options.interval
-    results = {}
-    for seed in options.seed or (1, 2, 3):
+    bad = False
+    for seed in () if options.figures else options.seed or (1, 2, 3):
         with tempfile.TemporaryDirectory() as directory:
-            results[seed] = soak(seed, 60 * options.minutes, Path(directory), only=options.only)
-        print(json.dumps({"seed": seed, **vars(results[seed])}, indent=1), flush=True)
+            result = soak(seed, 60 * options.minutes, Path(directory), only=options.only)
+        print(json.dumps({"seed": seed, **vars(result)}, indent=1), flush=True)
+        bad = bad or bool(result.problems)
+        if options.only is None:
+            keep(seed, result)
     if options.only is None:
-        write_figures(results)
-    return int(any(result.problems for result in results.values()))
+        write_figures(kept())
+    return int(bad)
+
+
+def keep(seed: int, result: Result) -> None:
+    """Put the result of a seed beside those of others."""
+    found = {**kept(), seed: result}
+    STATE.parent.mkdir(exist_ok=True)
+    STATE.write_text(json.dumps({str(each): vars(found[each]) for each in sorted(found)}, indent=1))
+
+
+def kept() -> dict[int, Result]:
+    """The results of earlier runs, by seed."""
+    document = json.loads(STATE.read_text()) if STATE.exists() else {}
+    return {int(seed): Result(**found) for seed, found in document.items()}
 
 
 if __name__ == "__main__":

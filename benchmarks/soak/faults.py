@@ -19,7 +19,7 @@ from benchmarks.soak.node import STOPPABLE, VICTIM, SoakNode
 
 HOUR: Final = 3600.0
 UNKNOWN, LOST = 999, 15  # NVML's codes
-PASSING_AT_ONCE: Final = 400  # pods; one in forty is an engine
+PASSING_AT_ONCE: Final = 500  # pods; one in forty is an engine
 ENGINES_AMONG: Final = 40
 JOB: Final = {"name": "job", "image": "busybox", "command": ["sleep", "5"]}
 REPAIR_SECONDS: Final = 60.0  # after which a GPU that was lost is looked for anew; after that twice as long each time

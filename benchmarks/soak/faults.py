@@ -16,6 +16,7 @@ from tests.sources.gpu.nvml_stub import Gpu, Mig
 from tests.sources.kubernetes import objects
 
 from benchmarks.soak.node import STOPPABLE, VICTIM, SoakNode
+from kvpressure.sources.kubernetes.api import BACKOFF_SECONDS
 
 HOUR: Final = 3600.0
 UNKNOWN, LOST = 999, 15  # NVML's codes
@@ -40,14 +41,15 @@ ANYTHING: Final = re.compile("")
 class Fault:
     """``happen``: makes it happen, and mends it. ``shows``: what has to appear in the metrics soon. ``costs``: names
     of series that an innocent engine may lose meanwhile. ``grace_seconds``: of recovery beside that of every fault.
-    ``blind``: nothing is known at first. ``hides_pods``: pods that went are not known to be gone. ``rare``: takes
-    minutes, so it happens once in many rounds.
+    ``late_seconds``: after which the exporter looks, beside the usual time. ``blind``: nothing is known at first.
+    ``hides_pods``: pods that went are not known to be gone. ``rare``: takes minutes, so it happens once in many rounds.
     """
 
     happen: Callable[[], AbstractContextManager[None]]
     shows: str = ""
     costs: re.Pattern[str] | None = None
     grace_seconds: float = 0.0
+    late_seconds: float = 0.0
     blind: bool = False
     hides_pods: bool = False
     rare: bool = False
@@ -65,7 +67,10 @@ class Faults:
         self.problems: list[str] = []
         self._rotations = 0
         modes = ("hang", "drip", "reset", "error", "html", "endless")
-        api = partial(Fault, costs=OF_POD, hides_pods=True)
+        # One fault after the other teaches the watch to wait as long as it ever does before it connects again.
+        api = partial(
+            Fault, costs=OF_POD, hides_pods=True, late_seconds=BACKOFF_SECONDS[1], grace_seconds=BACKOFF_SECONDS[1]
+        )
         self.all: dict[str, Fault] = {
             **{f"engine {mode}": Fault(partial(self._engine, mode), DOWN.format(VICTIM)) for mode in modes},
             "engine slow": Fault(partial(self._engine, "slow")),
@@ -75,7 +80,7 @@ class Faults:
             "API server 410": api(partial(self._api, 410)),
             "API server 429": api(partial(self._api, 429), SOURCE.format("pods")),
             "API server 500": api(partial(self._api, 500), SOURCE.format("pods")),
-            "API server hangs up": Fault(self._api_cut),
+            "API server hangs up": Fault(self._api_cut, hides_pods=True),
             "API server down": api(self._api_down, SOURCE.format("pods")),
             "API server HTML": api(self._api_html, SOURCE.format("pods")),
             "kubelet gone": Fault(self._kubelet, SOURCE.format("podresources"), costs=OF_GPU),
@@ -84,7 +89,7 @@ class Faults:
             "GPU split by MIG": Fault(self._mig, 'uuid="MIG-1"', costs=OF_GPU),
             "log flood and rotation": Fault(self._logs),
             "disk full": Fault(self._disk, r"\nkvpressure_recorder_up 0\.0\n"),
-            "pods pass by": Fault(self._pods, 'pod="passing-'),
+            "pods pass by": Fault(self._pods, 'pod="passing-', late_seconds=BACKOFF_SECONDS[1]),
             "clock an hour ahead": Fault(partial(self._clock, HOUR), costs=ANYTHING),
             "clock an hour behind": Fault(partial(self._clock, -HOUR), blind=True),
             "suspended": Fault(self._suspend),

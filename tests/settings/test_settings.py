@@ -182,6 +182,10 @@ class TestMistakes:
                 "--web.config.file: '/no/such' is not a file; allowed: an existing file",
             ),
             (
+                ["--web.config.file", "x" * 300],
+                "--web.config.file: 'xxxxxxxxxxxxxxxxxxxx",
+            ),
+            (
                 ["--thresholds", "/no/such"],
                 "--thresholds: /no/such: No such file or directory; allowed: a file of lines",
             ),

@@ -7,6 +7,7 @@ not fit; an empty message means "say the allowed form".
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,19 +95,17 @@ def _size(raw: object) -> int:
 def _file(raw: object) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError
-    path = Path(raw)
-    if not path.is_file():
+    if not os.path.isfile(raw):  # noqa: PTH113 - Path raises where a name is too long to be one
         raise ValueError(f"{raw!r} is not a file")
-    return path
+    return Path(raw)
 
 
 def _directory(raw: object) -> Path:
     if not isinstance(raw, str) or not raw or "\0" in raw:
         raise ValueError
-    path = Path(raw)
-    if not path.is_dir():
+    if not os.path.isdir(raw):  # noqa: PTH112 - Path raises where a name is too long to be one
         raise ValueError(f"{raw!r} is not a directory")
-    return path
+    return Path(raw)
 
 
 def _telemetry_path(raw: object) -> str:

@@ -85,6 +85,7 @@ def test_tls_policy_is_explicit(tmp_path):
         ("https://h;tls=maybe", "tls=maybe", "tls=insecure"),
         ("h;tls=verify", "https", "https"),
         ("https://h;ca=/nowhere/ca.pem", "/nowhere/ca.pem", "file"),
+        (f"https://h;ca={'x' * 300}", "xxx", "file"),
         ("h;args='open", "args", "quotes"),
     ],
 )

@@ -20,7 +20,7 @@ from tests.helpers.waiting import until
 pytestmark = pytest.mark.live
 
 HOSTILE = 15
-MORE_MIB = 24.0  # what 64 hostile targets may cost beyond 64 honest ones
+MORE_MIB = 20.0  # what 64 hostile targets may cost beyond 64 honest ones; measured 14 to 17
 LIMIT_MIB = 144.0  # three quarters of the chart's limit
 BUDGET_MIB = 80.0  # measured 40 to 67; 565 when each bound held for one page alone
 HONEST = gzip.decompress((Path(__file__).parents[1] / "fixtures/vllm/d_kv_pressure.prom.gz").read_bytes())
@@ -252,16 +252,13 @@ def test_sixty_four_hostile_targets_of_every_kind_cost_little_more_than_honest_o
     assert seen.count("kvpressure_engine_up{") == 64
     bad = [f"bad/p{n}={hostile(kind)}/{n}" for n, kind in enumerate(KINDS * 8) if n < 63]
     plugin_files(tmp_path, 16)
-    for _ in range(2):  # a busy machine may read more of them at once than it would: the better of two
-        worst, seen = largest_mib(
-            [*bad, f"good/chat-0={honest}/honest"],
-            "--plugin.directory",
-            str(tmp_path),
-            "--collector.plugin",
-            shown=[f'kvpressure_page_cut{{reason="{reason}",target=' for reason in ("engines", "plugin")],
-        )
-        if worst <= normal + MORE_MIB:
-            break
+    worst, seen = largest_mib(
+        [*bad, f"good/chat-0={honest}/honest"],
+        "--plugin.directory",
+        str(tmp_path),
+        "--collector.plugin",
+        shown=[f'kvpressure_page_cut{{reason="{reason}",target=' for reason in ("engines", "plugin")],
+    )
     assert re.search(r'^kvpressure_engine_up\{.*pod="chat-0".*\} 1\.0$', seen, re.MULTILINE)
     print(f"honest {normal:.0f} MiB, hostile {worst:.0f} MiB")
     assert 'kvpressure_source_errors_total{reason="too_large",source="plugin"}' in seen

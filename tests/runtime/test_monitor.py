@@ -493,19 +493,22 @@ class TestRunning:
         source = spec(interval_seconds=0.05, deadline_seconds=60.0, hold_seconds=3.0)
         pipeline = Recorder()
         one = Monitor({"fake": (source, Scripted(read))}, pipeline, 0.5, clock=lambda: time.monotonic() + jump[0])
-        behind = one.workers["fake"].behind
+        behind, unhealthy = one.workers["fake"].behind, []
 
         def noticed(now: float) -> bool:
+            unhealthy.append(one.why_unhealthy())
             asked.set()
             return behind(now)
 
         monkeypatch.setattr(one.workers["fake"], "behind", noticed)
         one.start()
         until(lambda: len(pipeline.snapshots) >= 2)
-        jump[0] = 10.0
+        jump[0] = 10.0 + HEARTBEAT_SECONDS
         until(lambda: one.state.lag_seconds > 5.0)
         one.stop()
         assert all(snapshot.gpus for snapshot in pipeline.snapshots)
+        assert unhealthy
+        assert not any(unhealthy)
 
     def test_a_late_tick_waits_for_no_source_that_hangs_or_fails(self) -> None:
         go, jump = threading.Event(), [0.0]

@@ -16,7 +16,7 @@ from kvpressure.engines.command import Command, Endpoints, Host
 from kvpressure.engines.series import SampleName
 from kvpressure.model.arguments import EngineArgs
 from kvpressure.model.log_events import LogEvent
-from kvpressure.model.readings import EngineReading, GpuReading
+from kvpressure.model.readings import EngineReading, GpuReading, PageText
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class EngineDialect:
     """Labels of ``config`` families that are kept, as ``EngineReading.cache_config``."""
     metrics_switch: str = ""
     """The flag by which a server comes to publish its metrics, with or without; "" = it always does."""
-    page_kind: Callable[[bytes, Sequence[EngineReading], Mapping[str, float]], PageKind] = lambda *_: PageKind()
+    page_kind: Callable[[PageText, Sequence[EngineReading], Mapping[str, float]], PageKind] = lambda *_: PageKind()
     """Who wrote a page: its text, its engines of this dialect, its page values."""
 
     # --- the log

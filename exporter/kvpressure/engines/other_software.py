@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from kvpressure.model.readings import PageText
 from kvpressure.model.reasons import OTHER_SOFTWARE
 
 LOOKED_AT: Final = 256 * 1024  # bytes of a page
@@ -79,7 +80,7 @@ SOFTWARE: Final[Mapping[str, Software]] = {  # what is more specific first
 }
 
 
-def name_of_page(text: bytes) -> str | None:
+def name_of_page(text: PageText) -> str | None:
     """The word in ``model.reasons.OTHER_SOFTWARE`` for who wrote a page without engines; ``None`` = unknown."""
     lines = b"\n" + text[:LOOKED_AT]
     return next((name for name in OTHER_SOFTWARE if SOFTWARE[name].wrote(lines)), None)

@@ -19,6 +19,8 @@ from typing import Final
 
 from kvpressure.model.log_events import LogEvent
 
+PageText = bytes | bytearray  # a metrics endpoint as it came
+
 # --- canonical names of what an engine page carries -------------------------------------------------------
 
 # Gauges

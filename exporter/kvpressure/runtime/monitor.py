@@ -169,7 +169,8 @@ class Monitor:
         self._wait_while(lambda worker: not worker.answered)
         planned = due = self._clock()
         while not self._stop.is_set():
-            lag = self._clock() - planned
+            self._beat = self._clock()
+            lag = self._beat - planned
             if lag > LATE_INTERVALS * self.interval:  # the process stood still, and so did what reads the sources
                 self._wait_while(lambda worker: worker.behind(self._clock()))
             self.tick(lag)

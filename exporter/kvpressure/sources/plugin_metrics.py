@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvpressure.model import ceilings
-from kvpressure.model.readings import AllocatorReading, StepStats
+from kvpressure.model.readings import AllocatorReading, PageText, StepStats
 from kvpressure.sources.scrape.memory_limits import MAX_ENGINES
 
 MAX_RANKS: Final = 1024  # GPUs of one server
@@ -66,7 +66,7 @@ class _Found:
             self.frontends = _number(value, ceilings.COUNT)
 
 
-def read_plugin_metrics(text: bytes, namespace: str, pod: str, now: float) -> PluginMetrics | None:
+def read_plugin_metrics(text: PageText, namespace: str, pod: str, now: float) -> PluginMetrics | None:
     """What the plugin says on this page; ``None`` if it says nothing. Lines that make no sense are counted."""
     if b"\nkvpressure:" not in text:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 import time
 import tracemalloc
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from kvpressure.engines.vllm.aliases import CONFIG_LABELS
 from kvpressure.model.readings import EngineReading
 from kvpressure.sources.base import SourceError
-from kvpressure.sources.scrape.fetch import Fetcher
+from kvpressure.sources.scrape.fetch import GROWING, MAX_BODY_BYTES, MAX_TEXT_BYTES, Fetcher
 from kvpressure.sources.scrape.memory_limits import (
+    LARGE_PAGES_BYTES,
     REMEMBERED_BYTES,
     SMALL_PAGE_BYTES,
     FairShare,
@@ -114,17 +116,55 @@ def test_a_small_page_needs_no_room(size):
         fetcher.close()
 
 
-def test_a_large_page_claims_what_it_takes_before_it_is_read():
-    room = MemoryPool(4 * 2**20)
-    with answering(response(b"x" * 2**20)) as server, room.lease() as lease:
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+GZIP = ("Content-Encoding: gzip",)
+
+
+@pytest.mark.parametrize(
+    ("answer", "claimed"),
+    [
+        (response(b"x" * 2**20), 2**20),
+        (CHUNKED + b"100000\r\n" + b"x" * 2**20 + b"\r\n0\r\n\r\n", int(GROWING * MAX_BODY_BYTES)),
+        (response(gzip.compress(b"x" * 2**20), headers=GZIP), int(GROWING * MAX_TEXT_BYTES)),
+    ],
+    ids=["of known length", "chunked", "packed"],
+)
+def test_a_large_page_claims_what_it_takes_before_it_is_read(answer: bytes, claimed: int):
+    room = MemoryPool()
+    with answering(answer) as server, room.lease() as lease:
         fetcher = Fetcher(parse_target(server.url), 5)
-        assert len(fetcher.fetch(lease)) == 2**20
-        assert lease.taken == 2 * (2**20 - SMALL_PAGE_BYTES)
+        assert fetcher.fetch(lease) == b"x" * 2**20
+        assert lease.taken == claimed
         fetcher.close()
 
 
+def peak_of(answer: bytes) -> int:
+    """The most memory that fetching a page takes, in bytes."""
+    with answering(answer) as server:
+        fetcher = Fetcher(parse_target(server.url), 20)
+        tracemalloc.start()
+        try:
+            fetcher.fetch()
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            fetcher.close()
+
+
+@pytest.mark.parametrize("how", ["of known length", "chunked", "packed"])
+def test_the_largest_page_takes_no_more_than_it_claims(how: str):
+    body = b"x" * (MAX_BODY_BYTES - 1)
+    parts = b"".join(b"10000\r\n" + body[:65536] + b"\r\n" for _ in range(63))
+    answers = {
+        "of known length": response(body),
+        "chunked": CHUNKED + parts + b"0\r\n\r\n",
+        "packed": response(gzip.compress(body), headers=GZIP),
+    }
+    assert peak_of(answers[how]) < LARGE_PAGES_BYTES + 512 * 1024
+
+
 def test_a_large_page_without_room_is_crowded_and_the_next_one_is_read():
-    room = MemoryPool(2**20)
+    room = MemoryPool(2**20 - 1)
     with answering(response(b"x" * 2**20)) as server:
         fetcher = Fetcher(parse_target(server.url), 0.3)
         with room.lease() as lease, pytest.raises(SourceError) as caught:

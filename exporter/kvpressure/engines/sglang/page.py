@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvpressure.engines.base import PageKind
-from kvpressure.model.readings import EngineReading
+from kvpressure.model.readings import EngineReading, PageText
 
 
-def kind(text: bytes, _engines: Sequence[EngineReading], _page: Mapping[str, float]) -> PageKind:
+def kind(text: PageText, _engines: Sequence[EngineReading], _page: Mapping[str, float]) -> PageKind:
     """The flavour as the label ``engine_type`` says it: unified, prefill or decode; from 0.4.6."""
     for flavour in ("prefill", "decode", "unified"):
         if b'engine_type="%b"' % flavour.encode() in text:

@@ -15,24 +15,25 @@ from kvpressure.model.readings import (
     PROMPT_RATE,
     SWAPPED,
     EngineReading,
+    PageText,
 )
 
 
-def kind(text: bytes, engines: Sequence[EngineReading], page: Mapping[str, float]) -> PageKind:
+def kind(text: PageText, engines: Sequence[EngineReading], page: Mapping[str, float]) -> PageKind:
     """The flavour (v0, v1, rust) and whether several API servers share the page, as far as it tells."""
     flavour = _flavour(text, engines)
     return PageKind(flavour, _multi_process(text, page, flavour))
 
 
-def _has_label(text: bytes, name: bytes) -> bool:
+def _has_label(text: PageText, name: bytes) -> bool:
     return b'{%b="' % name in text or b',%b="' % name in text
 
 
-def _is_openmetrics(text: bytes) -> bool:
+def _is_openmetrics(text: PageText) -> bool:
     return text[-16:].rstrip().endswith(b"# EOF")
 
 
-def _flavour(text: bytes, engines: Sequence[EngineReading]) -> str | None:
+def _flavour(text: PageText, engines: Sequence[EngineReading]) -> str | None:
     """Which vLLM wrote the page, where the page tells.
 
     V0 alone had swapping and throughput gauges. Of the rest, only the Rust frontend answers OpenMetrics under names
@@ -52,7 +53,7 @@ def _flavour(text: bytes, engines: Sequence[EngineReading]) -> str | None:
     return None
 
 
-def _multi_process(text: bytes, page: Mapping[str, float], flavour: str | None) -> bool | None:
+def _multi_process(text: PageText, page: Mapping[str, float], flavour: str | None) -> bool | None:
     """Several API servers behind this page? ``None`` when it cannot be told.
 
     Python's client shows ``process_*`` with one process only, so those settle it, and so do ``pid`` labels. Their

@@ -14,9 +14,11 @@ import socket
 import ssl
 import threading
 import zlib
+from collections.abc import Iterable, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
+from kvpressure.model.readings import PageText
 from kvpressure.model.reasons import (
     BAD_ENCODING,
     DNS,
@@ -45,6 +47,8 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_HEADERS: Final = 100
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # as sent; a page of 64 engines has 3.3 MiB
 MAX_TEXT_BYTES: Final = MAX_BODY_BYTES  # unpacked
+PART_BYTES: Final = 64 * 1024  # of a body of unknown length is read or unpacked at once
+GROWING: Final = 1.125  # what grows has so much more memory than it holds
 
 
 class _Wire(io.RawIOBase):
@@ -136,6 +140,11 @@ class _Claim:
         if self._lease is not None and amount > self._lease.taken:
             self._lease.grow(amount - self._lease.taken, _remaining(self.deadline))
 
+    @property
+    def held(self) -> int:
+        """Bytes claimed so far."""
+        return 0 if self._lease is None else self._lease.taken
+
 
 class Fetcher:
     """Fetches the page of one target and keeps the connection. One ``fetch`` at a time; ``close`` from anywhere."""
@@ -149,7 +158,7 @@ class Fetcher:
         self._closed = False
         self._busy = threading.Lock()
 
-    def fetch(self, lease: Reservation | None = None) -> bytes:
+    def fetch(self, lease: Reservation | None = None) -> PageText:
         """The page as text, still encoded. Raises ``SourceError`` with one of ``REASONS``.
 
         A large page claims its memory from ``lease`` before it is read; without one it is read in any case.
@@ -177,7 +186,7 @@ class Fetcher:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _fetch(self, claim: _Claim) -> bytes:
+    def _fetch(self, claim: _Claim) -> PageText:
         if self._sock is not None:
             kept = _Wire(self._sock, claim.deadline)
             try:
@@ -191,7 +200,7 @@ class Fetcher:
             raise SourceError(RESET, "closed")
         return self._exchange(sock, _Wire(sock, claim.deadline), claim)
 
-    def _exchange(self, sock: socket.socket, wire: _Wire, claim: _Claim) -> bytes:
+    def _exchange(self, sock: socket.socket, wire: _Wire, claim: _Claim) -> PageText:
         sock.settimeout(_remaining(claim.deadline))
         sock.sendall(self._request)
         response = _Response(cast(socket.socket, wire), method="GET")
@@ -268,37 +277,51 @@ def _check_status(status: int) -> None:
     raise SourceError(reasons.get(status // 100, PROTOCOL), f"status {status}")
 
 
-def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _Claim) -> bytes:
+def _read_body(response: http.client.HTTPResponse, wire: _Wire, claim: _Claim) -> PageText:
+    """The body as sent, with its memory claimed before it is read: its length, or the most that it may be."""
     if response.length is not None and response.length > MAX_BODY_BYTES:
         raise SourceError(TOO_LARGE, f"{response.length} bytes announced")
     wire.budget = 2 * MAX_BODY_BYTES  # chunks need room around them
-    body = response.read(SMALL_PAGE_BYTES)
-    if len(body) == SMALL_PAGE_BYTES:
-        left = MAX_BODY_BYTES + 1 - len(body) if response.length is None else response.length
-        claim.hold(2 * left)  # joining the parts doubles them for a moment
-        body += response.read(left)
-    if len(body) > MAX_BODY_BYTES:
-        raise SourceError(TOO_LARGE, "body")
+    if response.length is None:
+        body: PageText = _growing(iter(lambda: response.read(PART_BYTES), b""), MAX_BODY_BYTES, claim)
+    else:
+        if response.length > SMALL_PAGE_BYTES:
+            claim.hold(response.length)
+        body = response.read(response.length)
     if response.length:
         raise SourceError(RESET, f"{response.length} bytes missing")
     return body
 
 
-def _unpacked(body: bytes, encoding: str, claim: _Claim) -> bytes:
+def _growing(parts: Iterable[bytes], most: int, claim: _Claim) -> bytearray:
+    """The parts together: joined at the end, they would take their memory twice."""
+    body, held = bytearray(), claim.held
+    for part in parts:
+        body += part
+        if len(body) > most:
+            raise SourceError(TOO_LARGE, "body")
+        if len(body) > SMALL_PAGE_BYTES:
+            claim.hold(held + int(GROWING * most))
+    return body
+
+
+def _unpacked(body: PageText, encoding: str, claim: _Claim) -> PageText:
     if encoding == "identity":
         return body
     if encoding not in ("gzip", "x-gzip"):
         raise SourceError(BAD_ENCODING, f"encoding {encoding[:32]!r}")
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+
+    def parts() -> Iterator[bytes]:
+        packed: PageText = body
+        while part := unpacker.decompress(packed, PART_BYTES):
+            yield part
+            packed = unpacker.unconsumed_tail
+
     try:
-        text = unpacker.decompress(body, SMALL_PAGE_BYTES)
-        if unpacker.unconsumed_tail:
-            claim.hold(2 * MAX_TEXT_BYTES)
-            text += unpacker.decompress(unpacker.unconsumed_tail, MAX_TEXT_BYTES + 1 - len(text))
+        text = _growing(parts(), MAX_TEXT_BYTES, claim)
     except zlib.error as error:
         raise SourceError(BAD_ENCODING, str(error)) from error
-    if len(text) > MAX_TEXT_BYTES:
-        raise SourceError(TOO_LARGE, "unpacked")
     if not unpacker.eof:
         raise SourceError(BAD_ENCODING, "gzip stream ends early")
     return text

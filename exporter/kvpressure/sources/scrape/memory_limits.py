@@ -16,7 +16,7 @@ from kvpressure.sources.base import SourceError
 
 MAX_ENGINES: Final = 64  # of all targets of a node together, and of one page; 8 GPUs have 56 MIG instances
 SMALL_PAGE_BYTES: Final = 128 * 1024  # pages up to this size wait for nobody; that of one engine has 60 KiB
-LARGE_PAGES_BYTES: Final = 8 * 1024 * 1024  # of larger pages in memory at the same time
+LARGE_PAGES_BYTES: Final = 5 * 1024 * 1024  # of larger pages in memory at the same time: the largest, as it grows
 REMEMBERED_BYTES: Final = (
     14 * 1024 * 1024
 )  # of all scanners together; a page of 64 engines needs 11, with names of 100 characters 13 (each scan of more is a slow one)  # noqa: E501

@@ -12,7 +12,7 @@ from sys import getsizeof
 from typing import Final
 
 from kvpressure.engines import other_software, registry
-from kvpressure.model.readings import EngineReading, Scrape
+from kvpressure.model.readings import EngineReading, PageText, Scrape
 from kvpressure.model.reasons import BAD_TIMESTAMPS, EMPTY, HTML, INVALID_UTF8, JSON, NO_ENGINE_METRICS, TOO_LARGE
 from kvpressure.sources.scrape.layout import UNWANTED, Layout
 from kvpressure.sources.scrape.lines import MAX_LINE_CHARS, BadLine, TooMany, labels_from, name_of, number_from
@@ -81,14 +81,14 @@ class Scanner:
     def _remembered_bytes(self) -> int:
         return self._line_bytes + self._layout.bytes
 
-    def scan(self, text: str | bytes, now: float | None = None) -> ScanResult:
+    def scan(self, text: str | PageText, now: float | None = None) -> ScanResult:
         """Read one page. ``now``: when it was read, in Unix seconds, to judge the timestamps of samples by; ``None`` =
         they are not looked at.
         """
         self._now, self._untimely = now, 0
         # What no server can have sent (half a surrogate pair, from a recording) would come out as a name that cannot be
         # printed.
-        raw = text if isinstance(text, bytes) else text.encode(errors="replace")
+        raw = text.encode(errors="replace") if isinstance(text, str) else text
         if raw.count(b"\n") > MAX_LINES:
             return ScanResult(error=TOO_LARGE)
         self._most_bytes = self._bounds.remembered.allowed(self)
@@ -130,7 +130,7 @@ class Scanner:
             self._forget()
         self._bounds.remembered.use(self, self._remembered_bytes)
 
-    def _scan_lines(self, raw: bytes) -> tuple[list[float | None], int]:
+    def _scan_lines(self, raw: PageText) -> tuple[list[float | None], int]:
         """The values by slot and the number of bad lines, part by part: all lines at once are twice the page."""
         values: list[float | None] = [None] * len(self._layout.ceilings)
         bad_lines = start = 0
@@ -207,7 +207,7 @@ class Scanner:
             self._line_bytes += getsizeof(key) + _ENTRY_BYTES
 
 
-def _why_no_engines(text: bytes) -> str:
+def _why_no_engines(text: PageText) -> str:
     start = text[:1024].decode(errors="replace").lstrip()
     if not start and not text.strip():
         return EMPTY
@@ -222,7 +222,7 @@ def _why_no_engines(text: bytes) -> str:
 
 
 def parse_scrape(
-    text: str | bytes | None,
+    text: str | PageText | None,
     *,
     target: str,
     time: float,
@@ -251,7 +251,7 @@ def parse_scrape(
         result = ScanResult(error=EMPTY)
     else:
         result = (scanner or Scanner()).scan(text, time)
-    kept = text.decode(errors="replace") if isinstance(text, bytes) and keep_text else text
+    kept = text.decode(errors="replace") if isinstance(text, bytes | bytearray) and keep_text else text
     return Scrape(
         target=target,
         time=time,

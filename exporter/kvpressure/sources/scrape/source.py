@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, thread_time, time
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kvpressure.model.readings import Scrape
+from kvpressure.model.readings import PageText, Scrape
 from kvpressure.model.reasons import INTERNAL
 from kvpressure.sources.base import Reading, SourceError
 from kvpressure.sources.plugin_metrics import FRESH_SECONDS, PluginMetrics, read_plugin_metrics
@@ -114,13 +114,13 @@ class _Feed:
         self._scanner.close()
         self._bounds.plugin_lines.leave(self)
 
-    def _fetched(self, lease: Reservation) -> tuple[bytes | None, str | None]:
+    def _fetched(self, lease: Reservation) -> tuple[PageText | None, str | None]:
         try:
             return self.fetcher.fetch(lease), None
         except SourceError as failure:
             return None, failure.reason
 
-    def _page(self, text: bytes | None, error: str | None, duration: float | None, keep_text: bool) -> Scrape:
+    def _page(self, text: PageText | None, error: str | None, duration: float | None, keep_text: bool) -> Scrape:
         target = self.target
         lines = 0 if text is None else text.count(b"\nkvpressure:")
         crowded = lines > 0 and lines > self._bounds.plugin_lines.allowed(self)

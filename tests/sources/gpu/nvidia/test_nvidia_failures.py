@@ -86,6 +86,21 @@ def test_attempts_to_repair_become_seldom(start: StartChild) -> None:
     assert 4 <= child.calls()["nvmlInitWithFlags"] <= 7  # at 1, 3, 7, 15, 31 minutes
 
 
+def test_an_attempt_that_falls_due_during_a_reading_is_made_in_the_next_one(start: StartChild) -> None:
+    drift = 0.001
+    healthy = World(gpus=[Gpu(), Gpu()])
+    child = start(healthy)
+    child.gpus()
+    child.set(World(gpus=[Gpu(), Gpu(codes={"all": 15})]))
+    child.advance(1, drift)
+    assert errors(child) == [None, "lost"]
+    child.set(healthy)
+    child.advance(60 - 3 * drift, drift)
+    assert errors(child) == [None, "lost"], "not yet due when this reading began"
+    child.advance(1, drift)
+    assert errors(child) == [None, None]
+
+
 def test_attempts_to_repair_are_soon_again_for_the_next_loss(start: StartChild) -> None:
     healthy, lost = World(gpus=[Gpu(), Gpu()]), World(gpus=[Gpu(), Gpu(codes={"all": 15})])
     child = start(lost)

@@ -176,6 +176,26 @@ def test_driver_is_not_released_under_a_wait_that_hangs(start: StartChild) -> No
     assert "nvmlShutdown" not in child.calls()
 
 
+def test_a_driver_that_could_not_be_released_is_released_the_next_time(start: StartChild) -> None:
+    """It counts how often it was initialised, and finds a lost GPU again only when it was released as often."""
+    gpus = [Gpu(event_types=8), Gpu(event_types=8)]
+    lost = [gpus[0], Gpu(codes={"all": 15})]
+    child = start(World(gpus=gpus, hangs={"nvmlEventSetWait_v2": 60}))
+    child.gpus()
+    child.set(World(gpus=lost, hangs={"nvmlEventSetWait_v2": 60}))
+    child.gpus()
+    child.advance(61)
+    child.gpus()
+    calls = child.calls()
+    assert (calls["nvmlInitWithFlags"], calls.get("nvmlShutdown", 0)) == (2, 0), "not under a wait that hangs"
+    child.set(World(gpus=lost))
+    until(lambda: child.calls().get("nvmlEventSetFree", 0) >= 1)
+    child.advance(121)
+    child.gpus()
+    calls = child.calls()
+    assert (calls["nvmlInitWithFlags"], calls["nvmlShutdown"]) == (3, 2)
+
+
 def test_closing_releases_the_driver(start: StartChild) -> None:
     child = start(World(gpus=[Gpu(gpm=1, sm=1.0, event_types=8)]), nvidia_gpm=True)
     for _ in range(3):

@@ -25,12 +25,14 @@ from tests.sources.gpu.nvml_stub import write
 
 
 class Clock:
-    """A clock that moves only when told."""
+    """A clock that moves only when told, and by ``drift`` seconds each time it is asked."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.drift = 0.0
 
     def __call__(self) -> float:
+        self.now += self.drift
         return self.now
 
 
@@ -91,6 +93,7 @@ class Runner:
                 return answer(self.source or self.new({}))
             case "advance":
                 self.clock.now += command["seconds"]
+                self.clock.drift = command["drift"]
                 return {}
             case "calls":
                 return calls()

@@ -64,9 +64,9 @@ class Child:
         gpus: list[dict[str, Any]] = got["gpus"]
         return gpus
 
-    def advance(self, seconds: float) -> None:
-        """Move the source's clock."""
-        self._tell({"op": "advance", "seconds": seconds})
+    def advance(self, seconds: float, drift: float = 0.0) -> None:
+        """Move the source's clock, and let it go on by ``drift`` seconds each time it is asked from now on."""
+        self._tell({"op": "advance", "seconds": seconds, "drift": drift})
 
     def calls(self) -> dict[str, int]:
         """Calls made to the driver so far, by function."""

@@ -12,6 +12,11 @@ class Backoff:
         self._delay = 0.0
         self._due = 0.0
 
+    @property
+    def begun(self) -> bool:
+        """Whether something has failed since all was well."""
+        return self._delay > 0
+
     def wait(self, now: float) -> float:
         """Seconds until the next attempt; 0 = now."""
         return max(0.0, self._due - now)

@@ -73,7 +73,7 @@ class EventWatch:
         self._events = events
         self._wall = wall
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []  # that have not ended, the newest last
 
     def start(self, devices: Iterable[tuple[str, Any]]) -> None:
         """Register (uuid, handle) pairs and wait in a thread. Without event support nothing happens."""
@@ -86,21 +86,18 @@ class EventWatch:
             _free(event_set)
             return
         self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(event_set, uuids, self._stop), name="nvml-events", daemon=True
+        self._threads.append(
+            threading.Thread(target=self._run, args=(event_set, uuids, self._stop), name="nvml-events", daemon=True)
         )
-        self._thread.start()
+        self._threads[-1].start()
 
     def stop(self) -> bool:
-        """Stop waiting. False when the thread hangs in the driver: the library must then not be closed."""
-        if self._thread is None:
-            return True
+        """Stop waiting. False when a thread hangs in the driver: the library must then not be closed."""
         self._stop.set()
-        self._thread.join(1.5 * WAIT_MILLISECONDS / 1000)
-        if self._thread.is_alive():
-            return False
-        self._thread = None
-        return True
+        if self._threads:
+            self._threads[-1].join(1.5 * WAIT_MILLISECONDS / 1000)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return not self._threads
 
     def _run(self, event_set: Any, uuids: Mapping[int, str], stop: threading.Event) -> None:
         while not stop.is_set():

@@ -40,6 +40,7 @@ class Session:
 
     def __init__(self, queries: Queries, clock: Callable[[], float], options: NvidiaOptions, events: EventLog) -> None:
         self.is_open = False
+        self._initialised = 0  # times that the driver was not released; it lets go at the last of as many
         self._queries = queries
         self._clock = clock
         self._options = options
@@ -57,6 +58,7 @@ class Session:
         except pynvml.NVMLError as error:
             raise LibraryDown(codes.reason_of(error.value)) from error
         self.is_open = True
+        self._initialised += 1
         self._driver = self._queries.ask(NODE, "driver", pynvml.nvmlSystemGetDriverVersion).value
         count = self._queries.ask(NODE, "count", pynvml.nvmlDeviceGetCount)
         if count.value is None:
@@ -82,9 +84,11 @@ class Session:
         for device in devices.values():
             device.release()
         try:
-            pynvml.nvmlShutdown()
+            while self._initialised:
+                self._initialised -= 1
+                pynvml.nvmlShutdown()
         except pynvml.NVMLError:
-            return  # the driver went first; there is nothing left to release
+            self._initialised = 0  # the driver went first; there is nothing left to release
 
     def _find(self, index: int, found: dict[str, NvmlDevice], before: dict[str, NvmlDevice]) -> str | None:
         """Add the GPU at ``index`` to ``found``; the reason when that cannot be done."""

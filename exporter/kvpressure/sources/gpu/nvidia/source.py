@@ -202,7 +202,7 @@ class NvidiaSource:
             self._worked = self._worked or None in errors
         if not self._ailing():
             self._repair_again.reset()
-        elif not self._repair_again.wait(self._clock()):
+        elif not self._repair_again.begun:  # an attempt that falls due during this reading is made in the next one
             self._repair_again.failed(self._clock())
 
     def _ailing(self) -> bool:

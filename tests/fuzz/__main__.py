@@ -93,7 +93,8 @@ def write_figures(state: dict[str, Count], document: Path = DOCUMENT) -> None:
         name = path.stem.rpartition("-")[0]
         by_subject[name] = by_subject.get(name, 0) + 1
     written = document.read_text()
-    rows = {row.split(" | ")[0]: row for row in re.findall(r"^\| .*\|$", SECTION.search(written)[0], re.M)}  # type: ignore[index]
+    section = SECTION.search(written)
+    rows = {row.split(" | ")[0]: row for row in re.findall(r"^\| .*\|$", section[0] if section else "", re.M)}
     found = []
     for name, subject in SUBJECTS.items():
         count, about = state.get(name, Count()), f"| {subject.about}"

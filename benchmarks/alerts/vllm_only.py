@@ -53,7 +53,7 @@ def wanted() -> frozenset[str]:
     return frozenset(name for group in groups for rule in group["rules"] for name in _METRIC.findall(rule["expr"]))
 
 
-def scraped(page: Scrape) -> Mapping[str, str]:
+def scraped(page: Scrape, names: frozenset[str]) -> Mapping[str, str]:
     """Series of one recorded answer, with the labels that a scrape adds; none if the server did not answer."""
     if page.error is not None:
         return {}
@@ -61,15 +61,15 @@ def scraped(page: Scrape) -> Mapping[str, str]:
     found = {}
     for line in (page.exposition or "").splitlines():
         sample = _SAMPLE.fullmatch(line.strip())
-        if sample and sample[1] in wanted():
+        if sample and sample[1] in names:
             own = f"{sample[2].rstrip(',')}," if sample[2] else ""
             found[f"{sample[1]}{{{own}{target}}}"] = sample[3]
     return found
 
 
-def scrapes(name: str) -> Series:
-    """What is scraped of the servers of one recording, every ``SCRAPE_SECONDS``."""
-    series = Series()
+def scrapes(name: str, names: frozenset[str] | None = None) -> Series:
+    """What is scraped of the servers of one recording, every ``SCRAPE_SECONDS``: what rules read, or ``names``."""
+    series, names = Series(), wanted() if names is None else names
     last: Mapping[str, str] | None = None
     due: float | None = None
     with Reader(data.RECORDINGS / name, keep_exposition=True) as reader:
@@ -78,7 +78,7 @@ def scrapes(name: str) -> Series:
             while last is not None and due < snapshot.time:
                 series.add_samples(last)
                 due += SCRAPE_SECONDS
-            last = {key: value for page in snapshot.pages for key, value in scraped(page).items()}
+            last = {key: value for page in snapshot.pages for key, value in scraped(page, names).items()}
     series.add_samples(last or {})
     return series
 
@@ -167,7 +167,7 @@ rule_files:
 
 Load it in place of `kvpressure-rules.yaml`, not beside it: the alerts have the same names. With thresholds of your own:
 `kvpressure bundle --source vllm --values site.yaml --out DIR`, which also writes a PrometheusRule, runbooks, routes and the rules' unit tests.
-There is no dashboard for these rules yet.
+A dashboard over the same metrics: [alerts/kvpressure-vllm-only-dashboard.json](../alerts/kvpressure-vllm-only-dashboard.json).
 
 Contents: alerts · what they cannot tell · measured on the recordings
 

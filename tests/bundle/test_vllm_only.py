@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -11,8 +12,10 @@ import yaml
 from benchmarks.accuracy import data
 from benchmarks.alerts import vllm_only
 from benchmarks.alerts.replayed import alerts as full_alerts
+from benchmarks.alerts.series import SCRAPE_SECONDS
 
-from kvpressure.bundle.render import HEADER, VLLM_ONLY, render
+from kvpressure.bundle.dashboards.builder import VARIABLES
+from kvpressure.bundle.render import HEADER, VLLM_ONLY, VLLM_ONLY_BOARD, render
 from kvpressure.bundle.rules import Options
 from kvpressure.bundle.values import BundleValues
 from kvpressure.settings.thresholds import builtin
@@ -146,3 +149,62 @@ def test_the_figures_of_the_page_are_those_of_its_table() -> None:
     assert len(fires) >= vllm_only.GOAL * len(paged)
     missed = page.split("* missed: ", 1)[1].splitlines()[0]
     assert [cell[0] for cell in paged if cell[3] == "-"] == [part.split(" (")[0] for part in missed.split("), ")]
+
+
+# --- the dashboard beside the rules ---------------------------------------------------------------------------------
+
+BOARD = json.loads((ROOT / VLLM_ONLY_BOARD).read_text(encoding="utf-8"))
+PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
+BUSY = "vllm-cpu/d_kv_pressure.jsonl.gz"
+
+
+def expanded(expr: str) -> str:
+    """Everything chosen, and the rate interval that Grafana computes for a scrape every 15 s."""
+    return re.sub(r"\$\w+", ".*", expr.replace("$__rate_interval", "1m")).replace(" @ end()", "")
+
+
+def names_read(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"(?<![\w:])(?:vllm:|http_requests_)\w+", text))
+
+
+def test_every_query_of_the_dashboard_answers_on_a_recorded_server(tmp_path: Path) -> None:
+    queries = [(panel["title"], expanded(target["expr"])) for panel in PANELS for target in panel["targets"]]
+    assert len(queries) > 12
+    series = vllm_only.scrapes(BUSY, names_read(json.dumps(BOARD)) | vllm_only.wanted())
+    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    end = f"{(series.scrapes - 1) * SCRAPE_SECONDS:g}s"
+    document = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": f"{SCRAPE_SECONDS:g}s",
+        "group_eval_order": [group["name"] for group in groups],
+        "tests": [
+            {
+                "interval": f"{SCRAPE_SECONDS:g}s",
+                "input_series": [
+                    {"series": name, "values": values} for name, values in series.between(0, series.scrapes)
+                ],
+                "promql_expr_test": [{"expr": expr, "eval_time": end, "exp_samples": []} for _, expr in queries],
+            }
+        ],
+    }
+    path = tmp_path / "board.yaml"
+    path.write_text(yaml.safe_dump(document, width=1 << 30))
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    output = done.stdout + done.stderr
+    assert "parse error" not in output
+    silent = {title for title, expr in queries if f"expr: {json.dumps(expr)}" not in output}
+    assert silent == {"Failed requests"}, silent  # none fails in this recording
+
+
+def test_the_dashboard_needs_nothing_but_vllm_and_the_recordings_of_its_rules() -> None:
+    text = json.dumps([panel["targets"] for panel in PANELS] + BOARD["templating"]["list"])
+    rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    recorded = {rule["record"] for group in rules["groups"] for rule in group["rules"] if "record" in rule}
+    assert set(re.findall(r"\b(?:engine|pod|workload):\w+:\w+", text)) <= recorded
+    assert not re.search(r"(?<![\w:-])kvpressure_(?!family)\w+", text)
+    assert {variable["name"] for variable in BOARD["templating"]["list"]} == set(VARIABLES) - {"gpu"}
+
+
+def test_the_dashboard_comes_with_the_rules_of_its_source() -> None:
+    files = render(Options(builtin(), source="vllm"))
+    assert json.loads(files["dashboards/kvpressure-vllm-only.json"]) == BOARD

@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from kvpressure.bundle import documents, slo
-from kvpressure.bundle.dashboards import render_dashboards
+from kvpressure.bundle.dashboards import render_dashboards, vllm_only
 from kvpressure.bundle.dashboards.builder import BoardContext
 from kvpressure.bundle.promtests import test_files
 from kvpressure.bundle.rules import (
@@ -30,6 +30,7 @@ from kvpressure.bundle.values import BundleValues
 
 RULES: Final = "alerts/kvpressure-rules.yaml"
 VLLM_ONLY: Final = "alerts/kvpressure-vllm-only-rules.yaml"
+VLLM_ONLY_BOARD: Final = "alerts/kvpressure-vllm-only-dashboard.json"  # not among those that the chart installs
 VLLM_ONLY_NOTE: Final = (
     "Over vLLM's own metrics alone, without the exporter; in place of kvpressure-rules.yaml, not beside it.\n"
     "What it cannot tell: docs/vllm-only.md. Its unit tests: kvpressure bundle --source vllm --out DIR."
@@ -70,7 +71,9 @@ def render(options: Options) -> dict[str, str]:
         files[f"alerts/tests/{name}"] = to_yaml(document, HEADER)
     if options.source == "kvpressure":  # the boards read this exporter's metrics
         for uid, model in render_dashboards(BoardContext(options.thresholds, options.values, alerts)).items():
-            files[f"dashboards/{uid}.json"] = json.dumps(model, indent=2, ensure_ascii=False) + "\n"
+            files[f"dashboards/{uid}.json"] = _json(model)
+    if options.source == "vllm":
+        files[f"dashboards/{vllm_only.UID}.json"] = _vllm_only_board(options, alerts)
     files.update(documents.pages(options, groups))
     if options.source == "kvpressure":
         files = _vllm_only(options) | _objectives(options) | files
@@ -95,7 +98,20 @@ def _vllm_only(options: Options) -> dict[str, str]:
     groups = load_groups(own)
     pages = documents.pages(own, groups)
     runbooks = {name: pages[name] for group in groups for name in map(documents.runbook, group.alerts)}
-    return {VLLM_ONLY: to_yaml(rule_file(groups, values), f"{HEADER}\n{VLLM_ONLY_NOTE}"), **runbooks}
+    return {
+        VLLM_ONLY: to_yaml(rule_file(groups, values), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
+        VLLM_ONLY_BOARD: _vllm_only_board(own, frozenset(alert.name for group in groups for alert in group.alerts)),
+        **runbooks,
+    }
+
+
+def _vllm_only_board(options: Options, alerts: frozenset[str]) -> str:
+    site = BoardContext(options.thresholds, options.values, alerts)
+    return _json(vllm_only.build(site).model(vllm_only.UID, site))
+
+
+def _json(model: Any) -> str:
+    return json.dumps(model, indent=2, ensure_ascii=False) + "\n"
 
 
 def _objectives(options: Options) -> dict[str, str]:

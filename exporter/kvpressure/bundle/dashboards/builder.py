@@ -106,10 +106,12 @@ class PanelGrid:
 
 @dataclass(slots=True)
 class Board:
-    """A board under construction."""
+    """A board under construction. ``source`` is the metric from whose labels its variables are taken."""
 
     title: str
     description: str
+    source: str = "kvpressure_engine_info"
+    gpus: bool = True  # has a variable for GPUs, and annotations from the exporter's containers
     tags: tuple[str, ...] = ("kvpressure",)
     panels: list[Json] = field(default_factory=list)
     layout: PanelGrid = field(default_factory=PanelGrid)
@@ -156,9 +158,9 @@ class Board:
             "liveNow": False,
             "time": {"from": "now-1h", "to": "now"},
             "timepicker": {},
-            "annotations": {"list": [_firing_alerts(), _restarts()]},
+            "annotations": {"list": [_firing_alerts(), *([_restarts()] if self.gpus else [])]},
             "links": [_other_boards(), _link("Runbooks", f"{site.values.runbook_base_url}/README.md")],
-            "templating": {"list": variables()},
+            "templating": {"list": variables(self.source, self.gpus)},
             "panels": self.panels,
         }
 
@@ -169,15 +171,15 @@ class Board:
 VARIABLES: Final = ("datasource", "cluster", "namespace", "model", "pod", "gpu")
 
 
-def variables() -> list[Json]:
+def variables(engines: str, gpus: bool) -> list[Json]:
     """Data source, then cluster, namespace, model, pod and GPU, each narrowed by those before it."""
     where = ('cluster=~"$cluster"', 'namespace=~"$namespace"', 'model_name=~"$model"', 'pod=~"$pod"')
     chain = (
-        ("cluster", "Cluster", "kvpressure_engine_info", "cluster", 0),
-        ("namespace", "Namespace", "kvpressure_engine_info", "namespace", 1),
-        ("model", "Model", "kvpressure_engine_info", "model_name", 2),
-        ("pod", "Pod", "kvpressure_engine_info", "pod", 3),
-        ("gpu", "GPU", "kvpressure_engine_gpu_info", "uuid", 4),
+        ("cluster", "Cluster", engines, "cluster", 0),
+        ("namespace", "Namespace", engines, "namespace", 1),
+        ("model", "Model", engines, "model_name", 2),
+        ("pod", "Pod", engines, "pod", 3),
+        *((("gpu", "GPU", "kvpressure_engine_gpu_info", "uuid", 4),) if gpus else ()),
     )
     source: Json = {
         "name": "datasource",

@@ -1,0 +1,215 @@
+"""The one dashboard over vLLM's own metrics, for who runs no exporter: it shows what the rules beside it judge."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvpressure.bundle.dashboards.builder import (
+    BY_ENGINE,
+    ENGINE,
+    ORANGE,
+    RED,
+    TOP,
+    Board,
+    BoardContext,
+    Json,
+    PanelQuery,
+    column,
+    dashed,
+    steps,
+    table,
+    timeseries,
+)
+from kvpressure.bundle.dashboards.first_screen import COLORED, FIRING, RATIO
+
+UID: Final = "kvpressure-vllm-only"
+PRESENT: Final = "vllm:num_requests_running"
+"""The metric from which the variables are taken: every release of vLLM has it."""
+KV_CACHE: Final = "engine:vllm_kv_cache_used:max"
+PREEMPTIONS: Final = "engine:vllm_preemptions:rate"
+FAILED: Final = "pod:vllm_requests_failed:ratio"
+NO_FINISHED: Final = "no request finished in the last minutes"
+
+
+def build(site: BoardContext) -> Board:
+    """The board, panel by panel."""
+    board = Board(
+        "kvpressure / vLLM only",
+        "KV cache, queue, latency and failures from vLLM's own metrics. Causes and limits need the exporter.",
+        source=PRESENT,
+        gpus=False,
+    )
+    board.row("Engines with the longest queues, and what fires")
+    board.add(_engines(site), 16, 9)
+    board.add(_fires(site), 8, 9)
+    board.row("KV cache and queue")
+    for panel in (_kv_cache(site), _requests(site), _preemptions(site)):
+        board.add(panel, 8, 8)
+    board.row("What users feel")
+    for panel in (_latency(site, "ttft"), _latency(site, "queue"), _latency(site, "inter_token")):
+        board.add(panel, 8, 8)
+    board.row("Throughput and failures")
+    for panel in (_tokens(site), _finished(site), _failed(site)):
+        board.add(panel, 8, 8)
+    return board
+
+
+def _engine(metric: str) -> str:
+    """A gauge or a recording of the chosen engines, one series an engine."""
+    return f"max by ({BY_ENGINE}) ({metric}{{{ENGINE}}})"
+
+
+def _largest(expr: str) -> str:
+    return f"topk({TOP}, {expr})"
+
+
+def _longest_queues(expr: str) -> str:
+    waiting = _engine("vllm:num_requests_waiting").replace("})", "} @ end())")
+    return f"{expr} and on ({BY_ENGINE}) topk({TOP}, {waiting})"
+
+
+def _engines(site: BoardContext) -> Json:
+    values = (
+        ("vllm:num_requests_waiting", "Waiting", ""),
+        (PRESENT, "Running", ""),
+        (KV_CACHE, "KV cache", ""),
+        (PREEMPTIONS, "Preempted/s", "no preemption is counted by this release"),
+        ("engine:vllm_ttft_seconds:p95", "TTFT p95", NO_FINISHED),
+        ("engine:vllm_inter_token_seconds:p95", "Token p95", NO_FINISHED),
+    )
+    names = {f"Value #{chr(ord('A') + index)}": name for index, (_, name, _) in enumerate(values)}
+    return table(
+        site,
+        "Engines",
+        "The KV cache is the largest scrape of the last minute. Why requests wait cannot be told from these metrics.",
+        [PanelQuery(_longest_queues(_engine(metric)), table=True, optional=optional) for metric, _, optional in values],
+        {"model_name": "Model", "pod": "Pod", "engine": "Engine"} | names,
+        [
+            column("KV cache", *RATIO, ("thresholds", steps(site, (RED, "kv_full_ratio"))), COLORED),
+            column("Preempted/s", ("decimals", 2)),
+            column("TTFT p95", ("unit", "s"), ("decimals", 1)),
+            column("Token p95", ("unit", "s"), ("decimals", 2)),
+        ],
+        sort="Waiting",
+        alert="InferenceKVCachePressure",
+    )
+
+
+def _fires(site: BoardContext) -> Json:
+    return table(
+        site,
+        "What fires",
+        "Firing alerts of these rules.",
+        [PanelQuery(f"max by (alertname, severity, pod) ({FIRING})", table=True, optional="nothing fires")],
+        {"alertname": "Alert", "severity": "Severity", "pod": "Pod"},
+        order="severity",
+    )
+
+
+def _kv_cache(site: BoardContext) -> Json:
+    return timeseries(
+        site,
+        "KV cache used",
+        "Largest scrape of the last minute. Peaks between two scrapes are missed.",
+        [PanelQuery(_largest(_engine(KV_CACHE)), "{{pod}} {{engine}}")],
+        "percentunit",
+        steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
+        "InferenceKVCachePressure",
+        top=1,
+    )
+
+
+def _requests(site: BoardContext) -> Json:
+    return timeseries(
+        site,
+        "Requests: waiting, and running (dashed)",
+        "As vLLM's scheduler counts them.",
+        [
+            PanelQuery(_largest(_engine("vllm:num_requests_waiting")), "{{pod}} waiting"),
+            PanelQuery(_longest_queues(_engine(PRESENT)), "{{pod}} running"),
+        ],
+        "short",
+        alert="InferenceEngineStalled",
+        overrides=[dashed("/ running$/")],
+    )
+
+
+def _preemptions(site: BoardContext) -> Json:
+    return timeseries(
+        site,
+        "Preemptions",
+        "Per second. vLLM counts one with the request's next token, so it may come minutes late.",
+        [PanelQuery(_largest(_engine(PREEMPTIONS)), "{{pod}}", optional="no preemption is counted by this release")],
+        "short",
+        alert="InferenceKVCachePressure",
+    )
+
+
+_LATENCIES: Final = {
+    "ttft": ("Time to first token", "ttft_floor_seconds", "InferenceTimeToFirstTokenHigh"),
+    "queue": ("Time in the queue", "queue_floor_seconds", "InferenceQueueTimeHigh"),
+    "inter_token": ("Time between tokens", "inter_token_floor_seconds", "InferenceTokenLatencyHigh"),
+}
+
+
+def _latency(site: BoardContext, phase: str) -> Json:
+    title, threshold, alert = _LATENCIES[phase]
+    recording = f"engine:vllm_{phase}_seconds:p95"
+    return timeseries(
+        site,
+        f"{title}, p95",
+        "Of requests in the last five minutes, by vLLM's buckets.",
+        [PanelQuery(_largest(_engine(recording)), "{{pod}}", optional=NO_FINISHED)],
+        "s",
+        steps(site, (ORANGE, threshold)),
+        alert,
+    )
+
+
+def _rate(metric: str, by: str) -> str:
+    return f"topk({TOP}, sum by ({by}) (rate({metric}{{{ENGINE}}}[$__rate_interval])))"
+
+
+def _tokens(site: BoardContext) -> Json:
+    return timeseries(
+        site,
+        "Tokens/s: generated, and prompt (dashed)",
+        "By pod. Prompt tokens include those that the prefix cache had.",
+        [
+            PanelQuery(_rate("vllm:generation_tokens_total", "namespace, pod"), "{{pod}} generated"),
+            PanelQuery(_rate("vllm:prompt_tokens_total", "namespace, pod"), "{{pod}} prompt"),
+        ],
+        "short",
+        alert="InferenceEngineStalled",
+        overrides=[dashed("/ prompt$/")],
+    )
+
+
+def _finished(site: BoardContext) -> Json:
+    return timeseries(
+        site,
+        "Finished requests, by reason",
+        "Requests per second of all chosen engines.",
+        [PanelQuery(_rate("vllm:request_success_total", "finished_reason"), "{{finished_reason}}")],
+        "reqps",
+        alert="InferenceRequestsFailing",
+    )
+
+
+def _failed(site: BoardContext) -> Json:
+    chosen = 'cluster=~"$cluster",namespace=~"$namespace",pod=~"$pod"'
+    return timeseries(
+        site,
+        "Failed requests",
+        "Share of requests that end with an error or are answered with 5xx, the larger of the two.",
+        [
+            PanelQuery(
+                _largest(f"max by (cluster, namespace, pod) ({FAILED}{{{chosen}}})"),
+                "{{pod}}",
+                optional="hardly any request fails",
+            )
+        ],
+        "percentunit",
+        steps(site, (ORANGE, "rejected_warning_ratio"), (RED, "rejected_critical_ratio")),
+        "InferenceRequestsFailing",
+    )

@@ -40,7 +40,20 @@ from tests.bundle.promql import selectors, walk
 from tests.publish.states import full_engine, full_signals
 
 ALERTS = frozenset(alert.name for group in load_groups(Options(builtin())) for alert in group.alerts)
-UNITS = {"percentunit", "short", "none", "s", "reqps", "decbytes", "bytes", "watt", "cpm", "dateTimeFromNow"}
+UNITS = {
+    "percentunit",
+    "short",
+    "none",
+    "s",
+    "reqps",
+    "decbytes",
+    "bytes",
+    "watt",
+    "celsius",
+    "MHz",
+    "cpm",
+    "dateTimeFromNow",
+}
 SYNTHETIC = {
     "ALERTS",
     "process_cpu_seconds_total",

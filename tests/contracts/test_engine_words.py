@@ -17,6 +17,7 @@ EXEMPT = {
     "engines/other_software.py": "names pages of routers and other servers by their beginnings",
     "bundle/variants.py": "tables of the rule variant that reads vLLM's own series from Prometheus",
     "bundle/dashboards/workload.py": "heatmaps of vLLM's own histograms",
+    "bundle/dashboards/vllm_only.py": "the dashboard over vLLM's own metrics, without the exporter",
 }
 FLAGS_TOO = {"cli", "toolbox/inputs.py"}  # their own options and examples are called like the engine's flags
 

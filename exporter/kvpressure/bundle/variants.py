@@ -32,7 +32,15 @@ EXTERNAL: Final[Mapping[str, tuple[str, ...]]] = {
     "kube_pod_container_status_restarts_total": ("namespace", "pod", "container"),
     "kube_pod_container_status_last_terminated_reason": ("namespace", "pod", "container", "reason"),
     **dict.fromkeys(
-        ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_XID_ERRORS"), _DCGM
+        (
+            "DCGM_FI_DEV_FB_USED",
+            "DCGM_FI_DEV_FB_FREE",
+            "DCGM_FI_DEV_GPU_UTIL",
+            "DCGM_FI_DEV_XID_ERRORS",
+            "DCGM_FI_DEV_GPU_TEMP",
+            "DCGM_FI_DEV_SM_CLOCK",
+        ),
+        _DCGM,
     ),
     **dict.fromkeys(
         (

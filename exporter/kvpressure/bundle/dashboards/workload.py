@@ -501,6 +501,24 @@ def _throughput(site: BoardContext, board: Board) -> None:
             "watt",
             overrides=[dashed("/ limit$/")],
         ),
-        12,
         8,
+        8,
+    )
+    board.add(_of_dcgm(site, "Temperature", "Of the die.", "GPU_TEMP", "celsius"), 8, 8)
+    board.add(
+        _of_dcgm(site, "Clock of the multiprocessors", "Falls while clocks are reduced.", "SM_CLOCK", "suffix:MHz"),
+        8,
+        8,
+    )
+
+
+def _of_dcgm(site: BoardContext, title: str, about: str, field: str, unit: str) -> Json:
+    """A field of NVIDIA's own exporter, which this one does not read a second time."""
+    expr = f'max by (cluster, uuid) (label_replace(DCGM_FI_DEV_{field}{{UUID=~"$gpu"}}, "uuid", "$1", "UUID", "(.+)"))'
+    return timeseries(
+        site,
+        title,
+        f"{about} From the DCGM exporter, where it is scraped.",
+        [PanelQuery(worst_gpus(expr), "{{uuid}}", optional="the DCGM exporter is not scraped")],
+        unit,
     )

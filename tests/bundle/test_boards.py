@@ -50,7 +50,7 @@ UNITS = {
     "bytes",
     "watt",
     "celsius",
-    "MHz",
+    "suffix:MHz",
     "cpm",
     "dateTimeFromNow",
 }

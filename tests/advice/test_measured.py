@@ -47,11 +47,11 @@ def limit() -> list[str]:
 
 
 def cut() -> list[str]:
-    assert abs(told(QUARTER)["time"]) <= 3  # "the same engine time"
+    assert abs(told(QUARTER)["time"]) <= 3  # "engine time stayed the same"
     assert abs(told(HALF)["time"]) <= 3
     return [
-        f"left {told(QUARTER)['left']} of {told(QUARTER)['before']} preemptions",
-        f"50 % left {told(HALF)['left']},",
+        f"{told(QUARTER)['left']} of {told(QUARTER)['before']} preemptions remained",
+        f"50 % below: {told(HALF)['left']}.",
     ]
 
 

@@ -79,6 +79,7 @@ WRONG = {
     "said_twice": [Text("x", f"{PAGE}\n\n{PAGE}", "page"), Text("x", f"{PAGE}\n\n* {PAGE}", "shown")],
     "mixed_units": [Text("x", "3.3 GB are short\n\nof 80 GiB", "page")],
     "allowed_twice": [Text("x", "7 is wrong; allowed: 1; allowed: 2", "message")],
+    "reworded": [Text("x", f"Note: {before}") for before, _ in style.REWORDED],
     "placeholders": [
         Text("x", "see [the runbook](https://docs.example.com/runbook)", "page"),
         Text("x", "http://grafana.example/d/7"),

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tests.helpers.prose import sentences
@@ -144,6 +145,21 @@ def allowed_twice(text: Text) -> Iterator[Finding]:
         yield Finding("two allowed", text.where, text.text, "one list of what is allowed")
 
 
+REWORDED: Final[tuple[tuple[str, str], ...]] = tuple(
+    (before, after)
+    for line in (Path(__file__).parents[1] / "docs/reworded.tsv").read_text(encoding="utf-8").splitlines()
+    for before, _, after in [line.partition("\t")]
+)
+"""Sentences that readers misread or had to read twice, and what replaced them."""
+
+
+def reworded(text: Text) -> Iterator[Finding]:
+    """A sentence that was misread once."""
+    for before, after in REWORDED:
+        if before in text.text:
+            yield Finding("misread before", text.where, before, f"write {after!r}")
+
+
 _PLACEHOLDER: Final = re.compile(
     r"https?://(?:[\w-]+\.)*(?:example(?:\.(?:com|org|net))?|invalid|your-[\w.-]+)(?=[/:\s)\"'>?]|$)"
 )
@@ -166,6 +182,7 @@ RULES: Final[tuple[Callable[[Text], Iterator[Finding]], ...]] = (
     said_twice,
     mixed_units,
     allowed_twice,
+    reworded,
     placeholders,
 )
 

@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any, Final
@@ -155,7 +156,8 @@ def helps() -> Iterator[Text]:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
             main([*filter(None, [command]), "--help"])
         text = re.sub(r"\Ausage:.*?\n\n", "", out.getvalue(), flags=re.S)
-        text = re.sub(r"^ +kvpressure .*?$|^ +(?:-\w, )?--[\w.-]+(?: [A-Z{\[]\S*)*$", "", text, flags=re.M)
+        text = re.sub(r"^ +kvpressure .*?$", "", text, flags=re.M)
+        text = re.sub(r"^ +(?:-\w, )?--[\w.-]+(?: [A-Z{\[]\S*)*(?=$|  )", "\n\n", text, flags=re.M)
         yield Text(f"{command} --help", re.sub(r"\n {2,4}(?=\S)|\n {5,}(?=\S+ {2,})", "\n\n", text), "help")
 
 
@@ -177,32 +179,53 @@ def _shown(node: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, re.sub(r"\$\{?\w+(?::\w+)?\}?", "7", node)
 
 
-def messages() -> Iterator[Text]:
-    """Strings in the code that are sentences: errors, logs, output. Docstrings and declarations are elsewhere."""
+def messages(named: bool = False) -> Iterator[Text]:
+    """Strings in the code that are sentences: errors, logs, output. Docstrings and declarations are elsewhere.
+    ``named``: what is filled in is shown by its name in braces, else as a 7.
+    """
     for path in sorted(path for folder in _SOURCES for path in (ROOT / folder).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         quoted = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in ast.walk(tree):
-            text = _literal(node) if id(node) not in quoted | inside else None
+            text = _literal(node, named) if id(node) not in quoted | inside else None
             if text is not None and _is_sentence(text):
                 yield Text(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", text, "message")
+
+
+# A pattern, PromQL, a template, a shell command or XML.
+_CODE: Final = (
+    r"[{(\[]\?|\\[bswd]|\n  |function |(?:by|on) \(|topk\(|\{\{|^<|\| grep"
+    r"|^(?:kubectl|journalctl|systemctl|dmesg|curl|for p) "
+)
 
 
 def _is_sentence(text: str) -> bool:
     """Whether a string is prose: no pattern, no code of another language, no help (see ``helps``), no
     message of the C library.
     """
-    code = re.search(r"[{(\[]\?|\\[bswd]|\n  |function |by \(", text) or text == "Name or service not known"
+    code = re.search(_CODE, text) or text == "Name or service not known"
     return not code and len(re.findall(r"[a-z]{2,}", text)) > 3
 
 
-def _literal(node: ast.AST) -> str | None:
+def _literal(node: ast.AST, named: bool) -> str | None:
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else _hole(part, named) for part in node.values
+        )
     return None
+
+
+def _hole(part: ast.expr, named: bool) -> str:
+    """What is filled into a string: ``{the last name of the expression}``, so that a reader can judge the sentence."""
+    names = [
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(part)
+        if isinstance(node, ast.Attribute | ast.Name)
+    ]
+    return f"{{{names[0]}}}" if named and names else "7"
 
 
 def rendered(files: int = 14) -> Iterator[Text]:
@@ -252,7 +275,7 @@ def _quoted(text: str) -> str:
 
 def everything() -> Iterator[Text]:
     """All of it."""
-    for gather in (pages, rules, declarations, helps, dashboards, messages, rendered):
+    for gather in (pages, rules, declarations, helps, dashboards, partial(messages, named=True), rendered):
         yield from gather()
 
 

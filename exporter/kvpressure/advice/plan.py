@@ -31,14 +31,14 @@ MAX_REJECTED: Final = 0.1  # of all requests: caps at the p95 of prompts and of 
 _FULL: Final = 0.9  # share of the cache that capped requests may want together
 
 MEASURED: Final = {
-    "caps": "24 preemptions instead of 40 and 57 % less engine time, with 60 of 72 requests let in",
-    "limit": "half the limit that was set, still above what ran at once, left 40 of 40 preemptions",
+    "caps": "24 preemptions instead of 40, 57 % less engine time; 60 of 72 requests admitted",
+    "limit": "half of the limit, still above the running requests: 40 of 40 preemptions remained",
     "cut": (
-        "25 % below what ran at once left 28 of 40 preemptions, 50 % left 5, for the same engine time and the same"
-        " queue"
+        "25 % below the running requests: 28 of 40 preemptions remained; 50 % below: 5. Engine time and queue stayed"
+        " the same"
     ),
     "pool": "a KV pool 30 % smaller took 18 % more engine time and 50 preemptions instead of 40",
-    "watermark": "5 preemptions instead of 40 and 5 % less engine time, without knowing how long requests are",
+    "watermark": "5 preemptions instead of 40 and 5 % less engine time, at any request length",
 }
 """What each step did to the same overload of a real vLLM, from ``docs/mitigations.md``; a test holds the
 figures together.

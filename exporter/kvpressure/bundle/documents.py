@@ -107,7 +107,10 @@ def mutation(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 def title(alert: Alert) -> str:
     """The summary of an alert with its labels and value as names in braces."""
-    text = re.sub(r"\{\{ \$labels\.(\w+)[^}]*\}\}", r"{\1}", alert.levels[0].summary)
+    where = re.sub(
+        r"\{\{ with [^}]*\}\}.*?\{\{ end \}\}", "", alert.levels[0].summary
+    )  # said only where a label is set
+    text = re.sub(r"\{\{ \$labels\.(\w+)[^}]*\}\}", r"{\1}", where)
     return re.sub(r"\{\{ [^}]*\$value[^}]*\}\}", "{value}", text)
 
 

@@ -384,7 +384,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "an average prompt does not fit",
         lambda v: _blocked(v, v.s.context.prompt_mean),
         f"an average prompt does not fit into the KV cache: {_ROOM}",
-        f"an average prompt fits into the KV cache: {_ROOM}",
+        f"no prompt of average length is held up by the KV cache: {_ROOM}",
         f"average prompt against free KV cache: unknown ({_ROOM})",
     ),
     Fact(
@@ -544,7 +544,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "queue short",
         _short,
         "the queue is short: {mean_queue}",
-        "the queue is not short: {mean_queue}",
+        "no short queue: {mean_queue}",
         "queue time: unknown ({queue})",
     ),
     Fact(
@@ -785,7 +785,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: v.gpu.starved,
         "GPU starved: {gpu} (starved below {starved})",
         "GPU not starved: {gpu} (starved below {starved})",
-        "GPU activity: unknown ({gpu})",
+        "GPU activity: unknown ({gpu_known})",
     ),
     Fact(
         "gpu_saturated",
@@ -793,7 +793,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: v.gpu.saturated,
         "GPU saturated: {gpu}",
         "GPU not saturated: {gpu}",
-        "GPU saturation: unknown ({gpu})",
+        "GPU saturation: unknown ({gpu_known})",
     ),
     Fact(
         "gpu_works",
@@ -801,7 +801,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: v.gpu.works,
         "GPU working hard: {gpu}",
         "GPU not working hard: {gpu}",
-        "GPU load: unknown ({gpu})",
+        "GPU load: unknown ({gpu_known})",
     ),
     Fact(
         "gpu_computes",
@@ -809,7 +809,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: v.gpu.computes,
         "GPU computing at its peak: {gpu}",
         "GPU not computing at its peak: {gpu}",
-        "GPU compute: unknown ({gpu})",
+        "GPU compute: unknown ({gpu_known})",
     ),
     Fact(
         "gpu_utilization_low",
@@ -817,7 +817,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: v.gpu.low,
         "GPU utilization low: {gpu}",
         "GPU utilization not low: {gpu}",
-        "GPU utilization: unknown ({gpu})",
+        "GPU utilization: unknown ({gpu_known})",
     ),
     Fact(
         "gpu_idle",
@@ -825,7 +825,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         lambda v: v.gpu.idle,
         "GPU idle: {gpu}",
         "GPU not idle: {gpu}",
-        "GPU activity: unknown ({gpu})",
+        "GPU activity: unknown ({gpu_known})",
     ),
     Fact(
         "gpu_unseen",
@@ -1077,6 +1077,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "stalled_from": lambda v: number(v.t["stalled_seconds"]),
     "patience": lambda v: number(v.t["prefill_patience_seconds"]),
     "gpu": lambda v: v.gpu.text(),
+    "gpu_known": lambda v: v.gpu.known(),
     "starved": lambda v: percent(v.t["gpu_starved_ratio"]),
     "throttled": lambda v: percent(v.s.host.cpu_throttled_ratio),
     "contended": lambda v: percent(v.s.host.cpu_pressure_ratio),

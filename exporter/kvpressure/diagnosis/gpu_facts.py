@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvpressure.diagnosis.numbers import percent
 from kvpressure.model.signals import NO_ACTIVITY, PROFILING, ComputeSignals
 from kvpressure.settings.thresholds import Thresholds
+
+_NONE: Final = "no GPU mapped to this pod, or none readable"
 
 
 class GpuFacts:
@@ -32,9 +36,14 @@ class GpuFacts:
             self.idle = _of_some(low <= still, high <= still)
             self.starved = _of_some(low < t["gpu_starved_ratio"], self.starved)
             self.saturated = _of_some(self.saturated or high >= busy, low >= busy)
-        if gpu.gpus_of_others:  # what the card does is at most what this engine does on it, and may be none of it
+        if gpu.gpus_of_others:  # this engine's activity is at most the GPU's, and may be 0
             self.starved, self.low, self.idle = self.starved or None, self.low or None, self.idle or None
             self.saturated, self.works = (False if said is False else None for said in (self.saturated, self.works))
+
+    def known(self) -> str:
+        """What is known where it does not decide: the numbers that there are, or why there are none."""
+        text = self.text()
+        return text if text.startswith(_NONE) else f"only {text} is known"
 
     def text(self) -> str:
         """The numbers that there are."""
@@ -50,11 +59,11 @@ class GpuFacts:
         return text
 
 
-def _of_some(any_card: bool | None, every_card: bool | None) -> bool | None:
-    """What holds for the cards of one engine, if nobody says which of all these they are."""
-    if every_card:
+def _of_some(any_gpu: bool | None, every_gpu: bool | None) -> bool | None:
+    """What holds for the GPUs of one engine, where it is unknown which of these they are."""
+    if every_gpu:
         return True
-    return None if any_card else any_card
+    return None if any_gpu else any_gpu
 
 
 def _at_least(value: float | None, level: float) -> bool:
@@ -75,8 +84,8 @@ def _activity(gpu: ComputeSignals, t: Thresholds) -> tuple[bool | None, bool | N
             gpu.tensor_activity >= t["tensor_busy_ratio"] or _at_least(gpu.dram_activity, t["dram_busy_ratio"]),
         )
     used, power, work = gpu.gpu_utilization, gpu.power_ratio, gpu.estimated_peak_ratio
-    busiest_card = used if gpu.gpu_utilization_high is None else gpu.gpu_utilization_high
-    starved = None if busiest_card is None else busiest_card < t["gpu_starved_ratio"]
+    busiest_gpu = used if gpu.gpu_utilization_high is None else gpu.gpu_utilization_high
+    starved = None if busiest_gpu is None else busiest_gpu < t["gpu_starved_ratio"]
     if used is None and (_at_least(power, t["power_starved_ratio"]) or _at_least(work, t["gpu_starved_ratio"])):
         starved = False
     saturated = None if used is None and power is None else False
@@ -101,7 +110,7 @@ def _text(gpu: ComputeSignals) -> str:
         (gpu.estimated_peak_ratio, "estimated work {} of the GPU's peak"),
     )
     text = ", ".join(form.format(percent(value)) for value, form in parts if value is not None)
-    return text or "no GPU mapped to this pod, or none readable"
+    return text or _NONE
 
 
 def _works(gpu: ComputeSignals, t: Thresholds) -> bool | None:

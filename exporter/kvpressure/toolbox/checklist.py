@@ -268,7 +268,7 @@ def _requests(s: Subject) -> Iterator[Item]:
         _REQUESTS,
         "too large requests are rejected, not truncated silently",
         "fail" if truncates else "pass",
-        "a truncated prompt gives a wrong answer that nobody notices",
+        "a truncated prompt gives a wrong answer without an error",
         "truncate_prompt_tokens is set"
         if truncates
         else "vLLM rejects prompts above the context length with 400 "
@@ -336,7 +336,7 @@ def _concurrency(s: Subject) -> Iterator[Item]:
         _CONCURRENCY,
         "max_num_seqs is explicitly set",
         result,
-        "concurrency multiplies KV usage; vLLM's default knows nothing of your requests",
+        "concurrency multiplies KV usage, and vLLM's default does not depend on your requests",
         s.found("max_num_seqs"),
         "" if result == "pass" else advice,
     )
@@ -348,7 +348,7 @@ def _apart(s: Subject) -> Item:
     name, text, why = (
         "separate_long_context",
         "separate deployments for long- and short-context traffic",
-        "one long request takes the room of many short ones",
+        "one long request takes the KV cache of many short ones",
     )
     if s.seen is not None and s.seen.bimodal_prompts is not None:
         return Item(
@@ -374,13 +374,13 @@ def _apart(s: Subject) -> Item:
         why,
         f"deployments of the same model with max_model_len {sorted(n for n in lengths if n)}"
         if apart
-        else "one deployment of this model; the traffic tells (prompt_lengths_bimodal of the exporter)",
+        else "one deployment of this model; see the exporter's prompt_lengths_bimodal for its traffic",
     )
 
 
 def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> Item:
     name, text = "concurrency_from_memory", "concurrency is derived from GPU memory"
-    why = "scaling replicas does not fix the pressure inside each replica"
+    why = "more replicas do not fix the pressure inside each replica"
     refused = _refused(s)
     if refused is not None and s.seen is None:
         return Item(
@@ -602,7 +602,7 @@ def _now(s: Subject) -> Iterator[Item]:
             _NOW,
             f"no {name.replace('_', ' ')}",
             result,
-            "what goes wrong now is a limit that was missing",
+            "a failure that happens now points at a missing limit",
             "not seen" if value is None else "holds now" if value else "does not hold",
             "kvpressure diagnose tells more" if value else "",
         )
@@ -620,7 +620,7 @@ def _reviewable(s: Subject) -> Iterator[Item]:
             ", ".join(f"{s.flag(name)} (did you mean {s.flag(meant)}?)" for name, meant in misspelt.items()),
             ", ".join(s.flag(meant) for meant in misspelt.values()),
         )
-    why = "undeclared intent leads to rediscovering limits during incidents"
+    why = "limits that nobody wrote down are rediscovered during incidents"
     for name, text, limits in (
         ("token_limits_documented", "token limits are documented", ("max_model_len",)),
         (

@@ -86,7 +86,7 @@ def _oom_with_few(engine: EngineView, events: Mapping[str, int] | None, t: Thres
         "out of memory with few requests",
         present,
         text,
-        "long context was not accounted for",
+        "the limits do not account for long contexts",
         "lower max_num_seqs or max_model_len"
         + ("" if length is None else f" (to {length:.0f})")
         + "; check max_tokens in the requests",

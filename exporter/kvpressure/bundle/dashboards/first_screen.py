@@ -240,7 +240,7 @@ def _why(site: BoardContext) -> Json:
         site,
         "Why: evidence about the worst engine",
         about,
-        [PanelQuery(reasons_of_the_worst(), table=True, optional="nothing is wrong, or too little is known")],
+        [PanelQuery(reasons_of_the_worst(), table=True, optional="nothing to do, or too many inputs are unknown")],
         {"pod": "Pod", "Value": "Now", "reason": "Evidence"},
         overrides,
         order="reason",

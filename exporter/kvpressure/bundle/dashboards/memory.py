@@ -58,7 +58,7 @@ def _tiles(site: BoardContext) -> list[Json]:
         stat(
             site,
             "KV cache",
-            "Fullest KV cache of the last minute of samples.",
+            "Highest KV cache usage of the last minute.",
             f"max({engine('kv_cache_used_ratio_max')})",
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
@@ -67,7 +67,7 @@ def _tiles(site: BoardContext) -> list[Json]:
         stat(
             site,
             "Full in",
-            "Shortest time to a full cache at the present slope.",
+            "Shortest time until a KV cache is full at the present rate.",
             f"min({engine('kv_cache_seconds_to_full')})",
             "s",
             steps(site, (YELLOW, "kv_seconds_to_full_warning"), base=RED),

@@ -185,7 +185,7 @@ def _reasons(site: BoardContext) -> Json:
         site,
         "Reasons for the verdict",
         "What supported the verdict of the engine in most trouble, while it did. The numbers are on the first screen.",
-        [PanelQuery(worst(there, 1), "{{pod}} {{reason}}", optional="nothing is wrong, or too little is known")],
+        [PanelQuery(worst(there, 1), "{{pod}} {{reason}}", optional="nothing to do, or too many inputs are unknown")],
         texts(v1=("true", "text")),
         colors,
     )

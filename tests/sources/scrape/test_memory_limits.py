@@ -48,6 +48,20 @@ def test_one_alone_may_have_everything_and_two_half_each_at_least():
     assert share.allowed("b") == 10
 
 
+def test_the_first_leaves_what_is_kept_for_each_of_the_others():
+    """Else 64 targets take the total, which the first has, and 63 times the least: twice as much as is shared."""
+    users = range(64)
+    share = FairShare(1000, each=15, kept=15)
+    for user in users:
+        share.join(user)
+    for user in users:
+        share.use(user, share.allowed(user))
+    assert sum(share._used.values()) <= 64 * 15 + (1000 - 64 * 15)
+    alone = FairShare(1000, each=15, kept=15)
+    alone.join("one")
+    assert alone.allowed("one") == 1000
+
+
 def test_what_has_left_uses_nothing():
     share = FairShare(10)
     share.use("gone", 7)

@@ -32,12 +32,15 @@ REMEMBERED_EACH: Final = 256 * 1024  # what every scanner may have of it at leas
 class FairShare:
     """An amount that several users share: each may have an equal part at least, and what the others leave unused.
 
-    ``each`` is the least that anybody gets, however many there are. Safe to use from several threads.
+    ``each`` is the least that anybody gets, however many there are; ``kept`` is left for each of those who have not
+    come yet. Where both are the same, the first cannot take all and the others their least on top. Safe to use from
+    several threads.
     """
 
-    def __init__(self, total: int, each: int = 1) -> None:
+    def __init__(self, total: int, each: int = 1, kept: int = 0) -> None:
         self._total = total
         self._each = each
+        self._kept = kept
         self._used: dict[object, int] = {}
         self._lock = threading.Lock()
 
@@ -60,7 +63,7 @@ class FairShare:
     def allowed(self, user: object) -> int:
         """The most that ``user`` may have now."""
         with self._lock:
-            others = sum(self._used.values()) - self._used.get(user, 0)
+            others = sum(max(used, self._kept) for other, used in self._used.items() if other is not user)
             return max(self._each, self._total // max(1, len(self._used)), self._total - others)
 
 
@@ -120,5 +123,5 @@ class ScrapeLimits:
         self.scanning = threading.Lock()
         self.scans = threading.Semaphore(SCANS)
         self.engines = FairShare(MAX_ENGINES)
-        self.remembered = FairShare(REMEMBERED_BYTES, REMEMBERED_EACH)
+        self.remembered = FairShare(REMEMBERED_BYTES, REMEMBERED_EACH, REMEMBERED_EACH)
         self.plugin_lines = FairShare(PLUGIN_LINES, PLUGIN_LINES_EACH)

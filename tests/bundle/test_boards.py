@@ -59,7 +59,16 @@ SYNTHETIC = {
     "process_cpu_seconds_total",
     "process_resident_memory_bytes",
 }  # Prometheus' own, every Python exporter's
-VLLM = {f"vllm:request_{name}_bucket" for name in ("prompt_tokens", "generation_tokens", "params_max_tokens")}
+VLLM = {
+    f"vllm:request_{name}_bucket"
+    for name in (
+        "prompt_tokens",
+        "generation_tokens",
+        "params_max_tokens",
+        "prefill_time_seconds",
+        "decode_time_seconds",
+    )
+}
 BUCKETS = {f"{metric.full_name}_bucket" for metric in METRICS if metric.kind == "histogram"}
 SITE = BoardContext(builtin(), BundleValues(), ALERTS)
 BOARDS = render_dashboards(SITE)

@@ -409,6 +409,27 @@ def _latency(site: BoardContext, board: Board) -> None:
         8,
         8,
     )
+    board.add(
+        timeseries(
+            site,
+            "Prefill and decode time, p95",
+            "Of finished requests of the chosen model (of several: the one in most trouble), by vLLM's buckets.",
+            [
+                PanelQuery(_p95(f"request_{phase}_time_seconds"), phase, optional=VLLM_BUCKETS)
+                for phase in ("prefill", "decode")
+            ],
+            "s",
+            alert="InferenceTimeToFirstTokenHigh",
+        ),
+        8,
+        8,
+    )
+
+
+def _p95(name: str) -> str:
+    """p95 of a histogram of vLLM's own for the chosen model."""
+    rate = worst_model(f'rate(vllm:{name}_bucket{{model_name=~"$model"}}[$__rate_interval])')
+    return f"histogram_quantile(0.95, sum by (le) ({rate}))"
 
 
 def _throughput(site: BoardContext, board: Board) -> None:

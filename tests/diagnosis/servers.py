@@ -117,7 +117,7 @@ class _Engine:
         self.histograms |= {r.INTER_TOKEN: _Histogram((0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, inf))}
         self._begun = 0.0
 
-    def step(self, seconds: float, now: dict[str, float | None]) -> EngineReading:
+    def step(self, seconds: float, now: dict[str, float | None], absent: Sequence[str] = ()) -> EngineReading:
         def of(name: str, missing: float = 0.0) -> float:
             value = now.get(name)
             return missing if value is None else value
@@ -165,7 +165,7 @@ class _Engine:
             self.number,
             gauges,
             dict(counters),
-            {name: item.reading() for name, item in self.histograms.items()},
+            {name: item.reading() for name, item in self.histograms.items() if name not in absent},
             config,
         )
 
@@ -195,6 +195,7 @@ def play(
     neighbour: bool = False,
     used: Value = 74.0,
     own: Value = None,
+    absent: Sequence[str] = (),
     **values: Value,
 ) -> Played:
     """Play a server for that many ticks of ``step`` seconds and tell what was said of its first engine.
@@ -202,13 +203,14 @@ def play(
     ``cards``: NVML utilization of each GPU of the pod; ``card``: further fields of each. ``others``: further engines on
     the page. ``host``: fields of the container, as totals. ``page``: values of the whole page. ``neighbour``: another
     pod has slices of the cards. ``used``: GiB of each card, ``own``: those that the driver says are the pod's.
+    ``absent``: histograms that the page lacks.
     """
     engines = [_Engine(str(number)) for number in range(1 + len(others))]
     pipeline, played = Pipeline(), Played()
     for i in range(seconds):
         t = 1000.0 + i * step
         readings = tuple(
-            engine.step(step, _at(i, {"deferred": 0.0} | kind))
+            engine.step(step, _at(i, {"deferred": 0.0} | kind), absent)
             for engine, kind in zip(engines, (values, *others), strict=True)
         )
         gpus = tuple(

@@ -108,6 +108,7 @@ def test_a_queue_that_only_unmoving_gauges_show_is_no_sure_stall(sign, confident
     """A load test aborted all at once leaves running and waiting gauges behind for ever."""
     said = play(60, **STUCK | {"cards": ()} | sign)
     assert (said.verdict, said.confidence >= CONFIDENT) == ("stalled", confident)
+    assert said.last.conditions["metrics_frozen"] is (None if confident else True)
 
 
 def test_blocks_in_use_with_nothing_running_are_never_called_free():
@@ -340,6 +341,22 @@ def test_time_lost_outside_the_engine_is_the_host():
     assert play(60, cards=(), **outside).verdict == "host_bound"
     assert not play(60, cards=(), **outside).confidently(5)
     assert play(60, cards=(), **CALM | {"outside": 1.0}).verdict == "healthy"
+
+
+def test_requests_that_wait_for_tokens_outside_the_engine_are_the_host():
+    """Images are prepared in front of the engine: 30 s to the first token of two requests a second, five in flight."""
+    slow = CALM | {"finished": 2.0, "queue": 0.0, "prefill": after(300, 0.5, 30.0)}
+    said = play(500, cards=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **slow)
+    assert said.verdict == "host_bound"
+    assert not said.confidently(400)
+    inside = slow | {"running": after(300, 5.0, 65.0)}
+    assert play(500, cards=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **inside).verdict == "healthy", "they run"
+    few = slow | {"finished": 0.05}
+    assert play(500, cards=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **few).verdict == "healthy", (
+        "one request at a time"
+    )
+    young = play(100, cards=(), absent=(r.QUEUE, r.E2E, r.INFERENCE), **slow | {"prefill": 30.0})
+    assert young.verdict == "healthy", "what was in flight before is unknown"
 
 
 CROWDED = {"running": 20.0, "waiting": after(20, 0.0, 12.0), "kv": after(20, 0.5, 0.99), "queue": 2.0, "finished": 1.0}

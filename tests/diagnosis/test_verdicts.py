@@ -265,13 +265,13 @@ def test_gauges_left_over_from_clients_that_went_away_are_said_to_be_frozen():
         "activity_level": "utilization_weak",
     }
     found = judge(**stale)
-    assert (found.verdict, found.row) == ("unknown", conditions.FROZEN_ROW)
+    assert (found.verdict, found.row) == ("unknown", conditions.FROZEN_ROWS[0])
     assert judge(**stale | {"http_moved": None}).verdict == "stalled"
     assert judge(**stale | {"gpu_utilization": 1.0}).verdict == "stalled"
     assert judge(**stale | {"connections_dropped": False}).verdict == "stalled", (
         "the clients are still connected: a hang"
     )
-    assert judge(**stale | {"http_moved": None, "connections_dropped": True}).row == conditions.FROZEN_ROW
+    assert judge(**stale | {"http_moved": None, "connections_dropped": True}).row == conditions.FROZEN_ROWS[0]
 
 
 def test_a_long_prefill_is_not_a_stall():
@@ -378,6 +378,9 @@ def test_whatever_is_missing_an_answer_comes_and_never_claims_pressure_without_e
 # --- conditions ---------------------------------------------------------------------------------------------
 
 
+NO_SCRAPE = Finding("unknown", Grade.NOTHING)
+
+
 def evaluate(finding=None, held=None, utilization=None, **values):
     return conditions.evaluate(
         conditions.Moment(signals(**values), finding or Finding("healthy", 0.9), held, None, utilization, None, T)
@@ -443,6 +446,12 @@ def test_conditions_are_the_contracts_names_and_unknown_by_default():
         ),
         ({"gpu_faults": 1}, "gpu_fault", True),
         ({"gpu_faults": 0}, "gpu_fault", False),
+        ({"gpu_faults": 0, "kernel_faults": 1, "restarts_recent": 0.0, **FLOWING}, "gpu_fault", False),
+        ({"gpu_faults": 0, "kernel_faults": 1, "restarts_recent": 1.0, **FLOWING}, "gpu_fault", True),
+        ({"gpu_faults": 0, "kernel_faults": 1, "finding": NO_SCRAPE}, "gpu_fault", True),
+        ({"gpu_faults": 0, "kernel_faults": 1, "finding": NO_SCRAPE, "gpus_of_others": True}, "gpu_fault", None),
+        ({"gpu_faults": 0, "kernel_faults": 1, **FLOWING}, "gpu_fault", None),
+        ({"gpu_faults": 0, "restarts_recent": 1.0, "finding": NO_SCRAPE}, "gpu_fault", False),
         ({"idle_growth_bytes_per_hour": 2.0**30}, "memory_leak_idle", True),
         ({"idle_growth_bytes_per_hour": 2.0**30 - 1}, "memory_leak_idle", False),
     ],
@@ -487,6 +496,20 @@ def test_cache_held_without_load_needs_two_idle_stretches():
     assert held.observe(70, 0.0, 0.4, T) is None
     assert held.observe(130, 0.0, 0.4, T) is True
     assert held.observe(140, 0.0, 0.0, T) is False
+
+
+def test_a_gauge_that_still_moves_while_idle_is_not_left_over():
+    """A KV connector keeps the blocks of finished requests: the engine still steps, and its gauge with it."""
+    moving = HeldCache()
+    said = [moving.observe(t, False, 0.4 + 0.001 * (t // 20), T) for t in range(0, 140, 10)]
+    assert said[:6] == [None] * 6
+    assert said[-1] is True
+    late = HeldCache()
+    assert [late.observe(t, False, 0.45 if t < 20 else 0.4, T) for t in range(0, 3600, 10)] == [None] * 360, (
+        "the last step's value came late, and none after it"
+    )
+    assert moving.observe(150, True, 0.5, T) is None
+    assert moving.observe(160, False, 0.4, T) is None, "again from the beginning"
 
 
 # --- the documented signature -------------------------------------------------------------------------------

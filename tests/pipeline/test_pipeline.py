@@ -316,6 +316,7 @@ def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
         return GpuReading("GPU-1", 0, "nvidia", **more)
 
     owner = GpuOwner("GPU-1", "inference", "chat-0", "vllm")
+    well = ContainerReading("inference", "chat-0", "vllm", restarts=0)
     for readings, expected in (
         ((gpu(xid_errors={13: 1}), gpu(xid_errors={13: 5})), False),
         ((gpu(xid_errors={79: 1}), gpu(xid_errors={79: 2})), True),
@@ -323,8 +324,23 @@ def test_a_lost_gpu_is_a_fault_and_application_xids_are_not():
     ):
         pipeline = Pipeline()
         for i, reading in enumerate(readings):
-            state = pipeline.observe(Snapshot(1000.0 + i, gpus=(reading,), owners=(owner,), pages=(busy(1000.0 + i),)))
+            state = pipeline.observe(
+                Snapshot(1000.0 + i, gpus=(reading,), owners=(owner,), containers=(well,), pages=(busy(1000.0 + i),))
+            )
         assert state.engines[0].diagnosis.conditions["gpu_fault"] is expected
+
+
+def test_an_application_xid_is_a_fault_where_the_engine_went_down_with_it():
+    """A kernel that writes out of range ends the engine: XID 13, then nobody answers. 45 follows the end of any."""
+    owner = GpuOwner("GPU-1", "inference", "chat-0", "vllm")
+    for xids, expected in (({13: 1}, True), ({31: 2}, True), ({45: 1}, False), ({}, False)):
+        pipeline = Pipeline()
+        for i in range(40):
+            reading = GpuReading("GPU-1", 0, "nvidia", xid_errors=xids if i >= 10 else {})
+            answer = busy(1000.0 + i) if i < 10 else failed(1000.0 + i, "refused")
+            state = pipeline.observe(Snapshot(1000.0 + i, gpus=(reading,), owners=(owner,), pages=(answer,)))
+        engine = next(one for one in state.engines if one.key.model_name)
+        assert engine.diagnosis.conditions["gpu_fault"] is expected
 
 
 def test_limits_come_from_arguments_with_their_source():

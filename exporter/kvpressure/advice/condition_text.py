@@ -108,7 +108,7 @@ _NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {
     "restarts": lambda e, _t: f"{number_text(e.signals.host.restarts_recent)} restarts in half an hour",
     "loop_from": lambda _e, t: number_text(t["crash_loop_restarts"]),
     "oom": lambda e, t: oom.text(e.signals, t),
-    "faults": lambda e, _t: number_text(e.signals.gpu_faults),
+    "faults": lambda e, _t: number_text(e.signals.gpu_faults or e.signals.kernel_faults),
     "still": lambda e, _t: seconds_text(e.signals.progress.seconds_still),
     "still_from": lambda _e, t: seconds_text(t["no_progress_seconds"]),
 }

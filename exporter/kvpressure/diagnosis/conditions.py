@@ -7,35 +7,36 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.diagnosis import oom
-from kvpressure.diagnosis.evaluate import Finding
+from kvpressure.diagnosis.evaluate import Finding, Grade
 from kvpressure.extension_points import offered
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
 
-FROZEN_ROW: Final = "No progress: frozen"
+FROZEN_ROWS: Final = ("No progress: frozen", "No progress: stalled or left-over gauges")
 
 
 class HeldCache:
     """Follows KV blocks that stay occupied while nothing runs or waits.
 
     An idle engine makes no step, so its gauge may merely be left over from aborted requests. Only a cache that is
-    held in several idle periods, with load between them, is called held.
+    held in several idle periods, with load between them, is called held, or one whose gauge still moves.
     """
 
-    __slots__ = ("_counted", "_held_stretches", "_idle_since", "_low")
+    __slots__ = ("_counted", "_held_stretches", "_idle_since", "_low", "_moves", "_usage")
 
     def __init__(self) -> None:
         self._idle_since: float | None = None
         self._low: float | None = None
+        self._usage = 0.0
         self._held_stretches = 0
-        self._counted = False
+        self._counted = self._moves = False
 
     def observe(self, t: float, work: bool | None, usage: float | None, thresholds: Thresholds) -> bool | None:
         """Take whether work is present, and the newest usage; the condition now."""
         if work is None or usage is None:
             return None
         if work:
-            self._idle_since, self._low, self._counted = None, None, False
+            self._idle_since, self._low, self._counted, self._moves = None, None, False, False
             return False if self._held_stretches == 0 else None
         if self._idle_since is None or t < self._idle_since:
             self._idle_since, self._low = t, usage
@@ -43,12 +44,14 @@ class HeldCache:
         if self._low < thresholds["kv_held_ratio"]:
             self._held_stretches = 0
             return False
+        before, self._usage = self._usage, usage
         if t - self._idle_since < thresholds["kv_held_seconds"]:
             return None
+        self._moves = self._moves or usage != before
         if not self._counted:
             self._counted = True
             self._held_stretches += 1
-        return True if self._held_stretches >= thresholds["kv_held_stretches"] else None
+        return True if self._moves or self._held_stretches >= thresholds["kv_held_stretches"] else None
 
 
 class Ahead:
@@ -209,7 +212,14 @@ def _out_of_memory(m: Moment) -> bool | None:
 
 
 def _gpu_fault(m: Moment) -> bool | None:
-    return None if m.s.gpu_faults is None else m.s.gpu_faults > 0
+    """Faults of the hardware; of a kernel only where the engine went down with it, for any program may cause one."""
+    s = m.s
+    if s.gpu_faults is None or s.gpu_faults > 0 or not s.kernel_faults:
+        return None if s.gpu_faults is None else s.gpu_faults > 0
+    down = m.finding.grade is Grade.NOTHING or (s.host.restarts_recent or 0.0) > 0
+    if s.compute.gpus_of_others or (not down and s.host.restarts_recent is None):
+        return None
+    return down
 
 
 def prefix_collapsed(s: Signals, t: Thresholds) -> bool | None:
@@ -233,7 +243,7 @@ def _crash_loop(s: Signals, t: Thresholds) -> bool | None:
 
 
 def _frozen(s: Signals, finding: Finding, t: Thresholds) -> bool | None:
-    if finding.row == FROZEN_ROW:
+    if finding.row in FROZEN_ROWS:
         return True
     stuck = s.progress.seconds_without_progress
     if finding.verdict == "stalled" or (stuck is not None and stuck >= t["no_progress_seconds"]):
@@ -335,8 +345,8 @@ BUILT_IN_CONDITIONS: Final = (
         "gpu_fault",
         _gpu_fault,
         "{faults} recent XID events or lost GPUs (threshold 1)",
-        "no recent XID events or lost GPUs",
-        "GPU faults: unknown (no GPU mapped to this pod)",
+        "no recent XID events of the hardware or of this engine, and no lost GPUs",
+        "GPU faults: unknown (no GPU mapped to this pod, or an XID event of any program)",
         "GpuXidError",
         serious=True,
     ),

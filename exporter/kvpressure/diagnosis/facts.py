@@ -895,8 +895,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "outside_engine_time",
         "time lost outside the engine",
         _outside,
-        "{outside} of end-to-end time is spent outside the engine",
-        "only {outside} of end-to-end time is spent outside the engine",
+        "{outside} of the requests' time is spent outside the engine",
+        "only {outside} of the requests' time is spent outside the engine",
         "time outside the engine: unknown (latency histograms missing)",
     ),
     Fact(

@@ -259,7 +259,7 @@ class LatencySignals:
             absent="no finished request in the window",
         )
     )
-    outside_engine_share: float | None = None  # of mean e2e
+    outside_engine_share: float | None = None  # of mean e2e, else of the time to first token, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +439,7 @@ class Signals:
     events_known: bool = False  # a log of this container has been seen
     oom: Mapping[str, float] = field(default_factory=dict)  # what the last out-of-memory text among them says, in bytes
     gpu_faults: int | None = None  # XID and lost-GPU events of its GPUs lately
+    kernel_faults: int = 0  # XID events lately that a kernel of some program on them caused
     dialect: str = ""  # the name of the engine's inference server in ``engines.registry``; "" = unknown
     extra: tuple[object, ...] = ()  # groups that were added to the registry (``signals.registry``)
 

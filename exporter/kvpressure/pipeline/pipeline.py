@@ -388,6 +388,7 @@ class Pipeline:
             own_bytes=tuple(processes.get(gpu.last.uuid) for gpu in windows if gpu.last),
             processes=tuple(processes.values()),
             faults=sum(gpu.recent_faults(now) for gpu in known) if known else None,
+            kernel_faults=sum(gpu.recent_kernel_faults(now) for gpu in known),
         )
 
     def _container_of(self, track: EngineTrack) -> ContainerTrack | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.longest_request import LongestRequest
 from kvpressure.model import ceilings
 from kvpressure.model.arguments import EngineArgs
-from kvpressure.model.gpu_faults import LOST, hardware_faults
+from kvpressure.model.gpu_faults import LOST, hardware_faults, kernel_faults
 from kvpressure.model.isolation import Failure
 from kvpressure.model.readings import ContainerReading, EngineKey, EngineReading, GpuReading, LogLine, Scrape
 from kvpressure.settings.thresholds import Thresholds
@@ -97,31 +97,40 @@ class ContainerTrack:
 class GpuTrack:
     """A GPU: its activity window and the faults seen lately."""
 
-    __slots__ = ("_codes", "_fault_window", "_faults", "failure", "seen_t", "window")
+    __slots__ = ("_codes", "_fault_window", "_faults", "_kernel_faults", "failure", "seen_t", "window")
 
     def __init__(self, thresholds: Thresholds) -> None:
         self.window = GpuWindow()
         self._fault_window = thresholds["gpu_fault_window_seconds"]
         self._codes: Mapping[int, int] | None = None
         self._faults: deque[float] = deque(maxlen=MAX_EVENTS_KEPT)
+        self._kernel_faults: deque[float] = deque(maxlen=MAX_EVENTS_KEPT)
         self.seen_t = float("-inf")
         self.failure: Failure | None = None  # of the last reading
 
     def observe(self, t: float, gpu: GpuReading) -> None:
-        """Take a reading; new errors of the hardware and a lost device are faults."""
+        """Take a reading; new errors of the hardware and a lost device are faults, new errors of kernels faults of
+        their own.
+        """
         self.seen_t, self.failure = t, None
         self.window.observe(t, gpu)
-        before = self._codes or {}
-        for code, count in hardware_faults(gpu).items():
-            if self._codes is not None and count > before.get(code, 0):
-                self._faults.append(t)
+        before = gpu.xid_errors if self._codes is None else self._codes
+        for found, kept in ((hardware_faults, self._faults), (kernel_faults, self._kernel_faults)):
+            kept.extend(t for code, count in found(gpu).items() if count > before.get(code, 0))
         self._codes = dict(gpu.xid_errors)
         if gpu.error in LOST:
             self._faults.append(t)
 
     def recent_faults(self, now: float) -> int:
         """Faults that still count."""
-        return sum(1 for t in self._faults if now - self._fault_window <= t <= now)
+        return self._recent(self._faults, now)
+
+    def recent_kernel_faults(self, now: float) -> int:
+        """Faults of kernels that still count."""
+        return self._recent(self._kernel_faults, now)
+
+    def _recent(self, times: Iterable[float], now: float) -> int:
+        return sum(1 for t in times if now - self._fault_window <= t <= now)
 
 
 class EngineTrack:

@@ -194,6 +194,7 @@ class EngineTracker:
             events_known=around.log.known,
             oom=around.log.oom,
             gpu_faults=around.gpus.faults,
+            kernel_faults=around.gpus.kernel_faults,
         )
 
     def _load(self, around: EngineContext, cache: CacheState) -> LoadSignals:

@@ -16,7 +16,7 @@ from kvpressure.signals.host import ContainerWindow
 class GpuContext:
     """The engine's GPUs. ``others`` = other pods have some of them too: time slices, MPS. ``own_bytes``: of the pod's
     processes on each of ``windows``; ``processes``: the same on each GPU that has some. ``faults`` None = no GPU is
-    known.
+    known; ``kernel_faults`` are those of a program on them.
     """
 
     windows: Sequence[GpuWindow] = ()
@@ -24,6 +24,7 @@ class GpuContext:
     own_bytes: Sequence[int | None] = ()
     processes: Sequence[int] = ()
     faults: int | None = None
+    kernel_faults: int = 0
 
     @property
     def readings(self) -> list[GpuReading]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Final
 
 from kvpressure.model import readings as r
 from kvpressure.model.signals import LatencySignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.context import quantiles
-from kvpressure.signals.window import MINUTE, EngineWindow
+from kvpressure.signals.window import FIVE_MINUTES, MINUTE, TWICE, EngineWindow
 
 PHASES: Final = (("ttft", r.TTFT), ("inter_token", r.INTER_TOKEN), ("e2e", r.E2E), ("queue", r.QUEUE))
 FLOORS: Final = {
@@ -77,6 +78,8 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
         baseline.learn(window.last.t, calm, enough)
     ratios = {phase: p95 / base for phase, p95 in enough.items() if (base := baseline.value(phase)) is not None}
     outside, share = outside_engine(window)
+    if share is None:
+        share = before_engine(window, t)
     return LatencySignals(
         ttft=by_phase.get("ttft", {}),
         inter_token=by_phase.get("inter_token", {}),
@@ -100,3 +103,24 @@ def outside_engine(window: EngineWindow) -> tuple[float | None, float | None]:
     whole, queued, computed = sums
     outside = max(0.0, whole - queued - computed)
     return outside / count, outside / whole
+
+
+def before_engine(window: EngineWindow, t: Thresholds) -> float | None:
+    """Least share of the time to first token, over five minutes, in which requests were not in the engine: by Little's
+    law it would have had more in flight. ``None`` where it may have had all of them.
+    """
+    found, lately = window.observed(r.TTFT, FIVE_MINUTES), window.in_flight(MINUTE)
+    if found is None or not found[0].count or not found[0].sum or not lately or window.first_t is None:
+        return None
+    waited, span = found[0].sum, found[1]
+    reach = span + min(FIVE_MINUTES, TWICE * waited / found[0].count)  # what ended in the window began before it
+    if waited / span <= sum(lately) / len(lately) or window.last is None or window.last.t - reach < window.first_t:
+        return None
+    inside = 0.0
+    for before, after in pairwise(window.since(reach)):
+        if before.in_flight is None or after.in_flight is None:
+            return None
+        inside += (after.t - before.t) * max(before.in_flight, after.in_flight)
+    share = 1.0 - inside / waited
+    several = (waited - inside) / span >= t["host_min_requests"]
+    return share if several and share >= t["outside_engine_share_ratio"] else None

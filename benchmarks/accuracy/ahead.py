@@ -19,11 +19,14 @@ APART_SECONDS: Final = 15.0  # warnings less far apart are one
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """One warning. ``lead`` = seconds from it to a full cache or a preemption; None = neither followed."""
+    """One warning. ``lead`` = seconds from it to a full cache or a preemption; None = neither followed. ``peak`` = the
+    highest usage that followed.
+    """
 
     recording: str
     begin: float
     lead: float | None
+    peak: float
 
 
 def warnings(run: Run) -> Iterator[Warned]:
@@ -35,7 +38,8 @@ def warnings(run: Run) -> Iterator[Warned]:
             if (place and t - true[place - 1] <= APART_SECONDS) or any(0 < t - sign <= 60 for sign in signs):
                 continue
             lead = next((sign - t for sign in signs if 0 <= sign - t <= WITHIN_SECONDS), None)
-            yield Warned(run.name, t, lead)
+            followed = [sample.kv or 0.0 for sample in samples if 0 <= sample.t - t <= WITHIN_SECONDS]
+            yield Warned(run.name, t, lead, max(followed, default=0.0))
 
 
 def _signs(samples: Sequence[Sample]) -> Iterator[float]:

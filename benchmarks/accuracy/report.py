@@ -481,10 +481,13 @@ def _ahead(result: Result) -> Iterator[str]:
         f" nothing to warn of. A warning that neither follows within {WITHIN_SECONDS:.0f} s was for nothing.\n"
     )
     yield from table(
-        ["recording", "warned at s", "full after s"],
-        [(one.recording, _seconds(one.begin), _seconds(one.lead)) for one in result.warned],
+        ["recording", "warned at s", "full after s", "highest usage after it"],
+        [(one.recording, _seconds(one.begin), _seconds(one.lead), f"{one.peak:.2f}") for one in result.warned],
     )
-    yield f"\nFor nothing: {sum(one.lead is None for one in result.warned)}."
+    yield (
+        f"\nFor nothing: {sum(one.lead is None for one in result.warned)}."
+        " InferenceKVCacheExhaustionAhead fires on this condition alone."
+    )
 
 
 def _slow(item: Episode) -> bool:

@@ -18,6 +18,7 @@ INCIDENTS = 0.95
 FRESH, FRESH_STRICTLY = 0.95, 0.85
 STRETCHES = 0.90  # of those that nothing was tuned on
 DETECTED_WITHIN_SECONDS = 10.0
+AHEAD_SECONDS, NEARLY = 30.0, 0.95  # a slow ramp is announced so early; what is announced comes at least so near
 SCORED_IN_SECONDS_OF_CPU = 90.0
 
 
@@ -56,6 +57,14 @@ def missed(result: Result) -> list[str]:
     fresh = [c for c in result.captures if c.capture.strict]
     if sum(c.right for c in fresh) < STRETCHES * len(fresh):
         found.append(f"stretches right: {sum(c.right for c in fresh)} of {len(fresh)}")
+    found += [
+        f"{one.recording}: warned at {one.begin:.0f} s, and usage went no higher than {one.peak:.2f}"
+        for one in result.warned
+        if one.lead is None and one.peak < NEARLY
+    ]
+    ramp = [one.lead for one in result.warned if "slow-ramp" in one.recording and one.lead]
+    if not ramp or max(ramp) < AHEAD_SECONDS:
+        found.append(f"slow ramp announced {ramp} s before the cache is full")
     return found
 
 

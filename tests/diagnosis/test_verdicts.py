@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvpressure.advice import limits as advice
 from kvpressure.diagnosis import conditions, signature
-from kvpressure.diagnosis.conditions import BUILT_IN, HeldCache
+from kvpressure.diagnosis.conditions import BUILT_IN, Ahead, HeldCache
 from kvpressure.diagnosis.diagnose import Diagnoser
 from kvpressure.diagnosis.evaluate import Finding, Grade, decide
 from kvpressure.diagnosis.facts import Gathered, Recent, View
@@ -510,6 +510,23 @@ def test_a_gauge_that_still_moves_while_idle_is_not_left_over():
     )
     assert moving.observe(150, True, 0.5, T) is None
     assert moving.observe(160, False, 0.4, T) is None, "again from the beginning"
+
+
+def test_a_forecast_is_taken_back_only_well_above_its_threshold():
+    """The forecast of a ramp that is not even swings around its threshold; one that never went below says nothing."""
+
+    def said(forecasts: list[float | None], verdict: str = "healthy") -> list[bool | None]:
+        ahead = Ahead()
+        return [
+            ahead.observe(signals(time=float(t), kv_used_ratio=0.8, kv_seconds_to_full=seconds), verdict, T)
+            for t, seconds in enumerate(forecasts)
+        ]
+
+    assert said([50.0] * 12 + [90.0] * 9)[10:] == [True] * 11
+    assert said([50.0] * 12 + [121.0])[-1] is False
+    assert said([50.0] * 12 + [None, 90.0])[-2:] == [False, False]
+    assert True not in said([90.0] * 60)
+    assert True not in said([50.0] * 60, "kv_pressure")
 
 
 # --- the documented signature -------------------------------------------------------------------------------

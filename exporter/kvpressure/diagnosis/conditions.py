@@ -56,25 +56,28 @@ class HeldCache:
 
 class Ahead:
     """Follows a cache that fills: true once it has been about to be full for a while, because most rises come to
-    nothing. Under KV pressure nothing is ahead any more.
+    nothing, and until the forecast is well above, because a ramp is not even. Under KV pressure nothing is ahead any
+    more.
     """
 
-    __slots__ = ("_since",)
+    __slots__ = ("_said", "_since")
 
     def __init__(self) -> None:
         self._since: float | None = None
+        self._said = False
 
     def observe(self, s: Signals, verdict: str, thresholds: Thresholds) -> bool | None:
         """Take the newest signals and the published verdict; the condition now."""
         usage, seconds = s.kv.kv_used_ratio, s.kv.kv_seconds_to_full
         near = usage is not None and usage >= thresholds["kv_ahead_ratio"]
-        soon = near and seconds is not None and seconds <= thresholds["kv_seconds_to_full_warning"]
-        if not soon or verdict == "kv_pressure":
-            self._since = None
+        most = thresholds["kv_seconds_to_full_warning"] * (thresholds["kv_ahead_stays_ratio"] if self._said else 1.0)
+        if not near or seconds is None or seconds > most or verdict == "kv_pressure":
+            self._since, self._said = None, False
             return None if usage is None else False
         if self._since is None or s.time < self._since:
             self._since = s.time
-        return s.time - self._since >= thresholds["kv_ahead_seconds"]
+        self._said = s.time - self._since >= thresholds["kv_ahead_seconds"]
+        return self._said
 
 
 @dataclass(frozen=True, slots=True)

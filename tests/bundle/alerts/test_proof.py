@@ -112,6 +112,21 @@ def test_a_server_without_pressure_pages_nobody() -> None:
         assert [item for item in active if item.pages and item.firing] == [], name
 
 
+def test_a_slow_ramp_is_announced_tens_of_seconds_before_the_first_preemption() -> None:
+    """A real vLLM whose cache fills over three minutes without a queue; the first request is preempted at 160 s. As in
+    production, forecasts are evaluated every 30 s.
+    """
+    ramp, quiet = "vllm-cpu-loads/05-slow-ramp.jsonl.gz", "vllm-cpu/c_steady.jsonl.gz"
+    every = builtin()["rules_urgent_interval_seconds"]
+    found = recorded.alerts((ramp, quiet, "burstgpt/scale-100.jsonl.gz"), evaluation_seconds=every)
+    warned = {
+        name: [item.at for item in active if item.name == "InferenceKVCacheExhaustionAhead" and item.firing]
+        for name, active in found.items()
+    }
+    assert 160 - min(warned.pop(ramp)) >= 20
+    assert not any(warned.values())
+
+
 def test_an_hour_of_production_traffic_pages_nobody() -> None:
     busiest = max(range(len(fortnight.rates("m-mid"))), key=fortnight.rates("m-mid").__getitem__)
     server, series = fortnight.Server(fortnight.START, seed=3), Series()

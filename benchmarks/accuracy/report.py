@@ -315,8 +315,8 @@ def _fresh(result: Result) -> Iterator[str]:
         " and the expected conditions; *strictly*: the one best verdict and every condition it asks for. A third"
         " (`incidents-untouched`) was first scored once, when the rules were done: 24 of 26 leniently, 22 strictly, one"
         " wrong and confident. Since then all of these have been looked at, and rules were mended for what they showed"
-        " (74 and 65 of 79 before the last time): this score shows what the rules can do, not how they do on incidents"
-        " that nobody has seen. That is said by the next section.\n"
+        " (74 and 65 of 79 before the last time). So this score shows what the rules can do; on incidents that nobody"
+        " has seen, the next section does.\n"
     )
     if not answers:
         return

@@ -172,8 +172,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "pressure_stage",
         "gauge",
-        "State set: 1 for the stage of KV pressure; all 0 without pressure.",
+        "1 for the present stage of KV pressure.",
         (*ENGINE, "stage"),
+        "without KV pressure, and for other stages",
     ),
     _m("condition", "gauge", "Named condition, 1 true or 0 false.", (*ENGINE, "condition"), "unknown"),
     _m("limit", "gauge", "Limit in force.", (*ENGINE, "limit"), "unknown"),

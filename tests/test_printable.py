@@ -51,6 +51,15 @@ def test_a_name_is_read_as_one_visible_line() -> None:
     assert engine.model_name.startswith("fine\\nkv_pressure")
 
 
+@pytest.mark.attack(
+    "escape sequences, bidirectional controls and line breaks in names", "shown as `\\\\x1b`, `\\\\u202e`, `\\\\n`"
+)
+@pytest.mark.writer(
+    "anyone whose model name, label or log line is printed",
+    "escape sequences, bidirectional controls, line breaks",
+    "nothing: they are shown as `\\x1b`, `\\u202e`, `\\n`",
+    "one filter at the names, one at standard output and error, one in the page's templates",
+)
 @pytest.mark.parametrize(
     "command",
     [

@@ -137,6 +137,7 @@ class TestServing:
         assert ask(process.port, "/-/healthy").status == 200
         until(lambda: ask(process.port, "/-/ready").status == 200)
 
+    @pytest.mark.attack("floods of connections and requests", "the longest silent connection makes room")
     def test_a_hostile_crowd_delays_no_scrape_and_no_stop(self, serve: Serve) -> None:
         process = serve(*QUIET, *LISTEN)
         clients = [connect(process.port) for _ in range(200)]
@@ -151,6 +152,8 @@ class TestServing:
         for client in clients:
             client.close()
 
+    @pytest.mark.attack("64 file descriptors", "half of them for clients")
+    @pytest.mark.fault("process", "few file descriptors", "fewer web connections", "–", "–")
     def test_few_descriptors_and_many_clients(self, serve: Serve) -> None:
         process = serve(*QUIET, *LISTEN)
         assert ask(process.port).status == 200
@@ -161,6 +164,13 @@ class TestServing:
             client.close()
         assert process.stop() == 0
 
+    @pytest.mark.fault(
+        "process",
+        "SIGTERM at any moment",
+        "answers in progress finish; the process ends within two seconds",
+        "exit status 0",
+        "–",
+    )
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_signals_end_it_cleanly(self, serve: Serve, number: int) -> None:
         process = serve(*QUIET, *LISTEN)
@@ -169,6 +179,7 @@ class TestServing:
         assert "msg=stopped" in process.lines[-1]
         assert not any("level=error" in line or "Traceback" in line for line in process.lines)
 
+    @pytest.mark.attack("a driver that hangs", "scrapes and a stop are not delayed")
     def test_a_source_that_hangs_delays_neither_scrape_nor_stop(self, serve: Serve) -> None:
         process = serve(*QUIET, *LISTEN, code=FAKE_SOURCE.format(body="time.sleep(3600)"))
         until(lambda: 'source_errors_total{reason="timeout",source="fake"} 1.0' in process.scrape())
@@ -179,6 +190,13 @@ class TestServing:
         assert process.stop() == 0
         assert time.monotonic() - began < 4
 
+    @pytest.mark.fault(
+        "sources",
+        "driver library cannot continue in this process",
+        "the process exits with status 3 and is restarted",
+        "log, exit status",
+        "new process",
+    )
     def test_a_fatal_source_ends_the_process_with_its_reason(self, serve: Serve) -> None:
         process = serve(
             *QUIET,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.helpers.serve_process import LISTEN, QUIET, Process
 from tests.helpers.waiting import until
 
@@ -14,6 +16,14 @@ CRASH = (
 )
 
 
+@pytest.mark.attack("a driver that crashes the process", "the stack of every thread")
+@pytest.mark.fault(
+    "sources",
+    "driver library crashes (segmentation fault)",
+    "the container restarts",
+    "stack of every thread on standard error",
+    "new process",
+)
 def test_a_crash_of_a_library_says_where() -> None:
     """A segmentation fault in NVML ended the process (-11) without a word."""
     process = Process(*QUIET, *LISTEN, code=CRASH)

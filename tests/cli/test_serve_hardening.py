@@ -89,6 +89,9 @@ class TestSignals:
                 break
         assert min(seconds) < STOP_SECONDS
 
+    @pytest.mark.attack(
+        "repeated SIGHUP, SIGSTOP, SIGTERM", "no reload, no end; says how late it was; ends in two seconds"
+    )
     def test_a_hangup_is_no_reload_and_no_end(self, start: Start) -> None:
         process = start()
         assert ask(process.port).status == 200
@@ -114,6 +117,7 @@ class TestSignals:
 
 
 class TestSurroundings:
+    @pytest.mark.attack("a read-only root filesystem", "nothing is written outside its directories")
     def test_nothing_is_written_anywhere(self, tmp_path: Path) -> None:
         """A read-only file system, no home, no temporary directory: no file may grow by a byte."""
 

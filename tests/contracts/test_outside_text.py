@@ -161,6 +161,12 @@ READERS: dict[
 }
 
 
+@pytest.mark.writer(
+    "anyone who may create a pod, even one that never runs",
+    "a command line or script of any length and shape",
+    "nothing: it is cut, then read once in linear time",
+    "character limits before parsing; no backtracking expression",
+)
 @pytest.mark.parametrize("name", READERS)
 def test_text_from_outside_costs_what_it_is_long(name: str) -> None:
     reader, openings, units = READERS[name]

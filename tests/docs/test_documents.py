@@ -72,11 +72,9 @@ def test_the_readme_is_short() -> None:
 LONGER = {  # hand-written pages above 800 words, and how long each may be; shorten one rather than raise it
     "README.md": 1150,
     "docs/architecture.md": 810,
-    "docs/attacks.md": 900,
     "docs/benchmarks.md": 1720,
     "docs/gpus.md": 950,
-    "docs/reliability.md": 1100,
-    "docs/security.md": 1950,
+    "docs/security.md": 1500,
     "docs/toolbox.md": 920,
 }
 GENERATED = re.compile(

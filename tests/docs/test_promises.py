@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvpressure.publish.metrics import METRICS
+from tools import promises
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = tuple(ROOT / f"docs/{page}.md" for page in ("security", "attacks", "reliability", "fuzz-and-soak"))
@@ -70,3 +71,30 @@ def test_every_metric_that_is_named_exists() -> None:
     text = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)(?:\{[^}]*\})?(?: \d)?`", text))
     assert {name for name in named if name.removesuffix("_total") not in known} == set()
+
+
+def test_a_mark_of_a_test_is_a_row_of_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tests/web").mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "tests/web/test_a.py").write_text(
+        "class TestA:\n"
+        "    @pytest.mark.attack('one', 'refused')\n"
+        "    @pytest.mark.fault('web', 'two', 'nothing', '–', 'by itself')\n"
+        "    def test_b(self) -> None: ...\n"
+    )
+    for page in ("attacks", "reliability", "security"):
+        text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+        (tmp_path / f"docs/{page}.md").write_text(text)
+    assert promises.main(tmp_path, check=True) == 1
+    assert "docs/attacks.md: out of date" in capsys.readouterr().out
+    assert promises.main(tmp_path) == 0
+    assert "| one | refused | `tests/web/test_a.py::test_b` |" in (tmp_path / "docs/attacks.md").read_text()
+    assert (
+        "| two | nothing | – | by itself | `tests/web/test_a.py::test_b` |"
+        in (tmp_path / "docs/reliability.md").read_text()
+    )
+    assert promises.main(tmp_path, check=True) == 0
+
+
+def test_every_part_of_a_fault_has_a_table() -> None:
+    assert {one.cells[0] for one in promises.promises() if one.kind == "fault"} == set(promises.PARTS)

@@ -243,6 +243,12 @@ def largest_mib(targets: list[str], *more: str, shown: Collection[str] = ()) -> 
         process.child.wait(10)
 
 
+@pytest.mark.writer(
+    "anyone who may start a pod on the node",
+    "ever new labels, engines or batch sizes",
+    "a part of the memory that all targets share",
+    "every kept object is charged by its real size and shared fairly",
+)
 def test_sixty_four_hostile_targets_of_every_kind_cost_little_more_than_honest_ones(
     hostile: Callable[[Callable[[int], bytes]], str], tmp_path: Path
 ) -> None:

@@ -162,6 +162,19 @@ PLACES = {
 }
 
 
+@pytest.mark.fault(
+    "web",
+    "rendering fails for one subject",
+    "that subject is unknown; the rest is served",
+    "`isolated_failures_total`",
+    "next tick",
+)
+@pytest.mark.writer(
+    "anyone who may start a pod on the node",
+    "absurd values, impossible counts, overflowing floats",
+    "their own engine becomes `unknown`; every other engine stays published",
+    "ceilings for every kind of value; each engine is processed in isolation",
+)
 @pytest.mark.parametrize(
     "error", [OverflowError("x"), KeyError("x"), RecursionError("x"), RuntimeError("a token: hunter2")], ids=repr
 )
@@ -184,6 +197,13 @@ def test_an_exception_anywhere_costs_its_subject_alone(
     assert stage in STAGES
 
 
+@pytest.mark.fault(
+    "engines",
+    "a bug of ours on one engine",
+    "that engine's verdict is `unknown` with the stage and reason",
+    "`isolated_failures_total{kind,name,stage,reason}`, one log line",
+    "next tick",
+)
 @pytest.mark.parametrize("place", ["take_in engine", "take_in steps", "take_in target", "signals first", "signals"])
 def test_an_engine_that_failed_is_unknown_with_the_reason_and_without_any_value(
     place: str, monkeypatch: pytest.MonkeyPatch
@@ -302,6 +322,8 @@ def absurd_readings(value: Any) -> dict[str, Callable[[Snapshot], Snapshot]]:
     }
 
 
+@pytest.mark.attack("step counts that rise to 1.7e308 on one scrape", "that engine alone is `unknown`")
+@pytest.mark.fault("engines", "impossible values", "the value is absent", "`page_bad_lines`", "next good value")
 @pytest.mark.parametrize("value", ABSURD, ids=lambda value: "10**400" if value == 10**400 else str(value))
 @pytest.mark.parametrize("kind", absurd_readings(0))
 def test_absurd_values_behind_every_check_cost_their_subject_alone(kind: str, value: Any, undisturbed: Shown) -> None:
@@ -313,6 +335,7 @@ def test_a_value_that_nothing_can_compute_with_is_a_counted_failure(kind: str) -
     assert any(BAD in name for _, name, _ in Shown(absurd_readings(10**400)[kind]).failures())
 
 
+@pytest.mark.attack("absurd running and waiting requests", "the values are absent; page and JSON answer 200")
 @pytest.mark.parametrize("value", [0, -1, 1e308, 10**400, None])
 def test_absurd_values_in_a_recording_never_reach_the_pipeline(value: Any) -> None:
     from kvpressure.recording.fields import MalformedTick

@@ -142,6 +142,14 @@ def test_what_was_seen_in_the_future_of_a_clock_that_stepped_back_is_forgotten()
     assert pipeline.observe(Snapshot(10_000.0 - 2 * HOUR - FORGET_SECONDS)).containers == ()
 
 
+@pytest.mark.fault(
+    "process",
+    "clock stepped back",
+    "windows restart; nothing from the future is believed;"
+    " after a step of more than five minutes, engines are absent until their next scrape (at most 5 s)",
+    "–",
+    "next scrapes",
+)
 @pytest.mark.parametrize("step", [3.0, 40.0, 59.0, 90.0])
 def test_after_a_step_back_of_the_clock_the_next_page_counts(step: float) -> None:
     """Not only once the clock has caught up: until then the figures before the step would be shown as fresh."""

@@ -186,6 +186,9 @@ class TestSteps:
 
 
 class TestHostile:
+    @pytest.mark.attack(
+        "plugin files with numbers of 400 digits, 200 000 files, links and pipes", "the file costs itself"
+    )
     @pytest.mark.parametrize("number", range(18))
     def test_a_bad_file_costs_itself(self, tmp_path: Path, number: int) -> None:
         # Written now: a report made when the tests were collected would be left out for its age, not for its content.
@@ -423,6 +426,7 @@ class TestThroughThePipeline:
         assert state.engines[0].diagnosis.conditions["allocator_fragmentation"] is None
 
 
+@pytest.mark.attack("new batch sizes on every report of the plugin", "a bounded window")
 def test_a_step_window_of_new_sizes_every_second_is_bounded() -> None:
     """32 000 batch sizes a report, 256 reports kept: 101 MiB for 27 pages."""
     window = StepWindow(builtin())
@@ -472,6 +476,20 @@ class TestCrowds:
         assert listed < 2 * (source_module.MAX_LISTED + 2) + 10
         assert reading.errors["too_large"] >= 1
 
+    @pytest.mark.fault(
+        "sources",
+        "plugin report malformed or too large",
+        "that report is left out",
+        '`source_errors_total{source="plugin"}`',
+        "next good report",
+    )
+    @pytest.mark.writer(
+        "anyone who may write in the plugin directory",
+        "report files of any number, size and content",
+        "figures of their own pod; the path decides whose they are",
+        "the directory listing, files, bytes and counts are capped; small reports are read first;"
+        " links are not followed",
+    )
     def test_small_honest_reports_are_read_whatever_others_write(self, tmp_path: Path) -> None:
         engines = {str(n): engine({str(size): 1 for size in range(1000)}) for n in range(8)}
         full = json.dumps(frontend(engines))
@@ -486,6 +504,12 @@ class TestCrowds:
         assert sum(len(x.sizes) for x in reading.steps) <= source_module.MAX_ENTRIES
         assert reading.errors["too_large"] > 0
 
+    @pytest.mark.writer(
+        "anyone who may write in the plugin directory, where pods share one directory",
+        "a report in another pod's name",
+        "figures of a pod that has no directory of its own",
+        "a pod's own directory always wins",
+    )
     def test_a_file_in_the_shared_directory_speaks_for_no_pod_with_its_own(self, tmp_path: Path) -> None:
         put(tmp_path / "ns_victim", worker(allocated_bytes=1))
         put(tmp_path, worker(namespace="ns", pod="victim", allocated_bytes=9, started=time.time() + 5))

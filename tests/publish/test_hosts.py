@@ -27,6 +27,13 @@ def status(port: int, path: str, host: str, *headers: str) -> int:
     return answer.status
 
 
+@pytest.mark.attack("DNS rebinding, requests of other origins", "status 421, no CORS header")
+@pytest.mark.writer(
+    "the author of a web page that a user opens",
+    "requests under a host name that resolves to the exporter (DNS rebinding)",
+    "nothing: status 421",
+    "browsers are answered only under known host names",
+)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "header",

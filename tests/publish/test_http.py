@@ -58,6 +58,10 @@ def test_a_body_is_noticed_and_ends_the_connection(line: str) -> None:
     assert (request.has_body, request.keep_alive) == (True, False)
 
 
+@pytest.mark.attack(
+    "malformed requests: smuggling, traversal, long URLs, HTTP/0.9, endless headers, line feeds alone",
+    "4xx, 5xx or a closed connection",
+)
 @pytest.mark.parametrize(
     ("lines", "status"),
     [

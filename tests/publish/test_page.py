@@ -119,6 +119,7 @@ def test_an_empty_node_has_a_page() -> None:
     assert "No GPU found." in text
 
 
+@pytest.mark.attack("HTML and script in names, labels and log lines", "escaped; the policy allows no foreign script")
 @pytest.mark.slow
 @given(st.text(max_size=60).map(lambda text: f"</article><script>alert(1)</script>{text}\"'&"))
 def test_names_and_sentences_from_outside_are_escaped(text: str) -> None:

@@ -233,6 +233,9 @@ class TestHostileCrowds:
         assert ask(port).status == 200
         return time.monotonic() - began
 
+    @pytest.mark.attack(
+        "1 000 idle connections; hundreds of slow headers and bodies", "scrapes are answered within a second"
+    )
     @pytest.mark.parametrize("crowd", [200, CONNECTIONS + 150])
     @pytest.mark.parametrize(
         "opening", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"], ids=["silent", "half a request"]
@@ -272,6 +275,8 @@ class TestHostileCrowds:
             client.close()
         until(lambda: descriptors() <= before)
 
+    @pytest.mark.attack("clients that leave their answers unread", "the peer with the most answers loses one")
+    @pytest.mark.fault("web", "clients that never send or read", "nothing: they displace each other", "–", "by itself")
     def test_clients_that_take_no_answer_delay_no_scrape(self, start: Start) -> None:
         """Two dozen every 0.4 s kept all places of answers for a second each."""
         port = start(Big(), max_requests=20)
@@ -285,6 +290,13 @@ class TestHostileCrowds:
             for client in clients:
                 client.close()
 
+    @pytest.mark.fault(
+        "web",
+        "more answers under way than allowed",
+        "the slowest client's answer is closed",
+        "–",
+        "that client asks again",
+    )
     def test_the_answer_whose_client_is_slowest_makes_room_for_one_more(self, start: Start) -> None:
         port = start(Big(), max_requests=1)
         with slow_client(port) as slow:
@@ -296,6 +308,12 @@ class TestHostileCrowds:
                     got += len(part)
             assert got < len(BIG)
 
+    @pytest.mark.writer(
+        "anyone who can reach the port",
+        "connections, requests, unread answers",
+        "their own connections are closed first",
+        "places for each address, deadlines for each phase, no request body is read",
+    )
     def test_a_peer_with_many_connections_loses_its_own(self, start: Start) -> None:
         port = start()
         scraper = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))

@@ -80,6 +80,7 @@ class TestTls:
             assert isinstance(client, ssl.SSLSocket)
             assert client.cipher()[0] == "ECDHE-ECDSA-AES256-GCM-SHA384"
 
+    @pytest.mark.attack("no client certificate, one of another CA or name, an expired one; TLS 1.0 and 1.1", "refused")
     def test_client_certificates(self, start: Start, tmp_path: Path, certificates: Certificates) -> None:
         port = start(web=write(tmp_path, MUTUAL.format(certificates.directory)))
         assert ask(port, tls=certificates.client_context("client")).status == 200
@@ -126,6 +127,7 @@ class TestReload:
             assert isinstance(client, ssl.SSLSocket)
             return str(client.getpeercert()["serialNumber"])
 
+    @pytest.mark.fault("web", "certificate replaced", "nothing", "–", "at the next connection")
     def test_a_new_certificate_counts_at_once_and_a_broken_one_changes_nothing(
         self, start: Start, tmp_path: Path
     ) -> None:
@@ -170,6 +172,14 @@ class TestReload:
         )
         assert ask(port).headers["x-frame-options"] == "sameorigin"
 
+    @pytest.mark.attack("a web configuration that is broken, emptied or deleted", "nothing opens")
+    @pytest.mark.fault(
+        "web",
+        "web configuration broken, emptied or deleted",
+        "the last good one stays",
+        "log",
+        "when the file is good again",
+    )
     @pytest.mark.parametrize("left", ["", "http_server_config: {http2: false}\n", "basic_auth_users:\n"])
     def test_a_file_without_its_users_opens_nothing(
         self, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: str
@@ -192,6 +202,8 @@ class TestReload:
         assert ask(port, tls=certificates.client_context()).status == 200
         assert "tls_server_config is gone" in caplog.text
 
+    @pytest.mark.attack("240 half-finished TLS handshakes", "a bounded number of places")
+    @pytest.mark.fault("web", "half-finished TLS handshakes", "nothing", "–", "by itself")
     def test_half_handshakes_take_a_bounded_number_of_places(
         self, start: Start, tmp_path: Path, certificates: Certificates
     ) -> None:
@@ -273,6 +285,7 @@ class TestBasicAuth:
         assert auth.remembered(config, basic("prometheus", "0")[15:-2]) is None
         assert auth.remembered(config, basic("prometheus", str(WRONG_REMEMBERED + 19))[15:-2]) is False
 
+    @pytest.mark.attack("a flood of wrong passwords", "the known scraper is served at once")
     def test_a_crowd_of_guesses_delays_no_known_scrape(self, start: Start, tmp_path: Path) -> None:
         slow = bcrypt.hashpw(b"secret", bcrypt.gensalt(11)).decode()
         port = start(web=write(tmp_path, f"basic_auth_users: {{prometheus: '{slow}'}}\n"))

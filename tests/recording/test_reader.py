@@ -193,6 +193,13 @@ def test_pages_can_keep_and_rewrite_their_text() -> None:
     assert KV_USAGE in page.engines[0].gauges
 
 
+@pytest.mark.attack("a packed bomb in a recording", "costs its line")
+@pytest.mark.writer(
+    "whoever hands you a recording",
+    "a packed bomb, damaged or forged lines",
+    "the tick in which it stands",
+    "bytes and values per line; a bad line is reported and skipped",
+)
 @pytest.mark.parametrize(
     "bomb", ["[" + "[]," * 2_000_000 + "[]]", "[" + "0," * 4_000_000 + "0]", '"' + "y" * 40_000_000 + '"']
 )

@@ -206,6 +206,9 @@ while True:
 """
 
 
+@pytest.mark.fault(
+    "process", "kill -9 while recording", "the last moments are lost", "–", "the next process adopts the file"
+)
 def test_kill_minus_nine_costs_moments_and_the_next_recorder_adopts_the_file(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", _KILLED, str(tmp_path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -294,6 +297,13 @@ def test_a_hanging_disk_never_blocks_the_listener() -> None:
     assert background.health().dropped == background.dropped
 
 
+@pytest.mark.fault(
+    "process",
+    "disk full or failing (flight recorder)",
+    "recording stops, everything else goes on",
+    "`recorder_up` 0, `recorder_errors_total`",
+    "next write that succeeds",
+)
 @pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "full"), ValueError("a fault of ours")])
 def test_a_failed_write_is_reported_and_the_next_one_tried(failure: Exception) -> None:
     written = []

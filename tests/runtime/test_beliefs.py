@@ -36,6 +36,13 @@ def test_a_sound_reading_is_the_same_object() -> None:
     assert believed(SOUND) is SOUND
 
 
+@pytest.mark.fault(
+    "sources",
+    "a driver, cgroup or API object gives impossible numbers",
+    "those values are absent, the rest of the reading counts",
+    '`source_errors_total{reason="impossible"}`',
+    "next good value",
+)
 @pytest.mark.parametrize("value", IMPOSSIBLE_VALUES, ids=lambda value: str(value)[:10])
 @pytest.mark.parametrize(
     ("kind", "fields"),

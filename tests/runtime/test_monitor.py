@@ -170,6 +170,13 @@ class TestWorker:
         assert len(reading.logs) == PENDING_LOGS
         assert reading.logs[-1] == many[-1]
 
+    @pytest.mark.fault(
+        "sources",
+        "a source fails",
+        "its series are absent",
+        "`source_up` 0, `source_errors_total{reason}`",
+        "next reading",
+    )
     def test_a_failure_is_absent_at_once_and_has_its_reason(self) -> None:
         clock = Clock()
         one = worker(
@@ -235,6 +242,13 @@ class TestWorker:
         assert health.up is used
         assert health.duration_seconds == pytest.approx(seconds)
 
+    @pytest.mark.fault(
+        "sources",
+        "a source hangs (driver, disk)",
+        "its series are absent after its deadline; the loop goes on",
+        '`source_errors_total{reason="timeout"}`',
+        "when the call returns",
+    )
     def test_a_hanging_read_is_down_after_its_deadline_and_picked_up_when_it_returns(self) -> None:
         clock = Clock()
         began, go = threading.Event(), threading.Event()
@@ -292,6 +306,7 @@ class TestTick:
         one.tick()
         assert (one.state.ticks, pipeline.snapshots[1].gpus, pipeline.snapshots[1].targets) == (2, (), None)
 
+    @pytest.mark.fault("process", "ticks take too long", "data are later", "`tick_lag_seconds`", "by itself")
     def test_ticks_that_take_longer_than_the_interval_are_late(self) -> None:
         class Slow(Recorder):
             def observe(self, snapshot: Snapshot) -> State:
@@ -306,6 +321,13 @@ class TestTick:
         one.stop()
         assert min(lags[1:4]) >= 0.08, "0.13 s of work in 0.05 s"
 
+    @pytest.mark.fault(
+        "process",
+        "the pipeline raises",
+        "the last state is not republished as new",
+        "`ticks_total` stands still, log",
+        "next tick",
+    )
     def test_a_pipeline_that_fails_does_not_stop_the_loop_and_publishes_nothing_stale(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -351,6 +373,7 @@ class TestTick:
         assert heard[1][1] is one.state
         assert len(caplog.records) == 1
 
+    @pytest.mark.fault("process", "the loop hangs", "`/-/healthy` 503", "liveness probe", "restart by the kubelet")
     def test_health_is_the_loop_and_a_hang_only_after_long(self) -> None:
         clock = Clock()
         began, go = threading.Event(), threading.Event()
@@ -479,6 +502,14 @@ class TestRunning:
         assert one.state.health["fake"].up is True
         one.stop()
 
+    @pytest.mark.fault(
+        "process",
+        "process suspended or starved (SIGSTOP, machine asleep, no CPU)",
+        "the next tick waits up to a second for the sources, so nothing is lost;"
+        " old data are not believed; after five minutes, engines are absent until their next scrape",
+        "`tick_lag_seconds`; log says how late",
+        "by itself",
+    )
     def test_after_standing_still_a_tick_waits_for_the_sources_and_loses_nothing(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -438,6 +438,13 @@ class TestTable:
                 option.check(option.default, name)
 
 
+@pytest.mark.attack("YAML aliases that make millions of values", "one error line")
+@pytest.mark.writer(
+    "whoever writes the settings or web configuration file",
+    "aliases that expand to millions of values",
+    "one error line with file and line number",
+    "values are counted with aliases written out",
+)
 def test_aliases_that_make_one_value_of_millions_are_one_short_line(tmp_path: Path) -> None:
     """The message about it took 537 MB."""
     tracemalloc.start()

@@ -321,6 +321,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\
 
 
 class TestHostilePrometheus:
+    @pytest.mark.attack("a Prometheus that nests deeply, drips or packs its answer", "one error line")
     def test_nested_too_deep(self, raw_server: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
         """A traceback (RecursionError)."""
         address = raw_server(HEAD + b"\r\n" + b"[" * 200_000)
@@ -338,6 +339,12 @@ class TestHostilePrometheus:
         assert time.monotonic() - began < 10
         assert "takes longer than" in capsys.readouterr().err
 
+    @pytest.mark.writer(
+        "whoever answers as Prometheus or API server to a command",
+        "packed, endless, dripping or deeply nested answers",
+        "one error line",
+        "a deadline and a byte limit for the whole answer; packed answers are refused",
+    )
     def test_a_packed_answer_is_not_unpacked(
         self, raw_server: Callable[..., str], capsys: pytest.CaptureFixture[str]
     ) -> None:

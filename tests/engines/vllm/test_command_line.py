@@ -398,6 +398,7 @@ def test_a_script_costs_what_it_is_long(opening: str) -> None:
         assert within(0.05, partial(read_script, repeated(opening, unit, 64000))), (opening, unit)
 
 
+@pytest.mark.attack("1 MB of arguments; 20 KB of every sign of a shell", "cut first, then linear")
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(UNITS), min_size=1, max_size=6).map("".join), st.sampled_from(OPENINGS))
 def test_no_mixture_of_a_shells_signs_costs_more_than_it_is_long(unit: str, opening: str) -> None:

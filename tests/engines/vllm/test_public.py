@@ -119,6 +119,7 @@ def spellings(secret: str) -> Iterator[list[str]]:
         yield filled(command, "api-key", quoted.format(secret))
 
 
+@pytest.mark.attack("95 spellings of secrets in command lines, variables, JSON, YAML and log tuples", "none leaves")
 def test_no_spelling_of_a_secret_leaves_in_a_command_line() -> None:
     secret = "Zq7hunterXw2"
     shown = [(argv, public.args(argv)) for argv in spellings(secret)]

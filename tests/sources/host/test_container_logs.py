@@ -141,6 +141,13 @@ def test_formats_of_runtimes_and_loggers(follower: Follower, root: Path) -> None
     assert follower.read() == [FACT, FACT, FACT, f"INFO {FACT}", f"\ufffd\ufffd {FACT}"]
 
 
+@pytest.mark.fault(
+    "sources",
+    "log rotated, truncated or flooding",
+    "nothing; skipped bytes are counted",
+    '`source_errors_total{source="logs",reason="skipped"}`',
+    "by itself",
+)
 def test_rotation_loses_nothing(follower: Follower, root: Path) -> None:
     log = PodLog(root, A)
     seen: list[str] = []
@@ -247,6 +254,10 @@ def test_bytes_a_read_are_bounded_and_nothing_is_lost(follower: Follower, root: 
     assert follower.errors == {}
 
 
+@pytest.mark.attack(
+    "log lines of hundreds of MB, 100 000 lines a second",
+    "bounded bytes and events for each reading; skips are counted",
+)
 def test_a_log_that_runs_away_is_followed_from_its_end(follower: Follower, root: Path) -> None:
     log = PodLog(root, A)
     follower.read()
@@ -271,6 +282,12 @@ def test_lines_of_ten_megabytes(follower: Follower, root: Path) -> None:
     assert time.process_time() - began < 2.0
 
 
+@pytest.mark.writer(
+    "anyone whose container logs",
+    "log lines of any number, length and content",
+    "the events of their own container",
+    "bytes and recognised lines per read; only recognised lines are kept",
+)
 def test_recognised_lines_a_read_are_bounded(follower: Follower, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_LINES", 10)
     log = PodLog(root, A)

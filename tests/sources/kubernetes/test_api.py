@@ -118,6 +118,16 @@ def a_minute(monkeypatch: pytest.MonkeyPatch, **behaviour: Any) -> tuple[Scripte
     return server, watcher
 
 
+@pytest.mark.attack(
+    "an API server that answers 410 at once, or ends each watch", "asked less and less, shown as an error"
+)
+@pytest.mark.fault(
+    "sources",
+    "API server answers 410 or ends watches",
+    "pods are seen later",
+    '`source_errors_total{source="pods"}`',
+    "lists again with back-off",
+)
 def test_a_server_that_forgets_at_once_is_asked_less_and_less_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     server, watcher = a_minute(monkeypatch)
     assert 3 <= len(server.lists) <= 6
@@ -143,6 +153,7 @@ def test_a_watch_that_worked_is_begun_again_soon(behaviour: dict[str, Any], monk
     assert len(server.watches) - watcher.errors["api_gone"] in (0, 1)  # the last one may end when nobody wants to know
 
 
+@pytest.mark.attack("an API server that answers 429 with Retry-After", "waits as long as told")
 @pytest.mark.parametrize(("asked", "least", "most"), [(20.0, 20.0, 25.0), (120.0, 120.0, 150.0), (0.0, 0.0, 30.0)])
 def test_retry_after_is_honoured(asked: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
     server, watcher = a_minute(monkeypatch, refusal=kube.Throttled("api_throttled", "", asked), seconds=1000.0)
@@ -219,6 +230,7 @@ def test_after_410_the_list_does_not_come_from_the_cache(api: FakeApi) -> None:
     assert lists_of(api)[:2] == [{"limit": "50", "resourceVersion": "0"}, {}]
 
 
+@pytest.mark.attack("lists without end, one that drips", "given up at a limit")
 def test_pages_without_end_are_given_up(api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube, "MAX_PAGES", 3)
     api.pages_from_cache = True
@@ -331,6 +343,13 @@ def test_a_leaving_pod_is_deleted_from_the_view(api: FakeApi) -> None:
         until(lambda: seen.have())
 
 
+@pytest.mark.fault(
+    "sources",
+    "service account token expires",
+    "nothing, or one refused request",
+    '`source_errors_total{source="pods"}`',
+    "the token file is read again",
+)
 def test_an_expiring_token_is_read_again(api: FakeApi, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("one\n")
@@ -474,6 +493,7 @@ def test_tls_is_verified_with_the_clusters_ca(certificate: tuple[Path, Path], tm
         assert inside.get(PODS)["kind"] == "PodList"
 
 
+@pytest.mark.attack("a certificate of somebody else, a token that expires", "refused; read again")
 def test_a_certificate_of_somebody_else_is_refused(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     from tests.sources import conftest
 
@@ -504,6 +524,13 @@ def test_close_ends_a_watch_at_once(api: FakeApi) -> None:
     assert time.monotonic() - started < 1
 
 
+@pytest.mark.fault(
+    "sources",
+    "API server unreachable, answers HTML, 429, 5xx",
+    "the last pods stay for a while, then absent",
+    '`source_errors_total{source="pods"}`',
+    "back-off, then a new list",
+)
 def test_failures_back_off(api: FakeApi) -> None:
     api.status[PODS] = 500
     with watching(KubeApi(api.url)) as seen:

@@ -202,6 +202,7 @@ def rich(number: int, size: int, ours: dict[str, Any] | None = None) -> dict[str
     return made
 
 
+@pytest.mark.attack("250 pods of 240 KB", "at most 64 MiB in all")
 @pytest.mark.parametrize(("kilobytes", "again"), [(76, 2), (240, 1)])
 def test_a_full_node_of_large_pods_stays_in_its_memory(
     tmp_path: Path, nvml_library: Path, kilobytes: int, again: int

@@ -43,6 +43,7 @@ def reason(source: PodResourcesSource) -> str:
     return caught.value.reason
 
 
+@pytest.mark.attack("device ids of GPUs that this node does not have", "no owner of a GPU that does not exist")
 def test_owners(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
     kubelet.pods = [
         claim("a", devices={"nvidia.com/gpu": ["GPU-1", "GPU-2"], "example.com/nic": ["nic-1"]}),
@@ -75,6 +76,13 @@ def test_one_call_a_read(kubelet: FakeKubelet, source: PodResourcesSource) -> No
     assert kubelet.calls == 2
 
 
+@pytest.mark.fault(
+    "sources",
+    "kubelet restarts",
+    "GPU owners absent for a moment",
+    '`source_errors_total{source="podresources"}`',
+    "the new socket is opened",
+)
 def test_a_restarted_kubelet_has_a_new_socket(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
     kubelet.pods = [claim("a", devices={"nvidia.com/gpu": ["GPU-1"]})]
     source.read()

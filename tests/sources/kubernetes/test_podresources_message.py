@@ -128,6 +128,7 @@ def test_damaged_messages_are_read_as_protobuf_does_or_refused(answer: Any, at: 
     agrees(data[:at] + put + data[at + drop :])
 
 
+@pytest.mark.attack("any bytes as the kubelet's answer", "read as protobuf reads it, or refused")
 @given(st.binary(max_size=40))
 def test_any_bytes_are_read_as_protobuf_does_or_refused(data: bytes) -> None:
     agrees(data)

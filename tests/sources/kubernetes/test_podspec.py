@@ -80,6 +80,7 @@ def test_which_containers_are_engines(spec: dict[str, Any], is_engine: bool) -> 
 IMAGE = "vllm/vllm-openai:v0.32.0"
 
 
+@pytest.mark.attack("an image with vLLM in its name that runs something else", "no engine, counted")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -335,6 +336,9 @@ def test_which_port(
     assert (found.target.port if found.target else None, found.refusal) == (port, refusal)
 
 
+@pytest.mark.attack(
+    "pods that carry annotations of sidecars, other paths or foreign ports", "requests go to the pod's own engine only"
+)
 @pytest.mark.parametrize(
     ("annotations", "path", "refusal"),
     [
@@ -471,6 +475,7 @@ def crafted_pod(
     )
 
 
+@pytest.mark.attack("a pending pod with nested variables in a 60 KB command", "read once, in linear time")
 @pytest.mark.parametrize("unit", UNITS)
 def test_no_pod_holds_the_exporter_up(unit: str) -> None:
     """Reading any pod that an API server would take costs at most 50 ms, whatever its containers are told to run."""
@@ -498,6 +503,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return seen
 
 
+@pytest.mark.attack("status updates of such a pod", "the command is not read again")
 def test_a_command_is_read_once_a_container_and_not_again_until_it_changes(readings: list[tuple[str, ...]]) -> None:
     lines = CommandLines()
     first = pod(containers=[container(), {"name": "web", "image": "nginx", "command": ["nginx"]}])
@@ -646,6 +652,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.attack("pod documents with fields of any type", "that pod alone is left out")
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_any_field_may_have_any_type(data: st.DataObject) -> None:

@@ -179,6 +179,13 @@ def test_a_connection_that_the_server_wants_closed_is_closed():
     assert server.connections == 2
 
 
+@pytest.mark.fault(
+    "engines",
+    "connection breaks",
+    "as above",
+    '`target_errors_total{reason="reset"}`',
+    "new connection at the next scrape",
+)
 def test_after_any_failure_the_next_fetch_works():
     with answering(b"garbage\r\n\r\n") as server:
         fetcher = fetcher_for(server)
@@ -212,6 +219,7 @@ def test_statuses(status, reason):
     assert reason_from(answering(response(PAGE, status))) == reason
 
 
+@pytest.mark.attack("redirects to other machines", "not followed")
 def test_redirects_are_not_followed():
     with (
         answering(response(PAGE)) as elsewhere,
@@ -251,6 +259,7 @@ def test_encodings_that_cannot_be_or_must_not_be_unpacked(body, encoding, reason
     assert reason_from(answering(response(body, headers=[f"content-encoding: {encoding}"]))) == reason
 
 
+@pytest.mark.attack("gzip bombs", "not unpacked beyond the limit")
 def test_a_gzip_bomb_is_not_unpacked():
     packer = zlib.compressobj(9, wbits=31)
     block = b"\0" * (16 * 1024 * 1024)
@@ -275,6 +284,7 @@ def endless(part: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n\r\n") -> RawServer:
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
+@pytest.mark.attack("endless answers, headers without end, wrong lengths", "`too_large`, `bad_http`")
 @pytest.mark.parametrize(
     "server",
     [
@@ -331,6 +341,19 @@ def dripping(head: bytes, drip: bytes) -> RawServer:
     return RawServer(script)
 
 
+@pytest.mark.fault(
+    "engines",
+    "engine hangs or drips its answer",
+    "one timeout is tolerated, then `engine_up` 0; the verdict treats timeouts as evidence",
+    '`target_errors_total{reason="timeout"}`',
+    "next successful scrape",
+)
+@pytest.mark.writer(
+    "anyone who may start a pod on the node",
+    "a metrics endpoint that answers anything",
+    "series of their own pod; CPU and memory of the exporter up to the limits below",
+    "one deadline for the whole scrape, byte limits before and after unpacking, no redirects, no credentials sent",
+)
 @pytest.mark.parametrize(
     "server",
     [
@@ -504,6 +527,13 @@ def test_a_certificate_for_another_name_is_refused(monkeypatch):
         assert reason_of(Fetcher(target, 5)) == "tls"
 
 
+@pytest.mark.fault(
+    "engines",
+    "certificate renewed",
+    "nothing, or one failed scrape",
+    '`target_errors_total{reason="tls"}`',
+    "trusted certificates are read again",
+)
 def test_renewed_certificates_are_read_without_a_restart(tmp_path):
     trusted = tmp_path / "ca.pem"
     trusted.write_text("not yet")

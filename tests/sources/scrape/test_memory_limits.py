@@ -177,6 +177,13 @@ def test_the_largest_page_takes_no_more_than_it_claims(how: str):
     assert peak_of(answers[how]) < LARGE_PAGES_BYTES + 512 * 1024
 
 
+@pytest.mark.fault(
+    "engines",
+    "endpoint too large or too many large ones",
+    "`engine_up` 0 for it, others up",
+    '`target_errors_total{reason="too_large"}`, `"crowded"`',
+    "when it shrinks",
+)
 def test_a_large_page_without_room_is_crowded_and_the_next_one_is_read():
     room = MemoryPool(2**20 - 1)
     with answering(response(b"x" * 2**20)) as server:
@@ -226,6 +233,7 @@ def test_what_a_scanner_keeps_is_charged_as_it_is(page: Callable[[int], str]) ->
     assert held <= 2 * REMEMBERED_BYTES
 
 
+@pytest.mark.attack("new 16 KB labels on every scrape of 64 targets", "charged by their real size, then left out")
 def test_sixty_four_scanners_of_long_labels_stay_within_what_all_may_remember() -> None:
     bounds = ScrapeLimits()
     scanners = [Scanner(bounds) for _ in range(64)]
@@ -239,6 +247,12 @@ def engines(*names: str) -> tuple[EngineReading, ...]:
 
 
 class TestNewEngines:
+    @pytest.mark.writer(
+        "anyone who may start a pod on the node",
+        "new engine names on every scrape",
+        "64 series sets at once, then one a minute",
+        "a budget of new names for each target",
+    )
     def test_names_that_are_new_on_every_page_come_one_a_minute_after_the_first(self) -> None:
         new, kept, refused = NewEngines(), 0, 0
         for second in range(600):

@@ -134,6 +134,7 @@ def test_live_and_replayed_pages_are_the_same(text):
     assert live == page(live.exposition)
 
 
+@pytest.mark.attack("adversarial lines, 99 000 series, any bytes as a scrape", "linear time, no exception")
 def test_time_is_bounded_on_the_worst_pages():
     """Each of these is as large as a page may be. No form of line may cost more than its length."""
     size = 4_000_000

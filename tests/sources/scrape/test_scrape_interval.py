@@ -206,6 +206,13 @@ def test_pressure_is_found_hardly_later_than_by_asking_every_second(since: int) 
 
 
 class TestFailing:
+    @pytest.mark.fault(
+        "engines",
+        "engine not listening",
+        "`engine_up` 0, its other series absent",
+        '`target_errors_total{reason="refused"}`',
+        "next successful scrape; a failing target is retried at least every 5 s",
+    )
     def test_a_target_that_fails_is_asked_less_often_and_at_once_again_when_it_works(self) -> None:
         pace = ScrapeInterval(1.0)
         times = fetches(pace, 60, lambda _: page(error="refused"))
@@ -220,6 +227,13 @@ class TestFailing:
         times = fetches(pace, 30, lambda t: page(tokens=t, running=1, error="timeout" if t % 3 else None))
         assert times == [float(t) for t in range(30)]
 
+    @pytest.mark.fault(
+        "engines",
+        "engine stopped (SIGSTOP), or killed and restarted",
+        "as above; counters go on from what was counted before",
+        '`target_errors_total{reason="timeout"}`, `"refused"`',
+        "next successful scrape, retried every 5 s at least however slow it was",
+    )
     def test_a_slow_engine_that_fails_is_seen_soon_when_it_comes_back(self) -> None:
         """Its answers took 0.6 s, so it was asked every 12 s; after a timeout it stayed down for as long."""
         pace = ScrapeInterval(1.0)
@@ -228,6 +242,13 @@ class TestFailing:
         pace.observe(page(error="timeout"), 100.0)
         assert pace.interval(100.0) == FAILING_INTERVAL
 
+    @pytest.mark.attack("answers in tiny chunks that cost CPU and then fail", "at most 1.5 % of a core for each target")
+    @pytest.mark.writer(
+        "anyone who may start a pod on the node",
+        "a scrape that costs CPU and then fails",
+        "at most 1.5 % of a core for each target",
+        "failed scrapes count towards the same CPU share, and failing targets are scraped less often",
+    )
     def test_failures_that_cost_cpu_take_no_more_than_their_share(self) -> None:
         """Twenty-four pages of tiny chunks took two thirds of a core."""
         pace = ScrapeInterval(1.0)
@@ -236,6 +257,9 @@ class TestFailing:
         assert pace.interval(1.0) >= 0.1 / BUSY_SHARE
 
 
+@pytest.mark.attack(
+    "new engine names on every scrape", "one a minute after the first 64; those that left are forgotten"
+)
 def test_engines_that_left_the_page_are_forgotten() -> None:
     """600 pages of new names added 48 MiB."""
     pace = ScrapeInterval(1.0)

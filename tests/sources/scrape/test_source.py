@@ -132,6 +132,13 @@ def test_failures_are_pages_with_a_reason_and_do_not_touch_the_others(source_for
     assert [page.target for page in reading.pages if page.engines] == [good.url]
 
 
+@pytest.mark.fault(
+    "engines",
+    "one slow engine among many",
+    "its own series are late; others on time",
+    "`target_scrape_seconds`",
+    "by itself",
+)
 def test_a_slow_target_delays_nobody_and_is_not_asked_twice_at_a_time(source_for):
     with answering(PAGE) as fast, saying(then="hang") as slow:
         source = source_for(fast, slow, engine_timeout_seconds=2.5, collectors=EVERY_SECOND)
@@ -239,6 +246,13 @@ def test_a_target_that_comes_back_is_read_afresh(source_for):
         read_until(source, lambda seen: any(page.error is None for page in seen))
 
 
+@pytest.mark.fault(
+    "engines",
+    "more targets than allowed",
+    "the last ones are not scraped",
+    '`source_errors_total{source="engines",reason="target_limit"}`',
+    "`--engine.max-targets`",
+)
 def test_targets_beyond_the_limit_are_not_read_and_are_counted(source_for):
     with answering(PAGE) as server:
         source = source_for(*(f"{server.address}/{n}" for n in range(5)), engine_max_targets=3)

@@ -47,6 +47,13 @@ def errors(child: Child) -> list[str | None]:
 # --- one GPU ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(
+    "sources",
+    "GPU falls off the bus",
+    "that GPU `gpu_up` 0, the others on time",
+    "`gpus_seen` below `gpus_expected`",
+    "the library is opened anew after a minute, then at longer intervals",
+)
 @pytest.mark.parametrize(("code", "reason"), [(15, "lost"), (16, "reset_required"), (28, "gpu_not_found")])
 def test_a_lost_gpu_leaves_the_others_alone_and_comes_back(start: StartChild, code: int, reason: str) -> None:
     child = start(World(gpus=[Gpu(), Gpu(), Gpu()]))

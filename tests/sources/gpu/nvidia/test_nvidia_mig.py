@@ -103,6 +103,9 @@ def test_a_new_instance_is_found_in_ten_seconds(start: StartChild) -> None:
     assert set(by_uuid(child)) == {gpu_uuid(0), "MIG-a", "MIG-b"}
 
 
+@pytest.mark.fault(
+    "sources", "MIG switched on or off", "instances in place of the GPU, or the other way", "`gpu_info`", "next reading"
+)
 def test_mig_switched_on_and_off(start: StartChild) -> None:
     whole = World(gpus=[Gpu(utilization=55)])
     parted = World(gpus=[mig_gpu(Mig("MIG-a"))])

@@ -86,6 +86,18 @@ def test_advisories_are_clean_found_or_not_known(
     assert len(said.err.splitlines()) == (expected == advisories.UNKNOWN)
 
 
+def test_a_dependency_that_the_index_has_no_advisories_of_is_not_called_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ``--strict``, pip-audit passes it over and says that nothing is known: as behind a mirror."""
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        skipped = "ERROR:pip_audit._cli:bcrypt: Dependency not found on PyPI and could not be audited: bcrypt (5.0.0)"
+        return subprocess.CompletedProcess(command, int("--strict" in command), "", skipped)
+
+    monkeypatch.setattr(advisories, "find_spec", lambda _name: object())
+    monkeypatch.setattr(advisories.subprocess, "run", run)
+    assert advisories.check() == advisories.UNKNOWN
+
+
 def test_without_the_tool_one_line_says_so() -> None:
     code = (
         "import sys; sys.modules['pip_audit'] = None; from tools.supply import advisories as a; a.find_spec = lambda n:"

@@ -23,7 +23,7 @@ def check(lock: Path = LOCK) -> int:
     """Run pip-audit over the lock; the exit status."""
     if find_spec("pip_audit") is None:
         return _unknown("pip-audit is not installed (pip install pip-audit)")
-    command = [sys.executable, "-m", "pip_audit", "--require-hashes", "--disable-pip", "--requirement", str(lock)]
+    command = [sys.executable, "-m", "pip_audit", "--strict", "--require-hashes", "--disable-pip", "-r", str(lock)]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
     except subprocess.TimeoutExpired:

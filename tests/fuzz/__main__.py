@@ -1,7 +1,8 @@
 """``python -m tests.fuzz``: every subject in turn until each has enough cases, or the time is over.
 
 What has been done is kept in ``build/fuzz.json``: a further run goes on from there. The figures in
-docs/fuzz-and-soak.md are of all seeds; ``--figures`` writes nothing else. Exit 1 when a case failed; it is then in ``tests/fixtures/fuzz``.
+docs/fuzz-and-soak.md are of all seeds; ``--figures`` writes nothing else. Exit 1 when a case failed; it is then in
+``tests/fixtures/fuzz``.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kvpressure.engines.registry import BUILT_IN
+
 PACKAGE = Path(__file__).parents[2] / "exporter" / "kvpressure"
 EXEMPT = {
     "demo": "plays a vLLM server",
@@ -77,17 +79,7 @@ def test_no_spelling_of_vllm_outside_its_folder(words: re.Pattern[str], exempt: 
     assert found == []
 
 
-def test_a_dialect_is_one_folder_and_a_row_of_the_registry() -> None:
-    named = {
-        str(path.relative_to(PACKAGE))
-        for path in judged({"engines/sglang"})
-        if any(re.search(r"sglang|SGLANG", text) for _, text in texts_of(path))
-    }
-    assert named == {
-        "engines/registry.py",
-        "engines/other_software.py",  # SGLang's router, which is no engine
-        "model/reasons.py",  # the same
-    }
+DIALECTS = tuple(place.partition(":")[0].rpartition(".")[0] for place in BUILT_IN.values())
 
 
 def test_nothing_but_the_registry_imports_a_dialect() -> None:
@@ -95,10 +87,8 @@ def test_nothing_but_the_registry_imports_a_dialect() -> None:
         str(path.relative_to(PACKAGE))
         for path in judged({"engines"})
         for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvpressure.engines.vllm"))
-        or (
-            isinstance(node, ast.Import) and any(name.name.startswith("kvpressure.engines.vllm") for name in node.names)
-        )
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith(DIALECTS))
+        or (isinstance(node, ast.Import) and any(name.name.startswith(DIALECTS) for name in node.names))
     ]
     assert found == []
 

@@ -82,11 +82,12 @@ def reason_text(reason: str | None, engine: str = "") -> str:
     if software is not None:
         return f"this is {software.title}: {software.advice}"
     if reason in _SWITCHED_OFF:
-        return f"{_SWITCHED_OFF[reason]}: start {_switches(engine)})"
+        return f"{_SWITCHED_OFF[reason]}: start {switches(engine)})"
     return _REASONS.get(reason, words(reason))
 
 
-def _switches(engine: str) -> str:
+def switches(engine: str = "") -> str:
+    """How to start a server so that it publishes metrics: ``vLLM without --flag``. ``engine``: "" = every one."""
     known = (dialect(engine),) if engine else dialects()
     return ", ".join(f"{one.title} {one.metrics_switch}" for one in known if one.metrics_switch)
 

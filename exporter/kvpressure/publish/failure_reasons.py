@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
+from kvpressure.advice.wording import switches
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.sources.kubernetes.discovery import NO_TARGET
 
@@ -37,6 +39,8 @@ def _unscraped(reason: str, do: str, see: str = "") -> Meaning:
     return Meaning((reason,), NO_TARGET[reason], do, see)
 
 
+_SWITCHES: Final = re.sub(r"--\S+\w", r"`\g<0>`", switches())
+
 _SCRAPES: Final = (
     _meaning(
         "refused unreachable reset",
@@ -56,8 +60,8 @@ _SCRAPES: Final = (
     ),
     _meaning(
         "redirect http_4xx",
-        "a proxy or a login is in front of the engine, or SGLang runs without `--enable-metrics`",
-        "scrape the pod, not its route; add the flag",
+        "a proxy or a login is in front of the engine, or the server's metrics are switched off",
+        f"scrape the pod, not its route; start {_SWITCHES}",
     ),
     _meaning(
         "http_5xx",
@@ -77,7 +81,7 @@ _SCRAPES: Final = (
     _meaning(
         "no_engine_metrics",
         "Prometheus text without the series of a supported engine",
-        "vLLM: remove `--disable-log-stats`; SGLang: add `--enable-metrics`; else use another port",
+        f"start {_SWITCHES}; else use another port",
     ),
     *(_meaning(name, software.title, software.advice) for name, software in SOFTWARE.items()),
     _meaning(

@@ -34,7 +34,7 @@ TEXT = {
 }
 KNOWN = {
     "exporter/kvpressure/engines/registry.py": "its row",
-    "exporter/kvpressure/engines/other_software.py": "its router, which is no engine, and a sentence of what to point at",
+    "exporter/kvpressure/engines/other_software.py": "its router, which is no engine; and what to point at",
     "exporter/kvpressure/model/reasons.py": "the failure reason that names its router",
     "exporter/kvpressure/capacity/models.json": "a source of some models' figures has it in its path",
     "tools/incidents/build_sglang.py": "writes the fixtures of its incidents",

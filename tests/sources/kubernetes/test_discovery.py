@@ -102,6 +102,11 @@ def test_the_reason_is_given(name: str, reason: str) -> None:
         ("nvidia/parakeet-1-1b-ctc-en-us", "nim"),
         ("nvidia/llama-3.1-nemotron-safety-guard-8b-v3", "image"),
         ("meta/llama-3.1-8b-instruct", "image"),
+        ("deepmind/alphafold2-multimer", "nim"),
+        ("openfold/openfold2", "nim"),
+        ("nvidia/audio2face-3d", "nim"),
+        ("nvidia/cosmos-predict1-7b-text2world", "nim"),
+        ("nvidia/cosmos-reason1-7b", "image"),
     ],
 )
 def test_a_nim_that_serves_no_language_model_is_named(image: str, why: str) -> None:

@@ -34,10 +34,15 @@ HELM_NAMES: Final = {
 _NOT_SERVERS: Final = ("router", "operator", "dashboard", "client", "bench")
 _HOST_IMAGES: Final = ("huggingfaceserver", "ray-llm")
 _NIM: Final = re.compile(r"(?:^|/)nim/")
-_NO_TEXT: Final = re.compile(r"embed|rerank|retriev|ocr|riva|parakeet|canary|whisper|tts|flux|diffusion|clip|paddle")
+_NO_TEXT: Final = re.compile(
+    r"embed|rerank|retriev|ocr|riva|parakeet|canary|whisper|tts|flux|diffusion|clip|paddle"
+    r"|audio2face|eye-contact|cosmos-(?:predict|transfer)|alphafold|openfold|boltz|msa-search"
+    r"|esmfold|evo2|molmim|genmol|diffdock|proteinmpnn"
+)
 """Words in the names of NVIDIA NIMs that serve no language model: embedding, reranking, extraction (NeMo Retriever),
-speech (Riva) and pictures, by the titles of NVIDIA's documentation. Guard models are language models with the metrics
-of the others (docs.nvidia.com/nim/llama-3-1-nemotron-safety-guard-8b/observability).
+speech (Riva), pictures and video (Cosmos), faces (Maxine, ACE), and biology (BioNeMo), by NVIDIA's documentation
+(docs.nvidia.com/nim); the last line and ``cosmos-transfer`` are from general knowledge. Cosmos Reason and guard models
+are language models (docs.nvidia.com/nim/llama-3-1-nemotron-safety-guard-8b/observability has the usual metrics).
 """
 RAY_AGENT: Final = "ray-llm"
 """Ray's image for Ray Serve LLM: every pod with a GPU runs engines, whose metrics Ray's agent publishes."""

@@ -1,0 +1,90 @@
+"""``docs/metric-families.md`` lists every family of the pages under ``tests/fixtures``: read, or not and why."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kvpressure.engines.registry import dialect, samples
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "fixtures"
+DOCUMENT = (ROOT / "docs" / "metric-families.md").read_text()
+PAGES = {
+    "vLLM": ("vllm:", ("vllm/**/*.prom.gz", "engine-pages/vllm-[0-9d]*.prom", "engine-pages/vllm-api-servers.prom")),
+    "NVIDIA NIM": ("", ("engine-pages/nim.prom",)),
+    "SGLang": ("sglang:", ("sglang/pages/*", "engine-pages/sglang-[0-9dpt]*.prom")),
+}
+every_server = pytest.mark.parametrize("server", PAGES)
+
+
+@cache
+def text(path: Path) -> str:
+    return gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+
+
+@cache
+def on_pages(server: str) -> frozenset[str]:
+    """Families by their ``# TYPE`` lines, without the server's prefix."""
+    prefix, globs = PAGES[server]
+    found = {
+        name.removeprefix(prefix)
+        for glob in globs
+        for path in FIXTURES.glob(glob)
+        for name in re.findall(r"^# TYPE (\S+)", text(path), re.MULTILINE)
+        if name.startswith(prefix)
+    }
+    return frozenset(name for name in found if not name.endswith("_created"))
+
+
+def is_read(name: str) -> bool:
+    return any(one in samples() for one in (name, f"{name}_total", f"{name}_bucket"))
+
+
+def section(server: str) -> str:
+    return DOCUMENT.partition(f"## {server}\n")[2].partition("\n## ")[0]
+
+
+def rows(server: str) -> Iterator[tuple[str, str]]:
+    for line in section(server).splitlines():
+        if line.startswith("|") and "`" in line:
+            first, second = line.strip("| ").split(" | ")
+            yield first, second
+
+
+def said_read(server: str) -> list[str]:
+    return [name for kind, names in rows(server) if "`" not in kind for name in re.findall(r"`([^`]+)`", names)]
+
+
+def said_unread(server: str) -> list[tuple[str, str]]:
+    return [(name, why) for names, why in rows(server) for name in re.findall(r"`([^`]+)`", names) if "`" in names]
+
+
+@every_server
+def test_each_family_of_a_page_is_listed_once(server: str) -> None:
+    listed = [*said_read(server), *(name for name, _ in said_unread(server))]
+    assert len(listed) == len(set(listed))
+    assert sorted(on_pages(server) - set(listed)) == []
+
+
+@every_server
+def test_what_is_said_to_be_read_is_and_the_rest_is_not(server: str) -> None:
+    prefix = PAGES[server][0]
+    assert [name for name in said_read(server) if not is_read(prefix + name)] == []
+    assert [name for name, why in said_unread(server) if is_read(prefix + name) or not why] == []
+
+
+@every_server
+def test_the_pages_are_there(server: str) -> None:
+    assert len(on_pages(server)) >= {"vLLM": 45, "NVIDIA NIM": 14, "SGLang": 80}[server]
+    assert all(list(FIXTURES.glob(glob)) for glob in PAGES[server][1])
+
+
+def test_every_server_that_is_read_has_a_section() -> None:
+    assert {dialect(name).title for name in ("vllm", "sglang")} | {"NVIDIA NIM"} == set(PAGES)
+    assert set(re.findall(r"^## (.+)$", DOCUMENT, re.MULTILINE)) == set(PAGES)

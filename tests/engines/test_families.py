@@ -1,4 +1,4 @@
-"""``docs/metric-families.md`` lists every family of the pages under ``tests/fixtures``: read, or not and why."""
+"""``fixtures/engine-pages/families.md`` lists every family of the pages under ``fixtures``: read, or not and why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvpressure.engines.registry import dialect, samples
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
-DOCUMENT = (ROOT / "docs" / "metric-families.md").read_text()
+DOCUMENT = (FIXTURES / "engine-pages" / "families.md").read_text()
 PAGES = {
     "vLLM": ("vllm:", ("vllm/**/*.prom.gz", "engine-pages/vllm-[0-9d]*.prom", "engine-pages/vllm-api-servers.prom")),
     "NVIDIA NIM": ("", ("engine-pages/nim.prom",)),

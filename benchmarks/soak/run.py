@@ -14,11 +14,13 @@ from typing import Final
 from tests.helpers.waiting import until
 from tests.sources.kubernetes import node as kubernetes
 
-from benchmarks.soak.faults import ENGINES_AMONG, PASSING_AT_ONCE, Fault, Faults
+from benchmarks.soak.faults import ENGINES_AMONG, OF_POD, PASSING_AT_ONCE, Fault, Faults
 from benchmarks.soak.node import INNOCENT, STOPPABLE, VICTIM, Lag, SoakNode
+from kvpressure.sources.kubernetes.api import BACKOFF_SECONDS
 
 RECOVERY_SECONDS: Final = 2 * 5.0  # a failing target is retried every 5 s at least, and so is the API server
 SHOWN_SECONDS: Final = 15.0
+TAUGHT_SECONDS: Final = 60.0  # for so long after a fault of the API server its watch may wait before it connects again
 WAIT_SECONDS: Final = 60.0  # for recovery, before it is given up
 POLL_SECONDS: Final = 0.1
 LAG_SECONDS: Final = 1.0  # from which on the machine is too busy to judge: engines of this process answer too late
@@ -28,8 +30,8 @@ RARE_EVERY: Final = 20  # rounds
 TICKS: Final = re.compile(r"^kvpressure_ticks_total (\S+)$", re.M)
 SERIES: Final = re.compile(r"^(kvpressure_\w+\{[^}]*\}) (\S+)$", re.M)
 CONCLUSIONS: Final = re.compile(
-    r"kvpressure_(condition|evidence|documented_signature(_met)?|limit_recommended)\b"
-)  # absent where unknown
+    r"kvpressure_(condition|evidence|documented_signature(_met)?|limit_recommended|pressure_stage|verdict_reason)\b"
+)  # absent where unknown, or where the verdict is another
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Soak:
         self.lag = Lag()
         self.faults = Faults(node, self.random, lambda: until(self._in_order, 300))
         self._always: dict[str, frozenset[str]] = {}  # series of each innocent engine that are never lost
+        self._taught = float("-inf")  # when the exporter was last taught to wait before it asks again
 
     def run(self, seconds: float, most: int = 10**9, only: list[str] | None = None) -> Result:
         """Rounds of all faults, each round in another order, until the time is over."""
@@ -111,6 +114,8 @@ class Soak:
             self._wait_for(name, fault)
             self._look(name, fault)
         self.result.faults += 1
+        if fault.late_seconds:
+            self._taught = time.monotonic()
         self._recover(name, fault)
 
     def _wait_for(self, name: str, fault: Fault) -> None:
@@ -132,7 +137,8 @@ class Soak:
         """
         interval = float(kubernetes.TICK)
         began, last = time.monotonic(), ""
-        limit = math.ceil((RECOVERY_SECONDS + fault.grace_seconds) / interval) + 2
+        grace = max(fault.grace_seconds, BACKOFF_SECONDS[1] if self._is_taught() else 0.0)
+        limit = math.ceil((RECOVERY_SECONDS + grace) / interval) + 2
         time.sleep(1.5 * interval)  # what the last tick showed says nothing
         first = self._ticks()
         while True:
@@ -152,6 +158,10 @@ class Soak:
         self._expect(ticks <= limit, f"after {name}: {ticks} ticks until everything was back ({last})")
         if took > self.result.recovery.get(name, (-1.0, 0))[0]:
             self.result.recovery[name], self.result.waited_for[name] = (took, ticks), last
+
+    def _is_taught(self) -> bool:
+        """Whether the API server failed lately, so that its watch may be waiting before it connects again."""
+        return time.monotonic() - self._taught < TAUGHT_SECONDS
 
     def _ticks(self) -> int:
         """Ticks that the exporter has made."""
@@ -182,7 +192,8 @@ class Soak:
             mine = _of(page, pod)
             up = [value for series, value in mine.items() if series.startswith("kvpressure_engine_up{")]
             self._expect(up == ["1.0"], f"{name}: {pod} is not up: {up}")
-            lost = {series for series in always - set(mine) if not (fault.costs and fault.costs.match(series))}
+            allowed = [costs for costs in (fault.costs, OF_POD if self._is_taught() else None) if costs]
+            lost = {series for series in always - set(mine) if not any(costs.match(series) for costs in allowed)}
             self._expect(not lost, f"{name}: {pod} lost {len(lost)} series, such as {min(lost, default='')}")
 
     def _in_order(self) -> bool:

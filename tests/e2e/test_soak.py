@@ -11,12 +11,7 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 def test_faults_cost_nobody_else_and_everything_comes_back(tmp_path: Path) -> None:
-    for attempt in ("first", "second"):  # tests beside this one may starve the exporter; a defect shows both times
-        (tmp_path / attempt).mkdir()
-        result = soak(seed=7, seconds=15, where=tmp_path / attempt, most=8)
-        if not result.problems:
-            break
-        print(result.problems)
+    result = soak(seed=7, seconds=15, where=tmp_path, most=8)
     assert result.problems == []
     assert result.faults > 0
     assert result.looks == 2 * result.faults

@@ -166,21 +166,21 @@ class Monitor:
         return self.why_not_ready() is None
 
     def _run(self) -> None:
-        self._wait_while(lambda worker: not worker.answered)
+        self._wait_while(lambda worker: not worker.answered, min(self.interval, FIRST_TICK_SECONDS))
         planned = due = self._clock()
         while not self._stop.is_set():
             self._beat = self._clock()
             lag = self._beat - planned
             if lag > LATE_INTERVALS * self.interval:  # the process stood still, and so did what reads the sources
-                self._wait_while(lambda worker: worker.behind(self._clock()))
+                self._wait_while(lambda worker: worker.behind(self._clock()), FIRST_TICK_SECONDS)
             self.tick(lag)
             planned = due + self.interval  # a tick that takes longer than that makes the next one late
             due = next_due(due, self.interval, self._clock())
             self._stop.wait(max(0.0, due - self._clock()))
 
-    def _wait_while(self, unfinished: Callable[[Worker], bool]) -> None:
-        """Wait while that is true of some worker, but not for long."""
-        limit = self._clock() + min(self.interval, FIRST_TICK_SECONDS)
+    def _wait_while(self, unfinished: Callable[[Worker], bool], seconds: float) -> None:
+        """Wait while that is true of some worker, at most so long."""
+        limit = self._clock() + seconds
         while self._clock() < limit and any(map(unfinished, self.workers.values())):
             if self._stop.wait(0.01):
                 return

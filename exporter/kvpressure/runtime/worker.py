@@ -140,10 +140,11 @@ class Worker:
             return reading
 
     def behind(self, now: float) -> bool:
-        """Whether there is nothing to take although the source does not fail: its next read is still to come."""
+        """Whether there is nothing to take although the source does not fail: its next read is overdue."""
         with self._lock:
-            held = self._held is not None and now - self._arrived <= self.spec.hold_seconds
-            return self._health.up is True and self._unread is None and not held
+            kept = self.spec.hold_seconds if self._held is not None else 0.0
+            old = now - self._arrived > max(kept, self.spec.interval_seconds)
+            return self._health.up is True and self._unread is None and old
 
     def health(self, now: float) -> SourceHealth:
         """How the source is doing at ``now``."""

@@ -1,0 +1,90 @@
+"""What the plan says of requests and batches, held against what real servers counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvpressure.advice.plan import MAX_REJECTED, PlanInput, caps_for
+from kvpressure.model import readings as r
+from kvpressure.model.readings import Histogram
+from kvpressure.model.state import EngineState
+from kvpressure.pipeline.pipeline import Pipeline
+from kvpressure.recording.reader import Reader
+from kvpressure.signals.window import FIVE_MINUTES
+from tests.recording.test_incident_recordings import RECORDINGS
+
+pytestmark = pytest.mark.slow
+
+PRESSED = ("vllm-cpu/d_kv_pressure", "vllm-cpu-fresh/long-outputs", "vllm-cpu-fresh/ngram", "vllm-cpu-fresh/agents")
+
+
+def states(name: str) -> Iterator[tuple[EngineState, list[Histogram], list[Histogram]]]:
+    """Each tick's engine, and the histograms of prompt and output lengths as the page had them so far."""
+    prompts: list[Histogram] = []
+    outputs: list[Histogram] = []
+    with Reader(RECORDINGS / f"{name}.jsonl.gz") as reader:
+        pipeline, begin = Pipeline(), None
+        for snapshot in reader:
+            begin = snapshot.time if begin is None else begin
+            engine = pipeline.observe(snapshot).engines[0]
+            for reading in (one for page in snapshot.pages for one in page.engines[:1]):
+                if snapshot.time - begin <= FIVE_MINUTES:  # later the window no longer begins with the recording
+                    prompts.append(reading.histograms[r.REQUEST_PROMPT])
+                    outputs.append(reading.histograms[r.REQUEST_OUTPUT])
+            if snapshot.time - begin <= FIVE_MINUTES:
+                yield engine, prompts, outputs
+
+
+def shares_above(counted: list[Histogram], cap: float) -> tuple[float, float]:
+    """Least and largest share of the requests that were longer than ``cap``, by the buckets alone."""
+    first, last = counted[0], counted[-1]
+    grown = [b - a for a, b in zip(first.counts, last.counts, strict=True)]
+    surely = grown[-1] - min(grown[i] for i, bound in enumerate(last.bounds) if bound >= cap)
+    maybe = grown[-1] - max((grown[i] for i, bound in enumerate(last.bounds) if bound <= cap), default=0.0)
+    return surely / grown[-1], maybe / grown[-1]
+
+
+@pytest.mark.parametrize("name", PRESSED)
+def test_caps_refuse_the_share_that_they_state_and_no_more_than_is_asked(name: str) -> None:
+    checked = 0
+    for engine, prompts, outputs in states(name):
+        finished = prompts[-1].count - prompts[0].count
+        caps = caps_for(PlanInput(engine))
+        if not caps.known or finished < 20:
+            continue
+        checked += 1
+        assert caps.rejected <= MAX_REJECTED + 0.001
+        for counted, cap, stated in (
+            (prompts, caps.input_tokens, caps.long_prompts),
+            (outputs, caps.output_tokens, caps.long_outputs),
+        ):
+            surely, _ = shares_above(counted, cap)
+            assert surely <= stated + 0.001, f"{name}: {surely:.3f} of the requests are above {cap}, stated {stated}"
+    assert checked >= 10
+
+
+@pytest.mark.parametrize("name", PRESSED)
+def test_quantiles_of_lengths_never_exceed_what_was_counted(name: str) -> None:
+    for engine, prompts, outputs in states(name):
+        context = engine.signals.context
+        for counted, quantiles in ((prompts, context.prompt_quantiles), (outputs, context.output_quantiles)):
+            total = counted[-1].sum - counted[0].sum
+            number = counted[-1].count - counted[0].count
+            for rank, value in quantiles.items():
+                above = max(1.0, number * (1.0 - float(rank)))
+                assert value * above <= total * 1.001, f"{name}: p{rank} {value} of {number} requests, {total} tokens"
+
+
+@pytest.mark.parametrize("name", PRESSED)
+def test_the_mean_batch_is_no_larger_than_what_ran_while_requests_are_preempted(name: str) -> None:
+    preempting = 0
+    most: list[float] = []
+    for engine, _, _ in states(name):
+        most.append(engine.signals.load.running or 0.0)
+        mean = engine.signals.batch.batch_mean
+        if engine.signals.kv.preemptions_counted and mean is not None:
+            preempting += 1
+            assert mean <= max(most[-40:]) + 0.01
+    assert preempting >= 5

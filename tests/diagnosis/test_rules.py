@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpressure.bundle.verdicts_page import EXAMPLES, SHOWN_FILE, render_rows, render_verdicts
+from kvpressure.bundle.verdicts_page import EXAMPLES, SHOWN_FILE, because, render_rows, render_verdicts
 from kvpressure.diagnosis import rules
 from kvpressure.diagnosis.conditions import FROZEN_ROWS
 from kvpressure.diagnosis.evaluate import GRADE_CONFIDENCE, ONE_SCRAPE_AT_MOST, Grade, Row, Verdict, decide
@@ -187,6 +187,22 @@ def test_situations_can_be_read_off_a_page_of_a_few_screens() -> None:
     examples = page.split("## Examples")[1].split("\n## ")[0]
     assert {name for name in VERDICTS if f"`{name}`" in examples} == set(VERDICTS)
     assert len(EXAMPLES) >= 10
+
+
+@pytest.mark.parametrize(
+    ("verdict", "alert", "in_rules"),
+    [
+        ("kv_pressure", "InferenceKVCachePressure", False),
+        ("stalled", "InferenceEngineStalled", True),
+        ("host_bound", "InferenceHostBound", True),
+    ],
+)
+def test_alerts_and_runbooks_say_a_verdict_in_the_words_of_its_table(verdict: str, alert: str, in_rules: bool) -> None:
+    said = because(verdict, builtin())
+    root = Path(__file__).resolve().parents[2]
+    assert f"| {said}" in render_verdicts(builtin())
+    assert f"{said}." in (root / "docs" / "runbooks" / f"{alert}.md").read_text("utf-8")
+    assert (f"{said}." in (root / "alerts" / "kvpressure-rules.yaml").read_text("utf-8")) == in_rules
 
 
 def test_every_row_is_in_the_reference() -> None:

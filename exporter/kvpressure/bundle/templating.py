@@ -13,6 +13,7 @@ import jinja2
 from kvpressure.bundle.spec import SUBJECTS
 from kvpressure.bundle.text import duration, number, origin, span, words
 from kvpressure.bundle.variants import recorded_at
+from kvpressure.bundle.verdicts_page import because
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.settings.thresholds import Thresholds, builtin
 
@@ -126,6 +127,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "t": lambda name: number(thresholds[name]),
         "d": lambda name: duration(thresholds[name]),
         "w": lambda name: words(thresholds.entry(name)),
+        "because": lambda verdict: because(verdict, thresholds),
         "o": lambda name: origin(thresholds.entry(name)),
         "guide": lambda name: words(builtin().entry(name)),
         "guide_number": lambda name: number(builtin()[name]),

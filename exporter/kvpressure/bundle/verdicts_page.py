@@ -110,6 +110,12 @@ EXAMPLES: Final[tuple[tuple[str, Mapping[str, bool | None]], ...]] = (
 """Situations in words, as facts on top of a busy server; the page gives the answers of the rules."""
 
 
+def because(verdict: str, t: Thresholds) -> str:
+    """When this verdict is given, in the words of the page: the first sentence of its table that can be confident."""
+    table = next(one for one in rules.TABLES if one.name == verdict and one.sure)
+    return table.when.format_map(facts.Levels(t)).split(". ")[0]
+
+
 def render_verdicts(t: Thresholds) -> str:
     """The page for people: the questions in order, examples, and how one answer follows another."""
     lines = [

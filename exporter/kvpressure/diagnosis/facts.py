@@ -107,16 +107,8 @@ def least(value: float | None, at_least: float) -> bool | None:
     return None if value is None else value >= at_least
 
 
-def _full(v: View) -> bool | None:
-    return least(v.s.kv.kv_used_ratio_recent_max, _level(v, "kv_full_ratio"))
-
-
-def _near(v: View) -> bool | None:
-    return least(v.s.kv.kv_used_ratio_recent_max, _level(v, "kv_near_full_ratio"))
-
-
-def _near_now(v: View) -> bool | None:
-    return least(v.s.kv.kv_used_ratio, _level(v, "kv_near_full_ratio"))
+def _peak_at(name: str) -> Callable[[View], bool | None]:
+    return lambda v: least(v.s.kv.kv_used_ratio_recent_max, _level(v, name))
 
 
 def _level(v: View, name: str) -> float:
@@ -145,10 +137,6 @@ def _preempting(v: View) -> bool | None:
     if counted is None and silent is None:
         return None
     return max(counted or 0.0, silent or 0.0) >= v.t["preemptions_min"]
-
-
-def _much(v: View) -> bool | None:
-    return least(v.s.kv.preemptions_per_running_minute, v.t["thrashing_preemptions_per_running_minute"])
 
 
 def _source_is(*sources: str) -> Callable[[View], bool | None]:
@@ -282,10 +270,6 @@ def _fresh(v: View) -> bool | None:
     return not gone and progress.fresh_seconds <= v.t["stale_page_seconds"]
 
 
-def _outside(v: View) -> bool | None:
-    return least(v.s.latency.outside_engine_share, v.t["outside_engine_share_ratio"])
-
-
 def _worst_ratio(v: View) -> tuple[str, float] | None:
     return max(v.s.latency.baseline_ratios.items(), key=lambda item: item[1], default=None)
 
@@ -302,10 +286,6 @@ def _fell(v: View) -> bool | None:
 
 def _allocation(v: View) -> int:
     return sum(v.s.events.get(name, 0) for name in ALLOCATION_EVENTS)
-
-
-def _out_of_memory(v: View) -> bool | None:
-    return oom.happened(v.s)
 
 
 def _held_for_others(v: View) -> bool | None:
@@ -326,7 +306,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "kv_full",
         "KV cache full",
-        _full,
+        _peak_at("kv_full_ratio"),
         f"{_LEVEL_TEXT} (full at {{kv_full}})",
         f"{_LEVEL_TEXT}: not full (full at {{kv_full}})",
         "KV cache usage: unknown ({kv_why})",
@@ -334,7 +314,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "kv_near_full",
         "KV cache nearly full",
-        _near,
+        _peak_at("kv_near_full_ratio"),
         f"{_LEVEL_TEXT} (nearly full at {{kv_near}})",
         f"{_LEVEL_TEXT}: not nearly full (nearly full at {{kv_near}})",
         "KV cache usage: unknown ({kv_why})",
@@ -342,7 +322,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "kv_near_full_now",
         "KV cache nearly full at this moment",
-        _near_now,
+        lambda v: least(v.s.kv.kv_used_ratio, _level(v, "kv_near_full_ratio")),
         "KV cache {kv} now (nearly full at {kv_near})",
         "KV cache {kv} now: not nearly full (nearly full at {kv_near})",
         "KV cache usage now: unknown ({kv_why})",
@@ -438,7 +418,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "preempting_much",
         "{thrashing_preemptions_per_running_minute} or more preemptions a minute per running request",
-        _much,
+        lambda v: least(v.s.kv.preemptions_per_running_minute, v.t["thrashing_preemptions_per_running_minute"]),
         "frequent {preemptions}: {per_running} a minute per running request",
         "{preemptions} not frequent: {per_running} a minute per running request",
         "{preemptions} per running request: unknown",
@@ -894,7 +874,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "outside_engine_time",
         "time lost outside the engine",
-        _outside,
+        lambda v: least(v.s.latency.outside_engine_share, v.t["outside_engine_share_ratio"]),
         "{outside} of the requests' time is spent outside the engine",
         "only {outside} of the requests' time is spent outside the engine",
         "time outside the engine: unknown (latency histograms missing)",
@@ -923,7 +903,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no allocation failures in the log of the last 10 minutes",
         "allocation failures: unknown (no log read)",
     ),
-    Fact("gpu_out_of_memory", "out of GPU memory in the log", _out_of_memory, "{oom}", "{oom}", "{oom}"),
+    Fact("gpu_out_of_memory", "out of GPU memory in the log", lambda v: oom.happened(v.s), "{oom}", "{oom}", "{oom}"),
 )
 FINDERS: Final = {fact.name: fact.find for fact in FACTS}
 BY_NAME: Final[Mapping[str, Fact]] = {fact.name: fact for fact in FACTS}
@@ -1040,11 +1020,9 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "preemption": lambda v: dialect(v.s.dialect).called("preemption"),
     "max_num_seqs": lambda v: dialect(v.s.dialect).called("max_num_seqs"),
     "kv": lambda v: percent(v.s.kv.kv_used_ratio),
-    "peak": lambda v: percent(v.s.kv.kv_used_ratio_recent_max),
     "kv_full": lambda v: percent(_level(v, "kv_full_ratio")),
     "kv_near": lambda v: percent(_level(v, "kv_near_full_ratio")),
     "kv_why": lambda v: "not recorded by this engine" if v.s.kv.kv_recorded is False else "not read yet",
-    "to_full": lambda v: number(v.s.kv.kv_seconds_to_full),
     "level": _usage,
     "free_and_prompts": _free_and_prompts,
     "running_of_limit": _running_of_limit,
@@ -1088,8 +1066,6 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "worst_ratio": lambda v: number((_worst_ratio(v) or ("", None))[1], 1),
     "trend": lambda v: percent(v.s.throughput.throughput_trend_ratio),
     "allocations": lambda v: str(_allocation(v)),
-    "at_least": lambda v: "" if v.s.host.restarts_all_known else "at least ",
-    "restarts": lambda v: number(v.s.host.restarts_recent),
     "oom": lambda v: oom.text(v.s, v.t),
 }
 

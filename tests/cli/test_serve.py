@@ -100,13 +100,15 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
 
 class TestServing:
     def test_an_engine_is_published_soon_after_the_start(self, serve: Serve, engine: str) -> None:
-        """Budget: 2 s from the start of the process. The best of three, as the machine may be busy."""
+        """Budget: 2 s from the start of the process, without the time that a busy machine gave to others. The best of
+        three.
+        """
         seconds = []
         for _ in range(3):
             process = serve(*QUIET, *LISTEN, "--engine.target", f"prod/chat-0={engine}")
             up = re.compile(r"^kvpressure_engine_up\{.*pod=\"chat-0\".*\} 1.0$", re.MULTILINE)
             until(lambda process=process, up=up: bool(up.search(process.scrape())), 15)
-            seconds.append(time.monotonic() - process.began)
+            seconds.append(time.monotonic() - process.began - process.seconds_without_a_core())
             assert process.stop() == 0
             if seconds[-1] <= 2:
                 break

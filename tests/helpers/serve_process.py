@@ -52,6 +52,11 @@ class Process:
         found = until(lambda: re.search(r"listening address=127.0.0.1:(\d+)", "".join(self.lines)))
         return int(found[1])
 
+    def seconds_without_a_core(self) -> float:
+        """How long its threads were ready to run and another process had the core (``schedstat``, man 5 proc)."""
+        threads = Path(f"/proc/{self.child.pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text().split()[1]) for thread in threads) / 1e9
+
     def scrape(self) -> str:
         return ask(self.port).body.decode()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
@@ -60,6 +61,7 @@ NAMES: Final = frozenset(
     worker_extension_cls
     """.split()  # noqa: SIM905 - two hundred lines otherwise
 )
+_SORTED: Final = sorted(NAMES)
 # The options whose value decides what is advised; only these are worth a warning when misspelt.
 _DECIDING: Final = (
     "block_size",
@@ -85,7 +87,8 @@ def full(name: str) -> str:
     """The option that an abbreviation means. vLLM takes a beginning that only one option has; others stay as is."""
     if name in NAMES or len(name) < 5:
         return name
-    found = [known for known in NAMES if known.startswith(name)]
+    first = bisect_left(_SORTED, name)
+    found = [known for known in _SORTED[first : first + 2] if known.startswith(name)]
     return found[0] if len(found) == 1 else name
 
 

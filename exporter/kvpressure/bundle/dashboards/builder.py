@@ -607,6 +607,11 @@ def engine(metric: str, more: str = "", by: str = "") -> str:
     return f"max by ({BY_ENGINE}{', ' + by if by else ''}) (kvpressure_{metric}{{{labels}}})"
 
 
+def some(expr: str) -> str:
+    """At most so many series as a panel can show, the largest."""
+    return f"topk({TOP}, {expr})"
+
+
 def top(base: str, expr: str) -> str:
     """``expr`` for the engines with the largest ``base``, at most ``TOP`` of them."""
     return f"{expr} and on ({BY_ENGINE}) topk({TOP}, {base})"

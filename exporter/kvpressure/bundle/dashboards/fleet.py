@@ -27,6 +27,7 @@ from kvpressure.bundle.dashboards.builder import (
     drill,
     engine,
     matching,
+    some,
     steps,
     table,
     timeseries,
@@ -412,11 +413,6 @@ def _throttled(site: BoardContext) -> Json:
     )
 
 
-def _some(expr: str) -> str:
-    """At most so many series as a panel can show."""
-    return f"topk({TOP}, {expr})"
-
-
 def _watchers(site: BoardContext, board: Board) -> None:
     rate = "[$__rate_interval]"
     for panel in (
@@ -424,7 +420,7 @@ def _watchers(site: BoardContext, board: Board) -> None:
             site,
             "Exporters that report",
             "By cluster.",
-            [PanelQuery(_some(f"max by (cluster) (cluster:kvpressure_exporters:count{{{CLUSTER}}})"), "{{cluster}}")],
+            [PanelQuery(some(f"max by (cluster) (cluster:kvpressure_exporters:count{{{CLUSTER}}})"), "{{cluster}}")],
             "short",
             alert="KvpressureExportersMissing",
         ),
@@ -434,12 +430,12 @@ def _watchers(site: BoardContext, board: Board) -> None:
             "Failures confined to one engine, GPU or container, and items left out because a scrape was too large.",
             [
                 PanelQuery(
-                    _some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),
+                    some(f"sum by (kind, reason) (rate(kvpressure_isolated_failures_total{{{CLUSTER}}}{rate})) > 0"),
                     "{{kind}} {{reason}}",
                     optional=NOTHING_FAILED,
                 ),
                 PanelQuery(
-                    _some(f"max by (target, reason) (kvpressure_page_cut{{{CLUSTER}}}) > 0"),
+                    some(f"max by (target, reason) (kvpressure_page_cut{{{CLUSTER}}}) > 0"),
                     "{{target}} cut: {{reason}}",
                     optional=NOTHING_FAILED,
                 ),
@@ -453,15 +449,15 @@ def _watchers(site: BoardContext, board: Board) -> None:
             "Recorders that keep up, their failures, and ticks that are missing in a recording.",
             [
                 PanelQuery(
-                    _some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER
+                    some(f"sum by (cluster) (kvpressure_recorder_up{{{CLUSTER}}})"), "keep up", optional=NO_RECORDER
                 ),
                 PanelQuery(
-                    _some(f"sum by (reason) (rate(kvpressure_recorder_errors_total{{{CLUSTER}}}{rate}))"),
+                    some(f"sum by (reason) (rate(kvpressure_recorder_errors_total{{{CLUSTER}}}{rate}))"),
                     "errors/s {{reason}}",
                     optional=NO_RECORDER,
                 ),
                 PanelQuery(
-                    _some(f"sum by (cluster) (rate(kvpressure_recorder_dropped_ticks_total{{{CLUSTER}}}{rate}))"),
+                    some(f"sum by (cluster) (rate(kvpressure_recorder_dropped_ticks_total{{{CLUSTER}}}{rate}))"),
                     "missing ticks/s",
                     optional=NO_RECORDER,
                 ),
@@ -503,4 +499,4 @@ def _watchers(site: BoardContext, board: Board) -> None:
 
 def _list(site: BoardContext, title: str, description: str, expr: str, columns: Mapping[str, str], empty: str) -> Json:
     """A table of what ``expr`` finds; ``empty`` says what it means when that is nothing."""
-    return table(site, title, description, [PanelQuery(_some(expr), table=True, optional=empty)], columns)
+    return table(site, title, description, [PanelQuery(some(expr), table=True, optional=empty)], columns)

@@ -16,6 +16,7 @@ from kvpressure.bundle.dashboards.builder import (
     PanelQuery,
     column,
     dashed,
+    some,
     steps,
     table,
     timeseries,
@@ -57,10 +58,6 @@ def build(site: BoardContext) -> Board:
 def _engine(metric: str) -> str:
     """A gauge or a recording of the chosen engines, one series an engine."""
     return f"max by ({BY_ENGINE}) ({metric}{{{ENGINE}}})"
-
-
-def _largest(expr: str) -> str:
-    return f"topk({TOP}, {expr})"
 
 
 def _longest_queues(expr: str) -> str:
@@ -111,7 +108,7 @@ def _kv_cache(site: BoardContext) -> Json:
         site,
         "KV cache used",
         "Largest scrape of the last minute. Peaks between two scrapes are missed.",
-        [PanelQuery(_largest(_engine(KV_CACHE)), "{{pod}} {{engine}}")],
+        [PanelQuery(some(_engine(KV_CACHE)), "{{pod}} {{engine}}")],
         "percentunit",
         steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
         "InferenceKVCachePressure",
@@ -125,7 +122,7 @@ def _requests(site: BoardContext) -> Json:
         "Requests: waiting, and running (dashed)",
         "As vLLM's scheduler counts them.",
         [
-            PanelQuery(_largest(_engine("vllm:num_requests_waiting")), "{{pod}} waiting"),
+            PanelQuery(some(_engine("vllm:num_requests_waiting")), "{{pod}} waiting"),
             PanelQuery(_longest_queues(_engine(PRESENT)), "{{pod}} running"),
         ],
         "short",
@@ -139,7 +136,7 @@ def _preemptions(site: BoardContext) -> Json:
         site,
         "Preemptions",
         "Per second. vLLM counts one with the request's next token, so it may come minutes late.",
-        [PanelQuery(_largest(_engine(PREEMPTIONS)), "{{pod}}", optional="no preemption is counted by this release")],
+        [PanelQuery(some(_engine(PREEMPTIONS)), "{{pod}}", optional="no preemption is counted by this release")],
         "short",
         alert="InferenceKVCachePressure",
     )
@@ -159,7 +156,7 @@ def _latency(site: BoardContext, phase: str) -> Json:
         site,
         f"{title}, p95",
         "Of requests in the last five minutes, by vLLM's buckets.",
-        [PanelQuery(_largest(_engine(recording)), "{{pod}}", optional=NO_FINISHED)],
+        [PanelQuery(some(_engine(recording)), "{{pod}}", optional=NO_FINISHED)],
         "s",
         steps(site, (ORANGE, threshold)),
         alert,
@@ -204,7 +201,7 @@ def _failed(site: BoardContext) -> Json:
         "Share of requests that end with an error or are answered with 5xx, the larger of the two.",
         [
             PanelQuery(
-                _largest(f"max by (cluster, namespace, pod) ({FAILED}{{{chosen}}})"),
+                some(f"max by (cluster, namespace, pod) ({FAILED}{{{chosen}}})"),
                 "{{pod}}",
                 optional="hardly any request fails",
             )

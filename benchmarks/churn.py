@@ -50,6 +50,7 @@ REMAP_SECONDS: Final = 600.0
 LOSS_SECONDS: Final = 3600.0
 SPLIT_SECONDS: Final = 1800.0
 GROWTH: Final = 1.03  # of the memory after the first hour: what an allocator moves up and down
+SOMETIMES: Final = (b"#", b"kvpressure_pressure_stage", b"kvpressure_verdict_reason")
 LINES: Final = (
     "INFO 01-01 00:00:00 [core.py:1] Engine core initialized",
     "torch.OutOfMemoryError: CUDA out of memory.",
@@ -235,7 +236,7 @@ class Exporter:
             if self._node.now % scrape_seconds < self._node.step:
                 self.page("/metrics")
             if self._node.now % runtime.TIDY_SECONDS < self._node.step:
-                runtime.tidy()
+                runtime.collect_garbage()
                 self.page("/")
                 self.page("/api/v1/diagnosis")
 
@@ -244,8 +245,8 @@ class Exporter:
         return self._site.answer(HttpRequest("GET", path, {"accept-encoding": "identity"}, True)).body
 
     def series(self) -> int:
-        """Series that are published."""
-        return sum(not line.startswith(b"#") for line in self.page("/metrics").splitlines())
+        """Series that are published, without those that only some verdicts have."""
+        return sum(not line.startswith(SOMETIMES) for line in self.page("/metrics").splitlines())
 
 
 def resident_mib() -> float:

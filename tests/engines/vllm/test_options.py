@@ -18,6 +18,7 @@ def test_a_beginning_that_one_option_has_is_that_option() -> None:
         "max_num_seqs": "8",
         "gpu_memory_utilization": "0.7",
     }
+    assert parse(["vllm", "serve", "m", "--no-enable-prefix-cach"]).values["enable_prefix_caching"] == "False"
     assert options.full("max_num") == "max_num", "several options begin so"
     assert options.full("mod") == "mod"
 

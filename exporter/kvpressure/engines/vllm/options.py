@@ -84,9 +84,13 @@ _CLOSE: Final = 0.85  # of difflib's ratio: one or two letters of a name
 
 
 def full(name: str) -> str:
-    """The option that an abbreviation means. vLLM takes a beginning that only one option has; others stay as is."""
+    """The option that an abbreviation means, also after ``no_``. vLLM takes a beginning that only one option has.
+    Others stay as they are.
+    """
     if name in NAMES or len(name) < 5:
         return name
+    if name.startswith("no_"):
+        return f"no_{full(name[3:])}"
     first = bisect_left(_SORTED, name)
     found = [known for known in _SORTED[first : first + 2] if known.startswith(name)]
     return found[0] if len(found) == 1 else name

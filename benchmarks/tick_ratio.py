@@ -1,8 +1,8 @@
 """CPU of a tick of one engine, of two source trees in turns: signals, diagnosis and what joins them, without I/O.
 
-``python -m benchmarks.tick_ratio OLD NEW [--rounds N]``, each a checkout of this repository (``git worktree add``). Each
-tree has a process of its own that replays the same recordings again and again. Turns cancel out what else the machine
-does.
+``python -m benchmarks.tick_ratio OLD NEW [--rounds N]``; each is a checkout of this repository (``git worktree add``).
+Each tree has a process of its own that replays the same recordings again and again. Turns cancel out what else the
+machine does.
 """
 
 from __future__ import annotations

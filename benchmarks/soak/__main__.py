@@ -89,7 +89,10 @@ def keep(seed: int, result: Result) -> None:
 def kept() -> dict[int, Result]:
     """The results of earlier runs, by seed."""
     document = json.loads(STATE.read_text()) if STATE.exists() else {}
-    return {int(seed): Result(**found) for seed, found in document.items()}
+    results = {int(seed): Result(**found) for seed, found in document.items()}
+    for result in results.values():
+        result.recovery = {name: (took[0], int(took[1])) for name, took in result.recovery.items()}
+    return results
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ class _Reader:
                 raise TooManyFieldsError(f"more than {MAX_FIELDS} fields")
             tag, at = self._varint(at, end)
             number, kind = tag >> 3, tag & 7
-            if not 0 < number <= _MAX_FIELD_NUMBER:
+            if number > _MAX_FIELD_NUMBER or (number == 0 and not groups):  # in what is skipped, protobuf reads it
                 raise MessageError("no such field number")
             first = at
             if kind == _BYTES:

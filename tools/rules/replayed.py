@@ -26,6 +26,7 @@ DIFFERENCE: Final = (
     " (the page of incident KV03 would come after its recording ends)"
 )
 _SAMPLE: Final = re.compile(r"\{([^{}]*)\} 1E\+00")
+_EXPONENT: Final = re.compile(r"-?[\d.]+e[+-]\d+")
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
 Fired = frozenset[tuple[str, str, str]]
@@ -62,7 +63,7 @@ def _document(rules: Path, many: Mapping[str, Series]) -> dict[str, Any]:
     """A test file of vmalert-tool that asks at the last evaluation of each incident which alerts have fired."""
     groups = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
     series = [
-        {"series": labelled.replace("{", f'{{cluster="{name}",', 1), "values": values}
+        {"series": labelled.replace("{", f'{{cluster="{name}",', 1), "values": _EXPONENT.sub(_written_out, values)}
         for name, one in many.items()
         for labelled, values in one.between(0, one.scrapes)
         if "NaN" not in values
@@ -84,6 +85,11 @@ def _document(rules: Path, many: Mapping[str, Series]) -> dict[str, Any]:
             }
         ],
     }
+
+
+def _written_out(number: re.Match[str]) -> str:
+    """vmalert-tool 1.112 reads no exponents."""
+    return f"{float(number[0]):f}"
 
 
 def _question(name: str) -> str:

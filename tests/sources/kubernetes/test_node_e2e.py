@@ -216,16 +216,16 @@ def test_a_full_node_of_large_pods_stays_in_its_memory(
         for number in range(242):
             node.api.apply(rich(number, kilobytes * 1000))
         node.start()
-        until(lambda: node.labels("engine_up", "pod") == {f"vllm-{number}" for number in range(8)}, 60)
-        until(lambda: all(node.value("source_up", source=name) == 1 for name in SOURCES), 20)
+        until(lambda: node.labels("engine_up", "pod") == {f"vllm-{number}" for number in range(8)}, 180)
+        until(lambda: all(node.value("source_up", source=name) == 1 for name in SOURCES), 60)
         for number in range(again):  # the list anew
             node.api.apply(rich(number, kilobytes * 1000))  # a watch that brings something is begun again at once
             time.sleep(1)
             lists = node.lists()
             node.api.compact()
             node.api.cut()
-            until(lambda lists=lists: node.lists() > lists, 30)
-            until(lambda: node.value("source_up", source="pods") == 1, 60)
+            until(lambda lists=lists: node.lists() > lists, 120)
+            until(lambda: node.value("source_up", source="pods") == 1, 120)
         assert len(node.labels("engine_up", "pod")) == 8
         print(node.memory_bytes() / 2**20, node.peak_bytes() / 2**20)
         assert node.peak_bytes() < 64 * 2**20

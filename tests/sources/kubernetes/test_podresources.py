@@ -43,7 +43,10 @@ def reason(source: PodResourcesSource) -> str:
     return caught.value.reason
 
 
-@pytest.mark.attack("device ids of GPUs that this node does not have", "no owner of a GPU that does not exist")
+@pytest.mark.attack(
+    "device ids that name no GPU: other devices, numbers that this node does not have",
+    "no owner; counted as `unknown_device`",
+)
 def test_owners(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
     kubelet.pods = [
         claim("a", devices={"nvidia.com/gpu": ["GPU-1", "GPU-2"], "example.com/nic": ["nic-1"]}),

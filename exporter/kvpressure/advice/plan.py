@@ -388,8 +388,8 @@ def _sequences(engine: PlanInput, t: Thresholds) -> MitigationStep:
     if measured is None:
         of = "set now" if fits is None or fits > base else "requests of this length that fit into the KV cache"
     said = (
-        f"{now}; set {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} {of} (documented:"
-        f" {percent_text(low)} to {percent_text(high)})"
+        f'{now}; set {limit.recommended:.0f}, {percent_text(max(0.0, cut))} below the {base:.0f} {of} ("Emergency'
+        f' Mitigation": {percent_text(low)} to {percent_text(high)})'
     )
     if measured is None:
         said += ". Running requests: unknown"

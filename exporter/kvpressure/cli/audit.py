@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--demanding", action="store_true", help="the load is long-context or bursty")
     parser.add_argument("--all", action="store_true", help="reasons for every item, not only for failures")
-    parser.add_argument("--thresholds", metavar="FILE", help="documented values from this file")
+    parser.add_argument("--thresholds", metavar="FILE", help="thresholds from this file instead of the guides' values")
     parser.add_argument("--format", choices=("text", "json", "junit", "sarif"), default="text")
     parser.add_argument("--only-failures", action="store_true", help="list failures only (text)")
     parser.add_argument("--baseline", metavar="FILE", help="failures in this file are accepted and do not count")

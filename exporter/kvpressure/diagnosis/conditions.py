@@ -364,8 +364,8 @@ BUILT_IN_CONDITIONS: Final = (
     Declared(
         "documented_signature",
         lambda m: m.signature,
-        "most of the documented conditions hold",
-        "most of the documented conditions do not hold",
+        'most conditions of the guide "KV Cache Diagnostics" hold',
+        'most conditions of the guide "KV Cache Diagnostics" do not hold',
         "documented signature: unknown (the conditions that are unknown could decide it)",
         "InferenceDocumentedSignature",
     ),

@@ -132,14 +132,14 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "documented_signature",
         "gauge",
-        "Condition of the documented KV-pressure signature, 1 or 0, exactly as the guides state it.",
+        'Condition of the KV-pressure signature, 1 or 0, exactly as the guide "KV Cache Diagnostics" states it.',
         (*ENGINE, "condition"),
         "the condition cannot be evaluated",
     ),
     _m(
         "documented_signature_met",
         "gauge",
-        "1 if most of the five documented conditions hold.",
+        '1 if most of the five conditions of the guide "KV Cache Diagnostics" hold.',
         ENGINE,
         "conditions that are unknown could decide it",
     ),

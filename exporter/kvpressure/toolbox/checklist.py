@@ -475,8 +475,8 @@ def _memory(s: Subject) -> Iterator[Item]:
     t, share = s.thresholds, s.limit("gpu_memory_utilization")
     usual, lower = t["gpu_memory_utilization_recommended"], t["gpu_memory_utilization_long_context"]
     why = (
-        "documented: allocator overhead and fragmentation crash a GPU before its memory is full. The price: a smaller"
-        " share is a smaller KV pool, so size the load with kvpressure capacity first"
+        '"Preventing KV Cache Pressure": allocator overhead and fragmentation crash a GPU before its memory is full.'
+        " The price: a smaller share is a smaller KV pool, so size the load with kvpressure capacity first"
     )
     found = s.found("gpu_memory_utilization")
     if s.args.kv_cache_memory_bytes is not None:

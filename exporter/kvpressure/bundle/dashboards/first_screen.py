@@ -155,8 +155,8 @@ def _engines(site: BoardContext) -> Json:
     about = (
         "The engine in most trouble first, with its fullest GPU, its verdict and the first action (a click opens the"
         " runbook). Memory is required memory: an engine reserves its KV pool at start, so used memory is high with and"
-        " without pressure. Signature is the documented signature; it is shown beside the verdict and does not replace"
-        " it. A click on a pod filters the whole dashboard."
+        ' without pressure. Signature is that of the guide "KV Cache Diagnostics". It is shown beside the verdict'
+        " and does not replace it. A click on a pod filters the whole dashboard."
     )
     return table(
         site,

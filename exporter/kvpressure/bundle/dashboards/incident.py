@@ -198,9 +198,9 @@ def _reasons(site: BoardContext) -> Json:
 
 def _signature(site: BoardContext) -> Json:
     about = (
-        "Each documented condition exactly as the guides state it, while it holds. It is shown beside the verdict and"
-        " does not replace it: device memory is high on a healthy engine, and utilization stays high under real"
-        " pressure."
+        'Each condition of the signature exactly as the guide "KV Cache Diagnostics" states it, while it holds. It is'
+        " shown beside the verdict and does not replace it: device memory is high on a healthy engine, and utilization"
+        " stays high under real pressure."
     )
     colors = [matching("/./", ("color", {"mode": "fixed", "fixedColor": YELLOW}))]
     return states(

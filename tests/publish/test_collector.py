@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import LEVELS
-from kvpressure.model.state import GpuState, State
+from kvpressure.model.state import VERDICTS, GpuState, State
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import Encoder, _number, encode, wants_openmetrics
 from kvpressure.publish.families import LABEL_LIMIT, Families, clean
@@ -185,12 +185,11 @@ def test_mig_instances_count_as_the_one_card_they_are_part_of() -> None:
 
 def test_state_sets_have_one_series_for_each_name_and_one_is_set() -> None:
     state = full_state()
-    for name, allowed, present in (("score_evidence_level", LEVELS, "power"),):
+    for name, allowed, present in (
+        ("verdict", VERDICTS, "kv_pressure"),
+        ("score_evidence_level", LEVELS, "power"),
+    ):
         assert named(state, name) == {(one,): float(one == present) for one in allowed}
-
-
-def test_the_verdict_is_one_series() -> None:
-    assert named(full_state(), "verdict") == {("kv_pressure",): 1.0}
 
 
 def test_the_stage_has_a_series_while_there_is_pressure_and_none_else() -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from kvpressure.model import readings as r
 from kvpressure.model.metrics import outputs
 from kvpressure.model.readings import EngineKey
-from kvpressure.model.state import Diagnosis, EngineState, Objective
+from kvpressure.model.state import VERDICTS, Diagnosis, EngineState, Objective
 from kvpressure.publish.families import Families, Labels, clean
 from kvpressure.publish.trouble import trouble
 
@@ -50,7 +50,7 @@ def add_engine(out: Families, engine: EngineState) -> None:
 
 
 def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
-    out.add("verdict", (*labels, diagnosis.verdict), 1)
+    out.states("verdict", labels, VERDICTS, diagnosis.verdict)
     out.add("verdict_confidence", labels, diagnosis.confidence)
     out.add("verdict_since_timestamp_seconds", labels, diagnosis.since)
     if diagnosis.stage is not None:

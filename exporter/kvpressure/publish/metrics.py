@@ -153,7 +153,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     # --- what the signals publish ---------------------------------------------------------------------------
     *metrics_of(GROUPS),
     # --- diagnosis ------------------------------------------------------------------------------------------
-    _m("verdict", "gauge", "1 for the present verdict.", (*ENGINE, "verdict"), "for other verdicts"),
+    _m("verdict", "gauge", "State set: 1 for the present verdict.", (*ENGINE, "verdict")),
     _m("verdict_confidence", "gauge", "Confidence of the verdict, 0-1; 0.7 and above counts as confident.", ENGINE),
     _m("verdict_since_timestamp_seconds", "gauge", "Time at which the present verdict began.", ENGINE),
     _m(

@@ -89,7 +89,7 @@ def _models(site: BoardContext) -> Json:
         f'count by ({BY_MODEL}) (ALERTS{{alertstate="firing",kvpressure_family=~".+",severity=~"critical|warning",'
         f'{MODEL},model_name!=""}})'
     )
-    stalled = engine("verdict", 'verdict="stalled"') + f" or 0 * {engine('verdict')}"
+    stalled = engine("verdict", 'verdict="stalled"')
     values = [
         (_by_model("model:kvpressure_engines:count"), ""),
         (f"count by ({BY_MODEL}) ({engine('engine_up')} == 0)", "every engine answers"),

@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from kvpressure.model.readings import EngineKey, GpuOwner, GpuReading
 from kvpressure.model.signals import LEVELS
-from kvpressure.model.state import VERDICTS, GpuState, State
+from kvpressure.model.state import STAGES, VERDICTS, GpuState, State
 from kvpressure.publish.collector import families
 from kvpressure.publish.exposition import Encoder, _number, encode, wants_openmetrics
 from kvpressure.publish.families import LABEL_LIMIT, Families, clean
@@ -75,6 +75,7 @@ def test_an_engine_about_which_nothing_is_known_has_identity_and_state_sets_only
         "verdict_confidence",
         "verdict_since_timestamp_seconds",
         "engine_trouble",
+        "pressure_stage",
         "score_evidence_level",
         "ticks_total",
         "tick_lag_seconds",
@@ -187,15 +188,10 @@ def test_state_sets_have_one_series_for_each_name_and_one_is_set() -> None:
     state = full_state()
     for name, allowed, present in (
         ("verdict", VERDICTS, "kv_pressure"),
+        ("pressure_stage", STAGES, "saturated"),
         ("score_evidence_level", LEVELS, "power"),
     ):
         assert named(state, name) == {(one,): float(one == present) for one in allowed}
-
-
-def test_the_stage_has_a_series_while_there_is_pressure_and_none_else() -> None:
-    assert named(full_state(), "pressure_stage") == {("saturated",): 1.0}
-    calm = replace(full_engine(), diagnosis=replace(full_engine().diagnosis, stage=None))
-    assert named(State(time=NOW, engines=(calm,)), "pressure_stage") == {}
 
 
 def test_values_stand_under_their_documented_labels() -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from kvpressure.model import readings as r
 from kvpressure.model.metrics import outputs
 from kvpressure.model.readings import EngineKey
-from kvpressure.model.state import VERDICTS, Diagnosis, EngineState, Objective
+from kvpressure.model.state import STAGES, VERDICTS, Diagnosis, EngineState, Objective
 from kvpressure.publish.families import Families, Labels, clean
 from kvpressure.publish.trouble import trouble
 
@@ -53,8 +53,7 @@ def _add_diagnosis(out: Families, labels: Labels, diagnosis: Diagnosis) -> None:
     out.states("verdict", labels, VERDICTS, diagnosis.verdict)
     out.add("verdict_confidence", labels, diagnosis.confidence)
     out.add("verdict_since_timestamp_seconds", labels, diagnosis.since)
-    if diagnosis.stage is not None:
-        out.add("pressure_stage", (*labels, diagnosis.stage), 1)
+    out.states("pressure_stage", labels, STAGES, diagnosis.stage)
     out.each("verdict_reason", labels, diagnosis.reasons)
     out.each("condition", labels, diagnosis.conditions)
     out.each("documented_signature", labels, diagnosis.documented_signature)

@@ -172,9 +172,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "pressure_stage",
         "gauge",
-        "1 for the present stage of KV pressure.",
+        "State set: 1 for the stage of KV pressure; all 0 without pressure.",
         (*ENGINE, "stage"),
-        "without KV pressure, and for other stages",
     ),
     _m("condition", "gauge", "Named condition, 1 true or 0 false.", (*ENGINE, "condition"), "unknown"),
     _m("limit", "gauge", "Limit in force.", (*ENGINE, "limit"), "unknown"),

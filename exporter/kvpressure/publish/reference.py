@@ -16,7 +16,7 @@ _SECTIONS = (
 )
 
 
-ENGINE_SERIES: Final = 118  # at most in one tick of tests/fixtures/recordings/vllm-cpu/d_kv_pressure
+ENGINE_SERIES: Final = 121  # at most in one tick of tests/fixtures/recordings/vllm-cpu/d_kv_pressure
 GPU_SERIES: Final = 9  # in tests/golden/gpu_h100.metrics
 
 
@@ -39,8 +39,8 @@ def render_metrics_reference() -> str:
         ),
         "one label value each. `process_*` of the exporter itself come as usual.",
         "",
-        "The verdict is a state set, not a number, because verdicts have no order. A rule that asks for one name reads",
-        "one series an engine, as it would of a number. The stage has a series only while there is one.",
+        "Verdict and stage are state sets, not numbers, because verdicts have no order. A rule that asks for one name",
+        "reads one series an engine, as it would of a number.",
         "",
         (
             f"An engine costs about {ENGINE_SERIES} series: a recorded vLLM 0.32 under pressure, without GPU and"

@@ -47,7 +47,7 @@ ROW = re.compile(r'^    "sglang": "[^"]+",\n', re.MULTILINE)
 def files() -> Iterator[Path]:
     for top in PROGRAM:
         for path in (ROOT / top).rglob("*"):
-            if path.is_file() and path.suffix in TEXT and "node_modules" not in path.parts:
+            if path.is_file() and path.suffix in TEXT and not {"node_modules", "kvpressure.egg-info"} & set(path.parts):
                 yield path
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from kvpressure.engines.registry import BUILT_IN
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = Path(__file__).parents[2] / "exporter" / "kvpressure"
 EXEMPT = {
     "demo": "plays a vLLM server",

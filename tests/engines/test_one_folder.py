@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "exporter" / "kvpressure"
 FOLDER = "exporter/kvpressure/engines/sglang"
@@ -73,7 +75,6 @@ def answer(package: Path, recording: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.live
-@pytest.mark.slow
 def test_without_its_folder_and_its_row_nothing_else_changes(tmp_path: Path) -> None:
     bare = tmp_path / "kvpressure"
     shutil.copytree(PACKAGE, bare, ignore=shutil.ignore_patterns("__pycache__", "sglang"))

@@ -29,6 +29,8 @@ from kvpressure.settings.kinds import (
     Kind,
 )
 
+pytestmark = pytest.mark.slow
+
 WRONG: dict[Kind, tuple[str, ...]] = {
     ANY_PATH: ("relative", "/new\nline"),
     API_URL: ("10.0.0.1:6443", "https://user@host"),

@@ -19,6 +19,8 @@ from kvpressure.sources.gpu.amd.source import PROCESS_SECONDS, RESCAN_SECONDS, A
 from tests.sources.gpu.amd import trees
 from tests.sources.gpu.amd.trees import GIB, Card, Tree, gpu_id
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Given:

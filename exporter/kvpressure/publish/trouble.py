@@ -21,7 +21,12 @@ RANKS: Final = {verdict: rank for rank, verdict in enumerate(reversed(ORDER), 1)
 """The larger, the worse."""
 
 
+def rank(engine: EngineState) -> int:
+    """Of the engine's verdict; 0 for one that is not known here."""
+    return RANKS.get(engine.diagnosis.verdict, 0)
+
+
 def trouble(engine: EngineState) -> float:
     """The larger, the worse: the rank of the verdict, and a fraction below one that grows with the queue."""
     waiting = (engine.signals.load.waiting or 0.0) if engine.up else 0.0
-    return RANKS.get(engine.diagnosis.verdict, 0) + waiting / (waiting + 1)
+    return rank(engine) + waiting / (waiting + 1)

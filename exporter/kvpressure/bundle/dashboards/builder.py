@@ -612,6 +612,11 @@ def some(expr: str) -> str:
     return f"topk({TOP}, {expr})"
 
 
+def at_end(expr: str) -> str:
+    """The same at the end of the time shown, so that a graph keeps its lines over its whole width."""
+    return expr.replace("})", "} @ end())")
+
+
 def top(base: str, expr: str) -> str:
     """``expr`` for the engines with the largest ``base``, at most ``TOP`` of them."""
     return f"{expr} and on ({BY_ENGINE}) topk({TOP}, {base})"

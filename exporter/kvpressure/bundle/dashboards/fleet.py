@@ -22,6 +22,7 @@ from kvpressure.bundle.dashboards.builder import (
     BoardContext,
     Json,
     PanelQuery,
+    at_end,
     column,
     dashed,
     drill,
@@ -195,16 +196,11 @@ def _headroom(site: BoardContext) -> Json:
 
 
 def _largest(expr: str) -> str:
-    return f"{expr} and on ({BY_MODEL}) topk({TOP}, {_at_end(expr)})"
+    return f"{expr} and on ({BY_MODEL}) topk({TOP}, {at_end(expr)})"
 
 
 def _smallest(expr: str) -> str:
-    return f"{expr} and on ({BY_MODEL}) topk({TOP}, -({_at_end(expr)}))"
-
-
-def _at_end(expr: str) -> str:
-    """The same at the end of the time shown, so that a graph keeps its lines over its whole width."""
-    return expr.replace("})", "} @ end())")
+    return f"{expr} and on ({BY_MODEL}) topk({TOP}, -({at_end(expr)}))"
 
 
 def _workloads(site: BoardContext) -> Json:
@@ -274,9 +270,9 @@ def _budget_left(site: BoardContext) -> Json:
 
 
 def _missed(site: BoardContext) -> Json:
-    missed = (
-        f"topk({TOP}, sum by ({BY_OBJECTIVE}) (max by ({BY_ENGINE}, objective)"
-        f" (rate(kvpressure_objective_missed_requests_total{{{ENGINE}}}[$__rate_interval]))))"
+    missed = some(
+        f"sum by ({BY_OBJECTIVE}) (max by ({BY_ENGINE}, objective)"
+        f" (rate(kvpressure_objective_missed_requests_total{{{ENGINE}}}[$__rate_interval])))"
     )
     return _by_objective(
         site,
@@ -309,7 +305,7 @@ def _by_objective(
 
 def _objectives(site: BoardContext) -> Json:
     def highest(metric: str) -> str:
-        return f"topk({TOP}, max by ({BY_OBJECTIVE}) (kvpressure_objective_{metric}{{{ENGINE}}}))"
+        return some(f"max by ({BY_OBJECTIVE}) (kvpressure_objective_{metric}{{{ENGINE}}})")
 
     return table(
         site,

@@ -6,20 +6,22 @@ from typing import Final
 
 from kvpressure.bundle.dashboards.builder import (
     BY_ENGINE,
+    CONTAINER,
     ENGINE,
     ORANGE,
     RED,
-    TOP,
     Board,
     BoardContext,
     Json,
     PanelQuery,
+    at_end,
     column,
     dashed,
     some,
     steps,
     table,
     timeseries,
+    top,
 )
 from kvpressure.bundle.dashboards.first_screen import COLORED, FIRING, RATIO
 
@@ -61,8 +63,7 @@ def _engine(metric: str) -> str:
 
 
 def _longest_queues(expr: str) -> str:
-    waiting = _engine("vllm:num_requests_waiting").replace("})", "} @ end())")
-    return f"{expr} and on ({BY_ENGINE}) topk({TOP}, {waiting})"
+    return top(at_end(_engine("vllm:num_requests_waiting")), expr)
 
 
 def _engines(site: BoardContext) -> Json:
@@ -164,7 +165,7 @@ def _latency(site: BoardContext, phase: str) -> Json:
 
 
 def _rate(metric: str, by: str) -> str:
-    return f"topk({TOP}, sum by ({by}) (rate({metric}{{{ENGINE}}}[$__rate_interval])))"
+    return some(f"sum by ({by}) (rate({metric}{{{ENGINE}}}[$__rate_interval]))")
 
 
 def _tokens(site: BoardContext) -> Json:
@@ -194,14 +195,13 @@ def _finished(site: BoardContext) -> Json:
 
 
 def _failed(site: BoardContext) -> Json:
-    chosen = 'cluster=~"$cluster",namespace=~"$namespace",pod=~"$pod"'
     return timeseries(
         site,
         "Failed requests",
         "Share of requests that end with an error or are answered with 5xx, the larger of the two.",
         [
             PanelQuery(
-                some(f"max by (cluster, namespace, pod) ({FAILED}{{{chosen}}})"),
+                some(f"max by (cluster, namespace, pod) ({FAILED}{{{CONTAINER}}})"),
                 "{{pod}}",
                 optional="hardly any request fails",
             )

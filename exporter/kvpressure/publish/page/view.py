@@ -18,7 +18,7 @@ from kvpressure.model.readings import EngineKey
 from kvpressure.model.state import EngineState, State, without_values
 from kvpressure.publish.links import BOARDS, Link, Links
 from kvpressure.publish.page.history import PageHistory, Points
-from kvpressure.publish.trouble import RANKS
+from kvpressure.publish.trouble import rank
 from kvpressure.settings.thresholds import Thresholds, builtin
 
 CALM: Final = ("healthy", "idle")
@@ -117,7 +117,7 @@ def headline(state: State) -> str:
     if not total:
         return "No engine found on this node."
     counts: dict[str, int] = {}
-    for engine in sorted(state.engines, key=lambda one: -RANKS.get(one.diagnosis.verdict, 0)):
+    for engine in sorted(state.engines, key=rank, reverse=True):
         shown = words(engine.diagnosis.verdict) if engine.up else f"down ({reason_text(engine.error, engine.dialect)})"
         counts[shown] = counts.get(shown, 0) + 1
     parts = ", ".join(f"{number_text(count)} {shown}" for shown, count in counts.items())
@@ -125,7 +125,7 @@ def headline(state: State) -> str:
 
 
 def _rank(view: PageEngine) -> int:
-    return -RANKS.get(view.state.diagnosis.verdict, 0)
+    return -rank(view.state)
 
 
 def _anchor(key: EngineKey) -> str:

@@ -42,6 +42,7 @@ generated:       ## every generated file is what its generator makes today
 	$(PYTHON) deploy/generate.py --check
 	$(PYTHON) -m tools.recipes --check
 	$(PYTHON) -m tools.promises --check
+	$(PYTHON) -m tools.reference --check
 	$(PYTHON) -m tools.transcripts --check
 
 compiled:        ## the tests as bytecode, once for all processes that will import them
@@ -55,6 +56,7 @@ generate:        ## write the generated files: rules, boards, runbooks, referenc
 	$(PYTHON) deploy/generate.py
 	$(PYTHON) -m tools.recipes
 	$(PYTHON) -m tools.promises
+	$(PYTHON) -m tools.reference
 	$(PYTHON) -m tools.transcripts
 
 image-test:      ## build the image without a container engine and check it (root, Debian 12, some minutes, 1 GiB)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tools import parts
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 PARTS: Final = ("engines", "sources", "process", "web")
 """Parts of docs/reliability.md, each with a table."""
@@ -67,10 +69,7 @@ def table(kind: str, part: str, found: list[Promise]) -> str:
 def page(path: str, text: str, found: list[Promise]) -> str:
     """The page's text with today's tables in their places. Raises ``ValueError`` where a place is missing."""
     for name, kind, part in _PAGES[path]:
-        begin, end = f"<!-- {name}: written by python -m tools.promises -->\n", f"<!-- end of {name} -->\n"
-        if begin not in text or end not in text:
-            raise ValueError(f"{path}: no place for {name}")
-        text = text.split(begin)[0] + begin + table(kind, part, found) + end + text.split(end, 1)[1]
+        text = parts.put(text, name, table(kind, part, found))
     return text
 
 

@@ -1,4 +1,4 @@
-"""Errors that are answers: the input was wrong, and one line says what, where and what is allowed."""
+"""Errors of usage or input: one line says what was wrong, where, and what is allowed."""
 
 
 class InputError(ValueError):

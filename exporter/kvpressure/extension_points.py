@@ -1,4 +1,4 @@
-"""What other installed packages offer under an entry point: an engine, a source, a signal or a condition.
+"""Extensions that other installed packages offer as entry points: an engine, a source, a signal or a condition.
 
 Looked up only when somebody names one: looking costs tens of milliseconds, and no package may change what is read by
 being installed.

@@ -1,4 +1,4 @@
-r"""Text from outside made visible: what a terminal or a browser would obey instead of showing.
+r"""Control characters in text from outside, shown as escapes.
 
 A model's name, a label, a log line may hold escape sequences that rewrite the screen, bidirectional controls that turn a line
 round, or line ends that forge one. Each such character is shown as its escape (``\x1b``, ``\u202e``). Pure.

@@ -1,5 +1,6 @@
-"""Which names and forms of text are secrets: the second net, behind the list of what may be known
-(``engines.vllm.public``).
+"""Which names and forms of text are secrets.
+
+This is the second net, behind the list of what may be known (``engines.vllm.public``).
 
 A value is hidden by the name in front of it (``--api-key X [Y ...]``, ``HF_TOKEN=X``, ``'api_key': ['X']``,
 ``Authorization: Bearer X``) or by its own form (tokens of well-known makers, private keys, credentials in URLs). Names

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "exporter" / "kvpressure"
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 WALK = re.findall(r"^\| (\d+) \| `([^`]+)` \| `([^`]+)` \|", TEXT.partition("<!-- walk -->")[2], re.M)
-ROOMS = TEXT.partition("## Rooms")[2].partition("##")[0]
+ROOMS = TEXT.partition("## Packages")[2].partition("##")[0]
 
 
 def test_every_room_is_on_the_map_and_no_other() -> None:

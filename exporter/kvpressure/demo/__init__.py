@@ -1,5 +1,5 @@
-"""A simulated node: vLLM engines, the pages they serve, the GPUs under them, and incidents to watch.
+"""A simulated node: vLLM engines by their measured step times, the GPUs under them, and incidents to watch.
 
-``simulator`` models one engine, ``page`` renders what it serves, ``gpus`` what its card shows, ``node`` puts several
+``simulator`` models one engine, ``page`` renders what it serves, ``gpus`` what its GPU shows, ``node`` puts several
 pods on one machine, ``scenario`` says what happens to them, and ``runner`` runs all of it next to the real exporter.
 """

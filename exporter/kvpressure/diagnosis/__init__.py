@@ -1,1 +1,4 @@
-"""Diagnosis: from signals to a verdict with evidence. Pure; readable rules, no learned weights."""
+"""Diagnosis: three-valued facts, a table of rules for each verdict, hysteresis and conditions.
+
+Pure; no learned weights.
+"""

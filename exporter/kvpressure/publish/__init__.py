@@ -1,1 +1,1 @@
-"""Publishing: metric declarations, const families, the web server and its page. Renders only; no input here."""
+"""Publishing: metrics, JSON, the triage page and the web server. Renders only; no input here."""

@@ -70,6 +70,7 @@ FORMAT: Final = "kvpressure-recording"
 VERSION: Final = 1
 LONG_LINE_BYTES: Final = 1024 * 1024  # up to which any line may be read
 MAX_VALUES: Final = 500_000  # of a longer one; a tick of 64 engines with batch sizes has 70 000
+"""Values in one long line of a recording. Beyond: the tick is skipped. Shown as: reported by the command."""
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _LINE_ENDS: Final = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 #: Builds the page of one engine entry; arguments as ``sources.vllm.exposition.parse_scrape``.
@@ -218,6 +219,17 @@ _HEALTH: Final = (
     Field("duration_seconds", read_level),
     Field("errors", read_counts, dict, default={}),
 )
+#: The entries of each list in a tick, and of ``health`` by source.
+ENTRIES: Final = {
+    "gpus": _GPU,
+    "engines": (*_PAGE, *_PAGE_GIVEN),
+    "containers": _CONTAINER,
+    "logs": _LOG,
+    "allocator": _ALLOCATOR,
+    "steps": _STEPS,
+    "owners": _OWNER,
+    "health": _HEALTH,
+}
 
 
 # --- ticks -------------------------------------------------------------------------------------------------------

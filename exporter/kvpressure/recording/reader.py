@@ -19,6 +19,7 @@ from kvpressure.recording.format import Header, RecordingError, header_from_json
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 
 MAX_LINE_BYTES: Final = 16 * 1024 * 1024  # a tick of a node full of engines is below 5 MiB
+"""One line of a recording. Beyond: the tick is skipped. Shown as: reported by the command."""
 _MAX_SCANNERS: Final = 1024
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 

@@ -1,1 +1,1 @@
-"""The running process: loop, workers, logging, memory tuning."""
+"""The running process: threads, intervals, deadlines and health of sources; logging and memory tuning."""

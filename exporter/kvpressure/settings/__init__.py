@@ -1,1 +1,1 @@
-"""Flags, environment, configuration file and thresholds."""
+"""Flags, environment, configuration file and thresholds, each with its source and range."""

@@ -10,6 +10,7 @@ from typing import Any, Final
 from kvpressure.errors import InputError
 
 NODE_LIMIT: Final = 10_000  # aliases can make a short file huge
+"""Values in a settings file, aliases written out. Beyond: one error line."""
 
 
 class YamlError(InputError):

@@ -15,6 +15,9 @@ from kvpressure.signals.window import MINUTE
 MAX_REPORTS: Final = 256
 # batch sizes that rose, each with its count, of all reports together; an engine makes 200 steps a second at most
 MAX_ENTRIES: Final = 8_192
+"""Batch sizes and counts kept in one engine's step window. Beyond: the oldest reports go; none is older than a minute.
+Shown as: shorter window.
+"""
 
 
 @dataclass(frozen=True, slots=True)

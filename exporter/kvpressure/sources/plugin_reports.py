@@ -38,11 +38,21 @@ FORMAT: Final = 1  # of the reports that are read; fields may be added to it, an
 FRESH_SECONDS: Final = 10.0
 MAX_FILE_BYTES: Final = 256 * 1024  # of 8 engines with 1 000 batch sizes each
 MAX_FILES: Final = 64  # in one directory: workers and API servers of one pod
+"""Plugin files of one directory. Beyond: the rest is not read. Shown as: `source_errors_total{reason="too_large"}`."""
 MAX_DIRECTORIES: Final = 256
 MAX_LISTED: Final = 1024  # names of one directory that are looked at
+"""Names listed in one plugin directory. Beyond: the rest is not seen.
+Shown as: `source_errors_total{reason="too_large"}`.
+"""
 MAX_DIRECTORY_BYTES: Final = 1024 * 1024  # read of one directory
 MAX_BYTES: Final = 4 * 1024 * 1024  # read of all directories together; eight busy engines write a tenth of it
+"""Bytes of plugin files, all directories. Beyond: the largest directories lose theirs.
+Shown as: `source_errors_total{reason="too_large"}`.
+"""
 MAX_ENTRIES: Final = 32_768  # counts of batch sizes, of all directories together; eight busy engines have 16 000
+"""Batch sizes in plugin files, all directories. Beyond: the directory's step counts are left out.
+Shown as: `source_errors_total{reason="too_large"}`.
+"""
 MAX_FILE_ENTRIES: Final = 16_384
 MAX_NAME_CHARS: Final = 256  # of an engine
 MAX_SIZES: Final = 8192

@@ -16,6 +16,7 @@ from kvpressure.errors import InputError
 READ_ONLY: Final = ("get", "logs")
 TIMEOUT_SECONDS: Final = 15.0
 MAX_BYTES: Final = 32 * 1024 * 1024
+"""Output of `kubectl`. Beyond: cut."""
 MAX_LIST_BYTES: Final = 256 * 1024 * 1024  # a thousand pods of 240 KB
 _ERROR_BYTES: Final = 64 * 1024
 

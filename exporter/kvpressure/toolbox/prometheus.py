@@ -27,6 +27,7 @@ MAX_SERVERS: Final = 16
 TIMEOUT_SECONDS: Final = 20.0
 ANSWER_SECONDS: Final = 60.0  # for an answer as a whole, however slowly it comes
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024  # ten minutes of 64 engines at one scrape a second have 40 MiB
+"""An answer of Prometheus to a command. Beyond: one error line."""
 _PART_BYTES: Final = 256 * 1024
 
 _SERVER: Final = ("instance", "job", "namespace", "pod", "container")

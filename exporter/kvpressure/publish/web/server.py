@@ -43,10 +43,15 @@ IDLE_SECONDS: Final = 30.0
 WRITE_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 0.8
 CONNECTIONS: Final = 256
+"""Web connections. Beyond: the address with the most loses its oldest."""
 PEER_CONNECTIONS: Final = 128  # of one address
+"""Web connections of one address. Beyond: it loses its oldest."""
 TLS_CONNECTIONS: Final = 64  # with TLS, where one takes 0.3 MiB
+"""Web connections with TLS. Beyond: the address with the most loses its oldest."""
 PEER_TLS_CONNECTIONS: Final = 32
+"""Web connections with TLS of one address. Beyond: it loses its oldest."""
 PASSWORDS_WAITING: Final = 8  # comparisons with bcrypt that may wait; further unknown logins get 503
+"""Password checks waiting. Beyond: status 503."""
 HEALTH_PATHS: Final = ("/-/healthy", "/-/ready")
 CHUNK: Final = 64 * 1024  # bytes that an answer may hold in memory beyond the shared body
 

@@ -42,6 +42,9 @@ READ_BYTES: Final = 1024 * 1024  # of all logs together, each read
 CONTAINER_BYTES: Final = 256 * 1024  # of one log, each read
 MAX_LINES: Final = 500  # recognised lines of one log that are passed on, each read
 MAX_CONTAINERS: Final = 128
+"""Containers whose logs are followed. Beyond: the rest is not followed.
+Shown as: `source_errors_total{source="logs"}`.
+"""
 RECENT_SECONDS: Final = 600.0
 SAVE_SECONDS: Final = 5.0
 MISSING_SECONDS: Final = 30.0

@@ -30,6 +30,7 @@ from kvpressure.sources.scrape.targets import Target
 
 SYNC_SECONDS: Final = 5.0  # how long the first read waits for the first list
 MAX_PODS: Final = 2000  # kept of one watch; a node has 110 by default and rarely more than 500
+"""Pods of the node. Beyond: the rest is not seen. Shown as: `source_errors_total{source="pods"}`."""
 
 REASONS: Final = (*KUBE_REASONS, *(reason for reason in REFUSALS if reason != "no_endpoint"), "too_many_pods")
 """Reasons of this source. Those of ``podspec.REFUSALS`` count engines that cannot be scraped, or not as a whole, once

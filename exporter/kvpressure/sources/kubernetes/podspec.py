@@ -38,6 +38,7 @@ from kvpressure.sources.scrape.targets import MAX_PATH_CHARS, Target, TargetErro
 
 MAX_CONTAINERS: Final = 64  # of one pod that are looked at
 MAX_COMMAND_CHARACTERS: Final = 16384  # of the command lines of one pod, and of the variables of each container
+"""Command line and script of one pod, characters. Beyond: cut; limits then count as unknown."""
 MAX_KEPT_CHARACTERS: Final = 8 * 1024 * 1024  # of the command lines of all pods that need not be read again
 MAX_RANKS: Final = 64  # of one container that are scraped each on a port of its own; a node has 16 GPUs at most
 

@@ -46,6 +46,7 @@ __all__ = ["DNS", "REASONS", "REFUSED", "RESET", "TIMEOUT", "UNREACHABLE", "Fetc
 MAX_HEADER_BYTES: Final = 64 * 1024
 MAX_HEADERS: Final = 100
 MAX_BODY_BYTES: Final = 4 * 1024 * 1024  # as sent; a page of 64 engines has 3.3 MiB
+"""One scrape, as sent and unpacked. Beyond: the scrape fails. Shown as: `target_errors_total{reason="too_large"}`."""
 MAX_TEXT_BYTES: Final = MAX_BODY_BYTES  # unpacked
 PART_BYTES: Final = 64 * 1024  # of a body of unknown length is read or unpacked at once
 GROWING: Final = 1.125  # what grows has so much more memory than it holds

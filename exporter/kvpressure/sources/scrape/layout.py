@@ -32,7 +32,9 @@ MAX_OWNERS: Final = 4 * MAX_ENGINES  # engines and models whose series are place
 MAX_BUCKETS: Final = 64  # of one histogram; the longest known has 23
 MAX_VALUES: Final = 32  # of a label that makes a name, of one engine; there are five reasons for a request to end
 MAX_SLOTS: Final = 32_768  # 64 engines need about 17 000
+"""Series of one target. Beyond: further series are left out. Shown as: `page_cut{reason="series"}`."""
 MAX_NAME_CHARS: Final = 256  # of a model or an engine; it stands in each of their series
+"""Model or engine name, characters. Beyond: its lines are left out. Shown as: `page_bad_lines`."""
 MAX_CONFIGS: Final = 4 * MAX_ENGINES  # cache_config_info series; an engine has one
 SLOT_BYTES: Final = 300  # of a series: its key, its field and its last value
 GROUP_BYTES: Final = 1_024  # of an engine or a model, beside its name

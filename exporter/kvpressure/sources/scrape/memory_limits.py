@@ -15,17 +15,31 @@ from kvpressure.model.reasons import CROWDED
 from kvpressure.sources.base import SourceError
 
 MAX_ENGINES: Final = 64  # of all targets of a node together, and of one page; 8 GPUs have 56 MIG instances
+"""Engines of the node. Beyond: each target keeps its fair part. Shown as: `page_cut{reason="engines"}`."""
 SMALL_PAGE_BYTES: Final = 128 * 1024  # pages up to this size wait for nobody; that of one engine has 60 KiB
 LARGE_PAGES_BYTES: Final = 5 * 1024 * 1024  # of larger pages in memory at the same time: the largest, as it grows
+"""Scrapes above 128 KiB in memory at once. Beyond: the scrape waits, then fails.
+Shown as: `target_errors_total{reason="crowded"}`.
+"""
 REMEMBERED_BYTES: Final = (
     14 * 1024 * 1024
 )  # of all scanners together; a page of 64 engines needs 11, with names of 100 characters 13 (each scan of more is a slow one)  # noqa: E501
+"""Lines and series remembered for fast parsing, all targets. Beyond: forgotten and parsed again; results stay the same.
+Shown as: process CPU.
+"""
 PLUGIN_LINES: Final = 16 * 1024  # that the plugin inside vLLM writes on its page
+"""Lines of the plugin on all scrapes. Beyond: the target's plugin lines are left out.
+Shown as: `page_cut{reason="plugin"}`.
+"""
 PLUGIN_LINES_EACH: Final = 512  # an engine has two for each size of a batch that it has seen
 SCANS: Final = 2  # pages taken apart at the same time: one thread runs at a time, each holds what it has begun
+"""Scrapes parsed at once. Beyond: the scrape waits. Shown as: `target_scrape_seconds`."""
 LAYOUT_BYTES: Final = (
     2 * 1024 * 1024
 )  # of the series of one page while it is taken apart, at least; 8 engines have 1 MiB
+"""Series of one target while it is parsed, at least. Beyond: further series are left out if others use the rest.
+Shown as: `page_cut{reason="series"}`.
+"""
 REMEMBERED_EACH: Final = 256 * 1024  # what every scanner may have of it at least
 
 

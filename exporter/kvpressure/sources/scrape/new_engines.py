@@ -13,6 +13,7 @@ from kvpressure.model.readings import EngineReading
 from kvpressure.sources.scrape.memory_limits import MAX_ENGINES
 
 BURST: Final = MAX_ENGINES  # new engines at once
+"""New engine names of one target at once. Beyond: one more a minute. Shown as: `page_cut{reason="new_engines"}`."""
 SECONDS_EACH: Final = 60.0  # after the burst: one more in this time
 KNOWN: Final = 2 * MAX_ENGINES  # names that are remembered, the ones seen last
 

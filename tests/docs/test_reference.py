@@ -1,0 +1,95 @@
+"""What pages say of the code is written from its declarations, all of it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvpressure.cli import available
+from kvpressure.model.readings import (
+    AllocatorReading,
+    ContainerReading,
+    GpuOwner,
+    GpuReading,
+    LogLine,
+    NodeCondition,
+    Snapshot,
+    SourceHealth,
+    StepStats,
+)
+from kvpressure.recording.format import tick_to_json
+from kvpressure.settings.settings import options
+from tools import parts, reference
+
+ROOT = Path(__file__).parents[2]
+
+
+def copy(root: Path) -> None:
+    for page in reference.pages():
+        (root / page).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / page, root / page)
+
+
+def test_pages_are_current_and_an_old_one_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy(tmp_path)
+    assert reference.main(tmp_path, check=True) == 0
+    page = tmp_path / "docs/security.md"
+    page.write_text(page.read_text(encoding="utf-8").replace("| 4 MiB |", "| 5 MiB |"), encoding="utf-8")
+    (tmp_path / "docs/commands.md").unlink()
+    assert reference.main(tmp_path, check=True) == 1
+    said = capsys.readouterr().out
+    assert "docs/security.md: out of date" in said
+    assert "docs/commands.md: out of date" in said
+    assert reference.main(tmp_path) == 0
+    assert reference.main(tmp_path, check=True) == 0
+
+
+def test_a_page_without_the_place_is_refused() -> None:
+    with pytest.raises(ValueError, match="no place for limits"):
+        parts.put("# Security\n", "limits", "| a |")
+
+
+def test_what_is_put_replaces_only_its_own_part() -> None:
+    text = (
+        "a\n<!-- x: written by me -->\nold\n<!-- end of x -->\nb\n<!-- y: written by me -->\nold\n<!-- end of y -->\n"
+    )
+    assert parts.put(text, "x", "new\n") == text.replace("old", "new", 1)
+
+
+@pytest.mark.parametrize("command", [name for name in available() if name != "serve"])
+def test_every_option_of_a_command_is_on_the_page(command: str) -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    importlib.import_module(f"kvpressure.cli.{command}").add_arguments(parser)
+    settings = {f"--{name}" for name in options()} | {"--config"} if command == "record" else set()
+    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n## {command}\n")[2].partition("\n## ")[0]
+    flags = {
+        flag for action in parser._actions if not settings & {*action.option_strings} for flag in action.option_strings
+    }
+    assert [flag for flag in flags if f"`{flag}`" not in section and f"`{flag} " not in section] == []
+
+
+def test_every_key_of_a_tick_is_on_the_page() -> None:
+    snapshot = Snapshot(
+        time=1.0,
+        gpus=(GpuReading("GPU-1", 0, "nvidia"),),
+        containers=(ContainerReading("a", "b", "c"),),
+        owners=(GpuOwner("GPU-1", "a", "b", "c"),),
+        logs=(LogLine("a", "b", "c", "x", None),),
+        allocator=(AllocatorReading("a", "b", 0),),
+        steps=(StepStats("a", "b", "0", 1.0, 2.0, 3, 4),),
+        node_conditions=(NodeCondition("MemoryPressure", True),),
+        health={"nvidia": SourceHealth("nvidia")},
+        targets=("x",),
+        process_pods={1: ("a", "b")},
+        expected_gpus={"nvidia": 1},
+    )
+    text = (ROOT / "docs/recordings.md").read_text(encoding="utf-8").partition("## Format")[2]
+    written = json.loads(tick_to_json(snapshot))
+    assert len(written) > 10
+    assert [key for key in written if f"`{key}`" not in text] == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from kvpressure.model import readings as r
@@ -102,18 +103,23 @@ def snapshot(i: int) -> Snapshot:
     )
 
 
+def _no_number(text: str) -> None:
+    raise AssertionError(f"not JSON: {text}")
+
+
 class Shown:
     """What a node shows after some ticks: metrics, page and JSON."""
 
-    def __init__(self, change: Callable[[Snapshot], Snapshot] = lambda one: one) -> None:
+    def __init__(self, change: Callable[[Snapshot], Snapshot] = lambda one: one, ticks: int = TICKS) -> None:
         pipeline, self.around = Pipeline(), ViewContext()
-        for i in range(1, TICKS + 1):
+        for i in range(1, ticks + 1):
             given = change(snapshot(i))
             self.state: State = pipeline.observe(given)
             self.around.history.observe(given, self.state)
         self.site = Site(lambda: self.state, why_unhealthy=lambda: None, why_not_ready=lambda: None, around=self.around)
         self.html = self.get("/").decode()
-        self.document: dict[str, Any] = json.loads(self.get("/api/v1/diagnosis"))
+        self.json = self.get("/api/v1/diagnosis").decode()
+        self.document: dict[str, Any] = json.loads(self.json, parse_constant=_no_number)
         self.metrics = self.get("/metrics").decode().splitlines()
 
     def get(self, path: str) -> bytes:
@@ -124,14 +130,22 @@ class Shown:
     def of(self, pod: str) -> tuple[list[str], list[str], list[Any]]:
         """Series, parts of the page and entries of the JSON about one pod, its GPU and its container."""
         series = [line for line in self.metrics if pod in line and "isolated" not in line and not line.startswith("#")]
-        parts = [part for part in re.findall(r"<article.*?</article>|<tr>.*?</tr>", self.html, re.S) if pod in part]
-        entries = [
-            entry
-            for kind in ("engines", "gpus", "containers")
-            for entry in self.document[kind]
-            if pod in json.dumps(entry)
-        ]
-        return series, parts, entries
+        parts = [part for part in self.parts if pod in part]
+        return series, parts, [entry for text, entry in self.entries if pod in text]
+
+    @cached_property
+    def parts(self) -> list[str]:
+        return re.findall(r"<article.*?</article>|<tr>.*?</tr>", self.html, re.S)
+
+    @cached_property
+    def entries(self) -> list[tuple[str, Any]]:
+        found = (entry for kind in ("engines", "gpus", "containers") for entry in self.document[kind])
+        return [(str(entry), entry) for entry in found]
+
+    @cached_property
+    def innocent(self) -> dict[str, tuple[list[str], list[str], list[Any]]]:
+        """What is shown of the pods that do not misbehave."""
+        return {pod: self.of(pod) for pod in PODS if pod != BAD}
 
     def failures(self) -> dict[tuple[str, str, str], float]:
         found = {}
@@ -144,10 +158,8 @@ class Shown:
 
 
 def assert_innocent(shown: Shown, undisturbed: Shown) -> None:
-    for pod in PODS:
-        if pod != BAD:
-            series, parts, entries = shown.of(pod)
-            assert len(series) > 60
-            assert len(parts) == 2
-            assert len(entries) == 3
-            assert (series, parts, entries) == undisturbed.of(pod)
+    for pod, (series, parts, entries) in shown.innocent.items():
+        assert len(series) > 60
+        assert len(parts) == 2
+        assert len(entries) == 3
+        assert (series, parts, entries) == undisturbed.innocent[pod]

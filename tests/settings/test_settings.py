@@ -459,6 +459,14 @@ def test_aliases_that_make_one_value_of_millions_are_one_short_line(tmp_path: Pa
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("tag", ["!mine", "!!set", "!!python/dict"])
+def test_a_mapping_of_another_type_is_refused(tmp_path: Path, tag: str) -> None:
+    """PyYAML refuses it or makes something else of it; it was read as if the type were not there."""
+    text = mistake(file=write(tmp_path, f"collector: {tag}\n  demo: true\n"))
+    assert "settings.yaml:1" in text or ":1: " in text
+    assert "allowed: plain mappings" in text
+
+
 def test_a_wrong_value_of_any_size_is_shown_shortly() -> None:
     value: object = ["x"] * 10
     for _ in range(12):

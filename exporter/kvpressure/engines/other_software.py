@@ -6,6 +6,7 @@ Sources of the names: the software's own documentation or releases, see the page
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -80,7 +81,15 @@ SOFTWARE: Final[Mapping[str, Software]] = {  # what is more specific first
 }
 
 
+_BEGINS: Final = re.compile(
+    rb"\n(?:# TYPE )?(?:" + b"|".join(re.escape(name) for one in SOFTWARE.values() for name in one.begins) + rb")"
+)
+_CONTAINS: Final = tuple(word for one in SOFTWARE.values() for word in one.contains)
+
+
 def name_of_page(text: PageText) -> str | None:
     """The word in ``model.reasons.OTHER_SOFTWARE`` for who wrote a page without engines; ``None`` = unknown."""
     lines = b"\n" + text[:LOOKED_AT]
+    if _BEGINS.search(lines) is None and not any(word in lines for word in _CONTAINS):
+        return None
     return next((name for name in OTHER_SOFTWARE if SOFTWARE[name].wrote(lines)), None)

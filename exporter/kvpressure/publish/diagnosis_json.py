@@ -25,15 +25,21 @@ LARGEST: Final = sys.float_info.max  # larger whole numbers are none that a read
 def diagnosis_document(state: State, node_name: str, around: ViewContext | None = None) -> dict[str, Any]:
     """A document of plain JSON values; numbers that JSON cannot say become null."""
     around = around or ViewContext()
-    document = {
+    return {
         "version": __version__,
         "node": node_name,
-        "time": state.time,
-        "headline": headline(state),
+        **_plain({"time": state.time, "headline": headline(state)}),
         "engines": [engine_entry(engine, state, around) for engine in state.engines],
         "gpus": [_try_gpu(gpu, state, around.guard) for gpu in state.gpus],
         "containers": [_try_container(container, around.guard) for container in state.containers],
-        "discovered": [_plain(asdict(found)) for found in state.discovered],
+        **_plain(_of_the_node(state, around)),
+    }
+
+
+def _of_the_node(state: State, around: ViewContext) -> dict[str, Any]:
+    """What belongs to no engine, GPU or container."""
+    return {
+        "discovered": [asdict(found) for found in state.discovered],
         "node_conditions": {condition.type: condition.status for condition in state.node_conditions},
         "sources": {
             name: {key: value for key, value in asdict(health).items() if key != "name"}
@@ -51,8 +57,6 @@ def diagnosis_document(state: State, node_name: str, around: ViewContext | None 
         ],
         "boards": {uid: around.links.board(uid).url or None for uid in BOARDS},
     }
-    plain: dict[str, Any] = _plain(document)
-    return plain
 
 
 def engine_entry(engine: EngineState, state: State, around: ViewContext) -> dict[str, Any]:
@@ -81,9 +85,8 @@ def _try_container(container: ContainerState, guard: Guard) -> Any:
     )
     if not isinstance(found, Failure):
         return found
-    return _container(
-        ContainerState(ContainerReading(reading.namespace, reading.pod, reading.container), failure=found)
-    )
+    bare = ContainerReading(reading.namespace, reading.pod, reading.container)
+    return _plain(_container(ContainerState(bare, failure=found)))
 
 
 def _container(container: ContainerState) -> dict[str, Any]:
@@ -175,13 +178,15 @@ def _gpu(gpu: GpuState, state: State) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON knows: text keys, lists, finite numbers."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+    """Only what JSON knows: text keys, lists, finite numbers. The most frequent kinds first."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value if abs(value) <= LARGEST else None
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and abs(value) > LARGEST):
-        return None
-    if value is None or isinstance(value, str | int | float):
-        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
     raise TypeError(type(value).__name__)

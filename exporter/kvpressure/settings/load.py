@@ -77,6 +77,11 @@ def from_file(path: str, table: Mapping[str, Option]) -> Found:
         root = yaml_nodes.read(path)
     except yaml_nodes.YamlError as error:
         raise SettingsError(str(error)) from error
+    return from_node(root, table)
+
+
+def from_node(root: YamlNode, table: Mapping[str, Option]) -> Found:
+    """What the values of a YAML file give."""
     if root.children is None:
         raise SettingsError(f"{root.where}: the file is not a mapping; allowed: keys and values")
     return _walk(root.children, "", table).items()

@@ -75,6 +75,8 @@ class _Reader:
             if self._size(node) > NODE_LIMIT:
                 raise YamlError(f"{where}: more than {NODE_LIMIT} values; allowed: fewer")
             return YamlNode(self._construct(node, where), where)
+        if node.tag != yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG:
+            raise YamlError(f"{where}: a mapping of type {node.tag[:80]!r}; allowed: plain mappings")
         children: dict[str, YamlNode] = {}
         for key, value in node.value:
             line = f"{self._path}:{key.start_mark.line + 1}"

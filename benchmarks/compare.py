@@ -1,5 +1,5 @@
-"""What do other Python GPU exporters cost? ``python -m benchmarks.compare``: the same machine, the same 8 GPUs, one
-after another.
+"""What do other Python GPU exporters cost? ``python -m benchmarks.compare [--write]``: the same machine, the same
+8 GPUs, one after another. ``--write`` puts the table into docs/benchmarks.md.
 
 CPU is the operating system's accounting of the process: first while nobody scrapes it, then at two scrapes
 a second; the difference is what a scrape costs. An exporter that cannot be installed or does not run is listed with the
@@ -23,7 +23,18 @@ from tests.sources.gpu.nvml_stub import Gpu, World, environment, write
 
 from benchmarks.contenders import CONTENDERS, Contender, build_driver, install, plain, wait_for_gpus
 from benchmarks.node import cpu_seconds, free_port, node, rss_mib
+from tools import parts
 
+PAGE: Final = Path(__file__).parents[1] / "docs/benchmarks.md"
+HEAD: Final = (
+    "exporter",
+    "CPU of a core, not scraped",
+    "CPU of a scrape",
+    "scrape p50",
+    "p99",
+    "resident",
+    "series",
+)
 GPUS: Final = 8
 WARM_UP_SECONDS: Final = 10.0
 SCRAPES_A_SECOND: Final = 2.0
@@ -96,31 +107,39 @@ def measure(contender: Contender, library: Path, directory: Path, seconds: float
         return str(error)
 
 
-def row(name: str, found: Cost | str) -> str:
-    """A row of the table, in Markdown."""
+def row(name: str, found: Cost | str) -> tuple[str, ...]:
+    """A row of the table."""
     if isinstance(found, str):
-        return f"| {name} | {found} | | | | | |"
-    return (
-        f"| {name} | {found.idle_cpu * 100:.2f} % | {found.scrape_cpu_seconds * 1e3:.1f} ms | {found.p50 * 1e3:.1f} ms"
-        f" | {found.p99 * 1e3:.1f} ms | {found.rss:.1f} MiB | {found.series} |"
-    )
+        return name, found, "", "", "", "", ""
+    cpu = (f"{found.idle_cpu * 100:.2f} %", f"{found.scrape_cpu_seconds * 1e3:.1f} ms")
+    times = (f"{found.p50 * 1e3:.1f} ms", f"{found.p99 * 1e3:.1f} ms")
+    return name, *cpu, *times, f"{found.rss:.1f} MiB", f"{found.series}"
 
 
 def main() -> int:
-    """Print the table."""
+    """Print the table, and write it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=30.0, help="of each of the two phases")
-    seconds = parser.parse_args().seconds
-    print("| exporter | CPU of a core, not scraped | CPU of a scrape | scrape p50 | p99 | resident | series |")
-    print("|---|---|---|---|---|---|---|")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    options = parser.parse_args()
+    rows: list[tuple[str, ...]] = []
+
+    def add(name: str, found: Cost | str) -> None:
+        rows.append(row(name, found))
+        print(*rows[-1], sep=" | ", flush=True)
+
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         library = build_driver(directory)
         write(directory / "world", World(gpus=[Gpu() for _ in range(GPUS)]))
         for contender in CONTENDERS:
-            print(row(contender.name, measure(contender, library, directory, seconds)), flush=True)
+            add(contender.name, measure(contender, library, directory, options.seconds))
         with node(GPUS, GPUS, False, directory / "node") as (pid, url, _):
-            print(row("kvpressure, GPUs and 8 vLLM engines", cost(pid, f"{url}/metrics", seconds)), flush=True)
+            add("kvpressure, GPUs and 8 vLLM engines", cost(pid, f"{url}/metrics", options.seconds))
+    table = parts.table(HEAD, rows)
+    print(table)
+    if options.write:
+        parts.write(PAGE, "compared", table)
     return 0
 
 

@@ -1,22 +1,26 @@
-"""How does the cost of a node grow? ``python -m benchmarks.growth``: from 8 to 64 engines, and 64 GPU partitions.
+"""How does the cost of a node grow? ``python -m benchmarks.growth [--write]``: 8 to 64 engines, and 64 GPU partitions.
 
-As ``benchmarks.node``, with 8 cards of which each is split into as many MIG instances as there are engines to an
-eighth. Linear means: an engine costs no more CPU, and a scrape no more time for each, among 64 than among 8. Exit 1
-otherwise.
+As ``benchmarks.node``, with 8 GPUs of which each is split into as many MIG instances as there are engines to an eighth.
+``--write`` puts the table into docs/benchmarks.md. Linear means: an engine costs no more CPU, and a scrape no more time
+for each, among 64 than among 8. Exit 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Final
 
 from tests.sources.gpu.nvml_stub import Gpu, Mig, World
 
 from benchmarks.node import measure
+from tools import parts
 
+PAGE: Final = Path(__file__).parents[1] / "docs/benchmarks.md"
 CARDS: Final = 8
 SIZES: Final = (8, 16, 32, 64)
+HEAD: Final = ("engines and partitions", "CPU of a core", "for each engine", "resident", "scrape p50", "p99", "start")
 LINEAR: Final = 1.25  # of what an engine of the smallest node costs: what a measurement may be off
 
 
@@ -38,21 +42,23 @@ def partitioned(partitions: int) -> World:
 
 
 def main() -> int:
-    """Print a row a size."""
+    """Print a row a size, and write them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
     options = parser.parse_args()
-    print("| engines and partitions | CPU of a core | for each engine | resident | scrape p50 | p99 | start |")
-    print("|---|---|---|---|---|---|---|")
-    found = {}
+    rows, found = [], {}
     for size in options.sizes:
         cost = found[size] = measure(CARDS, size, options.seconds, slow=False, world=partitioned(size))
-        print(
-            f"| {size} | {cost['cpu'] * 100:.2f} % | {cost['cpu'] * 100 / size:.3f} % | {cost['rss']:.1f} MiB | "
-            f"{cost['p50'] * 1e3:.1f} ms | {cost['p99'] * 1e3:.1f} ms | {cost['start']:.2f} s |",
-            flush=True,
-        )
+        cpu = (f"{cost['cpu'] * 100:.2f} %", f"{cost['cpu'] * 100 / size:.3f} %")
+        times = (f"{cost['p50'] * 1e3:.1f} ms", f"{cost['p99'] * 1e3:.1f} ms", f"{cost['start']:.2f} s")
+        rows.append((f"{size}", *cpu, f"{cost['rss']:.1f} MiB", *times))
+        print(*rows[-1], sep=" | ", flush=True)
+    table = parts.table(HEAD, rows)
+    print(table)
+    if options.write:
+        parts.write(PAGE, "growth", table)
     small, large = min(found), max(found)
     return int(found[large]["cpu"] / large > LINEAR * found[small]["cpu"] / small)
 

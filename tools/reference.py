@@ -4,7 +4,9 @@
 * limits, from the text under each constant: "What. Beyond: what happens. Shown as: where." (docs/security.md);
 * packages, from the first sentence of each, in the order of the layers (docs/architecture.md);
 * keys of a recording, from the tables that read and write them (docs/recordings.md);
-* bytes of a cache type, from the formula (docs/capacity.md).
+* bytes of a cache type, from the formula (docs/capacity.md);
+* commands, verdicts and the incidents of the demo, each as the program describes it (docs/toolbox.md, README.md,
+  docs/dashboards.md).
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ from kvpressure import cli
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CACHE_DTYPES, layer_bytes
 from kvpressure.capacity.shapes import Layer
+from kvpressure.demo.scenario import SCENARIOS
+from kvpressure.engines.registry import dialect
 from kvpressure.recording import format as recording
 from kvpressure.recording.fields import Field
 from kvpressure.settings.settings import options
+from kvpressure.toolbox.report import CAUSES
 from tools import parts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -129,6 +134,32 @@ def cache_types() -> str:
     return parts.table(("cache dtype", "bytes of a head of 128 + 128"), rows)
 
 
+def command_list() -> str:
+    """Every command and what it does, with a link to its options."""
+    return parts.table(
+        ("command", "does"), [(f"[`{name}`](commands.md#{name})", text) for name, text in cli.available().items()]
+    )
+
+
+def verdicts() -> str:
+    """Every verdict and its cause, in vLLM's words."""
+    called = dialect("vllm").called
+    words = {name: called(name) for name in ("max_num_seqs", "preempted")}
+    return parts.table(("verdict", "meaning"), [(f"`{name}`", text.format_map(words)) for name, text in CAUSES.items()])
+
+
+def incidents() -> str:
+    """The incidents of the demo with their pictures and the verdict that each must get."""
+    rows = []
+    for name, scenario in SCENARIOS.items():
+        found = {
+            what: f"images/incident-{name}-{kind}.webp" for what, kind in (("dashboard", "board"), ("page", "page"))
+        }
+        pictures = ", ".join(f"[{what}]({path})" for what, path in found.items() if (ROOT / "docs" / path).is_file())
+        rows.append((f"`{name}`", scenario.title, f"`{scenario.verdict}`", pictures or "–"))
+    return parts.table(("scenario", "incident", "verdict", "pictures"), rows)
+
+
 def commands() -> str:
     """The page of all commands with their options. Settings, which ``serve`` and ``record`` take, are left out."""
     lines = [
@@ -174,6 +205,9 @@ _PARTS: Final = (
     ("docs/architecture.md", "packages", packages),
     ("docs/recordings.md", "keys", recording_keys),
     ("docs/capacity.md", "types", cache_types),
+    ("docs/toolbox.md", "commands", command_list),
+    ("README.md", "verdicts", verdicts),
+    ("docs/dashboards.md", "incidents", incidents),
 )
 
 

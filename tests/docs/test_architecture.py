@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "exporter" / "kvpressure"
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
-WALK = re.findall(r"^\| (\d+) \| `([^`]+)` \| `([^`]+)` \|", TEXT.partition("<!-- walk -->")[2], re.M)
+WALK = re.findall(r"^(\d+)\. `([^`]+)` `([^`]+)`: ", TEXT.partition("<!-- walk -->")[2], re.M)
 ROOMS = TEXT.partition("## Packages")[2].partition("##")[0]
 
 

@@ -100,7 +100,7 @@ def test_owners_name_paths_that_exist() -> None:
             assert (ROOT / line.split()[0].strip("/")).exists(), line
 
 
-def test_the_glossary_has_every_verdict_and_is_in_order() -> None:
+def test_the_glossary_is_in_order() -> None:
     words = re.findall(r"^\| (.+?) \|", (ROOT / "docs/glossary.md").read_text(), re.M)[1:]
     words = [word for word in words if not word.startswith("---")]
     assert words == sorted(words, key=str.lower)

@@ -855,7 +855,9 @@ def _without_hidden(tick: Any) -> Any:
     """A tick without what is only kept in part: arguments, variables and log lines; of what is no engine's
     endpoint the reason.
     """
-    pages = (replace(page, args=(), env={}, bad_lines=0 if page.error else page.bad_lines) for page in tick.pages)
+    pages = (
+        replace(page, args=(), env={}, **({"bad_lines": 0, "cut": {}} if page.error else {})) for page in tick.pages
+    )
     return replace(tick, logs=(), pages=tuple(pages))
 
 

@@ -442,6 +442,9 @@ class _Scan:
             self._heredocs.append((word, redirection == "<<-"))
         elif not redirection:
             self._command.append(word)
+        elif word.startswith("--"):  # a file of this name is a mistake; without its name a value is another option's
+            self._command.append(word)
+            self._understood = False
 
     def _end_command(self, separator: str) -> None:
         self._end_word()

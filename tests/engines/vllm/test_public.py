@@ -77,6 +77,7 @@ COMMANDS = [  # {o} an option, {n} a name, {v} the value
     ["sh", "-c", "vllm serve m $(cat <<E\n--{n} {v}\nE\n)"],
     ["python3", "-c", "import os; os.environ['{n}']='{v}'; import vllm.entrypoints.openai.api_server"],
     ["sh", "-c", "printf '{n}:\\n  - {v}\\n' > c.yaml; vllm serve m --config c.yaml"],
+    ["sh", "-c", "vllm serve m --served-model-name > --{n} {v}"],
     ["vllm", "serve", "m", "--{n}.key", "{v}"],
     ["vllm", "serve", "https://bob:{v}@h/m"],
     ["vllm", "serve", "m", "--served-model-name", "https://bob:{v}@h/m"],

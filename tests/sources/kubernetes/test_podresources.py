@@ -23,6 +23,12 @@ from tests.sources.kubernetes.kubelet import FakeKubelet, claim
 Build = Callable[..., Settings]
 
 
+GPUS = (
+    *(GpuReading(f"GPU-{n}", n, "nvidia", minor=n) for n in range(3)),
+    GpuReading("MIG-1", 2, "nvidia", minor=2, parent_uuid="GPU-2", gpu_instance_id=1),
+)
+
+
 @pytest.fixture
 def kubelet(tmp_path: Path) -> Iterator[FakeKubelet]:
     with FakeKubelet(tmp_path / "kubelet.sock") as server:
@@ -31,7 +37,7 @@ def kubelet(tmp_path: Path) -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def source(settings: Build) -> Iterator[PodResourcesSource]:
-    made = PodResourcesSource(settings(), lambda: (GpuReading("GPU-0", 0, "nvidia", minor=0),), lambda: None)
+    made = PodResourcesSource(settings(), lambda: GPUS, lambda: None)
     yield made
     made.close()
 
@@ -44,14 +50,14 @@ def reason(source: PodResourcesSource) -> str:
 
 
 @pytest.mark.attack(
-    "device ids that name no GPU: other devices, numbers that this node does not have",
+    "device ids that name no GPU: other devices, numbers and UUIDs that this node does not have",
     "no owner; counted as `unknown_device`",
 )
 def test_owners(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
     kubelet.pods = [
         claim("a", devices={"nvidia.com/gpu": ["GPU-1", "GPU-2"], "example.com/nic": ["nic-1"]}),
         claim("b", devices={"nvidia.com/mig-1g.10gb.shared": ["MIG-1::0"]}, container="other"),
-        claim("c", devices={"nvidia.com/gpu": ["nvidia0", "nvidia5"]}),
+        claim("c", devices={"nvidia.com/gpu": ["nvidia0", "nvidia5", "GPU-7", "GPU-1-0"]}),
         claim("d", dra=[("gpu.nvidia.com", "gpu-0"), ("nic.example.com", "nic-0")]),
         claim("e"),
     ]
@@ -63,7 +69,7 @@ def test_owners(kubelet: FakeKubelet, source: PodResourcesSource) -> None:
         GpuOwner("GPU-2", "inference", "a", "vllm"),
         GpuOwner("MIG-1", "inference", "b", "other", True),
     )
-    assert reading.errors == {"unknown_device": 1}
+    assert reading.errors == {"unknown_device": 3}
 
 
 def test_extra_resource_names_can_be_configured(kubelet: FakeKubelet, settings: Build) -> None:
@@ -182,7 +188,7 @@ def test_garbage_and_too_much(
     assert reason(source) == "bad_answer"
     monkeypatch.setattr(podresources, "MAX_ANSWER_BYTES", 1000)
     kubelet.raw = None
-    kubelet.pods = [claim(f"pod-{i}", devices={"nvidia.com/gpu": [f"GPU-{i}"]}) for i in range(100)]
+    kubelet.pods = [claim(f"pod-{i}", devices={"nvidia.com/gpu": [f"GPU-{i % 3}"]}) for i in range(100)]
     assert reason(source) == "too_large"
     monkeypatch.setattr(podresources, "MAX_ANSWER_BYTES", 1_000_000)
     source.close()

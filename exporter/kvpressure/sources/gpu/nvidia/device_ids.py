@@ -1,7 +1,7 @@
 """The ids of NVIDIA's device plugin, of GKE's and of NVIDIA's DRA driver. Pure.
 
-Forms: ``GPU-<uuid>``, ``MIG-<uuid>`` and ``MIG-GPU-<uuid>/gi/ci`` (NVIDIA plugin); ``nvidia<minor>[/gi<instance>]``
-(GKE); DRA names ``gpu-<minor>`` and ``gpu-<minor>-mig-...``.
+Forms: ``GPU-<uuid>``, ``MIG-<uuid>`` and, with drivers before 470, ``MIG-GPU-<uuid>/gi/ci`` (NVIDIA's plugin);
+``nvidia<minor>[/gi<instance>]`` (GKE); DRA names ``gpu-<minor>`` and ``gpu-<minor>-mig-...``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from kvpressure.sources.vendors import OwnedDevice
 
 VENDOR: Final = "nvidia"
 _UUID: Final = re.compile(r"(?:GPU|MIG)-[\w./-]{1,120}")
+_OLD_MIG: Final = re.compile(r"MIG-(GPU-[\w-]{1,80})/(\d{1,4})/\d{1,4}")
 _GKE: Final = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?")
 _DRA: Final = re.compile(r"gpu-(\d{1,4})(-mig-[\w.+-]{1,80})?")
 
@@ -22,7 +23,7 @@ _DRA: Final = re.compile(r"gpu-(\d{1,4})(-mig-[\w.+-]{1,80})?")
 def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """The GPU or MIG instance of a device plugin's id."""
     if _UUID.fullmatch(device_id):
-        return OwnedDevice(device_id)
+        return _named(device_id, gpus)
     gke = _GKE.fullmatch(device_id)
     return _at(int(gke[1]), None if gke[2] is None else int(gke[2]), gpus) if gke else None
 
@@ -30,11 +31,24 @@ def from_plugin(device_id: str, gpus: Sequence[GpuReading]) -> OwnedDevice | Non
 def from_dra(name: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
     """The GPU or MIG instance of a DRA device."""
     if _UUID.fullmatch(name):
-        return OwnedDevice(name)
+        return _named(name, gpus)
     found = _DRA.fullmatch(name)
     if found is None:
         return None
     return _at(int(found[1]), None, gpus) if found[2] is None else _only_instance(int(found[1]), gpus)
+
+
+def _named(uuid: str, gpus: Sequence[GpuReading]) -> OwnedDevice | None:
+    """The GPU or instance of this UUID: one that was read, lost ones with it. Where none of that kind was read (the
+    library is down or not asked, instances are not wanted) the kubelet's word stands.
+    """
+    instance = uuid.startswith("MIG-")
+    read = [gpu for gpu in gpus if gpu.vendor == VENDOR and (gpu.parent_uuid is not None) == instance]
+    old = _OLD_MIG.fullmatch(uuid)
+    for gpu in read:
+        if gpu.uuid == uuid or (old and (gpu.parent_uuid, gpu.gpu_instance_id) == (old[1], int(old[2]))):
+            return OwnedDevice(gpu.uuid)
+    return None if read else OwnedDevice(uuid)
 
 
 def _at(minor: int, instance: int | None, gpus: Sequence[GpuReading]) -> OwnedDevice | None:

@@ -179,6 +179,7 @@ def test_what_is_not_seen_is_not_judged(capsys: pytest.CaptureFixture[str], tmp_
     status, items = audit(capsys, tmp_path, hidden)
     assert status == 0
     assert items["max_num_seqs_explicit"]["result"] == "cannot see"
+    assert items["concurrency_limits_documented"]["found"] == "not visible: max_num_seqs, max_num_batched_tokens"
     assert items["gpu_memory_utilization"]["result"] == "cannot see"
 
 
@@ -188,7 +189,7 @@ def test_a_value_that_vllm_refuses_is_no_limit(capsys: pytest.CaptureFixture[str
     _, items = audit(capsys, tmp_path, deployment([*(arg for arg in GOOD if not arg.startswith(flag)), f"{flag}=abc"]))
     item = items[f"{name}_explicit"]
     assert item["result"] == "fail"
-    assert item["found"] == "set to 'abc', which is not a number for vLLM"
+    assert item["found"] == "set to 'abc', which vLLM does not accept"
     assert item["set"].startswith(flag)
 
 
@@ -490,7 +491,9 @@ def item_of(capsys: pytest.CaptureFixture[str], name: str, arguments: str, *more
 def test_a_share_that_vllm_refuses_fails(capsys: pytest.CaptureFixture[str], share: str) -> None:
     found = item_of(capsys, "gpu_memory_utilization", f"--gpu-memory-utilization {share}")
     assert found["result"] == "fail"
-    assert "not a number for vLLM" in found["found"]
+    assert "which vLLM does not accept" in found["found"]
+    documented = item_of(capsys, "memory_targets_documented", f"--gpu-memory-utilization {share}")
+    assert documented["found"] == "vLLM does not accept its value: gpu_memory_utilization"
 
 
 @pytest.mark.parametrize(("tokens", "result"), [("4", "fail"), ("8", "pass")])

@@ -108,7 +108,7 @@ class Subject:
                 return "set, to a value that is not visible"
             if text == "True":  # how a flag without a value is read
                 return "set without a value"
-            return f"set to {text!r:.60}, which is not a number for {self.dialect.title}"
+            return f"set to {text!r:.60}, which {self.dialect.title} does not accept"
         origin = "default" if self.version is None else f"default of vLLM {self.version}"
         if explicit is None:
             origin = f"may be the {origin}: arguments not visible"
@@ -634,15 +634,14 @@ def _reviewable(s: Subject) -> Iterator[Item]:
         result: Result = (
             "fail" if "fail" in results.values() else "cannot see" if "cannot see" in results.values() else "pass"
         )
-        absent = [limit for limit, found in results.items() if found != "pass"]
         yield Item(
             name,
             _EXPLICIT,
             text,
             result,
             why,
-            "all set" if not absent else f"not set: {', '.join(absent)}",
-            "" if not absent else "write them into the manifest, also where the default is meant",
+            _which_are_set(s, results),
+            "" if result == "pass" else "write them into the manifest, also where the default is meant",
         )
     yield _unseen(
         "reviewed",
@@ -665,6 +664,19 @@ def _load(_s: Subject) -> Iterator[Item]:
         ),
     ):
         yield _unseen(name, _LOAD, text, why, advice)
+
+
+def _which_are_set(s: Subject, results: Mapping[str, Result]) -> str:
+    """Which of the limits are not set, not accepted or not visible."""
+    parts = (
+        ("not set", [name for name, found in results.items() if found == "fail" and not s.args.is_explicit(name)]),
+        (
+            f"{s.dialect.title} does not accept its value",
+            [name for name, found in results.items() if found == "fail" and s.args.is_explicit(name)],
+        ),
+        ("not visible", [name for name, found in results.items() if found == "cannot see"]),
+    )
+    return "; ".join(f"{text}: {', '.join(names)}" for text, names in parts if names) or "all set"
 
 
 def _unseen(name: str, section: str, text: str, why: str, advice: str) -> Item:

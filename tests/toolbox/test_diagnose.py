@@ -64,6 +64,15 @@ def test_a_recording_of_pressure_is_bad_news_with_everything_in_the_answer(capsy
     assert engine["verdict_seconds"]["kv_pressure"] > 60
 
 
+def test_a_condition_that_holds_leads_to_its_runbook_under_every_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = run_json(capsys, "diagnose", str(FIXTURES / "recordings/vllm-cpu-loads/02-prefix-thrash.jsonl.gz"))
+    engine = document["engines"][0]
+    runbook = "docs/runbooks/InferenceTimeToFirstTokenHigh.md"
+    assert engine["verdict"] == "healthy"
+    assert any(step.startswith("prefix cache collapsed: ") and step.endswith(runbook) for step in engine["next_steps"])
+    assert "`prefix_cache_collapsed`" in (FIXTURES.parents[1] / runbook).read_text()
+
+
 def test_text_says_verdict_evidence_and_what_was_not_seen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(PRESSURE)]) == 1
     text = capsys.readouterr().out

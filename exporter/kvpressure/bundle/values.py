@@ -13,6 +13,7 @@ from kvpressure.errors import InputError
 from kvpressure.settings import yaml_lines as yaml_nodes
 
 REPOSITORY: Final = "https://github.com/kvpressure/kvpressure"
+RUNBOOKS: Final = f"{REPOSITORY}/blob/main/docs/runbooks"
 """The address of the project; links to runbooks start here unless a site keeps its own."""
 
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
@@ -37,7 +38,7 @@ class BundleValues:
     included). ``exporter_job`` is a part of the name of the exporter's scrape job.
     """
 
-    runbook_base_url: str = f"{REPOSITORY}/blob/main/docs/runbooks"
+    runbook_base_url: str = RUNBOOKS
     dashboard_base_url: str = ""
     exporter_job: str = "kvpressure"
     thresholds: Mapping[str, Any] = field(default_factory=dict)

@@ -9,8 +9,10 @@ from typing import Any, Final
 from kvpressure import __version__
 from kvpressure.advice.triage import TriageStep
 from kvpressure.advice.wording import words
+from kvpressure.bundle.values import RUNBOOKS
 from kvpressure.diagnosis import conditions
 from kvpressure.engines.registry import dialect
+from kvpressure.publish.links import Links
 from kvpressure.publish.trouble import ORDER
 from kvpressure.recording.timeline import clock
 from kvpressure.settings.thresholds import Thresholds
@@ -94,6 +96,9 @@ def next_steps(engine: EngineView, again: str) -> Iterator[str]:
             ": not now"
         ):  # to verify is a command here
             yield action.title + (f": {flags}" if flags else "")
+    for link in Links(RUNBOOKS).runbooks_for("", engine.true_conditions):
+        of = [words(name) for name in engine.true_conditions if conditions.of(name).runbook == link.title]
+        yield f"{' and '.join(of)}: {link.url}"
     if engine.verdict == "kv_pressure":
         yield f"kvpressure mitigate {again}: the full plan with costs, as text, kubectl patch or Helm values"
         yield "afterwards, kvpressure mitigate --verify URL: checks the recovery"
@@ -191,9 +196,8 @@ def _engine(answer: EngineAnswer) -> Iterator[str]:
     for title, sentences in (("for", found.supporting), ("against", found.opposing), ("unknown", found.missing)):
         for sentence in sentences:
             yield f"  {title + ':':9} {sentence}"
-    true = [name for name, value in sorted(found.conditions.items()) if value is True]
-    if true:
-        yield f"  also:     {', '.join(name.replace('_', ' ') for name in true)}"
+    if true := answer.case.view.true_conditions:
+        yield f"  also:     {', '.join(words(name) for name in true)}"
     yield ""
     yield "triage"
     for step in answer.steps:

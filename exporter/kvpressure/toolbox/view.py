@@ -81,6 +81,11 @@ class EngineView:
         """A condition that stands beside the verdict."""
         return self.diagnosis.conditions.get(name)
 
+    @property
+    def true_conditions(self) -> list[str]:
+        """The conditions that hold, in alphabetical order."""
+        return [name for name, value in sorted(self.diagnosis.conditions.items()) if value is True]
+
     def limit(self, name: str) -> Limit:
         """A limit; all None when it is not known."""
         return self.engine.limits.get(name) or Limit(name)

@@ -456,7 +456,7 @@ def test_every_reason_has_facts_of_its_verdict_and_words_with_thresholds() -> No
     for verdict in set(FIRST_ACTIONS) - {"unknown"}:
         for_it = [reason for reason in REASONS if verdict in reason.verdicts and reason.holds]
         assert len(for_it) >= 2, verdict
-    assert "(full from 97 %)" in json.dumps(list(first_screen().values()))
+    assert "(full at 97 %)" in json.dumps(list(first_screen().values()))
 
 
 def test_a_reason_is_published_while_its_fact_holds_for_its_verdict_and_its_number_is_known() -> None:

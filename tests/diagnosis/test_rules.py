@@ -153,6 +153,48 @@ def test_the_five_forms_of_a_fact(leaf, values) -> None:
     assert (~condition).test({"kv_full": values[0]}) is False
 
 
+def _say(name: str, holds: bool) -> str:
+    return f"{name} is {'on' if holds else 'off'}"
+
+
+SHORT = (yes("a") & unsure("b")).called("a alone")
+DENIED = (yes("a") & yes("b")).called("both", "not both")
+
+
+@pytest.mark.parametrize(
+    ("condition", "clauses"),
+    [
+        (yes("a") & no("b"), ["a is on", "b is off"]),
+        (maybe("a") & unsure("b"), ["a is on (or unknown)", "b is off (or unknown)"]),
+        (unknown("a") & ~unknown("b"), ["it is unknown whether a is on", "it is known whether b is on"]),
+        (yes("a") | yes("b") | yes("c"), ["either a is on\nor b is on\nor c is on"]),
+        (yes("a") | (yes("b") & yes("c")), ["either a is on\nor (b is on and c is on)"]),
+        (~(yes("a") & yes("b")), ["either a is off (or unknown)\nor b is off (or unknown)"]),
+        (~(maybe("a") | no("b")), ["a is off", "b is on (or unknown)"]),
+        (SHORT & DENIED, ["*a alone*", "*both*"]),
+        (~SHORT, ["either a is off (or unknown)\nor b is on"]),
+        (~DENIED, ["*not both*"]),
+    ],
+)
+def test_a_condition_is_plain_clauses_without_a_negation_before_a_bracket(
+    condition: Condition, clauses: list[str]
+) -> None:
+    assert condition.clauses(_say) == clauses
+
+
+def test_a_rule_is_never_named_after_another_verdict() -> None:
+    for table in rules.TABLES:
+        named = table.title.lower().replace(" ", "_")
+        for row in table.rows:
+            assert named not in VERDICTS or named == (row.verdict or table.name), (table.title, row.name)
+
+
+def test_every_fact_and_its_opposite_are_clauses_of_their_own() -> None:
+    said = [text for fact in FACTS for text in (fact.title, fact.denied)]
+    assert len(set(said)) == len(said)
+    assert not [text for text in said if text.startswith("not ")]
+
+
 def test_every_fact_has_a_sentence_of_its_own_for_unknown() -> None:
     always_known = {"kv_warm"}
     for fact in FACTS:

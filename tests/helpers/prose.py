@@ -23,7 +23,7 @@ def sentences(markdown: str, end: re.Pattern[str] = _END) -> Iterator[str]:
     """
     text = _LINK.sub(r"\1", _INLINE.sub("Code", _COMMENT.sub("", _CODE.sub("", markdown))))
     for block in _BLOCK.split(text):
-        for cell in block.split("|") if block.lstrip().startswith("|") else [block]:
+        for cell in re.split(r"\||<br>", block) if block.lstrip().startswith("|") else [block]:
             for sentence in end.split(" ".join(cell.split())):
                 found = sentence.strip(" *#>-")
                 if re.search(r"[a-z]", found):

@@ -92,12 +92,10 @@ def long_sentences(text: Text) -> Iterator[Finding]:
     """Sentences of more than thirty words."""
     for sentence in sentences(text.text):
         words = len([word for word in sentence.split() if re.search(r"\w", word)])
-        if words > LONGEST and not _FORMULA.search(sentence):
+        if words > LONGEST:
             yield Finding("long sentence", text.where, sentence, f"{words} words; at most {LONGEST}")
 
 
-# Conditions of the verdict's table in words (docs/verdict-rows.md): a formula, not a sentence.
-_FORMULA: Final = re.compile(r"\(or unknown\)|\b(?:and|or|not) (?:not )?\(|^Applies if|^at most \w+ if| and not \*")
 _DECIMAL: Final = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\.\d|\w)")
 
 
@@ -121,8 +119,7 @@ def said_twice(text: Text) -> Iterator[Finding]:
     """The same sentence twice on a page. Short headings and cells of tables may repeat."""
     if text.kind in ("page", "shown"):
         prose = re.sub(r"^\|.*$", "", text.text, flags=re.M)
-        found = (one for one in sentences(prose) if not _FORMULA.search(one))
-        seen = Counter(sentence for sentence in found if len(sentence.split()) > 7)
+        seen = Counter(sentence for sentence in sentences(prose) if len(sentence.split()) > 7)
         for sentence, count in seen.items():
             if count > 1:
                 yield Finding("said twice", text.where, sentence, "say it once")

@@ -1,6 +1,7 @@
 """Facts: everything a rule may read, each true, false or unknown, with one sentence for each of the three.
 
-A fact is declared once: its name, what it is called in ``docs/verdicts.md``, how it is found, and its sentences.
+A fact is declared once: its name, the clauses for true and false in ``docs/verdict-rows.md``, how it is found, and its
+sentences with their numbers.
 Numbers in braces are those of ``_NUMBERS``; sentences are written only where somebody reads them.
 """
 
@@ -53,6 +54,7 @@ class Fact:
 
     name: str
     title: str
+    denied: str
     find: Callable[[View], bool | None]
     true: str
     false: str
@@ -305,7 +307,8 @@ _PREEMPTIONS: Final = "{preemption_counts}"
 FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "kv_full",
-        "KV cache full",
+        "the KV cache is full",
+        "the KV cache is not full",
         _peak_at("kv_full_ratio"),
         f"{_LEVEL_TEXT} (full at {{kv_full}})",
         f"{_LEVEL_TEXT}: not full (full at {{kv_full}})",
@@ -313,7 +316,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "kv_near_full",
-        "KV cache nearly full",
+        "the KV cache is nearly full",
+        "the KV cache is not nearly full",
         _peak_at("kv_near_full_ratio"),
         f"{_LEVEL_TEXT} (nearly full at {{kv_near}})",
         f"{_LEVEL_TEXT}: not nearly full (nearly full at {{kv_near}})",
@@ -321,7 +325,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "kv_near_full_now",
-        "KV cache nearly full at this moment",
+        "the KV cache is nearly full now",
+        "the KV cache is not nearly full now",
         lambda v: least(v.s.kv.kv_used_ratio, _level(v, "kv_near_full_ratio")),
         "KV cache {kv} now (nearly full at {kv_near})",
         "KV cache {kv} now: not nearly full (nearly full at {kv_near})",
@@ -329,7 +334,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "kv_warm",
-        "KV cache half full",
+        "the KV cache is at least half full",
+        "the KV cache is less than half full",
         lambda v: (v.s.kv.kv_used_ratio_recent_max or 0.0) >= v.t["kv_warm_ratio"],
         _LEVEL_TEXT,
         _LEVEL_TEXT,
@@ -337,7 +343,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "kv_rising",
-        "KV usage rising",
+        "KV usage is rising",
+        "KV usage is not rising",
         lambda v: None if v.s.kv.kv_slope_per_second is None else v.s.kv.kv_slope_per_second > 0,
         "KV usage is rising",
         "KV usage is not rising",
@@ -345,7 +352,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "kv_held_idle",
-        "KV cache held without requests",
+        "KV blocks are held without requests",
+        "no KV blocks are held without requests",
         _held_idle,
         "KV cache {kv} used with no requests in flight",
         "no KV blocks held without requests",
@@ -354,6 +362,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "head_of_line_blocked",
         "a long prompt (p95) does not fit",
+        "no long prompt (p95) is held up",
         lambda v: _blocked(v, _long_prompt(v.s)),
         f"a p95 prompt does not fit into the KV cache: {_ROOM}",
         f"no prompt is held up by the KV cache: {_ROOM}",
@@ -362,6 +371,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "mean_prompt_blocked",
         "an average prompt does not fit",
+        "no average prompt is held up",
         lambda v: _blocked(v, v.s.context.prompt_mean),
         f"an average prompt does not fit into the KV cache: {_ROOM}",
         f"no prompt of average length is held up by the KV cache: {_ROOM}",
@@ -370,6 +380,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "any_prompt_fits",
         "any prompt fits",
+        "the longest prompt does not fit",
         _any_fits,
         f"the longest prompt fits into the KV cache: {_ROOM}",
         f"the next prompt may not fit into the KV cache: {_ROOM}",
@@ -377,7 +388,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "preempting",
-        "preemptions in the last minute",
+        "requests were preempted in the last minute",
+        "no request was preempted in the last minute",
         _preempting,
         f"{{preemptions}}: {_PREEMPTIONS}",
         f"no {{preemptions}} ({_PREEMPTIONS})",
@@ -385,7 +397,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "preempting_now",
-        "preemptions in the last seconds",
+        "requests were preempted in the last seconds",
+        "no request was preempted in the last seconds",
         lambda v: least(v.s.kv.preemptions_recent, v.t["preemptions_min"]),
         "{recent_preemptions} {preemptions} in the last {recent_seconds} s",
         "no {preemptions} in the last {recent_seconds} s",
@@ -393,7 +406,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "preempted_lately",
-        "preemptions in the last 30 s",
+        "requests were preempted in the last 30 s",
+        "no request was preempted in the last 30 s",
         lambda v: least(v.s.kv.preemptions_lately, v.t["preemptions_min"]),
         "{preemptions} in the last 30 s",
         "no {preemptions} in the last 30 s",
@@ -402,6 +416,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "prefix_cache_collapsed",
         "prefix cache hits collapsed",
+        "prefix cache hits did not collapse",
         lambda v: prefix_collapsed(v.s, v.t),
         "prefix cache hit ratio fell to {hits} in the last 30 s (best in 15 minutes: {usual_hits})",
         "prefix cache hit ratio {hits} in the last 30 s (best in 15 minutes: {usual_hits})",
@@ -410,6 +425,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "preemptions_borne_out",
         "the counter confirms the preemptions",
+        "the counter does not confirm the preemptions",
         lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
         f"{{preemptions}} confirmed by {{engine}}'s counter: {_PREEMPTIONS}",
         f"{{preemptions}} not confirmed by {{engine}}'s counter: {_PREEMPTIONS}",
@@ -417,7 +433,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "preempting_much",
-        "{thrashing_preemptions_per_running_minute} or more preemptions a minute per running request",
+        "running requests are preempted {thrashing_preemptions_per_running_minute} or more times a minute each",
+        "running requests are preempted fewer than {thrashing_preemptions_per_running_minute} times a minute each",
         lambda v: least(v.s.kv.preemptions_per_running_minute, v.t["thrashing_preemptions_per_running_minute"]),
         "frequent {preemptions}: {per_running} a minute per running request",
         "{preemptions} not frequent: {per_running} a minute per running request",
@@ -425,7 +442,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "running_falls_waiting_rises",
-        "preemptions inferred from queue movement",
+        "requests moved from running back to waiting",
+        "no request moved from running back to waiting",
         lambda v: least(v.s.kv.preemptions_silent, v.t["preemptions_min"]),
         "{silent} requests went from running back to waiting while none finished",
         "no request went from running back to waiting",
@@ -433,7 +451,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "running_at_limit",
-        "max_num_seqs reached",
+        "max_num_seqs is reached",
+        "max_num_seqs is not reached",
         lambda v: v.s.load.running_at_limit,
         f"{{max_num_seqs}} reached: {_LIMIT_TEXT}",
         f"{{max_num_seqs}} not reached: {_LIMIT_TEXT}",
@@ -441,7 +460,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "running_at_limit_now",
-        "max_num_seqs reached at this moment",
+        "max_num_seqs is reached now",
+        "max_num_seqs is not reached now",
         lambda v: v.s.load.running_at_limit_now,
         f"at {{max_num_seqs}} now: {_LIMIT_TEXT}",
         f"below {{max_num_seqs}} now: {_LIMIT_TEXT}",
@@ -449,7 +469,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "limit_is_told",
-        "max_num_seqs read from arguments or log",
+        "max_num_seqs was read from arguments or log",
+        "max_num_seqs was not read from arguments or log",
         _source_is("args", "log"),
         "{max_num_seqs} {limit} is from the {limit_source}",
         "{max_num_seqs} {limit} is not from arguments or log ({limit_source})",
@@ -458,6 +479,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "limit_is_default",
         "max_num_seqs is the version's default",
+        "max_num_seqs is not the version's default",
         _source_is("default"),
         "{max_num_seqs} {limit} is this version's default",
         "{max_num_seqs} {limit} is not a default ({limit_source})",
@@ -465,7 +487,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "limit_is_observed",
-        "max_num_seqs inferred from a constant batch",
+        "max_num_seqs is inferred from a constant batch",
+        "max_num_seqs is not inferred",
         _source_is("observed"),
         "{max_num_seqs} {limit} is inferred: the batch is constant while requests wait",
         "{max_num_seqs} {limit} is not inferred ({limit_source})",
@@ -473,7 +496,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "running_stands_still",
-        "batch size constant",
+        "the batch size is constant",
+        "the batch size varies",
         lambda v: v.s.load.running_stands_still,
         "number of running requests is constant ({running})",
         "number of running requests varies ({running} now)",
@@ -481,7 +505,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "something_runs",
-        "requests running",
+        "requests are running",
+        "no request is running",
         lambda v: None if v.s.load.running is None else v.s.load.running > 0,
         "{running} requests running",
         "no request running",
@@ -489,7 +514,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "several_run",
-        "{host_min_requests} or more requests running",
+        "{host_min_requests} or more requests are running",
+        "fewer than {host_min_requests} requests are running",
         lambda v: (v.s.load.running or 0.0) >= v.t["host_min_requests"],
         "{running} requests running",
         "{runs}",
@@ -497,7 +523,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "queue_present",
-        "requests waiting",
+        "requests are waiting",
+        "no requests are waiting",
         _queue,
         _QUEUE_TEXT,
         f"no lasting queue: {_QUEUE_TEXT}",
@@ -505,7 +532,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "waiting_now",
-        "requests waiting at this moment",
+        "requests are waiting now",
+        "no request is waiting now",
         lambda v: None if v.s.load.waiting is None else v.s.load.waiting > 0,
         _QUEUE_TEXT,
         "no request waiting",
@@ -513,7 +541,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "many_wait_now",
-        "many requests waiting at this moment",
+        "many requests are waiting now",
+        "few or no requests are waiting now",
         _many_wait,
         _QUEUE_TEXT,
         _QUEUE_TEXT,
@@ -521,7 +550,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "queue_short",
-        "queue short",
+        "the queue is short",
+        "the queue is long or slow",
         _short,
         "the queue is short: {mean_queue}",
         "no short queue: {mean_queue}",
@@ -529,7 +559,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "waited_lately",
-        "any request waiting in the last seconds",
+        "requests waited in the last seconds",
+        "no request waited in the last seconds",
         lambda v: None if v.recent.waiting_share is None else v.recent.waiting_share > 0,
         "mean queue of the last seconds: {waiting_mean}",
         "no request waited in the last seconds",
@@ -537,7 +568,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "queue_for_capacity",
-        "requests waiting for capacity",
+        "requests are waiting for capacity",
+        "no request is waiting for capacity",
         _for_capacity,
         _QUEUE_TEXT,
         f"no queue for capacity: {_QUEUE_TEXT}",
@@ -545,7 +577,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "deferred_fill_limit",
-        "running and deferred requests as many as max_num_seqs",
+        "running and deferred requests together reach max_num_seqs",
+        "running and deferred requests together are below max_num_seqs",
         _deferred_fill,
         f"{_QUEUE_TEXT}: running and deferred requests together reach {{max_num_seqs}} {{limit}}",
         f"running and deferred requests together are below {{max_num_seqs}}: {_QUEUE_TEXT}",
@@ -553,7 +586,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "queue_for_capacity_now",
-        "requests waiting for capacity at this moment",
+        "requests are waiting for capacity now",
+        "no request is waiting for capacity now",
         _capacity_now,
         _QUEUE_TEXT,
         f"no queue for capacity: {_QUEUE_TEXT}",
@@ -562,6 +596,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "waits_for_blocks",
         "the server exchanges KV blocks with others",
+        "the server exchanges no KV blocks",
         lambda v: v.s.load.waits_for_blocks,
         "requests may wait for KV blocks of other servers",
         "requests do not wait for KV blocks of other servers",
@@ -570,6 +605,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "blocks_held_for_others",
         "KV blocks may be held for another server",
+        "no KV blocks are held for another server",
         _held_for_others,
         "KV blocks may be held until another server has pulled them",
         "KV blocks are not held for another server",
@@ -577,7 +613,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "page_fresh",
-        "metrics fresh",
+        "the metrics are fresh",
+        "the metrics are stale",
         _fresh,
         "last scrape {age} s ago{failing}",
         "metrics are stale: last scrape {age} s ago{failing}",
@@ -585,7 +622,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "scrape_failing",
-        "last scrape failed",
+        "the last scrape failed",
+        "the last scrape succeeded",
         lambda v: (v.s.progress.pages_failing or 0.0) > 0,
         "the last scrape failed{page_error}",
         "the last scrape succeeded",
@@ -593,7 +631,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "first_reading",
-        "only one scrape so far",
+        "there was only one scrape so far",
+        "there were several scrapes",
         lambda v: v.readings <= 1,
         "only one scrape so far",
         "{readings} scrapes so far",
@@ -601,7 +640,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "work_present",
-        "requests in flight",
+        "requests are in flight",
+        "no requests are in flight",
         lambda v: v.s.progress.work_present,
         "{in_flight} requests in flight",
         "no requests in flight",
@@ -609,7 +649,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "tokens_flow",
-        "tokens flowing",
+        "tokens are being produced",
+        "no tokens are being produced",
         lambda v: v.s.progress.tokens_flow,
         f"tokens are flowing: {_RATES}",
         "no tokens in the last seconds",
@@ -617,7 +658,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "tokens_lately",
-        "tokens just now",
+        "tokens were produced just now",
+        "no token was produced just now",
         lambda v: v.s.progress.tokens_lately,
         f"tokens were produced just now: {_RATES}",
         "no token just now",
@@ -625,7 +667,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress",
-        "no progress for {no_progress_seconds} s",
+        "there was no progress for {no_progress_seconds} s",
+        "there was progress in the last {no_progress_seconds} s",
         _stuck("no_progress_seconds"),
         "requests are pending, but no tokens, finished requests or steps with output for {stuck} s",
         "requests are making progress",
@@ -633,7 +676,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress_long",
-        "no progress for {stalled_seconds} s",
+        "there was no progress for {stalled_seconds} s",
+        "there was progress in the last {stalled_seconds} s",
         _stuck("stalled_seconds"),
         "no progress for {stuck} s",
         "requests made progress in the last {stalled_from} s",
@@ -641,7 +685,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "no_progress_very_long",
-        "no progress for {prefill_patience_seconds} s",
+        "there was no progress for {prefill_patience_seconds} s",
+        "there was progress in the last {prefill_patience_seconds} s",
         _stuck("prefill_patience_seconds"),
         "no progress for {stuck} s",
         "requests made progress in the last {patience} s",
@@ -649,7 +694,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "gauges_still",
-        "no gauge moving",
+        "no gauge is moving",
+        "gauges are moving",
         lambda v: (v.s.progress.seconds_still or 0.0) >= v.t["no_progress_seconds"],
         "no gauge or counter has moved for {still} s",
         "gauges are moving",
@@ -657,7 +703,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "ever_useful",
-        "tokens produced since the start",
+        "the process has produced tokens since its start",
+        "the process has produced no token since its start",
         lambda v: v.s.progress.ever_useful,
         "the process has produced tokens since its start",
         "the process has produced no token since its start",
@@ -665,7 +712,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prompt_at_once",
-        "a prompt was admitted last and is computed whole",
+        "the last admitted prompt is computed in one step",
+        "no prompt is computed in one step",
         lambda v: v.s.progress.prompt_at_once,
         "the last admitted prompt is computed in a single step",
         "no prompt is computed in a single step",
@@ -673,7 +721,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prefill_usual",
-        "no progress for no longer than prefill usually takes here",
+        "prefill usually takes at least this long here",
+        "prefill usually takes less time here",
         _prefill_usual,
         "prefill has taken {usual_prefill} s before; no progress for {stuck} s so far",
         "no progress for longer than prefill usually takes ({usual_prefill} s)",
@@ -681,7 +730,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "http_answers",
-        "HTTP server answering",
+        "the HTTP server answers",
+        "the HTTP server does not answer",
         lambda v: v.s.progress.http_moved,
         "the API server has answered requests since the last output",
         "the API server has answered no request since the last output",
@@ -689,7 +739,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "clients_gone",
-        "client connections closed",
+        "clients have closed their connections",
+        "clients keep their connections",
         lambda v: v.s.progress.connections_dropped,
         "most clients have closed their connections since the last output",
         "clients have kept their connections since the last output",
@@ -697,7 +748,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "finishing",
-        "requests finishing",
+        "requests are finishing",
+        "no request is finishing",
         lambda v: v.s.progress.finished_flow,
         "requests finished in the last seconds",
         "no request finished in the last seconds",
@@ -705,7 +757,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prompts_looked_up",
-        "prompts admitted",
+        "prompts are being admitted",
+        "no prompt is being admitted",
         lambda v: v.s.progress.queries_flow,
         "prompts were admitted in the last seconds (prefix-cache queries rose)",
         "no prompt was admitted in the last seconds",
@@ -713,7 +766,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "prompts_lately",
-        "prompts admitted just now",
+        "prompts were admitted just now",
+        "no prompt was admitted just now",
         lambda v: v.s.progress.queries_lately,
         "prompts were admitted just now (prefix-cache queries rose)",
         "no prompt was admitted just now",
@@ -721,7 +775,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "tokens_trickle",
-        "hardly any tokens for running requests",
+        "running requests get almost no tokens",
+        "running requests get tokens",
         _trickle,
         "running requests get almost no tokens: {per_request} tokens/s each",
         "running requests get {per_request} tokens/s each",
@@ -729,7 +784,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "steps_slower",
-        "steps at least {steps_slower_ratio} × as slow as before",
+        "steps take at least {steps_slower_ratio} × as long as before",
+        "steps take less than {steps_slower_ratio} × as long as before",
         lambda v: least(v.s.batch.step_ratio, v.t["steps_slower_ratio"]),
         "slow steps: {step_ratio} × the fastest with an equally large batch",
         "steps not slow: {step_ratio} × the fastest with an equally large batch",
@@ -738,6 +794,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "prefill_dominates",
         "prefill dominates",
+        "prefill does not dominate",
         _prefill,
         f"prefill dominates: {_RATES}{{cached}}",
         f"prefill does not dominate: {_RATES}{{cached}}",
@@ -745,7 +802,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "clients_came",
-        "clients came since the last output",
+        "clients have connected since the last output",
+        "no client has connected since the last output",
         lambda v: v.s.progress.clients_came,
         "clients have connected, or more requests wait, since the last output",
         "no clients have connected since the last output",
@@ -753,7 +811,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "engine_asleep",
-        "engine asleep",
+        "the engine is asleep",
+        "the engine is awake",
         lambda v: v.s.progress.asleep,
         "the engine is asleep (weights offloaded)",
         "the engine is awake",
@@ -761,7 +820,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "gpu_starved",
-        "GPU starved",
+        "the GPU is starved",
+        "the GPU is not starved",
         lambda v: v.gpu.starved,
         "GPU starved: {gpu} (starved below {starved})",
         "GPU not starved: {gpu} (starved below {starved})",
@@ -769,7 +829,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "gpu_saturated",
-        "GPU saturated",
+        "the GPU is saturated",
+        "the GPU is not saturated",
         lambda v: v.gpu.saturated,
         "GPU saturated: {gpu}",
         "GPU not saturated: {gpu}",
@@ -777,7 +838,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "gpu_works",
-        "GPU units busy or power high",
+        "GPU units are busy or power is high",
+        "GPU units are not busy and power is not high",
         lambda v: v.gpu.works,
         "GPU working hard: {gpu}",
         "GPU not working hard: {gpu}",
@@ -785,7 +847,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "gpu_computes",
-        "GPU computing at its peak",
+        "the GPU computes at its peak",
+        "the GPU does not compute at its peak",
         lambda v: v.gpu.computes,
         "GPU computing at its peak: {gpu}",
         "GPU not computing at its peak: {gpu}",
@@ -793,7 +856,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "gpu_utilization_low",
-        "GPU utilization low",
+        "GPU utilization is low",
+        "GPU utilization is not low",
         lambda v: v.gpu.low,
         "GPU utilization low: {gpu}",
         "GPU utilization not low: {gpu}",
@@ -801,7 +865,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "gpu_idle",
-        "GPU idle",
+        "the GPU is idle",
+        "the GPU is not idle",
         lambda v: v.gpu.idle,
         "GPU idle: {gpu}",
         "GPU not idle: {gpu}",
@@ -809,7 +874,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "gpu_unseen",
-        "no GPU activity readable",
+        "no GPU activity is readable",
+        "GPU activity is readable",
         lambda v: v.gpu.unseen,
         "no GPU activity is readable",
         "GPU activity is readable",
@@ -818,6 +884,7 @@ FACTS: Final[tuple[Fact, ...]] = (
     Fact(
         "gpu_of_others",
         "other pods use the GPU too",
+        "no other pod uses the GPU",
         lambda v: v.s.compute.gpus_of_others,
         "other pods use the same GPU",
         "no other pod uses the GPU",
@@ -825,7 +892,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "gpu_shared",
-        "the GPU's activity may be another's",
+        "the GPU's activity may be another engine's or pod's",
+        "the GPU's activity is this engine's",
         lambda v: v.s.compute.gpus_shared or v.s.compute.gpus_of_others,
         "the GPU's activity may be another engine's or pod's",
         "the GPU's activity is this engine's",
@@ -833,7 +901,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "cpu_throttled",
-        "CPU throttled",
+        "the CPU is throttled",
+        "the CPU is not throttled",
         lambda v: least(v.s.host.cpu_throttled_ratio, v.t["cpu_throttled_ratio"]),
         "CPU throttled in {throttled} of its periods",
         "CPU not throttled ({throttled} of its periods)",
@@ -841,7 +910,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "cpu_throttled_mostly",
-        "CPU throttled most of the time",
+        "the CPU is throttled most of the time",
+        "the CPU is not throttled most of the time",
         lambda v: (v.s.host.cpu_throttled_ratio or 0.0) >= v.t["cpu_throttled_most_ratio"],
         "CPU throttled in {throttled} of its periods",
         "CPU not throttled most of the time",
@@ -849,7 +919,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "cpu_contended",
-        "CPU contended",
+        "there is CPU contention",
+        "there is no CPU contention",
         lambda v: least(v.s.host.cpu_pressure_ratio, v.t["cpu_pressure_ratio"]),
         "CPU contention: processes waited for a CPU {contended} of the time",
         "no CPU contention (processes waited {contended} of the time)",
@@ -857,7 +928,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "cpu_saturated",
-        "CPU at its limit",
+        "the CPU is at its limit",
+        "the CPU is below its limit",
         lambda v: least(v.s.host.cpu_used_ratio, v.t["cpu_saturated_ratio"]),
         "CPU {cpu_used} of its limit used",
         "CPU below its limit ({cpu_used} used)",
@@ -865,7 +937,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "api_server_saturated",
-        "API server uses a whole core",
+        "the API server uses a whole core",
+        "the API server uses less than a core",
         lambda v: least(v.s.host.api_cpu_cores, v.t["api_cpu_cores"]),
         "API server saturated: {api_cores} cores used",
         "API server not saturated ({api_cores} cores used)",
@@ -873,7 +946,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "outside_engine_time",
-        "time lost outside the engine",
+        "much of the time is spent outside the engine",
+        "little time is spent outside the engine",
         lambda v: least(v.s.latency.outside_engine_share, v.t["outside_engine_share_ratio"]),
         "{outside} of the requests' time is spent outside the engine",
         "only {outside} of the requests' time is spent outside the engine",
@@ -881,7 +955,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "latency_multiplied",
-        "latency at least {latency_multiplied_ratio} × its baseline",
+        "latency is at least {latency_multiplied_ratio} × its baseline",
+        "latency is below {latency_multiplied_ratio} × its baseline",
         _multiplied,
         "latency multiplied: {worst_phase} p95 is {worst_ratio} × its baseline",
         "latency near its baseline: {worst_phase} p95 is {worst_ratio} × its baseline",
@@ -889,7 +964,8 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "throughput_fell",
-        "throughput at most {throughput_collapsed_ratio} × its recent best",
+        "throughput is at most {throughput_collapsed_ratio} × its recent best",
+        "throughput is above {throughput_collapsed_ratio} × its recent best",
         _fell,
         "throughput fell to {trend} of its recent best with no fewer requests",
         "throughput is {trend} of its recent best",
@@ -897,21 +973,30 @@ FACTS: Final[tuple[Fact, ...]] = (
     ),
     Fact(
         "allocation_failure_logged",
-        "allocation failure in the log",
+        "the log shows an allocation failure",
+        "the log shows no allocation failure",
         lambda v: _allocation(v) > 0 if v.s.events_known else None,
         "{allocations} allocation failures in the log of the last 10 minutes",
         "no allocation failures in the log of the last 10 minutes",
         "allocation failures: unknown (no log read)",
     ),
-    Fact("gpu_out_of_memory", "out of GPU memory in the log", lambda v: oom.happened(v.s), "{oom}", "{oom}", "{oom}"),
+    Fact(
+        "gpu_out_of_memory",
+        "the log shows that GPU memory ran out",
+        "the log does not show that GPU memory ran out",
+        lambda v: oom.happened(v.s),
+        "{oom}",
+        "{oom}",
+        "{oom}",
+    ),
 )
 FINDERS: Final = {fact.name: fact.find for fact in FACTS}
 BY_NAME: Final[Mapping[str, Fact]] = {fact.name: fact for fact in FACTS}
 
 
-def title(name: str, levels: Mapping[str, str]) -> str:
-    """What a fact is called in words; ``levels``: thresholds by name, as they are printed."""
-    return BY_NAME[name].title.format_map(levels)
+def clause(name: str, holds: bool, levels: Mapping[str, str]) -> str:
+    """A fact as a short clause, or its opposite; ``levels``: thresholds by name, as they are printed."""
+    return (BY_NAME[name].title if holds else BY_NAME[name].denied).format_map(levels)
 
 
 def _cached(v: View) -> str:

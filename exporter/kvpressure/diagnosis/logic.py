@@ -2,23 +2,19 @@
 fact.
 
 A condition is tested against facts (name -> true, false or None for unknown) and written in words for
-``docs/verdicts.md``.
+``docs/verdict-rows.md``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 Facts = Mapping[str, bool | None]
 
-_FORMS: Final[Mapping[str, str]] = {
-    "yes": "{}",
-    "no": "not {}",
-    "maybe": "{} (or unknown)",
-    "unsure": "not {} (or unknown)",
-    "unknown": "{} unknown",
-}
+OR_UNKNOWN: Final = " (or unknown)"
+NEXT: Final = "\nor "  # between alternatives, so that a table may show one a line
+_OPPOSITE: Final[Mapping[str, str]] = {"yes": "unsure", "no": "maybe", "maybe": "no", "unsure": "yes"}
 _TESTS: Final[Mapping[str, Callable[[str], Callable[[Facts], bool]]]] = {
     "yes": lambda name: lambda facts: facts[name] is True,
     "no": lambda name: lambda facts: facts[name] is False,
@@ -33,10 +29,12 @@ class Condition:
     what it is made of.
     """
 
-    __slots__ = ("kind", "name", "parts", "test")
+    __slots__ = ("denied", "kind", "name", "parts", "test")
 
-    def __init__(self, kind: str, parts: tuple[Condition, ...], test: Callable[[Facts], bool], name: str = "") -> None:
-        self.kind, self.parts, self.test, self.name = kind, parts, test, name
+    def __init__(
+        self, kind: str, parts: tuple[Condition, ...], test: Callable[[Facts], bool], name: str = "", denied: str = ""
+    ) -> None:
+        self.kind, self.parts, self.test, self.name, self.denied = kind, parts, test, name, denied
 
     def __and__(self, other: Condition) -> Condition:
         a, b = self.test, other.test
@@ -50,9 +48,9 @@ class Condition:
         a = self.test
         return Condition("not", (self,), lambda facts: not a(facts))
 
-    def called(self, name: str) -> Condition:
-        """The same condition under a name of its own, which stands for it in other conditions' words."""
-        return Condition(self.kind, self.parts, self.test, name)
+    def called(self, name: str, denied: str = "") -> Condition:
+        """The same condition under a clause of its own and one for its opposite, which other conditions use."""
+        return Condition(self.kind, self.parts, self.test, name, denied)
 
     def names(self) -> frozenset[str]:
         """The facts it reads."""
@@ -60,20 +58,48 @@ class Condition:
             return frozenset({self.name} if self.name else ())
         return frozenset().union(*(part.names() for part in self.parts))
 
-    def words(self, title: Callable[[str], str], inside: str = "", open_: bool = False) -> str:
-        """The condition in words. ``title`` names a fact; ``open_`` writes out what ``called`` named."""
-        if self.kind in _FORMS:
-            return _FORMS[self.kind].format(title(self.name))
-        if self.kind == "always":
-            return "else"
-        if self.name and not open_:
-            return f"*{self.name}*"
+    def clauses(self, say: Callable[[str, bool], str], *, negated: bool = False, opened: bool = False) -> list[str]:
+        """The condition as clauses that all have to hold; alternatives are on lines of their own. ``say`` gives the
+        clause of a fact or of its opposite; ``opened`` writes out what ``called`` named.
+        """
+        if self.kind in _TESTS:
+            return [_clause(_OPPOSITE.get(self.kind, "known") if negated else self.kind, self.name, say)]
+        name = self.denied if negated else self.name
+        if name and not opened:
+            return [f"*{name}*"]
         if self.kind == "not":
-            inner = self.parts[0]
-            text = inner.words(title)
-            return f"not {text}" if inner.parts and inner.name else f"not ({text})"
-        text = f" {self.kind} ".join(part.words(title, self.kind) for part in self.parts)
-        return f"({text})" if inside not in ("", self.kind) else text
+            return self.parts[0].clauses(say, negated=not negated)
+        if (self.kind == "and") is not negated:
+            return [clause for part in self.parts for clause in part.clauses(say, negated=negated)]
+        return [_one_of(self._options(say, negated))]
+
+    def _options(self, say: Callable[[str, bool], str], negated: bool) -> list[str]:
+        """Alternatives of which one has to hold, each in words."""
+        found: list[str] = []
+        for part in self.parts:
+            if part.kind == self.kind and not part.name:
+                found += part._options(say, negated)
+                continue
+            clauses = part.clauses(say, negated=negated)
+            found.append(f"({listed(clauses)})" if len(clauses) > 1 else clauses[0])
+        return found
+
+
+def listed(clauses: Sequence[str]) -> str:
+    """Clauses joined as in a sentence."""
+    *others, last = clauses
+    more = "," if others[1:] else ""  # two clauses need no comma
+    return f"{', '.join(others)}{more} and {last}" if others else last
+
+
+def _one_of(options: Sequence[str]) -> str:
+    return f"either {NEXT.join(options)}"
+
+
+def _clause(kind: str, name: str, say: Callable[[str, bool], str]) -> str:
+    if kind in ("unknown", "known"):
+        return f"it is {kind} whether {say(name, True)}"
+    return say(name, kind in ("yes", "maybe")) + (OR_UNKNOWN if kind in ("maybe", "unsure") else "")
 
 
 def _leaf(kind: str, name: str) -> Condition:

@@ -36,19 +36,25 @@ def _all_yes(*names: str) -> tuple[Condition, ...]:
 
 # --- named conditions -----------------------------------------------------------------------------------------------
 
-queue_unsorted = (yes("queue_present") & unknown("queue_for_capacity")).called("queue of unknown cause")
-deferred = (yes("queue_present") & no("queue_for_capacity")).called("all deferred")
-lasting_queue = (yes("queue_present") & unsure("queue_short")).called("lasting queue")
-cache_queue = (yes("queue_for_capacity") | (queue_unsorted & yes("kv_near_full"))).called("queue for the cache")
+queue_unsorted = (yes("queue_present") & unknown("queue_for_capacity")).called(
+    "requests are waiting for an unknown reason"
+)
+deferred = (yes("queue_present") & no("queue_for_capacity")).called("all waiting requests are deferred")
+lasting_queue = (yes("queue_present") & unsure("queue_short")).called("a queue lasts", "no queue lasts")
+cache_queue = (yes("queue_for_capacity") | (queue_unsorted & yes("kv_near_full"))).called(
+    "requests are waiting for KV cache", "no requests are waiting for KV cache"
+)
 pushed = (
     yes("preempting")
     & maybe("kv_near_full_now")
     & (yes("preempting_now") | (maybe("preempted_lately") & maybe("waited_lately")))
-).called("preempting")
-still_pushed = (pushed & (maybe("waiting_now") | no("waited_lately"))).called("still preempting")
-may_not_fit = (no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits"))).called("next prompt may not fit")
+).called("requests are being preempted", "no requests are being preempted")
+still_pushed = (pushed & (maybe("waiting_now") | no("waited_lately"))).called("requests are still being preempted")
+may_not_fit = (no("any_prompt_fits") | (yes("kv_warm") & unknown("any_prompt_fits"))).called(
+    "the next prompt may not fit"
+)
 harmed = (lasting_queue | yes("latency_multiplied") | yes("outside_engine_time") | yes("throughput_fell")).called(
-    "users suffer"
+    "users are affected", "users are not affected (or unknown)"
 )
 
 _FAILING: Final = Lower(
@@ -87,12 +93,14 @@ _computing = (
     & unsure("preempting")
     & unsure("kv_full")
     & unsure("no_progress_very_long")
-).called("a long prefill is filling the cache")
+).called("a long prefill is filling the KV cache")
 _one_step = (unsure("no_progress_very_long") & yes("something_runs") & unsure("preempting") & unsure("kv_full")).called(
     "one long step is possible"
 )
-_clients_gone = (yes("clients_gone") | (unknown("clients_gone") & no("http_answers"))).called("clients seem to be gone")
-_gpu_silent = (yes("gpu_idle") | (yes("gpu_shared") & unknown("gpu_idle"))).called("GPU silent")
+_clients_gone = (yes("clients_gone") | (unknown("clients_gone") & no("http_answers"))).called(
+    "the clients seem to be gone"
+)
+_gpu_silent = (yes("gpu_idle") | (yes("gpu_shared") & unknown("gpu_idle"))).called("the GPU shows no work")
 _unseen_load = (  # under a load that queues, somebody would come or go
     yes("something_runs") & yes("waiting_now") & maybe("gpu_idle") & unknown("clients_gone") & unsure("http_answers")
 ).called("only gauges show the queue")
@@ -258,7 +266,7 @@ DEFERRED: Final = Verdict(
 
 # --- the cache --------------------------------------------------------------------------------------------------------
 
-_known_limit = (yes("limit_is_told") | yes("limit_is_default")).called("max_num_seqs known")
+_known_limit = (yes("limit_is_told") | yes("limit_is_default")).called("max_num_seqs is known")
 
 KV_PRESSURE: Final = Verdict(
     "kv_pressure",
@@ -347,7 +355,7 @@ KV_PRESSURE: Final = Verdict(
 
 # --- the sequence limit -----------------------------------------------------------------------------------------------
 
-_gpu_at_peak = (yes("gpu_computes") & yes("gpu_works")).called("GPU at its peak")
+_gpu_at_peak = (yes("gpu_computes") & yes("gpu_works")).called("the GPU is at its peak")
 _gpu_may_bind = (
     (unknown("gpu_computes") | yes("gpu_of_others")) & maybe("gpu_saturated") & yes("prefill_dominates")
 ).called("prefill may saturate the GPU")
@@ -387,13 +395,15 @@ CONCURRENCY_LIMITED: Final = Verdict(
 
 # --- the host ---------------------------------------------------------------------------------------------------------
 
-_busy = (yes("tokens_flow") | yes("work_present")).called("busy")
-_suffers = (harmed | maybe("gpu_utilization_low")).called("users suffer or the GPU may wait")
-_seen = (harmed & no("gpu_saturated")).called("users suffer and the GPU waits")
+_busy = (yes("tokens_flow") | yes("work_present")).called("the engine is busy")
+_suffers = (harmed | maybe("gpu_utilization_low")).called("users are affected, or the GPU may be waiting")
+_seen = (harmed & no("gpu_saturated")).called("users are affected and the GPU is waiting")
 _not_its_cpu = (no("steps_slower") & no("outside_engine_time") & unsure("gpu_utilization_low") & ~harmed).called(
-    "steps as fast as ever"
+    "steps are as fast as before", "steps may be slower than before"
 )
-_prefill_queue = (lasting_queue & yes("prefill_dominates")).called("prefill with a queue")
+_prefill_queue = (lasting_queue & yes("prefill_dominates")).called(
+    "prefill explains the queue", "prefill does not explain the queue"
+)
 _short_of_cpu = (
     (yes("cpu_throttled") | yes("cpu_contended"))
     & unsure("gpu_saturated")
@@ -401,12 +411,14 @@ _short_of_cpu = (
     & _suffers
     & ~_not_its_cpu
     & ~_prefill_queue
+).called("the pod may have too little CPU")
+_cpu_full = (yes("cpu_saturated") & unsure("gpu_saturated") & (_busy | yes("gpu_idle")) & _suffers).called(
+    "the CPU may be the bottleneck"
 )
-_cpu_full = yes("cpu_saturated") & unsure("gpu_saturated") & (_busy | yes("gpu_idle")) & _suffers
 _gpu_low = yes("gpu_utilization_low")
 _starved = yes("gpu_starved") & yes("tokens_flow") & yes("several_run")
 _stopped = (yes("cpu_throttled_mostly") & _gpu_low & no("gpu_saturated") & maybe("latency_multiplied")).called(
-    "CPU mostly throttled and the GPU waits"
+    "the CPU is mostly throttled and the GPU is waiting"
 )
 
 HOST_BOUND: Final = Verdict(
@@ -521,11 +533,11 @@ users_may_suffer = (
     | yes("steps_slower")
     | yes("cpu_throttled_mostly")
     | (yes("api_server_saturated") & maybe("outside_engine_time"))
-).called("users may suffer")
+).called("users may be affected", "nothing shows that users are affected")
 
 HEALTHY: Final = Verdict(
     "healthy",
-    "Healthy",
+    "Tokens flow",
     requires=yes("tokens_flow"),
     unless=(lasting_queue,),
     rows=(
@@ -543,7 +555,7 @@ HEALTHY: Final = Verdict(
             verdict="unknown",
         ),
         Row(
-            "slower and slower",
+            "latency up, throughput down",
             yes("latency_multiplied") & yes("throughput_fell"),
             GUESS,
             "why requests are slow although nobody waits",
@@ -557,7 +569,7 @@ HEALTHY: Final = Verdict(
             verdict="unknown",
         ),
         Row(
-            "tokens flow, nobody waits",
+            "nobody waits",
             no("no_progress")
             & ~unknown("queue_present")
             & ~unknown("kv_full")
@@ -566,8 +578,8 @@ HEALTHY: Final = Verdict(
             & unsure("many_wait_now"),
             STRONG,
         ),
-        Row("tokens flow, users may suffer", users_may_suffer, DOUBTFUL, "why requests are slow although nobody waits"),
-        Row("tokens flow", ALWAYS, DOUBTFUL),
+        Row("users may be affected", users_may_suffer, DOUBTFUL, "why requests are slow although nobody waits"),
+        Row("no queue lasts", ALWAYS, DOUBTFUL),
     ),
     lower=(_FAILING,),
     supports=(yes("tokens_flow"), yes("queue_short"), no("queue_present"), yes("prefill_dominates"), yes("kv_rising")),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.helpers.waiting import until
@@ -24,9 +25,9 @@ def _as_started_by_hand() -> None:
 
 
 class Process:
-    """``kvpressure serve`` as a child; its stderr is kept."""
+    """``kvpressure serve`` as a child; its stderr is kept. ``limit`` is called in the child before it starts."""
 
-    def __init__(self, *arguments: str, code: str | None = None) -> None:
+    def __init__(self, *arguments: str, code: str | None = None, limit: Callable[[], object] = lambda: None) -> None:
         command = [sys.executable, *(["-c", code] if code else ["-m", "kvpressure"]), "serve", *arguments]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
         self.began = time.monotonic()
@@ -36,7 +37,7 @@ class Process:
             stdout=subprocess.DEVNULL,
             text=True,
             env=environ,
-            preexec_fn=_as_started_by_hand,
+            preexec_fn=lambda: (_as_started_by_hand(), limit()),
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -338,3 +338,47 @@ class TestPace:
             pages += read_until(source, lambda seen: seen)  # when its second is over
             assert time.monotonic() - begin > 0.8
             assert [page.error for page in pages] == [None, None]
+
+
+@pytest.mark.fault(
+    "engines",
+    "no thread can be started (memory, limit of processes)",
+    "scrapes share the threads that there are and are late",
+    "log",
+    "next reading",
+)
+def test_a_thread_that_cannot_be_started_loses_no_target(source_for, monkeypatch, caplog):
+    """A target that waited for a thread that never came was not asked again, ever."""
+    start, refused = threading.Thread.start, []
+
+    def no_thread(thread):
+        if thread.name == "vllm-fetch" and len(refused) < 4:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with answering(PAGE) as first, answering(PAGE) as second:
+        source = source_for(first, second, collectors=EVERY_SECOND)
+        seen = read_until(source, lambda pages: {page.target for page in pages} == {first.url, second.url}, 20)
+        assert all(page.error is None for page in seen)
+        assert len(refused) == 4
+        assert caplog.text.count("no thread for a scrape") == 1
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["told", "not even told"])
+def test_a_scrape_without_memory_is_a_failure_and_the_next_one_works(source_for, monkeypatch, silent):
+    """Out of memory there is none to say so either: the target was taken for one that is still being read."""
+
+    def out_of_memory(*_arguments, **_more):
+        raise MemoryError
+
+    with answering(PAGE) as server:
+        source = source_for(server, collectors=EVERY_SECOND)
+        with monkeypatch.context() as patched:
+            patched.setattr(Fetcher, "fetch", out_of_memory)
+            if silent:
+                patched.setattr("kvpressure.sources.scrape.source.log.exception", out_of_memory)
+            seen = read_until(source, lambda pages: len(pages) >= 2, 20)
+            assert [page.error for page in seen] == ["internal"] * len(seen)
+        read_until(source, lambda pages: any(page.error is None for page in pages), 20)

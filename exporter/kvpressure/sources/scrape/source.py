@@ -164,15 +164,29 @@ class _Pool:
         self._lock = threading.Lock()
         self._threads = 0
         self._jobs_open = 0
+        self._short = False  # of threads; said once
 
     def submit(self, feed: _Feed) -> None:
         with self._lock:
             self._jobs_open += 1
-            start = self._jobs_open > self._threads and self._threads < self._size
-            self._threads += start
         self._jobs.put(feed)
-        if start:
-            threading.Thread(target=self._run, name="vllm-fetch", daemon=True).start()
+
+    def grow(self) -> None:
+        """Start a thread for every job that has none. Where none can be started (no memory, no more processes
+        allowed) those that there are take the jobs, and the next call tries again.
+        """
+        with self._lock:
+            wanted = min(self._jobs_open, self._size) - self._threads
+            for _ in range(wanted):
+                try:
+                    threading.Thread(target=self._run, name="vllm-fetch", daemon=True).start()
+                except (RuntimeError, MemoryError) as error:
+                    if not self._short:
+                        log.warning("no thread for a scrape, which waits for another one: %s", error)
+                    self._short = True
+                    return
+                self._threads += 1
+                self._short = False
 
     def close(self) -> None:
         for _ in range(self._threads):
@@ -180,7 +194,10 @@ class _Pool:
 
     def _run(self) -> None:
         while (feed := self._jobs.get()) is not None:
-            self._work(feed)
+            try:
+                self._work(feed)
+            except Exception:  # not even a failure could be told; the thread is counted on
+                log.error("a scrape failed, and so did saying why")
             with self._lock:
                 self._jobs_open -= 1
 
@@ -201,7 +218,7 @@ class EngineSource:
         self._interval = settings.collectors[self.name].interval_seconds
         self._wait = min(WAIT_SHARE * self._interval, self._timeout)
         self.keep_exposition = settings.keep_exposition
-        self._results: SimpleQueue[tuple[_Feed, Scrape]] = SimpleQueue()
+        self._results: SimpleQueue[tuple[_Feed, Scrape | None]] = SimpleQueue()  # None: it failed, by our mistake
         self._pool = _Pool(self._max_targets, self._work)
         self._bounds = ScrapeLimits()
         self._lock = threading.Lock()
@@ -253,6 +270,7 @@ class EngineSource:
                 if feed.pace is not None:
                     feed.pace.started(monotonic())
                 self._pool.submit(feed)
+        self._pool.grow()
         awaited = {feed for feed in feeds.values() if feed.in_flight and not feed.late}
         pages = [page for feed, page in self._collect(awaited) if feeds.get(feed.target.name) is feed]
         errors = Counter(page.error for page in pages if page.error is not None)
@@ -292,6 +310,7 @@ class EngineSource:
             except Empty:
                 break
             feed.in_flight = False
+            page = page or feed.failed()
             if feed.pace is not None:
                 feed.pace.observe(page, monotonic(), feed.scan_seconds)
             feed.late = page.duration_seconds is not None and page.duration_seconds > self._wait
@@ -302,13 +321,16 @@ class EngineSource:
         return results
 
     def _work(self, feed: _Feed) -> None:
-        """Runs in a thread of the pool."""
+        """Runs in a thread of the pool. Whatever fails, there is a result: without one the target is never asked
+        again.
+        """
+        page: Scrape | None = None
         try:
             page = feed.page(self.keep_exposition)
         except Exception:
             log.exception("reading %s failed", feed.target.name)
-            page = feed.failed()
-        self._results.put((feed, page))
+        finally:
+            self._results.put((feed, page))
 
     def close(self) -> None:
         """Hang up on all targets; threads end when their fetch does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from kvpressure.settings.settings import Settings
 from kvpressure.sources.catalog import CollectorSettings
+from kvpressure.sources.gpu.nvidia.call_guard import HangGuard
 from kvpressure.sources.gpu.nvidia.options import NvidiaOptions
 from tests.helpers.waiting import until
 from tests.sources.gpu.nvml_stub import Gpu, Mig, World
@@ -234,3 +236,18 @@ def test_options_come_from_the_settings() -> None:
     )
     assert NvidiaOptions.of(SimpleNamespace(nvidia_gpm=True)).gpm
     assert NvidiaOptions.of(Settings(host_sys=Path("/host/sys"))).host_sys == Path("/host/sys")
+
+
+def test_a_thread_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls waited for a thread that was never there, and every GPU counted as hanging."""
+
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    guard = HangGuard("test")
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError):
+            guard.call("GPU-1", lambda: 1, 5.0)
+    assert guard.call("GPU-1", lambda: 1, 5.0) == 1
+    guard.close()

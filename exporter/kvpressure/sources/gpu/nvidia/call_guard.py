@@ -61,8 +61,9 @@ class HangGuard:
     def start(self, work: Callable[[], T]) -> Job[T]:
         """Begin ``work``; it must have ended or be given up before the next one begins."""
         if self._queue is None:
-            self._queue = SimpleQueue()
-            threading.Thread(target=_serve, args=(self._queue,), name=self._name, daemon=True).start()
+            queue: SimpleQueue[Job[Any] | None] = SimpleQueue()
+            threading.Thread(target=_serve, args=(queue,), name=self._name, daemon=True).start()
+            self._queue = queue  # only now: where no thread can be started, the next call tries again
         job = Job(work)
         self._queue.put(job)
         return job

@@ -11,6 +11,7 @@ import tests.helpers.vllm_pages as pages
 from kvpressure.engines.vllm.aliases import ENGINE_FAMILIES, SAMPLES
 from kvpressure.model.readings import EngineReading, Histogram
 from kvpressure.printable import visible
+from kvpressure.sources.scrape import last_page
 from kvpressure.sources.scrape.layout import MAX_BUCKETS, MAX_SLOTS, MAX_VALUES
 from kvpressure.sources.scrape.memory_limits import MAX_ENGINES, REMEMBERED_BYTES, ScrapeLimits
 from kvpressure.sources.scrape.scanner import MAX_KEY_CHARS, MAX_LINES, Scanner, parse_scrape
@@ -500,6 +501,30 @@ def test_what_other_pages_left_behind_does_not_show():
     texts += [pages.to_openmetrics(texts[0]), *(text.replace("tiny", "other") for text in texts)]
     for text in texts + texts[::-1]:
         assert scanner.scan(text) == scan(text)
+
+
+def test_only_lines_that_differ_from_the_last_page_are_read(monkeypatch):
+    read = []
+    monkeypatch.setattr(last_page, "sound_value", lambda number, _: read.append(number) or float(number))
+    text = pages.text_of("d_kv_pressure")
+    scanner = Scanner()
+    scanner.scan(text)
+    assert scanner.scan(text).engines == scan(text).engines
+    assert read == [], "nothing differs"
+    line = next(line for line in text.split("\n") if line.startswith("vllm:num_requests_running"))
+    changed = text.replace(line, f"{line.rpartition(' ')[0]} 77")
+    assert scanner.scan(changed).engines[0].gauges["running"] == 77
+    assert read == ["77"]
+    assert scanner.scan(text.replace(line, "")).engines == scan(text.replace(line, "")).engines, "a series that is gone"
+    assert scanner.scan(text.replace(line, f"{line}\n{line}")).engines == scan(text).engines, "a series given twice"
+
+
+def test_a_histogram_without_change_is_the_same_object():
+    text = pages.text_of("d_kv_pressure")
+    scanner = Scanner()
+    (first,), (second,) = scanner.scan(text).engines, scanner.scan(text).engines
+    assert first.histograms
+    assert all(first.histograms[name] is second.histograms[name] for name in first.histograms)
 
 
 def test_engines_are_limited_and_the_choice_does_not_depend_on_order():

@@ -59,6 +59,45 @@ def test_nothing_raises_and_the_past_of_a_scanner_never_shows(texts):
         assert 0 <= result.bad_lines <= 2 * (text.count(b"\n" if isinstance(text, bytes) else "\n") + 1)
 
 
+_number = st.one_of(
+    st.integers(0, 9).map(float).map(str), st.sampled_from(["NaN", "x", "1_0", "-1.0", "1.0 1700000000"])
+)
+_edit = st.tuples(
+    st.sampled_from(["number", "delete", "repeat", "insert", "swap"]), st.integers(0, 999), _number, _line
+)
+
+
+def edited(lines: list[str], edits: list[tuple[str, int, str, str]]) -> list[str]:
+    lines = lines.copy()
+    for what, at, number, other in edits:
+        place = at % len(lines)
+        if what == "number":
+            lines[place] = f"{lines[place].rpartition(' ')[0]} {number}"
+        elif what == "delete" and len(lines) > 1:
+            del lines[place]
+        elif what == "repeat":
+            lines.insert(at % 7, lines[place])
+        elif what == "insert":
+            lines.insert(place, other)
+        elif what == "swap":
+            lines[place], lines[0] = lines[0], lines[place]
+    return lines
+
+
+@many
+@given(
+    st.sampled_from([text.split("\n")[:120] for text in DIALECTS]),
+    st.lists(st.lists(_edit, max_size=4), min_size=2, max_size=6),
+)
+def test_a_page_that_differs_in_some_lines_is_read_as_if_it_were_the_first(lines, steps):
+    """Of a page like the last one only the lines are read that differ."""
+    scanner = Scanner()
+    for edits in ([], [], *steps):
+        lines = edited(lines, edits)
+        text = "\n".join(lines)
+        assert scanner.scan(text) == Scanner().scan(text)
+
+
 @many
 @given(_page)
 def test_values_make_sense_whatever_the_page_says(text):

@@ -73,6 +73,8 @@ class _Buckets:
         self._slots: dict[float, int] = {}  # bound -> slot
         self._bounds: tuple[float, ...] = ()
         self._pick: Callable[[Values], tuple[float | None, ...]] = lambda _: ()
+        self._seen: tuple[Any, ...] | None = None  # values of the last page,
+        self._last: tuple[Histogram | None, bool] = None, True  # and what they were read as
 
     def add(self, part: str | float, slot: int) -> None:
         if part == "sum":
@@ -92,13 +94,23 @@ class _Buckets:
         return len(self._slots) >= MAX_BUCKETS
 
     def value(self, values: Values) -> tuple[Histogram | None, bool]:
-        """The histogram (``None`` when the page has nothing of it), and whether its buckets are sound.
+        """The histogram (``None`` when the page has nothing of it), and whether its buckets are sound. The same object
+        as long as no value changes.
 
         Buckets that do not rise up to ``+Inf`` are dropped; sum and count stay.
         """
         total = values[self.sum_slot] if self.sum_slot >= 0 else None
         count = values[self.count_slot] if self.count_slot >= 0 else None
-        bounds, counts = self._there(values)
+        picked = self._pick(values)
+        if (picked, total, count) != self._seen:
+            self._seen = picked, total, count
+            self._last = self._read(picked, total, count)
+        return self._last
+
+    def _read(
+        self, picked: tuple[float | None, ...], total: float | None, count: float | None
+    ) -> tuple[Histogram | None, bool]:
+        bounds, counts = self._there(picked)
         sound = not bounds or (bounds[-1] == math.inf and sorted(counts) == list(counts))
         if not sound:
             bounds = counts = ()
@@ -108,9 +120,8 @@ class _Buckets:
             return None, sound
         return Histogram(bounds, counts, total, count), sound
 
-    def _there(self, values: Values) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def _there(self, picked: tuple[float | None, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Bounds and counts of the buckets that this page has."""
-        picked = self._pick(values)
         if None not in picked:
             return self._bounds, picked  # type: ignore[return-value]  # no None in it, as just seen
         pairs = zip(self._bounds, picked, strict=True)

@@ -14,9 +14,10 @@ from typing import Final
 from kvpressure.engines import other_software, registry
 from kvpressure.model.readings import EngineReading, PageText, Scrape
 from kvpressure.model.reasons import BAD_TIMESTAMPS, EMPTY, HTML, INVALID_UTF8, JSON, NO_ENGINE_METRICS, TOO_LARGE
+from kvpressure.sources.scrape.last_page import LastPage
 from kvpressure.sources.scrape.layout import UNWANTED, Layout
 from kvpressure.sources.scrape.lines import MAX_LINE_CHARS, BadLine, TooMany, labels_from, name_of, number_from
-from kvpressure.sources.scrape.memory_limits import LAYOUT_BYTES, MAX_ENGINES, ScrapeLimits
+from kvpressure.sources.scrape.memory_limits import LAYOUT_BYTES, MAX_ENGINES, SMALL_PAGE_BYTES, ScrapeLimits
 from kvpressure.sources.scrape.replicas import Replicas
 
 MAX_LINES: Final = 100_000  # 64 engines have about 30 000
@@ -76,10 +77,11 @@ class Scanner:
         self._layout = Layout(max(self._most_bytes, LAYOUT_BYTES))
         self._slots: dict[str, int] = {}  # text of a line up to its value -> slot or UNWANTED
         self._line_bytes = 0  # of the lines that are remembered
+        self._last = LastPage()
 
     @property
     def _remembered_bytes(self) -> int:
-        return self._line_bytes + self._layout.bytes
+        return self._line_bytes + self._layout.bytes + self._last.bytes
 
     def scan(self, text: str | PageText, now: float | None = None) -> ScanResult:
         """Read one page. ``now``: when it was read, in Unix seconds, to judge the timestamps of samples by; ``None`` =
@@ -89,7 +91,7 @@ class Scanner:
         # What no server can have sent (half a surrogate pair, from a recording) would come out as a name that cannot be
         # printed.
         raw = text.encode(errors="replace") if isinstance(text, str) else text
-        if raw.count(b"\n") > MAX_LINES:
+        if len(raw) > MAX_LINES and raw.count(b"\n") > MAX_LINES:
             return ScanResult(error=TOO_LARGE)
         self._most_bytes = self._bounds.remembered.allowed(self)
         self._layout.most_bytes = max(self._most_bytes, LAYOUT_BYTES)
@@ -126,27 +128,45 @@ class Scanner:
     def _keep_within(self, engines: int, allowed: int) -> None:
         """Note what this page takes, and forget its layout if that is more than this target's part."""
         self._bounds.engines.use(self, min(engines, allowed))
+        if self._remembered_bytes > self._most_bytes:
+            self._last.forget()
         if self._layout.full or self._layout.engines > 2 * allowed or self._remembered_bytes > self._most_bytes:
             self._forget()
         self._bounds.remembered.use(self, self._remembered_bytes)
 
     def _scan_lines(self, raw: PageText) -> tuple[list[float | None], int]:
-        """The values by slot and the number of bad lines, part by part: all lines at once are twice the page."""
+        """The values by slot and the number of bad lines: of a small page by what differs from the last one, of a large
+        one part by part, as all its lines at once are twice the page.
+        """
+        if len(raw) <= SMALL_PAGE_BYTES:
+            return self._scan_small(raw.decode())
+        self._last.forget()
         values: list[float | None] = [None] * len(self._layout.ceilings)
         bad_lines = start = 0
         while start < len(raw):
             end = raw.find(b"\n", start + PART_BYTES)
             end = len(raw) if end < 0 else end
-            bad_lines += self._scan_part(raw[start:end].decode(), values)
+            bad_lines += self._scan_part(raw[start:end].decode().split("\n"), values)
             start = end + 1
         return values, bad_lines
 
-    def _scan_part(self, text: str, values: list[float | None]) -> int:
-        """Store values, return the number of bad lines. The loop below is the cost of a scan: keep it short."""
+    def _scan_small(self, text: str) -> tuple[list[float | None], int]:
+        lines = text.split("\n")
+        values = self._last.replace(text, lines, self._slots.get, self._layout.ceilings)
+        if values is not None:
+            return values, 0
+        values = [None] * len(self._layout.ceilings)
+        bad_lines = self._scan_part(lines, values)
+        if not bad_lines and not self._untimely:
+            self._last.keep(text, lines, self._slots.get, values)
+        return values, bad_lines
+
+    def _scan_part(self, lines: Sequence[str], values: list[float | None]) -> int:
+        """Store values, return the number of bad lines. The loop below is the cost of a whole scan: keep it short."""
         bad_lines = 0
         slot_of = self._slots.get
         ceilings = self._layout.ceilings
-        for line in text.split("\n"):
+        for line in lines:
             key, _, number = line.rpartition(" ")
             slot = slot_of(key)
             if slot is None:

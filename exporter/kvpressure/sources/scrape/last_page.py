@@ -1,0 +1,89 @@
+"""The last page of one target, line by line, so that of the next one only the lines are read that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import compress, count
+from operator import ne
+from sys import getsizeof
+from typing import Final
+
+from kvpressure.sources.scrape.layout import UNWANTED
+
+LINE_BYTES: Final = 80  # of a line that is kept, beside its text: the object, and its places in two lists
+
+SlotOf = Callable[[str], int | None]
+
+
+def sound_value(number: str, ceiling: float) -> float | None:
+    """The value at the end of a line; ``None`` where that is no number, or one that cannot be."""
+    try:
+        value = float(number)
+    except ValueError:
+        return None
+    # NaN and Inf fail here too; "1_0" is a number to Python, to nobody else
+    return value if 0.0 <= value <= ceiling and "_" not in number else None
+
+
+class LastPage:
+    """Lines, the slot of each, and values by slot. Only a page is kept whose every line has a known form, a sound
+    number and a slot of its own.
+    """
+
+    __slots__ = ("_lines", "_slots", "_values", "bytes")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._lines: list[str] = []
+        self._slots: list[int] = []
+        self._values: list[float | None] = []
+        self.bytes = 0  # of memory
+
+    def keep(self, text: str, lines: list[str], slot_of: SlotOf, values: Sequence[float | None]) -> None:
+        """Keep a page whose numbers are all sound, if its lines allow it."""
+        slots = []
+        for line in lines:
+            slot = slot_of(line.rpartition(" ")[0]) if line else UNWANTED
+            if slot is None:
+                return
+            slots.append(slot)
+        wanted = [slot for slot in slots if slot >= 0]
+        if len(set(wanted)) == len(wanted):
+            self._lines, self._slots, self._values = lines, slots, list(values)
+            self.bytes = getsizeof(text) + LINE_BYTES * len(lines)
+
+    def replace(
+        self, text: str, lines: list[str], slot_of: SlotOf, ceilings: Sequence[float]
+    ) -> list[float | None] | None:
+        """Keep this page instead, and return its values; ``None`` where it has to be read as a whole, and is not kept.
+
+        What the lines gave that are no longer there is taken away, then what the new ones give is put in.
+        """
+        kept, values, slots = len(self._lines), self._values, self._slots
+        if not kept:
+            return None
+        places = [*compress(count(), map(ne, lines, self._lines)), *range(kept, len(lines))]
+        gone = [*(slots[place] for place in places if place < kept), *slots[len(lines) :]]
+        for slot in gone:
+            if slot >= 0:
+                values[slot] = None
+        slots[len(lines) :] = [UNWANTED] * (len(lines) - kept)
+        for place in places:
+            key, _, number = lines[place].rpartition(" ")
+            slot = slot_of(key) if lines[place] else UNWANTED
+            if slot is None:
+                break
+            slots[place] = slot
+            if slot >= 0:
+                value = sound_value(number, ceilings[slot])
+                if value is None or values[slot] is not None:
+                    break
+                values[slot] = value
+        else:
+            self._lines, self.bytes = lines, getsizeof(text) + LINE_BYTES * len(lines)
+            return values.copy()
+        self.forget()
+        return None

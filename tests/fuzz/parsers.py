@@ -955,6 +955,16 @@ def _settings_directory() -> tempfile.TemporaryDirectory[str]:
 _REFERENCE: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # another parser where there is libyaml, and faster
 
 
+def _by_yaml(data: bytes) -> Any:
+    """What YAML's own loader reads. libyaml refuses some texts that PyYAML's parser takes, and drops any U+FEFF."""
+    if b"\xef\xbb\xbf" not in data:
+        try:
+            return yaml.load(data, _REFERENCE)
+        except (yaml.scanner.ScannerError, yaml.parser.ParserError, yaml.reader.ReaderError):
+            pass
+    return yaml.safe_load(data)
+
+
 def check_settings(given: str) -> None:
     """The values are those of YAML's own loader; what cannot be used is said in one line that names the file."""
     path = f"{_settings_directory().name}/settings.yaml"
@@ -965,8 +975,7 @@ def check_settings(given: str) -> None:
         root = None
         _one_line(error, path)
     if root is not None and "<<" not in given:
-        reference = yaml.SafeLoader if "\ufeff" in given else _REFERENCE  # libyaml drops it wherever it stands
-        theirs = yaml.load(given.encode(errors="replace"), reference)
+        theirs = _by_yaml(given.encode(errors="replace"))
         _same(root.value or None, theirs or None)
         try:
             for _, one in load.from_node(root, settings_table()):

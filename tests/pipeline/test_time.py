@@ -172,6 +172,18 @@ def test_after_a_large_step_of_the_clock_engines_are_absent_until_they_are_read_
     assert engine.up
 
 
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_page_that_was_read_before_the_clock_was_stepped_says_nothing_of_now(step: float) -> None:
+    """An engine was called down for a tick: its page came an hour late, as it seemed."""
+    pipeline = Pipeline()
+    for i in range(10):
+        pipeline.observe(Snapshot(10_000.0 + i, pages=(page(10_000.0 + i, i),)))
+    now = 10_010.0 + step
+    assert pipeline.observe(Snapshot(now, pages=(page(10_009.9, 10),))).engines == ()
+    (engine,) = pipeline.observe(Snapshot(now + 1, pages=(page(now + 1, 11),))).engines
+    assert engine.up
+
+
 @pytest.mark.parametrize("step", [15.0, 30.0, 60.0, 120.0, 300.0])
 class TestSeldomPages:
     """With a sample a minute, a window that holds one sample reaches back to the one before."""

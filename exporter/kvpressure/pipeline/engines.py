@@ -85,7 +85,7 @@ class Engines:
             name = (reading.model_name, reading.engine)
             track = of_page.get(name) or self._new(now, page, name)
             track.target, track.container, track.gpus = page.target, page.container, page.gpus
-            track.seen_t = now
+            track.seen_t = page.time  # one read before the clock was stepped says nothing of now
             self._observe_engine(now, track, page, reading)
 
     def fail(self, now: float, page: Scrape, failure: Failure) -> None:

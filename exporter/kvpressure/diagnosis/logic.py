@@ -15,42 +15,43 @@ Facts = Mapping[str, bool | None]
 OR_UNKNOWN: Final = " (or unknown)"
 NEXT: Final = "\nor "  # between alternatives, so that a table may show one a line
 _OPPOSITE: Final[Mapping[str, str]] = {"yes": "unsure", "no": "maybe", "maybe": "no", "unsure": "yes"}
-_TESTS: Final[Mapping[str, Callable[[str], Callable[[Facts], bool]]]] = {
-    "yes": lambda name: lambda facts: facts[name] is True,
-    "no": lambda name: lambda facts: facts[name] is False,
-    "maybe": lambda name: lambda facts: facts[name] is not False,
-    "unsure": lambda name: lambda facts: facts[name] is not True,
-    "unknown": lambda name: lambda facts: facts[name] is None,
+_TESTS: Final[Mapping[str, str]] = {
+    "yes": "is True",
+    "no": "is False",
+    "maybe": "is not False",
+    "unsure": "is not True",
+    "unknown": "is None",
 }
 
 
 class Condition:
     """A condition on facts. ``kind`` is a leaf's form, or ``and``, ``or``, ``not``, ``always``; ``parts``
-    what it is made of.
+    what it is made of. ``code`` is the test as a Python expression: every engine is asked all of them in each tick, and
+    a call for each part would cost more than the parts do.
     """
 
-    __slots__ = ("denied", "kind", "name", "parts", "test")
+    __slots__ = ("code", "denied", "kind", "name", "parts", "test")
 
-    def __init__(
-        self, kind: str, parts: tuple[Condition, ...], test: Callable[[Facts], bool], name: str = "", denied: str = ""
-    ) -> None:
-        self.kind, self.parts, self.test, self.name, self.denied = kind, parts, test, name, denied
+    def __init__(self, kind: str, parts: tuple[Condition, ...], code: str, name: str = "", denied: str = "") -> None:
+        self.kind, self.parts, self.code, self.name, self.denied = kind, parts, code, name, denied
+        self.test: Callable[[Facts], bool] = self._first_test
+
+    def _first_test(self, facts: Facts) -> bool:
+        self.test = eval(f"lambda facts: {self.code}")
+        return self.test(facts)
 
     def __and__(self, other: Condition) -> Condition:
-        a, b = self.test, other.test
-        return Condition("and", (self, other), lambda facts: a(facts) and b(facts))
+        return Condition("and", (self, other), f"({self.code} and {other.code})")
 
     def __or__(self, other: Condition) -> Condition:
-        a, b = self.test, other.test
-        return Condition("or", (self, other), lambda facts: a(facts) or b(facts))
+        return Condition("or", (self, other), f"({self.code} or {other.code})")
 
     def __invert__(self) -> Condition:
-        a = self.test
-        return Condition("not", (self,), lambda facts: not a(facts))
+        return Condition("not", (self,), f"(not {self.code})")
 
     def called(self, name: str, denied: str = "") -> Condition:
         """The same condition under a clause of its own and one for its opposite, which other conditions use."""
-        return Condition(self.kind, self.parts, self.test, name, denied)
+        return Condition(self.kind, self.parts, self.code, name, denied)
 
     def names(self) -> frozenset[str]:
         """The facts it reads."""
@@ -103,7 +104,7 @@ def _clause(kind: str, name: str, say: Callable[[str, bool], str]) -> str:
 
 
 def _leaf(kind: str, name: str) -> Condition:
-    return Condition(kind, (), _TESTS[kind](name), name)
+    return Condition(kind, (), f"(facts[{name!r}] {_TESTS[kind]})", name)
 
 
 def yes(name: str) -> Condition:
@@ -131,4 +132,4 @@ def unknown(name: str) -> Condition:
     return _leaf("unknown", name)
 
 
-ALWAYS: Final = Condition("always", (), lambda _facts: True)
+ALWAYS: Final = Condition("always", (), "True")

@@ -46,25 +46,18 @@ def kv_recorded(window: EngineWindow, ever_positive: bool, t: Thresholds) -> boo
     return False if generated > 0 else None
 
 
-def immediate_signs(samples: Sequence[Sample], t: Thresholds) -> list[tuple[Sample, float]] | None:
-    """Where requests seem to have been preempted, each with the sample before and how many: between two samples running
-    falls, waiting rises by about as much, and nothing finishes. ``None`` without the three inputs.
+def immediate_signs(window: EngineWindow, t: Thresholds) -> list[tuple[Sample, float]] | None:
+    """Where requests seem to have been preempted in the last minute, each with the sample before and how many: between
+    two samples running falls, waiting rises by about as much, and nothing finishes. ``None`` without the three inputs.
     """
-    found: list[tuple[Sample, float]] = []
-    seen = False
+    if not any(before.requests and after.requests for before, after in pairwise(window.since(MINUTE))):
+        return None
     low, high = t["preemption_match_low_ratio"], t["preemption_match_high_ratio"]
-    for before, after in pairwise(samples):
-        now, then = after.requests, before.requests
-        if now is None or then is None:
-            continue
-        seen = True
-        (ran, waited, done), (runs, waits, finished) = then, now
-        if runs >= ran or finished != done:
-            continue
-        fell, rose = ran - runs, waits - waited
-        if low * fell <= rose <= high * fell + 1:
-            found.append((before, min(fell, rose)))
-    return found if seen else None
+    return [
+        (before, min(fell, rose))
+        for before, fell, rose in window.falls_of_minute()
+        if low * fell <= rose <= high * fell + 1
+    ]
 
 
 def confirmed_share(signs: Sequence[tuple[Sample, float]], samples: Sequence[Sample], t: Thresholds) -> float:
@@ -197,7 +190,7 @@ def _preemptions(
     samples = window.since(MINUTE)
     half = window.increase_within(r.PREEMPTIONS, HALF_MINUTE)
     silent = fresh = fresh_half = None
-    if samples and (signs := immediate_signs(samples, t)) is not None:
+    if (signs := immediate_signs(window, t)) is not None:
         share, last = confirmed_share(signs, samples, t), samples[-1].t
         silent = share * sum(amount for _, amount in signs)
         if len(window.since(t["recent_window_seconds"])) > 1:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from math import ceil, inf
-from operator import add, sub
-from typing import Final, Generic, TypeVar
+from operator import add, mul, sub
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from kvpressure.model.readings import (
     FINISHED_PREFIX,
@@ -140,12 +140,10 @@ class HistogramIncrease:
         counts, bounds = self.cumulative, self.bounds
         if not self.sum or self.sum < 0 or (bounds[-1] == inf and counts[:-1][-1:] != counts[-1:]):
             return 1.0
-        least = width = lower = before = 0.0
-        for bound, count in zip(bounds, counts, strict=True):
-            if count > before:
-                least += (count - before) * lower
-                width += (count - before) * (bound - lower)
-            lower, before = bound, count
+        finite = len(bounds) - (bounds[-1] == inf)  # nothing fell into the one without an end
+        lower, grown = (0.0, *bounds[: finite - 1]), self.increments[:finite]
+        least = sum(map(mul, grown, lower))
+        width = sum(map(mul, grown, map(sub, bounds, lower)))
         return min(TWICE, max(0.0, TWICE * (self.sum - least) / width)) if width > 0 else 1.0
 
     def _least(self, amount: float) -> float:
@@ -255,6 +253,10 @@ class _Items(Generic[_T]):
     def pop_first(self) -> tuple[float, _T]:
         return self.times.pop(0), self.items.pop(0)
 
+    def drop_before(self, start: float) -> None:
+        while self.times and self.times[0] < start:
+            self.pop_first()
+
     def since(self, start: float) -> list[_T]:
         return self.items[bisect_left(self.times, start) :]
 
@@ -306,18 +308,51 @@ class History(Generic[_T]):
         return chain(self._long.items, self._mid.items, self._fine.items)
 
 
+class _Column(_Items[float]):
+    """One value of all samples that are kept, of those that have it: a window of it is cut out without a loop."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: Callable[[Sample], float | None]) -> None:
+        super().__init__()
+        self._of = of
+
+    def take(self, sample: Sample) -> None:
+        value = self._of(sample)
+        if value is not None:
+            self.append(sample.t, value)
+        self.drop_before(sample.t - FINE_SECONDS)
+
+
+class Fall(NamedTuple):
+    """Between two samples fewer requests ran although none finished: the sample before, by how many, and how many more
+    waited.
+    """
+
+    before: Sample
+    fell: float
+    rose: float
+
+
+def _fall(before: Sample, after: Sample) -> Fall | None:
+    if before.requests is None or after.requests is None:
+        return None
+    (ran, waited, done), (runs, waits, finished) = before.requests, after.requests
+    return Fall(before, ran - runs, waits - waited) if runs < ran and finished == done else None
+
+
 class EngineWindow:
     """History of one engine."""
 
     __slots__ = (
+        "_columns",
         "_counters",
-        "_gauges",
+        "_falls",
         "_histograms",
         "_increases",
         "_observed",
         "_page",
         "_pairs",
-        "_present",
         "_quantiles",
         "_since",
         "first_t",
@@ -334,11 +369,11 @@ class EngineWindow:
         self._counters = _Correction()
         self._histograms = _HistogramCorrection()
         self._page = _Correction()
+        self._columns: dict[str, _Column] = {}
+        self._falls: _Items[Fall] = _Items()
         # Many signals ask for the same windows; answers hold until the next sample.
         self._since: dict[float, list[Sample]] = {}
         self._pairs: dict[float, tuple[Sample, Sample] | None] = {}
-        self._gauges: dict[tuple[str, float], list[float]] = {}
-        self._present: dict[float, list[float]] = {}
         self._observed: dict[tuple[str, float], tuple[HistogramIncrease, float] | None] = {}
         # These hold as long as both ends are the same: a histogram that has not changed is the same object.
         self._increases: dict[tuple[str, float], tuple[Histogram, Histogram, HistogramIncrease]] = {}
@@ -357,7 +392,9 @@ class EngineWindow:
             if t > self.last.t - STEP_BACK_SECONDS:
                 return False
             self.history.clear()
-            self.first_t = None
+            self._columns.clear()
+            self._falls = _Items()
+            self.last = self.first_t = None
         rising = {
             name: value for name, value in page.items() if name == PROCESS_CPU_SECONDS or name.startswith(HTTP_PREFIX)
         }
@@ -368,8 +405,13 @@ class EngineWindow:
         done = [value for name, value in corrected.items() if name.startswith(FINISHED_PREFIX)]
         sample = Sample(t, gauges, corrected, self._histograms.apply(histograms), of_page, sum(done) if done else None)
         self.history.append(t, sample)
+        for column in self._columns.values():
+            column.take(sample)
+        if self.last is not None and (fall := _fall(self.last, sample)) is not None:
+            self._falls.append(self.last.t, fall)
+        self._falls.drop_before(t - FINE_SECONDS)
         self.last = sample
-        for answers in (self._since, self._pairs, self._gauges, self._present, self._observed):
+        for answers in (self._since, self._pairs, self._observed):
             answers.clear()
         self.samples_seen += 1
         if self.first_t is None:
@@ -469,23 +511,30 @@ class EngineWindow:
 
     def gauge_values(self, name: str, seconds: float) -> list[float]:
         """The gauge's values over the window, oldest first."""
-        if (name, seconds) not in self._gauges:
-            self._gauges[name, seconds] = [
-                sample.gauges[name] for sample in self.since(seconds) if name in sample.gauges
-            ]
-        return self._gauges[name, seconds]
+        return self._values(name, seconds, lambda sample: sample.gauges.get(name))
 
     def waiting(self, seconds: float) -> list[float]:
         """Requests waiting in the samples of the window, oldest first."""
-        return [waiting for sample in self.since(seconds) if (waiting := sample.waiting) is not None]
+        return self._values(".waiting", seconds, lambda sample: sample.waiting)
 
     def in_flight(self, seconds: float) -> list[float]:
         """Requests running or waiting in the samples of the window, oldest first."""
-        if seconds not in self._present:
-            self._present[seconds] = [
-                present for sample in self.since(seconds) if (present := sample.in_flight) is not None
-            ]
-        return self._present[seconds]
+        return self._values(".in_flight", seconds, lambda sample: sample.in_flight)
+
+    def falls_of_minute(self) -> list[Fall]:
+        """Where in the last minute requests stopped running without having finished, oldest first."""
+        return [] if self.last is None else self._falls.since(self.last.t - MINUTE - JITTER_SECONDS)
+
+    def _values(self, name: str, seconds: float, of: Callable[[Sample], float | None]) -> list[float]:
+        """What samples of the window have of it, oldest first. Every sample has to be there still for a column to."""
+        if self.last is None or seconds + JITTER_SECONDS > FINE_SECONDS:
+            return [value for sample in self.since(seconds) if (value := of(sample)) is not None]
+        column = self._columns.get(name)
+        if column is None:
+            column = self._columns[name] = _Column(of)
+            for sample in self.since(FINE_SECONDS):
+                column.take(sample)
+        return column.since(self.last.t - seconds - JITTER_SECONDS)
 
     def gauge(self, name: str) -> float | None:
         """The gauge in the newest sample."""

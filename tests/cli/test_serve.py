@@ -208,7 +208,8 @@ class TestServing:
         assert process.child.wait(20) == 3
         until(
             lambda: (
-                "kvpressure serve: a source needs a new process: library_mismatch: driver replaced\n" in process.lines
+                "kvpressure serve: start again: a source needs a new process (library_mismatch: driver replaced)\n"
+                in process.lines
             )
         )
 

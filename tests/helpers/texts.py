@@ -14,9 +14,8 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +40,20 @@ from kvpressure.settings.thresholds import builtin
 from tests.helpers.prose import WHOLE, annotations, documents, sentences
 from tests.helpers.style import Text
 
+# Pages for people who judge or change the project: what was measured, and how the code is made.
+_NOT_FOR_USERS: Final = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/accuracy.md",
+    "docs/alert-proof.md",
+    "docs/architecture.md",
+    "docs/benchmarks.md",
+    "docs/fuzz-and-soak.md",
+    "docs/gpu-hardware.md",
+    "docs/mitigations.md",
+    "docs/real-vllm.md",
+    "docs/vllm-testbed.md",
+)
 ROOT: Final = Path(__file__).parents[2]
 RECORDINGS: Final = ROOT / "tests/fixtures/recordings"
 _SOURCES: Final = ("exporter/kvpressure", "plugin", "deploy")
@@ -84,7 +97,6 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "kv_full": "97 %",
     "kv_near": "80 %",
     "kv": "98 %",
-    "kv_why": "not recorded by this engine",
     "gpu": "NVML utilization 9 %",
     "free_and_prompts": "1 200 tokens free; p95 prompt 3 000 tokens",
     "preemptions": "preemptions",
@@ -97,7 +109,235 @@ _FILLED: Final = {  # placeholders of evidence and conditions
     "ended": "OOMKilled, exit code 137, 2 min ago",
     "restarts": "4 restarts in half an hour",
     "limit_source": "arguments",
+    "kv_why": "not recorded by this engine",
+    "silent": "3",
+    "recent_preemptions": "12",
+    "recent_seconds": "15",
+    "per_running": "1.4",
+    "preemption": "preemption",
+    "preemption_counts": "44 counted by vLLM in the last minute, 0 inferred from queue movement",
+    "hits": "12 %",
+    "usual_hits": "71 %",
+    "max_num_seqs": "max_num_seqs",
+    "limit": "256",
+    "running_of_limit": "7 running of max_num_seqs 256 (arguments)",
+    "runs": "7 requests running",
+    "mean_queue": "mean 40 waiting, 7 running, queue time p95 4.2 s",
+    "waiting_mean": "40",
+    "deferred_where": "reported by vLLM 0.20 and later",
+    "age": "12",
+    "readings": "30",
+    "stuck": "24",
+    "stalled_from": "20",
+    "patience": "90",
+    "still": "24 s",
+    "still_from": "8 s",
+    "usual_prefill": "6",
+    "per_request": "0.2",
+    "step_ratio": "2.6",
+    "cached": "",
+    "starved": "15 %",
+    "gpu_known": "only NVML utilization 9 % is known",
+    "throttled": "62 %",
+    "contended": "31 %",
+    "cpu_used": "96 %",
+    "api_cores": "1.02",
+    "worst_ratio": "3.1",
+    "trend": "41 %",
+    "allocations": "2",
+    "free_if_known": ": 1 200 tokens free; p95 prompt 3 000 tokens",
+    "leak": "2.1 GiB",
+    "leak_from": "1 GiB",
+    "held_from": "10 %",
+    "held_stretches": "2",
+    "held_seconds": "60 s",
+    "held_now": ": 2 % used, 0 requests in flight",
+    "to_full": "42",
+    "to_full_from": "60",
+    "fragmented": "3.1 GiB",
+    "fragmented_from": "2 GB",
+    "split": "0.9 GiB",
+    "split_from": "25 %",
+    "device": "97 %",
+    "device_now": ": 91 % used",
+    "utilization": "90 %",
+    "baseline_from": "98 %",
+    "host_memory": "93 %",
+    "host_memory_from": "90 %",
+    "loop_from": "3",
+    "faults": "1",
 }
+# Files whose strings are read elsewhere: on generated pages, dashboards, boards of facts, or not by people at all.
+_SHOWN_ELSEWHERE: Final = (
+    "deploy/",
+    "exporter/kvpressure/advice/condition_text.py",
+    "exporter/kvpressure/advice/mitigation.py",
+    "exporter/kvpressure/advice/plan.py",
+    "exporter/kvpressure/advice/triage.py",
+    "exporter/kvpressure/bundle/",
+    "exporter/kvpressure/demo/page.py",
+    "exporter/kvpressure/demo/counters.py",
+    "exporter/kvpressure/demo/enginelog.py",
+    "exporter/kvpressure/diagnosis/",
+    "exporter/kvpressure/engines/vllm/log_lines.py",
+    "exporter/kvpressure/engines/sglang/log_lines.py",
+    "exporter/kvpressure/model/",
+    "exporter/kvpressure/publish/metrics.py",
+    "exporter/kvpressure/publish/reference.py",
+    "exporter/kvpressure/settings/",
+    "exporter/kvpressure/capacity/models.py",
+    "exporter/kvpressure/capacity/shapes.py",
+)
+_VALUES: Final = {  # by the name of what is filled into a message
+    **_LABELS,
+    **_FILLED,
+    "where": "values.yaml",
+    "path": "incident.jsonl.gz",
+    "file": "config.json",
+    "error": "connection refused",
+    "strerror": "Permission denied",
+    "flag": "--max-num-seqs",
+    "address": "http://10.0.0.7:8000",
+    "url": "http://10.0.0.7:9090",
+    "title": "vLLM 0.11.0",
+    "text": "12x",
+    "value": "12x",
+    "key": "alerts",
+    "name": "chat/llama-0",
+    "named": "requests running: 24",
+    "called": "max_num_seqs",
+    "_called": "max_num_seqs",
+    "percent_text": "30 %",
+    "number_text": "4",
+    "percent": "30 %",
+    "seconds": "30",
+    "seconds_text": "0.8 s",
+    "join": "a, b or c",
+    "describe": "text",
+    "count": "3",
+    "_count": "3",
+    "len": "3",
+    "tokens": "4 096",
+    "longest": "5 120",
+    "requests": "12",
+    "needed": "40",
+    "length": "1 024",
+    "least": "1",
+    "now": "now 128 (args)",
+    "recommended": "64",
+    "input_tokens": "2 048",
+    "output_tokens": "512",
+    "capacity": "32 768",
+    "capacity_tokens": "32 768",
+    "blocks": "2 048",
+    "block_size": "16",
+    "cache_dtype": "fp8",
+    "tensor": "3",
+    "heads": "32",
+    "kv_heads": "8",
+    "wanted": "llama",
+    "version": "0.11.0",
+    "vllm_version": "11",
+    "max_model_len": "131 072",
+    "max_num_seqs": "256",
+    "max_num_batched_tokens": "8 192",
+    "gpu_memory_utilization": "0.9",
+    "bytes_text": "1.2 GiB",
+    "verdict_words": "KV pressure",
+    "confidence": "0.95",
+    "cause": "the KV cache is full",
+    "_times": "2.1",
+    "origin": "documented",
+    "share": "12 %",
+    "port": "8000",
+    "_root": "/sys",
+    "root": "/sys",
+    "run": "7",
+    "fatal": "nvml",
+    "out": "out.jsonl",
+    "message": "unrecognized arguments: --vlm.target",
+    "prog": "kvpressure audit",
+    "kinds": "Service",
+    "served": "meta-llama/Llama-3.1-8B",
+    "busy": "3 running, 2 waiting",
+    "missing": "1.8",
+    "bytes": "1.8",
+    "own": "8 192",
+    "bytes_per_token": "131 072",
+    "_one_line": "no such file",
+    "_words": "no such file",
+    "end": "30",
+    "start": "60",
+    "ticks": "150",
+    "scrapes": "450",
+    "gap": "15",
+    "MAX_SECONDS": "600",
+    "MAX_TARGETS": "16",
+    "MAX_SERVERS": "16",
+    "MAX_PODS": "32",
+    "MAX_BYTES": "8 388 608",
+    "exporter": "127.0.0.1:9846",
+    "target_": "",
+    "first": "41 waiting",
+    "last": "0 waiting",
+    "found": "--max-num-seqs",
+    "silent": "30",
+    "hanging": "12",
+    "known": "chat/llama-0, chat/llama-1",
+    "baseline": "0.2 s",
+    "timeout_seconds": "60",
+    "option": "--api-key-file",
+    "usual": "8 192",
+    "lower": "2 048",
+    "seqs": "256",
+    "selector": "vllm:num_requests_running",
+    "since_seconds": "3 600",
+    "directory": "out",
+    "HERE": "deploy",
+    "dialect": "vLLM",
+    "command": "serve",
+    "concurrent": "11",
+    "prompt": "2 048",
+    "longest_": "",
+    "min": "2",
+    "layers": "32",
+    "pipeline": "64",
+    "context": "8 192",
+    "model": "meta-llama/Llama-3.1-8B",
+    "more": "",
+    "hint": "",
+    "note": "",
+    "near": "diagnose",
+    "owner": "Helm",
+    "before": "$SEQS",
+    "gone": "the certificate",
+    "weaker": "basic authentication",
+    "policy": "RequireAnyClientCert",
+    "refused": "evil.test",
+    "problem": "address already in use",
+    "HEAD_LIMIT": "16 384",
+    "line_num": "7",
+    "number": "7",
+    "row": "12x",
+    "recordings": "a.jsonl.gz, b.jsonl.gz",
+    "server": "http://10.0.0.7:8000",
+    "sum": "1 200",
+    "at": "30",
+    "by": "5",
+    "speed": "5",
+    "say": "requests are waiting",
+    "reason_text": "connection refused",
+    "words": "time to first token",
+    "worst": "2.4",
+    "measured": "5 preemptions instead of 40",
+    "measured_where": "",
+    "said": "reject prompts above 2 048 tokens (413)",
+    "_headline": "not recovered",
+    "low": "5",
+    "high": "600",
+    "filename": "out",
+}
+_NO_VALUE: Final = "\0"
 _SHOWN: Final = frozenset({"title", "description", "text", "noValue", "content", "label", "displayName"})
 
 
@@ -143,7 +383,7 @@ def declarations() -> Iterator[Text]:
         yield Text(f"threshold {entry.name}", f"{entry.reason}\n\n{entry.change}\n\n{entry.source}")
     for one in (*FACTS.values(), *map(of, BUILT_IN)):
         for value in ("true", "false", "unknown"):
-            yield Text(f"{one.name} {value}", re.sub(r"\{(\w+)\}", _filled, getattr(one, value)))
+            yield Text(f"evidence {one.name} {value}", re.sub(r"\{(\w+)\}", _filled, getattr(one, value)))
 
 
 def _filled(found: re.Match[str]) -> str:
@@ -179,23 +419,54 @@ def _shown(node: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, re.sub(r"\$\{?\w+(?::\w+)?\}?", "7", node)
 
 
-def messages(named: bool = False) -> Iterator[Text]:
-    """Strings in the code that are sentences: errors, logs, output. Docstrings and declarations are elsewhere.
-    ``named``: what is filled in is shown by its name in braces, else as a 7.
+def messages() -> Iterator[Text]:
+    """Strings in the code that are sentences: errors, logs, output; what is filled in is a 7. Docstrings and
+    declarations are elsewhere.
     """
+    for path, node in _strings():
+        text = _literal(node, lambda _: "7")
+        if text is not None and _is_sentence(text):
+            yield Text(f"{path}:{getattr(node, 'lineno', 0)}", text, "message")
+
+
+def said() -> Iterator[Text]:
+    """The same with plausible values, for reading. Left out: help texts, declarations and parts of generated pages,
+    which other functions give as a reader sees them, fragments, and what needs a value that ``_VALUES`` lacks.
+    """
+    for path, node in _strings():
+        text = None if path.startswith(_SHOWN_ELSEWHERE) else _literal(node, _plausible)
+        if text is None or not _is_sentence(text) or _NO_VALUE in text:
+            continue
+        if len(text.split()) > 4 and re.match(r"[A-Za-z-]", text) and not re.search(r"[\s:,(]$", text):
+            yield Text(f"{path}:{getattr(node, 'lineno', 0)}", text, "message")
+
+
+def _strings() -> Iterator[tuple[str, ast.AST]]:
+    """Every string of the code that is no docstring, no part of another string and no help of an option."""
     for path in sorted(path for folder in _SOURCES for path in (ROOT / folder).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        quoted = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        inside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
-            text = _literal(node, named) if id(node) not in quoted | inside else None
-            if text is not None and _is_sentence(text):
-                yield Text(f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}", text, "message")
+            if isinstance(node, ast.JoinedStr):
+                inside |= {id(part) for part in node.values}
+            elif isinstance(node, ast.keyword) and node.arg in ("help", "epilog"):
+                inside |= {id(part) for part in ast.walk(node.value)}
+        yield from ((str(path.relative_to(ROOT)), node) for node in ast.walk(tree) if id(node) not in inside)
+
+
+def _plausible(part: ast.expr) -> str:
+    """What may be filled in here."""
+    names = [
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for node in ast.walk(part)
+        if isinstance(node, ast.Attribute | ast.Name)
+    ]
+    return _VALUES.get(names[0], _NO_VALUE) if names else _NO_VALUE
 
 
 # A pattern, PromQL, a template, a shell command or XML.
 _CODE: Final = (
-    r"[{(\[]\?|\\[bswd]|\n  |function |(?:by|on) \(|topk\(|\{\{|^<|\| grep"
+    r"^SELECT |^complete -c |[{(\[]\?|\\[bswd]|\n  |function |(?:by|on) \(|topk\(|\{\{|^<|\| grep"
     r"|^(?:kubectl|journalctl|systemctl|dmesg|curl|for p) "
 )
 
@@ -208,24 +479,12 @@ def _is_sentence(text: str) -> bool:
     return not code and len(re.findall(r"[a-z]{2,}", text)) > 3
 
 
-def _literal(node: ast.AST, named: bool) -> str | None:
+def _literal(node: ast.AST, fill: Callable[[ast.expr], str]) -> str | None:
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
-        return "".join(
-            str(part.value) if isinstance(part, ast.Constant) else _hole(part, named) for part in node.values
-        )
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else fill(part) for part in node.values)
     return None
-
-
-def _hole(part: ast.expr, named: bool) -> str:
-    """What is filled into a string: ``{the last name of the expression}``, so that a reader can judge the sentence."""
-    names = [
-        node.attr if isinstance(node, ast.Attribute) else node.id
-        for node in ast.walk(part)
-        if isinstance(node, ast.Attribute | ast.Name)
-    ]
-    return f"{{{names[0]}}}" if named and names else "7"
 
 
 def rendered(files: int = 14) -> Iterator[Text]:
@@ -268,21 +527,46 @@ def _engine(path: Path, engine: Any, state: State, t: Any) -> Iterator[Text]:
     yield Text(where, unescape(re.sub(r"\s*<[^>]*>\s*", "\n\n", shown)), "shown")
 
 
-def _quoted(text: str) -> str:
-    """Names in a sentence stay as they are written."""
-    return re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"\1", text)
+def read() -> Iterator[tuple[str, str]]:
+    """(sentence, where) of everything, as a person reads it: whole sentences of prose, options with their help,
+    messages and evidence with their values. No tables, headings and parts of sentences.
+    """
+    for text in itertools.chain(pages(), dashboards(), declarations(), rules()):
+        if text.where.startswith("setting ") or text.where in _NOT_FOR_USERS:
+            continue  # a setting is read as the option of a command
+        prose = re.sub(r"^(?:\||#).*$", "", text.text, flags=re.M)
+        prose = re.sub(r"(?<!`)`([^`\n]+)`(?!`)", r"\1", prose)  # names stay as they are written
+        prose = re.sub(r"\{(\w+)\}", lambda found: _LABELS.get(found[1], found[0]), prose)  # summaries in runbooks
+        whole = text.where.endswith(".summary") or text.where.startswith("evidence ")
+        for one in sentences(prose, WHOLE):
+            if whole or (re.match(r"[A-Z\d\"'(-]", one) and one.endswith((".", "?", "!"))):
+                yield one, text.where
+    for command, option, text in options_of_commands():
+        yield f"{option}: {text}", f"{command} --help"
+    for one in said():
+        yield one.text, one.where
+    for one in rendered():
+        if one.kind == "rendered":
+            yield from ((sentence, one.where) for sentence in sentences(one.text, WHOLE))
 
 
-def everything() -> Iterator[Text]:
-    """All of it."""
-    for gather in (pages, rules, declarations, helps, dashboards, partial(messages, named=True), rendered):
-        yield from gather()
+def options_of_commands() -> Iterator[tuple[str, str, str]]:
+    """(command, option, help) of every option, from ``--help``."""
+    for command in COMMANDS:
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+            main([command, "--help"])
+        for found in re.finditer(r"^  (\S.*?)(?:  +|\n {8,})(\S.*(?:\n {8,}\S.*)*)", out.getvalue(), flags=re.M):
+            if not found[1].startswith("kvpressure"):
+                yield command, found[1], " ".join(found[2].split())
+
+
+def draw(count: int, seed: int) -> list[tuple[str, str]]:
+    """(sentence, where) of so many, drawn with a seed; sentences that differ only in numbers count as one."""
+    found = {re.sub(r"\d[\d .,]*", "7", one): (one, where) for one, where in read() if len(one.split()) > 5}
+    return random.Random(seed).sample([found[key] for key in sorted(found)], count)
 
 
 if __name__ == "__main__":
     count, seed = (int(word) for word in (*sys.argv[1:], "30", "7")[:2])
-    found = {
-        one: text.where for text in everything() for one in sentences(_quoted(text.text), WHOLE) if len(one.split()) > 5
-    }
-    for one in random.Random(seed).sample(sorted(found), count):
-        print(f"- {one}  [{found[one]}]")
+    for one, where in draw(count, seed):
+        print(f"- {one}  [{where}]")

@@ -190,7 +190,7 @@ class TestReload:
         assert ask(port).status == 401
         web.write_text(left)
         assert ask(port).status == 401
-        assert "basic_auth_users is gone; allowed: a restart" in caplog.text
+        assert "basic_auth_users was removed; restart the exporter" in caplog.text
 
     def test_a_file_without_its_certificate_opens_nothing(
         self, start: Start, tmp_path: Path, certificates: Certificates, caplog: pytest.LogCaptureFixture

@@ -398,7 +398,7 @@ class TestTick:
         assert one.why_unhealthy() is None
         clock.now += 1
         one.tick()
-        assert one.why_unhealthy() == "source fake hangs since 601 s"
+        assert one.why_unhealthy() == "source fake has been hanging for 601 s"
         go.set()
         thread.join(10)
         assert one.why_unhealthy() is None

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,35 @@ def test_metrics_switched_off_fail(capsys: pytest.CaptureFixture[str], tmp_path:
     assert {items[name]["result"] for name in ("observe_batch", "observe_latency", "prompt_lengths")} == {"fail"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        (
+            "LeaderWorkerSet",
+            lambda leader, worker: {"leaderWorkerTemplate": {"leaderTemplate": leader, "workerTemplate": worker}},
+        ),
+        (
+            "RayCluster",
+            lambda leader, worker: {
+                "headGroupSpec": {"template": leader},
+                "workerGroupSpecs": [{"groupName": "gpu", "template": worker}],
+            },
+        ),
+    ],
+)
+def test_a_worker_that_only_joins_the_leader_is_not_judged(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str, spec: Callable[..., dict[str, Any]]
+) -> None:
+    leader, worker = (deployment(GOOD)["spec"]["template"] for _ in range(2))
+    container = worker["spec"]["containers"][0]
+    container.pop("args", None)
+    container["command"] = ["sh", "-c", "bash multi-node-serving.sh worker --ray_address=$(LWS_LEADER_ADDRESS)"]
+    file = tmp_path / "set.yaml"
+    file.write_text(yaml.safe_dump({"kind": kind, "metadata": {"name": "big"}, "spec": spec(leader, worker)}))
+    main(["audit", str(file), "--format", "json"])
+    assert len(json.loads(capsys.readouterr().out)["servers"]) == 1
+
+
 def test_two_deployments_of_one_model_may_be_apart(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     long = deployment([*GOOD[2:], "--max-model-len", "65536"])
     long["metadata"]["name"] = "chat-long"
@@ -347,10 +377,10 @@ def test_documents_that_cannot_be_used(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "nothing to audit"),
+        ([], "expected one thing to audit"),
         (["/nowhere.yaml"], "/nowhere.yaml: No such file"),
         (["/tmp"], "/tmp: Is a directory"),
-        (["-", "--args=x"], "two things"),
+        (["-", "--args=x"], "expected one thing to audit"),
         (["--args=x", "--vllm-version", "latest"], "a version like"),
         (["--args=x", "--gpu", "H100"], "NAME:GiB"),
         (["--args=x", "--model-config", "no-such-model"], "neither a file nor a known model"),

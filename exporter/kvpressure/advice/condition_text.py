@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvpressure.advice.wording import UNKNOWN, bytes_text, number_text, percent_text, seconds_text
+from kvpressure.advice.wording import UNKNOWN, bytes_text, counted, number_text, percent_text, seconds_text
 from kvpressure.diagnosis import conditions, oom
 from kvpressure.diagnosis.conditions import baseline_limit
 from kvpressure.model.state import EngineState
@@ -105,7 +105,7 @@ _NUMBERS: Final[Mapping[str, Callable[[EngineState, Thresholds], str]]] = {
     "host_memory": lambda e, _t: percent_text(e.signals.host.memory_used_ratio),
     "host_memory_from": lambda _e, t: percent_text(t["host_memory_limit_ratio"]),
     "ended": _ended,
-    "restarts": lambda e, _t: f"{number_text(e.signals.host.restarts_recent)} restarts in half an hour",
+    "restarts": lambda e, _t: f"{counted(e.signals.host.restarts_recent, 'restart')} in half an hour",
     "loop_from": lambda _e, t: number_text(t["crash_loop_restarts"]),
     "oom": lambda e, t: oom.text(e.signals, t),
     "faults": lambda e, _t: number_text(e.signals.gpu_faults or e.signals.kernel_faults),

@@ -78,7 +78,7 @@ def _kv_pressure(engine: EngineState, t: Thresholds) -> MitigationPlan:
 
 
 def _action(step: MitigationStep) -> Action:
-    mark = {"do": "", "if it stays": " (if it stays)", "not here": ": not now"}[step.advice]
+    mark = {"do": "", "if it stays": " (if it persists)", "not here": ": not now"}[step.advice]
     text = f"{step.text[:1].upper()}{step.text[1:]}" + ("" if step.text.endswith(".") else ".")
     return Action(
         step.title + mark,
@@ -274,7 +274,7 @@ def _unknown(engine: EngineState, t: Thresholds) -> MitigationPlan:
     missing = engine.diagnosis.missing
     return MitigationPlan(
         "Change nothing yet: the evidence is not sufficient.",
-        (Action("Provide the missing inputs", "; ".join(missing) + "."),) if missing else (),
+        (Action("Provide the missing inputs", f"Unknown so far: {'; '.join(missing)}."),) if missing else (),
     )
 
 

@@ -272,7 +272,7 @@ def _example(max_model_len: float | None) -> Caps:
 
 def _cost_of(caps: Caps) -> str:
     if caps.long_prompts is None or caps.long_outputs is None:
-        return "longer requests are rejected; how many: unknown"
+        return "longer requests are rejected (how many: unknown)"
     return (
         f"at most {percent_text(caps.long_prompts)} of prompts and {percent_text(caps.long_outputs)} of outputs are"
         " longer, by the lengths seen: these are rejected or cut short"
@@ -571,14 +571,14 @@ def _more_memory(engine: PlanInput) -> MitigationStep:
     ways = [
         f"{flag('kv_cache_dtype')} fp8 (half the bytes per token, if model and GPU support it)",
         "more GPUs (tensor parallel)",
-        "replicas",
+        "or more replicas",
     ]
     if share is not None and share < 0.9:
         ways.insert(0, f"a higher {flag('gpu_memory_utilization')} (now {share:g}; no allocation failed)")
     return MitigationStep(
         "More KV memory instead of less (beyond the guides)",
         "if it stays",
-        "KV memory is the bottleneck and no allocation failed: " + ", ".join(ways),
+        "KV memory is the bottleneck and no allocation failed: use " + ", ".join(ways),
         "fp8 needs an accuracy test; the others cost GPUs, or the free memory that allocation peaks need",
     )
 
@@ -634,6 +634,7 @@ def _verify(engine: PlanInput) -> MitigationStep:
     return MitigationStep(
         "Verify",
         "do",
-        f"headroom has recovered, latency is stable, batch size is growing, fewer timeouts and 503s ({now})",
+        "the engine has recovered when the KV cache has headroom, latency is stable, batch size grows, and timeouts"
+        f" and 503s stop ({now})",
         commands=(f"kvpressure mitigate --verify {engine.address or 'URL'}",),
     )

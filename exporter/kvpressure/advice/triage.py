@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvpressure.advice.wording import clock_text, named, number_text, percent_text, reason_text, seconds_text, words
+from kvpressure.advice.wording import (
+    clock_text,
+    counted,
+    named,
+    number_text,
+    percent_text,
+    reason_text,
+    seconds_text,
+    words,
+)
 from kvpressure.engines.registry import dialect
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.readings import EngineKey
@@ -133,7 +142,7 @@ def _restarts(case: _Case) -> TriageStep:
         if recent is None
         else f"{'' if host.restarts_all_known else 'at least '}{number_text(recent)} of them in the last 30 minutes"
     )
-    answers = [f"{reading.restarts} restarts, {lately}."]
+    answers = [f"{counted(reading.restarts, 'restart')}, {lately}." if reading.restarts else "0 restarts."]
     finding: Finding = "look" if recent else "unknown" if recent is None else "fine"
     if ended is not None:
         code = "" if ended.exit_code is None else f", exit code {ended.exit_code}"
@@ -156,13 +165,14 @@ def _signature(case: _Case) -> TriageStep:
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
         (
-            f"{named('GPU memory used', percent_text(used))} ({t.entry('signature_memory_ratio').origin}:"
-            f" above {percent_text(t['signature_memory_ratio'])}); {named('in real use', percent_text(needed))}"
-            f" (warning at {percent_text(t['memory_warning_ratio'])}). The engine reserves its KV pool at start."
+            f"{named('GPU memory used', percent_text(used))} ({t.entry('signature_memory_ratio').origin} sign of"
+            f" pressure: above {percent_text(t['signature_memory_ratio'])}); "
+            f"{named('in real use', percent_text(needed))} (warning at {percent_text(t['memory_warning_ratio'])})."
+            " The engine reserves its KV pool at start."
         ),
         (
-            f"{named('GPU utilization', percent_text(busy))} ({t.entry('signature_utilization_ratio').origin}:"
-            f" below {percent_text(t['signature_utilization_ratio'])} while traffic is present)."
+            f"{named('GPU utilization', percent_text(busy))} ({t.entry('signature_utilization_ratio').origin}"
+            f" sign of pressure: below {percent_text(t['signature_utilization_ratio'])} with traffic)."
         ),
     )
     conditions = case.engine.diagnosis.documented_signature
@@ -203,9 +213,8 @@ def _log(case: _Case) -> TriageStep:
 
 
 def _counted(title: str, events: Mapping[str, int], own: Mapping[str, str]) -> str:
-    return (
-        f"{title}: {', '.join(f'{own.get(name) or words(name)} {count}' for name, count in events.items()) or 'none'}."
-    )
+    lines = (f"{count} × {own.get(name) or words(name)}" for name, count in events.items())
+    return f"{title}: {', '.join(lines) or 'none'}."
 
 
 def _requests(case: _Case) -> TriageStep:
@@ -235,6 +244,7 @@ def _sent(case: _Case) -> tuple[str, ...]:
     """Lengths and bursts, as far as requests were seen."""
     s, t = case.engine.signals, case.thresholds
     shape, burst = s.context, s.load.arrival_burst_ratio
+    lengths = (shape.prompt_quantiles, shape.output_quantiles, shape.max_tokens_quantiles, shape.stream_quantiles)
     if not shape.prompt_quantiles and shape.context_max_5m is None and burst is None:
         return ("No request finished in the last 5 minutes.",)
     spike = shape.context_spike_ratio
@@ -244,6 +254,8 @@ def _sent(case: _Case) -> tuple[str, ...]:
             f" {named('output', _tokens(shape.output_quantiles))},"
             f" {named('max_tokens', _tokens(shape.max_tokens_quantiles))},"
             f" {named('duration', seconds_text(shape.stream_quantiles.get('0.95')))}."
+            if any(lengths)
+            else "p95 of the request lengths of 5 minutes: unknown."
         ),
         f"Longest request: {_length(shape.context_max_5m)}"
         + ("." if spike is None else f", {_times(spike)} the mean (spike at {_times(t['context_spike_ratio'])})."),
@@ -323,8 +335,8 @@ def _metrics(case: _Case) -> TriageStep:
     answers = (
         (
             f"{named('Effective batch p95', number_text(s.batch.batch_p95))},"
-            f" {named('mean', number_text(s.batch.batch_mean))} ({t.entry('signature_batch_size').origin}: collapsed"
-            f" at {number_text(t['signature_batch_size'])} or less with traffic)."
+            f" {named('mean', number_text(s.batch.batch_mean))} ({t.entry('signature_batch_size').origin} sign of"
+            f" pressure: {number_text(t['signature_batch_size'])} or less with traffic)."
         ),
         (
             f"{named('Requests running', number_text(s.load.running))},"

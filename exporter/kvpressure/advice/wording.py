@@ -37,6 +37,11 @@ def number_text(value: float | None) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
+def counted(count: float | None, one: str) -> str:
+    """``1 restart``, ``3 restarts``."""
+    return f"{number_text(count)} {one}{'' if count == 1 else 's'}"
+
+
 def seconds_text(value: float | None) -> str:
     """A latency: milliseconds below a second."""
     if value is None:

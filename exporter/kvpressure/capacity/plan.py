@@ -271,7 +271,7 @@ def recommend(
 def _seqs_reason(holds: int, cap: int) -> str:
     if holds > cap:
         return f"the cache holds {holds}; more than vLLM's default or the token budget is of no use"
-    return "as many requests of this load as the cache holds in 99 of 100 moments"
+    return "requests of this load that fit into the KV cache 99 % of the time"
 
 
 def _candidates(documented: float, default: float | None) -> Iterable[float]:

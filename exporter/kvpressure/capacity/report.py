@@ -166,7 +166,8 @@ def _advice(answer: CapacityAnswer) -> Iterator[str]:
     yield ""
     if answer.plan is None:
         yield (
-            "no gpu_memory_utilization up to 0.95 holds this load: more GPUs, a smaller cache dtype, or a smaller load"
+            "no gpu_memory_utilization up to 0.95 is enough for this load: use more GPUs, a smaller cache dtype, or a"
+            " smaller load"
         )
         return
     yield "set"

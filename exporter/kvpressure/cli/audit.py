@@ -124,7 +124,7 @@ def _subjects(options: argparse.Namespace, thresholds: Thresholds) -> list[Subje
 
 def _read(options: argparse.Namespace) -> Deployed:
     if bool(options.files) == bool(options.args):
-        raise InputError("nothing to audit, or two things; allowed: FILE..., -, URL or --args='vllm serve ...'")
+        raise InputError("expected one thing to audit; allowed: FILE..., -, URL or --args='vllm serve ...'")
     return Deployed((manifests.from_command_line(options.args),)) if options.args else manifests.read_all(options.files)
 
 

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     except values.ValuesError as error:
         raise InputError(str(error)) from error
     except (SpecError, ArithmeticError) as error:  # thresholds that are allowed each, and make no rules together
-        raise InputError(f"these thresholds make no rules: {error}; allowed: docs/thresholds.md") from error
+        raise InputError(f"no rules can be made with these thresholds: {error}; allowed: docs/thresholds.md") from error
     except OSError as error:
         raise InputError(f"{error.filename or directory}: {error.strerror or error}") from error
     for line in found:

@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     spread.add_argument("--gpu-memory-utilization", type=_share, metavar="SHARE", help="default: vLLM's, 0.92")
     memory = parser.add_argument_group("memory of one GPU")
     memory.add_argument(
-        "--gpu-memory", type=_size, metavar="SIZE", help="memory of one GPU; answers whether the load fits"
+        "--gpu-memory", type=_size, metavar="SIZE", help="memory of one GPU; the output then says whether the load fits"
     )
     memory.add_argument(
         "--weights", type=_size, metavar="SIZE", help="of the whole model; default: its files, else an estimate"

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens in all, prompts and answers (default 50000)",
     )
     consent.add_argument(
-        "--force", action="store_true", help="also when the server is busy; other traffic then blurs the numbers"
+        "--force", action="store_true", help="also run on a busy server; other traffic makes the numbers less exact"
     )
     parser.add_argument("--output", type=_whole, default=64, metavar="N", help="tokens of each answer (default 64)")
     parser.add_argument("--model", metavar="NAME", help="served model name (default: the first of /v1/models)")
@@ -183,7 +183,7 @@ def _consent(options: argparse.Namespace, target: Target, plan: list[Stage]) -> 
     if options.yes:
         return
     if not sys.stdin.isatty():
-        raise InputError(f"{said}; allowed: with --yes")
+        raise InputError(f"{said}; give --yes to confirm")
     print(f"{said}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise InputError("not confirmed; nothing was sent")

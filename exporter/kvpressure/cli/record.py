@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         default=None,
         metavar="N",
-        help=f"files that a directory keeps, the newest (default {DEFAULT_KEEP}): it never exceeds N times --max-size",
+        help=f"number of newest files that a directory keeps (default {DEFAULT_KEEP}), so at most N times --max-size",
     )
     names = [name for name in settings.options() if not name.startswith(("web.", "record"))]
     settings.add_arguments(parser, only=names)
@@ -176,7 +176,7 @@ def _conclude(monitor: Monitor, background: BackgroundRecorder, progress: _Progr
     if background.error is not None:
         return FATAL_STATUS  # the recorder has logged why
     if monitor.fatal is not None:
-        print(f"kvpressure record: a source needs a new process: {monitor.fatal}", file=sys.stderr)
+        print(f"kvpressure record: start again: a source needs a new process ({monitor.fatal})", file=sys.stderr)
         return FATAL_STATUS
     if progress.empty:
         print(

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     if recorder is not None:
         recorder.close(timeout=2.0)
     if monitor.fatal is not None:
-        print(f"kvpressure serve: a source needs a new process: {monitor.fatal}", file=sys.stderr)
+        print(f"kvpressure serve: start again: a source needs a new process ({monitor.fatal})", file=sys.stderr)
         return FATAL_STATUS
     log.info("stopped")
     return 0

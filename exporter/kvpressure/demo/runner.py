@@ -222,7 +222,7 @@ class _Demo:
         for line in missing:
             tell(f"MISSING: {line}")
         if not missing:
-            tell("everything that was promised was seen")
+            tell("all expected verdicts and alerts were seen")
         return 1 if missing else 0
 
     def _sources(self, servers: dict[str, PodServer]) -> dict[str, tuple[SourceSpec, Source]]:

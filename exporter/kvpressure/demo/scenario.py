@@ -126,7 +126,7 @@ _KV_PRESSURE: Final = Scenario(
             "incident",
             0.48,
             "a client sends longer prompts and asks for longer answers: the same 6 requests/s now "
-            "want more KV cache than there is, and --max-num-seqs 128 lets them in",
+            "need more KV cache than there is, and --max-num-seqs 128 lets them in",
             {CHAT: PodChange(load=_HEAVY_CHAT_LOAD)},
         ),
         Phase(
@@ -151,7 +151,7 @@ _SEQUENCE_LIMIT: Final = Scenario(
     "concurrency_limited",
     ("InferenceConcurrencyNearLimit",),
     (
-        _calm("little traffic; 24 places are plenty"),
+        _calm("little traffic; a limit of 24 requests is enough"),
         Phase(
             "incident",
             0.4,

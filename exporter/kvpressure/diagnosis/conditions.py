@@ -349,7 +349,7 @@ BUILT_IN_CONDITIONS: Final = (
         _gpu_fault,
         "{faults} recent XID events or lost GPUs (threshold 1)",
         "no recent XID events of the hardware or of this engine, and no lost GPUs",
-        "GPU faults: unknown (no GPU mapped to this pod, or an XID event of any program)",
+        "GPU faults: unknown (no GPU mapped to this pod, or an XID event that any program on the GPU may have caused)",
         "GpuXidError",
         serious=True,
     ),
@@ -366,7 +366,7 @@ BUILT_IN_CONDITIONS: Final = (
         lambda m: m.signature,
         'most conditions of the guide "KV Cache Diagnostics" hold',
         'most conditions of the guide "KV Cache Diagnostics" do not hold',
-        "documented signature: unknown (the conditions that are unknown could decide it)",
+        "documented signature: unknown (too many of its conditions are unknown)",
         "InferenceDocumentedSignature",
     ),
 )

@@ -303,6 +303,7 @@ _LIMIT_TEXT: Final = "{running_of_limit}"
 _QUEUE_TEXT: Final = "{queue}"
 _RATES: Final = "{rates}"
 _PREEMPTIONS: Final = "{preemption_counts}"
+_SOURCES: Final = {"args": "arguments", "log": "start-up log", "default": "default", "observed": "inferred"}
 
 FACTS: Final[tuple[Fact, ...]] = (
     Fact(
@@ -365,8 +366,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no long prompt (p95) is held up",
         lambda v: _blocked(v, _long_prompt(v.s)),
         f"a p95 prompt does not fit into the KV cache: {_ROOM}",
-        f"no prompt is held up by the KV cache: {_ROOM}",
-        f"long prompts against free KV cache: unknown ({_ROOM})",
+        "no prompt is held up by the KV cache{free_if_known}",
+        f"whether a p95 prompt fits into the KV cache: unknown ({_ROOM})",
     ),
     Fact(
         "mean_prompt_blocked",
@@ -374,8 +375,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "no average prompt is held up",
         lambda v: _blocked(v, v.s.context.prompt_mean),
         f"an average prompt does not fit into the KV cache: {_ROOM}",
-        f"no prompt of average length is held up by the KV cache: {_ROOM}",
-        f"average prompt against free KV cache: unknown ({_ROOM})",
+        "no prompt of average length is held up by the KV cache{free_if_known}",
+        f"whether a prompt of average length fits into the KV cache: unknown ({_ROOM})",
     ),
     Fact(
         "any_prompt_fits",
@@ -384,7 +385,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         _any_fits,
         f"the longest prompt fits into the KV cache: {_ROOM}",
         f"the next prompt may not fit into the KV cache: {_ROOM}",
-        f"longest prompt against free KV cache: unknown ({_ROOM})",
+        f"whether the longest prompt fits into the KV cache: unknown ({_ROOM})",
     ),
     Fact(
         "preempting",
@@ -427,8 +428,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the counter confirms the preemptions",
         "the counter does not confirm the preemptions",
         lambda v: least(v.s.kv.preemptions_counted, v.t["preemptions_min"]),
-        f"{{preemptions}} confirmed by {{engine}}'s counter: {_PREEMPTIONS}",
-        f"{{preemptions}} not confirmed by {{engine}}'s counter: {_PREEMPTIONS}",
+        f"{{preemptions}} confirmed by the counter: {_PREEMPTIONS}",
+        f"the counter confirms no {{preemptions}}: {_PREEMPTIONS}",
         "{preemption} counter: unknown (not on the metrics endpoint)",
     ),
     Fact(
@@ -472,7 +473,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "max_num_seqs was read from arguments or log",
         "max_num_seqs was not read from arguments or log",
         _source_is("args", "log"),
-        "{max_num_seqs} {limit} is from the {limit_source}",
+        "{max_num_seqs} {limit} was read from the {limit_source}",
         "{max_num_seqs} {limit} is not from arguments or log ({limit_source})",
         "{max_num_seqs}: unknown",
     ),
@@ -787,8 +788,8 @@ FACTS: Final[tuple[Fact, ...]] = (
         "steps take at least {steps_slower_ratio} × as long as before",
         "steps take less than {steps_slower_ratio} × as long as before",
         lambda v: least(v.s.batch.step_ratio, v.t["steps_slower_ratio"]),
-        "slow steps: {step_ratio} × the fastest with an equally large batch",
-        "steps not slow: {step_ratio} × the fastest with an equally large batch",
+        "steps are slow: {step_ratio} × the fastest steps of the same batch size",
+        "steps are not slow: {step_ratio} × the fastest steps of the same batch size",
         "step time against earlier steps: unknown",
     ),
     Fact(
@@ -905,7 +906,7 @@ FACTS: Final[tuple[Fact, ...]] = (
         "the CPU is not throttled",
         lambda v: least(v.s.host.cpu_throttled_ratio, v.t["cpu_throttled_ratio"]),
         "CPU throttled in {throttled} of its periods",
-        "CPU not throttled ({throttled} of its periods)",
+        "CPU not throttled (in {throttled} of its periods)",
         "CPU throttling: unknown (no container cgroup read)",
     ),
     Fact(
@@ -1051,10 +1052,16 @@ def _running_of_limit(v: View) -> str:
     load, limit = v.s.load, dialect(v.s.dialect).called("max_num_seqs")
     if load.max_num_seqs is None:
         return f"{_runs(v)}; {limit}: unknown"
-    where = "" if load.max_num_seqs_source is None else f" ({load.max_num_seqs_source})"
+    where = f" ({_source(v)})" if load.max_num_seqs_source else ""
     if load.running is None:
         return f"running requests: unknown; {limit} {number(load.max_num_seqs)}{where}"
     return f"{number(load.running)} running of {limit} {number(load.max_num_seqs)}{where}"
+
+
+def _source(v: View) -> str:
+    """Where the limit comes from, in words; empty if nothing is known of it."""
+    source = v.s.load.max_num_seqs_source or ""
+    return _SOURCES.get(source, source)
 
 
 def _runs(v: View) -> str:
@@ -1092,7 +1099,7 @@ def _deferred_where(v: View) -> str:
 
 def _preemption_counts(v: View) -> str:
     return _known(
-        (f"# in the last minute by {dialect(v.s.dialect).title}'s counter", v.s.kv.preemptions_counted),
+        (f"# counted by {dialect(v.s.dialect).title} in the last minute", v.s.kv.preemptions_counted),
         ("# inferred from queue movement", v.s.kv.preemptions_silent),
         otherwise="number: unknown",
     )
@@ -1110,6 +1117,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "kv_why": lambda v: "not recorded by this engine" if v.s.kv.kv_recorded is False else "not read yet",
     "level": _usage,
     "free_and_prompts": _free_and_prompts,
+    "free_if_known": lambda v: "" if _free(v.s) is None else f": {_free_and_prompts(v)}",
     "running_of_limit": _running_of_limit,
     "runs": _runs,
     "queue": _queue_text,
@@ -1127,7 +1135,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "waiting_mean": lambda v: number(v.recent.waiting_mean, 1),
     "mean_queue": _mean_queue,
     "limit": lambda v: number(v.s.load.max_num_seqs),
-    "limit_source": lambda v: v.s.load.max_num_seqs_source or "source: unknown",
+    "limit_source": lambda v: _source(v) or "source: unknown",
     "age": lambda v: number(v.s.progress.fresh_seconds),
     "failing": _failing,
     "page_error": lambda v: f": {v.s.progress.page_error}" if v.s.progress.page_error else "",

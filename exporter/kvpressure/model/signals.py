@@ -414,7 +414,7 @@ class ComputeSignals:
     memory_high_compute_low_score: float | None = published(
         gauge(
             "memory_high_compute_low_score",
-            "Product of three factors, 0-1: KV memory in demand, compute low, demand present.",
+            "Product of three factors, 0-1: memory demand is high, GPU activity is low, requests are present.",
             absent="a factor is unknown",
         )
     )

@@ -143,9 +143,9 @@ _GPUS: Final = (
     _meaning(
         "uninitialized not_ready in_use out_of_memory busy io_error unknown",
         "the driver is temporarily unavailable",
-        "wait: it is retried; if it stays, check the driver's log (`dmesg`)",
+        "wait: it is retried; if it persists, check the driver's log (`dmesg`)",
     ),
-    _meaning("timeout", "a call hangs", "if it stays, the driver hangs: reboot the node"),
+    _meaning("timeout", "a call hangs", "if it persists, the driver hangs: reboot the node"),
     _meaning(
         "invalid_data insufficient_size invalid_argument",
         "an impossible answer; the value is absent",

@@ -46,7 +46,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "gpu_memory_used_ratio",
         "gauge",
-        "Used share of device memory, 0-1. No evidence of KV pressure: engines preallocate the KV pool.",
+        "Used share of device memory, 0-1. High values do not show KV pressure: engines preallocate the KV pool.",
         GPU,
         "on a GPU split by MIG or into partitions",
     ),
@@ -202,14 +202,14 @@ METRICS: Final[tuple[Metric, ...]] = (
     _m(
         "objective_good_requests_total",
         "counter",
-        "Requests that met the objective: in the buckets up to kvpressure_objective_bound_seconds, or finished well.",
+        "Requests that met the objective: in the buckets up to kvpressure_objective_bound_seconds, or without error.",
         (*ENGINE, "objective"),
         "the objective is not set",
     ),
     _m(
         "objective_missed_requests_total",
         "counter",
-        "Requests that missed the objective: the difference of the two above, for tools that ask for errors.",
+        "Requests that missed the objective: all that count minus the good ones, for tools that need errors.",
         (*ENGINE, "objective"),
         "the objective is not set",
     ),

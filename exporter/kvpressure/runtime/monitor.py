@@ -151,7 +151,7 @@ class Monitor:
         for name, worker in self.workers.items():
             hanging = worker.hanging_seconds(now)
             if hanging > HANG_SECONDS:
-                return f"source {name} hangs since {hanging:.0f} s"
+                return f"source {name} has been hanging for {hanging:.0f} s"
         return None
 
     def why_not_ready(self) -> str | None:

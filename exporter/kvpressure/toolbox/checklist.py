@@ -117,7 +117,7 @@ class Subject:
             if value is not None
             else "not set; the default depends on version and GPU (--vllm-version, --gpu)"
             if explicit is False
-            else "not seen"
+            else "arguments not visible"
         )
 
 
@@ -397,7 +397,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             word
             for word, value in (
                 ("the model (--model-config)", s.shape),
-                ("the card (--gpu NAME:GiB)", s.card),
+                ("the GPU (--gpu NAME:GiB)", s.card),
                 ("max_model_len", s.limit("max_model_len")),
                 ("max_num_seqs", seqs),
             )
@@ -409,7 +409,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
             text,
             "cannot see",
             why,
-            f"not known: {', '.join(missing) or 'what is left for the KV cache'}",
+            f"unknown: {', '.join(missing) or 'the memory left for the KV cache'}",
             advice,
         )
     said = (
@@ -484,6 +484,9 @@ def _memory(s: Subject) -> Iterator[Item]:
     result: Result = "cannot see" if share is None else "pass" if share <= usual else "fail"
     if share is None and _explicit(s, "gpu_memory_utilization") == "fail":
         result = "fail"
+    hidden = s.args.is_explicit("gpu_memory_utilization") is None and s.seen is None
+    if hidden:
+        result = "cannot see"
     yield Item(
         "gpu_memory_utilization",
         _MEMORY,
@@ -493,8 +496,8 @@ def _memory(s: Subject) -> Iterator[Item]:
         found,
         "" if result == "pass" else f"{s.flag('gpu_memory_utilization')} {usual:g}",
     )
-    safe = share is not None and share <= lower
-    result = "pass" if safe else "fail" if s.demanding and share is not None else "cannot see"
+    safe = share is not None and share <= lower and not hidden
+    result = "pass" if safe else "fail" if s.demanding and share is not None and not hidden else "cannot see"
     yield Item(
         "gpu_memory_utilization_demanding",
         _MEMORY,

@@ -49,7 +49,7 @@ def exporter_document(address: str, timeout: float = TIMEOUT_SECONDS) -> dict[st
     try:
         document = visible_all(json.loads(get_text(target, DIAGNOSIS_PATH, timeout)))
     except SourceError as error:
-        raise InputError(f"{where}: no answer ({error}); allowed: the address of a running exporter") from error
+        raise InputError(f"{where}: no answer ({error}); is an exporter running there?") from error
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("engines"), list):

@@ -165,7 +165,10 @@ def open_inputs(options: argparse.Namespace, thresholds: Thresholds) -> FoundEng
     if not recordings:
         return _live(options, thresholds)
     if len(options.inputs) > 1:
-        raise InputError(f"{recordings[0]}: a recording stands alone; allowed: one recording, or several URLs")
+        raise InputError(
+            f"{recordings[0]}: a recording cannot be combined with other inputs; allowed: one recording, or several"
+            " URLs"
+        )
     return _recording(recordings[0], options, thresholds)
 
 

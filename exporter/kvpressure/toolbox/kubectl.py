@@ -38,7 +38,7 @@ class Kubectl:
     def __init__(self, context: str | None = None) -> None:
         found = shutil.which("kubectl")
         if found is None:
-            raise InputError("-n: kubectl is not on the path; allowed: with kubectl installed, or a URL instead")
+            raise InputError("-n: kubectl is not in PATH; install it, or give a URL instead")
         self._command = [found, *(["--context", context] if context else [])]
 
     def run(self, *arguments: str, limit: int = MAX_BYTES) -> str:

@@ -76,7 +76,7 @@ class Meter:
         try:
             text = self._fetcher.fetch()
         except SourceError as error:
-            raise InputError(f"{name}: no answer ({error}); allowed: the address of a running vLLM server") from error
+            raise InputError(f"{name}: no answer ({error}); is a vLLM server running there?") from error
         page = parse_scrape(text, target=name, time=time.time(), scanner=self._scanner)
         if page.error is not None or not page.engines:
             raise InputError(

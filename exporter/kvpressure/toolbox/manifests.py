@@ -167,7 +167,7 @@ def _text(path: str, where: str) -> str:
             f"{where}: {error.strerror or error}; allowed: a file with Kubernetes documents, or -"
         ) from error
     if len(raw) > MAX_BYTES:
-        raise InputError(f"{where}: larger than {MAX_BYTES} bytes; allowed: up to that")
+        raise InputError(f"{where}: larger than the limit of {MAX_BYTES} bytes")
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
@@ -224,7 +224,7 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                     "name": str(metadata.get("name") or default().name),
                     "uid": "template",
                     "annotations": kept,
-                    "labels": dict(mapping(own.get("labels"))),
+                    "labels": {**mapping(own.get("labels")), **_given_labels(place.pointer)},
                 },
                 "spec": spec,
                 "status": {"phase": "Running", "podIP": "192.0.2.1"},
@@ -262,6 +262,17 @@ def _servers(document: Mapping[str, Any], where: str = "") -> Iterator[ServerCon
                 _owner(metadata),
                 engine.dialect,
             )
+
+
+_GIVEN_LABELS: Final = {  # by the key that the template is below: what its controller puts on the pods
+    "workerTemplate": {"leaderworkerset.sigs.k8s.io/worker-index": "1"},
+    "workerGroupSpecs": {"ray.io/node-type": "worker"},
+}
+
+
+def _given_labels(pointer: tuple[str | int, ...]) -> dict[str, str]:
+    """Labels by which pods of this template are known as workers of an engine that another pod serves."""
+    return {name: value for key in pointer for name, value in _GIVEN_LABELS.get(str(key), {}).items()}
 
 
 def _container(spec: Mapping[str, Any], name: str) -> tuple[str, int, Mapping[str, Any]]:

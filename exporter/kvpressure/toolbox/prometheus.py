@@ -85,11 +85,9 @@ class Prometheus:
                 packed = answer.headers.get("Content-Encoding", "identity").lower() != "identity"
                 body = b"" if packed else _bounded(answer.raw, time.monotonic() + ANSWER_SECONDS)
         except requests.RequestException as error:
-            raise InputError(
-                f"{where}: no answer ({_reason(error)}); allowed: the address of a running Prometheus"
-            ) from error
+            raise InputError(f"{where}: no answer ({_reason(error)}); is a Prometheus running there?") from error
         except (OSError, urllib3.exceptions.HTTPError) as error:
-            raise InputError(f"{where}: the answer broke off ({error})") from error
+            raise InputError(f"{where}: the connection was closed before the answer was complete ({error})") from error
         if body is None:
             raise InputError(f"{where}: the answer takes longer than {ANSWER_SECONDS:.0f} s")
         if len(body) > MAX_ANSWER_BYTES:

@@ -95,7 +95,7 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
             if _settled(watch, snapshot.time):
                 return Outcome(True, seen.verdict, gone, checks, watch.trouble)
     if watch.first is None:
-        raise InputError(f"--verify: {target.name}: no answer; allowed: the address of a running vLLM server")
+        raise InputError(f"--verify: {target.name}: no answer; is a vLLM server running there?")
     return Outcome(False, watch.last.verdict, gone, checks, watch.trouble)
 
 

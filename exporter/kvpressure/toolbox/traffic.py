@@ -146,7 +146,7 @@ def _json(line: str, path: Path, number: int) -> Mapping[str, object]:
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise CapacityError(f"{path}:{number}: no JSON object; allowed: one request a line")
+        raise CapacityError(f"{path}:{number}: not a JSON object; allowed: one request a line")
     return {str(key).lower(): value for key, value in row.items()}
 
 

@@ -72,8 +72,8 @@ def _tiles(site: BoardContext) -> list[Json]:
         stat(
             site,
             "gpu_memory_utilization",
-            "Largest share of device memory an engine reserves. Recommended at most, and for long context less: the"
-            " bands.",
+            "Largest share of device memory an engine reserves. The bands are the"
+            " recommended maxima, lower for long contexts.",
             "max(" + engine("limit", 'limit="gpu_memory_utilization"') + ")",
             "none",
             steps(
@@ -192,7 +192,7 @@ def _limits_over_time(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "max_num_seqs",
-            "In force, and recommended while the cache is the problem.",
+            "Value in force, and the recommended value during KV pressure.",
             [
                 PanelQuery(engine("limit", 'limit="max_num_seqs"'), "{{pod}} in force"),
                 PanelQuery(
@@ -233,7 +233,7 @@ def _pods(site: BoardContext, board: Board) -> None:
         table(
             site,
             "How containers ended last",
-            "Reason of the kubelet and exit code; 137 and OOMKilled: the memory limit.",
+            "Reason and exit code from the kubelet. OOMKilled (137): the memory limit was reached.",
             [
                 PanelQuery(
                     "max by (namespace, pod, container, reason, exit_code)"
@@ -294,7 +294,7 @@ def _pods(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Log events",
-            "Lines per minute that tell of trouble: failed allocations, killed workers, preemptions, a dead engine.",
+            "Log lines per minute that report problems: failed allocations, killed workers, preemptions, dead engines.",
             [
                 PanelQuery(
                     "60 * sum by (pod, event)"
@@ -391,7 +391,7 @@ def _sources(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Duration of readings",
-            "The slowest reading of each source, and of each engine's page.",
+            "Slowest reading of each source, and slowest scrape of each engine.",
             [
                 PanelQuery(f"max by (source) (kvpressure_source_duration_seconds{{{NODE}}})", "{{source}}"),
                 PanelQuery(f"max by (target) (kvpressure_target_scrape_seconds{{{NODE}}})", "{{target}}"),

@@ -302,7 +302,7 @@ def _graphs(site: BoardContext) -> list[Json]:
         timeseries(
             site,
             "KV cache used",
-            "Maximum of the last minute of samples, which a slow scrape does not miss.",
+            "Maximum of the exporter's samples of the last minute, so that peaks between two scrapes show.",
             [PanelQuery(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}}")],
             "percentunit",
             steps(site, (ORANGE, "kv_near_full_ratio"), (RED, "kv_full_ratio")),
@@ -313,7 +313,7 @@ def _graphs(site: BoardContext) -> list[Json]:
         timeseries(
             site,
             "GPU memory: required, and used (dashed)",
-            "Needed is used minus the empty part of the KV pool; the gap between the lines is the pool's free room.",
+            "Required is used minus the unused part of the KV pool; the gap between the lines is the free KV pool.",
             [
                 PanelQuery(
                     worst_gpus(f"max by (cluster, uuid, gpu) (gpu:kvpressure_memory_needed:ratio{{{GPU}}})"),

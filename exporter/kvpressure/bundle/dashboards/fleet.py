@@ -50,8 +50,7 @@ def build(site: BoardContext) -> Board:
     """The board, panel by panel."""
     board = Board(
         "kvpressure / Fleet",
-        "All models and nodes: which model is short of what, how much of its error budget is left, and which nodes"
-        " nobody watches.",
+        "All models and nodes: what each model lacks, its remaining error budget, and nodes without an exporter.",
     )
     board.row("Models")
     board.add(_models(site), 24, 9)
@@ -137,7 +136,7 @@ def _models(site: BoardContext) -> Json:
         site,
         "Models",
         "Models with the largest share of engines under KV pressure: engines, free share of all their KV caches, queue."
-        " Budget burn is how fast the error budget is spent over an hour: one is as fast as allowed. A click on a model"
+        " Budget burn is how fast the error budget is spent over an hour; 1 is the allowed rate. A click on a model"
         " opens the incident dashboard.",
         queries,
         columns,
@@ -171,7 +170,8 @@ def _pressed(site: BoardContext) -> Json:
     return timeseries(
         site,
         "Engines under KV pressure, by model",
-        "Share of a model's engines whose verdict is kv_pressure: the models that have most of them at the end.",
+        "Share of a model's engines whose verdict is kv_pressure: the models with the highest share at the end of the"
+        " time range.",
         [
             PanelQuery(
                 _largest(_by_model("model:kvpressure_engines_under_pressure:ratio")), "{{namespace}}/{{model_name}}"
@@ -188,7 +188,7 @@ def _headroom(site: BoardContext) -> Json:
     return timeseries(
         site,
         "KV cache free, by model",
-        "Free share of a model's KV caches together: the models that have least.",
+        "Free share of a model's KV caches together: the models with the lowest share.",
         [PanelQuery(_smallest(_by_model("model:kvpressure_kv_headroom:ratio")), "{{namespace}}/{{model_name}}")],
         "percentunit",
         top=1,
@@ -216,8 +216,8 @@ def _workloads(site: BoardContext) -> Json:
     return table(
         site,
         "Replicas by workload",
-        "Workloads that miss most pods: pods all of whose engines answer, pods there are, and the replicas that"
-        " kube-state-metrics says are wanted.",
+        "Workloads that miss most pods: pods whose engines all answer, existing pods, and requested replicas"
+        " (kube-state-metrics).",
         [
             PanelQuery(f"{up} and on ({by}) {least}", table=True),
             PanelQuery(f"{pods} and on ({by}) {least}", table=True),
@@ -251,7 +251,7 @@ def _burn(site: BoardContext) -> Json:
     return _by_objective(
         site,
         "Error budget: burn rate over an hour, and over six (dashed)",
-        "One is as fast as allowed. The alert needs the long and the short window of a pair.",
+        "1 is the allowed rate. The alert needs the long and the short window of a pair.",
         {f"{{{{model_name}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
         "none",
         steps(site, (YELLOW, "objective_days_burn"), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),
@@ -310,7 +310,7 @@ def _objectives(site: BoardContext) -> Json:
     return table(
         site,
         "Objectives",
-        "Required share of requests, and the bucket bound that counts as good: the largest one of vLLM not above the"
+        "Required share of requests, and the bound in use: vLLM's largest bucket bound that is not above the"
         " objective.",
         [
             PanelQuery(highest("target_ratio"), table=True, optional=NO_OBJECTIVE),

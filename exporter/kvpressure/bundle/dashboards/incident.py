@@ -43,7 +43,7 @@ def build(site: BoardContext) -> Board:
     """The board for ``site``."""
     board = Board(
         "kvpressure / Incident",
-        "First five minutes of an incident: who, is it the KV cache, why, what to do first, what fires.",
+        "First five minutes of an incident: affected engines, cause, first action, firing alerts.",
     )
     first_screen.add(site, board)
     board.row("At a glance: the worst of the chosen engines")
@@ -184,7 +184,7 @@ def _reasons(site: BoardContext) -> Json:
     panel = states(
         site,
         "Reasons for the verdict",
-        "What supported the verdict of the engine in most trouble, while it did. The numbers are on the first screen.",
+        "Evidence for the verdict of the engine in most trouble, over time. The numbers are on the first screen.",
         [PanelQuery(worst(there, 1), "{{pod}} {{reason}}", optional="nothing to do, or too many inputs are unknown")],
         texts(v1=("true", "text")),
         colors,
@@ -252,7 +252,7 @@ def _memory_kv_queue(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "In flight against the limits",
-            "Requests in flight and the most that can run at once, by where the limit comes from; the smallest binds.",
+            "Requests in flight, and the limits on running requests by source; the smallest limit binds.",
             [
                 PanelQuery(lines("requests_in_flight"), "{{pod}} in flight"),
                 PanelQuery(lines("max_concurrent_requests", by="source"), "{{pod}} limit {{source}}"),
@@ -419,7 +419,7 @@ def _compute(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Memory high, compute low",
-            "The score and its three factors; absent where a factor cannot be known.",
+            "The score and its three factors; absent if a factor is unknown.",
             [
                 PanelQuery(lines("memory_high_compute_low_score"), "{{pod}} score"),
                 PanelQuery(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
@@ -463,7 +463,7 @@ def _requests_and_pod(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Log events",
-            "Failed allocations and other lines that tell of trouble, per minute.",
+            "Failed allocations and other problems in the log, per minute.",
             [
                 PanelQuery(
                     worst_pods(
@@ -471,7 +471,7 @@ def _requests_and_pod(site: BoardContext, board: Board) -> None:
                         f' (rate(kvpressure_log_events_total{{{CONTAINER},event=~"{LOG_EVENTS}"}}[$__rate_interval]))'
                     ),
                     "{{pod}} {{event}}",
-                    optional="no such line came",
+                    optional="no such line was logged",
                 )
             ],
             "cpm",

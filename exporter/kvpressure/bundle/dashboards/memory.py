@@ -231,7 +231,7 @@ def _cache(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "KV cache used",
-            "Samples, and the maximum of the last minute, which a slow scrape does not miss.",
+            "Samples, and the maximum of the last minute, so that peaks between two scrapes show.",
             [
                 PanelQuery(lines("kv_cache_used_ratio"), "{{pod}} {{engine}}"),
                 PanelQuery(lines("kv_cache_used_ratio_max"), "{{pod}} {{engine}} max"),
@@ -275,7 +275,7 @@ def _cache(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Tokens in the cache",
-            "Token slots in occupied blocks, and all there are.",
+            "Token slots in occupied blocks, and all token slots.",
             [
                 PanelQuery(lines("kv_cache_used_tokens"), "{{pod}} held"),
                 PanelQuery(lines("kv_cache_capacity_tokens"), "{{pod}} capacity"),
@@ -347,7 +347,7 @@ def _memory(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "What the memory is for",
-            "Device memory of each engine by component, as far as its log and its metrics tell.",
+            "Device memory of each engine by component, as reported by its log and its metrics.",
             [PanelQuery(lines("memory_component_bytes", by="component"), "{{pod}} {{component}}")],
             "decbytes",
             None,
@@ -387,7 +387,7 @@ def _memory(site: BoardContext, board: Board) -> None:
                         f"max by (cluster, uuid, gpu, namespace, pod) (kvpressure_gpu_process_memory_bytes{{{GPU}}})"
                     ),
                     "GPU {{gpu}} {{pod}}",
-                    optional="the driver gives no memory by process",
+                    optional="the driver does not report memory by process",
                 )
             ],
             "decbytes",
@@ -454,7 +454,7 @@ def _score(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Score and its factors",
-            "Product of three factors: KV memory in demand, compute low, demand present.",
+            "Product of three factors: memory demand is high, GPU activity is low, requests are present.",
             [
                 PanelQuery(lines("memory_high_compute_low_score"), "{{pod}} score"),
                 PanelQuery(lines("score_factor", by="factor"), "{{pod}} {{factor}}"),
@@ -472,7 +472,7 @@ def _score(site: BoardContext, board: Board) -> None:
         states(
             site,
             "Evidence behind the compute factor",
-            "Best available: profiling counters, power, estimated FLOPs; NVML utilization is weak.",
+            "Best evidence available: profiling counters, power or estimated FLOPs; NVML utilization is weak evidence.",
             [PanelQuery(level, "{{pod}} {{level}}")],
             texts(v1=("in use", "text")),
             [matching("/./", ("color", {"mode": "fixed", "fixedColor": BLUE}))],

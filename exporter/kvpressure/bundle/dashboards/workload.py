@@ -492,7 +492,8 @@ def _throughput(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "GPU activity",
-            "Utilization: share of time in which some kernel ran. SM, tensor and DRAM activity say what it did.",
+            "Utilization: share of time in which some kernel ran. SM, tensor and DRAM activity show"
+            " which parts of the GPU were busy.",
             [
                 PanelQuery(worst_gpus(gpu("gpu_utilization_ratio")), "GPU {{gpu}} utilization"),
                 *(
@@ -514,7 +515,7 @@ def _throughput(site: BoardContext, board: Board) -> None:
         timeseries(
             site,
             "Power",
-            "Draw and enforced limit; under KV pressure decoding draws less than computing prompts.",
+            "Power draw and enforced limit. Decoding under KV pressure draws less power than prefill.",
             [
                 PanelQuery(worst_gpus(gpu("gpu_power_watts")), "GPU {{gpu}}"),
                 PanelQuery(worst_gpus(gpu("gpu_power_limit_watts")), "GPU {{gpu}} limit"),

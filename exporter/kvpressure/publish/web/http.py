@@ -57,7 +57,7 @@ def parse_head(head: bytes) -> HttpRequest:
     if match is None:
         raise BadRequest(400, "malformed request line")
     if match[3] != b"1":
-        raise BadRequest(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
+        raise BadRequest(505, "only HTTP/1.0 and HTTP/1.1 are supported")
     headers = _headers(rest)
     http_1_0 = match[4] == b"0"
     if not http_1_0 and "host" not in headers:

@@ -125,7 +125,7 @@ class WebConfigFile:
         try:
             config = parse(path)
             if weaker := _weaker(self._config, config):
-                raise WebConfigError(f"{path}: {weaker} is gone; allowed: a restart, where that is meant")
+                raise WebConfigError(f"{path}: {weaker} was removed; restart the exporter if that is intended")
             self._config = config
         except WebConfigError as error:
             if str(error) != self._problem:

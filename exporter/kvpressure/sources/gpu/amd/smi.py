@@ -196,7 +196,7 @@ def _check_release(module: Any) -> None:
         said = module.amdsmi_get_lib_version()
         library = tuple(int(said[part]) for part in ("year", "major", "minor", "release") if part in said)[:3]
     except Exception as error:
-        raise SmiError(MISMATCH, f"the library does not tell its version: {_one_line(error)}") from error
+        raise SmiError(MISMATCH, f"the library does not report its version: {_one_line(error)}") from error
     if wrapper and wrapper[0] < _FIRST_LIBRARY_MAJOR:
         fits = library[:2] in _LIBRARY_OF_ROCM.get(wrapper[:2], frozenset())
     else:

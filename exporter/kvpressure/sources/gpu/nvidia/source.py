@@ -219,7 +219,7 @@ class NvidiaSource:
         if reason in codes.NO_DRIVER and not self._worked and hardware.others_only(self._options.host_sys):
             reason = codes.NO_DEVICES
         elif reason != self._down_reason:
-            log.warning("NVML is down: %s", reason)
+            self._log_down(reason)
         self._down_reason = reason
         if reason == codes.LIBRARY_MISMATCH:
             return FatalSourceError(reason, "the driver was replaced; only a new container gets the new library")
@@ -228,6 +228,13 @@ class NvidiaSource:
         else:
             self._hopeless = 0
         return _error(reason)
+
+    def _log_down(self, reason: str) -> None:
+        """A warning, unless the node has no NVIDIA GPU: then nothing is wrong."""
+        if not self._worked and hardware.none_here(self._options.host_sys):
+            log.info("no NVIDIA GPU on this node (NVML: %s); --no-collector.nvidia stops looking for one", reason)
+        else:
+            log.warning("NVML is down: %s", reason)
 
     def _count_hopeless(self, reason: str) -> None:
         self._hopeless += 1

@@ -12,7 +12,7 @@ import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -230,18 +230,31 @@ def head_of(path: Path) -> list[Entry]:
     return [entry for line in data.split(b"\n")[:-1] if (entry := joiner.entry(line)) is not None]
 
 
+def _plain(names: Iterable[str]) -> frozenset[str]:
+    """Names without the mark of compression, which comes later."""
+    return frozenset(name.removesuffix(".gz") for name in names)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
 class ContainerLog:
     """Follows a container through rotations and restarts. ``read`` gives messages that may hold an event."""
 
     def __init__(self, directory: Path, known: tuple[str, Position] | None = None) -> None:
         """``known``: name of the file and position from before a restart of this process."""
         self.directory = directory
-        self.skipped = 0  # times that a runaway log was followed from its end again
+        self.skipped = 0  # times that a runaway log was followed from its end again, and rotated files not read
         self._known = known
         self._current = 0  # restart count of the log being followed
         self._segments: deque[Tail] = deque()
         self._heads: list[Entry] = []
         self._rotation_seen = False
+        self._before: frozenset[str] = frozenset()  # rotated files that are older than the one being followed
 
     def close(self) -> None:
         """Close all files."""
@@ -295,6 +308,8 @@ class ContainerLog:
                 found = _LIVE.fullmatch(candidate) or _ROTATED.fullmatch(candidate)
                 self._current = int(found[1]) if found else files.live[-1]
                 self._rotation_seen = candidate != name
+                at = files.rotated.index(candidate) if candidate in files.rotated else len(files.rotated)
+                self._before = _plain(files.rotated[:at])
                 return True
         return False
 
@@ -303,6 +318,7 @@ class ContainerLog:
         current = files.live[-1]
         path = self.directory / f"{current}.log"
         size = path.stat().st_size
+        self._before = _plain(files.rotated)
         if len(files.live) > 1:
             self._open_end(self.directory / f"{files.live[-2]}.log", follow=False)
         older = [name for name in files.rotated if name.startswith(f"{current}.log.")]
@@ -338,10 +354,32 @@ class ContainerLog:
             self._rotation_seen = following is not None  # the writer may still be busy with the old file: once more
             return False
         self._rotation_seen = False
+        if following == self._current:
+            self._append_rotated(tail)
         self._segments.append(Tail(self.directory / f"{following}.log"))
         self._segments.popleft().close()
         self._current = following
         return True
+
+    def _append_rotated(self, tail: Tail) -> None:
+        """Read what was rotated away after ``tail`` before anybody looked; compressed files are only counted."""
+        files = list_files(self.directory)
+        own = [name for name in files.rotated if name.startswith(f"{self._current}.log.")]
+        newer = [name for name in own if name.removesuffix(".gz") not in self._before]
+        inodes = [_inode(self.directory / name) for name in newer]
+        for name in newer[inodes.index(tail.inode) + 1 if tail.inode in inodes else 1 :]:
+            path = self.directory / name
+            try:
+                size = 0 if name.endswith(".gz") else path.stat().st_size
+                if 0 < size <= SKIP_BYTES:
+                    self._segments.append(Tail(path, 0, size))
+                    continue
+                if size:
+                    self._open_end(path, follow=False)
+            except OSError:
+                pass  # removed meanwhile
+            self.skipped += 1
+        self._before = _plain(files.rotated)
 
     def _following(self, tail: Tail) -> int | None:
         """Restart count of the file that continues ``tail``: the same after a rotation, a later one after a restart."""

@@ -299,6 +299,24 @@ class TestBasicAuth:
         for guesser in guessers:
             guesser.close()
 
+    @pytest.mark.attack(
+        "a flood of wrong passwords while the hash is replaced", "the scraper waits for a few comparisons"
+    )
+    def test_a_new_hash_in_a_crowd_of_guesses_is_learnt(self, start: Start, tmp_path: Path) -> None:
+        """Nothing is remembered of the new hash, and the scraper has to be compared among the guessers."""
+        web = write(tmp_path, f"basic_auth_users: {{prometheus: '{HASH}'}}\n")
+        port = start(web=web)
+        assert ask(port, headers=basic("prometheus", "secret")).status == 200
+        guessers = [connect(port) for _ in range(40)]
+        new = bcrypt.hashpw(b"other", bcrypt.gensalt(8)).decode()
+        web.write_text(f"basic_auth_users: {{prometheus: '{new}'}}\n")
+        for number, guesser in enumerate(guessers):
+            guesser.sendall(f"GET / HTTP/1.1\r\nHost: x\r\n{basic('prometheus', f'guess{number}')}\r\n".encode())
+        until(lambda: ask(port, headers=basic("prometheus", "other")).status == 200, 10)
+        assert ask(port, headers=basic("prometheus", "secret")).status == 401
+        for guesser in guessers:
+            guesser.close()
+
 
 def test_rate_limit_is_a_token_bucket(start: Start, tmp_path: Path) -> None:
     now = 0.0

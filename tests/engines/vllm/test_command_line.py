@@ -639,3 +639,10 @@ def test_context_limit_known_from_elsewhere_bounds_the_budget() -> None:
     )
     assert limits["max_num_batched_tokens"] == 4096
     assert limits["max_model_len"] == 1024
+
+
+def test_another_server_gives_no_model_and_nothing_complete() -> None:
+    """Its limits would be called vLLM's defaults."""
+    found = parse(["tritonserver", "--model-repository=/m"])
+    assert "model" not in found.values
+    assert not found.complete

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import ssl
+import struct
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,6 +50,7 @@ class FakeApi:
         self.gone_as_event = False
         self.watch_seconds: float | None = None  # end watches after this long
         self.bookmarks = True
+        self.resets = False  # watches that are cut end with RST
         self.hang = False  # accept and say nothing
         self.html = False  # answer everything with a page, as a proxy in between does
         self.requests: list[tuple[str, dict[str, str]]] = []
@@ -216,6 +219,10 @@ class FakeApi:
                 handler.chunk(
                     {"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": str(seen)}}}
                 )
+        if self.resets and generation != self._generation:
+            handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            handler.close_connection = True
+            return
         handler.chunk(None)
 
 

@@ -335,6 +335,21 @@ def test_a_watch_that_ends_is_opened_again_from_where_it_was(api: FakeApi) -> No
         assert seen.lists == 1
 
 
+@pytest.mark.parametrize("reset", [False, True], ids=["ended", "broken off"])
+def test_a_pod_that_goes_while_the_watch_is_cut_is_gone(api: FakeApi, reset: bool) -> None:
+    """The next watch begins where the last one ended, so no list is needed to miss nothing."""
+    with watching(KubeApi(api.url)) as seen:
+        for name in ("a", "b"):
+            api.apply(pod(name))
+        until(lambda: seen.have("a", "b"))
+        api.resets = reset
+        api.cut()
+        api.delete(pod("a"))
+        api.apply(pod("c"))
+        until(lambda: seen.have("b", "c"))
+        assert seen.lists == 1
+
+
 def test_a_leaving_pod_is_deleted_from_the_view(api: FakeApi) -> None:
     with watching(KubeApi(api.url), labelSelector="app=vllm") as seen:
         api.apply(pod("a", labels={"app": "vllm"}))
@@ -491,6 +506,29 @@ def test_tls_is_verified_with_the_clusters_ca(certificate: tuple[Path, Path], tm
             ca_file=certificate[0], environ={"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
         )
         assert inside.get(PODS)["kind"] == "PodList"
+
+
+def test_a_volume_that_is_swapped_is_read_again(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    """As the kubelet renews a projected volume: everything behind one link, which is swapped."""
+    from tests.sources import conftest
+
+    other = conftest.self_signed(tmp_path)
+    for name, authority, token in (("one", other[0], "old"), ("two", certificate[0], "new")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ca.crt").write_bytes(authority.read_bytes())
+        (tmp_path / name / "token").write_text(token)
+    (tmp_path / "..data").symlink_to("one")
+    for name in ("ca.crt", "token"):
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    with FakeApi(certificate) as api:
+        api.tokens = {"new"}
+        client = KubeApi(api.url, tmp_path / "token", ca_file=tmp_path / "ca.crt")
+        with pytest.raises(SourceError, match="certificate") as caught:
+            client.get(PODS)
+        assert caught.value.reason == "api_tls"
+        (tmp_path / "..new").symlink_to("two")
+        (tmp_path / "..new").rename(tmp_path / "..data")
+        assert client.get(PODS)["kind"] == "PodList"
 
 
 @pytest.mark.attack("a certificate of somebody else, a token that expires", "refused; read again")

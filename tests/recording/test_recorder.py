@@ -92,6 +92,19 @@ def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
+@pytest.mark.attack("a link in place of a new recording", "what it points at stays as it is")
+@pytest.mark.parametrize("exists", [True, False], ids=["to a file", "to nothing"])
+def test_a_link_in_place_of_the_file_is_not_written_through(tmp_path: Path, exists: bool) -> None:
+    target, path = tmp_path / "elsewhere" / "precious", tmp_path / "a.jsonl"
+    target.parent.mkdir()
+    if exists:
+        target.write_text("precious")
+    path.symlink_to(target)
+    with contextlib.suppress(FileExistsError), Recorder(path, HEADER) as recorder:
+        recorder.write(tick(1.0))
+    assert [one.read_text() for one in target.parent.iterdir()] == (["precious"] if exists else [])
+
+
 def test_two_recorders_do_not_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with Recorder(path, HEADER) as recorder:

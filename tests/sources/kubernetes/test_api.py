@@ -335,6 +335,9 @@ def test_a_watch_that_ends_is_opened_again_from_where_it_was(api: FakeApi) -> No
         assert seen.lists == 1
 
 
+@pytest.mark.attack(
+    "an API server that breaks a watch off while pods go", "the next watch tells of them, without a list"
+)
 @pytest.mark.parametrize("reset", [False, True], ids=["ended", "broken off"])
 def test_a_pod_that_goes_while_the_watch_is_cut_is_gone(api: FakeApi, reset: bool) -> None:
     """The next watch begins where the last one ended, so no list is needed to miss nothing."""

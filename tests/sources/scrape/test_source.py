@@ -106,6 +106,10 @@ def test_each_read_brings_each_target_once_over_one_connection(source_for):
     assert (first.connections, second.connections) == (1, 1)
 
 
+@pytest.mark.attack(
+    "answers that are HTML, JSON, no text, empty or another program's",
+    "that target has its reason; the others are read",
+)
 def test_failures_are_pages_with_a_reason_and_do_not_touch_the_others(source_for):
     with (
         answering(PAGE) as good,

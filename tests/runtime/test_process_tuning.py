@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -84,7 +86,28 @@ def test_the_main_thread_tidies_up_now_and_then(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(runtime, "TIDY_SECONDS", 0.05)
     monkeypatch.setattr(runtime, "collect_garbage", collect_garbage)
+    monkeypatch.setattr(serve, "WAIT_SECONDS", 0.01)
     monitor = Idle()
     serve._wait(cast(Monitor, monitor), stopping, threading.Event())
     assert len(tidied) == 3
     assert monitor.rounds >= 6, "not on every turn"
+
+
+def test_a_signal_ends_the_wait_of_the_main_thread_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks only once a second by itself."""
+
+    class Idle:
+        def wait(self, _: float) -> bool:
+            return False
+
+    monkeypatch.setattr(serve, "WAIT_SECONDS", 60.0)
+    stopping = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: stopping.set())
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        began = time.monotonic()
+        serve._wait(cast(Monitor, Idle()), stopping, threading.Event())
+        assert time.monotonic() - began < 30
+        assert signal.set_wakeup_fd(-1) == -1, "as it was"
+    finally:
+        signal.signal(signal.SIGUSR1, before)

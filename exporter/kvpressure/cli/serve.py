@@ -6,11 +6,13 @@ import argparse
 import contextlib
 import faulthandler
 import logging
+import select
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FATAL_STATUS = 3
+WAIT_SECONDS: Final = 1.0  # between two looks whether a source was fatal; a signal is seen at once
 
 
 _EXAMPLES: Final = """\
@@ -153,14 +156,30 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
 
 
 def _wait(monitor: Monitor, stopping: threading.Event, hung_up: threading.Event) -> None:
-    """Return on a signal or a fatal source. Python runs signal handlers between two waits of the main thread."""
+    """Return on a signal or a fatal source. A signal ends the wait at once, as it makes a socket readable."""
     tidy_at = time.monotonic() + runtime.TIDY_SECONDS
-    while not stopping.is_set() and not monitor.wait(0.2):
-        if time.monotonic() >= tidy_at:
-            runtime.collect_garbage()
-            tidy_at = time.monotonic() + runtime.TIDY_SECONDS
-        if hung_up.is_set():
-            hung_up.clear()
-            log.warning(
-                "SIGHUP reloads nothing: web.config.file is read again when it changes, all else at the start only"
-            )
+    with _signals() as signals:
+        while not stopping.is_set() and not monitor.wait(0):
+            if select.select([signals], [], [], WAIT_SECONDS)[0]:
+                signals.recv(64)
+            if time.monotonic() >= tidy_at:
+                runtime.collect_garbage()
+                tidy_at = time.monotonic() + runtime.TIDY_SECONDS
+            if hung_up.is_set():
+                hung_up.clear()
+                log.warning(
+                    "SIGHUP reloads nothing: web.config.file is read again when it changes, all else at the start only"
+                )
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[socket.socket]:
+    """A socket that becomes readable with each signal, whichever thread the system gives it to."""
+    readable, written = socket.socketpair()
+    with readable, written:
+        written.setblocking(False)
+        before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+        try:
+            yield readable
+        finally:
+            signal.set_wakeup_fd(before)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from kvpressure.model import readings as r
@@ -108,22 +110,19 @@ def burst_ratio(window: EngineWindow, t: Thresholds) -> float | None:
 
     ``None`` with too little history or without arrivals.
     """
-    samples = window.since(FIVE_MINUTES)
-    times = [s.t for s in samples if s.arrived is not None]
-    arrived = [a for s in samples if (a := s.arrived) is not None]
+    known = [(s.t, s.arrived) for s in window.since(FIVE_MINUTES) if s.arrived is not None]
+    times, arrived = zip(*known, strict=True) if known else ((), ())
     if len(times) < t["trend_min_samples"] or times[-1] - times[0] < t["burst_min_seconds"]:
         return None
     mean = (arrived[-1] - arrived[0]) / (times[-1] - times[0])
     if mean <= 0:
         return None
     busiest, begin = 0.0, 0
-    for end, now in enumerate(times):
+    for now, so_far in islice(known, bisect_left(times, times[0] + BURST_SECONDS), None):
         latest = now - BURST_SECONDS
-        if times[0] > latest:
-            continue
         while times[begin + 1] <= latest:
             begin += 1
-        rate = (arrived[end] - arrived[begin]) / (now - times[begin])
+        rate = (so_far - arrived[begin]) / (now - times[begin])
         if rate > busiest:
             busiest = rate
     return busiest / mean if busiest > 0 else None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from kvpressure.model import readings as r
 from kvpressure.model.signals import ContextSignals
@@ -17,9 +15,6 @@ from kvpressure.signals.window import (
     Sample,
     histogram_increase,
 )
-
-_NAMES: Final = ("0.5", "0.95", "0.99")
-_RANKS: Final = tuple(map(float, _NAMES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,20 +165,12 @@ def compute(
         prompt_mean=means.prompt,
         output_mean=means.output,
         context_limit=limit,
-        prompt_quantiles=quantiles(window, r.REQUEST_PROMPT, FIVE_MINUTES),
-        output_quantiles=quantiles(window, r.REQUEST_OUTPUT, FIVE_MINUTES),
-        max_tokens_quantiles=quantiles(window, r.REQUEST_MAX_TOKENS, FIVE_MINUTES),
-        stream_quantiles=quantiles(window, r.E2E, FIVE_MINUTES),
+        prompt_quantiles=window.quantiles(r.REQUEST_PROMPT, FIVE_MINUTES),
+        output_quantiles=window.quantiles(r.REQUEST_OUTPUT, FIVE_MINUTES),
+        max_tokens_quantiles=window.quantiles(r.REQUEST_MAX_TOKENS, FIVE_MINUTES),
+        stream_quantiles=window.quantiles(r.E2E, FIVE_MINUTES),
         bimodal_prompts=bimodal_prompts(prompts[0], t) if prompts else None,
     )
-
-
-def quantiles(window: EngineWindow, name: str, seconds: float) -> Mapping[str, float]:
-    """Quantiles of a histogram over the window by name ("0.5", "0.95", "0.99"); empty without observations."""
-    found = window.observed(name, seconds)
-    if found is None or not found[0].count:
-        return {}
-    return dict(zip(_NAMES, window.quantiles(name, seconds, _RANKS), strict=False))
 
 
 def bimodal_prompts(increase: HistogramIncrease, t: Thresholds) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
@@ -192,15 +193,14 @@ def _preemptions(
     silent = fresh = fresh_half = None
     if (signs := immediate_signs(window, t)) is not None:
         share, last = confirmed_share(signs, samples, t), samples[-1].t
-        silent = share * sum(amount for _, amount in signs)
+        ages, amounts = [before.t - last for before, _ in signs], [amount for _, amount in signs]
+        silent = share * sum(amounts)
         if len(window.since(t["recent_window_seconds"])) > 1:
-            fresh = share * sum(
-                amount for before, amount in signs if last - before.t <= t["recent_window_seconds"] + JITTER_SECONDS
-            )
-        fresh_half = share * sum(amount for before, amount in signs if last - before.t <= HALF_MINUTE + JITTER_SECONDS)
+            fresh = share * sum(amounts[bisect_left(ages, -t["recent_window_seconds"] - JITTER_SECONDS) :])
+        fresh_half = share * sum(amounts[bisect_left(ages, -HALF_MINUTE - JITTER_SECONDS) :])
     span = samples[-1].t - samples[0].t if samples else 0.0
-    amounts = [amount for amount in (counted[0] if counted else None, silent) if amount is not None]
-    rate = max(amounts) / span if amounts and span > 0 else None
+    known = [amount for amount in (counted[0] if counted else None, silent) if amount is not None]
+    rate = max(known) / span if known and span > 0 else None
     recent = max((amount for amount in (lately[0] if lately else None, fresh) if amount is not None), default=None)
     within = max((amount for amount in (half[0] if half else None, fresh_half) if amount is not None), default=None)
     return (counted[0] if counted else None), silent, rate, recent, within

@@ -10,7 +10,6 @@ from typing import Final
 from kvpressure.model import readings as r
 from kvpressure.model.signals import LatencySignals
 from kvpressure.settings.thresholds import Thresholds
-from kvpressure.signals.context import quantiles
 from kvpressure.signals.window import FIVE_MINUTES, MINUTE, TWICE, EngineWindow
 
 PHASES: Final = (("ttft", r.TTFT), ("inter_token", r.INTER_TOKEN), ("e2e", r.E2E), ("queue", r.QUEUE))
@@ -71,7 +70,7 @@ def compute(window: EngineWindow, baseline: Baseline, calm: bool, t: Thresholds)
         found = window.observed(name, MINUTE)
         if found is None or not found[0].count:
             continue
-        by_phase[phase] = quantiles(window, name, MINUTE)
+        by_phase[phase] = window.quantiles(name, MINUTE)
         if found[0].count >= t["latency_min_requests"] and "0.95" in by_phase[phase]:
             enough[phase] = by_phase[phase]["0.95"]
     if window.last is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from math import ceil, inf
@@ -48,6 +48,8 @@ SLOPE_POINTS: Final = 3  # a line through two points fits whatever they are
 JITTER_SECONDS: Final = 0.3  # a sample this much outside a window still counts as its first
 
 _EMPTY: Final[Mapping[str, float]] = {}
+_NAMES: Final = ("0.5", "0.95", "0.99")
+_RANKS: Final = tuple(map(float, _NAMES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +379,7 @@ class EngineWindow:
         self._observed: dict[tuple[str, float], tuple[HistogramIncrease, float] | None] = {}
         # These hold as long as both ends are the same: a histogram that has not changed is the same object.
         self._increases: dict[tuple[str, float], tuple[Histogram, Histogram, HistogramIncrease]] = {}
-        self._quantiles: dict[tuple[str, float, tuple[float, ...]], tuple[HistogramIncrease, list[float]]] = {}
+        self._quantiles: dict[tuple[str, float], tuple[HistogramIncrease, Mapping[str, float]]] = {}
 
     def observe(
         self,
@@ -445,8 +447,7 @@ class EngineWindow:
         there are not two.
         """
         samples = self._reaching(seconds)
-        first = next(((s.t, found) for s in samples if (found := value(s)) is not None), None)
-        last = next(((s.t, found) for s in reversed(samples) if (found := value(s)) is not None), None)
+        first, last = _first(samples, value), _first(reversed(samples), value)
         return (first, last) if first and last and first[0] < last[0] else None
 
     def increase(self, name: str, seconds: float) -> tuple[float, float] | None:
@@ -499,14 +500,17 @@ class EngineWindow:
             self._increases[name, seconds] = (begin, end, increase)
         return increase, last.t - first.t
 
-    def quantiles(self, name: str, seconds: float, ranks: tuple[float, ...]) -> list[float]:
-        """Quantiles of what a histogram saw over the window; empty when it is not there twice or saw nothing."""
+    def quantiles(self, name: str, seconds: float) -> Mapping[str, float]:
+        """Quantiles of what a histogram saw over the window by name ("0.5", "0.95", "0.99"); empty when it is not there
+        twice or saw nothing.
+        """
         found = self.observed(name, seconds)
-        if found is None:
-            return []
-        known = self._quantiles.get((name, seconds, ranks))
+        if found is None or not found[0].count:
+            return _EMPTY
+        known = self._quantiles.get((name, seconds))
         if known is None or known[0] is not found[0]:
-            known = self._quantiles[name, seconds, ranks] = (found[0], found[0].quantiles(ranks))
+            quantiles = dict(zip(_NAMES, found[0].quantiles(_RANKS), strict=False))
+            known = self._quantiles[name, seconds] = (found[0], quantiles)
         return known[1]
 
     def gauge_values(self, name: str, seconds: float) -> list[float]:
@@ -541,6 +545,15 @@ class EngineWindow:
         return self.last.gauges.get(name) if self.last else None
 
 
+def _first(samples: Iterable[Sample], value: Callable[[Sample], float | None]) -> tuple[float, float] | None:
+    """Time and value of the first that has one."""
+    for sample in samples:
+        found = value(sample)
+        if found is not None:
+            return sample.t, found
+    return None
+
+
 def histogram_increase(begin: Histogram, end: Histogram) -> HistogramIncrease:
     """Difference of two corrected histograms; without buckets if the bounds changed between them."""
     total = None if end.sum is None or begin.sum is None else max(0.0, end.sum - begin.sum)
@@ -568,9 +581,8 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
     n = len(points)
     if n < SLOPE_POINTS:
         return None
-    mean_t = sum(t for t, _ in points) / n
-    mean_v = sum(v for _, v in points) / n
-    spread = sum((t - mean_t) ** 2 for t, _ in points)
-    if spread <= 0:
-        return None
-    return sum((t - mean_t) * (v - mean_v) for t, v in points) / spread
+    times, values = zip(*points, strict=True)
+    mean_t, mean_v = sum(times) / n, sum(values) / n
+    apart = [t - mean_t for t in times]
+    spread = sum(map(mul, apart, apart))
+    return sum(map(mul, apart, [v - mean_v for v in values])) / spread if spread > 0 else None

@@ -8,7 +8,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Hundreds of processes start in the tests. Without its compiled form each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check lint types generated compiled unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations live-transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak
+.PHONY: demo test check lint types generated compiled unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations live-transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak docs-site
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -159,6 +159,11 @@ sbom:            ## list what the image installs with versions, licences and dig
 advisories:      ## known vulnerabilities of what the image installs, by pip-audit where it and its data can be had
 	@tools/setup.sh test
 	$(PYTHON) -m tools.supply.advisories
+
+docs-site:       ## all documents as a site with search, in build/site; a link that leads nowhere stops it (installs Sphinx into build/)
+	@[ -x build/site-venv/bin/sphinx-build ] || python3 -m venv build/site-venv
+	@build/site-venv/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/site.txt
+	@build/site-venv/bin/python -m tools.site
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -65,7 +65,11 @@ def bundle_files() -> Iterator[tuple[str, str]]:
     alerts = frozenset(alert.name for group in groups for alert in group.alerts)
     for uid, board in render_dashboards(BoardContext(named, _LINKS, alerts)).items():
         yield f"helm/kvpressure/files/dashboards/{uid}.json", _json(board, indent=None)
-    known = {entry.name: {"value": float(number(entry.value)), "unit": entry.unit} for entry in builtin.entries()}
+    known: dict[str, dict[str, object]] = {
+        entry.name: {"value": float(number(entry.value)), "unit": entry.unit}
+        | ({"guide": entry.guide} if entry.documented else {})
+        for entry in builtin.entries()
+    }
     yield "helm/kvpressure/files/thresholds.json", _json(known, indent=1)
 
 

@@ -7,3 +7,5 @@ options="-q --generate-hashes --allow-unsafe --strip-extras --no-header --no-emi
 pip-compile $options --upgrade -o requirements/serve.txt pyproject.toml
 # shellcheck disable=SC2086
 pip-compile $options --upgrade --extra dev -c requirements/serve.txt -o requirements/dev.txt pyproject.toml
+# shellcheck disable=SC2086
+pip-compile $options --upgrade -o requirements/site.txt requirements/site.in

@@ -181,9 +181,8 @@ def _command(name: str) -> Iterator[str]:
     for group in parser._action_groups:
         own = [action for action in group._group_actions if not flags & {*action.option_strings}]
         if own:
-            head = "option" if any(action.option_strings for action in own) else "argument"
             title = (group.title or "options").removesuffix(" arguments").replace("positional", "arguments")
-            yield from ("", parts.table((head, f"{title}"), [_option(action) for action in own]).rstrip())
+            yield from ("", parts.table((title, "meaning"), [_option(action) for action in own]).rstrip())
     examples = re.search(r"^examples:\n(.*?)(?:\n\n|\Z)", parser.format_help(), re.MULTILINE | re.DOTALL)
     if examples:
         yield from ("", "```", textwrap.dedent(examples[1].rstrip()), "```")

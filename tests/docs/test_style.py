@@ -80,6 +80,10 @@ WRONG = {
     "mixed_units": [Text("x", "3.3 GB are short\n\nof 80 GiB", "page")],
     "allowed_twice": [Text("x", "7 is wrong; allowed: 1; allowed: 2", "message")],
     "reworded": [Text("x", f"Note: {before}") for before, _ in style.REWORDED],
+    "unattributed": [
+        Text("x", "Memory 93 % (documented: 80 %)"),
+        Text("x", "# Page\n\nThe documented 80 %.\n\n" + "word " * 60 + '"KV Cache Diagnostics"', "page"),
+    ],
     "placeholders": [
         Text("x", "see [the runbook](https://docs.example.com/runbook)", "page"),
         Text("x", "http://grafana.example/d/7"),
@@ -107,6 +111,7 @@ def test_what_is_right_passes() -> None:
         Text("x", "KV cache 98 % now, recent peak 99 % (full at 97 %)", "rendered"),
         Text("x", "GPU activity: unknown (no GPU mapped to this pod)", "rendered"),
         Text("x", "296 576 tokens, 0.035 s, vLLM 0.32.0", "rendered"),
+        Text("x", '# Page\n\n"KV Cache Diagnostics" has 80 %.\n\n' + "word " * 20 + "the documented 80 %.", "page"),
         Text("x", f"{PAGE}\n\n| a | 7 GiB |\n|---|---|\n| {PAGE} | 8 GiB |\n\n`curl http://x.example.com`", "page"),
         Text("x", "7 is wrong; allowed: 1 or 2", "message"),
     )

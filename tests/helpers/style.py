@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvpressure.settings.thresholds import builtin
 from tests.helpers.prose import sentences
 
 LONGEST: Final = 30  # words in a sentence
@@ -171,6 +172,29 @@ def placeholders(text: Text) -> Iterator[Finding]:
         yield Finding("placeholder", text.where, found, "leave the link out until there is an address")
 
 
+GUIDES: Final = tuple(
+    sorted(
+        {title for entry in builtin().entries() if entry.documented for title in re.findall(r"'(.+?)'", entry.source)}
+    )
+)
+"""Titles of the guides, as the thresholds that come from them name them."""
+
+
+_NEAR: Final = 200  # characters after the word in which the title may follow
+
+
+def unattributed(text: Text) -> Iterator[Finding]:
+    """A number that is called documented where no guide is named: before it on its page, or in the text itself. The
+    documented signature is a name; the glossary says whose.
+    """
+    if text.kind in ("message", "rendered"):  # parts of a page or of an output, which are read whole
+        return
+    shown = re.sub(r"^( *)(```|~~~).*?^\1\2[^\n]*$|`[^`\n]+`|\]\([^)]*\)", "", text.text, flags=re.M | re.S)
+    said = re.search(r"\bdocumented\b(?! (?:KV-pressure )?signature)", shown, re.I)
+    if said and not any(guide in shown[: said.end() + _NEAR] for guide in GUIDES):
+        yield Finding("unattributed", text.where, shown[said.start() :][:120], "name the guide by its title")
+
+
 RULES: Final[tuple[Callable[[Text], Iterator[Finding]], ...]] = (
     private_words,
     long_sentences,
@@ -181,6 +205,7 @@ RULES: Final[tuple[Callable[[Text], Iterator[Finding]], ...]] = (
     allowed_twice,
     reworded,
     placeholders,
+    unattributed,
 )
 
 

@@ -163,7 +163,7 @@ class TestTriage:
         engine = replace(engine, diagnosis=replace(engine.diagnosis, documented_signature=signature))
         step = self.step(3, engine)
         assert step.finding == finding
-        assert "93 % (documented: above 85 %)" in step.answers[0]
+        assert '93 % (documented in "KV Cache Diagnostics" as a sign of pressure: above 85 %)' in step.answers[0]
 
     def test_4_log(self) -> None:
         assert self.step(4, engine_with()).finding == "unknown"

@@ -153,11 +153,11 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
             "2. **`max_num_seqs`, a cut of the limit that was set**",
             "A limit above the running requests has no effect. The plan cuts what runs, not what is set.",
         ),
-        "cut-25": ("   25 % below what ran at once", "The documented smaller cut."),
+        "cut-25": ("   25 % below what ran at once", 'The smaller cut of the guide "Emergency Mitigation".'),
         "cut-50": (
             "   50 % below",
             (
-                "The documented larger cut ends most preemptions and their gaps between tokens. The queue stays as"
+                "The guide's larger cut ends most preemptions and their gaps between tokens. The queue stays as"
                 " long. The plan sizes the cut by what the KV cache holds."
             ),
         ),
@@ -169,7 +169,7 @@ def _findings(by_name: dict[str, Result], base: Result) -> list[str]:
         "pool-70": (
             "4. **`gpu_memory_utilization` down**",
             (
-                "A smaller KV pool makes a full cache worse. The plan prints the documented step and advises it only"
+                "A smaller KV pool makes a full cache worse. The plan prints the guide's step and advises it only"
                 " when allocations fail on the device."
             ),
         ),

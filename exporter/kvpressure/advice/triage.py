@@ -165,14 +165,14 @@ def _signature(case: _Case) -> TriageStep:
     used, needed, busy = s.memory.device_used_ratio, s.memory.device_demand_ratio, s.compute.gpu_utilization
     answers = (
         (
-            f"{named('GPU memory used', percent_text(used))} ({t.entry('signature_memory_ratio').origin} sign of"
-            f" pressure: above {percent_text(t['signature_memory_ratio'])}); "
+            f"{named('GPU memory used', percent_text(used))} ({t.entry('signature_memory_ratio').cited} as a"
+            f" sign of pressure: above {percent_text(t['signature_memory_ratio'])}); "
             f"{named('in real use', percent_text(needed))} (warning at {percent_text(t['memory_warning_ratio'])})."
             " The engine reserves its KV pool at start."
         ),
         (
-            f"{named('GPU utilization', percent_text(busy))} ({t.entry('signature_utilization_ratio').origin}"
-            f" sign of pressure: below {percent_text(t['signature_utilization_ratio'])} with traffic)."
+            f"{named('GPU utilization', percent_text(busy))} ({t.entry('signature_utilization_ratio').cited}"
+            f" as a sign of pressure: below {percent_text(t['signature_utilization_ratio'])} with traffic)."
         ),
     )
     conditions = case.engine.diagnosis.documented_signature
@@ -335,8 +335,8 @@ def _metrics(case: _Case) -> TriageStep:
     answers = (
         (
             f"{named('Effective batch p95', number_text(s.batch.batch_p95))},"
-            f" {named('mean', number_text(s.batch.batch_mean))} ({t.entry('signature_batch_size').origin} sign of"
-            f" pressure: {number_text(t['signature_batch_size'])} or less with traffic)."
+            f" {named('mean', number_text(s.batch.batch_mean))} ({t.entry('signature_batch_size').cited} as a"
+            f" sign of pressure: {number_text(t['signature_batch_size'])} or less with traffic)."
         ),
         (
             f"{named('Requests running', number_text(s.load.running))},"

@@ -30,8 +30,8 @@ service, which raises the alarm when it stops.
 Each inhibition demands the label that identifies its subject, because labels missing on both sides count as equal."""  # noqa: E501
 
 
-def pages(options: Options, groups: Sequence[RuleGroup]) -> dict[str, str]:
-    """Every page: path -> Markdown."""
+def pages(options: Options, groups: Sequence[RuleGroup], others: Sequence[Alert] = ()) -> dict[str, str]:
+    """Every page: path -> Markdown. ``others``: further alerts for the list of runbooks."""
     alerts = [alert for group in groups for alert in group.alerts]
     recordings = [item for group in groups for item in group.recordings]
     variables = context(
@@ -51,7 +51,7 @@ def pages(options: Options, groups: Sequence[RuleGroup]) -> dict[str, str]:
     found = {
         "docs/thresholds.md": _page("docs/thresholds.md.j2", variables | {"shown": shown}),
         "docs/alerts.md": _page("docs/alerts.md.j2", variables | _measured(rule_file(groups, options.values))),
-        "docs/runbooks/README.md": _page("docs/runbooks.md.j2", variables),
+        "docs/runbooks/README.md": _page("docs/runbooks.md.j2", variables | {"others": others}),
         "alerts/README.md": _page("docs/alerts-readme.md.j2", variables),
     }
     if options.source == "kvpressure":

@@ -74,16 +74,17 @@ def render(options: Options) -> dict[str, str]:
             files[f"dashboards/{uid}.json"] = _json(model)
     if options.source == "vllm":
         files[f"dashboards/{vllm_only.UID}.json"] = _vllm_only_board(options, alerts)
-    files.update(documents.pages(options, groups))
-    if options.source == "kvpressure":
-        files = _vllm_only(options) | _objectives(options) | files
-    return dict(sorted(files.items()))
+    if options.source != "kvpressure":
+        files.update(documents.pages(options, groups))
+        return dict(sorted(files.items()))
+    without = _vllm_options(options)
+    others = [one for group in load_groups(without) for one in group.alerts if one.name not in alerts]
+    files.update(documents.pages(options, groups, others))
+    return dict(sorted((_vllm_only(without) | _objectives(options) | files).items()))
 
 
-def _vllm_only(options: Options) -> dict[str, str]:
-    """The rules of ``--source vllm`` as one file, and the runbooks they name. What the values file says of alerts that
-    they lack is left out.
-    """
+def _vllm_options(options: Options) -> Options:
+    """The options for ``--source vllm``. What the values file says of alerts that these rules lack is left out."""
     known = load_groups(replace(options, source="vllm", values=BundleValues()))
     names = {alert.name for group in known for alert in group.alerts}
     excludable = names | {group.family for group in known if group.alerts}
@@ -94,12 +95,16 @@ def _vllm_only(options: Options) -> dict[str, str]:
         durations={name: wait for name, wait in options.values.durations.items() if name in names},
         alert_labels={name: labels for name, labels in options.values.alert_labels.items() if name in names},
     )
-    own = replace(options, source="vllm", values=values)
+    return replace(options, source="vllm", values=values)
+
+
+def _vllm_only(own: Options) -> dict[str, str]:
+    """The rules of ``--source vllm`` as one file, and the runbooks they name."""
     groups = load_groups(own)
     pages = documents.pages(own, groups)
     runbooks = {name: pages[name] for group in groups for name in map(documents.runbook, group.alerts)}
     return {
-        VLLM_ONLY: to_yaml(rule_file(groups, values), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
+        VLLM_ONLY: to_yaml(rule_file(groups, own.values), f"{HEADER}\n{VLLM_ONLY_NOTE}"),
         VLLM_ONLY_BOARD: _vllm_only_board(own, frozenset(alert.name for group in groups for alert in group.alerts)),
         **runbooks,
     }

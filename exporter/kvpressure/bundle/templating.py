@@ -11,7 +11,7 @@ from typing import Any, Final
 import jinja2
 
 from kvpressure.bundle.spec import SUBJECTS
-from kvpressure.bundle.text import duration, number, origin, span, words
+from kvpressure.bundle.text import cited, duration, number, origin, span, words
 from kvpressure.bundle.variants import recorded_at
 from kvpressure.bundle.verdicts_page import because
 from kvpressure.model.log_events import ALLOCATION_EVENTS
@@ -120,8 +120,8 @@ def dcgm(expr: str) -> str:
 
 
 def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
-    """What every template sees: ``t`` number, ``d`` duration, ``w`` words of a threshold, ``o`` its origin,
-    ``guide`` what the guides say, and the helpers.
+    """What every template sees: ``t`` number, ``d`` duration, ``w`` words of a threshold, ``o`` its origin, ``c`` that
+    with the guide's title, ``guide`` what the guides say, and the helpers.
     """
     return {
         "t": lambda name: number(thresholds[name]),
@@ -129,6 +129,7 @@ def context(thresholds: Thresholds, **more: Any) -> dict[str, Any]:
         "w": lambda name: words(thresholds.entry(name)),
         "because": lambda verdict: because(verdict, thresholds),
         "o": lambda name: origin(thresholds.entry(name)),
+        "c": lambda name: cited(thresholds.entry(name)),
         "guide": lambda name: words(builtin().entry(name)),
         "guide_number": lambda name: number(builtin()[name]),
         "n": lambda name: thresholds[name],

@@ -22,7 +22,7 @@ _SPANS: Final = ((86400, "d", "day"), (3600, "h", "hour"), (60, "m", "minute"), 
 
 def token(form: str, name: str) -> str:
     """What stands for a value that is filled in later: ``t`` a number, ``w`` in words, ``d`` a duration,
-    ``n`` in JSON, ``o`` its origin, ``u`` a link.
+    ``n`` in JSON, ``o`` its origin, ``c`` the origin with the guide's title, ``u`` a link.
     """
     return f"\u27ea{form}:{name}\u27eb"
 
@@ -102,6 +102,11 @@ def words(entry: Threshold) -> str:
 def origin(entry: Threshold) -> str:
     """Whether the number is the guides' own: "documented", or "configured" after an override."""
     return token("o", entry.name) if isinstance(entry.value, Named) else entry.origin
+
+
+def cited(entry: Threshold) -> str:
+    """Its origin with the title of the guide, "configured" after an override."""
+    return token("c", entry.name) if isinstance(entry.value, Named) else entry.cited
 
 
 class _Dumper(yaml.SafeDumper):

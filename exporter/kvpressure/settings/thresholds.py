@@ -104,6 +104,17 @@ class Threshold:
         return "configured" if self.overridden else "documented"
 
     @property
+    def guide(self) -> str:
+        """Title of the guide that has this number, the first where several have it; "" for one of our own."""
+        found = re.search(r"'([^']+)'", self.source) if self.documented else None
+        return found[1] if found else ""
+
+    @property
+    def cited(self) -> str:
+        """The origin with the guide's title: ``documented in "KV Cache Diagnostics"``."""
+        return self.origin if self.overridden else f'{self.origin} in "{self.guide}"'
+
+    @property
     def allowed(self) -> Unit:
         """What values this threshold may have."""
         unit = UNITS[self.unit]

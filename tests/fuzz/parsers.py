@@ -184,8 +184,8 @@ def check_page(texts: Sequence[str]) -> None:
         assert replace(result, bad_lines=fresh.bad_lines) == fresh, "the past of a scanner shows"
         _check_scan(page, result)
     replayed = parse_scrape(texts[-1].encode(errors="replace"), target="t", time=PAGE_TIME)
-    assert (replayed.engines, replayed.page, replayed.bad_lines) == (result.engines, result.page, result.bad_lines)
-    assert (replayed.error, replayed.flavour, replayed.cut) == (result.error, result.flavour, result.cut)
+    assert (replayed.engines, replayed.page, replayed.bad_lines) == (fresh.engines, fresh.page, fresh.bad_lines)
+    assert (replayed.error, replayed.flavour, replayed.cut) == (fresh.error, fresh.flavour, fresh.cut)
 
 
 def _check_scan(page: str, result: ScanResult) -> None:

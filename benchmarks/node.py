@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.helpers.ports import free_port
 from tests.sources.gpu.nvml_stub import Gpu, World, build, environment, write
 
 from benchmarks.contenders import NVITOP, build_driver, install, wait_for_gpus
@@ -52,13 +52,6 @@ def cpu_seconds(pid: int) -> float:
 def rss_mib(pid: int) -> float:
     """Resident memory of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import kvpressure
+from tests.helpers.ports import free_port
 from tests.helpers.serve_process import LISTEN, QUIET, Process
 from tests.helpers.waiting import until
 from tests.publish.clients import Answer, ask, connect, receive
@@ -232,12 +233,6 @@ class TestScrapes:
 
 def descriptors(process: Process) -> int:
     return sum(1 for _ in Path(f"/proc/{process.child.pid}/fd").iterdir())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def answers(port: int, path: str) -> bool:

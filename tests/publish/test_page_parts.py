@@ -171,8 +171,8 @@ class TestTriage:
         failed = self.step(4, engine_with(events_known=True, events={"cuda_oom": 2, "engine_dead": 1}))
         assert failed.finding == "bad"
         assert failed.answers == (
-            "Allocation failures in the last 10 minutes: CUDA OOM 2.",
-            "Other notable log lines: engine dead 1.",
+            "Allocation failures in the last 10 minutes: 2 × CUDA OOM.",
+            "Other notable log lines: 1 × engine dead.",
         )
 
     def test_5_requests(self) -> None:
@@ -292,7 +292,7 @@ class TestPlan:
             "Lower max_num_seqs",
             "Lower max-num-batched-tokens",
             "Lower gpu-memory-utilization to 0.7, then 0.6: not now",
-            "More KV memory instead of less (beyond the guides) (if it stays)",
+            "More KV memory instead of less (beyond the guides) (if it persists)",
             "Apply and watch the rollout",
             "Controlled restart, only after the limits are down: not now",
             "Verify",

@@ -1,7 +1,7 @@
-"""What the cards of this node answer, as a fixture for the stub driver of the tests (``tests/sources/gpu/nvml_stub``).
+"""What the GPUs of this node answer, as a fixture for the stub driver of the tests (``tests/sources/gpu/nvml_stub``).
 
 Fields are those of the stub's ``World``, ``Gpu`` and ``Mig``; None = not supported. UUIDs, bus addresses and pids are
-left out or counted through, so that a fixture tells nothing about whose card it was. ``python -m tools.gpu.card``
+left out or counted through, so that a fixture reports nothing about whose GPU it was. ``python -m tools.gpu.card``
 prints it.
 """
 
@@ -110,7 +110,7 @@ def gpu(handle: Any) -> dict[str, Any]:
 def _instance(of: Answers, handle: Any, slot: int, gpm: bool) -> dict[str, Any] | None:
     instance = of("nvmlDeviceGetMigDeviceHandleByIndex", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, slot)
     if instance is None:
-        of.codes.pop("nvmlDeviceGetMigDeviceHandleByIndex", None)  # an empty slot; the stub tells it by itself
+        of.codes.pop("nvmlDeviceGetMigDeviceHandleByIndex", None)  # an empty slot; the stub reports it by itself
         return None
     ask = Answers()
     number = ask("nvmlDeviceGetGpuInstanceId", pynvml.nvmlDeviceGetGpuInstanceId, instance)

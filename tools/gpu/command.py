@@ -1,6 +1,6 @@
 """The command: run the parts, each in a process of its own, then write the report.
 
-Exit status: 0 all is as it should be, 1 something is not (the report says what), 2 wrong usage or no card.
+Exit status: 0 all is as it should be, 1 something is not (the report says what), 2 wrong usage or no GPU.
 """
 
 from __future__ import annotations

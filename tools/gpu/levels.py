@@ -1,4 +1,4 @@
-"""Part ``loads``: are a tensor-bound, a DRAM-bound and a host-bound load told apart, by each level of evidence?
+"""Part ``loads``: are a tensor-bound, a DRAM-bound and a host-bound load distinguished, by each level of evidence?
 
 GPU figures are measured; the engine beside them is made up (its page always says the same), since only what the GPU's
 evidence says of each load is looked at: the score's compute factor, and whether the GPU counts as starved or saturated.
@@ -119,7 +119,7 @@ def _means(readings: Sequence[GpuReading]) -> dict[str, float | None]:
 
 
 def _ask(level: str, rows: Sequence[tuple[float, GpuReading]]) -> dict[str, Any]:
-    """The pipeline's answer when the GPU tells nothing but the fields of one level."""
+    """The pipeline's answer when the GPU reports nothing but the fields of one level."""
     hidden: dict[str, Any] = dict.fromkeys(set(FIGURES) - set(FIELDS[level]))
     pipeline, state = Pipeline(), None
     for t, gpu in rows:

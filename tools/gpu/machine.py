@@ -1,4 +1,4 @@
-"""What the results were made on, and whether there is a card at all. No names of hosts, no serial numbers.
+"""What the results were made on, and whether there is a GPU at all. No names of hosts, no serial numbers.
 
 ``python -m tools.gpu.machine`` prints it, or ends with one line.
 """
@@ -22,7 +22,7 @@ class NoCard(Exception):
 
 
 def describe() -> dict[str, Any]:
-    """Card, driver, kernel and versions of what takes part. Raises ``NoCard``."""
+    """GPU, driver, kernel and versions of what takes part. Raises ``NoCard``."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

@@ -1,4 +1,4 @@
-"""Part ``processes``: who uses how much of the card, by our source and by ``nvidia-smi``; and how fast we are there.
+"""Part ``processes``: who uses how much of the GPU, by our source and by ``nvidia-smi``; and how fast we are there.
 
 As a program: ``namespace`` reads from a pid namespace of its own, as a container without ``hostPID`` does; ``start``
 times a fresh source.

@@ -1,4 +1,4 @@
-"""Keeps results for the project: their files, the page made of them, and the card as a fixture of the tests."""
+"""Keeps results for the project: their files, the page made of them, and the GPU as a fixture of the tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def publish(results: Path) -> Path:
 
 
 def fixture(calls: Result, directory: Path) -> Path:
-    """Write the card's answers as ``<card>_<driver branch>.json``; see ``tools/gpu/card.py``."""
+    """Write the GPU's answers as ``<card>_<driver branch>.json``; see ``tools/gpu/card.py``."""
     card = calls.data["card"]
     words = f"{card['gpus'][0]['name']} {card['driver_version'].split('.')[0]}"
     path = directory / (re.sub(r"[^a-z0-9]+", "_", words.lower().replace("nvidia", "")).strip("_") + ".json")

@@ -1,4 +1,4 @@
-"""Picture the first screen of the incident board and of the exporter's page in the demo's five incidents, and print the
+"""Picture the first screen of the incident dashboard and of the exporter's page in five incidents, and print the
 answers.
 
 ``tools/render/render.sh --incidents --out docs/images``; what the pictures have to tell is in ``docs/dashboards.md``.
@@ -28,7 +28,7 @@ STAND, PATIENCE = 45, 240  # seconds
 
 
 def look(scenario: Scenario, out: Path) -> list[str]:
-    """Play ``scenario`` and picture board and page while it stands; returns what is wrong with the board."""
+    """Play ``scenario`` and picture dashboard and page while it stands; returns what is wrong with the dashboard."""
     width, height = SCREEN
     with incident(scenario.name, SECONDS) as demo, serving(demo.prometheus) as base:
         await_verdict(scenario, demo.exporter)

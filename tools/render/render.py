@@ -1,7 +1,7 @@
-"""Draw every board from the demo's incident and report what is wrong: ``make render-dashboards``.
+"""Draw every dashboard from the demo's incident and report what is wrong: ``make render-dashboards``.
 
-Starts ``kvpressure demo`` (with a real Prometheus), serves the bundled page, the boards and Prometheus' interface from
-one address on loopback, and lets Chromium take a picture of each board. Exit status 1 when a query is refused, a query
+Starts ``kvpressure demo`` (with a real Prometheus), serves the page, the dashboards and Prometheus' interface from
+one address on loopback, and lets Chromium take a picture of each. Exit status 1 when a query is refused, a query
 without a declared reason is empty, or a panel fails.
 """
 
@@ -35,7 +35,7 @@ WIDTH, SECONDS, SETTLE = (
     110,
     60,
 )  # of a picture in pixels, of its graphs, and from the incident's begin to the picture
-HEADER, ROW = 130, 38  # pixels above the panels, and of a grid row: as in board.jsx
+HEADER, ROW = 130, 38  # pixels above the panels, and of a grid row: as in dashboard.jsx
 BOARDS = HERE.parents[1] / "dashboards"
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".json": "application/json"}
 PAGE = (
@@ -45,7 +45,7 @@ PAGE = (
 
 
 def handler(prometheus: str) -> type[BaseHTTPRequestHandler]:
-    """Serves the drawing page and the boards, and passes queries on to ``prometheus``."""
+    """Serves the drawing page and the dashboards, and passes queries on to ``prometheus``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

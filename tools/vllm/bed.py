@@ -26,7 +26,7 @@ POD = ("inference", "vllm-0")
 
 @dataclass(frozen=True)
 class Step:
-    """One engine step as vLLM tells it: when it ended, and how many requests decoded."""
+    """One engine step as vLLM reports it: when it ended, and how many requests decoded."""
 
     t: float
     engine: str

@@ -27,7 +27,7 @@ CALLS = 2000
 
 
 def step(batch: int) -> tuple[SchedulerStats, IterationStats]:
-    """A decoding step as vLLM tells it."""
+    """A decoding step as vLLM reports it."""
     iteration = IterationStats()
     iteration.num_generation_tokens = batch
     iteration.inter_token_latencies_iter = [0.01] * batch

@@ -1,4 +1,4 @@
-"""A real vLLM on the CPU through everything that the exporter has to tell apart: ``make test-vllm``.
+"""A real vLLM on the CPU through everything that the exporter has to distinguish: ``make test-vllm``.
 
 Every scenario asserts what the exporter said against what was done, and its batch sizes against vLLM's own step log
 (``--enable-logging-iteration-details``). Last of all it measures what being watched costs the engine. Writes

@@ -38,7 +38,7 @@ def at_once(measured: float | None, limit: float | None, fits: float | None) -> 
 
 def _raised_num_seqs(s: Signals, t: Thresholds) -> float | None:
     """``None`` where limit or cache are unknown, the cache does not hold more than the limit, or was nearly full
-    lately: with more requests at once it would be the limit.
+    recently: with more requests at once it would be the limit.
     """
     limit, fits, peak = s.load.max_num_seqs, s.load.limits.get("kv_capacity"), s.kv.kv_used_ratio_max
     if limit is None or fits is None or floor(fits) <= limit or (peak is not None and peak >= t["kv_near_full_ratio"]):

@@ -72,7 +72,7 @@ class PlanInput:
         return target if target.startswith("http") else ""
 
     def limit(self, name: str) -> Limit:
-        """A limit; all None when it is not known."""
+        """A limit; all None when it is unknown."""
         return self.engine.limits.get(name) or Limit(name)
 
     def evidence(self, name: str) -> bool | None:
@@ -502,7 +502,7 @@ def _memory_share(engine: PlanInput, t: Thresholds) -> MitigationStep:
 
 
 def _pool_cost(engine: PlanInput, share: float | None, usual: float, lower: float) -> str:
-    """What the KV pool loses, in bytes and tokens where card and pool are known."""
+    """What the KV pool loses, in bytes and tokens where GPU and pool are known."""
     sizes = engine.gpu_bytes
     pool, capacity = engine.signals.memory.kv_pool_bytes, engine.signals.kv.kv_capacity_tokens
     if share is None or share <= lower:

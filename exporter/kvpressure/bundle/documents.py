@@ -87,13 +87,13 @@ def _measured(rules: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def matrix(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The last run of ``make rule-matrix``; ``current`` tells whether it was on these very rules."""
+    """The last run of ``make rule-matrix``; ``current`` reports whether it was on these very rules."""
     result = json.loads(MATRIX_FILE.read_text(encoding="utf-8"))
     return {**result, "current": result["rules"] == digest(rules)}
 
 
 def mutation(rules: Mapping[str, Any]) -> dict[str, Any]:
-    """The last run of ``make mutate-rules`` in figures; ``current`` tells whether it was on these very rules."""
+    """The last run of ``make mutate-rules`` in figures; ``current`` reports whether it was on these very rules."""
     result = json.loads(MUTATION_FILE.read_text(encoding="utf-8"))
     seeded, killed = (sum(kind[key] for kind in result["kinds"].values()) for key in ("mutants", "killed"))
     return {

@@ -69,7 +69,7 @@ def render(options: Options) -> dict[str, str]:
     }
     for name, document in test_files(groups, options.values, f"../{Path(RULES).name}").items():
         files[f"alerts/tests/{name}"] = to_yaml(document, HEADER)
-    if options.source == "kvpressure":  # the boards read this exporter's metrics
+    if options.source == "kvpressure":  # the dashboards read this exporter's metrics
         for uid, model in render_dashboards(BoardContext(options.thresholds, options.values, alerts)).items():
             files[f"dashboards/{uid}.json"] = _json(model)
     if options.source == "vllm":

@@ -135,7 +135,7 @@ class AlertLevel:
 @dataclass(frozen=True, slots=True)
 class Alert:
     """One alert name with all its severities. ``documented`` quotes the guides' number, ``choice`` says how and why the
-    rule differs from the bare number; ``board`` whether a board shows it; ``optional`` = only where the values file
+    rule differs from the bare number; ``board`` whether a dashboard shows it; ``optional`` = only where the values file
     includes it.
     """
 

@@ -1,4 +1,4 @@
-"""From one way to make an alert fire to all the situations its unit test has to tell apart.
+"""From one way to make an alert fire to all the situations its unit test has to distinguish.
 
 Each situation ("variant") is a subject of its own - a pod, a GPU, an exporter - so that one timeline shows them side by
 side, and every firing one also proves that its silent neighbours stay silent.

@@ -88,7 +88,7 @@ class GpuAudit:
 
     @property
     def missing(self) -> int:
-        """Bytes that the card lacks for what vLLM itself takes, as with a pool that was set too large; 0 =
+        """Bytes that the GPU lacks for what vLLM itself takes, as with a pool that was set too large; 0 =
         it has them.
         """
         return max(0, self._inside - self.total)
@@ -107,7 +107,7 @@ class Recommendation:
 
 
 def default_limits_for(total_bytes: int, max_model_len: int, card: str | None = None) -> Limits:
-    """The default engine's defaults for a card of this size."""
+    """The default engine's defaults for a GPU of this size."""
     engine = registry.default()
     found = engine.default_limits(engine.reference_version, card, float(total_bytes))
     return Limits(

@@ -25,7 +25,7 @@ _SET = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_u
 
 @dataclass(frozen=True, slots=True)
 class CapacityAnswer:
-    """What was asked and what came out. The second half is there when a card's memory was given."""
+    """What was asked and what came out. The second half is there when a GPU's memory was given."""
 
     shape: ModelShape
     parallel: Parallel

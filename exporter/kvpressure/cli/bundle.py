@@ -1,4 +1,4 @@
-"""``kvpressure bundle``: write alert rules, Alertmanager example, boards, runbooks and reference pages, or
+"""``kvpressure bundle``: write alert rules, Alertmanager example, dashboards, runbooks and reference pages, or
 check them.
 """
 

@@ -1,4 +1,4 @@
-"""``kvpressure capacity``: what a model's KV cache takes, what a card holds, and which limits follow."""
+"""``kvpressure capacity``: what a model's KV cache takes, what a GPU holds, and which limits follow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNITS: Final = {
 _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?) ?([KMGT]?i?B|)")
 
 _PARTS: Final = ("activations", "cuda-graphs", "non-torch", "cuda-context", "allocator-overhead")
-#: Options that say nothing without the memory of a card.
+#: Options that say nothing without the memory of a GPU.
 _OF_A_CARD: Final = (
     "concurrency",
     "gpu_memory_utilization",

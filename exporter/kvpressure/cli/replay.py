@@ -161,7 +161,7 @@ def _writing(out: str) -> Iterator[None]:
 
 
 class _Series:
-    """The file of ``--openmetrics``; its errors are told apart from those of standard output. Raises ``InputError``."""
+    """The file of ``--openmetrics``; its errors are kept apart from those of standard output. Raises ``InputError``."""
 
     def __init__(self, out: str, recordings: Sequence[str]) -> None:
         self._out = out

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from kvpressure.demo.model import CARD_BANDWIDTH, CARD_FLOPS, ModelProfile
 
-# Watts of a 700 W card while kernels run: measured 310-350 at batch 1, 360-504 with a full cache, about 650 in prefill
+# Watts of a 700 W GPU while kernels run: measured 310-350 at batch 1, 360-504 with a full cache, about 650 in prefill
 _BATCH_ONE_WATTS: Final = 320.0
 _FULL_BATCH_EXTRA_WATTS: Final = 250.0
 _PREFILL_WATTS: Final = 650.0
@@ -56,7 +56,7 @@ class Work:
 
 
 def cost(model: ModelProfile, work: Work) -> Totals:
-    """What ``work`` of ``model`` does to the card."""
+    """What ``work`` of ``model`` does to the GPU."""
     kernel = work.seconds - work.gap_seconds
     decode = kernel - work.prefill_seconds
     weights_seconds = work.steps * model.step_base_ms / 1000

@@ -90,7 +90,7 @@ def _shorten_route(route: dict[str, Any], by: float) -> None:
 def prometheus(
     rule_path: str, exporter: str, engines: Sequence[str], alertmanager_address: str, scrape_seconds: float
 ) -> Mapping[str, Any]:
-    """Configuration of a Prometheus that scrapes the demo's exporter, and its engines as many sites do: the boards draw
+    """Configuration of a Prometheus that scrapes the demo's exporter, and its engines as many do: the dashboards draw
     vLLM's own histograms from these.
     """
     return {

@@ -1,7 +1,7 @@
-"""What the driver would say about the card under a simulated engine.
+"""What the driver would say about the GPU under a simulated engine.
 
 Utilization is the share of time with a resident kernel, so it stays high under KV pressure; DRAM against tensor
-activity and power tell decode from prefill. Levels after ``reference`` measurements of real cards: decode at a full
+activity and power tell decode from prefill. Levels after ``reference`` measurements of real GPUs: decode at a full
 cache 0.4-0.7 of the power limit with DRAM high and tensor low, prefill near the limit with tensor high, a starved or
 hung engine low in everything.
 """
@@ -23,7 +23,7 @@ _MINIMUM_WINDOW: Final = 0.2  # seconds; NVML averages over 1/6 to 1 s
 
 
 class SimulatedGpu:
-    """One card. ``read`` gives averages since the read before, as a driver's sampling does."""
+    """One GPU. ``read`` gives averages since the read before, as a driver's sampling does."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -34,7 +34,7 @@ class SimulatedGpu:
         self._shares = Totals()
 
     def read(self, engine: SimulatedEngine | None, now: float) -> GpuReading:
-        """The card at ``now`` under ``engine`` (``None`` = the process is gone)."""
+        """The GPU at ``now`` under ``engine`` (``None`` = the process is gone)."""
         self._sample(engine, now)
         shares = self._shares
         used = _EMPTY_CARD_BYTES

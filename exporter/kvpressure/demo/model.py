@@ -1,4 +1,4 @@
-"""The cost of a step: measured laws of real models on a 64 GB H100, and the card itself.
+"""The cost of a step: measured laws of real models on a 64 GB H100, and the GPU itself.
 
 Source of the laws: least squares over 1 Hz telemetry of vLLM on an H100 64 GB (FerranAgulloLopez/vLLMBatchingMemoryGap,
 arXiv 2503.08311); mean error 0.8-3.4 %. They are laws of *measured* steps, so the host gap between two steps is
@@ -23,11 +23,11 @@ _HIDDEN_PREFILL_TOKENS: Final = 256  # up to here an H100 hides prompt tokens be
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """One model on one card.
+    """One model on one GPU.
 
     ``step_base_ms + step_running_ms * running + step_kv_ms * kv_tokens`` is the decode step in milliseconds;
     ``gap_base_ms + gap_running_ms * running`` is the part of it in which no kernel runs. ``kv_pool_tokens`` is what the
-    card holds beside the weights at ``gpu_memory_utilization`` 0.9.
+    GPU holds beside the weights at ``gpu_memory_utilization`` 0.9.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A machine with several vLLM pods, each on a card of its own, in simulated time."""
+"""A machine with several vLLM pods, each on a GPU of its own, in simulated time."""
 
 from __future__ import annotations
 
@@ -202,14 +202,14 @@ class SimulatedNode:
             return pod.page.render()
 
     def gpus(self) -> tuple[GpuReading, ...]:
-        """All cards now."""
+        """All GPUs now."""
         with self._lock:
             now = self._clock()
             self._advance(now)
             return tuple(pod.gpu.read(pod.engine, now) for pod in self.pods.values())
 
     def owners(self) -> tuple[GpuOwner, ...]:
-        """Which pod has which card."""
+        """Which pod has which GPU."""
         return tuple(GpuOwner(pod.gpu.uuid, NAMESPACE, pod.name, CONTAINER) for pod in self.pods.values())
 
     def containers(self) -> tuple[ContainerReading, ...]:

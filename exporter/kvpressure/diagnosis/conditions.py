@@ -179,7 +179,7 @@ def _baseline_too_high(s: Signals, utilization: float | None, t: Thresholds) -> 
 
 def baseline_limit(utilization: float, t: Thresholds) -> float | None:
     """The used share of a device from which on more than the engine is on it. ``None`` where the engine is allowed so
-    much that a card cannot show it.
+    much that a GPU cannot show it.
     """
     return (
         None
@@ -189,7 +189,7 @@ def baseline_limit(utilization: float, t: Thresholds) -> float | None:
 
 
 def _oom_killed(s: Signals, t: Thresholds) -> bool | None:
-    """Killed for host memory lately: by the time it ended, else by the restarts that were seen."""
+    """Killed for host memory recently: by the time it ended, else by the restarts that were seen."""
     host = s.host
     if host.restarts is None and host.last_termination_reason is None:
         return None
@@ -236,7 +236,7 @@ def prefix_collapsed(s: Signals, t: Thresholds) -> bool | None:
 
 
 def _crash_loop(s: Signals, t: Thresholds) -> bool | None:
-    """Restarts lately; not known where those before the exporter started may be what makes it a loop."""
+    """Restarts recently; unknown where those before the exporter started may be what makes it a loop."""
     host, many = s.host, t["crash_loop_restarts"]
     if host.restarts is not None and host.restarts < many:
         return False

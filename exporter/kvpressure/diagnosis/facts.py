@@ -153,7 +153,7 @@ def _long_prompt(s: Signals) -> float | None:
 
 
 def _free(s: Signals) -> float | None:
-    """Tokens of the cache that were free for a new request at its fullest lately."""
+    """Tokens of the cache that were free for a new request at its fullest recently."""
     kv = s.kv
     if kv.kv_used_ratio_recent_max is None or kv.kv_capacity_tokens is None:
         return None
@@ -196,7 +196,7 @@ def _queue(v: View) -> bool | None:
 
 def _short(v: View) -> bool | None:
     """Whether those that wait are few and wait a moment only, as some always do between two steps of a busy engine.
-    ``None`` where nobody tells how long the few wait.
+    ``None`` where nobody reports how long the few wait.
     """
     seconds, running, mean = v.s.latency.queue.get("0.95"), v.s.load.running, v.recent.waiting_mean
     if running is None or mean is None:

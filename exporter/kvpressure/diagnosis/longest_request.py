@@ -1,6 +1,6 @@
 """The longest request of the last hour, which an incident does not make shorter.
 
-Under pressure short requests still finish while long ones wait, are pushed out or are given up: the longest of the last
+Under pressure short requests still finish while long ones wait, are preempted or are given up: the longest of the last
 minutes shrinks, and a limit derived from it would refuse requests that were normal before.
 """
 

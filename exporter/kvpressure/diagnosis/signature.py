@@ -44,7 +44,7 @@ def met(values: Mapping[str, bool | None]) -> bool | None:
 
 
 def note(s: Signals, verdict: str, is_met: bool | None) -> str:
-    """Why signature and verdict differ, in words; empty when they agree or the signature is not known."""
+    """Why signature and verdict differ, in words; empty when they agree or the signature is unknown."""
     if is_met is None or is_met == (verdict == "kv_pressure"):
         return ""
     level = s.kv.kv_used_ratio_max

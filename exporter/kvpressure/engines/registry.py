@@ -44,7 +44,7 @@ def dialects() -> tuple[EngineDialect, ...]:
 
 
 def default() -> EngineDialect:
-    """The dialect of an engine of which nobody knows what it is."""
+    """The dialect of an engine of which it is unknown what it is."""
     return _built_in(next(iter(BUILT_IN)))
 
 

@@ -113,7 +113,7 @@ def base(token: str) -> str:
 
 
 def read(text: str, parameters: Sequence[str], variables: Mapping[str, str], room: Room) -> ShellScript:
-    """The commands of a script; ``variables`` are those of its environment. What is not known becomes ``UNKNOWN``."""
+    """The commands of a script; ``variables`` are those of its environment. What is unknown becomes ``UNKNOWN``."""
     scan = _Scan(text, parameters, dict(variables), room, 0)
     understood = scan.run()
     return ShellScript(scan.commands, understood)

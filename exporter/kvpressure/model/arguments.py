@@ -32,7 +32,7 @@ class EngineArgs:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def is_explicit(self, name: str) -> bool | None:
-        """True = set, False = left at its default, None = not known."""
+        """True = set, False = left at its default, None = unknown."""
         if name in self.explicit:
             return True
         return False if self.complete else None

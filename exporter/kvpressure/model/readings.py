@@ -2,7 +2,7 @@
 
 Rules that hold for every field here:
 
-* ``None`` (or a missing mapping key) means *not known*. A failed or unsupported reading is never 0 and never
+* ``None`` (or a missing mapping key) means *unknown*. A failed or unsupported reading is never 0 and never
   the value from last time.
 * Units are base units: bytes, seconds, watts; ratios run from 0 to 1; tokens and requests are counts.
 * Times are Unix seconds as floats.
@@ -211,7 +211,7 @@ ALERT_REACHES: Final = ("off", "ticket")
 @dataclass(frozen=True, slots=True)
 class ContainerReading:
     """The container around an engine, from the pod status and cgroup v2. CPU and memory fields are counters
-    and levels as the kernel gives them; ``memory_limit_bytes`` None = no limit or not known.
+    and levels as the kernel gives them; ``memory_limit_bytes`` None = no limit or unknown.
     """
 
     namespace: str

@@ -25,7 +25,7 @@ HTML: Final = "html"
 JSON: Final = "json"
 EMPTY: Final = "empty"
 BAD_TIMESTAMPS: Final = "bad_timestamps"  # every sample has a time of its own, of another moment
-NO_ENGINE_METRICS: Final = "no_engine_metrics"  # switched off, or software that is not known
+NO_ENGINE_METRICS: Final = "no_engine_metrics"  # switched off, or software that is unknown
 # a page of known software that is no engine; ``engines.other_software`` says which and what to do
 OTHER_SOFTWARE: Final = (
     "production_stack_router",

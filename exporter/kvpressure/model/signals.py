@@ -1,6 +1,6 @@
 """What the signals say about one engine at one moment: frozen, one class a signal file.
 
-``None`` means that an input is missing, so the signal is not known. Field names are unique over all classes:
+``None`` means that an input is missing, so the signal is unknown. Field names are unique over all classes:
 flattened they are the names under ``signals`` in the JSON of ``replay`` and ``/api/v1/diagnosis``.
 A field that is published declares its metric; that is the only place where the metric is declared.
 """
@@ -397,7 +397,7 @@ class ComputeSignals:
     power_ratio: float | None = None
     estimated_flops_per_second: float | None = None
     estimated_bytes_per_second: float | None = None
-    estimated_peak_ratio: float | None = None  # the larger of both against the card's data sheet
+    estimated_peak_ratio: float | None = None  # the larger of both against the GPU's data sheet
     activity_level: str = published(
         gauge(
             "score_evidence_level",
@@ -438,8 +438,8 @@ class Signals:
     events: Mapping[str, int] = field(default_factory=dict)  # log events in the last 10 minutes
     events_known: bool = False  # a log of this container has been seen
     oom: Mapping[str, float] = field(default_factory=dict)  # what the last out-of-memory text among them says, in bytes
-    gpu_faults: int | None = None  # XID and lost-GPU events of its GPUs lately
-    kernel_faults: int = 0  # XID events lately that a kernel of some program on them caused
+    gpu_faults: int | None = None  # XID and lost-GPU events of its GPUs recently
+    kernel_faults: int = 0  # XID events recently that a kernel of some program on them caused
     dialect: str = ""  # the name of the engine's inference server in ``engines.registry``; "" = unknown
     extra: tuple[object, ...] = ()  # groups that were added to the registry (``signals.registry``)
 

@@ -33,7 +33,7 @@ class _Target:
     start: float | None = None  # of the process whose page came last
     starts: dict[float, float] = field(
         default_factory=dict
-    )  # of all processes that answered lately -> when they last did
+    )  # of all processes that answered recently -> when they last did
     returned_t: float = float("-inf")  # when a process last answered again after another one had
 
 
@@ -56,7 +56,7 @@ class Engines:
         return tuple(target.state for target in self._targets.values())
 
     def set_targets(self, targets: Collection[str] | None) -> None:
-        """These targets are read; ``None`` = not known."""
+        """These targets are read; ``None`` = unknown."""
         self._known = None if targets is None else frozenset(targets)
 
     def observe(self, now: float, page: Scrape, model_from_args: Callable[[Scrape], str]) -> None:
@@ -204,7 +204,7 @@ class Engines:
         return self._known is not None or 0 <= now - track.seen_t <= self._thresholds["stale_page_seconds"]
 
     def _start_of(self, now: float, track: EngineTrack) -> float | None:
-        """When the process started whose pages came lately; ``None`` where none did."""
+        """When the process started whose pages came recently; ``None`` where none did."""
         page = track.tracker.page
         fresh = page is not None and 0 <= now - page.time <= self._thresholds["stale_page_seconds"]
         return page.page.get(PROCESS_START) if page is not None and fresh else None

@@ -29,7 +29,7 @@ def _merged(group: list[ContainerReading]) -> ContainerReading:
 
 def join_owners(owners: Iterable[GpuOwner]) -> tuple[GpuOwner, ...]:
     """Every container that holds a GPU once. A GPU with several pods is shared for all of them. An owner without a
-    container's name (a process whose container is not known) is dropped when its pod is there with one.
+    container's name (a process whose container is unknown) is dropped when its pod is there with one.
     """
     found: dict[tuple[str, str, str, str], bool] = {}
     groups: dict[tuple[str, str], str] = {}

@@ -64,7 +64,7 @@ T = TypeVar("T")
 class _Gathered:
     """First phase: an engine with its KV cache, before the memory of its GPUs, which depends on all their engines.
 
-    ``own_gpus``: those that hold its KV pool, ``None`` = not known which. ``empty_bytes``: what its pool has free on
+    ``own_gpus``: those that hold its KV pool, ``None`` = unknown which. ``empty_bytes``: what its pool has free on
     each.
     """
 
@@ -88,18 +88,18 @@ class _Subject:
 class _GpuDemand:
     """Second phase: how much of each GPU's memory its engines really need."""
 
-    windows: Mapping[str, GpuWindow]  # of GPUs that were read lately
+    windows: Mapping[str, GpuWindow]  # of GPUs that were read recently
     empty_bytes: Mapping[str, Sequence[float | None]]  # by GPU, one for each engine on it
 
     def of(self, uuid: str) -> float | None:
-        """The share of one GPU; ``None`` if it is not known."""
+        """The share of one GPU; ``None`` if it is unknown."""
         window = self.windows.get(uuid)
         if window is None or window.last is None:
             return None
         return memory.demand_ratio(window.last, self.empty_bytes.get(uuid, ()))
 
     def largest(self, uuids: Sequence[str]) -> float | None:
-        """The largest of several; ``None`` if one is not known."""
+        """The largest of several; ``None`` if one is unknown."""
         demands = [self.of(uuid) for uuid in uuids]
         known = [demand for demand in demands if demand is not None]
         return max(known) if known and len(known) == len(demands) else None
@@ -186,7 +186,7 @@ class Pipeline:
             for engine in self._engines
             if (engine.key.namespace, engine.key.pod, engine.named[1]) == (stats.namespace, stats.pod, stats.engine)
         ]
-        if len(named) != 1:  # of two servers in a pod that count alike, nobody knows whose steps these are
+        if len(named) != 1:  # of two servers in a pod that count alike, it is unknown whose steps these are
             return
         track = named[0]
         taken = self._guard.run(
@@ -490,7 +490,7 @@ class Pipeline:
         return gpu_without_values(gpu, found) if isinstance(found, Failure) else found
 
     def _container_states(self, snapshot: Snapshot) -> tuple[ContainerState, ...]:
-        """Containers read now; one that only its log tells of, or whose source fails, has its events and
+        """Containers read now; one that only its log reports of, or whose source fails, has its events and
         nothing else.
         """
         states = []
@@ -529,7 +529,7 @@ def _container_name(of: ContainerReading | LogLine) -> str:
 
 
 def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """Device memory of processes by pod, as far as the driver tells the memory and the host the pod."""
+    """Device memory of processes by pod, as far as the driver reports the memory and the host the pod."""
     sums: dict[tuple[str, str], int] = {}
     for process in gpu.processes:
         if process.used_bytes is not None and process.pid in pods:
@@ -538,7 +538,7 @@ def _process_bytes(gpu: GpuReading, pods: Mapping[int, tuple[str, str]]) -> dict
 
 
 def _process_bytes_of(snapshot: Snapshot, pod: tuple[str, str]) -> dict[str, int]:
-    """Device memory of a pod's processes on each GPU that has some; empty where it is not known of one of them."""
+    """Device memory of a pod's processes on each GPU that has some; empty where it is unknown of one of them."""
     found = {}
     for gpu in snapshot.gpus:
         sizes = [process.used_bytes for process in gpu.processes if snapshot.process_pods.get(process.pid) == pod]
@@ -558,7 +558,7 @@ def _owners_by_pod(snapshot: Snapshot) -> dict[tuple[str, str], list[GpuOwner]]:
 
 
 def _gpus_of(track: EngineTrack, owners: Iterable[GpuOwner]) -> tuple[str, ...]:
-    """The GPUs of the engine's container; those of its pod where the container of either is not known."""
+    """The GPUs of the engine's container; those of its pod where the container of either is unknown."""
     return tuple(
         dict.fromkeys(owner.uuid for owner in owners if not track.container or owner.container in ("", track.container))
     )

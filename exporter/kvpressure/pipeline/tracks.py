@@ -95,7 +95,7 @@ class ContainerTrack:
 
 
 class GpuTrack:
-    """A GPU: its activity window and the faults seen lately."""
+    """A GPU: its activity window and the faults seen recently."""
 
     __slots__ = ("_codes", "_fault_window", "_faults", "_kernel_faults", "failure", "seen_t", "window")
 

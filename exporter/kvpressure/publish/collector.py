@@ -115,7 +115,7 @@ def _try(
 
 
 def _told_by_parts(state: State) -> dict[str, frozenset[str]]:
-    """Cards that are split into instances or partitions, by UUID: the fields of memory that some part tells itself."""
+    """GPUs that are split into instances or partitions, by UUID: the fields of memory that some part tells itself."""
     found: dict[str, frozenset[str]] = {}
     for reading in (gpu.reading for gpu in state.gpus):
         if reading.parent_uuid is not None:
@@ -125,7 +125,7 @@ def _told_by_parts(state: State) -> dict[str, frozenset[str]]:
 
 
 def _memory(gpu: GpuState, reported_by_instances: frozenset[str] | None) -> dict[str, float | None]:
-    """Device memory, so that sums count every byte once: of a card that is split only what its parts do not tell, and
+    """Device memory, so that sums count every byte once: of a GPU that is split only what its parts do not tell, and
     no used ratio, which would alarm for what engines in its parts reserve. ``reported_by_instances`` None = it is not
     split.
     """
@@ -174,7 +174,7 @@ def _add_gpu(out: Families, gpu: GpuState, reported_by_instances: frozenset[str]
 
 
 def _add_gpu_counts(out: Families, state: State) -> None:
-    """Expected and seen GPUs by vendor; instances and partitions count as the one card they are part of."""
+    """Expected and seen GPUs by vendor; instances and partitions count as the one GPU they are part of."""
     seen: dict[str, set[str]] = {vendor: set() for vendor in state.expected_gpus}
     for gpu in state.gpus:
         cards = seen.setdefault(gpu.reading.vendor, set())

@@ -1,4 +1,4 @@
-"""Where the boards and runbooks of this site are, and which of them explains what."""
+"""Where the dashboards and runbooks of this site are, and which of them explains what."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Base addresses without a slash at their end; empty = not known, then names are shown without links."""
+    """Base addresses without a slash at their end; empty = unknown, then names are shown without links."""
 
     runbooks: str = ""
     dashboards: str = ""
@@ -45,7 +45,7 @@ class Links:
         return Link(alert, f"{self.runbooks}/{alert}.md" if self.runbooks else "")
 
     def board(self, uid: str, key: EngineKey | None = None) -> Link:
-        """A board, narrowed to one engine's pod when ``key`` is given."""
+        """A dashboard, narrowed to one engine's pod when ``key`` is given."""
         narrowed = (
             {} if key is None else {"var-namespace": key.namespace, "var-model": key.model_name, "var-pod": key.pod}
         )

@@ -22,7 +22,7 @@ RANKS: Final = {verdict: rank for rank, verdict in enumerate(reversed(ORDER), 1)
 
 
 def rank(engine: EngineState) -> int:
-    """Of the engine's verdict; 0 for one that is not known here."""
+    """Of the engine's verdict; 0 for one that is unknown here."""
     return RANKS.get(engine.diagnosis.verdict, 0)
 
 

@@ -228,7 +228,7 @@ def decode(cls: Callable[..., T], table: tuple[Field, ...], entry: object, where
 
 
 def encode(table: tuple[Field, ...], record: object) -> dict[str, object]:
-    """The JSON object of a record, without what is not known."""
+    """The JSON object of a record, without what is unknown."""
     body: dict[str, object] = {}
     for item in table:
         value = getattr(record, item.name)

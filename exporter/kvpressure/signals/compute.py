@@ -84,7 +84,7 @@ def compute_low(level: str, activity: ComputeSignals, t: Thresholds) -> float | 
       host's doing, not the memory's);
     * power: decode draws 0.4-0.7 of the limit, prefill 0.9-1.0, a starved GPU less than 0.35;
     * estimated_flops: FLOPs per byte of vLLM's own estimate; decode is far below the roofline's knee. Not counted when
-      both are a small share of what the card can do (host's doing again);
+      both are a small share of what the GPU can do (host's doing again);
     * utilization_weak: NVML utilization around the documented 0.60. Weak: it is a duty cycle.
     """
     if level == PROFILING and activity.tensor_activity is not None and activity.dram_activity is not None:
@@ -117,7 +117,7 @@ def _level(activity: ComputeSignals) -> str:
 
 
 def working(gpus: Sequence[GpuWindow], t: Thresholds) -> Sequence[GpuWindow]:
-    """The cards that do anything, or all of them if none does: a pod may hold more than the engine uses, and the ranks
+    """The GPUs that do anything, or all of them if none does: a pod may hold more than the engine uses, and the ranks
     of data parallelism take work by turns.
     """
     return [gpu for gpu in gpus if (used := gpu.mean(_utilization)) is None or used > t["gpu_idle_ratio"]] or gpus

@@ -226,7 +226,7 @@ class EngineTracker:
         )
 
     def _cards_shared(self, around: EngineContext) -> bool:
-        """Whether some of these cards may belong to another engine of the pod, or to none: it has more than
+        """Whether some of these GPUs may belong to another engine of the pod, or to none: it has more than
         this one needs.
         """
         needs = around.limits.args.engine_gpus

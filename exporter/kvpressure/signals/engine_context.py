@@ -34,7 +34,7 @@ class GpuContext:
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """What the container's log told: ``facts`` of its start, ``events`` lately, figures of the last out-of-memory text.
+    """What the container's log told: ``facts`` of its start, recent ``events``, figures of the last out-of-memory text.
     ``known`` = a log was seen.
     """
 

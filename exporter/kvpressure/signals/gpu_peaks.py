@@ -1,4 +1,4 @@
-"""What a card can do at most, by the name its driver gives: to judge vLLM's estimated FLOPs and bytes by."""
+"""What a GPU can do at most, by the name its driver gives: to judge vLLM's estimated FLOPs and bytes by."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Peak:
     bytes: float
 
 
-#: The first pattern found in the name holds. Dense BF16 without sparsity; of a card with two dies, one die, which is
+#: The first pattern found in the name holds. Dense BF16 without sparsity; of a GPU with two dies, one die, which is
 #: what drivers show as a device. Where a name covers several products the strongest stands here, so that a share of the
 #: peak is rather too small than too large.
 _PEAKS: Final[tuple[tuple[re.Pattern[str], Peak], ...]] = tuple(
@@ -41,8 +41,8 @@ _PEAKS: Final[tuple[tuple[re.Pattern[str], Peak], ...]] = tuple(
 
 
 def peak(gpu: GpuReading) -> Peak | None:
-    """The card's peaks; None for cards not known here and for instances and partitions, which have a share
-    of a card.
+    """The GPU's peaks; None for GPUs unknown here and for instances and partitions, which have a share
+    of a GPU.
     """
     if gpu.name is None or gpu.parent_uuid is not None:
         return None

@@ -55,14 +55,14 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes of a card that are used, and all it has."""
+    """Bytes of a GPU that are used, and all it has."""
 
     bytes: int
     total: int | None
 
 
 def held(gpus: Sequence[GpuReading], own: Sequence[int | None] | None) -> list[Held]:
-    """What each card holds: all that is used, or the bytes of ``own`` processes where other pods have the cards too.
+    """What each GPU holds: all that is used, or the bytes of ``own`` processes where other pods have the GPUs too.
     Nothing where the driver does not tell these.
     """
     used = [gpu.memory_used_bytes for gpu in gpus] if own is None else own
@@ -72,7 +72,7 @@ def held(gpus: Sequence[GpuReading], own: Sequence[int | None] | None) -> list[H
 def demand_ratio(gpu: GpuReading, empty_pool_bytes: Sequence[float | None]) -> float | None:
     """Share of device memory really needed: used minus the parts of the KV pools on it that hold nothing.
 
-    ``empty_pool_bytes`` has one entry per engine on the GPU; ``None`` in it (or no engine) = not known.
+    ``empty_pool_bytes`` has one entry per engine on the GPU; ``None`` in it (or no engine) = unknown.
     """
     if gpu.memory_used_bytes is None or not gpu.memory_total_bytes or not empty_pool_bytes:
         return None
@@ -125,7 +125,7 @@ def compute(
 
 def outside_torch(processes: Sequence[int], allocator: Sequence[AllocatorReading]) -> float | None:
     """Device memory that a worker holds outside torch's allocator: the driver's context, NCCL, libraries. The mean over
-    the GPUs where each has its worker; ``None`` unless the driver tells the memory of processes and the plugin runs in
+    the GPUs where each has its worker; ``None`` unless the driver reports memory by process and the plugin runs in
     all.
     """
     reserved = [rank.reserved_bytes for rank in allocator if rank.reserved_bytes is not None]

@@ -1,4 +1,4 @@
-"""Size of the KV pool where no log line tells it: from the configuration, or from the model's shape."""
+"""Size of the KV pool where no log line reports it: from the configuration, or from the model's shape."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Progress:
 
 def work_present(sample: Sample) -> bool | None:
     """Requests running or waiting, by the gauges. ``None`` if the page lacks one of them and the other
-    tells of none.
+    reports of none.
     """
     known = (sample.gauges.get(r.RUNNING), sample.waiting)
     if any(known):

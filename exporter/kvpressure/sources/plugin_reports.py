@@ -9,7 +9,7 @@ Where a file may lie, seen from ``--plugin.directory``:
 
 Whoever may write a file may write anything: sizes and numbers of files are bounded, of one directory and of all
 together, so that the small reports of honest pods are read first and hostile ones share what is left. Links are not
-followed, and the path says more about the pod than the content does. A file that was not written lately belongs to a
+followed, and the path says more about the pod than the content does. A file that was not written recently belongs to a
 process that has ended, and so does one last written before another process of its pod began.
 """
 

@@ -77,7 +77,7 @@ class Subject:
         return self.server.args
 
     def limit(self, name: str) -> float | None:
-        """The value in force: set, else the engine's default for this version and card."""
+        """The value in force: set, else the engine's default for this version and GPU."""
         length = self.args.max_model_len or (self.shape.max_model_len if self.shape else None)
         known = Known(
             self.args,
@@ -139,7 +139,7 @@ def _parallel(args: EngineArgs) -> Parallel:
 
 
 def _refused(subject: Subject) -> str | None:
-    """Why vLLM does not start with these parallel sizes; None when it does, or when the model is not known."""
+    """Why vLLM does not start with these parallel sizes; None when it does, or when the model is unknown."""
     if subject.shape is None:
         return None
     try:
@@ -165,7 +165,7 @@ class Fits:
 
 def fits(subject: Subject, most_utilization: float = 1.0) -> Fits | None:
     """What memory allows, with ``gpu_memory_utilization`` in force or ``most_utilization`` if that is lower; None when
-    model or card are not known. A running server tells the size of its cache itself.
+    model or GPU are unknown. A running server reports the size of its cache itself.
     """
     tokens, most = subject.seen.capacity_tokens if subject.seen else None, subject.limit("max_model_len")
     if tokens and most and most_utilization >= (subject.limit("gpu_memory_utilization") or 1.0):

@@ -148,7 +148,7 @@ def _termination(found: Mapping[str, Any]) -> Termination:
 
 
 def signals_from(flat: Mapping[str, Any], time: float) -> Signals:
-    """Signals from their flat names (the reverse of ``Signals.flat``); what is not known by name or is no
+    """Signals from their flat names (the reverse of ``Signals.flat``); what is unknown by name or is no
     number is left out.
     """
     values = {name: value for name, raw in flat.items() if (value := number(raw)) is not None}

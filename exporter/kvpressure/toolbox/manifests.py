@@ -378,7 +378,7 @@ def _words(value: object, where: str) -> tuple[str, ...]:
 
 
 def _card(spec: Mapping[str, Any]) -> Card | None:
-    """The card that the node selector asks for, where its name tells the size."""
+    """The GPU that the node selector asks for, where its name reports the size."""
     selector = mapping(spec.get("nodeSelector"))
     product = selector.get(_PRODUCT) or selector.get(_ACCELERATOR)
     size = _SIZE.search(product) if isinstance(product, str) else None

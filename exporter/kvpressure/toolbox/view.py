@@ -87,7 +87,7 @@ class EngineView:
         return [name for name, value in sorted(self.diagnosis.conditions.items()) if value is True]
 
     def limit(self, name: str) -> Limit:
-        """A limit; all None when it is not known."""
+        """A limit; all None when it is unknown."""
         return self.engine.limits.get(name) or Limit(name)
 
     def without(self, unseen: Sequence[str]) -> EngineView:

@@ -1,4 +1,4 @@
-"""Grafana boards, one file each, built from plain dictionaries.
+"""Grafana dashboards, one file each, built from plain dictionaries.
 
 schemaVersion 39 loads on Grafana 10.4 to 13 (older JSON is migrated on load, newer than the server's is refused).
 """
@@ -21,7 +21,7 @@ BOARDS: Final[dict[str, Callable[[BoardContext], Board]]] = {
 
 
 def render_dashboards(site: BoardContext) -> dict[str, dict[str, Any]]:
-    """Every board: file name without suffix (which is the uid) -> Grafana's JSON model."""
+    """Every dashboard: file name without suffix (which is the uid) -> Grafana's JSON model."""
     return {uid: build(site).model(uid, site) for uid, build in BOARDS.items()}
 
 

@@ -1,4 +1,4 @@
-"""Building blocks of a board: the grid, queries, panels, thresholds and variables, as Grafana's JSON wants them."""
+"""Building blocks of a dashboard: the grid, queries, panels, thresholds and variables, as Grafana's JSON wants them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPU: Final = 'cluster=~"$cluster",uuid=~"$gpu"'
 BY_ENGINE: Final = "cluster, namespace, pod, model_name, engine"
 POD: Final = "cluster, namespace, pod"
 
-# Okabe and Ito's palette, and Tol's wine: told apart with any colour vision, and by their lightness.
+# Okabe and Ito's palette, and Tol's wine: distinguished with any colour vision, and by their lightness.
 GREEN, YELLOW, ORANGE, RED, BLUE = "#009E73", "#F0E442", "#E69F00", "#D55E00", "#56B4E9"
 WINE, PURPLE = "#882255", "#CC79A7"
 LOG_EVENTS: Final = "|".join(
@@ -38,7 +38,7 @@ NO_BASELINE: Final = "an engine's own baseline takes some minutes of traffic"
 
 @dataclass(frozen=True, slots=True)
 class BoardContext:
-    """What boards are built for: thresholds, the site's links, and the alerts that exist."""
+    """What dashboards are built for: thresholds, the site's links, and the alerts that exist."""
 
     thresholds: Thresholds
     values: BundleValues
@@ -106,7 +106,7 @@ class PanelGrid:
 
 @dataclass(slots=True)
 class Board:
-    """A board under construction. ``source`` is the metric from whose labels its variables are taken."""
+    """A dashboard under construction. ``source`` is the metric from whose labels its variables are taken."""
 
     title: str
     description: str
@@ -257,7 +257,7 @@ def _restarts() -> Json:
 
 
 def drill(uid: str, title: str, **variables: str) -> Json:
-    """A link of a table column: another board with the same time and variables, some of them taken from the row."""
+    """A link of a table column: another dashboard with the same time and variables, some of them taken from the row."""
     kept = [name for name in VARIABLES if name not in variables]
     chosen = [f"${{{name}:queryparam}}" for name in kept] + [f"var-{name}={value}" for name, value in variables.items()]
     return {"title": title, "url": f"/d/{uid}?{'&'.join(chosen)}&${{__url_time_range}}", "targetBlank": False}
@@ -325,7 +325,7 @@ NO_TRAFFIC: Final[list[Json]] = [
 # --- panels ------------------------------------------------------------------------------------------------------
 
 
-_OPTIONAL: Final = "optional queries"  # carried from a panel to its board, which takes it out
+_OPTIONAL: Final = "optional queries"  # carried from a panel to its dashboard, which takes it out
 
 
 def _panel(
@@ -508,7 +508,7 @@ def table(
 ) -> Json:
     """A table of present values, in pages: queries merged on their common labels. ``columns``: field -> heading, in
     this order; all other fields are hidden. ``sort``: heading of the column with the largest values first; ``order``:
-    field with the smallest first. A value that is not known is a dash.
+    field with the smallest first. A value that is unknown is a dash.
     """
     defaults = {
         "unit": "none",
@@ -594,7 +594,7 @@ def matching(pattern: str, *properties: tuple[str, Any]) -> Json:
 
 
 def dashed(pattern: str) -> Json:
-    """Override that tells the second kind of line of a graph apart without colour."""
+    """Override that reports the second kind of line of a graph apart without colour."""
     return matching(pattern, ("custom.lineStyle", {"fill": "dash", "dash": [8, 6]}), ("custom.fillOpacity", 0))
 
 

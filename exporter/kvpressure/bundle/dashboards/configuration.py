@@ -1,4 +1,4 @@
-"""The board of configuration and health: limits, pods, and the exporter itself."""
+"""The dashboard of configuration and health: limits, pods, and the exporter itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COLORED: Final = ("custom.cellOptions", {"type": "color-text"})
 
 
 def build(site: BoardContext) -> Board:
-    """The board for ``site``."""
+    """The dashboard for ``site``."""
     board = Board(
         "kvpressure / Configuration and exporter health",
         "Limits in force against the recommended ones, the pods around the engines, and whether kvpressure itself sees"

@@ -1,4 +1,4 @@
-"""The first screen of the incident board: who is in trouble, why, what to do first, what to set, what fires, and four
+"""The first screen of the incident dashboard: who is in trouble, why, what to do first and set, what fires, and four
 graphs.
 
 Everything above row ``SCREEN`` is on a screen of 1600 x 900 without scrolling.

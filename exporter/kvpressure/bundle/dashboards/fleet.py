@@ -1,4 +1,4 @@
-"""The fleet board: models and their replicas, verdicts, error budgets, nodes, and what watches them.
+"""The fleet dashboard: models and their replicas, verdicts, error budgets, nodes, and what watches them.
 
 Views of models come from recordings, so that a thousand nodes cost as little to show as ten.
 """
@@ -47,7 +47,7 @@ NOTHING_FAILED: Final = "nothing failed"
 
 
 def build(site: BoardContext) -> Board:
-    """The board, panel by panel."""
+    """The dashboard, panel by panel."""
     board = Board(
         "kvpressure / Fleet",
         "All models and nodes: what each model lacks, its remaining error budget, and nodes without an exporter.",

@@ -1,4 +1,4 @@
-"""The incident board: its first screen answers who, why, what fires and what to do first; below it since
+"""The incident dashboard: its first screen answers who, why, what fires and what to do first; below it since
 when, and the rest.
 """
 
@@ -40,7 +40,7 @@ from kvpressure.publish.trouble import RANKS
 
 
 def build(site: BoardContext) -> Board:
-    """The board for ``site``."""
+    """The dashboard for ``site``."""
     board = Board(
         "kvpressure / Incident",
         "First five minutes of an incident: affected engines, cause, first action, firing alerts.",

@@ -1,4 +1,4 @@
-"""The board of memory and the KV cache: who holds what, how fast it fills, what is reserved and not used."""
+"""The dashboard of memory and the KV cache: who holds what, how fast it fills, what is reserved and not used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NO_FAULT = "no such event since the exporter started"
 
 
 def build(site: BoardContext) -> Board:
-    """The board for ``site``."""
+    """The dashboard for ``site``."""
     board = Board(
         "kvpressure / Memory and KV cache",
         "What fills the KV cache and the GPUs, how fast, and what is reserved without use.",

@@ -1,7 +1,7 @@
 """Which engines come first: by verdict as on the exporter's page, then by how many requests wait.
 
 The rank is taken at the end of the time shown (``@ end()``), so that a graph keeps the same lines over its whole width,
-and a board over a thousand engines draws a bounded number of them.
+and a dashboard over a thousand engines draws a bounded number of them.
 """
 
 from __future__ import annotations

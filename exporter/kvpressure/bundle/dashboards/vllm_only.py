@@ -35,7 +35,7 @@ NO_FINISHED: Final = "no request finished in the last minutes"
 
 
 def build(site: BoardContext) -> Board:
-    """The board, panel by panel."""
+    """The dashboard, panel by panel."""
     board = Board(
         "kvpressure / vLLM only",
         "KV cache, queue, latency and failures from vLLM's own metrics. Causes and limits need the exporter.",

@@ -1,4 +1,4 @@
-"""The board of the workload: what is sent, how it is batched, what users wait for."""
+"""The dashboard of the workload: what is sent, how it is batched, what users wait for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_GPM = "on GPUs without GPM, and while it is switched off"
 
 
 def build(site: BoardContext) -> Board:
-    """The board for ``site``."""
+    """The dashboard for ``site``."""
     board = Board(
         "kvpressure / Workload and batching",
         "Requests: how long, how many, how bursty; how they are batched, and how long they take.",

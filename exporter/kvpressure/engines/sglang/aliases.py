@@ -118,7 +118,7 @@ def identify(labels: Mapping[str, str]) -> tuple[str | None, str | None]:
     """The model and the engine that a series names: its data-parallel rank and pipeline stage.
 
     No engine's are the parts by priority (the total has an empty one) and the repetitions by further tensor-parallel
-    ranks. With data-parallel attention the rank differs for each engine and tells nothing.
+    ranks. With data-parallel attention the rank differs for each engine and reports nothing.
     """
     rank, stage = labels.get("dp_rank"), labels.get("pp_rank") or "0"
     if labels.get("priority") or (rank is None and labels.get("tp_rank", "0") != "0"):

@@ -41,7 +41,7 @@ def _limit(name: str, known: Known) -> EffectiveLimit | None:
         length = gauges.get(CONTEXT)
         return EffectiveLimit(length, explicit, "metrics") if length else None
     if explicit is not False:
-        return None  # nobody knows whether it was left at its default
+        return None  # it is unknown whether it was left at its default
     found = _default_seqs(known, gauges) if name == "max_num_seqs" else _default_chunk(known)
     return None if found is None else EffectiveLimit(found, False, "default")
 

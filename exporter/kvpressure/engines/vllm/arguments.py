@@ -2,7 +2,7 @@
 
 Pure. ``max_num_seqs`` and its neighbours stand in no metric, so they come from the pod's command line
 (``command_line.parse``) or from the line that vLLM logs at start (``from_log``); what nobody set follows from the
-version and the card (``default_limits``). A value that cannot be read is None, never a guess.
+version and the GPU (``default_limits``). A value that cannot be read is None, never a guess.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def default_limits(
     flavour: str | None = None,
     world_size: int = 1,
 ) -> Mapping[str, float]:
-    """Defaults of ``gpu_memory_utilization``, ``max_num_seqs`` and ``max_num_batched_tokens`` (missing = not known).
+    """Defaults of ``gpu_memory_utilization``, ``max_num_seqs`` and ``max_num_batched_tokens`` (missing = unknown).
 
     ``context``: "server", "llm" (offline ``LLM``) or "batch" (``vllm run-batch``). ``flavour`` ("v0" or "v1") where
     the engine tells, else it follows from the version. ``card_name`` "cpu" stands for the CPU backend.

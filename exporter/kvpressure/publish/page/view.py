@@ -26,7 +26,7 @@ CALM: Final = ("healthy", "idle")
 
 @dataclass(frozen=True, slots=True)
 class ViewContext:
-    """What the page and the JSON need beside the state: thresholds, the last minutes, and where boards and
+    """What the page and the JSON need beside the state: thresholds, the last minutes, and where dashboards and
     runbooks are.
     """
 
@@ -107,7 +107,7 @@ def engine_views(state: State, around: ViewContext) -> list[PageEngine]:
 
 
 def boards(around: ViewContext) -> list[Link]:
-    """Every board."""
+    """Every dashboard."""
     return [around.links.board(uid) for uid in BOARDS]
 
 

@@ -115,7 +115,7 @@ class WebConfigFile:
             return self._config
         with self._lock:
             seen = _signature(self._config.files)
-            # What is wrong may lie in a file that is not known yet, so a problem is looked at again without a change.
+            # What is wrong may lie in a file that is unknown yet, so a problem is looked at again without a change.
             if seen != self._seen or (self._problem and time.monotonic() >= self._retry_at):
                 self._seen = seen
                 self._read_again(self._path)

@@ -18,7 +18,7 @@ class EngineContainer:
     """
 
     container: str
-    container_id: str  # hexadecimal, without the runtime's scheme; "" when not known
+    container_id: str  # hexadecimal, without the runtime's scheme; "" when unknown
     reading: ContainerReading
     target: Target | None = None
     refusal: str | None = None

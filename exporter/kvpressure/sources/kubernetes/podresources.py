@@ -73,7 +73,7 @@ class Claim:
 
 
 class PodResourcesSource:
-    """Owners of the GPUs. ``gpus`` and ``pods`` are asked at every read; ``None`` pods = not known."""
+    """Owners of the GPUs. ``gpus`` and ``pods`` are asked at every read; ``None`` pods = unknown."""
 
     name = "podresources"
 

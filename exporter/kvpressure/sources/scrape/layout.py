@@ -363,7 +363,7 @@ class Layout:
         return tuple(engines), _read(self._page.gauges, values), unsound_histograms, collisions
 
     def _settle_rivals(self, values: list[float | None]) -> int:
-        """Give a value to its one series on this page; where there are several, nobody knows which is
+        """Give a value to its one series on this page; where there are several, it is unknown which is
         meant, and it is left out.
         """
         collisions = 0

@@ -147,7 +147,7 @@ def _device(
 
 
 def _name(path: str, files: CountingFiles) -> str:
-    """Product name (server cards have one) or the PCI ids."""
+    """Product name (server GPUs have one) or the PCI ids."""
     product = files.label(f"{path}/product_name")
     device = _PCI_ID.fullmatch(files.text(f"{path}/device") or "")
     return product or (f"AMD GPU 1002:{device[1]}" if device else "AMD GPU")
@@ -224,7 +224,7 @@ def _used(device: SysfsDevice, files: CountingFiles) -> int | None:
 
 
 def _refusal(device: SysfsDevice) -> str | None:
-    """Why a device that is there tells nothing, when it is for want of permission."""
+    """Why a device that is there reports nothing, when it is for want of permission."""
     probe = f"{device.path}/mem_info_vram_used"
     return NO_PERMISSION if os.access(probe, os.F_OK) and not os.access(probe, os.R_OK) else None
 

@@ -1,4 +1,4 @@
-"""Reads single values of a GPU or a MIG instance; None = not known. Base units, ratios 0-1."""
+"""Reads single values of a GPU or a MIG instance; None = unknown. Base units, ratios 0-1."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Memory(NamedTuple):
 
 
 def memory(ask: DeviceQuery, handle: Any) -> Memory:
-    """Device memory: the second structure, or the first where the driver or the card does not know that."""
+    """Device memory: the second structure, or the first where the driver or the GPU does not know that."""
     info = ask("memory_v2", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     reserved = None if info is None else int(info.reserved) or None  # 0: not told (instances, virtual GPUs)
     if info is None:
         info = ask("memory_v1", pynvml.nvmlDeviceGetMemoryInfo, handle)
-    if info is None or info.total == 0:  # unified-memory cards have none of their own
+    if info is None or info.total == 0:  # unified-memory GPUs have none of their own
         return Memory()
     total, free = int(info.total), int(info.free)
     if free > total or (reserved is not None and reserved > total):
@@ -64,12 +64,12 @@ def power(ask: DeviceQuery, handle: Any) -> float | None:
 
 
 def power_limit(ask: DeviceQuery, handle: Any) -> float | None:
-    """Watts that the card may draw, all limits considered."""
+    """Watts that the GPU may draw, all limits considered."""
     return _watts(ask("power_limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle))
 
 
 def _watts(milliwatts: int | None) -> float | None:
-    # A card that answers draws something and is allowed something: 0 is "no sensor".
+    # A GPU that answers draws something and is allowed something: 0 is "no sensor".
     if not milliwatts or milliwatts == NOT_AVAILABLE:
         return None
     return milliwatts / 1000

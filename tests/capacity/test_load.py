@@ -109,7 +109,7 @@ def test_traces_of_several_makers(tmp_path: Path, text: str, zipped: bool) -> No
         ("input_tokens,output_tokens\nnan,2\n", ":2: input_tokens is 'nan'"),
         ("input_tokens,output_tokens\n1e12,2\n", ":2: input_tokens is '1e12'"),
         ("input_tokens,output_tokens\n7\n", ":2: no column"),
-        ('{"input_tokens": 1, "output_tokens": 2}\n{\n', ":2: no JSON object"),
+        ('{"input_tokens": 1, "output_tokens": 2}\n{\n', ":2: not a JSON object"),
         ('{"format":"kvpressure-recording","version":1}\n', "no request finished"),
         ('{"format":"kvpressure-recording","version":9}\n', "version"),
     ],

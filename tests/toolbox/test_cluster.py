@@ -254,4 +254,4 @@ def test_pods_that_cannot_be_had(
 def test_without_kubectl(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["diagnose", "-n", "inference"]) == 2
-    assert "kubectl is not on the path" in capsys.readouterr().err
+    assert "kubectl is not in PATH" in capsys.readouterr().err

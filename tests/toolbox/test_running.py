@@ -103,7 +103,7 @@ def test_an_exporter_tells_traffic_and_conditions(
         (["{dead}", "-"], "files and addresses together"),
         (["http://"], "URL: "),
         (["{other}"], "no engine metrics"),
-        (["{empty}"], "knows no engine yet"),
+        (["{empty}"], "has found no engine yet"),
     ],
 )
 def test_bad_addresses_are_one_clear_line(

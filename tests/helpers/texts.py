@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import random
 import re
 import sys
@@ -433,7 +434,7 @@ def said() -> Iterator[Text]:
     """The same with plausible values, for reading. Left out: help texts, declarations and parts of generated pages,
     which other functions give as a reader sees them, fragments, and what needs a value that ``_VALUES`` lacks.
     """
-    for path, node in _strings():
+    for path, node in _strings(spoken=True):
         text = None if path.startswith(_SHOWN_ELSEWHERE) else _literal(node, _plausible)
         if text is None or not _is_sentence(text) or _NO_VALUE in text:
             continue
@@ -441,8 +442,10 @@ def said() -> Iterator[Text]:
             yield Text(f"{path}:{getattr(node, 'lineno', 0)}", text, "message")
 
 
-def _strings() -> Iterator[tuple[str, ast.AST]]:
-    """Every string of the code that is no docstring, no part of another string and no help of an option."""
+def _strings(spoken: bool = False) -> Iterator[tuple[str, ast.AST]]:
+    """Every string of the code that is no docstring, no part of another string and no help of an option. ``spoken``:
+    only those that are raised or printed, which are whole sentences.
+    """
     for path in sorted(path for folder in _SOURCES for path in (ROOT / folder).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         inside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -451,7 +454,16 @@ def _strings() -> Iterator[tuple[str, ast.AST]]:
                 inside |= {id(part) for part in node.values}
             elif isinstance(node, ast.keyword) and node.arg in ("help", "epilog"):
                 inside |= {id(part) for part in ast.walk(node.value)}
-        yield from ((str(path.relative_to(ROOT)), node) for node in ast.walk(tree) if id(node) not in inside)
+        whole = (
+            [one for node in ast.walk(tree) if _speaks(node) for one in ast.walk(node)] if spoken else ast.walk(tree)
+        )
+        yield from ((str(path.relative_to(ROOT)), node) for node in whole if id(node) not in inside)
+
+
+def _speaks(node: ast.AST) -> bool:
+    return isinstance(node, ast.Raise) or (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    )
 
 
 def _plausible(part: ast.expr) -> str:
@@ -552,6 +564,7 @@ def read() -> Iterator[tuple[str, str]]:
 
 def options_of_commands() -> Iterator[tuple[str, str, str]]:
     """(command, option, help) of every option, from ``--help``."""
+    os.environ["COLUMNS"] = "1000"  # no line breaks
     for command in COMMANDS:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
             main([command, "--help"])

@@ -8,7 +8,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Hundreds of processes start in the tests. Without its compiled form each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check lint types generated compiled unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm test-vllm measure-mitigations live-transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak docs-site
+.PHONY: demo test check lint types generated compiled unit accuracy alert-proof situations mutate-rules rule-matrix bench-rules generate image-test arm64-test bench bench-node bench-replay bench-growth bench-churn bench-compare render-dashboards try-vllm try-api-server test-vllm measure-mitigations live-transcripts test-gpu lock sbom advisories clean help test-fast bench-autoscaling fuzz soak docs-site
 
 help:            ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -62,6 +62,10 @@ generate:        ## write the generated files: rules, boards, runbooks, referenc
 image-test:      ## build the image without a container engine and check it (root, Debian 12, some minutes, 1 GiB)
 	@tools/setup.sh test
 	@tools/image/test.sh
+
+arm64-test:      ## run the exporter with the image's arm64 wheels under emulation (Debian 12, some minutes, 400 MiB)
+	@tools/setup.sh test
+	@tools/image/arm64.sh
 
 accuracy:        ## score the verdict on the ground truth, write docs/accuracy.md
 	@tools/setup.sh test
@@ -134,6 +138,10 @@ measure-mitigations: ## the same overload of a real vLLM before and after every 
 live-transcripts: ## diagnose, probe and mitigate against a real vLLM under every load, write build/transcripts.md (12 minutes)
 	@tools/setup.sh test
 	tools/with-vllm.sh transcripts.py build/transcripts.md $(ARGS)
+
+try-api-server:  ## chart, manifests, client and toolbox against a real API server (KUBE_APISERVER=PATH ETCD=PATH CUSTOM_RESOURCES=FOLDER)
+	@tools/setup.sh test
+	@$(PYTHON) -m tests.api_server $(ARGS)
 
 # The one Python of this machine that has torch; nothing is installed for it.
 GPU_PYTHON := python3

@@ -16,6 +16,12 @@ pytestmark = pytest.mark.slow
 CI: Final = DEPLOY / "helm" / "kvpressure" / "ci"
 CASES: Final = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(CI.glob("*.yaml"))} | {"default": {}}
 
+SCC_REQUIRED: Final = {
+    *("allowHostDirVolumePlugin", "allowHostIPC", "allowHostNetwork", "allowHostPID", "allowHostPorts"),
+    *("allowPrivilegedContainer", "allowedCapabilities", "defaultAddCapabilities", "priority"),
+    *("readOnlyRootFilesystem", "requiredDropCapabilities", "volumes"),
+}
+
 
 # --- OpenShift: its admission, as far as these pods touch it (security.openshift.io/v1, SecurityContextConstraints)
 # ------
@@ -88,6 +94,14 @@ def test_the_constraints_admit_nothing_more(values: Json, more: Json, why: str) 
     pod = copy.deepcopy(pods(values)[0])
     pod["containers"][0]["securityContext"] |= more.pop("securityContext", {})
     assert why in refused(pod | more, scc)
+
+
+@pytest.mark.parametrize("values", [{}, CASES["gke-values"]], ids=["default", "privileged"])
+def test_what_the_api_server_requires_of_constraints_is_set(values: Json) -> None:
+    """The required fields of the definition in openshift/api; kubectl apply drops those that are null."""
+    scc = only(render(values | {"openshift": {"enabled": True}}), "SecurityContextConstraints")
+    required = {name for name in SCC_REQUIRED if scc.get(name) is None}
+    assert required == set()
 
 
 @pytest.mark.parametrize("existing", ["", "privileged"])

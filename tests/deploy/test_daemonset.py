@@ -70,19 +70,16 @@ def load(documents: list[Json], vendor: str, directory: Path) -> Settings:
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_pid_namespace_of_the_node_is_asked_for_by_name_only(wanted: bool) -> None:
     """Current NVIDIA drivers name no process without it."""
-    assert [pod["hostPID"] for pod in pods({"hostPID": wanted})] == [wanted]
+    assert [pod.get("hostPID", False) for pod in pods({"hostPID": wanted})] == [wanted]
 
 
 @pytest.mark.parametrize("values", CASES.values(), ids=CASES.keys())
 def test_the_security_profile(values: Json) -> None:
     uid = values.get("runAsUser", 0)
     for pod in pods(values):
-        assert (pod["hostNetwork"], pod["hostPID"], pod["hostIPC"], pod["enableServiceLinks"]) == (
-            False,
-            False,
-            False,
-            False,
-        )
+        # An explicit false is dropped by the API server, and GitOps would show that as a difference for ever.
+        assert pod.keys().isdisjoint({"hostNetwork", "hostPID", "hostIPC"})
+        assert pod["enableServiceLinks"] is False
         selinux = {"seLinuxOptions": values["seLinuxOptions"]} if "seLinuxOptions" in values else {}
         assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}, **selinux}
         assert "initContainers" not in pod

@@ -9,12 +9,13 @@ is asserted within two steps of the end of a range, so the tests hold for Promet
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from kvpressure.bundle.rules import PREFIX, labels_of
-from kvpressure.bundle.spec import Alert, AlertLevel, Recording, RuleGroup
+from kvpressure.bundle.spec import Alert, AlertLevel, Recording, RecordingTest, RuleGroup
 from kvpressure.bundle.text import duration
 from kvpressure.bundle.values import BundleValues
 from kvpressure.bundle.variants import (
@@ -27,6 +28,15 @@ from kvpressure.bundle.variants import (
     recorded_at,
     recorded_line,
 )
+
+_Value = TypeVar("_Value")
+_LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
+_TOLD_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    **{name: (name,) for name in ("cluster", "model_name", "engine", "container", "uuid")},
+    **{name: (name, f"exported_{name}") for name in ("namespace", "pod", "node")},
+    "workload": ("pod", "exported_pod", "workload", "deployment", "statefulset"),
+}
+"""Labels that tell subjects apart, and the labels of inputs that they come from."""
 
 
 def test_files(groups: Sequence[RuleGroup], values: BundleValues, rule_file: str) -> dict[str, dict[str, Any]]:
@@ -51,7 +61,12 @@ def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, An
     between versions.
     """
     line = recorded_line(step)
-    for number, (inputs, expected) in enumerate(recording.tests, 1):
+    for number, test in enumerate(recording.tests, 1):
+        inputs, expected = _everywhere(recording, test.inputs), _everywhere(recording, test.expect)
+        for label in recording.labels:
+            for more, recorded in _apart(test, _TOLD_BY.get(label, ())):
+                inputs |= more
+                expected |= recorded
         series = [Series(name, f"{samples}x{line.length - 1}") for name, samples in inputs.items()]
         samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
         yield _test(
@@ -68,6 +83,42 @@ def _recording_tests(recording: Recording, step: float) -> Iterable[dict[str, An
                 ]
             },
         )
+
+
+def _everywhere(recording: Recording, series: Mapping[str, _Value]) -> dict[str, _Value]:
+    """The series, and once more for every label that tells subjects apart, with another value of that label alone: a
+    rule that joins or adds up without it mixes the two.
+    """
+    found = dict(series)
+    for label in recording.labels:
+        if label in _TOLD_BY:
+            found |= {_moved(name, _TOLD_BY[label]): value for name, value in series.items()}
+    return found
+
+
+def _apart(test: RecordingTest, names: Sequence[str]) -> Iterable[tuple[dict[str, str], dict[str, float]]]:
+    """One input at a time, and one veto, on a subject that differs in these labels alone."""
+    for index, one in enumerate(test.inputs if test.needed else ()):
+        if _moved(one, names) != one:
+            rest = {_moved(name, names, f"without-{index}-"): test.inputs[name] for name in test.inputs if name != one}
+            yield {**rest, _moved(one, names, f"only-{index}-"): test.inputs[one]}, {}
+    for index, (veto, samples) in enumerate(test.vetoes.items()):
+        for place, silent in ((f"silenced-{index}-", True), (f"spared-{index}-", False)):
+            if _moved(veto, names) != veto:
+                inputs = {_moved(name, names, place): values for name, values in test.inputs.items()}
+                vetoed = {_moved(veto, names, place if silent else f"beside-{index}-"): samples}
+                recorded = {_moved(name, names, place): value for name, value in test.expect.items()}
+                yield inputs | vetoed, {} if silent else recorded
+
+
+def _moved(series: str, names: Sequence[str], to: str = "other-") -> str:
+    """The series with other values of these labels, where it has them; in another cluster also where none is named."""
+    start = series.index("{")
+    labels = dict(_LABEL.findall(series[start:]))
+    moved = {name: f"{to}{value}" if value and name in names else value for name, value in labels.items()}
+    if "cluster" in names:
+        moved.setdefault("cluster", to)
+    return f"{series[:start]}{_braces(moved)}"
 
 
 def timeline(level: AlertLevel, step: float) -> CaseTimeline:

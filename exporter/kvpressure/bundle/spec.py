@@ -151,15 +151,26 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recording rule; ``labels`` are the labels its series carry. ``tests``: input series with their samples, and
-    the recorded series with their values, to four decimals.
-    """
+    """One recording rule; ``labels`` are the labels its series carry."""
 
     name: str
     expr: str
     labels: tuple[str, ...]
     help: str
-    tests: tuple[tuple[Mapping[str, str], Mapping[str, float]], ...]
+    tests: tuple[RecordingTest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingTest:
+    """Input series with their samples, and the recorded series with their values, to four decimals. ``needed``: nothing
+    is recorded without one of the inputs, so nothing is either when one of them is about another subject. ``vetoes``:
+    series that silence it.
+    """
+
+    inputs: Mapping[str, str]
+    expect: Mapping[str, float]
+    needed: bool = False
+    vetoes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +235,10 @@ def _recording(item: Mapping[str, Any]) -> Recording:
         _clean(item["expr"]),
         tuple(item["labels"]),
         item["help"].strip(),
-        tuple((test["inputs"], test["expect"]) for test in item["tests"]),
+        tuple(
+            RecordingTest(test["inputs"], test["expect"], test.get("needed", False), test.get("vetoes", {}))
+            for test in item["tests"]
+        ),
     )
 
 

@@ -231,7 +231,7 @@ class RealNode(Node):
 
     def __init__(self, where: Path, library: Path, cluster: Cluster, token: str, *arguments: str) -> None:
         super().__init__(where, library, "--kube.ca-file", str(cluster.ca), *arguments)
-        self.api = RealApi(cluster)  # type: ignore[assignment]
+        self.api = RealApi(cluster)  # type: ignore[assignment]  # answers like the stub
         self._token = token
 
     def __enter__(self) -> RealNode:

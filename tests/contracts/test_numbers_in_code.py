@@ -86,7 +86,6 @@ EXPRESSIONS = {
     "running * (block_size - 1) / 2 * pool / kv.kv_capacity_tokens": (
         "the last block of a request is half empty on average"
     ),
-    "(t - mean_t) ** 2": "least squares",
     "increase.sizes[::2]": "sizes and counts in turns",
     "increase.sizes[1::2]": "sizes and counts in turns",
     "number(v.s.host.api_cpu_cores, 2)": "decimals shown",

@@ -98,7 +98,7 @@ def test_the_incident_is_seen_from_first_token_to_cleared_alert(
         "== mitigation:",
         "-> healthy",
         "CLEARED InferenceKVCachePressure",
-        "everything that was promised was seen",
+        "all expected verdicts and alerts were seen",
     ]
     at = 0
     for text in order:

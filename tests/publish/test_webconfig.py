@@ -200,7 +200,7 @@ class TestReload:
         port = start(web=web)
         web.write_text("")
         assert ask(port, tls=certificates.client_context()).status == 200
-        assert "tls_server_config is gone" in caplog.text
+        assert "tls_server_config was removed" in caplog.text
 
     @pytest.mark.attack("240 half-finished TLS handshakes", "a bounded number of places")
     @pytest.mark.fault("web", "half-finished TLS handshakes", "nothing", "–", "by itself")

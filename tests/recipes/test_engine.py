@@ -125,7 +125,7 @@ def test_sentences_use_its_words_and_advice_its_flags() -> None:
     (engine,) = state().engines
     said = engine.diagnosis.evidence["preempting"].text
     assert "evictions" in said
-    assert "ToyServe's counter" in said
+    assert "counted by ToyServe" in said
     assert "vLLM" not in said
     assert dialect(engine.dialect).flag("max_num_seqs") == "--slots"
     pressed = dataclasses.replace(engine, limits={"max_num_seqs": Limit("max_num_seqs", 64.0, True, "args", 4.0)})

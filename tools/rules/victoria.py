@@ -20,7 +20,7 @@ DIFFERENCES = {
         r"born-in-new-|^recording (?:gpu:kvpressure_xid_errors|container:kvpressure_allocation_failures):increase"
     ),
     "a recording made from one of the same group is one interval later, and so is its alert": re.compile(
-        r"^GpuMemoryHigh "
+        r"^(?:GpuMemoryHigh |InferenceModelDown critical|InferenceKVCachePressure critical)"
     ),
 }
 _ROUNDED = re.compile(r"round\((\S+), 0\.0001\)")

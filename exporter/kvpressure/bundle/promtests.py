@@ -32,8 +32,10 @@ from kvpressure.bundle.variants import (
 _Value = TypeVar("_Value")
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 _TOLD_BY: Final[Mapping[str, tuple[str, ...]]] = {
-    **{name: (name,) for name in ("cluster", "model_name", "engine", "container", "uuid")},
-    **{name: (name, f"exported_{name}") for name in ("namespace", "pod", "node")},
+    **{name: (name,) for name in ("cluster", "model_name", "engine", "container")},
+    **{name: (name, f"exported_{name}") for name in ("namespace", "pod")},
+    "node": ("node", "exported_node", "Hostname"),
+    "uuid": ("uuid", "UUID"),
     "workload": ("pod", "exported_pod", "workload", "deployment", "statefulset"),
 }
 """Labels that tell subjects apart, and the labels of inputs that they come from."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from kvpressure.advice.wording import reason_text
 from kvpressure.errors import InputError
 from kvpressure.model.state import EngineState
 from kvpressure.pipeline.pipeline import Pipeline
@@ -77,10 +78,12 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
     pipeline, watch = Pipeline(thresholds), _Watch()
     checks: tuple[Check, ...] = ()
     gone = 0.0
+    failed: str | None = None
     with ProgressLine() as progress:
         for snapshot in live.watch([target], seconds, 1.0, Around(versions=live.versions([target]))):
             state = pipeline.observe(snapshot)
             engines = [engine for engine in state.engines if engine.up]
+            failed = next((engine.error for engine in state.engines if engine.error is not None), failed)
             if watch.first is None:
                 watch.started = snapshot.time
             gone = snapshot.time - watch.started
@@ -95,7 +98,7 @@ def verify(target: Target, seconds: float, thresholds: Thresholds) -> Outcome:
             if _settled(watch, snapshot.time):
                 return Outcome(True, seen.verdict, gone, checks, watch.trouble)
     if watch.first is None:
-        raise InputError(f"--verify: {target.name}: no answer; is a vLLM server running there?")
+        raise InputError(f"--verify: {target.name}: {reason_text(failed)}; is a vLLM server running there?")
     return Outcome(False, watch.last.verdict, gone, checks, watch.trouble)
 
 

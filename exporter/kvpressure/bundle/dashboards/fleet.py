@@ -136,7 +136,7 @@ def _models(site: BoardContext) -> Json:
         site,
         "Models",
         "Models with the largest share of engines under KV pressure: engines, free share of all their KV caches, queue."
-        " Budget burn is how fast the error budget is spent over an hour; 1 is the allowed rate. A click on a model"
+        " Budget burn is how many times faster than allowed the error budget is spent, over an hour. A click on a model"
         " opens the incident dashboard.",
         queries,
         columns,
@@ -251,7 +251,7 @@ def _burn(site: BoardContext) -> Json:
     return _by_objective(
         site,
         "Error budget: burn rate over an hour, and over six (dashed)",
-        "1 is the allowed rate. The alert needs the long and the short window of a pair.",
+        "How many times faster than allowed. The alert needs the long and the short window of a pair.",
         {f"{{{{model_name}}}} {{{{objective}}}} {window}": _burn_rate(window) for window in ("1h", "6h")},
         "none",
         steps(site, (YELLOW, "objective_days_burn"), (ORANGE, "objective_slow_burn"), (RED, "objective_fast_burn")),

@@ -101,6 +101,23 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: stopping.set())
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
         signal.signal(signal.SIGHUP, lambda *_: hung_up.set())
+    with _signals() as signals:  # before anybody can connect: a flood of clients takes all descriptors
+        _listen(server, chosen)
+        runtime.tune_gc()
+        monitor.start()
+        _wait(monitor, stopping, hung_up, signals)
+    server.stop()
+    monitor.stop()
+    if recorder is not None:
+        recorder.close(timeout=2.0)
+    if monitor.fatal is not None:
+        print(f"kvpressure serve: start again: a source needs a new process ({monitor.fatal})", file=sys.stderr)
+        return FATAL_STATUS
+    log.info("stopped")
+    return 0
+
+
+def _listen(server: Server, chosen: settings.Settings) -> None:
     try:
         addresses = server.start()
     except ListenError as error:
@@ -113,18 +130,6 @@ def run(args: argparse.Namespace) -> int:
                 address=str(address), path=chosen.telemetry_path, version=__version__, node=chosen.node_name
             ),
         )
-    runtime.tune_gc()
-    monitor.start()
-    _wait(monitor, stopping, hung_up)
-    server.stop()
-    monitor.stop()
-    if recorder is not None:
-        recorder.close(timeout=2.0)
-    if monitor.fatal is not None:
-        print(f"kvpressure serve: start again: a source needs a new process ({monitor.fatal})", file=sys.stderr)
-        return FATAL_STATUS
-    log.info("stopped")
-    return 0
 
 
 def _server(chosen: settings.Settings, site: Any) -> Server:
@@ -155,21 +160,20 @@ def _recorder(chosen: settings.Settings) -> BackgroundRecorder | None:
     return BackgroundRecorder(recorder)
 
 
-def _wait(monitor: Monitor, stopping: threading.Event, hung_up: threading.Event) -> None:
-    """Return on a signal or a fatal source. A signal ends the wait at once, as it makes a socket readable."""
+def _wait(monitor: Monitor, stopping: threading.Event, hung_up: threading.Event, signals: socket.socket) -> None:
+    """Return on a signal or a fatal source. A signal ends the wait at once, as it makes ``signals`` readable."""
     tidy_at = time.monotonic() + runtime.TIDY_SECONDS
-    with _signals() as signals:
-        while not stopping.is_set() and not monitor.wait(0):
-            if select.select([signals], [], [], WAIT_SECONDS)[0]:
-                signals.recv(64)
-            if time.monotonic() >= tidy_at:
-                runtime.collect_garbage()
-                tidy_at = time.monotonic() + runtime.TIDY_SECONDS
-            if hung_up.is_set():
-                hung_up.clear()
-                log.warning(
-                    "SIGHUP reloads nothing: web.config.file is read again when it changes, all else at the start only"
-                )
+    while not stopping.is_set() and not monitor.wait(0):
+        if select.select([signals], [], [], WAIT_SECONDS)[0]:
+            signals.recv(64)
+        if time.monotonic() >= tidy_at:
+            runtime.collect_garbage()
+            tidy_at = time.monotonic() + runtime.TIDY_SECONDS
+        if hung_up.is_set():
+            hung_up.clear()
+            log.warning(
+                "SIGHUP reloads nothing: web.config.file is read again when it changes, all else at the start only"
+            )
 
 
 @contextlib.contextmanager

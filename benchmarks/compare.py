@@ -22,9 +22,9 @@ from typing import Final
 from tests.helpers.ports import free_port
 from tests.sources.gpu.nvml_stub import Gpu, World, environment, write
 
+from benchmarks import parts
 from benchmarks.contenders import CONTENDERS, Contender, build_driver, install, plain, wait_for_gpus
 from benchmarks.node import cpu_seconds, node, rss_mib
-from tools import parts
 
 PAGE: Final = Path(__file__).parents[1] / "docs/benchmarks.md"
 HEAD: Final = (

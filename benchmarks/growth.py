@@ -14,8 +14,8 @@ from typing import Final
 
 from tests.sources.gpu.nvml_stub import Gpu, Mig, World
 
+from benchmarks import parts
 from benchmarks.node import measure
-from tools import parts
 
 PAGE: Final = Path(__file__).parents[1] / "docs/benchmarks.md"
 CARDS: Final = 8

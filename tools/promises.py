@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tools import parts
+from benchmarks import parts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PARTS: Final = ("engines", "sources", "process", "web")

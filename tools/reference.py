@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from benchmarks import parts
+
 from kvpressure import cli
 from kvpressure.capacity.errors import CapacityError
 from kvpressure.capacity.kvbytes import CACHE_DTYPES, layer_bytes
@@ -33,7 +35,6 @@ from kvpressure.recording import format as recording
 from kvpressure.recording.fields import Field
 from kvpressure.settings.settings import options
 from kvpressure.toolbox.report import CAUSES
-from tools import parts
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = ROOT / "exporter/kvpressure"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Final
 from tests.sources.kubernetes import node as kubernetes
 
 import benchmarks.soak
+from benchmarks import parts
 from benchmarks.soak import Result, soak
 
 STATE: Final = Path(__file__).parents[2] / "build" / "soak.json"
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "fuzz-and-soak.md"
 TEST: Final = "tests/e2e/test_soak.py"
-SECTION: Final = re.compile(r"(<!-- soak: written by make soak -->\n).*?(<!-- end of soak -->)", re.DOTALL)
 
 
 def write_figures(results: dict[int, Result]) -> None:
@@ -51,7 +50,7 @@ def write_figures(results: dict[int, Result]) -> None:
         for name, (took, ticks) in sorted(worst.items(), key=lambda one: one[1])
     ][::-1]
     text = "\n".join((*lines, "", "Longest time until everything was back, by fault:", "", *slowest, ""))
-    DOCUMENT.write_text(SECTION.sub(lambda found: found[1] + text + found[2], DOCUMENT.read_text()))
+    parts.write(DOCUMENT, "soak", text)
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from benchmarks import parts
 
 from kvpressure.cli import available
 from kvpressure.model.readings import (
@@ -24,7 +25,7 @@ from kvpressure.model.readings import (
 )
 from kvpressure.recording.format import tick_to_json
 from kvpressure.settings.settings import options
-from tools import parts, reference
+from tools import reference
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,12 +15,13 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import parts
+
 from tests.fuzz.run import SUBJECTS, Count, keep, kept, run
 
 ROOT: Final = Path(__file__).parents[2]
 STATE: Final = ROOT / "build" / "fuzz.json"
 DOCUMENT: Final = ROOT / "docs" / "fuzz-and-soak.md"
-SECTION: Final = re.compile(r"(<!-- fuzz: written by make fuzz -->\n).*?(<!-- end of fuzz -->)", re.DOTALL)
 TEST: Final = "tests/fuzz/test_fuzz.py::test_what_has_to_hold_holds_for_some_cases"
 SLICE_SECONDS: Final = 1.0
 NODE_SHARE: Final = 10  # a whole snapshot counts as so many cases of a parser
@@ -107,9 +108,7 @@ def write_figures(state: dict[str, Count], document: Path = DOCUMENT) -> None:
     for path in kept():
         name = path.stem.rpartition("-")[0]
         by_subject[name] = by_subject.get(name, 0) + 1
-    written = document.read_text()
-    section = SECTION.search(written)
-    rows = {row.split(" | ")[0]: row for row in re.findall(r"^\| .*\|$", section[0] if section else "", re.M)}
+    rows = {row.split(" | ")[0]: row for row in re.findall(r"^\| .*\|$", document.read_text(), re.M)}
     found = []
     for name, subject in SUBJECTS.items():
         count, about = state.get(name, Count()), f"| {subject.about}"
@@ -127,7 +126,7 @@ def write_figures(state: dict[str, Count], document: Path = DOCUMENT) -> None:
         " fuzzed | what holds for every case | cases | CPU minutes | failed | once failed, now a test | test"
         " |\n|---|---|---|---|---|---|---|\n" + "\n".join(found) + "\n"
     )
-    document.write_text(SECTION.sub(lambda found: found[1] + text + found[2], written))
+    parts.write(document, "fuzz", text)
     print(text)
 
 

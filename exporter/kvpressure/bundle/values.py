@@ -13,8 +13,10 @@ from kvpressure.errors import InputError
 from kvpressure.settings import yaml_lines as yaml_nodes
 
 REPOSITORY: Final = "https://github.com/kvpressure/kvpressure"
+"""The address of the project."""
+
 RUNBOOKS: Final = f"{REPOSITORY}/blob/main/docs/runbooks"
-"""The address of the project; links to runbooks start here unless a site keeps its own."""
+"""Links to runbooks start here unless a site keeps its own."""
 
 _DURATION = re.compile(r"(\d+)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

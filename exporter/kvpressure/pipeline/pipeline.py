@@ -490,7 +490,7 @@ class Pipeline:
         return gpu_without_values(gpu, found) if isinstance(found, Failure) else found
 
     def _container_states(self, snapshot: Snapshot) -> tuple[ContainerState, ...]:
-        """Containers read now; one that only its log reports of, or whose source fails, has its events and
+        """Containers read now; one that only its log names, or whose source fails, has its events and
         nothing else.
         """
         states = []

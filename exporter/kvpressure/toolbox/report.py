@@ -196,7 +196,7 @@ def _engine(answer: EngineAnswer) -> Iterator[str]:
     for title, sentences in (("for", found.supporting), ("against", found.opposing), ("unknown", found.missing)):
         for sentence in sentences:
             yield f"  {title + ':':9} {sentence}"
-    if true := answer.case.view.true_conditions:
+    if true := view.true_conditions:
         yield f"  also:     {', '.join(words(name) for name in true)}"
     yield ""
     yield "triage"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.diagnosis import oom
 from kvpressure.diagnosis.evaluate import Finding, Grade
 from kvpressure.extension_points import offered
+from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import Signals
 from kvpressure.settings.thresholds import Thresholds
 
@@ -80,7 +80,7 @@ class Ahead:
         return self._said
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Moment:
     """What conditions are found in. ``utilization`` is the configured gpu_memory_utilization."""
 
@@ -93,7 +93,7 @@ class Moment:
     t: Thresholds
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Declared:
     """A condition, declared once: how it is found, its sentence for each value (numbers in braces are those of
     ``advice.condition_text``), the runbook that explains it, and whether it is bad news by itself.

@@ -5,11 +5,11 @@ sentences.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum, auto
 from typing import Final
 
 from kvpressure.diagnosis.logic import ALWAYS, Condition, Facts
+from kvpressure.model.frozen import frozen
 
 
 class Grade(IntEnum):
@@ -35,7 +35,7 @@ GOOD: Final = frozenset({"healthy", "idle"})  # they hold only where no other do
 ONE_SCRAPE_AT_MOST: Final = Grade.DOUBTFUL  # whatever the table says
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One line of a verdict: what has to hold, and how far the answer can be relied on then.
 
@@ -49,7 +49,7 @@ class Row:
     verdict: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lower:
     """Lowers the grade: by so many grades, or to ``at_most``."""
 
@@ -60,7 +60,7 @@ class Lower:
     against: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Verdict:
     """A verdict as a table. ``supports`` and ``against`` are leaves: the fact's sentence is shown where the leaf holds.
 
@@ -84,7 +84,7 @@ class Verdict:
     sure: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """What the table says: verdict, row and grade. ``supporting`` and ``opposing`` name facts, ``missing`` says what
     was not seen; ``{fact}`` in it stands for that fact's sentence.

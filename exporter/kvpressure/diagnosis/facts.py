@@ -8,7 +8,6 @@ Numbers in braces are those of ``_NUMBERS``; sentences are written only where so
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Final
@@ -18,6 +17,7 @@ from kvpressure.diagnosis.conditions import prefix_collapsed
 from kvpressure.diagnosis.gpu_facts import GpuFacts
 from kvpressure.diagnosis.numbers import NOT_KNOWN, number, percent
 from kvpressure.engines.registry import dialect
+from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.signals import Signals
 from kvpressure.model.state import Evidence
@@ -48,7 +48,7 @@ class View:
         self.gpu = GpuFacts(s.compute, t)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fact:
     """One input of the rules."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from kvpressure.diagnosis.evaluate import GOOD, Finding, Grade
+from kvpressure.model.frozen import frozen
 from kvpressure.settings.thresholds import Thresholds
 
 Pair = Callable[[Finding, Finding], bool]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Transition:
     """One line of the table: how long another verdict has to be found before it is published.
 

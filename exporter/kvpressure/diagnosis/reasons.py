@@ -7,10 +7,10 @@ the exporter's page says.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.diagnosis.numbers import PERCENT
+from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import Signals
 
 MINUTE: Final = 60  # seconds
@@ -18,7 +18,7 @@ QUEUED: Final = ("kv_pressure", "concurrency_limited", "compute_bound", "host_bo
 NOT_THE_CACHE: Final = ("concurrency_limited", "compute_bound", "host_bound", "stalled")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reason:
     """One row. ``number`` is read from the signals, ``None`` where it is unknown; ``words`` continue it and may name
     thresholds in braces. ``facts``: alternatives, of which one has to have the value ``holds``.

@@ -15,11 +15,12 @@ from typing import Final, Protocol
 from kvpressure.engines.command import Command, Endpoints, Host
 from kvpressure.engines.series import SampleName
 from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import LogEvent
 from kvpressure.model.readings import EngineReading, GpuReading, PageText
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EffectiveLimit:
     """A limit in force. ``explicit``: whether somebody set it, None = unknown. ``source``: args, log,
     metrics, default.
@@ -30,7 +31,7 @@ class EffectiveLimit:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Features:
     """What the arguments make of the server, as far as it changes the meaning of readings.
 
@@ -46,7 +47,7 @@ class Features:
     whole_prompts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pool:
     """What says how large the KV pool is. ``bytes``: per GPU, where it was set outright. Else ``blocks`` of
     ``block_size`` tokens with elements of ``dtype`` ("auto" = the model's), of one engine.
@@ -58,7 +59,7 @@ class Pool:
     dtype: str = "auto"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageKind:
     """Who wrote a page, where the page tells: the ``flavour`` in the dialect's own words, and whether
     several API servers share it.
@@ -68,7 +69,7 @@ class PageKind:
     multi_process: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Known:
     """What is known of one engine when its limits are asked for. ``args`` of the command line, ``logged`` of the
     start-up log; ``facts`` of start-up lines (``model.log_events.FACTS``).

@@ -5,10 +5,10 @@ reading it gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.frozen import frozen
 
 MAX_WORDS: Final = 1024  # of a command line that are looked at
 MAX_WORD: Final = 16384  # characters of one of them, which may be a script
@@ -17,7 +17,7 @@ CUT: Final = "$(kvpressure.cut)"
 """Stands for what is longer: a reference that nothing resolves, so that nothing is taken for complete."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Command:
     """A command line as read once. ``starts_server``: it names the engine's server. ``other_program``: all that it runs
     is known to be no server of this engine; any other program may start one.
@@ -28,7 +28,7 @@ class Command:
     other_program: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Endpoints:
     """Which metrics endpoints a server with its arguments has. ``serves`` False: it is a worker of one served
     elsewhere. ``port_each``: each data-parallel rank serves one of its own on consecutive ports; ``ranks``: how many
@@ -42,7 +42,7 @@ class Endpoints:
     metrics: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Host:
     """A program that runs the engine inside and publishes its metrics. ``port``: None = it publishes none as it is set
     up. ``every_pod``: workers of a group publish too. ``path``: of its metrics, "" = the server's own.

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import PageText
 from kvpressure.model.reasons import OTHER_SOFTWARE
 
 LOOKED_AT: Final = 256 * 1024  # bytes of a page
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Software:
     """``title`` with its article, ``advice`` what to do instead. ``begins``: of a series' name;
     ``contains``: anywhere in the page.

@@ -7,17 +7,18 @@ prefix and without a counter's ``_total``; every prefix and both counter forms a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal
 
 from kvpressure.model import ceilings
 from kvpressure.model import readings as r
+from kvpressure.model.frozen import frozen
 
 Kind = Literal["gauge", "counter", "histogram", "page", "config"]
 Part = Literal["value", "bucket", "sum", "count"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Family:
     """One metric under all its names.
 
@@ -54,7 +55,7 @@ class Family:
         return self.values.get(value) if self.values else self.canonical + value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SampleName:
     """What one sample name means: part of which family, how old that spelling is (0 = newest), and in whose dialect."""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from kvpressure.model.frozen import frozen
 
 UNKNOWN: Final = "\x00"  # stands for text that a variable or substitution would have brought
 UNKNOWN_WORDS: Final = UNKNOWN * 2  # for what brings any number of words, however it is quoted: an array
@@ -83,7 +84,7 @@ def of_kubelet(text: str, env: Mapping[str, str], room: Room) -> str:
     return REFERENCE.sub(value, text) if "$(" in text else text
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShellScript:
     """``commands``: words of every simple command. ``understood``: the whole script was read."""
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from kvpressure.model import ceilings
+from kvpressure.model.frozen import frozen
 
 GIB: Final = 2**30
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineArgs:
     """Arguments by name: ``max_num_seqs``, ``max_num_batched_tokens``, ``gpu_memory_utilization``, ``max_model_len``,
     ``tensor_parallel_size`` ... as the properties below read them.

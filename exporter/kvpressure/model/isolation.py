@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, TypeVar
 
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import EngineKey
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ OTHER: Final = "other"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Failure:
     """Which subject failed, at which stage, and why: a reason from ``REASONS``."""
 

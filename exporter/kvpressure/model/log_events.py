@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.frozen import frozen
 
 MAX_LINE: Final = (
     16384  # characters of a line that are looked at; the longest start-up line of a real server has about 6 000
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogEvent:
     """One recognised line. ``event`` is one of ``EVENTS``; which ``values`` an event can carry stands there.
 

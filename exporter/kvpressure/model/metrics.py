@@ -6,9 +6,11 @@ The collector, the table of metrics and ``docs/metrics.md`` derive from these de
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, field, fields
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
+
+from kvpressure.model.frozen import frozen
 
 PREFIX: Final = "kvpressure_"
 
@@ -23,7 +25,7 @@ _DECLARED: Final = "kvpressure.published"
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Metric:
     """One family. ``name`` is without prefix; counters carry ``_total`` and infos ``_info`` in it. ``absent`` says
     when the series is missing, which is part of its meaning.
@@ -51,7 +53,7 @@ def quantiles(name: str, help: str, *labels: str, absent: str = "") -> Metric:
     return Metric(name, "summary", help, (*ENGINE, *labels, "quantile"), absent)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Published:
     """A value of a signal group as samples of ``metric``: ``labels`` follow the engine's own. A mapping has a sample
     for each key, which is the last label. ``states`` = the value is a text, and the metric a state set of these.
@@ -64,7 +66,7 @@ class Published:
     total: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Output:
     """How one publication is read from its group."""
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import LogEvent
 
 PageText = bytes | bytearray  # a metrics endpoint as it came
@@ -71,7 +72,7 @@ PROCESS_OPEN_FDS: Final = "process_open_fds"  # grows and falls with the clients
 HTTP_PREFIX: Final = "http:"  # + status class, "http:2xx", "http:4xx", "http:5xx": counters of requests
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuProcess:
     """A process on a GPU: host pid and its device memory in bytes (``None`` = the driver does not say)."""
 
@@ -79,7 +80,7 @@ class GpuProcess:
     used_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuReading:
     """One GPU (or MIG instance, or AMD partition) as read at one moment.
 
@@ -122,7 +123,7 @@ class GpuReading:
         return used / total if used is not None and total else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Histogram:
     """A cumulative classic histogram as served.
 
@@ -136,7 +137,7 @@ class Histogram:
     count: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineReading:
     """One engine (model, data-parallel rank) on a metrics page, under canonical names. ``dialect``: whose spellings the
     page had. On a page of several servers ``replica`` is Ray's identifier of its server, ``origin`` the pod or address
@@ -154,7 +155,7 @@ class EngineReading:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scrape:
     """One scrape of one inference server.
 
@@ -195,7 +196,7 @@ class Scrape:
         return sum((one.dialect, one.replica, one.origin) == server for one in self.engines)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Termination:
     """How a container ended last: kubelet's reason ("OOMKilled", "Error", ...), exit code, when."""
 
@@ -208,7 +209,7 @@ ALERT_REACHES: Final = ("off", "ticket")
 """How far the alerts of a pod may go: none at all, or no further than a ticket."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContainerReading:
     """The container around an engine, from the pod status and cgroup v2. CPU and memory fields are counters
     and levels as the kernel gives them; ``memory_limit_bytes`` None = no limit or unknown.
@@ -230,7 +231,7 @@ class ContainerReading:
     alerts: str | None = None  # one of ALERT_REACHES; None = as usual
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogLine:
     """One line of an engine container's log, prefix and ANSI colours already removed. ``event``: what a dialect
     recognised in it, once, where it was read (``engines.registry.log_line``); ``None`` = nothing.
@@ -243,7 +244,7 @@ class LogLine:
     event: LogEvent | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllocatorReading:
     """torch's caching allocator in one worker, from the plugin. Bytes; ``rank`` is the worker's rank."""
 
@@ -257,7 +258,7 @@ class AllocatorReading:
     ooms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepStats:
     """What the plugin counted over the steps of one engine, all API servers together. Counts run since ``started``.
 
@@ -279,7 +280,7 @@ class StepStats:
     sizes: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuOwner:
     """One container that holds a GPU. A shared GPU has several of these, all with ``shared`` True. ``group``: the
     pods that form one engine, where another of them serves its metrics and is not on this node; "" = none.
@@ -293,7 +294,7 @@ class GpuOwner:
     group: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Discovered:
     """One container of this node that has a GPU or looks like an inference server, and what it was taken for.
 
@@ -315,7 +316,7 @@ class Discovered:
     gpus: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeCondition:
     """A condition of this node, e.g. ("MemoryPressure", True)."""
 
@@ -323,7 +324,7 @@ class NodeCondition:
     status: bool | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SourceHealth:
     """How one source is doing, apart from its data.
 
@@ -339,7 +340,7 @@ class SourceHealth:
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Snapshot:
     """Everything that arrived for one tick. What did not arrive is absent."""
 

@@ -8,9 +8,10 @@ A field that is published declares its metric; that is the only place where the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Final
 
+from kvpressure.model.frozen import frozen
 from kvpressure.model.metrics import ENGINE, Metric, gauge, published, publishes, quantiles
 
 _NO_KV: Final = "the engine has no KV usage gauge, or it stays 0 while requests are running"
@@ -60,7 +61,7 @@ NO_ACTIVITY: Final = "none"
 LEVELS: Final = (PROFILING, POWER, ESTIMATED, UTILIZATION, NO_ACTIVITY)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KvSignals:
     """KV cache: level, capacity, slope, exhaustion and preemption (``signals.kv``)."""
 
@@ -129,7 +130,7 @@ class KvSignals:
     prefix_hit_ratio_usual: float | None = None  # highest half minute of the last quarter of an hour
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BatchSignals:
     """Effective batch size and its collapse (``signals.batch``)."""
 
@@ -158,7 +159,7 @@ class BatchSignals:
     running_samples_sum: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoadSignals:
     """Requests in flight against the limits (``signals.concurrency``)."""
 
@@ -197,7 +198,7 @@ class LoadSignals:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContextSignals:
     """Length and shape of requests over five minutes (``signals.context``)."""
 
@@ -235,7 +236,7 @@ class ContextSignals:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LatencySignals:
     """Latency by phase over the last minute against the engine's own baseline (``signals.latency``)."""
 
@@ -262,7 +263,7 @@ class LatencySignals:
     outside_engine_share: float | None = None  # of mean e2e, else of the time to first token, at least
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ThroughputSignals:
     """Token rates and their trend against demand (``signals.throughput``)."""
 
@@ -282,7 +283,7 @@ class ThroughputSignals:
     throughput_flat: bool | None = None  # did not follow rising demand, or fell while demand did not
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProgressSignals:
     """Does anything move? (``signals.progress``)"""
 
@@ -317,7 +318,7 @@ class ProgressSignals:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemorySignals:
     """Device memory and what it holds (``signals.memory``)."""
 
@@ -365,7 +366,7 @@ class MemorySignals:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HostSignals:
     """CPU, memory and restarts of the pod around the engine (``signals.host``)."""
 
@@ -382,7 +383,7 @@ class HostSignals:
     last_exit_code: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ComputeSignals:
     """GPU activity as evidence, best level first (``signals.score``)."""
 
@@ -420,7 +421,7 @@ class ComputeSignals:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Signals:
     """All signals of one engine at ``time``."""
 

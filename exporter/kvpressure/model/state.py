@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final, overload
 
+from kvpressure.model.frozen import frozen
 from kvpressure.model.isolation import Failure
 from kvpressure.model.readings import (
     ContainerReading,
@@ -41,9 +42,8 @@ LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilizati
 
 
 class Evidence:
-    """One named fact: true, false or unknown, and a sentence with the numbers, written when somebody reads it.
-
-    Not a frozen dataclass, which takes three times as long to make: there are some sixty for each engine and tick.
+    """One named fact: true, false or unknown, and a sentence with the numbers, written when somebody reads it. Two
+    are equal when they read the same.
     """
 
     __slots__ = ("name", "sentence", "value")
@@ -108,7 +108,7 @@ class Sentences(Sequence[str]):
         return repr(self._all())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Diagnosis:
     """The answer for one engine.
 
@@ -136,7 +136,7 @@ class Diagnosis:
     signature_note: str = ""  # why signature and verdict differ, in words; empty when they agree
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limit:
     """A limit of an engine: value in force, whether it was set (None = not seen), where it was read, what to set."""
 
@@ -147,7 +147,7 @@ class Limit:
     recommended: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Objective:
     """Requests that met a service-level objective, and all that count, since the engine started.
 
@@ -161,7 +161,7 @@ class Objective:
     target: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineState:
     """One engine as published. ``up`` False keeps identity while values are absent."""
 
@@ -218,7 +218,7 @@ def without_values(engine: EngineState, time: float, failure: Failure) -> Engine
     return replace(without, group=engine.group)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContainerState:
     """A container with what the windows say about it; ratios over the last minute."""
 
@@ -230,7 +230,7 @@ class ContainerState:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TargetState:
     """Scrape health of one target. ``cut`` counts what the last page has and a limit left out, by limit."""
 
@@ -242,7 +242,7 @@ class TargetState:
     cut: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuState:
     """A GPU as last read (readings of slower sources are held for their interval, never longer).
 
@@ -269,7 +269,7 @@ def gpu_without_values(reading: GpuReading, failure: Failure) -> GpuState:
     return GpuState(known, failure=failure)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RecorderHealth:
     """How the flight recorder is doing. ``up`` None = nothing was to be written yet; ``reason`` and ``errors`` by
     reason as in ``recording.recorder.REASONS``; ``dropped`` counts ticks that were not kept.
@@ -282,7 +282,7 @@ class RecorderHealth:
     dropped: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class State:
     """Everything that ``/metrics``, the page and the JSON show."""
 

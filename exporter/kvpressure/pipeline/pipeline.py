@@ -7,7 +7,7 @@ seen for ``FORGET_SECONDS`` are dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -17,6 +17,7 @@ from kvpressure.capacity.own_models import ModelShapes
 from kvpressure.engines.base import EffectiveLimit, EngineDialect, Features, Known
 from kvpressure.engines.registry import dialect
 from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.frozen import frozen
 from kvpressure.model.isolation import (
     CONTAINER,
     DIAGNOSIS,
@@ -60,7 +61,7 @@ ContainerKey = tuple[str, str, str]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Gathered:
     """First phase: an engine with its KV cache, before the memory of its GPUs, which depends on all their engines.
 
@@ -75,7 +76,7 @@ class _Gathered:
     empty_bytes: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Subject:
     """An engine on its way through the phases, with the failure that stopped it in the first one."""
 
@@ -84,7 +85,7 @@ class _Subject:
     gathered: _Gathered | Failure
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _GpuDemand:
     """Second phase: how much of each GPU's memory its engines really need."""
 

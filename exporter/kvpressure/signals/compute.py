@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from kvpressure.model import readings as r
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import GpuReading
 from kvpressure.model.signals import (
     ESTIMATED,
@@ -127,7 +128,7 @@ def _utilization(gpu: GpuReading) -> float | None:
     return gpu.utilization_ratio
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SharedGpus:
     """Some of the GPUs may not be this engine's; other pods have some of them too."""
 
@@ -135,7 +136,7 @@ class SharedGpus:
     with_others: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pressing:
     """What presses on the GPUs: the KV cache, the load, and the largest share of memory really needed."""
 

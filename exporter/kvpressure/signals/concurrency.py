@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from kvpressure.model import readings as r
+from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import KvSignals, LoadSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.kv import full_from
@@ -16,7 +16,7 @@ from kvpressure.signals.window import FIVE_MINUTES, EngineWindow
 BURST_SECONDS: Final = 10.0  # of arrival_burst_ratio, as it is published
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SequenceLimit:
     """``max_num_seqs`` as configured, and from where it is known: args, log or default."""
 

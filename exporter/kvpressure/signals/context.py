@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from kvpressure.model import readings as r
+from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import ContextSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import (
@@ -17,7 +17,7 @@ from kvpressure.signals.window import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shape:
     """Mean lengths over five minutes, in tokens, and arrival rate times service time (requests)."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvpressure.engines.registry import dialect
 from kvpressure.model import readings as r
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import EngineReading, Scrape
 from kvpressure.model.signals import KvSignals, LoadSignals, Signals, ThroughputSignals
 from kvpressure.settings.thresholds import Thresholds
@@ -24,7 +25,7 @@ from kvpressure.signals.throughput import Trend
 from kvpressure.signals.window import MINUTE, EngineWindow
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CacheState:
     """The KV cache and the shape of requests: what can be said before the memory of the GPUs is known."""
 

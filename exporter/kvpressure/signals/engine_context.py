@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvpressure.engines.base import Features
 from kvpressure.model.arguments import EngineArgs
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import AllocatorReading, GpuReading
 from kvpressure.signals.compute import GpuWindow
 from kvpressure.signals.host import ContainerWindow
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuContext:
     """The engine's GPUs. ``others`` = other pods have some of them too: time slices, MPS. ``own_bytes``: of the pod's
     processes on each of ``windows``; ``processes``: the same on each GPU that has some. ``faults`` None = no GPU is
@@ -32,7 +33,7 @@ class GpuContext:
         return [window.last for window in self.windows if window.last is not None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogContext:
     """What the container's log told: ``facts`` of its start, recent ``events``, figures of the last out-of-memory text.
     ``known`` = a log was seen.
@@ -44,7 +45,7 @@ class LogContext:
     known: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LimitContext:
     """Limits in force, the arguments they come from, and what these make of the server."""
 
@@ -55,7 +56,7 @@ class LimitContext:
     features: Features = field(default_factory=Features)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineContext:
     """Everything around one engine at ``now``."""
 

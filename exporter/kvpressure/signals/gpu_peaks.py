@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import GpuReading
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Peak:
     """Peaks of the vendor's data sheet: dense 16-bit FLOPs and bytes of device memory, both per second."""
 

@@ -75,8 +75,10 @@ class ContainerWindow:
         return reading.memory_working_set_bytes / reading.memory_limit_bytes
 
     def _pair(self, name: str) -> tuple[tuple[float, ContainerReading], tuple[float, ContainerReading]] | None:
-        carriers = [entry for entry in self.history.since(self.last_t - MINUTE) if getattr(entry[1], name) is not None]
-        return (carriers[0], carriers[-1]) if len(carriers) > 1 else None
+        entries = self.history.since(self.last_t - MINUTE)
+        first = next((entry for entry in entries if getattr(entry[1], name) is not None), None)
+        last = next((entry for entry in reversed(entries) if getattr(entry[1], name) is not None), None)
+        return None if first is None or last is None or first is last else (first, last)
 
 
 def compute(window: EngineWindow, container: ContainerWindow | None, now: float, t: Thresholds) -> HostSignals:

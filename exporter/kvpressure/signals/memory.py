@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import AllocatorReading, GpuReading
 from kvpressure.model.signals import KvSignals, MemorySignals
 from kvpressure.settings.thresholds import Thresholds
@@ -53,7 +53,7 @@ class DeviceMemory:
         return None if rise is None else rise * HOUR
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Held:
     """Bytes of a GPU that are used, and all it has."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import StepStats
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import MINUTE
@@ -20,7 +20,7 @@ Shown as: shorter window.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Increase:
     t: float
     steps: int

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from kvpressure.model import readings as r
+from kvpressure.model.frozen import frozen
 from kvpressure.model.signals import ProgressSignals
 from kvpressure.settings.thresholds import Thresholds
 from kvpressure.signals.window import REACH_SECONDS, EngineWindow, Sample
@@ -144,7 +144,7 @@ def _http(sample: Sample) -> float | None:
     return sum(answers) if answers else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Contact:
     """What is known of the server: age of its newest scrape, scrapes that failed in a row and why, whether anything
     came out of this process so far, whether a prompt may be computed that no gauge shows growing, and how long prefill

@@ -7,17 +7,18 @@ by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, Final
 
 from kvpressure.errors import InputError
 from kvpressure.extension_points import offered
+from kvpressure.model.frozen import frozen
 from kvpressure.model.metrics import metrics_of
 from kvpressure.model.signals import GROUPS, Signals
 from kvpressure.signals.window import EngineWindow
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExtraSignal:
     """``compute`` makes a ``group`` from an engine's history and what is known about it already. It must
     not keep either.

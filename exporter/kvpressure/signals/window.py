@@ -10,12 +10,13 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate, chain
 from math import ceil, inf
 from operator import add, mul, sub
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from kvpressure.model.frozen import frozen
 from kvpressure.model.readings import (
     FINISHED_PREFIX,
     HTTP_PREFIX,
@@ -52,7 +53,7 @@ _NAMES: Final = ("0.5", "0.95", "0.99")
 _RANKS: Final = tuple(map(float, _NAMES))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sample:
     """One reading of one engine, counters and histograms corrected for resets. ``finished`` counts finished requests
     of all reasons; ``None`` if the page does not. ``page`` holds what
@@ -88,7 +89,7 @@ class Sample:
         object.__setattr__(self, "arrived", None if requests is None else sum(requests))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HistogramIncrease:
     """What was observed between two samples: how many up to each bound (``cumulative``, which never falls), their sum
     and number.

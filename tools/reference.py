@@ -176,18 +176,19 @@ def commands() -> str:
 
 
 def _command(name: str) -> Iterator[str]:
-    parser = argparse.ArgumentParser(prog=f"kvpressure {name}", add_help=False)
+    parser = cli.Parser(f"kvpressure {name}", "")
     importlib.import_module(f"kvpressure.cli.{name}").add_arguments(parser)
     flags = {"--config", *(f"--{setting}" for setting in options())} if name in _SETTINGS else set()
     for group in parser._action_groups:
         own = [action for action in group._group_actions if not flags & {*action.option_strings}]
+        own = [action for action in own if "--help" not in action.option_strings]
         if own:
             title = (group.title or "options").removesuffix(" arguments").replace("positional", "arguments")
             yield from ("", parts.table((title, "meaning"), [_option(action) for action in own]).rstrip())
     examples = re.search(r"^examples:\n(.*?)(?:\n\n|\Z)", parser.format_help(), re.MULTILINE | re.DOTALL)
     if examples:
         yield from ("", "```", textwrap.dedent(examples[1].rstrip()), "```")
-    status = re.search(r"^Exit status: .*", parser.epilog or "", re.MULTILINE | re.DOTALL)
+    status = re.search(r"^Exit status: .*?(?=\n\n|\Z)", parser.epilog or "", re.MULTILINE | re.DOTALL)
     if status:
         yield from ("", " ".join(status[0].split()))
 

@@ -1,8 +1,8 @@
-"""Names of settings and alerts that have changed, so that a file with an old one is refused with the new one."""
+"""What a wrong name was meant to be: the new name of a setting or alert, or the nearest name."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 #: beginning of an old name -> beginning of the new one
@@ -28,3 +28,10 @@ def renamed(name: str, known: Collection[str]) -> str | None:
         if name.startswith(old) and (found := new + name.removeprefix(old)) in known:
             return found
     return None
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The name that a misspelt ``word`` probably meant; ``None`` if none is close. ``cutoff``: 1 = equal."""
+    import difflib  # needed after a mistake only
+
+    return next(iter(difflib.get_close_matches(word[:100], list(known), 1, cutoff)), None)

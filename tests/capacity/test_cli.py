@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,21 @@ def test_it_does_not_fit(capsys: pytest.CaptureFixture[str], arguments: tuple[st
     assert status == 1
     assert f"does not fit: {problem}" in out
     assert as_json(capsys, *arguments, status=1)["fits"] is False
+
+
+def test_what_is_short_has_the_unit_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "llama-3.1-8b", "--gpu-memory", "16GiB", "--prompt", 100, "--output", 100)
+    assert re.search(r"KV pool +-2\.\d+ GiB", out)
+    assert re.search(r"no memory is left for the KV cache: 2\.\d GiB short", out)
+    assert not re.search(r"\bGB\b", out)
+
+
+def test_a_worksheet_that_fits_nothing_has_no_negative_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--gpu-memory", "80", "--context", "8192", "--concurrency", "10")
+    status, out, _ = run(capsys, "llama_70b", "--worksheet", *sizes)
+    assert status == 1
+    assert re.search(r"GB on one GPU:\n(?:.*\n)*  most concurrent requests +0\n", out)
+    assert "no memory is left for KV." in out
 
 
 def test_no_plan_says_what_would_help(capsys: pytest.CaptureFixture[str]) -> None:

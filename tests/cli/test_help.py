@@ -28,3 +28,25 @@ def test_help_has_examples_that_can_be_given(command: str, capsys: pytest.Captur
             parser.parse_args(shlex.split(own))
         except InputError as error:
             pytest.fail(f"{own.strip()}: {error}")
+
+
+@pytest.mark.parametrize("width", ["60", "80", "100", "120"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_keeps_options_whole_and_wraps_prose(
+    command: str, width: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if re.search(r"(?:\w|(?<!\S)-)-$", line)] == [], "an option broken at its hyphen"
+    start = next(number for number, line in enumerate(lines) if "Exit status:" in line)
+    assert max(len(line) for line in lines[start:]) <= int(width)
+
+
+def test_the_help_of_record_begins_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["record", "--help"])
+    usage, empty, does, *_ = capsys.readouterr().out.splitlines()
+    assert (usage, empty) == ("usage: kvpressure record --out FILE|DIR [option ...] [setting ...]", "")
+    assert does.startswith("Record scrapes and readings")

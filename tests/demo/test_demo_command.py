@@ -188,7 +188,7 @@ def test_prometheus_that_does_not_start_is_one_line(environment: dict[str, str],
         (("--speed", "0"), "--speed: 0; allowed: 0.01 to 20"),
         (("--speed", "fast"), "--speed"),
         (("--port", "70000"), "--port: 70000; allowed: 0 to 65535"),
-        (("--scenario", "fire"), "invalid choice: 'fire'"),
+        (("--scenario", "fire"), "--scenario: 'fire' is not allowed; allowed: kv_pressure, "),
     ],
 )
 def test_bad_arguments_are_one_line(arguments: tuple[str, ...], complaint: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from kvpressure.cli import serve
+from kvpressure.cli import Parser, serve
 from kvpressure.pipeline.pipeline import Pipeline
 from kvpressure.publish.collector import families
 from kvpressure.publish.metrics import METRICS
@@ -52,7 +51,7 @@ def test_every_setting_has_one_row() -> None:
 
 def serve_help(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "10000")  # one line a flag
-    parser = argparse.ArgumentParser(prog="kvpressure serve")
+    parser = Parser("kvpressure serve", "")
     serve.add_arguments(parser)
     return parser.format_help()
 

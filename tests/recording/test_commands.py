@@ -140,7 +140,7 @@ def test_damage_is_reported_and_the_rest_replayed(tmp_path: Path, capsys: pytest
         ([str(KV03), "--from", "9", "--to", "8"], "--to: 8 is before --from; allowed: 9 or more"),
         ([str(KV03), "--openmetrics", "/nowhere/out"], "/nowhere/out: No such file or directory"),
         ([str(KV03), "--thresholds", "/nowhere"], "/nowhere: No such file or directory"),
-        ([str(KV03), "--format", "xml"], "invalid choice: 'xml'"),
+        ([str(KV03), "--format", "xml"], "--format: 'xml' is not allowed; allowed: text, json"),
         ([str(RECORDINGS / "labels.csv")], "labels.csv:1: not a recording"),
     ],
 )

@@ -109,4 +109,4 @@ def test_a_wrong_key_of_the_file(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if OPTIONS[name].kind is not BOOL])
 def test_a_flag_without_its_value(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert f"argument --{name}: expected one argument" in refusal(capsys, f"--{name}")
+    assert f": --{name}: expected one argument" in refusal(capsys, f"--{name}")

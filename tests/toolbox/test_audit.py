@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -161,6 +162,17 @@ def test_documented_boundaries_of_memory(
     )
     assert items["gpu_memory_utilization"]["result"] == first
     assert items["gpu_memory_utilization_demanding"]["result"] == second
+
+
+@pytest.mark.parametrize("args", ["", "--max-num-seqs 512"])
+def test_without_a_usual_request_no_concurrency_is_recommended(capsys: pytest.CaptureFixture[str], args: str) -> None:
+    served = [f"--args=vllm serve meta-llama/Llama-3.1-8B {args}", "--gpu", "H100:80", "--vllm-version", "0.11.2"]
+    main(["audit", *served, "--all"])
+    text = capsys.readouterr().out
+    assert "give --context TOKENS (prompt and output of a usual request), and a value is computed" in text
+    assert not re.search(r"set: --max-num-seqs \d", text)
+    main(["audit", *served, "--context", "3000", "--all"])
+    assert re.search(r"set: --max-num-seqs [1-9]\d+ \(what fits at gpu-memory-utilization 0.7", capsys.readouterr().out)
 
 
 def test_version_and_card_decide_the_defaults(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -385,7 +397,7 @@ def test_documents_that_cannot_be_used(
         (["--args=x", "--gpu", "H100"], "NAME:GiB"),
         (["--args=x", "--model-config", "no-such-model"], "neither a file nor a known model"),
         (["--args=x", "--context", "0"], "1 or more"),
-        (["--args=x", "--format", "xml"], "invalid choice"),
+        (["--args=x", "--format", "xml"], "--format: 'xml' is not allowed; allowed: text, json, junit, sarif"),
     ],
 )
 def test_bad_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
@@ -548,7 +560,7 @@ def test_a_card_that_holds_no_request_fails(capsys: pytest.CaptureFixture[str], 
 
 def test_a_share_that_would_leave_nothing_is_not_the_advice(capsys: pytest.CaptureFixture[str]) -> None:
     """At the documented share the weights alone are more than a card of 24 GiB gives."""
-    found = item_of(capsys, "max_num_seqs_explicit", "--max-model-len 4096", "--gpu", "L4:22")
+    found = item_of(capsys, "max_num_seqs_explicit", "--max-model-len 4096", "--gpu", "L4:22", "--context", "900")
     assert "in the KV cache as it is" in found["set"]
 
 

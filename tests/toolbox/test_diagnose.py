@@ -240,7 +240,8 @@ def dead_address() -> str:
         (["--prometheus", "http://p", "--since", "8d"], "duration"),
         (["--prometheus", "http://p", "--prometheus-token-file", "/nowhere"], "/nowhere"),
         (["--thresholds", "/nowhere"], "/nowhere"),
-        (["--frmt"], "--help lists"),
+        (["--frmt"], "did you mean --format?"),
+        (["--zzz"], "--help lists"),
     ],
 )
 def test_bad_input_is_one_clear_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
@@ -294,7 +295,7 @@ def test_without_input_it_asks_this_machine(
 ) -> None:
     monkeypatch.setattr("kvpressure.toolbox.fetch.EXPORTER_PORT", int(dead_address().rpartition(":")[2]))
     assert main(["diagnose"]) == 2
-    assert "no input given" in capsys.readouterr().err
+    assert "no input, and no exporter on this machine; give a URL" in capsys.readouterr().err
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -551,7 +551,7 @@ def test_recovery_during_the_watch(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--verdict", "slow"], "invalid choice"),
+        (["--verdict", "slow"], "--verdict: 'slow' is not allowed; allowed: idle, "),
         (["--verdict", "kv_pressure", "http://a"], "one or the other"),
         ([*STATED, "--max-num-seqs", "0"], "whole number of 1 or more"),
         ([*STATED, "--gpu-memory-utilization", "1.5"], "above 0 and up to 1"),

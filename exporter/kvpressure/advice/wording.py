@@ -8,6 +8,7 @@ from typing import Final
 
 from kvpressure.engines.other_software import SOFTWARE
 from kvpressure.engines.registry import dialect, dialects
+from kvpressure.model.reasons import SHORT
 
 UNKNOWN: Final = "–"
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -88,7 +89,7 @@ def reason_text(reason: str | None, engine: str = "") -> str:
         return f"this is {software.title}: {software.advice}"
     if reason in _SWITCHED_OFF:
         return f"{_SWITCHED_OFF[reason]}: start {switches(engine)})"
-    return _REASONS.get(reason, words(reason))
+    return SHORT.get(reason, words(reason))
 
 
 def switches(engine: str = "") -> str:
@@ -100,23 +101,5 @@ def switches(engine: str = "") -> str:
 _SWITCHED_OFF: Final = {
     "http_4xx": "HTTP 4xx response (another path, or the server's metrics are switched off",
     "no_engine_metrics": "no engine metrics there (another service, or the server's metrics are switched off",
-}
-
-
-_REASONS: Final = {
-    "refused": "connection refused",
-    "reset": "connection reset",
-    "dns": "host name not found",
-    "timeout": "timed out",
-    "unreachable": "host unreachable",
-    "tls": "TLS error",
-    "redirect": "redirected",
-    "http_5xx": "HTTP 5xx response",
-    "bad_timestamps": "every sample is stamped more than two minutes before or after the scrape",
-    "html": "HTML instead of metrics",
-    "json": "JSON instead of metrics",
-    "empty": "empty response",
-    "too_large": "response too large",
-    "internal": "internal error of the exporter",
 }
 _CAPITAL: Final = {"kv": "KV", "gpu": "GPU", "cpu": "CPU", "oom": "OOM", "cuda": "CUDA", "api": "API"}

@@ -7,21 +7,22 @@ news (a check command), 2 usage or input error with one line, 3 a fatal failure 
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import importlib
 import io
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from kvpressure import __version__
 from kvpressure.errors import InputError
 from kvpressure.printable import visible_streams
-from kvpressure.renames import renamed
+from kvpressure.renames import nearest, renamed
 
 COMMANDS: Final = {
     "serve": "run the exporter",
@@ -45,20 +46,46 @@ _FATAL: Final = 3
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Help that keeps options whole at the end of a line, and wraps prose but no example."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = []
+        for block in text.split("\n\n"):
+            prose = all(line[:1].strip() and not line.endswith(":") for line in block.splitlines())
+            lines = self._split_lines(block, width - len(indent)) if prose else block.splitlines()
+            filled.append("\n".join(indent + line for line in lines))
+        return "\n\n".join(filled)
+
+
 class Parser(argparse.ArgumentParser):
-    """Report mistakes as one line through ``InputError``; no abbreviated flags."""
+    """Report mistakes as one line through ``InputError``, with the nearest option or value; no abbreviated flags."""
 
     def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+        super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Help)
         self.color = False  # newer Pythons colour their help: control sequences of somebody else
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""
         flags = {flag for action in self._actions for flag in action.option_strings}
         for word in message.split() if message.startswith("unrecognized arguments") else ():
-            if now := renamed(word.partition("=")[0], flags):
-                raise InputError(f"{message}; {word.partition('=')[0]} was renamed to {now}")
-        raise InputError(f"{message}; {self.prog} --help lists the options")
+            flag = word.partition("=")[0]
+            if now := renamed(flag, flags):
+                raise InputError(f"{message}; {flag} was renamed to {now}")
+            if flag.startswith("-") and (near := nearest(flag, flags)):
+                raise InputError(f"{message}; did you mean {near}?")
+        message = re.sub(r"^argument (?=\S+: )", "", message)
+        raise InputError(message if "; allowed: " in message else f"{message}; {self.prog} --help lists the options")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            allowed = [str(choice) for choice in action.choices]
+            near = nearest(str(value), allowed)
+            meant = f"; did you mean {near}?" if near else ""
+            raise argparse.ArgumentError(action, f"{value!r:.80} is not allowed{meant}; allowed: {', '.join(allowed)}")
 
 
 def available() -> dict[str, str]:
@@ -133,8 +160,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _unknown(name: str, commands: dict[str, str]) -> str:
-    near = difflib.get_close_matches(name, commands, 1)
-    meant = f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(commands)}"
+    near = nearest(name, commands)
+    meant = f"; did you mean {near}?" if near else f"; allowed: {', '.join(commands)}"
     return f"unknown command {name!r:.80}{meant}"
 
 

@@ -36,7 +36,6 @@ Exit status: 0 nothing fails, 1 something fails, 2 the input cannot be used.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
     parser.add_argument(
         "files",
@@ -157,7 +156,7 @@ def _audited(subject: Subject) -> Audited:
     used, model = subject.card, subject.server.args.model
     basis = (
         f"vLLM {subject.version or 'of unknown version'}, GPU"
-        f" {used.name + f' {used.memory_bytes / 2**30:g} GiB' if used else 'unknown'}, model"
+        f" {used.name + f' {used.memory_bytes / 2**30:.3g} GiB' if used else 'unknown'}, model"
         f" {model or 'not named'}{'' if subject.shape else ' (shape unknown)'}"
     )
     return Audited(subject.server.title, basis, tuple(checklist(subject)))

@@ -29,7 +29,6 @@ Exit status: 0 written, or nothing differs; 1 --check found something; 2 the inp
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
     parser.add_argument(
         "--out", metavar="DIR", default=".", help="directory that gets alerts/, dashboards/ and docs/ (default: .)"

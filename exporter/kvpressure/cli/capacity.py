@@ -48,12 +48,14 @@ examples:
   kvpressure capacity llama-3.1-70b --tp 4
       bytes per token, and per request at several lengths
   kvpressure capacity /models/my-model --gpu-memory 80GiB --prompt p50=1000,p95=4000 --output 500 --concurrency 40
-      memory audit, what fits, and the limits to set; exit status 1 if it does not fit
+      memory audit, what fits, and the limits to set
   kvpressure capacity llama-3.1-8b --gpu-memory 24GiB --traffic trace.csv.gz --format json
   kvpressure capacity llama_70b --worksheet --gpu-memory 80 --tp 4 --context 8192 --concurrency 10
       the guides' own approximations
 
 Sizes are bytes on one GPU: 80GiB, 80GB; a bare number is GB. MODEL is a config.json, a model's directory, or a known name.
+
+Exit status: 0 computed, and it fits where a load is given; 1 the load does not fit; 2 the input cannot be used.
 
 known names:
 """  # noqa: E501
@@ -61,7 +63,6 @@ known names:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES + "\n".join(f"  {name}" for name in models.CONFIGS)
     parser.add_argument("model", metavar="MODEL", help="config.json, a model's directory, or a known name")
     spread = parser.add_argument_group("how it is run, as for vLLM")
@@ -249,10 +250,10 @@ def _limits(
 def _problems(answer: CapacityAnswer, found: plan.GpuAudit, fit: plan.Fit, lengths: Sequence[int]) -> Iterator[str]:
     """Why it does not fit, in the order in which vLLM or its users would notice."""
     if found.pool.bytes <= 0:
-        yield f"no memory is left for the KV cache: {-found.pool.bytes / 1e9:.1f} GB short"
+        yield f"no memory is left for the KV cache: {-found.pool.bytes / 2**30:.1f} GiB short"
         return
     if found.missing > 0:
-        yield f"the GPU does not have enough memory for these parts: {found.missing / 1e9:.1f} GB short"
+        yield f"the GPU does not have enough memory for these parts: {found.missing / 2**30:.1f} GiB short"
     limit, needed = found.limits.max_model_len, answer.needed
     if fit.longest < limit:
         yield (
@@ -281,7 +282,7 @@ def _warnings(answer: CapacityAnswer, found: plan.GpuAudit, lengths: Sequence[in
         )
     if found.outside < 0 and not found.missing:
         yield (
-            f"CUDA context and allocator overhead need {-found.outside / 1e9:.1f} GB more than "
+            f"CUDA context and allocator overhead need {-found.outside / 2**30:.1f} GiB more than "
             f"gpu_memory_utilization {found.limits.gpu_memory_utilization:g} leaves"
         )
 
@@ -332,15 +333,18 @@ def _worksheet(options: argparse.Namespace) -> int:
                 f" {', '.join(KV_GB_PER_TOKEN)})"
             )
         )
+        left = found.available_for_kv_cache
+        remains = f"{left:g} GB are left" if left > 0 else "no memory is left"
+        gpus = "one GPU" if options.tp == 1 else f"each of {options.tp} GPUs"
         print(
-            f"The guide's approximation for {model}{known}, GB on each of {options.tp} GPUs:\n"
+            f"The guide's approximation for {model}{known}, GB on {gpus}:\n"
             f"  KV cache needed          {sheet.kv_cache_needed_per_gpu:10.2f}\n"
             f"  available                {sheet.available_per_gpu:10.2f}\n"
             f"  fits                     {'yes' if sheet.will_fit else 'no':>10}\n"
             f"  headroom                 {sheet.headroom_gb:10.2f}\n"
-            f"  most concurrent requests {sheet.max_concurrent:10d}\n"
+            f"  most concurrent requests {max(0, sheet.max_concurrent):10d}\n"
             f"The guide's memory audit: weights {found.model_weights_per_gpu:g}, CUDA context {found.cuda_context:g}, "
-            f"allocator {found.allocator_overhead:g}; {found.available_for_kv_cache:g} GB are left for KV.\n"
+            f"allocator {found.allocator_overhead:g}; {remains} for KV.\n"
             "It counts every attention head; without --worksheet the model's own shape is used."
         )
     return 0 if sheet.will_fit else 1

@@ -31,7 +31,6 @@ complete -o default -F _kvpressure kvpressure
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
     parser.add_argument("shell", choices=("bash", "zsh", "fish"))
 

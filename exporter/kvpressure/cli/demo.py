@@ -29,7 +29,6 @@ Exit status: 0 all expected verdicts and alerts were seen, 1 some were missing, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     named = "\n".join(f"  {name:<16}{scenario.title}" for name, scenario in SCENARIOS.items())
     parser.epilog = f"scenarios:\n{named}\n\n{_EXAMPLES}"
     parser.add_argument(

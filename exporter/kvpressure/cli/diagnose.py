@@ -26,7 +26,6 @@ Without an input it asks the exporter on this machine. Exit status: 0 healthy or
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
     inputs.add_arguments(parser)
     parser.add_argument("--format", choices=("text", "json"), default="text")

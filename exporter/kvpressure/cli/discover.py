@@ -23,7 +23,6 @@ Exit status: 0 all engines found can be scraped, 1 some cannot, 2 the input cann
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--exporter", metavar="ADDRESS", help="a running exporter: host, host:port or URL")

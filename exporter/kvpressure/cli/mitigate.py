@@ -57,7 +57,6 @@ _STATED = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
     inputs.add_arguments(parser)
     stated = parser.add_argument_group("without a server")

@@ -41,7 +41,6 @@ or the input cannot be used.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
     parser.add_argument("url", metavar="URL", help="vLLM server: metrics and /v1/completions are asked")
     consent = parser.add_argument_group("consent and limits")

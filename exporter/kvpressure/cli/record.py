@@ -50,8 +50,7 @@ Exit status: 0 recorded, 1 --max-size was reached before --for was over or nothi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where to and for how long, then what to read as for ``serve``."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES
+    parser.usage, parser.epilog = "%(prog)s --out FILE|DIR [option ...] [setting ...]", _EXAMPLES
     parser.add_argument(
         "--out",
         required=True,

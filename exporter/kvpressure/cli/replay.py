@@ -40,7 +40,6 @@ Exit status: 0 replayed, 2 the recording cannot be used.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
     parser.add_argument(
         "files",

@@ -56,7 +56,6 @@ Exit status: 0 ended by SIGTERM or SIGINT, 2 the settings cannot be used, 3 it n
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every setting."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage, parser.epilog = "%(prog)s [setting ...]", _EXAMPLES
     settings.add_arguments(parser)
 

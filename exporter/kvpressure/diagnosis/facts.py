@@ -17,6 +17,7 @@ from kvpressure.diagnosis.conditions import prefix_collapsed
 from kvpressure.diagnosis.gpu_facts import GpuFacts
 from kvpressure.diagnosis.numbers import NOT_KNOWN, number, percent
 from kvpressure.engines.registry import dialect
+from kvpressure.model import reasons
 from kvpressure.model.frozen import frozen
 from kvpressure.model.log_events import ALLOCATION_EVENTS
 from kvpressure.model.signals import Signals
@@ -1009,12 +1010,18 @@ def _cached(v: View) -> str:
     return f"; {number(computed)} of the prompt's computed, the rest was cached"
 
 
+def _scrape_error(v: View) -> str:
+    """Why the last scrape failed, in words; "" = it did not fail."""
+    reason = v.s.progress.page_error or ""
+    return reasons.SHORT.get(reason, reason.replace("_", " "))
+
+
 def _failing(v: View) -> str:
     failing = int(v.s.progress.pages_failing or 0)
     if not failing:
         return ""
     times = "attempt" if failing == 1 else f"{failing} attempts"
-    return f", last {times} failed ({v.s.progress.page_error or NOT_KNOWN})"
+    return f", last {times} failed ({_scrape_error(v) or NOT_KNOWN})"
 
 
 def _known(*parts: tuple[str, float | None], otherwise: str) -> str:
@@ -1138,7 +1145,7 @@ _NUMBERS: Final[Mapping[str, Callable[[View], str]]] = {
     "limit_source": lambda v: _source(v) or "source: unknown",
     "age": lambda v: number(v.s.progress.fresh_seconds),
     "failing": _failing,
-    "page_error": lambda v: f": {v.s.progress.page_error}" if v.s.progress.page_error else "",
+    "page_error": lambda v: f": {_scrape_error(v)}" if v.s.progress.page_error else "",
     "readings": lambda v: str(v.readings),
     "in_flight": lambda v: number(v.s.load.in_flight),
     "cached": _cached,

@@ -55,6 +55,26 @@ SAME_SERVER: Final = "same_server"  # read under another address already
 # Ours
 INTERNAL: Final = "internal"  # a mistake of the exporter; its log has the traceback
 
+SHORT: Final = {
+    REFUSED: "connection refused",
+    RESET: "connection reset",
+    DNS: "host name not found",
+    TIMEOUT: "timed out",
+    UNREACHABLE: "host unreachable",
+    TLS: "TLS error",
+    REDIRECT: "redirected",
+    HTTP_4XX: "HTTP 4xx response",
+    HTTP_5XX: "HTTP 5xx response",
+    BAD_TIMESTAMPS: "every sample is stamped more than two minutes before or after the scrape",
+    NO_ENGINE_METRICS: "no engine metrics there",
+    HTML: "HTML instead of metrics",
+    JSON: "JSON instead of metrics",
+    EMPTY: "empty response",
+    TOO_LARGE: "response too large",
+    INTERNAL: "internal error of the exporter",
+}
+"""Most of them in words for a sentence; the others are their name with spaces."""
+
 REASONS: Final = (
     TIMEOUT,
     REFUSED,

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvpressure.renames import nearest
+
 _UNITS: Final = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 _SECONDS: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _SIZE_UNITS: Final = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -203,7 +205,8 @@ def one_of(*words: str) -> Kind:
 
     def parse(raw: object) -> str:
         if raw not in words:
-            raise ValueError
+            near = nearest(str(raw), words)
+            raise ValueError(f"{str(raw)[:100]!r} is not allowed; did you mean {near}?" if near else "")
         return str(raw)
 
     return Kind(", ".join(words[:-1]) + f" or {words[-1]}", parse, "|".join(words))

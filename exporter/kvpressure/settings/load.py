@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvpressure.extension_points import VARIABLE as EXTENSIONS_VARIABLE
-from kvpressure.renames import renamed
+from kvpressure.renames import nearest, renamed
 from kvpressure.settings import yaml_lines as yaml_nodes
 from kvpressure.settings.options import ENV_PREFIX, Option, SettingsError, shown
 from kvpressure.settings.yaml_lines import YamlNode
@@ -106,14 +106,12 @@ def _walk(nodes: Mapping[str, YamlNode], prefix: str, table: Mapping[str, Option
 
 
 def _similar(name: str, known: Collection[str]) -> str:
-    import difflib
-
     if now := renamed(name, known):
         return f"; it is called {now} now"
     if now := _group(name, known):
         return f"; its settings are below {now} now"
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.85)
-    return f"; did you mean {close[0]}?" if close else "; --help lists all"
+    close = nearest(name, known, 0.85)
+    return f"; did you mean {close}?" if close else "; --help lists all"
 
 
 def _group(name: str, known: Collection[str]) -> str | None:

@@ -5,7 +5,6 @@ Rules, dashboards, page, runbooks, docs and the verdict take every number from h
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvpressure.errors import InputError
+from kvpressure.renames import nearest
 
 _FILE: Final = Path(__file__).with_name("thresholds.yaml")
 _CONSTANTS: Final = Path(__file__).with_name("constants.yaml")
@@ -173,8 +173,8 @@ class Thresholds(dict[str, float]):
 def _unknown(name: object, known: Sequence[Threshold]) -> str:
     if isinstance(name, str) and _RETIRED.fullmatch(name):
         return f"{name} is no longer a threshold: confidence follows from the rule's grade; remove this line"
-    close = difflib.get_close_matches(str(name)[:100], [entry.name for entry in known], n=1)
-    hint = f"; did you mean {close[0]}?" if close else "; allowed: the names in docs/thresholds.md"
+    close = nearest(str(name), (entry.name for entry in known))
+    hint = f"; did you mean {close}?" if close else "; allowed: the names in docs/thresholds.md"
     return f"unknown threshold {_shown(name)}{hint}"
 
 

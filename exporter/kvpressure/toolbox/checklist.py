@@ -287,6 +287,9 @@ def _requests(s: Subject) -> Iterator[Item]:
     )
 
 
+_NO_CONTEXT: Final = "give --context TOKENS (prompt and output of a usual request), and a value is computed"
+
+
 def _output_cap(args: EngineArgs) -> int | None:
     """``max_new_tokens`` of ``--override-generation-config``, which vLLM enforces for every request."""
     try:
@@ -321,7 +324,9 @@ def _concurrency(s: Subject) -> Iterator[Item]:
         if found is not None
     ]
     at, fitting = next(((at, number) for at, number in known if number), ("", 0))
-    if fitting:
+    if fitting and s.context is None:  # a request of the model's whole context is no measure of usual ones
+        advice = f"{s.flag('max_num_seqs')} N; {_NO_CONTEXT}"
+    elif fitting:
         advice = f"{s.flag('max_num_seqs')} {fitting} (what fits {at})"
     elif known:
         advice = f"a smaller {s.flag('max_model_len')}, a larger GPU or more GPUs: not one request of this length fits"
@@ -432,7 +437,7 @@ def _derived(s: Subject, room: Fits | None, seqs: float | None, advice: str) -> 
         "pass" if ok else "cannot see",
         why,
         said + ("" if ok else "; the usual length decides (--context TOKENS)"),
-        "" if ok else "--context TOKENS (prompt and output of a usual request), then a value is computed",
+        "" if ok else _NO_CONTEXT,
     )
 
 

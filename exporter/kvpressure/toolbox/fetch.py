@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any, Final
 
+from kvpressure.advice.wording import reason_text
 from kvpressure.errors import InputError
 from kvpressure.printable import visible_all
 from kvpressure.sources.base import SourceError
@@ -24,6 +25,11 @@ def get_text(target: Target, path: str, timeout: float = TIMEOUT_SECONDS) -> str
         return fetcher.fetch().decode(errors="replace")
     finally:
         fetcher.close()
+
+
+def why(error: SourceError) -> str:
+    """Why a request failed, in words: ``connection refused``, ``HTTP status 404``."""
+    return f"HTTP {error.detail}" if error.detail.startswith("status ") else reason_text(error.reason)
 
 
 def get_json(target: Target, path: str, timeout: float = TIMEOUT_SECONDS) -> Any:
@@ -49,7 +55,7 @@ def exporter_document(address: str, timeout: float = TIMEOUT_SECONDS) -> dict[st
     try:
         document = visible_all(json.loads(get_text(target, DIAGNOSIS_PATH, timeout)))
     except SourceError as error:
-        raise InputError(f"{where}: no answer ({error}); is an exporter running there?") from error
+        raise InputError(f"{where}: {why(error)}; is an exporter running there?") from error
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("engines"), list):

@@ -339,8 +339,8 @@ def _exporter(options: argparse.Namespace) -> FoundEngines:
         if options.exporter:
             raise
         raise InputError(
-            "no input given and no exporter on this machine; give a URL, a recording, --exporter, --prometheus or -n"
-            f" NAMESPACE ({error})"
+            "no input, and no exporter on this machine; give a URL, a recording, --exporter, --prometheus or"
+            f" -n NAMESPACE ({str(error).removeprefix('--exporter: ').partition(';')[0]})"
         ) from error
     cases = [Case(view) for view in engine_views(document)]
     if not cases:

@@ -14,6 +14,7 @@ from kvpressure.sources.base import SourceError
 from kvpressure.sources.scrape.fetch import Fetcher
 from kvpressure.sources.scrape.scanner import Scanner, parse_scrape
 from kvpressure.sources.scrape.targets import Target
+from kvpressure.toolbox.fetch import why
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Meter:
         try:
             text = self._fetcher.fetch()
         except SourceError as error:
-            raise InputError(f"{name}: no answer ({error}); is a vLLM server running there?") from error
+            raise InputError(f"could not scrape {name}: {why(error)}; is a vLLM server running there?") from error
         page = parse_scrape(text, target=name, time=time.time(), scanner=self._scanner)
         if page.error is not None or not page.engines:
             raise InputError(

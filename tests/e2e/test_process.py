@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 
 from tests.e2e.replay_server import ReplayServer, recorded_pages
 from tests.e2e.test_golden_pages import GOLDEN, samples, scenario
+from tests.helpers.serve_process import QUIET, serving
 from tests.helpers.vllm_pages import CAPTURES, text_of
 from tests.helpers.waiting import until
 
@@ -28,44 +26,11 @@ LAST_SCRAPE = re.compile(
 )
 
 
-@contextmanager
-def exporter(*targets: str) -> Iterator[str]:
-    """The real process on a free port, reading at a faster pace than in production; yields its address."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
-    command = [
-        sys.executable,
-        "-m",
-        "kvpressure",
-        "serve",
-        "--web.listen-address",
-        "127.0.0.1:0",
-        "--node-name",
-        "n",
-        "--no-collector.nvidia",
-        "--no-collector.amd",
-        "--interval",
-        str(STEP_SECONDS / 2),
-        "--collector.engines.interval",
-        str(STEP_SECONDS),
-        "--engine.pace",
-        "fixed",
-    ]
-    for target in targets:
-        command += ["--engine.target", target]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert child.stderr is not None
-        for line in child.stderr:
-            if found := re.search(r"listening address=(\S+)", line):
-                break
-        else:
-            raise AssertionError("the exporter did not start")
-        yield f"http://{found[1]}"
-    finally:
-        child.terminate()
-        child.wait(10)
-        assert child.stderr is not None
-        child.stderr.close()
+def exporter(*targets: str) -> AbstractContextManager[str]:
+    """The real process, reading at a faster pace than in production; yields its address."""
+    pace = ("--interval", str(STEP_SECONDS / 2), "--collector.engines.interval", str(STEP_SECONDS))
+    named = [word for target in targets for word in ("--engine.target", target)]
+    return serving(*QUIET, *pace, "--engine.pace", "fixed", *named)
 
 
 def scrape(address: str, accept: str = "text/plain") -> str:

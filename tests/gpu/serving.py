@@ -4,57 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+
+from tests.helpers.serve_process import serving
 
 TICK = "0.15"
 
 TIMED = re.compile(r"kvpressure_(gpu_xid_last_timestamp_seconds|source_errors_total)")
 
 
-@contextmanager
-def exporter(sysfs: Path, environ: Mapping[str, str], *arguments: str) -> Iterator[str]:
+def exporter(sysfs: Path, environ: Mapping[str, str], *arguments: str) -> AbstractContextManager[str]:
     """The exporter over the given sysfs and whatever libraries ``environ`` leads to; yields its address."""
-    command = [
-        sys.executable,
-        "-m",
-        "kvpressure",
-        "serve",
-        "--web.listen-address",
-        "127.0.0.1:0",
-        "--node-name",
-        "n",
-        "--host.sys",
-        str(sysfs),
-        "--interval",
-        TICK,
-        "--collector.nvidia.interval",
-        TICK,
-        "--collector.amd.interval",
-        TICK,
-        "--no-collector.engines",
-        *arguments,
-    ]
-    clean = {name: value for name, value in environ.items() if not name.startswith("KVPRESSURE_")}
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean)
-    assert child.stderr is not None
-    try:
-        said = []
-        for line in child.stderr:
-            said.append(line)
-            if found := re.search(r"listening address=(\S+)", line):
-                break
-        else:
-            raise AssertionError("the exporter did not start: " + "".join(said))
-        yield f"http://{found[1]}"
-    finally:
-        child.terminate()
-        child.wait(10)
-        child.stderr.close()
+    pace = [word for name in ("", "collector.nvidia.", "collector.amd.") for word in (f"--{name}interval", TICK)]
+    return serving("--host.sys", str(sysfs), *pace, "--no-collector.engines", *arguments, environ=environ)
 
 
 def without_gpu_libraries() -> dict[str, str]:

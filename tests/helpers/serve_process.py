@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.helpers.waiting import until
@@ -27,9 +28,15 @@ def _as_started_by_hand() -> None:
 class Process:
     """``kvpressure serve`` as a child; its stderr is kept. ``limit`` is called in the child before it starts."""
 
-    def __init__(self, *arguments: str, code: str | None = None, limit: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        code: str | None = None,
+        limit: Callable[[], object] = lambda: None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
         command = [sys.executable, *(["-c", code] if code else ["-m", "kvpressure"]), "serve", *arguments]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
+        environ = {name: value for name, value in environ.items() if not name.startswith("KVPRESSURE_")}
         self.began = time.monotonic()
         self.child = subprocess.Popen(
             command,
@@ -73,3 +80,13 @@ class Process:
         found = re.search(rf"{what}:\s+(\d+) kB", status)
         assert found is not None
         return int(found[1]) / 1024
+
+
+@contextmanager
+def serving(*arguments: str, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """The real process on a free port, on a node called n; yields its address."""
+    process = Process(*LISTEN, "--node-name", "n", *arguments, environ=environ)
+    try:
+        yield f"http://127.0.0.1:{process.port}"
+    finally:
+        process.stop()

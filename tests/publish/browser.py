@@ -8,19 +8,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.render.chrome import BROWSER
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
-)
+FLAGS = (*BROWSER[1:], "--enable-logging=stderr")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ import pytest
 from kvpressure.demo import alerting
 from kvpressure.demo.prometheus_stack import Stack, installed
 from tests.helpers.kube_prometheus_stack import INFO_INHIBITOR, INHIBITIONS
+from tests.helpers.serve_process import QUIET, serving
 
 pytestmark = pytest.mark.live
 
@@ -80,38 +78,9 @@ def write_recording(path: Path) -> None:
             out.write(json.dumps({"t": 1_700_000_000 + second, "engines": engines}) + "\n")
 
 
-@contextmanager
-def exporter(recording: Path) -> Iterator[str]:
-    """The real process; yields its address."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("KVPRESSURE_")}
-    command = [
-        sys.executable,
-        "-m",
-        "kvpressure",
-        "serve",
-        "--web.listen-address",
-        "127.0.0.1:0",
-        "--node-name",
-        "n",
-        "--collector.recording",
-        "--recording.file",
-        str(recording),
-        "--no-collector.nvidia",
-        "--no-collector.amd",
-        "--no-collector.engines",
-    ]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    assert child.stderr is not None
-    try:
-        address = next(
-            (found[1] for line in child.stderr if (found := re.search(r"listening address=(\S+)", line))), None
-        )
-        assert address is not None, "the exporter did not start"
-        threading.Thread(target=child.stderr.read, daemon=True).start()
-        yield address
-    finally:
-        child.terminate()
-        child.wait(10)
+def exporter(recording: Path) -> AbstractContextManager[str]:
+    """The real process, which plays a recording; yields its address."""
+    return serving(*QUIET, "--no-collector.engines", "--collector.recording", "--recording.file", str(recording))
 
 
 class Notifications:
@@ -196,7 +165,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     write_recording(folder / "recording.jsonl")
     sent = Notifications()
     with exporter(folder / "recording.jsonl") as address, as_in_kube_prometheus_stack():
-        stack = Stack(programs, folder, address, BY, SCRAPE_SECONDS, sent.take, threading.Event())
+        stack = Stack(
+            programs, folder, address.removeprefix("http://"), BY, SCRAPE_SECONDS, sent.take, threading.Event()
+        )
         try:
             until = sent.began + END - 6
             left = {"not looked at"}

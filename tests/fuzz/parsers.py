@@ -979,8 +979,10 @@ _REFERENCE: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # another par
 
 
 def _by_yaml(data: bytes) -> Any:
-    """What YAML's own loader reads. libyaml refuses some texts that PyYAML's parser takes, and drops any U+FEFF."""
-    if b"\xef\xbb\xbf" not in data:
+    """What YAML's own loader reads. libyaml refuses some texts that PyYAML's parser takes, drops any U+FEFF, and reads
+    a bare ``!`` as an empty text where PyYAML reads nothing.
+    """
+    if b"\xef\xbb\xbf" not in data and b"!" not in data:
         try:
             return yaml.load(data, _REFERENCE)
         except (yaml.scanner.ScannerError, yaml.parser.ParserError, yaml.reader.ReaderError):

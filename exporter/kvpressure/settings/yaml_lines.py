@@ -12,6 +12,8 @@ from kvpressure.errors import InputError
 NODE_LIMIT: Final = 10_000  # aliases can make a short file huge
 """Values in a settings file, aliases written out. Beyond: one error line."""
 
+LONGEST_PATH: Final = 200  # of a file that cannot be opened, as its error shows it: the line stays one to read
+
 
 class YamlError(InputError):
     """The file cannot be used; the text is one line that names the file and the line."""
@@ -37,7 +39,9 @@ def read(path: str | Path) -> YamlNode:
             return YamlNode({}, f"{path}:1", {})
         return _Reader(str(path), loader).node(root)
     except OSError as error:
-        raise YamlError(f"{path}: {error.strerror or error}") from error
+        name = str(path)
+        shown = name if len(name) <= LONGEST_PATH else f"{name[:LONGEST_PATH]}..."
+        raise YamlError(f"{shown}: {error.strerror or error}") from error
     except RecursionError as error:
         raise YamlError(f"{path}: nested too deep") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -579,10 +579,10 @@ def test_cost_of_lines_without_keywords_is_small() -> None:
 
 
 def _timed(line: str) -> float:
-    started = time.perf_counter()
+    started = time.thread_time()
     for _ in range(2000):
         match(line)
-    return (time.perf_counter() - started) / 2000
+    return (time.thread_time() - started) / 2000
 
 
 def test_only_the_first_characters_of_a_line_count() -> None:
